@@ -97,11 +97,14 @@ class Figures(NamedTuple):
 
 
 class _RecoveryPoint(NamedTuple):
-    """An epoch from which a recovery might start: the next offset of each source, and its oldest footprint's epoch."""
+    """An epoch from which a recovery might start: the next offset of each source, the epoch from which a recovery of it
+    replays, and the epoch of the oldest footprint that it reads.
+    """
 
     number: int
     positions: tuple[int, ...]
     oldest_epoch: int
+    oldest_footprint: int
 
 
 class Core:
@@ -143,6 +146,7 @@ class Core:
         self._results: list[Records] = []
         self._runs: list[RecordRun] = []
         self._recovery_points: deque[_RecoveryPoint] = deque()
+        self._needed_epoch = FENCE_EPOCH
         self._processing_ms = 0.0
         self._record_s = 0.0
         self.epoch_records = 0
@@ -196,6 +200,11 @@ class Core:
     def needed(self) -> tuple[int, ...]:
         """Per source, the first offset that a recovery from the last committed epoch would read."""
         return self._recovery_points[0].positions
+
+    @property
+    def needed_epoch(self) -> int:
+        """The oldest epoch whose group a recovery from the last committed epoch would read in the target."""
+        return self._needed_epoch
 
     # ---- working
 
@@ -296,7 +305,7 @@ class Core:
 
     def begin(self, positions: list[int]) -> None:
         """Start a query that has no state. `positions`: the first offset to read of each source."""
-        self._recovery_points.append(_RecoveryPoint(FENCE_EPOCH, tuple(positions), FENCE_EPOCH))
+        self._recovery_points.append(_RecoveryPoint(FENCE_EPOCH, tuple(positions), FENCE_EPOCH, FENCE_EPOCH))
 
     def end_epoch(self, positions: list[int], now_ms: int) -> tuple[EpochOutput, Figures]:
         """End the open epoch and start the next one; the output and the figures of the ended epoch.
@@ -317,7 +326,12 @@ class Core:
         # A footprint of a window that never changes is the whole window, so nothing is replayed for it.
         replays = oldest is not None and self._replays
         self._recovery_points.append(
-            _RecoveryPoint(self._epoch, tuple(positions), oldest.epoch if oldest and replays else self._epoch)
+            _RecoveryPoint(
+                self._epoch,
+                tuple(positions),
+                oldest.epoch if oldest and replays else self._epoch,
+                oldest.epoch if oldest else self._epoch,
+            )
         )
         if self._plan.fragment.checkpoints:
             controls.append(encode_mark(self._mark(), now_ms))
@@ -433,8 +447,9 @@ class Core:
 
     def committed(self, epoch: int) -> None:
         """Note that an epoch is committed: a recovery needs no input that only older epochs needed."""
-        oldest = next(known.oldest_epoch for known in self._recovery_points if known.number == epoch)
-        while len(self._recovery_points) > 1 and self._recovery_points[1].number <= oldest:
+        point = next(known for known in self._recovery_points if known.number == epoch)
+        self._needed_epoch = point.oldest_footprint
+        while len(self._recovery_points) > 1 and self._recovery_points[1].number <= point.oldest_epoch:
             self._recovery_points.popleft()
 
     # ---- recovery
@@ -458,7 +473,9 @@ class Core:
         self._candidates.refresh()
         marks = eventual.marks if self._replays else eventual.marks[-1:]
         for one in marks:
-            self._recovery_points.append(_RecoveryPoint(one.epoch, self._offsets(one), one.oldest_epoch))
+            point = _RecoveryPoint(one.epoch, self._offsets(one), one.oldest_epoch, eventual.oldest_epoch)
+            self._recovery_points.append(point)
+        self._needed_epoch = eventual.oldest_epoch
         first = marks[0]
         self._epoch, self._emitted, self._seen = mark.epoch, mark.emitted, mark.seen
         self._watermark_ms = first.watermark_ms

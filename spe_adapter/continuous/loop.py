@@ -22,6 +22,7 @@ from spe_adapter.continuous.errors import FragmentRefused, InputTrimmed
 from spe_adapter.continuous.fragment import CheckedFragment, EpochLimits
 from spe_adapter.continuous.inputs import RecordRun, SourceBuffer, choose
 from spe_adapter.continuous.port import FENCE_EPOCH, Port
+from spe_adapter.errors import StateTrimmed
 
 IDLE_MS: Final = 200
 """How long an idle runner waits until it checks whether it should stop."""
@@ -62,8 +63,8 @@ Observe = Callable[[Event], None]
 class Loop:
     """Drives a core: call `recover` once, then `step` repeatedly, then `finish`. `observe` gets the events.
 
-    Raises InputTrimmed, ReplayDiverged, WrongPartition, CommitLost, FencedIncarnation (a newer runner has taken over),
-    what the operator and the steps raise, and what the port raises.
+    Raises InputTrimmed, StateTrimmed, ReplayDiverged, WrongPartition, CommitLost, FencedIncarnation (a newer runner has
+    taken over), what the operator and the steps raise, and what the port raises.
     """
 
     def __init__(self, core: Core, plan: CheckedFragment, port: Port, limits: EpochLimits, observe: Observe) -> None:
@@ -136,7 +137,14 @@ class Loop:
                 return reconstruction.result
             before = scanned.next_before
             if before <= scanned.log_start_offset:
-                return reconstruction.finish(scanned.log_start_offset)
+                found = reconstruction.finish(scanned.log_start_offset)
+                if not found.found and scanned.log_start_offset > 0:
+                    fragment = self._plan.fragment
+                    raise StateTrimmed(
+                        f"query {fragment.query!r}: {fragment.topic}-{self._core.partition} starts at offset "
+                        f"{scanned.log_start_offset} and holds no epoch of the query any more; it was trimmed too far"
+                    )
+                return found
 
     def _open(self, offsets: list[int]) -> None:
         partition = self._core.partition

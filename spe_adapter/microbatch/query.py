@@ -29,6 +29,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from logstore.errors import InvalidConfig
 from spe_adapter.datasource.options import OptionReader
 from spe_adapter.epochs.client import connect
+from spe_adapter.epochs.retention import KEEP_ALL, NEW_TOPIC
 from spe_adapter.errors import SchemaRefused
 from spe_adapter.host import ThisHost
 from spe_adapter.microbatch.committed import EpochProgress, progress_of
@@ -188,9 +189,8 @@ class Stateful:
         limit_s = sink.limit_s if is_told else min(sink.limit_s, FIRST_CONTACT_S)
         with connect(sink, host.network, limit_s=limit_s) as client:
             default = spark.sparkContext.defaultParallelism
-            partitions = prepare_topic(
-                client, parsed.topic, self._partitions, default, allow_trimming=parsed.allow_trimming
-            )
+            settings = KEEP_ALL if parsed.allow_trimming else NEW_TOPIC
+            partitions = prepare_topic(client, parsed.topic, self._partitions, default, settings)
             if parsed.late_topic is not None:
                 prepare_late_topic(client, parsed.late_topic, partitions)
         fixed = QueryDefinition(self._operator, self._key, schema, fingerprint, partitions, parsed)
@@ -232,7 +232,7 @@ class _Starting:
         """
         self.failure: BaseException | None = None
         """The error of the last batch."""
-        self.reports = self._reports(frame, fixed)
+        self.reports = observed(self._reports(frame, fixed))
         self._initial: DataFrame | None = None
         if initial is not None:
             self._initial = self._reports(initial, replace(fixed, schema=arrow_schema(initial)))
