@@ -20,17 +20,27 @@ from spe_adapter.errors import (
     TopicTaken,
 )
 from spe_adapter.microbatch.committed import EpochProgress
-from spe_adapter.microbatch.errors import BatchesMissing, OperatorChanged, ResetRefused, TasksFailed
+from spe_adapter.microbatch.errors import BatchesMissing, ForkRefused, ResetRefused, TasksFailed
 from spe_adapter.microbatch.query import Stateful, StatefulQuery, stateful, stateful_join
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate
+from spe_adapter.operators.aggregation import Aggregation
 from spe_adapter.operators.base import Operator, Results, Rows, State
-from spe_adapter.operators.errors import OperatorFailed
+from spe_adapter.operators.cells import Fixed, Slot
+from spe_adapter.operators.chain import Chain
+from spe_adapter.operators.errors import OperatorChanged, OperatorFailed
 from spe_adapter.operators.join import WindowJoin
 from spe_adapter.operators.stateless import Filter, Map, Pipeline, union
-from spe_adapter.operators.windows import Counting, Running, Sliding, Tumbling
+from spe_adapter.operators.states.declared import ListState, MapState, ValueState
+from spe_adapter.operators.states.lists import ListAccess
+from spe_adapter.operators.states.maps import MapAccess
+from spe_adapter.operators.states.operator import StatefulOperator, States
+from spe_adapter.operators.states.timers import ExpiredTimers, Timers
+from spe_adapter.operators.states.value import ValueAccess
+from spe_adapter.operators.windows import Counting, Running, Session, Sliding, Tumbling
 from spe_adapter.state.errors import StateSchemaRefused, StateTooLarge, StateValueRefused
 from spe_adapter.testing.harness import OperatorHarness, check_any_batches
+from spe_adapter.tools.fork import Fork, fork
 from spe_adapter.tools.reset import Reset, reset
 
 PUBLIC: Final[Mapping[str, Mapping[str, str]]]
@@ -38,8 +48,10 @@ PUBLIC: Final[Mapping[str, Mapping[str, str]]]
 __all__ = [
     "PUBLIC",
     "Aggregate",
+    "Aggregation",
     "BatchesMissing",
     "Budget",
+    "Chain",
     "CheckpointDiffers",
     "CheckpointRefused",
     "CostBenefit",
@@ -48,12 +60,20 @@ __all__ = [
     "EpochLimits",
     "EpochNotFound",
     "EpochProgress",
+    "ExpiredTimers",
     "Filter",
+    "Fixed",
+    "Fork",
+    "ForkRefused",
     "Fragment",
     "FragmentRefused",
     "FromJson",
     "InputTrimmed",
+    "ListAccess",
+    "ListState",
     "Map",
+    "MapAccess",
+    "MapState",
     "NoChecks",
     "Operator",
     "OperatorChanged",
@@ -69,7 +89,9 @@ __all__ = [
     "Runner",
     "Running",
     "SchemaRefused",
+    "Session",
     "Sliding",
+    "Slot",
     "SparkQuery",
     "State",
     "StateInconsistent",
@@ -78,15 +100,21 @@ __all__ = [
     "StateTrimmed",
     "StateValueRefused",
     "Stateful",
+    "StatefulOperator",
     "StatefulQuery",
+    "States",
     "Targets",
     "TasksFailed",
+    "Timers",
     "TopicSource",
     "TopicTaken",
     "Tumbling",
+    "ValueAccess",
+    "ValueState",
     "WindowJoin",
     "agg",
     "check_any_batches",
+    "fork",
     "join_sources",
     "on_spark",
     "reset",

@@ -56,7 +56,7 @@ class Part:
 
 CORE = (
     *("base", "disk", "format", "kafka", "client", "codec"),
-    *("cec", "state", "operators"),
+    *("cec", "pages", "state", "operators", "checkpoint"),
     *("topology", "calibration", "peace", "simulation"),
     "continuous",
 )

@@ -98,14 +98,16 @@ def decode_header(data: bytes, file: str) -> ChunkHeader:
 class ChunkReader:
     """Takes the bytes of a chunk front to back, in pieces of any size, and gives runs of pages once they are checked.
 
-    `feed` raises CheckpointDamaged, and at the end `close` does if bytes are missing.
+    `feed` raises CheckpointDamaged, and at the end `close` does if bytes are missing. Runs are views of the bytes that
+    were fed, as far as they lie in one piece.
     """
 
     def __init__(self, file: str, name: CheckpointName, thread: int) -> None:
         self._file = file
         self._name = name
         self._thread = thread
-        self._buffer = bytearray()
+        self._begun = bytearray()
+        """The begin of an element (header, page numbers, a run) whose rest has not come yet."""
         self._header: ChunkHeader | None = None
         self._ids: Int64s | None = None
         self._done = 0
@@ -117,26 +119,51 @@ class ChunkReader:
         """The runs that end in `data`: page numbers, and their content as rows of a page each."""
         self.crc32c = crc32c(data, self.crc32c)
         self.size_bytes += len(data)
-        self._buffer += data
-        if self._header is None:
-            if len(self._buffer) < HEADER_BYTES:
-                return
-            self._header = self._checked_header(decode_header(bytes(self._buffer[:HEADER_BYTES]), self._file))
-            del self._buffer[:HEADER_BYTES]
-        if self._ids is None:
-            length = self._header.pages * 8
-            if len(self._buffer) < length + _CRC.size:
-                return
-            self._ids = self._numbers(bytes(self._buffer[:length]), _CRC.unpack_from(self._buffer, length)[0])
-            del self._buffer[: length + _CRC.size]
-        yield from self._runs(self._header, self._ids)
+        view = memoryview(data)
+        while needed := self._needed():
+            missing = needed - len(self._begun)
+            if len(view) < missing:
+                break
+            if self._begun:
+                self._begun += view[:missing]
+                element, self._begun = memoryview(bytes(self._begun)), bytearray()
+            else:
+                element = view[:missing]
+            view = view[missing:]
+            yield from self._taken(element)
+        self._begun += view
 
     def close(self) -> None:
         """The end of the file. Raises CheckpointDamaged unless all pages came and nothing behind them."""
-        if self._header is None or self._ids is None or self._done < self._header.pages:
+        if self._needed():
             raise CheckpointDamaged(f"{self._file}: ends after {self.size_bytes} bytes, in front of its last page")
-        if self._buffer:
-            raise CheckpointDamaged(f"{self._file}: {len(self._buffer)} bytes behind the last page")
+        if self._begun:
+            raise CheckpointDamaged(f"{self._file}: {len(self._begun)} bytes behind the last page")
+
+    def _needed(self) -> int:
+        """Bytes of the next element, 0 behind the last one."""
+        if self._header is None:
+            return HEADER_BYTES
+        if self._ids is None:
+            return self._header.pages * 8 + _CRC.size
+        pages = min(self._header.run_pages, self._header.pages - self._done)
+        return pages * self._header.page_bytes + _CRC.size if pages else 0
+
+    def _taken(self, element: memoryview) -> Iterator[tuple[Int64s, Bytes]]:
+        """Check an element; the run if it is one."""
+        if self._header is None:
+            self._header = self._checked_header(decode_header(bytes(element), self._file))
+            return
+        body = element[: -_CRC.size]
+        (checksum,) = _CRC.unpack_from(element, len(body))
+        if self._ids is None:
+            self._ids = self._numbers(body, checksum)
+            return
+        numbers = self._ids[self._done : self._done + self._header.run_pages]
+        if crc32c(body) != checksum:
+            raise CheckpointDamaged(f"{self._file}: the CRC of pages {numbers[0]} to {numbers[-1]} differs")
+        self._done += len(numbers)
+        yield numbers, np.frombuffer(body, np.uint8).reshape(len(numbers), self._header.page_bytes)
 
     def _checked_header(self, header: ChunkHeader) -> ChunkHeader:
         if (header.seq, header.unit_digest) != (self._name.seq, unit_digest(self._name.unit)):
@@ -145,25 +172,10 @@ class ChunkReader:
             raise CheckpointDamaged(f"{self._file}: is file {header.thread} of its checkpoint, not {self._thread}")
         return header
 
-    def _numbers(self, data: bytes, checksum: int) -> Int64s:
+    def _numbers(self, data: memoryview, checksum: int) -> Int64s:
         if crc32c(data) != checksum:
             raise CheckpointDamaged(f"{self._file}: the CRC of the page numbers differs")
         ids = np.frombuffer(data, ">i8").astype(np.int64)
         if (np.diff(ids) <= 0).any():
             raise CheckpointDamaged(f"{self._file}: the page numbers are not ascending")
         return ids
-
-    def _runs(self, header: ChunkHeader, ids: Int64s) -> Iterator[tuple[Int64s, Bytes]]:
-        at, whole = 0, memoryview(bytes(self._buffer))
-        while self._done < header.pages:
-            numbers = ids[self._done : self._done + header.run_pages]
-            length = len(numbers) * header.page_bytes
-            if len(whole) - at < length + _CRC.size:
-                break
-            data = whole[at : at + length]
-            if crc32c(data) != _CRC.unpack_from(whole, at + length)[0]:
-                raise CheckpointDamaged(f"{self._file}: the CRC of pages {numbers[0]} to {numbers[-1]} differs")
-            at += length + _CRC.size
-            self._done += len(numbers)
-            yield numbers, np.frombuffer(data, np.uint8).reshape(len(numbers), header.page_bytes)
-        del self._buffer[:at]

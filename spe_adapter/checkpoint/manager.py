@@ -16,7 +16,7 @@ Source: SGuard, sections 3 (checkpoint manager), 4.4 and 5.
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -29,7 +29,13 @@ from logstore.base.system import SystemClock
 from logstore.errors import CairnError
 from scheduler.client import CoordinatorError, CoordinatorRefused, Go
 from spe_adapter.checkpoint.chunk import MAX_CHUNK_BYTES, chunk_bytes, encode_chunk
-from spe_adapter.checkpoint.errors import CheckpointDamaged, CheckpointFailed, CheckpointTaken, SnapshotRefused
+from spe_adapter.checkpoint.errors import (
+    CheckpointDamaged,
+    CheckpointFailed,
+    CheckpointTaken,
+    CheckpointVersionUnknown,
+    SnapshotRefused,
+)
 from spe_adapter.checkpoint.events import (
     CHECKPOINT_FAILED,
     CHECKPOINT_NOT_REMOVED,
@@ -65,8 +71,6 @@ MAX_REQUESTS: Final = 4
 """Requests to Peace for one checkpoint, before it is written without a plan."""
 MAX_CLAIMS: Final = 8
 MAX_UNREGISTERED: Final = 8
-MAX_ATTEMPT: Final = 3
-"""Attempts of a chunk without a plan."""
 
 
 class Outcome(NamedTuple):
@@ -92,7 +96,9 @@ class ChunkRevoked(CheckpointFailed):
 
 @dataclass(frozen=True, slots=True)
 class ManagerTools:
-    """What a manager works with. `peace`: None to write without plans; `replicas`: of a chunk without a plan."""
+    """What a manager works with. `peace`: None to write without plans; `replicas`: of a chunk without a plan; `pool`:
+    the threads that write chunks, None for own ones.
+    """
 
     sink: Sink
     peace: Peace | None = None
@@ -101,13 +107,14 @@ class ManagerTools:
     report: Report = ignore
     clock: Clock = SystemClock()  # noqa: RUF009 - has no state
     replicas: int = 1
+    pool: Executor | None = None
 
 
 class _Last(NamedTuple):
-    """The last checkpoint that this manager completed, and the sequence of its freeze."""
+    """The last checkpoint that this manager completed, and the point of its freeze."""
 
     manifest: Manifest
-    sequence: int
+    point: object
 
 
 class CheckpointManager:
@@ -161,17 +168,15 @@ class CheckpointManager:
         steps.move(CheckpointEvent.START)
         try:
             name = self._claimed(max(seqs, default=0) + 1)
-            files = self._written(name, frozen, grant)
+            files, is_planned = self._written(name, frozen, grant)
         except BaseException:
             if grant is not None:
                 grant.cancel()
             raise
-        base = since.manifest if since is not None and frozen.since is not None else None
+        base = since.manifest if since is not None and not frozen.is_full else None
         parts = parts_over(files, name.seq, base)
         now_ms = self._tools.clock.wall_ms()
-        manifest = Manifest(
-            self.unit, name.seq, frozen.header, frozen.pages.page_bytes, parts, grant is not None, now_ms
-        )
+        manifest = Manifest(self.unit, name.seq, frozen.header, frozen.pages.page_bytes, parts, is_planned, now_ms)
         self._tools.sink.seal(name, encode_manifest(manifest))
         steps.move(CheckpointEvent.SEAL)
         self._release()
@@ -188,7 +193,7 @@ class CheckpointManager:
     def _froze(self, steps: CheckpointSteps, since: _Last | None) -> bool:
         """Steps one and two: the version and its pages; False if there is nothing to freeze."""
         started_s = self._tools.clock.monotonic_s()
-        self._frozen = self._freeze(None if since is None else since.sequence)
+        self._frozen = self._freeze(None if since is None else since.point)
         self._freeze_s += self._tools.clock.monotonic_s() - started_s
         frozen = self._frozen
         if frozen is None or (self._last is not None and _version(frozen) == self._last.manifest.version):
@@ -196,10 +201,8 @@ class CheckpointManager:
             self._frozen = None
             steps.move(CheckpointEvent.NO_VERSION)
             return False
-        if frozen.since is not None and (since is None or frozen.since != since.sequence):
-            raise SnapshotRefused(
-                f"{self.unit.name}: frozen since {frozen.since}, not since {since and since.sequence}"
-            )
+        if since is None and not frozen.is_full:
+            raise SnapshotRefused(f"{self.unit.name}: only changed pages were frozen, and nothing tells since when")
         steps.move(CheckpointEvent.FREEZE)
         return True
 
@@ -241,7 +244,7 @@ class CheckpointManager:
         return grant
 
     def _completed(self, manifest: Manifest, frozen: Snapshot, write_s: float) -> None:
-        self._last = None if frozen.sequence is None else _Last(manifest, frozen.sequence)
+        self._last = None if frozen.point is None else _Last(manifest, frozen.point)
         self._manifests[manifest.seq] = manifest
         self._tools.report(
             CHECKPOINT_WRITTEN,
@@ -288,18 +291,21 @@ class CheckpointManager:
             return name
         raise CheckpointTaken(f"{self.unit.name}: others took the numbers {first} to {first + MAX_CLAIMS - 1}")
 
-    def _written(self, name: CheckpointName, frozen: Snapshot, grant: Grant | None) -> list[CheckpointFile]:
-        """Step three: the files of all frozen pages."""
+    def _written(
+        self, name: CheckpointName, frozen: Snapshot, grant: Grant | None
+    ) -> tuple[list[CheckpointFile], bool]:
+        """Step three: the files of all frozen pages, and whether all were written as planned."""
         ids = frozen.pages.ids
         count = self._chunks() if grant is None else grant.chunks
         if not count:
-            return []
+            return [], False
         writing = _Writing(name, frozen, np.array_split(ids, count), self._tools)
-        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="checkpoint") as pool:
-            if grant is not None:
-                writing.planned(grant, pool, self.unit)
-            writing.unplanned(pool)
-        return writing.files()
+        if self._tools.pool is not None:
+            writing.all(grant, self._tools.pool)
+        else:
+            with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="checkpoint") as pool:
+                writing.all(grant, pool)
+        return writing.files(), writing.is_planned
 
     def _chunks(self) -> int:
         return 0 if self._frozen is None else chunk_count(self._frozen)
@@ -312,8 +318,12 @@ class CheckpointManager:
         return chunks <= pages and -(-pages // chunks) * page_bytes <= MAX_CHUNK_BYTES
 
     def _release(self) -> None:
+        """End the freeze. One that cannot be ended properly ends with its process, or is cancelled by the operator."""
         if self._frozen is not None:
-            self._frozen.pages.release()
+            try:
+                self._frozen.pages.release()
+            except (CairnError, OSError) as error:
+                self._tools.report(CHECKPOINT_FAILED, unit=self.unit.name, error=f"release: {error}")
 
     # ---- old checkpoints
 
@@ -343,6 +353,8 @@ class CheckpointManager:
             return
         try:
             self._manifests[seq] = decode_manifest(data, name, f"{self._tools.sink.url}/{name}")
+        except CheckpointVersionUnknown:
+            raise  # what a newer release builds on is not known: nothing is removed
         except CheckpointDamaged as error:
             self._tools.report(CHECKPOINT_NOT_REMOVED, checkpoint=str(name), error=error)
 
@@ -369,13 +381,21 @@ class _Writing:
         self._tools = tools
         self._done: dict[int, CheckpointFile] = {}
         self._fatal: Exception | None = None
+        self.is_planned = False
+        """All chunks were written at a go of Peace."""
         self._lock = threading.Lock()
 
     def files(self) -> list[CheckpointFile]:
         """All files, when all are written."""
         return [self._done[thread] for thread in range(len(self._shares))]
 
-    def planned(self, grant: Grant, pool: ThreadPoolExecutor, unit: Unit) -> None:
+    def all(self, grant: Grant | None, pool: Executor) -> None:
+        """Write all chunks. Threads of `pool` are done with this checkpoint at the end, also after an error."""
+        if grant is not None:
+            self.planned(grant, pool)
+        self.unplanned(pool)
+
+    def planned(self, grant: Grant, pool: Executor) -> None:
         """Write each chunk at its go. Chunks are left if the coordinator goes away or gives the request up."""
         latest: dict[int, Future[None]] = {}
         try:
@@ -385,17 +405,20 @@ class _Writing:
         except CoordinatorError as error:
             grant.cancel()
             if self._fatal is None:
-                self._tools.report(CHECKPOINT_UNPLANNED, unit=unit.name, error=error)
+                self._tools.report(CHECKPOINT_UNPLANNED, unit=self._name.unit, error=error)
         for future in latest.values():
             future.exception()
         if self._fatal is not None:
             raise self._fatal
 
-    def unplanned(self, pool: ThreadPoolExecutor) -> None:
+    def unplanned(self, pool: Executor) -> None:
         """Write all chunks that are not written yet, where the sink puts them."""
         left = [thread for thread in range(len(self._shares)) if thread not in self._done]
-        for future in [pool.submit(self._write, thread, (), None) for thread in left]:
-            future.result()
+        self.is_planned = not left
+        futures = [pool.submit(self._write, thread, (), None) for thread in left]
+        errors = [error for error in [future.exception() for future in futures] if error is not None]
+        if errors:
+            raise errors[0]
 
     def _attempt(self, go: Go, before: "Future[None] | None", grant: Grant) -> None:
         if before is not None:

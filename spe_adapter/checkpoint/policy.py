@@ -76,7 +76,7 @@ class Estimate:
             self.value += SMOOTHING * (bounded - self.value)
 
 
-class Costs:
+class MeasuredRates:
     """Rates that were measured on this host, for all its units."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class Costs:
 class UnitPolicy:
     """Decides for one unit. `now_s` is any clock that does not go back; the first `epoch` starts the interval."""
 
-    def __init__(self, settings: PolicySettings, costs: Costs) -> None:
+    def __init__(self, settings: PolicySettings, costs: MeasuredRates) -> None:
         self.settings = settings
         self._costs = costs
         self._dirty_per_log_byte = Estimate(4.0, 0.0, 1e6)

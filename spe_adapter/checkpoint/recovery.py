@@ -34,8 +34,8 @@ from spe_adapter.codec.kernels import Bytes, Int64s
 
 READERS: Final = 4
 """Files that are read in parallel."""
-QUEUED: Final = 32
-"""Runs of pages (1 MiB each) that wait for their consumer."""
+QUEUED: Final = 16
+"""Runs of pages that wait for their consumer; each may hold the range that was read with it (READ_BYTES)."""
 MAX_TRIED: Final = 16
 """Checkpoints of a unit that are looked at; more than are kept."""
 _POLL_S: Final = 0.2
@@ -139,14 +139,14 @@ def recover(
     return None
 
 
-class _Reading:
-    """The files of a checkpoint while threads read them."""
+class _FileReads:
+    """The files of a checkpoint while threads read them. In `runs` a None says that a thread has ended."""
 
     def __init__(self, sink: Sink, page_bytes: int) -> None:
         self._sink = sink
         self._page_bytes = page_bytes
         self._stop = threading.Event()
-        self.runs: queue.Queue[tuple[Int64s, Bytes]] = queue.Queue(QUEUED)
+        self.runs: queue.Queue[tuple[Int64s, Bytes] | None] = queue.Queue(QUEUED)
 
     def stop(self) -> None:
         """End the threads: nobody takes runs any more."""
@@ -154,14 +154,21 @@ class _Reading:
 
     def read(self, live: LiveFile) -> None:
         """Read one file; its live pages go into `runs`."""
-        for ids, content in checked_runs(self._sink, live, self._page_bytes):
-            wanted = np.isin(ids, live.ids, assume_unique=True)
-            self._put((ids, content) if wanted.all() else (ids[wanted], content[wanted]))
-            if self._stop.is_set():
-                return
+        try:
+            for ids, content in checked_runs(self._sink, live, self._page_bytes):
+                # Both are ascending: the live ones among the run's numbers.
+                wanted = live.ids[np.searchsorted(live.ids, ids).clip(max=len(live.ids) - 1)] == ids
+                if wanted.all():
+                    self._put((ids, content))
+                elif wanted.any():
+                    self._put((ids[wanted], content[wanted]))
+                if self._stop.is_set():
+                    break
+        finally:
+            self._put(None)
 
-    def _put(self, run: tuple[Int64s, Bytes]) -> None:
-        while len(run[0]) and not self._stop.is_set():
+    def _put(self, run: tuple[Int64s, Bytes] | None) -> None:
+        while not self._stop.is_set():
             try:
                 self.runs.put(run, timeout=_POLL_S)
             except queue.Full:
@@ -199,28 +206,26 @@ class PageReader(Iterator[tuple[Int64s, Bytes]]):
     """The runs of pages of a checkpoint. `close` ends the threads; iterating raises CheckpointDamaged, SinkFailed."""
 
     def __init__(self, sink: Sink, manifest: Manifest) -> None:
-        self._reading = _Reading(sink, manifest.page_bytes)
+        self._reading = _FileReads(sink, manifest.page_bytes)
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="checkpoint read")
         self._files = [self._pool.submit(self._reading.read, live) for live in manifest.live()]
+        self._left = len(self._files)
 
     def __next__(self) -> tuple[Int64s, Bytes]:
-        while True:
-            done = all(future.done() for future in self._files)
-            try:
-                return self._reading.runs.get(block=not done, timeout=_POLL_S)
-            except queue.Empty:
-                if done:
-                    break
-            self._raise()
-        self._raise()
+        while self._left:
+            run = self._reading.runs.get()
+            if run is not None:
+                return run
+            self._left -= 1
+            # A thread that failed has put its None last; others may be at work yet.
+            for future in self._files:
+                if future.done():
+                    future.result()
+        for future in self._files:
+            future.result()
         raise StopIteration
 
     def close(self) -> None:
         """End the threads."""
         self._reading.stop()
         self._pool.shutdown(cancel_futures=True)
-
-    def _raise(self) -> None:
-        for future in self._files:
-            if future.done():
-                future.result()

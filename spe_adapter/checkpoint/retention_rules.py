@@ -25,8 +25,12 @@ def newest_first(manifests: Iterable[Manifest]) -> list[Manifest]:
 
 
 def recoverable(manifests: Iterable[Manifest], seqs: Collection[int]) -> list[Manifest]:
-    """Newest first, the checkpoints whose parts are all among the directories `seqs`."""
-    return [manifest for manifest in newest_first(manifests) if {part.seq for part in manifest.parts} <= set(seqs)]
+    """The checkpoints whose parts are all among the directories `seqs`, last written first.
+
+    Not by epoch: a query that was made anew under an old name begins at a low one.
+    """
+    whole = [manifest for manifest in manifests if {part.seq for part in manifest.parts} <= set(seqs)]
+    return sorted(whole, key=lambda manifest: manifest.seq, reverse=True)
 
 
 def to_remove(manifests: Collection[Manifest], seqs: Collection[int]) -> list[int]:

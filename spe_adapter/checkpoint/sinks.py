@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, Protocol
 
 from spe_adapter.checkpoint.names import CheckpointName
 
-READ_BYTES: Final = 8 << 20
+READ_BYTES: Final = 4 << 20
 """The length of a range that a recovery asks for."""
 Pieces = Callable[[], Iterator[bytes | memoryview]]
 """Gives the bytes of a file from its begin, each time that it is called."""

@@ -56,16 +56,16 @@ class VersionHeader(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """A frozen version. `sequence`: what a later freeze names to get the pages that changed since this one;
-    `since`: the sequence that this freeze was asked for, None if it has all pages.
+    """A frozen version. `point`: what a later freeze is given to get the pages that changed since this one, None if it
+    cannot tell; `is_full`: all pages that differ from zero are here, not only those that changed.
     """
 
     header: VersionHeader
     pages: PageSnapshot
-    sequence: int | None
-    since: int | None
+    point: object
+    is_full: bool
 
 
-Freeze = Callable[[int | None], Snapshot | None]
+Freeze = Callable[[object], Snapshot | None]
 """Freezes the present version of a unit: with all pages (None), or with those that changed since the freeze with this
-sequence. A freeze that cannot tell what changed gives all pages. None: there is no version to freeze now."""
+point. A freeze that cannot tell what changed gives all pages. None: there is no version to freeze now."""

@@ -59,7 +59,6 @@ TRANSITIONS: Final[Mapping[tuple[CheckpointState, CheckpointEvent], CheckpointSt
     (_S.REGISTERED, _E.ACKNOWLEDGE): _S.ACKNOWLEDGED,
     (_S.NOTED, _E.FAIL): _S.FAILED,
     (_S.FROZEN, _E.FAIL): _S.FAILED,
-    (_S.WAITING, _E.FAIL): _S.FAILED,
     (_S.WRITING, _E.FAIL): _S.FAILED,
 }
 IS_COMPLETE: Final = frozenset({_S.COMPLETE, _S.REGISTERED, _S.ACKNOWLEDGED})

@@ -74,7 +74,7 @@ def _width_bytes(kind: pa.DataType) -> int:
 # ---- writing
 
 
-class _Piece(NamedTuple):
+class _Ranges(NamedTuple):
     """A range of `data` for each value."""
 
     data: Bytes
@@ -105,39 +105,39 @@ def encoded_bytes(column: pa.Array) -> int:
     return sum(int(piece.lengths.sum()) for piece in _pieces_of(values))
 
 
-def _pieces_of(values: pa.Array) -> Iterator[_Piece]:
+def _pieces_of(values: pa.Array) -> Iterator[_Ranges]:
     starts = np.arange(len(values), dtype=np.int64)
     return _pieces(values, starts, np.ones(len(values), np.int64), outermost=True)
 
 
-def _pieces(column: pa.Array, starts: Int64s, counts: Int64s, *, outermost: bool = False) -> Iterator[_Piece]:
+def _pieces(column: pa.Array, starts: Int64s, counts: Int64s, *, outermost: bool = False) -> Iterator[_Ranges]:
     """The ranges that hold elements `starts` to `starts + counts` of a column."""
     kind = column.type
     if not outermost:
         flags = np.ones(len(column), np.uint8)
         if column.null_count:
             flags = column.is_valid().to_numpy(zero_copy_only=False).astype(np.uint8)
-        yield _Piece(_plain(flags), starts, counts)
+        yield _Ranges(_plain(flags), starts, counts)
     if pa.types.is_struct(kind):
         for child in column.flatten():
             yield from _pieces(child, starts, counts)
         return
     width = _width_bytes(kind)
     if width:
-        yield _Piece(_fixed_bytes(column, width), starts * width, counts * width)
+        yield _Ranges(_fixed_bytes(column, width), starts * width, counts * width)
     elif pa.types.is_boolean(kind):
         flags = column.fill_null(False).to_numpy(zero_copy_only=False).astype(np.uint8)
-        yield _Piece(_plain(flags), starts, counts)
+        yield _Ranges(_plain(flags), starts, counts)
     else:
         is_text = _is_text(kind)
         lengths, data = _text_parts(column) if is_text else (_list_lengths(column), column.flatten())
-        yield _Piece(_plain(lengths.view(np.uint8)), starts * 4, counts * 4)
+        yield _Ranges(_plain(lengths.view(np.uint8)), starts * 4, counts * 4)
         offsets = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
         inner = offsets[starts]
         inner_counts = offsets[starts + counts] - inner
         if is_text:
-            yield _Piece(_plain(data), inner, inner_counts)
+            yield _Ranges(_plain(data), inner, inner_counts)
         else:
             yield from _pieces(data, inner, inner_counts)
 

@@ -37,8 +37,9 @@ from spe_adapter.continuous.port import FENCE_EPOCH, EpochOutput
 from spe_adapter.epochs.marks import OpenWindows, StatePartition, epoch_mark
 from spe_adapter.epochs.segments import StagedSegment, StreamOutput
 from spe_adapter.operators.base import next_watermark
+from spe_adapter.operators.chain import processor_of
+from spe_adapter.operators.clock import Clock
 from spe_adapter.operators.output import Output, to_records
-from spe_adapter.operators.processor import Processor
 from spe_adapter.operators.replay import Replay, SkipPoints
 from spe_adapter.state.direct import Direct
 from spe_adapter.state.errors import StateTooLarge
@@ -96,11 +97,14 @@ class Figures(NamedTuple):
 
 
 class _RecoveryPoint(NamedTuple):
-    """An epoch from which a recovery might start: the next offset of each source, and its oldest footprint's epoch."""
+    """An epoch from which a recovery might start: the next offset of each source, the epoch from which a recovery of it
+    replays, and the epoch of the oldest footprint that it reads.
+    """
 
     number: int
     positions: tuple[int, ...]
     oldest_epoch: int
+    oldest_footprint: int
 
 
 class Core:
@@ -137,15 +141,20 @@ class Core:
         self._checks = 0
         self._tombstones = 0
         self._watermark_ms = 0
+        self._wall_ms = 0
+        self._next_wall_ms: int | None = None
         self._results: list[Records] = []
         self._runs: list[RecordRun] = []
         self._recovery_points: deque[_RecoveryPoint] = deque()
+        self._needed_epoch = FENCE_EPOCH
         self._processing_ms = 0.0
         self._record_s = 0.0
         self.epoch_records = 0
         """Input records of the open epoch."""
         self.epoch_bytes = 0
         """Bytes of the results of the open epoch."""
+        self.is_empty = True
+        """Whether nothing has happened in the open epoch: no input, and no timer was due."""
 
     def _adopt(self, windows: int) -> None:
         """Start with an empty state that has room for one and a half times this number of windows."""
@@ -153,9 +162,10 @@ class Core:
         schema = self._operator.state_schema(plan.input_schema)
         room = max(_MIN_WINDOWS, windows + windows // 2)
         self._table = Table.in_memory(schema, room, self._seed, self._allocate)
-        self.store = Direct(self._table, tells_changes=False, tells_windows=plan.fragment.checkpoints)
+        keeps = self._operator.keeps_entries and plan.fragment.checkpoints
+        self.store = Direct(self._table, tells_changes=keeps, tells_windows=plan.fragment.checkpoints)
         self._candidates = Candidates(self._table)
-        self._processor = Processor(self._operator, plan.key_codec, plan.input_schema, self.store)
+        self._processor = processor_of(self._operator, plan.key_codec, plan.input_schema, self.store)
 
     def _allocate(self, size_bytes: int) -> Bytes:
         """Allocate memory for the state. Raises StateTooLarge."""
@@ -191,6 +201,11 @@ class Core:
         """Per source, the first offset that a recovery from the last committed epoch would read."""
         return self._recovery_points[0].positions
 
+    @property
+    def needed_epoch(self) -> int:
+        """The oldest epoch whose group a recovery from the last committed epoch would read in the target."""
+        return self._needed_epoch
+
     # ---- working
 
     def process(self, run: RecordRun, batch: pa.RecordBatch) -> None:
@@ -204,14 +219,39 @@ class Core:
         for output in self._execute(run, batch, None):
             self._take_results(output)
         self._processing_ms += self._monotonic_ms() - started_ms
+        self.is_empty = False
         self._runs.append(run)
         self._seen += run.records
         self.epoch_records += run.records
+
+    def open_epoch(self, now_ms: int) -> None:
+        """Decide the processing time of the epoch, before its first run; it never runs backwards."""
+        self._wall_ms = max(self._wall_ms, now_ms)
+
+    def take_timers(self, now_ms: int) -> bool:
+        """Have timers by processing time called that are due, in an epoch without input so far; whether there were
+        any.
+        """
+        if self._next_wall_ms is None or now_ms < self._next_wall_ms or not self.is_empty:
+            return False
+        self.open_epoch(now_ms)
+        for output in self._expired(self._watermark_ms, None):
+            self._take_results(output)
+        self.is_empty = False
+        return True
+
+    def _expired(self, late_ms: int, replay: Replay | None) -> Iterator[Output]:
+        self._processor.clock = Clock(self._watermark_ms, self._wall_ms, late_ms)
+        output = self._processor.expire(self._watermark_ms, replay=replay)
+        if output is not None:
+            yield output
 
     def _execute(self, run: RecordRun, batch: pa.RecordBatch, replay: Replay | None) -> Iterator[Output]:
         """Pass one run through the steps and the operator, then move the watermark."""
         rows = apply(self._plan.fragment.sources[run.source].steps, batch)
         processor = self._processor
+        late_ms = self._watermark_ms
+        processor.clock = Clock(late_ms, self._wall_ms, late_ms)
         if rows.num_rows:
             output = processor.process(rows, late_watermark_ms=self._watermark_ms, replay=replay)
             if output is not None:
@@ -220,9 +260,8 @@ class Core:
             # Even if the watermark does not move: a window that is due at once must close in the run that opened it, as
             # it does in a replay.
             self._watermark_ms = next_watermark(self._operator, self._watermark_ms, processor.max_events_ms)
-            output = processor.expire(self._watermark_ms, replay=replay)
-            if output is not None:
-                yield output
+        if processor.max_events_ms or self._operator.keeps_entries:
+            yield from self._expired(late_ms, replay)
 
     def _take_results(self, output: Output) -> None:
         """Pass results through the steps after the operator, and keep them as records."""
@@ -266,7 +305,7 @@ class Core:
 
     def begin(self, positions: list[int]) -> None:
         """Start a query that has no state. `positions`: the first offset to read of each source."""
-        self._recovery_points.append(_RecoveryPoint(FENCE_EPOCH, tuple(positions), FENCE_EPOCH))
+        self._recovery_points.append(_RecoveryPoint(FENCE_EPOCH, tuple(positions), FENCE_EPOCH, FENCE_EPOCH))
 
     def end_epoch(self, positions: list[int], now_ms: int) -> tuple[EpochOutput, Figures]:
         """End the open epoch and start the next one; the output and the figures of the ended epoch.
@@ -285,9 +324,14 @@ class Core:
             self._candidates.refresh()
             oldest = self._candidates.oldest()
         # A footprint of a window that never changes is the whole window, so nothing is replayed for it.
-        replays = oldest is not None and not self._operator.windows_never_change
+        replays = oldest is not None and self._replays
         self._recovery_points.append(
-            _RecoveryPoint(self._epoch, tuple(positions), oldest.epoch if oldest and replays else self._epoch)
+            _RecoveryPoint(
+                self._epoch,
+                tuple(positions),
+                oldest.epoch if oldest and replays else self._epoch,
+                oldest.epoch if oldest else self._epoch,
+            )
         )
         if self._plan.fragment.checkpoints:
             controls.append(encode_mark(self._mark(), now_ms))
@@ -307,14 +351,21 @@ class Core:
         )
         self._results, self._runs = [], []
         self.epoch_records = self.epoch_bytes = 0
+        self.is_empty = True
+        self._next_wall_ms = self._processor.next_wall_ms
         self._processing_ms = 0.0
         return output, figures
+
+    @property
+    def _replays(self) -> bool:
+        """Whether a recovery replays input: not where each footprint is the whole window, or each change has one."""
+        return not self._operator.windows_never_change and not self._operator.keeps_entries
 
     def _footprints(self, now_ms: int) -> list[bytes]:
         """The footprints and tombstones of the epoch as control batches; notes the footprints in the table."""
         chosen = self._chosen()
         started_ms = self._monotonic_ms()
-        changes = self.store.changes(chosen)
+        changes = self.store.changes(chosen, with_changed=self._operator.keeps_entries)
         gone = self._gone(changes)
         footprints = changes.footprints.num_rows
         self._emitted += footprints
@@ -346,7 +397,7 @@ class Core:
             return _NOTHING
         front = self._candidates.front()
         while len(front.rows):
-            seens = np.full(len(front.rows), self._seen) if self._operator.windows_never_change else front.seens
+            seens = front.seens if self._replays else np.full(len(front.rows), self._seen)
             now_ms = self._monotonic_ms()
             view = View(
                 self._emitted, self._seen, self.store.live, front.ordinals, seens, front.fresh, now_ms, self._record_s
@@ -359,9 +410,7 @@ class Core:
 
     def _gone(self, changes: Changes) -> list[pa.RecordBatch]:
         """The identities that get a tombstone, in batches."""
-        if self._operator.windows_never_change:
-            return [changes.closed]
-        return [changes.closed, changes.transient]
+        return [changes.closed, changes.transient] if self._replays else [changes.closed]
 
     def _progress(self) -> str:
         return EndPositions(
@@ -373,6 +422,7 @@ class Core:
             max_event_ms=self._processor.max_event_ms,
             partitions=self._instance.partitions,
             layout=0,
+            wall_ms=self._wall_ms if self._operator.has_wall_time else None,
         ).to_json()
 
     def _mark(self) -> Mark:
@@ -397,8 +447,9 @@ class Core:
 
     def committed(self, epoch: int) -> None:
         """Note that an epoch is committed: a recovery needs no input that only older epochs needed."""
-        oldest = next(known.oldest_epoch for known in self._recovery_points if known.number == epoch)
-        while len(self._recovery_points) > 1 and self._recovery_points[1].number <= oldest:
+        point = next(known for known in self._recovery_points if known.number == epoch)
+        self._needed_epoch = point.oldest_footprint
+        while len(self._recovery_points) > 1 and self._recovery_points[1].number <= point.oldest_epoch:
             self._recovery_points.popleft()
 
     # ---- recovery
@@ -420,12 +471,16 @@ class Core:
         skips = eventual.skips
         self._skips.add(skips.keys, skips.numbers, skips.epochs)
         self._candidates.refresh()
-        marks = eventual.marks[-1:] if self._operator.windows_never_change else eventual.marks
+        marks = eventual.marks if self._replays else eventual.marks[-1:]
         for one in marks:
-            self._recovery_points.append(_RecoveryPoint(one.epoch, self._offsets(one), one.oldest_epoch))
+            point = _RecoveryPoint(one.epoch, self._offsets(one), one.oldest_epoch, eventual.oldest_epoch)
+            self._recovery_points.append(point)
+        self._needed_epoch = eventual.oldest_epoch
         first = marks[0]
         self._epoch, self._emitted, self._seen = mark.epoch, mark.emitted, mark.seen
         self._watermark_ms = first.watermark_ms
+        if eventual.progress is not None:
+            self._wall_ms = eventual.progress.wall_ms or 0
         self._processor.sequence = first.sequence
         if first.max_events_ms:
             self._processor.max_events_ms = list(first.max_events_ms)
@@ -510,6 +565,7 @@ class Core:
             )
         self._last = None
         self._skips = SkipPoints(self._seed)
+        self._next_wall_ms = self._processor.next_wall_ms
 
 
 def fingerprint(plan: CheckedFragment) -> str:

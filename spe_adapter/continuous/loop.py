@@ -22,6 +22,7 @@ from spe_adapter.continuous.errors import FragmentRefused, InputTrimmed
 from spe_adapter.continuous.fragment import CheckedFragment, EpochLimits
 from spe_adapter.continuous.inputs import RecordRun, SourceBuffer, choose
 from spe_adapter.continuous.port import FENCE_EPOCH, Port
+from spe_adapter.errors import StateTrimmed
 
 IDLE_MS: Final = 200
 """How long an idle runner waits until it checks whether it should stop."""
@@ -62,8 +63,8 @@ Observe = Callable[[Event], None]
 class Loop:
     """Drives a core: call `recover` once, then `step` repeatedly, then `finish`. `observe` gets the events.
 
-    Raises InputTrimmed, ReplayDiverged, WrongPartition, CommitLost, FencedIncarnation (a newer runner has taken over),
-    what the operator and the steps raise, and what the port raises.
+    Raises InputTrimmed, StateTrimmed, ReplayDiverged, WrongPartition, CommitLost, FencedIncarnation (a newer runner has
+    taken over), what the operator and the steps raise, and what the port raises.
     """
 
     def __init__(self, core: Core, plan: CheckedFragment, port: Port, limits: EpochLimits, observe: Observe) -> None:
@@ -136,7 +137,14 @@ class Loop:
                 return reconstruction.result
             before = scanned.next_before
             if before <= scanned.log_start_offset:
-                return reconstruction.finish(scanned.log_start_offset)
+                found = reconstruction.finish(scanned.log_start_offset)
+                if not found.found and scanned.log_start_offset > 0:
+                    fragment = self._plan.fragment
+                    raise StateTrimmed(
+                        f"query {fragment.query!r}: {fragment.topic}-{self._core.partition} starts at offset "
+                        f"{scanned.log_start_offset} and holds no epoch of the query any more; it was trimmed too far"
+                    )
+                return found
 
     def _open(self, offsets: list[int]) -> None:
         partition = self._core.partition
@@ -179,10 +187,14 @@ class Loop:
             self._request()
         run = choose(self._inputs, self._room())
         if run is None:
+            if self._core.take_timers(self._port.wall_ms()):
+                self._epoch_started_ms = self._port.monotonic_ms()
+                return True
             arrived = self._receive(self._patience_ms())
             return self._end_epoch_if_due() or arrived is not None
-        if not self._core.epoch_records:
+        if self._core.is_empty:
             self._epoch_started_ms = self._port.monotonic_ms()
+            self._core.open_epoch(self._port.wall_ms())
         self._core.process(run, self._inputs[run.source].take(run.records))
         self._end_epoch_if_due()
         return True
@@ -195,7 +207,7 @@ class Loop:
 
     def end_epoch(self) -> bool:
         """Commit the open epoch, unless it is empty; waits while `in_flight` epochs are being committed."""
-        if not self._core.epoch_records:
+        if self._core.is_empty:
             return False
         positions = [buffer.position for buffer in self._inputs]
         lag = sum(max(0, high - at) for high, at in zip(self._high_watermarks, positions, strict=True))
@@ -208,7 +220,7 @@ class Loop:
 
     def _end_epoch_if_due(self) -> bool:
         core, limits = self._core, self._limits
-        if not core.epoch_records:
+        if core.is_empty:
             return False
         full = core.epoch_records >= limits.epoch_records or core.epoch_bytes >= limits.epoch_bytes
         if full or self._port.monotonic_ms() - self._epoch_started_ms >= limits.epoch_ms:
@@ -220,7 +232,7 @@ class Loop:
 
     def _patience_ms(self) -> float:
         """The longest time to wait for input: until the open epoch is due, or until the next check for a stop."""
-        if not self._core.epoch_records:
+        if self._core.is_empty:
             return IDLE_MS
         return max(0.0, self._epoch_started_ms + self._limits.epoch_ms - self._port.monotonic_ms())
 

@@ -157,13 +157,18 @@ class StagedStream:
         stream: TopicPartition,
         batch_bytes: int = DEFAULT_BATCH_BYTES,
         codec: int = NONE,
+        late: TopicPartition | None = None,
     ) -> None:
         self._writer = StagedWriter(client, attempt, _IF_STATE_TOO_LARGE)
-        self._output = StreamOutput(stream, batch_bytes, codec)
+        self._output = StreamOutput(stream, batch_bytes, codec, late)
 
     def add_results(self, keys: pa.Array, values: pa.Array, timestamps_ms: Int64s) -> None:
         """Add records; full segments are sent."""
         self._writer.send(self._output.add_results(keys, values, timestamps_ms))
+
+    def add_late(self, keys: pa.Array, values: pa.Array, timestamps_ms: Int64s) -> None:
+        """Add records to the stream `late`; full segments are sent."""
+        self._writer.send(self._output.add_late(keys, values, timestamps_ms))
 
     def finish(self, controls: Iterable[Buffer]) -> int:
         """Send the rest of the results and the control batches, and wait until all is durable; the segment count."""

@@ -115,19 +115,34 @@ def _append(parts: list[Part], part: Part) -> None:
 
 class StreamOutput:
     """The output of one attempt for one stream: results while input is read, then the control batches of its state.
+    Beside them records for a second stream, `late`.
 
     At most SEGMENT_BYTES of results, as many bytes of batches, and one batch of the caller wait in memory.
     """
 
-    def __init__(self, stream: TopicPartition, batch_bytes: int = DEFAULT_BATCH_BYTES, codec: int = NONE) -> None:
+    def __init__(
+        self,
+        stream: TopicPartition,
+        batch_bytes: int = DEFAULT_BATCH_BYTES,
+        codec: int = NONE,
+        late: TopicPartition | None = None,
+    ) -> None:
         self._stream = stream
+        self._streams = (stream,) if late is None else (stream, late)
         self._cutter = SegmentCutter(batch_bytes, codec)
-        self._waiting: list[Columns] = []
+        self._waiting: list[tuple[Columns, int]] = []
         self._waiting_bytes = 0
 
     def add_results(self, keys: pa.Array, values: pa.Array, timestamps_ms: Int64s) -> Iterator[StagedSegment]:
         """Add records; returns the full segments. Raises InvalidRecord."""
-        self._waiting.append(Columns(keys, values, None, timestamps_ms))
+        return self._add(keys, values, timestamps_ms, 0)
+
+    def add_late(self, keys: pa.Array, values: pa.Array, timestamps_ms: Int64s) -> Iterator[StagedSegment]:
+        """Add records to the stream `late`, as `add_results` does."""
+        return self._add(keys, values, timestamps_ms, 1)
+
+    def _add(self, keys: pa.Array, values: pa.Array, timestamps_ms: Int64s, target: int) -> Iterator[StagedSegment]:
+        self._waiting.append((Columns(keys, values, None, timestamps_ms), target))
         self._waiting_bytes += keys.nbytes + values.nbytes
         if self._waiting_bytes >= SEGMENT_BYTES:
             yield from self._encoded()
@@ -143,10 +158,10 @@ class StreamOutput:
         waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
         if not waiting:
             return
-        columns = waiting[0]
+        columns = waiting[0][0]
         if len(waiting) > 1:
-            keys = pa.concat_arrays([each.keys for each in waiting])
-            values = pa.concat_arrays([each.values for each in waiting])
-            columns = Columns(keys, values, None, np.concatenate([each.timestamps for each in waiting]))
-        targets = np.zeros(len(columns.timestamps), np.int32)
-        yield from self._cutter.add_records(columns, targets, (self._stream,))
+            keys = pa.concat_arrays([each.keys for each, _ in waiting])
+            values = pa.concat_arrays([each.values for each, _ in waiting])
+            columns = Columns(keys, values, None, np.concatenate([each.timestamps for each, _ in waiting]))
+        targets = np.concatenate([np.full(len(each.timestamps), target, np.int32) for each, target in waiting])
+        yield from self._cutter.add_records(columns, targets, self._streams)

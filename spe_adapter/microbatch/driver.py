@@ -10,25 +10,30 @@ Invariants:
 * A new query is refused in a topic of other queries, unless its options allow it.
 * Watermarks are Spark's: rows are late by the watermark of the epoch before; windows close by the newest event time
   committed before the epoch, over all partitions. When input pauses, one epoch without input closes the due windows.
+* An operator that follows the one in the log has its state written anew, in its columns, by its first epoch.
 * Epochs come one at a time: a lock is held from the plan to the commit.
+* The query is a registered reader of its output, so that retention keeps what a recovery of its state reads.
 
 Source: Spark's MicroBatchExecution and WatermarkTracker; CEC paper, section II.B; docs/decisions/0010.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from logstore.client.blocking import Client, TopicPartition
-from logstore.errors import StaleEpoch
+from logstore.errors import CairnError, StaleEpoch
 from logstore.format.epoch_api import TaskOutput
 from spe_adapter.cec.control import EndPositions
 from spe_adapter.epochs.client import abort, commit, connect, take_over
 from spe_adapter.epochs.scan import find_head
 from spe_adapter.errors import CheckpointDiffers, StateInconsistent
 from spe_adapter.host import Host
+from spe_adapter.microbatch.checkpoint_watch import StandingCheckpoint, watch_of
 from spe_adapter.microbatch.committed import CommittedEpoch, read_committed
 from spe_adapter.microbatch.epoch import (
+    INITIAL_BATCH,
     EpochPlan,
     Probe,
     QueryDefinition,
@@ -38,8 +43,10 @@ from spe_adapter.microbatch.epoch import (
     log_epoch,
     newest_of,
 )
-from spe_adapter.microbatch.errors import BatchesMissing, OperatorChanged
+from spe_adapter.microbatch.errors import BatchesMissing
+from spe_adapter.microbatch.registration import OutputRegistration
 from spe_adapter.microbatch.shuffle import CombineChoice
+from spe_adapter.microbatch.successor import check_successor
 from spe_adapter.microbatch.topics import refuse_taken, trim
 from spe_adapter.operators.base import next_watermark
 from spe_adapter.spark_checkpoint.planned import Planned, following_problem, rebuild_command, repeated_problem, way_out
@@ -49,6 +56,8 @@ Execute = Callable[[EpochPlan], Sequence[str]]
 PlannedInput = Callable[[int], Planned]
 """The input that Spark's checkpoint plans for a batch."""
 
+_log = logging.getLogger(__name__)
+
 _DRIVER: Final = -1
 _TRIMS_PER_RETENTION: Final = 8
 _MIN_TRIM_S: Final = 1.0
@@ -57,20 +66,43 @@ _MIN_TRIM_S: Final = 1.0
 class QueryDriver:
     """The epochs of one incarnation of a query. Thread-safe: Spark's callback and the no-data trigger call it."""
 
-    def __init__(self, fixed: QueryDefinition, query: str, incarnation: str, host: Host, probe: Probe) -> None:
+    def __init__(
+        self,
+        fixed: QueryDefinition,
+        query: str,
+        incarnation: str,
+        host: Host,
+        probe: Probe,
+        initial: Execute | None = None,
+    ) -> None:
+        """`initial` runs the tasks of the epoch that takes the initial state, before the first batch (None: no such
+        epoch).
+        """
         self._fixed = fixed
+        self._initial = initial
         self._query = query
         self._incarnation = incarnation
         self._host = host
         self._probe = probe
         self._lock = threading.Lock()
         self._choice = CombineChoice(fixed)
+        columns = fixed.result_columns()
+        self._results = None if columns is None else columns.to_fields()
         self._begun = False
+        self._evolves = False
+        """Whether the state in the log is still in the columns of an operator that this one follows."""
         self._committed: CommittedEpoch | None = None
         self.hosts: set[str] = set()
         """The hosts on which tasks of this incarnation have left state in memory."""
         self._busy_s = host.network.monotonic_s()
         self._trimmed_s = self._busy_s
+        options = fixed.options
+        self._registration = (
+            None
+            if options.allow_trimming
+            else OutputRegistration(options.topic, query, fixed.partitions, host.network.monotonic_s)
+        )
+        self._watch = watch_of(fixed, query, host)
 
     @property
     def committed(self) -> CommittedEpoch | None:
@@ -96,6 +128,8 @@ class QueryDriver:
             try:
                 self._begin()
                 repeated = self._is_done(batch)
+                if self._committed is None and self._initial is not None:
+                    self._epoch(INITIAL_BATCH, None, closing=False, execute=self._initial)
                 plan = planned(batch)
                 self._check_input(plan, repeated=repeated)
                 if not repeated:
@@ -104,7 +138,8 @@ class QueryDriver:
                 self._busy_s = self._host.network.monotonic_s()
 
     def close_due(self, execute: Execute) -> bool:
-        """Run an epoch without input if the watermark has moved since the last epoch; whether an epoch ran.
+        """Run an epoch without input if the watermark has moved since the last epoch, or a timer by processing time is
+        due; whether an epoch ran.
 
         The epoch is run even if no window is due: rows after the pause are late by the new watermark, as in Spark.
         """
@@ -112,9 +147,12 @@ class QueryDriver:
             try:
                 self._begin()
                 last = self._committed
-                if last is None or last.progress.closing:
-                    return False
-                if self._watermark_ms(last) <= last.progress.watermark_ms:
+                is_due = last is not None and (
+                    self._watermark_ms(last) > last.progress.watermark_ms or self._has_due_timer(last)
+                )
+                if last is None or not is_due:
+                    if self._registration is not None:
+                        self._registration.keep_alive(self._client)
                     return False
                 self._epoch(last.progress.batch, last.progress.planned, closing=True, execute=execute)
                 return True
@@ -136,17 +174,19 @@ class QueryDriver:
                 self._check_operator(client, self._committed)
             elif not self._fixed.options.allow_other_queries:
                 refuse_taken(client, self._fixed.options.topic, self._query)
+            if self._registration is not None:
+                self._registration.begin(client, self._committed)
+            if self._watch is not None and self._committed is not None:
+                self._watch.note(client, self._committed.progress)
         self._begun = True
 
     def _check_operator(self, client: Client, last: CommittedEpoch) -> None:
         head = find_head(client, TopicPartition(self._fixed.options.topic, 0), self._query)
         found = head.mark.operator if head is not None and head.mark is not None else ""
-        if found != self._fixed.fingerprint:
-            raise OperatorChanged(
-                f"query {self._query}: the state of epoch {last.epoch} in topic {self._fixed.options.topic!r} is of "
-                f"{found}, the operator now is {self._fixed.fingerprint}; start with a new checkpoint and a new topic, "
-                "or with the operator as it was"
-            )
+        self._evolves = found != self._fixed.fingerprint
+        if self._evolves:
+            said = check_successor(client, self._fixed, self._query, last, found)
+            _log.info("query %s: %s; the next epoch writes its state anew", self._query, said)
 
     def _is_done(self, batch: int) -> bool:
         """Whether the batch is the last committed one. Raises StaleEpoch or BatchesMissing for a batch out of order."""
@@ -205,7 +245,7 @@ class QueryDriver:
         for report in reports:
             max_events_ms = newest_of(max_events_ms, report.max_events_ms)
         progress = EndPositions(
-            generation=0 if last is None else last.progress.generation,
+            generation=_generation(last, batch),
             batch=batch,
             closing=closing,
             late_watermark_ms=plan.late_watermark_ms,
@@ -214,6 +254,9 @@ class QueryDriver:
             partitions=self._fixed.partitions,
             layout=plan.layout,
             planned=planned,
+            checkpoints=() if self._watch is None else self._watch.named(),
+            wall_ms=plan.wall_ms if self._fixed.operator.has_wall_time else None,
+            results=self._results,
         )
         self.hosts.update(report.host for report in reports)
         self._at("driver before commit", plan)
@@ -225,9 +268,16 @@ class QueryDriver:
             self._at("driver after commit", plan)
             seconds = self._host.network.monotonic_s() - started_s
             parents = tuple(report.counters for report in reports)
-            self._committed = CommittedEpoch(plan.epoch, progress, parents, max_events_ms, tuple(reports), seconds)
+            self._evolves = False
+            oldest_epochs = tuple(report.oldest_epoch for report in reports)
+            self._committed = CommittedEpoch(
+                plan.epoch, progress, parents, oldest_epochs, max_events_ms, tuple(reports), seconds
+            )
             self._begun = True
             self._choice.note(reports)
+            covered = self._covering(client)
+            if self._registration is not None:
+                self._registration.note(client, self._committed, covered)
             self._trim(client, reports)
 
     def _plan(self, batch: int, *, closing: bool) -> EpochPlan:
@@ -236,20 +286,23 @@ class QueryDriver:
             return EpochPlan(
                 query=self._query,
                 incarnation=self._incarnation,
-                epoch=log_epoch(0, batch, closing=closing),
+                epoch=log_epoch(_generation(None, batch), batch, closing=closing),
                 layout=0,
                 late_watermark_ms=0,
                 watermark_ms=0,
                 parent_epoch=None,
                 parents=(),
                 max_events_ms=(),
+                wall_ms=self._wall_ms(None),
+                batch=batch,
             )
         progress = last.progress
-        moved = progress.partitions != self._fixed.partitions
+        moved = self._evolves or progress.partitions != self._fixed.partitions
         return EpochPlan(
             query=self._query,
             incarnation=self._incarnation,
-            epoch=log_epoch(progress.generation, batch, closing=closing),
+            # More than one epoch without input can follow a batch: timers are due at any time.
+            epoch=max(log_epoch(progress.generation, batch, closing=closing), last.epoch + 1),
             layout=progress.layout + 1 if moved else progress.layout,
             late_watermark_ms=progress.watermark_ms,
             watermark_ms=self._watermark_ms(last),
@@ -257,7 +310,24 @@ class QueryDriver:
             parents=last.parents,
             max_events_ms=last.max_events_ms,
             rebase=Rebase(progress.partitions) if moved else None,
+            covered=() if self._watch is None or moved else self._watch.covered_emitted(),
+            wall_ms=self._wall_ms(last),
+            batch=batch,
         )
+
+    def _wall_ms(self, last: CommittedEpoch | None) -> int:
+        """The processing time of the next epoch: never before that of an earlier one."""
+        before = None if last is None else last.progress.wall_ms
+        return max(self._host.wall_ms(), before or 0)
+
+    def _has_due_timer(self, last: CommittedEpoch) -> bool:
+        """Whether a timer by processing time is due, or might be: the log does not say when the next one is."""
+        if not self._fixed.operator.has_wall_time:
+            return False
+        if not last.reports:
+            return True
+        due = [report.next_wall_ms for report in last.reports if report.next_wall_ms is not None]
+        return bool(due) and min(due) <= self._host.wall_ms()
 
     def _watermark_ms(self, last: CommittedEpoch) -> int:
         return next_watermark(self._fixed.operator, last.progress.watermark_ms, list(last.max_events_ms))
@@ -271,6 +341,19 @@ class QueryDriver:
                 f"{[report.partition for report in reports]} of {self._fixed.partitions}"
             )
         return reports
+
+    def _covering(self, client: Client) -> tuple[StandingCheckpoint | None, ...]:
+        """The checkpoints that cover the partitions after the last epoch; empty without checkpoints. An error does not
+        fail the epoch, which is committed.
+        """
+        if self._watch is None or self._committed is None:
+            return ()
+        try:
+            self._watch.note(client, self._committed.progress)
+        except CairnError as error:
+            _log.warning("query %s: checkpoints are not confirmed (%s)", self._query, error)
+            return ()
+        return self._watch.covering()
 
     def _trim(self, client: Client, reports: Sequence[TaskReport]) -> None:
         retention_ms = self._fixed.options.retention_ms
@@ -287,3 +370,10 @@ class QueryDriver:
 
     def _at(self, step: Step, plan: EpochPlan) -> None:
         self._probe(step, plan.epoch, _DRIVER)
+
+
+def _generation(last: CommittedEpoch | None, batch: int) -> int:
+    """The generation of an epoch. With an initial state it begins at 1, which leaves a number before batch 0."""
+    if last is None:
+        return 1 if batch == INITIAL_BATCH else 0
+    return last.progress.generation

@@ -18,9 +18,9 @@ class StateNotForgotten(CairnError):
     """The state of a stopped query is still in the memory of some hosts, which the message names. It does no harm."""
 
 
-class OperatorChanged(CairnError):
-    """The state in the log belongs to another operator, or has other columns or another key."""
-
-
 class ResetRefused(CairnError):
     """A query cannot be reset to that batch; nothing was changed."""
+
+
+class ForkRefused(CairnError):
+    """A query cannot be forked from that epoch, or into that topic or checkpoint; nothing was changed."""

@@ -23,6 +23,7 @@ from logstore.errors import InvalidConfig
 from spe_adapter.errors import SchemaRefused
 from spe_adapter.operators.base import Operator
 from spe_adapter.operators.join import SIDE, SIDES
+from spe_adapter.operators.jsontext import check_supported
 from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.operators.output import output_schema
 from spe_adapter.state.layout import columns_of
@@ -83,6 +84,16 @@ def check(operator: Operator, schema: pa.Schema, key: Sequence[str]) -> str:
     keys = ", ".join(f"{field.name} {field.type}" for field in codec.fields)
     columns = ", ".join(f"{field.name} {field.type}" for field in state)
     return f"{operator.description}; {columns}; by {keys}"
+
+
+def check_late(operator: Operator, schema: pa.Schema) -> None:
+    """Raise InvalidConfig if an operator drops no late rows, SchemaRefused if these could not be written."""
+    if not operator.inputs():
+        raise InvalidConfig(
+            f"option 'lateTopic', but operator {operator.name} goes by no event time, so that no row is late; "
+            "leave the option out"
+        )
+    check_supported(operator.prepared(schema), "with 'lateTopic', column")
 
 
 # ---- watermarks

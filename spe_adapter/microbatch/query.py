@@ -17,9 +17,11 @@ Source: docs/decisions/0010.
 import re
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Self
 
+import pyarrow as pa
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
@@ -27,21 +29,25 @@ from pyspark.sql.streaming.query import StreamingQuery
 from logstore.errors import InvalidConfig
 from spe_adapter.datasource.options import OptionReader
 from spe_adapter.epochs.client import connect
+from spe_adapter.epochs.retention import KEEP_ALL, NEW_TOPIC
+from spe_adapter.errors import SchemaRefused
 from spe_adapter.host import ThisHost
 from spe_adapter.microbatch.committed import EpochProgress, progress_of
 from spe_adapter.microbatch.driver import QueryDriver
-from spe_adapter.microbatch.epoch import REPORT_SCHEMA, EpochPlan, Probe, QueryDefinition, epoch_name, silent
+from spe_adapter.microbatch.epoch import REPORT_SCHEMA, EpochPlan, Probe, QueryDefinition, silent
 from spe_adapter.microbatch.errors import TasksFailed
-from spe_adapter.microbatch.frames import arrow_schema, check, check_watermarks, joined
+from spe_adapter.microbatch.frames import arrow_schema, check, check_late, check_watermarks, joined
 from spe_adapter.microbatch.host_memory import OnSpark, forget
 from spe_adapter.microbatch.no_data_trigger import NoDataTrigger
+from spe_adapter.microbatch.observed import observed
 from spe_adapter.microbatch.options import parse_stateful
 from spe_adapter.microbatch.shuffle import HANDED_SCHEMA, PARTITION, HandOver
 from spe_adapter.microbatch.task import NoDataTask, Task
-from spe_adapter.microbatch.topics import prepare_topic
+from spe_adapter.microbatch.topics import prepare_late_topic, prepare_topic
 from spe_adapter.operators.base import Operator
 from spe_adapter.operators.errors import OperatorFailed
 from spe_adapter.operators.join import WindowJoin
+from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.spark_checkpoint.running import RunningCheckpoint
 from spe_adapter.workers.context import COMBINE_PROPERTY, PLAN_PROPERTY, QUERY_PROPERTY, RUN_ID_PROPERTY
 
@@ -99,6 +105,7 @@ class Stateful:
         self._trigger: dict[str, Any] = {}
         self._name: str | None = None
         self._probe: Probe = silent
+        self._initial: DataFrame | None = None
 
     def option(self, name: str, value: object) -> Self:
         """Set an option of the cairn sink, or of state (`microbatch.options.STATE_OPTIONS`)."""
@@ -120,6 +127,28 @@ class Stateful:
     def queryName(self, name: str) -> Self:  # noqa: N802 - Spark's name
         """Set the query's name in Spark."""
         self._name = name
+        return self
+
+    def initialState(self, frame: DataFrame | pa.Table) -> Self:  # noqa: N802 - Spark's name
+        """Give the operator (a StatefulOperator) rows of an initial state. They have the key's columns, and others that
+        `handle_initial` reads. They are taken once, in an epoch of their own before the query's first batch.
+
+        Raises InvalidConfig or SchemaRefused.
+        """
+        if isinstance(frame, pa.Table):
+            frame = self._frame.sparkSession.createDataFrame(frame)
+        if frame.isStreaming:
+            raise InvalidConfig("the initial state is a streaming data frame; give one that ends")
+        if not self._operator.keeps_entries:
+            raise InvalidConfig(f"operator {self._operator.name} takes no initial state; a StatefulOperator does")
+        fields, given = (KeyCodec(arrow_schema(one), self._key).fields for one in (self._frame, frame))
+        for field, other in zip(fields, given, strict=True):
+            if field.type != other.type:
+                raise SchemaRefused(
+                    f"key column {field.name!r} is {other.type} in the initial state and {field.type} in the input; "
+                    "both need one type"
+                )
+        self._initial = frame
         return self
 
     def probe(self, probe: Probe) -> Self:
@@ -151,6 +180,8 @@ class Stateful:
         schema = arrow_schema(self._frame)
         fingerprint = check(self._operator, schema, self._key)
         check_watermarks(self._frame, self._operator)
+        if parsed.late_topic is not None:
+            check_late(self._operator, schema)
         host = ThisHost()
         spark = self._frame.sparkSession
         sink = parsed.sink
@@ -158,11 +189,13 @@ class Stateful:
         limit_s = sink.limit_s if is_told else min(sink.limit_s, FIRST_CONTACT_S)
         with connect(sink, host.network, limit_s=limit_s) as client:
             default = spark.sparkContext.defaultParallelism
-            partitions = prepare_topic(
-                client, parsed.topic, self._partitions, default, allow_trimming=parsed.allow_trimming
-            )
+            settings = KEEP_ALL if parsed.allow_trimming else NEW_TOPIC
+            partitions = prepare_topic(client, parsed.topic, self._partitions, default, settings)
+            if parsed.late_topic is not None:
+                prepare_late_topic(client, parsed.late_topic, partitions)
         fixed = QueryDefinition(self._operator, self._key, schema, fingerprint, partitions, parsed)
-        started = _Starting(self._frame, fixed, self._probe)
+        fixed.result_columns()
+        started = _Starting(self._frame, fixed, self._probe, self._initial)
         writer = started.reports.writeStream.foreachBatch(started.on_batch).outputMode("append")
         if checkpointLocation is not None:
             writer = writer.option("checkpointLocation", checkpointLocation)
@@ -182,7 +215,7 @@ class Stateful:
 class _Starting:
     """The callbacks for Spark, which may call before `start` has the query's ids. The first call makes the driver."""
 
-    def __init__(self, frame: DataFrame, fixed: QueryDefinition, probe: Probe) -> None:
+    def __init__(self, frame: DataFrame, fixed: QueryDefinition, probe: Probe, initial: DataFrame | None) -> None:
         self.spark = frame.sparkSession
         self.fixed = fixed
         self._probe = probe
@@ -199,14 +232,22 @@ class _Starting:
         """
         self.failure: BaseException | None = None
         """The error of the last batch."""
-        handed = frame.mapInArrow(HandOver(fixed), HANDED_SCHEMA)
-        self.reports = handed.repartitionById(fixed.partitions, PARTITION).mapInArrow(self._task, REPORT_SCHEMA)
+        self.reports = observed(self._reports(frame, fixed))
+        self._initial: DataFrame | None = None
+        if initial is not None:
+            self._initial = self._reports(initial, replace(fixed, schema=arrow_schema(initial)))
+
+    def _reports(self, frame: DataFrame, handed_over: QueryDefinition) -> DataFrame:
+        """The reports of tasks over a frame's rows, as the definition `handed_over` has them cut by partition."""
+        handed = frame.mapInArrow(HandOver(handed_over), HANDED_SCHEMA)
+        return handed.repartitionById(self.fixed.partitions, PARTITION).mapInArrow(self._task, REPORT_SCHEMA)
 
     def driver(self, query: str, incarnation: str) -> QueryDriver:
         """The driver of this incarnation of the query."""
         with self._lock:
             if self._driver is None:
-                self._driver = QueryDriver(self.fixed, query, incarnation, ThisHost(), self._probe)
+                initial = None if self._initial is None else partial(self._collect, self._initial)
+                self._driver = QueryDriver(self.fixed, query, incarnation, ThisHost(), self._probe, initial)
                 self._incarnation = incarnation
             return self._driver
 
@@ -245,7 +286,7 @@ class _Starting:
                 raise
             # Not chained: Spark's text repeats the worker's traceback several times. Spark searches the text of this
             # error with a regular expression that overflows its stack on long texts, and the error would be lost.
-            raise TasksFailed(f"query {plan.query}, {epoch_name(plan.epoch)}: {said}") from None
+            raise TasksFailed(f"query {plan.query}, {plan.name}: {said}") from None
         finally:
             context.setLocalProperty(PLAN_PROPERTY, "")
         # If Spark knows that a plan is empty, it runs no task.

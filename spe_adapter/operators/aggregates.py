@@ -5,11 +5,14 @@
 | window | results | when |
 |---|---|---|
 | Tumbling, Sliding | key, window (start, end), aggregates | once, when the watermark reaches the window's end |
+| the same in mode update | the same | after each batch, of the windows that changed in it |
+| Session | key, session_window (start, end), aggregates | once, when the watermark reaches the session's end |
 | Counting | key, aggregates | with the row that fills the window |
 | Running | key, aggregates | after each batch, of the keys in it |
 
 Invariants: a window's state is the state of its aggregates and nothing else; results are those of Spark's own windowed
-aggregation on the same rows (append mode for windows by event time, update mode for running ones).
+aggregation on the same rows (for windows by event time in the output mode that they name, update mode for running
+ones).
 
 Source: CEC paper, section II (the aggregate operator); Spark's StateStoreSaveExec.
 """
@@ -22,7 +25,8 @@ import pyarrow as pa
 
 from logstore.errors import InvalidConfig
 from spe_adapter.codec.kernels import Int64s
-from spe_adapter.operators import counting
+from spe_adapter.operators import counting, sessions
+from spe_adapter.operators.aggregation import Aggregation
 from spe_adapter.operators.base import (
     Assignment,
     Combining,
@@ -33,14 +37,18 @@ from spe_adapter.operators.base import (
     Rows,
     State,
     Times,
+    ceiling_ms,
     time_index,
 )
 from spe_adapter.operators.cells import Cells, Slot, arrow_of, fresh, read, write
-from spe_adapter.operators.functions import Aggregation, Edge
-from spe_adapter.operators.windows import Counting, Sliding, Window, window_column, window_type
+from spe_adapter.operators.succession import aggregates_problem, column_evolution
+from spe_adapter.operators.windows import Counting, Session, Sliding, Window, window_column, window_type
+from spe_adapter.state.evolution import Evolution
 
 WINDOW: Final = "window"
 """The result column that says which event-time window it is."""
+SESSION: Final = "session_window"
+"""The result column that says which session it is."""
 
 
 _Change = Callable[[str, Aggregation, list[Cells]], list[Cells]]
@@ -55,7 +63,13 @@ class Aggregate(Operator):
             raise InvalidConfig("an Aggregate without aggregates; name at least one: Aggregate(window, n=count())")
         self._window = window
         self._aggregations: Mapping[str, Aggregation] = aggregations
-        if isinstance(window, Sliding):
+        if isinstance(window, Session):
+            lacking = [name for name, one in aggregations.items() if not one.merges]
+            if lacking:
+                raise InvalidConfig(
+                    f"sessions grow together, which {', '.join(lacking)} cannot: give it a method merge"
+                )
+        if isinstance(window, Sliding | Session):
             self.event_time = window.time
             self.delay_ms = window.delay_ms
 
@@ -63,30 +77,48 @@ class Aggregate(Operator):
     def description(self) -> str:
         """What is aggregated, over which windows."""
         what = ", ".join(f"{name}={function!r}" for name, function in self._aggregations.items())
-        return f"Aggregate({self._window.description}, {what})"
+        return f"{self._kind}{what})"
+
+    @property
+    def _kind(self) -> str:
+        """The description up to the aggregates: what the state's windows depend on."""
+        return f"Aggregate({self._window.description}, "
+
+    def follows(self, former: str) -> str | None:
+        """An Aggregate over the same windows, whose aggregates are here too or are declared as renamed or dropped."""
+        aggregates = {name: repr(function) for name, function in self._aggregations.items()}
+        return aggregates_problem(former, self._kind, aggregates, self.evolution)
+
+    def state_evolution(self, schema: pa.Schema, former: pa.Schema) -> Evolution:
+        """Changes are declared by the names of aggregates; each stands for all columns of its state."""
+        return column_evolution(self.evolution, former, self.state_schema(schema))
 
     def output(self, schema: pa.Schema) -> pa.Schema:
         """Window (of event-time windows) and aggregates."""
         fields = [pa.field(name, one.result_type(schema)) for name, one in self._aggregations.items()]
         self._slots(schema)
-        if isinstance(self._window, Sliding):
+        if isinstance(self._window, Sliding | Session):
             times = schema.field(time_index(schema, self._window.time)).type
-            fields.insert(0, pa.field(WINDOW, window_type(times)))
+            fields.insert(0, pa.field(WINDOW if isinstance(self._window, Sliding) else SESSION, window_type(times)))
         return pa.schema(fields)
 
     def state_schema(self, schema: pa.Schema) -> pa.Schema:
         """The state of the aggregates."""
         slots = [pa.field(name, slot.type) for name, slot in self._slots(schema)]
+        if isinstance(self._window, Session):
+            return sessions.state_schema(slots)
         return counting.state_schema(self._window, slots) if isinstance(self._window, Counting) else pa.schema(slots)
 
     def columns(self, schema: pa.Schema) -> tuple[str, ...]:
-        """Those that are aggregated."""
-        needed = {one.column for one in self._aggregations.values()}
+        """Those that are aggregated, and of sessions the time."""
+        needed = {column for one in self._aggregations.values() for column in one.columns}
+        if isinstance(self._window, Session):
+            needed.add(self._window.time)
         return tuple(name for name in schema.names if name in needed)
 
     def assign(self, batch: pa.RecordBatch, times: Times | None, sequence: Int64s) -> Assignment | Overlapping:
         """By event time, or one window per key."""
-        if isinstance(self._window, Sliding) and times is not None:
+        if isinstance(self._window, Sliding | Session) and times is not None:
             return self._window.assign(times)
         return super().assign(batch, times, sequence)
 
@@ -95,16 +127,21 @@ class Aggregate(Operator):
         if isinstance(self._window, Counting):
             filled = counting.fold(self._window, self._aggregations, rows, state)
             return Results(self._results(filled.cells, state), filled.owner)
+        if isinstance(self._window, Session):
+            sessions.fold(self._window, self._aggregations, rows, state)
+            return None
         return self._changed(state, lambda _, one, cells: one.fold(cells, rows.batch, rows.window))
 
     def combining(self, schema: pa.Schema) -> Combining | None:
-        """By window, but: which window of a number of rows a row is in is known only where all rows of its key are; and
-        where windows overlap, rows of one window are combined in several groups, so their order is lost.
+        """By window, but: which session, or window of a number of rows, a row is in is known only where all rows of its
+        key are; and where windows overlap, rows of one window are combined in several groups, so their order is lost.
         """
-        if isinstance(self._window, Counting):
+        if isinstance(self._window, Counting | Session):
+            return None
+        if not all(one.merges for one in self._aggregations.values()):
             return None
         if isinstance(self._window, Sliding) and self._window.overlaps > 1:
-            if any(isinstance(one, Edge) for one in self._aggregations.values()):
+            if any(one.is_ordered for one in self._aggregations.values()):
                 return None
         return _Combining(self._window, self._aggregations, self._slots(schema), self._changed)
 
@@ -119,20 +156,30 @@ class Aggregate(Operator):
             folded[name] = cells
         if isinstance(self._window, Sliding):
             state.expire_at(self._window.ends_ms(state.numbers))
-            return None
+            if self._window.mode == "append":
+                return None
+            return self._results(folded, state, self._bounds(self._window, state))
         return self._results(folded, state)
 
     def expire(self, state: State, watermark_ms: int) -> Emitted:
         """The results of windows that have ended."""
-        if not isinstance(self._window, Sliding):
+        if isinstance(self._window, Session):
+            due = sessions.ended(self._aggregations, state, watermark_ms)
+            kind = self.output(state.schema).field(SESSION).type
+            window = window_column(due.start_us, due.end_us, kind)
+            return Results(self._results(due.cells, state, window), due.owner, ceiling_ms(due.end_us))
+        if not isinstance(self._window, Sliding) or self._window.mode == "update":
             return None
         cells = {
             name: [read(state, name + slot.suffix, slot) for slot in one.slots(state.schema)]
             for name, one in self._aggregations.items()
         }
+        results = self._results(cells, state, self._bounds(self._window, state))
+        return Results(results, np.arange(state.size), self._window.ends_ms(state.numbers))
+
+    def _bounds(self, window: Sliding, state: State) -> pa.Array:
         kind = self.output(state.schema).field(WINDOW).type
-        window = window_column(state.numbers, self._window.length_us, kind)
-        return Results(self._results(cells, state, window), np.arange(state.size), self._window.ends_ms(state.numbers))
+        return window_column(state.numbers, state.numbers + window.length_us, kind)
 
     def _results(self, cells: Mapping[str, list[Cells]], state: State, *window: pa.Array) -> pa.RecordBatch:
         schema = self.output(state.schema)

@@ -33,8 +33,9 @@ Source: CEC paper, sections II.B and III (windows as independent parts of an ope
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from typing import Any, ClassVar, Final, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -47,6 +48,7 @@ from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.state import exact
 from spe_adapter.state.columns import fixed_array, fixed_values
 from spe_adapter.state.errors import StateSchemaRefused, StateValueRefused
+from spe_adapter.state.evolution import Evolution
 from spe_adapter.state.layout import NEVER as _NEVER
 from spe_adapter.state.store import StateStore
 
@@ -344,6 +346,9 @@ class Operator(ABC):
     stateless: bool = False
     """True where there is no state at all: not even which keys were seen."""
 
+    evolution: Evolution = Evolution()
+    """What became of the state's columns since an earlier version of the operator."""
+
     keeps_entries: bool = False
     """True where the operator keeps entries of its own kind per key (named states, timers) in place of windows. All
     that changed is then written to the log in each epoch, and nothing is replayed.
@@ -396,6 +401,33 @@ class Operator(ABC):
                     f"state column {name!r} is declared as {kind!r}; give an Arrow type: pa.int64()"
                 )
         return pa.schema(list(self.state.items()))
+
+    def evolving(
+        self,
+        *,
+        renamed: Mapping[str, str] | None = None,
+        dropped: Sequence[str] = (),
+        defaults: Mapping[str, Any] | None = None,
+        formerly: Sequence[str] = (),
+    ) -> Self:
+        """This operator with declared changes of its state; see `spe_adapter.state.evolution.Evolution`."""
+        changed = copy(self)
+        changed.evolution = Evolution(
+            renamed=renamed or {}, dropped=tuple(dropped), defaults=defaults or {}, formerly=tuple(formerly)
+        )
+        return changed
+
+    def follows(self, former: str) -> str | None:
+        """Why the state of an operator with that description cannot be this operator's; None if it can."""
+        if former == self.description or former in self.evolution.formerly:
+            return None
+        return f"it was {former}, which is not declared as what {self.name} was formerly"
+
+    def state_evolution(self, schema: pa.Schema, former: pa.Schema) -> Evolution:
+        """The declared changes by the names of the state's columns: `former` are the columns in the log, `schema` is
+        that of the input.
+        """
+        return self.evolution
 
     def inputs(self) -> tuple[Input, ...]:
         """The inputs with event time; the watermark is that of the slowest of them."""

@@ -17,10 +17,13 @@ _LOWEST_WALL: Final = 1 << 60
 
 
 class Clock(NamedTuple):
-    """The times of a call in ms since 1970: the watermark by which the epoch closes what is due, and its wall time."""
+    """The times of a call in ms since 1970: the watermark by which the epoch closes what is due, its wall time, and the
+    watermark by which rows are late.
+    """
 
     watermark_ms: int = 0
     wall_ms: int = 0
+    late_ms: int = 0
 
     def has_passed(self, expires: Int64s) -> Bools:
         """Whether each of these times, as `expires` has them, has come."""

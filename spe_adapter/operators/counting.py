@@ -21,9 +21,9 @@ import pyarrow as pa
 
 from spe_adapter.codec.kernels import Bools, Int64s
 from spe_adapter.operators import kernels
+from spe_adapter.operators.aggregation import Aggregation
 from spe_adapter.operators.base import Rows, State
 from spe_adapter.operators.cells import Cells, Slot, fresh, gather, joined, read, steady, write
-from spe_adapter.operators.functions import Aggregation
 from spe_adapter.operators.windows import Counting
 
 ROWS: Final = "#rows"

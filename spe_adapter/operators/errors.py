@@ -20,3 +20,9 @@ class BadResults(CairnError):
 
 class ArithmeticOverflow(CairnError):
     """A sum of integers beyond 64 bits: an error, as in Spark with `spark.sql.ansi.enabled` (its default)."""
+
+
+class OperatorChanged(CairnError):
+    """The state in the log belongs to an operator that this one does not follow: another operator, or another key, or
+    columns that were not declared as changed. The message says what differs.
+    """

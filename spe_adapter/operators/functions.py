@@ -4,130 +4,74 @@
 |---|---|---|---|
 | count() | – | int64 | counts rows |
 | count(x) | any | int64 | not counted |
-| sum(x) | integers; float, double | int64; double | skipped; null if all are |
-| avg(x), stddev(x) | integers, float, double | double | skipped; null if all are |
+| sum(x) | integers; decimal(p, s); float, double | int64; decimal(p + 10, s); double | skipped; null if all are |
+| avg(x) | decimal(p, s); other numbers | decimal(p + 4, s + 4); double | skipped; null if all are |
+| stddev(x) | numbers | double | skipped; null if all are |
 | min(x), max(x) | numbers, boolean, date, timestamp, string, … | as the input | skipped |
-| first(x), last(x) | the same | as the input | taken, unless ignore_nulls |
+| first(x), last(x) | the same, lists, structs | as the input | taken, unless ignore_nulls |
+| collect_list(x) | the same | a list | left out; empty if all are |
+| collect_set(x) | numbers, boolean, date, timestamp, string, … | a list | left out; empty if all are |
+| approx_count_distinct(x) | the same | int64 | not counted |
+| percentile_approx(x, q) | numbers | double, or a list of them | skipped; null if all are |
 
-Results equal Spark's: a sum of integers beyond 64 bits is an error (Spark's default, ANSI mode); NaN is greater than
-any other number; strings compare by their bytes; stddev is the sample's, null for one row. Decimals are refused.
+Results equal Spark's: a sum of integers beyond 64 bits is an error (Spark's default, ANSI mode), as is one of decimals
+beyond their precision, which has at most 38 digits; NaN is greater than any other number; strings compare by their
+bytes; stddev is the sample's, null for one row. The two approximate ones are as exact as Spark's, but other values.
 
 Invariant: rows are folded in their order of arrival, one by one, so results do not depend on how batches are cut.
-`first` and `last` are by order of arrival, not by time.
+`first`, `last` and the collected lists are by order of arrival, not by time.
 
 Source: Spark's Count, Sum, Average, Min, Max, First, Last and CentralMomentAgg.
 """
 
-from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from spe_adapter.codec.kernels import Int64s
-from spe_adapter.errors import SchemaRefused
-from spe_adapter.operators import kernels
+from spe_adapter.codec.nested import is_decimal, is_nested
+from spe_adapter.operators import decimals, kernels
+from spe_adapter.operators.aggregation import (
+    NUMBERS,
+    Aggregation,
+    Refolding,
+    arrow,
+    check,
+    fixed,
+    is_number,
+    is_text,
+    kept,
+    ordered,
+)
 from spe_adapter.operators.cells import Cells, Fixed, Slot, arrow_of, column_values, steady
+from spe_adapter.operators.collecting import CollectList, CollectSet
+from spe_adapter.operators.decimals import Unscaled
 from spe_adapter.operators.errors import ArithmeticOverflow
-
-_NUMBERS: Final = "integers, float or double"
-_ORDERED: Final = "integers, float, double, boolean, date, timestamp, duration, string or binary"
-
-
-@dataclass(frozen=True)
-class Aggregation(ABC):
-    """One aggregate of one column. It is folded: state cells and rows in, state cells out."""
-
-    column: str | None
-
-    @abstractmethod
-    def slots(self, schema: pa.Schema) -> tuple[Slot, ...]:
-        """The state it keeps for an input of this schema. Raises SchemaRefused."""
-
-    @abstractmethod
-    def fold(self, cells: list[Cells], batch: pa.RecordBatch, windows: Int64s) -> list[Cells]:
-        """Rows, each with the index of its window, into the windows' cells."""
-
-    def merge(self, cells: list[Cells], combined: list[pa.Array], windows: Int64s) -> list[Cells]:
-        """State that was folded elsewhere, a row of `combined` (one column per slot) for each of `windows`, into the
-        windows' cells. Here: as if its value had come as one row.
-        """
-        value = pa.RecordBatch.from_arrays([combined[0]], names=[str(self.column)])
-        return self.fold(cells, value, windows)
-
-    @abstractmethod
-    def result_type(self, schema: pa.Schema) -> pa.DataType:
-        """The type of its result."""
-
-    def result(self, cells: list[Cells], kind: pa.DataType) -> pa.Array:
-        """The result of each window."""
-        return arrow_of(cells[0], kind)
-
-    def _of(self, schema: pa.Schema) -> pa.DataType:
-        name = str(self.column)
-        if schema.get_field_index(name) < 0:
-            raise SchemaRefused(f"column {name!r} of {self.name} is missing; there is {', '.join(schema.names)}")
-        return schema.field(name).type
-
-    @property
-    def name(self) -> str:
-        """How messages call it."""
-        return type(self).__name__.lower()
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    wide = pa.types.is_uint64(kind) or pa.types.is_float16(kind)
-    return bool((pa.types.is_integer(kind) or pa.types.is_floating(kind)) and not wide)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-    )
-
-
-def _kept(kind: pa.DataType) -> pa.DataType:
-    """The type as state has it."""
-    if pa.types.is_large_string(kind):
-        return pa.string()
-    return pa.binary() if pa.types.is_large_binary(kind) else kind
-
-
-def _check(aggregation: Aggregation, kind: pa.DataType, allowed: str, fits: bool) -> None:
-    if not fits:
-        raise SchemaRefused(f"column {aggregation.column!r} is {kind}; {aggregation.name} takes {allowed}")
-
-
-def _ordered(aggregation: Aggregation, kind: pa.DataType) -> pa.DataType:
-    fits = (
-        _is_number(kind)
-        or _is_text(kind)
-        or pa.types.is_boolean(kind)
-        or pa.types.is_date32(kind)
-        or pa.types.is_timestamp(kind)
-        or pa.types.is_duration(kind)
-    )
-    _check(aggregation, kind, _ORDERED, bool(fits))
-    return _kept(kind)
-
-
-def _fixed(cells: Cells) -> Fixed:
-    """Cells that an aggregate declared to be of fixed width."""
-    if not isinstance(cells, Fixed):
-        raise SchemaRefused("state of varying width where numbers were expected")
-    return cells
+from spe_adapter.operators.sketches import ApproxCountDistinct, ApproxPercentile
 
 
 def _plus(cells: Cells, combined: pa.Array, windows: Int64s) -> Fixed:
     """Cells with the values of a column added, each to its window, in their order."""
-    sums = _fixed(cells).values.copy()
+    sums = fixed(cells).values.copy()
     np.add.at(sums, windows, column_values(combined, sums.dtype)[0])
     return Fixed(sums, None)
+
+
+def _decimal_sums(aggregation: Aggregation, before: pa.Array, column: pa.Array, windows: Int64s) -> pa.Array:
+    """Sums of decimals with the values of a column added. Raises ArithmeticOverflow."""
+    kind = before.type
+    sums = Unscaled.of(before)
+    row = decimals.add(sums, column, windows, kind.precision)
+    if row >= 0:
+        raise ArithmeticOverflow(
+            f"{aggregation.name} of column {aggregation.column!r} exceeds {kind.precision} digits with {column[row]}; "
+            "sum it as a double"
+        )
+    return sums.as_arrow(kind)
 
 
 class Count(Aggregation):
@@ -136,12 +80,12 @@ class Count(Aggregation):
     def slots(self, schema: pa.Schema) -> tuple[Slot, ...]:
         """The count."""
         if self.column is not None:
-            self._of(schema)
+            self.type_of_input(schema)
         return (Slot("", pa.int64(), nullable=False),)
 
     def fold(self, cells: list[Cells], batch: pa.RecordBatch, windows: Int64s) -> list[Cells]:
         """Count."""
-        before = _fixed(cells[0]).values
+        before = fixed(cells[0]).values
         if self.column is not None:
             values = batch.column(self.column)
             if values.null_count:
@@ -157,17 +101,20 @@ class Count(Aggregation):
         return pa.int64()
 
 
-class Sum(Aggregation):
-    """The sum: int64 of integers, double of the others."""
+class Sum(Refolding):
+    """The sum: int64 of integers, a decimal of decimals, double of the others."""
 
     def slots(self, schema: pa.Schema) -> tuple[Slot, ...]:
         """The sum."""
-        return (Slot("", self.result_type(schema)),)
+        kind = self.result_type(schema)
+        return (Slot("", kind, arrow=is_decimal(kind)),)
 
     def fold(self, cells: list[Cells], batch: pa.RecordBatch, windows: Int64s) -> list[Cells]:
         """Add up. Raises ArithmeticOverflow."""
-        sums, nulls = _fixed(cells[0])
         column = batch.column(self.column)
+        if not isinstance(cells[0], Fixed):
+            return [_decimal_sums(self, cells[0], column, windows)]
+        sums, nulls = cells[0]
         empty = np.array(nulls, np.bool_)
         if sums.dtype == np.int64:
             values, missing = column_values(column, np.int64)
@@ -183,24 +130,35 @@ class Sum(Aggregation):
 
     def result_type(self, schema: pa.Schema) -> pa.DataType:
         """As Spark has it."""
-        kind = self._of(schema)
-        _check(self, kind, _NUMBERS, _is_number(kind))
+        kind = self.type_of_input(schema)
+        check(self, kind, NUMBERS, is_number(kind))
+        if is_decimal(kind):
+            return decimals.sum_type(kind)
         return pa.int64() if pa.types.is_integer(kind) else pa.float64()
 
 
 class Avg(Aggregation):
-    """The mean, of a sum kept as a double."""
+    """The mean, of a sum kept as a double, or as a decimal where the values are."""
 
     def slots(self, schema: pa.Schema) -> tuple[Slot, ...]:
         """Sum and count."""
-        kind = self._of(schema)
-        _check(self, kind, _NUMBERS, _is_number(kind))
-        return Slot(".sum", pa.float64(), nullable=False), Slot(".n", pa.int64(), nullable=False)
+        kind = self.type_of_input(schema)
+        check(self, kind, NUMBERS, is_number(kind))
+        count = Slot(".n", pa.int64(), nullable=False)
+        if is_decimal(kind):
+            return Slot(".sum", decimals.sum_type(kind), arrow=True), count
+        return Slot(".sum", pa.float64(), nullable=False), count
 
     def fold(self, cells: list[Cells], batch: pa.RecordBatch, windows: Int64s) -> list[Cells]:
-        """Add up and count."""
-        sums, counts = _fixed(cells[0]).values, _fixed(cells[1]).values
-        values, nulls = column_values(batch.column(self.column), np.float64)
+        """Add up and count. Raises ArithmeticOverflow."""
+        column, counts = batch.column(self.column), fixed(cells[1]).values
+        if not isinstance(cells[0], Fixed):
+            total = _decimal_sums(self, cells[0], column, windows)
+            if column.null_count:
+                windows = windows[column.is_valid().to_numpy(zero_copy_only=False)]
+            return [total, Fixed(counts + np.bincount(windows, minlength=len(counts)), None)]
+        sums = cells[0].values
+        values, nulls = column_values(column, np.float64)
         kernels.sum_doubles(values, nulls, steady(windows, np.int64), sums, np.empty(len(sums), np.bool_))
         if len(nulls):
             windows = windows[~nulls]
@@ -208,16 +166,28 @@ class Avg(Aggregation):
 
     def merge(self, cells: list[Cells], combined: list[pa.Array], windows: Int64s) -> list[Cells]:
         """Add sums and counts."""
-        return [_plus(cell, part, windows) for cell, part in zip(cells, combined, strict=True)]
+        counts = _plus(cells[1], combined[1], windows)
+        if not isinstance(cells[0], Fixed):
+            return [_decimal_sums(self, cells[0], combined[0], windows), counts]
+        return [_plus(cells[0], combined[0], windows), counts]
 
     def result(self, cells: list[Cells], kind: pa.DataType) -> pa.Array:
-        """Sum by count."""
-        sums, counts = _fixed(cells[0]).values, _fixed(cells[1]).values
-        return arrow_of(Fixed(sums / np.maximum(counts, 1), counts == 0), kind)
+        """Sum by count. Raises ArithmeticOverflow."""
+        counts = fixed(cells[1]).values
+        if isinstance(cells[0], Fixed):
+            return arrow_of(Fixed(cells[0].values / np.maximum(counts, 1), counts == 0), kind)
+        shift = kind.scale - cells[0].type.scale
+        means, window = decimals.means(Unscaled.of(cells[0]), counts, shift, kind.precision)
+        if window >= 0:
+            raise ArithmeticOverflow(
+                f"the mean of column {self.column!r}, {cells[0][window]} / {counts[window]}, does not fit into {kind}"
+            )
+        return means.as_arrow(kind)
 
     def result_type(self, schema: pa.Schema) -> pa.DataType:
-        """Always a double."""
-        return pa.float64()
+        """As Spark has it."""
+        kind = self.type_of_input(schema)
+        return decimals.mean_type(kind) if is_decimal(kind) else pa.float64()
 
 
 class Stddev(Aggregation):
@@ -225,21 +195,22 @@ class Stddev(Aggregation):
 
     def slots(self, schema: pa.Schema) -> tuple[Slot, ...]:
         """Count, mean, and the sum of squared distances from it."""
-        kind = self._of(schema)
-        _check(self, kind, _NUMBERS, _is_number(kind))
+        kind = self.type_of_input(schema)
+        check(self, kind, NUMBERS, is_number(kind))
         doubles = (Slot(suffix, pa.float64(), nullable=False) for suffix in (".mean", ".m2"))
         return (Slot(".n", pa.int64(), nullable=False), *doubles)
 
     def fold(self, cells: list[Cells], batch: pa.RecordBatch, windows: Int64s) -> list[Cells]:
         """Welford's update, row by row."""
-        counts, means, squares = (_fixed(part).values for part in cells)
-        values, nulls = column_values(batch.column(self.column), np.float64)
+        counts, means, squares = (fixed(part).values for part in cells)
+        column = batch.column(self.column)
+        values, nulls = column_values(column.cast(pa.float64()) if is_decimal(column.type) else column, np.float64)
         kernels.moments(values, nulls, steady(windows, np.int64), counts, means, squares)
         return [Fixed(counts, None), Fixed(means, None), Fixed(squares, None)]
 
     def merge(self, cells: list[Cells], combined: list[pa.Array], windows: Int64s) -> list[Cells]:
         """As Spark's CentralMomentAgg merges."""
-        counts, means, squares = (_fixed(part).values for part in cells)
+        counts, means, squares = (fixed(part).values for part in cells)
         parts = (
             column_values(part, kind)[0]
             for part, kind in zip(combined, (np.int64, np.float64, np.float64), strict=True)
@@ -249,7 +220,7 @@ class Stddev(Aggregation):
 
     def result(self, cells: list[Cells], kind: pa.DataType) -> pa.Array:
         """Null for fewer than two rows, as in Spark."""
-        counts, _, squares = (_fixed(part).values for part in cells)
+        counts, _, squares = (fixed(part).values for part in cells)
         return arrow_of(Fixed(np.sqrt(squares / np.maximum(counts - 1, 1)), counts < 2), kind)
 
     def result_type(self, schema: pa.Schema) -> pa.DataType:
@@ -258,7 +229,7 @@ class Stddev(Aggregation):
 
 
 @dataclass(frozen=True)
-class Extreme(Aggregation):
+class Extreme(Refolding):
     """The least or greatest value."""
 
     greatest: bool
@@ -271,13 +242,17 @@ class Extreme(Aggregation):
     def slots(self, schema: pa.Schema) -> tuple[Slot, ...]:
         """The best so far."""
         kind = self.result_type(schema)
-        return (Slot("", kind, arrow=_is_text(kind)),)
+        return (Slot("", kind, arrow=is_text(kind) or is_decimal(kind)),)
 
     def fold(self, cells: list[Cells], batch: pa.RecordBatch, windows: Int64s) -> list[Cells]:
         """Compare."""
         before = cells[0]
         column = batch.column(self.column)
         if not isinstance(before, Fixed):
+            if is_decimal(before.type):
+                chosen = Unscaled.of(before)
+                decimals.choose(chosen, column, windows, greatest=self.greatest)
+                return [chosen.as_arrow(before.type)]
             return [self._fold_text(before, column.cast(before.type), windows)]
         is_float = before.values.dtype.kind == "f"
         wide = np.float64 if is_float else np.int64
@@ -305,7 +280,7 @@ class Extreme(Aggregation):
 
     def result_type(self, schema: pa.Schema) -> pa.DataType:
         """As the input."""
-        return _ordered(self, self._of(schema))
+        return ordered(self, self.type_of_input(schema))
 
 
 @dataclass(frozen=True)
@@ -314,6 +289,8 @@ class Edge(Aggregation):
 
     last: bool
     ignore_nulls: bool
+
+    is_ordered: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
@@ -334,9 +311,7 @@ class Edge(Aggregation):
         return self._choose(cells, combined[0], windows)
 
     def _choose(self, cells: list[Cells], given: pa.Array, windows: Int64s) -> list[Cells]:
-        before = cells[0]
-        if isinstance(before, Fixed):
-            raise SchemaRefused("state of fixed width where Arrow's was expected")
+        before = arrow(cells[0])
         column = given.cast(before.type)
         rows = np.arange(len(windows))
         if self.ignore_nulls and column.null_count:
@@ -348,7 +323,7 @@ class Edge(Aggregation):
         chosen[windows[rows]] = rows
         takes = chosen >= 0
         if not self.last:
-            held = before.is_valid().to_numpy(zero_copy_only=False) if self.ignore_nulls else _fixed(cells[1]).values
+            held = before.is_valid().to_numpy(zero_copy_only=False) if self.ignore_nulls else fixed(cells[1]).values
             takes &= ~held
         source = np.where(takes, len(before) + chosen, np.arange(len(before)))
         value = pa.concat_arrays([before, column]).take(pa.array(source))
@@ -356,7 +331,8 @@ class Edge(Aggregation):
 
     def result_type(self, schema: pa.Schema) -> pa.DataType:
         """As the input."""
-        return _ordered(self, self._of(schema))
+        kind = kept(self.type_of_input(schema))
+        return kind if is_nested(kind) else ordered(self, kind)
 
 
 def count(column: str | None = None) -> Aggregation:
@@ -397,3 +373,31 @@ def first(column: str, *, ignore_nulls: bool = False) -> Aggregation:
 def last(column: str, *, ignore_nulls: bool = False) -> Aggregation:
     """A column's value in the window's last row (with `ignore_nulls`, the last that is not null)."""
     return Edge(column, last=True, ignore_nulls=ignore_nulls)
+
+
+def collect_list(column: str) -> Aggregation:
+    """All values of a column, in their order of arrival; at most 16 MiB for each window."""
+    return CollectList(column)
+
+
+def collect_set(column: str) -> Aggregation:
+    """The distinct values of a column, in the order in which they came first; at most 16 MiB for each window."""
+    return CollectSet(column)
+
+
+def approx_count_distinct(column: str, rsd: float = 0.05) -> Aggregation:
+    """About how many distinct values a column has: `rsd` is the relative standard deviation. A window's state takes
+    about 1.2 / rsd² bytes (HyperLogLog).
+    """
+    return ApproxCountDistinct(column, rsd)
+
+
+def percentile_approx(column: str, percentage: float | Sequence[float], relative_error: float = 0.01) -> Aggregation:
+    """The value that this part (0 to 1) of a column's values does not exceed, or the list of them for several parts.
+
+    Each is off by `relative_error` of its own size at most (DDSketch). Other than in Spark, where the error is one of
+    ranks, results depend on the values alone, whatever their order.
+    """
+    single = isinstance(percentage, int | float)
+    parts = (float(percentage),) if isinstance(percentage, int | float) else tuple(map(float, percentage))
+    return ApproxPercentile(column, parts, float(relative_error), single)

@@ -37,8 +37,9 @@ from spe_adapter.operators.base import (
 from spe_adapter.operators.blame import blamed, failed
 from spe_adapter.operators.clock import Clock
 from spe_adapter.operators.combining import take_apart
+from spe_adapter.operators.formats import FormattedResults, ResultFormat, formatted
 from spe_adapter.operators.keys import KeyCodec
-from spe_adapter.operators.output import Output, is_raw, output_schema, to_records
+from spe_adapter.operators.output import Output, is_raw, output_schema
 from spe_adapter.operators.replay import Replay
 from spe_adapter.operators.results import check_columns, normal
 from spe_adapter.state.columns import distinct
@@ -67,7 +68,8 @@ class Processor:
     each of the operator's inputs since this object was made, late rows included (None: no row yet); `late` counts rows
     dropped because they came too late; `suppressed` counts results of replays, which are in the log already; `windows`
     adds up the distinct windows of each call; `epoch` and `batch` (Spark's number of it, None: there is none) are named
-    in errors. `clock` has the times of the epoch, for operators that keep entries: set it before the epoch's rows.
+    in errors. `clock` has the times of the epoch, for operators that keep entries: set it before the epoch's rows. With
+    `keeps_late`, rows that no window took because they were late are kept for `take_late`.
     """
 
     def __init__(
@@ -84,10 +86,11 @@ class Processor:
         self._codec = codec
         self._store = store
         self._schema = schema
-        self._inner = operator.output(schema)
+        self.inner = operator.output(schema)
+        """The operator's own output columns, without the key's."""
         self._prepared = operator.prepared(schema)
         self._needed = list(operator.columns(self._prepared))
-        self.schema = output_schema(codec.fields, self._inner)
+        self.schema = output_schema(codec.fields, self.inner)
         self.sequence = sequence
         self.seen = seen
         self.epoch = epoch
@@ -95,6 +98,8 @@ class Processor:
         self.clock = Clock()
         self.max_events_ms: list[int | None] = [None] * len(operator.inputs())
         self.late = 0
+        self.keeps_late = False
+        self._late_rows: list[Output] = []
         self.suppressed = 0
         self.windows = 0
 
@@ -106,10 +111,16 @@ class Processor:
         return None if not known or len(known) < len(delays) else min(known) + self._operator.delay_ms
 
     def process(
-        self, batch: pa.RecordBatch, *, late_watermark_ms: int = 0, replay: Replay | None = None
+        self,
+        batch: pa.RecordBatch,
+        *,
+        late_watermark_ms: int = 0,
+        replay: Replay | None = None,
+        keys: pa.BinaryArray | None = None,
     ) -> Output | None:
         """Process rows; the results, or None. Rows that are late by `late_watermark_ms` are dropped; in a replay, rows
-        that their window has seen are dropped too. Raises OperatorFailed.
+        that their window has seen are dropped too. `keys` are the rows' keys (None: in their columns). Raises
+        OperatorFailed.
         """
         self.seen += batch.num_rows
         batch = self._guarded(lambda: self._operator.prepare(batch))
@@ -119,7 +130,8 @@ class Processor:
             return None
         times = self._guarded(lambda: self._operator.times(batch))
         self._note_times(batch, times)
-        assigned = self._assign(batch, times, sequence, late_watermark_ms)
+        keys = self._codec.encode(batch) if keys is None else keys
+        assigned = self._assign(batch, keys, times, sequence, late_watermark_ms)
         if replay is not None:
             assigned = _unseen(assigned, replay)
         if not len(assigned.window):
@@ -245,10 +257,29 @@ class Processor:
         self.max_events_ms[index] = newest if before is None else max(before, newest)
 
     def _assign(
-        self, batch: pa.RecordBatch, times: Times | None, sequence: Int64s, late_watermark_ms: int
+        self,
+        batch: pa.RecordBatch,
+        keys: pa.BinaryArray,
+        times: Times | None,
+        sequence: Int64s,
+        late_watermark_ms: int,
     ) -> _Assigned:
         given = self._guarded(lambda: self._operator.assign(batch, times, sequence))
-        return self._located(given, self._codec.encode(batch), late_watermark_ms, None)
+        before = self.late
+        assigned = self._located(given, keys, late_watermark_ms, None)
+        if self.keeps_late and self.late > before and times is not None and assigned.positions is not None:
+            placed = np.arange(batch.num_rows) if given.rows is None else given.rows
+            dropped = np.setdiff1d(placed, assigned.positions)
+            which = pa.array(dropped)
+            self._late_rows.append(Output(keys.take(which), batch.take(which), times.us[dropped] // MICROSECONDS))
+        return assigned
+
+    def take_late(self) -> list[Output]:
+        """Rows, as the operator would have got them, that were dropped since the last call: those that every window
+        that they are in had ended for.
+        """
+        rows, self._late_rows = self._late_rows, []
+        return rows
 
     def _located(
         self, given: Assignment | Overlapping, keys: pa.BinaryArray, late_watermark_ms: int, weights: Int64s | None
@@ -361,13 +392,13 @@ class Processor:
         if results is None:
             return None
         results = self._operator.conclude(results)
-        check_columns(results.rows, self._inner)
+        check_columns(results.rows, self.inner)
         return results
 
-    def records(self, output: Output) -> tuple[pa.BinaryArray, pa.BinaryArray]:
-        """Results as keys and values of records. Raises OperatorFailed where a value cannot be written."""
+    def records(self, output: Output, wanted: ResultFormat = "json") -> FormattedResults:
+        """Results as keys and values of records, in a format. Raises OperatorFailed where a value cannot be written."""
         try:
-            return to_records(output)
+            return formatted(output, wanted)
         except Exception as error:
             raise failed(self._operator, self._when, "output", error) from error
 
@@ -382,7 +413,7 @@ class Processor:
         if len(self.schema) > len(columns):
             columns = [*self._codec.decode(keys), *columns]
         rows = pa.RecordBatch.from_arrays(columns, schema=self.schema)
-        return Output(keys, rows, results.times_ms, is_raw(self._inner))
+        return Output(keys, rows, results.times_ms, is_raw(self.inner))
 
 
 def _taken(keys: pa.BinaryArray, positions: Int64s | None) -> pa.BinaryArray:

@@ -8,8 +8,9 @@ Expressions are pyarrow's (`pyarrow.compute`), evaluated on whole batches.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +35,7 @@ from spe_adapter.operators.base import (
     WindowIdentities,
 )
 from spe_adapter.operators.clock import Clock
+from spe_adapter.state.evolution import Evolution
 from spe_adapter.state.store import StateStore
 
 _COMPUTED: Final = "computed"
@@ -199,6 +201,28 @@ class Pipeline(Operator):
     def state_schema(self, schema: pa.Schema) -> pa.Schema:
         """The stateful operator's state."""
         return self._inner.state_schema(self.prepared(schema))
+
+    def evolving(
+        self,
+        *,
+        renamed: Mapping[str, str] | None = None,
+        dropped: Sequence[str] = (),
+        defaults: Mapping[str, Any] | None = None,
+        formerly: Sequence[str] = (),
+    ) -> Self:
+        """The same steps around the stateful operator with declared changes of its state."""
+        inner = self._inner.evolving(renamed=renamed, dropped=dropped, defaults=defaults, formerly=formerly)
+        changed = copy(self)
+        vars(changed).update(_inner=inner)
+        return changed
+
+    def follows(self, former: str) -> str | None:
+        """As the stateful operator says; steps may change without touching its state."""
+        return self._inner.follows(former)
+
+    def state_evolution(self, schema: pa.Schema, former: pa.Schema) -> Evolution:
+        """The stateful operator's."""
+        return self._inner.state_evolution(self.prepared(schema), former)
 
     def columns(self, schema: pa.Schema) -> tuple[str, ...]:
         """Those the stateful operator reads."""

@@ -1,4 +1,4 @@
-"""The kinds of windows: by event time (tumbling, sliding), by count of rows, and none at all.
+"""The kinds of windows: by event time (tumbling, sliding, sessions), by count of rows, and none at all.
 
 Invariants: an event-time window is [start, start + length) in µs since 1970, its number is its start; starts lie at
 `start + n * slide`, also before 1970, exactly as Spark's `window` has them. A row without event time is in no window.
@@ -9,7 +9,7 @@ Source: Spark's TimeWindowing rule; CEC paper, section II (time-based and count-
 import re
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,10 @@ from spe_adapter.operators.base import Assignment, Overlapping, Times, ceiling_m
 
 Duration = str | timedelta
 """A length of time: "5 minutes", "1 hour 30 minutes", "250 milliseconds", or a timedelta."""
+
+Mode = Literal["append", "update"]
+MODES: Final[tuple[Mode, ...]] = ("append", "update")
+"""When a window gives results: once, when it has ended; or whenever it changes."""
 
 _UNITS_US: Final = {
     "microsecond": 1,
@@ -59,6 +63,8 @@ class Sliding:
 
     A window's result comes, once, when the watermark reaches its end: the newest event time minus `delay`. Rows that
     come later than that are dropped. `start` shifts all windows ("15 minutes": hourly windows from a quarter past).
+    With `mode` "update" a window gives its present result after each batch that changes it instead, as in Spark's
+    output mode of that name: its last result is the final one.
     """
 
     length: Duration
@@ -66,9 +72,12 @@ class Sliding:
     time: str
     delay: Duration = "0 seconds"
     start: Duration = "0 seconds"
+    mode: Mode = "append"
 
     def __post_init__(self) -> None:
         """Check, as Spark does. Raises InvalidConfig."""
+        if self.mode not in MODES:
+            raise InvalidConfig(f"windows in mode {self.mode!r}; it is {' or '.join(MODES)}")
         if self.length_us <= 0 or self.slide_us <= 0:
             raise InvalidConfig(f"a window of {self.length!r} every {self.slide!r}; both must be longer than nothing")
         if self.slide_us > self.length_us:
@@ -80,7 +89,7 @@ class Sliding:
 
     @property
     def description(self) -> str:
-        """What a window's number and end depend on; a query may change its delay at any time."""
+        """What a window's number and end depend on; a query may change its delay and mode at any time."""
         return (
             f"windows of {self.length_us} µs every {self.slide_us} µs from {duration_us(self.start)} µs by {self.time}"
         )
@@ -134,10 +143,10 @@ class Sliding:
 
 
 def Tumbling(  # noqa: N802  a kind of window, spelled like the others
-    length: Duration, time: str, delay: Duration = "0 seconds", start: Duration = "0 seconds"
+    length: Duration, time: str, delay: Duration = "0 seconds", start: Duration = "0 seconds", mode: Mode = "append"
 ) -> Sliding:
     """Windows of `length`, one behind the other: see Sliding."""
-    return Sliding(length, length, time, delay, start)
+    return Sliding(length, length, time, delay, start, mode)
 
 
 @dataclass(frozen=True)
@@ -181,7 +190,48 @@ class Running:
     description: ClassVar[str] = "no windows"
 
 
-Window = Sliding | Counting | Running
+@dataclass(frozen=True)
+class Session:
+    """Windows that last as long as a key's rows come with pauses of `gap` at most, by the timestamps in column `time`.
+
+    A session is from its first row to `gap` behind its last. Its result comes, once, when the watermark reaches its
+    end: the newest event time minus `delay`. A row that would end a session of its own by then is dropped.
+    """
+
+    gap: Duration
+    time: str
+    delay: Duration = "0 seconds"
+
+    def __post_init__(self) -> None:
+        """Check. Raises InvalidConfig."""
+        if self.gap_us <= 0:
+            raise InvalidConfig(f"sessions with a gap of {self.gap!r}; it must be longer than nothing")
+        if self.delay_ms < 0:
+            raise InvalidConfig(f"a delay of {self.delay!r}; it must not be negative")
+
+    @property
+    def description(self) -> str:
+        """What a session's bounds depend on; a query may change its delay at any time."""
+        return f"sessions with a gap of {self.gap_us} µs by {self.time}"
+
+    @property
+    def gap_us(self) -> int:
+        """The longest pause within a session."""
+        return duration_us(self.gap)
+
+    @property
+    def delay_ms(self) -> int:
+        """How far the watermark stays behind."""
+        return duration_us(self.delay) // 1000
+
+    def assign(self, times: Times) -> Assignment:
+        """All sessions of a key are found by the key."""
+        rows = None if times.valid is None else np.flatnonzero(times.valid)
+        us = times.us if rows is None else times.us[rows]
+        return Assignment(np.zeros(len(us), np.int64), rows, ceiling_ms(us + self.gap_us))
+
+
+Window = Sliding | Counting | Running | Session
 
 _INSTANT: Final = "us"
 
@@ -192,7 +242,7 @@ def window_type(times: pa.DataType) -> pa.DataType:
     return pa.struct([pa.field("start", moment), pa.field("end", moment)])
 
 
-def window_column(starts: Int64s, length_us: int, kind: pa.DataType) -> pa.Array:
+def window_column(starts: Int64s, ends: Int64s, kind: pa.DataType) -> pa.Array:
     """Windows as a result column of this type."""
-    parts = [pa.array(moments).view(kind.field(0).type) for moments in (starts, starts + length_us)]
+    parts = [pa.array(moments).view(kind.field(0).type) for moments in (starts, ends)]
     return pa.StructArray.from_arrays(parts, fields=[kind.field(0), kind.field(1)])

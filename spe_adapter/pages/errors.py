@@ -27,3 +27,11 @@ class FreezeCancelled(CairnError):
     """The frozen pages are gone: their copies outgrew their room, or the freeze was taken for abandoned. The operator
     went on; a checkpoint of these pages fails and is taken again.
     """
+
+
+class RecordSchemaRefused(CairnError):
+    """A record that pages cannot hold, or records of another schema; the message names the field or the type."""
+
+
+class EntryTooLarge(CairnError):
+    """Bytes that do not fit on one page; the message says how many there are and how many fit."""

@@ -1,4 +1,5 @@
-"""The lock that says whether the owner of a freeze lives: a lock on a byte far behind the end of the file.
+"""The lock that says whether the owner of a freeze lives: a lock on a byte far behind the end of the file. A second one
+lets one process at a time begin a freeze.
 
 Invariants:
 * The lock belongs to an opening of the file (an open file description lock), so that it goes when the last descriptor
@@ -16,6 +17,7 @@ from typing import Final
 _FLOCK: Final = struct.Struct("@hhlli4x")
 """`struct flock` of 64-bit Linux: type, whence, start, length, process."""
 _AT: Final = 1 << 62
+_BEGIN_AT: Final = _AT + 1
 
 
 def acquire(descriptor: int) -> None:
@@ -26,6 +28,20 @@ def acquire(descriptor: int) -> None:
 def release(descriptor: int) -> None:
     """Unlock the byte."""
     fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, _AT, 1, 0))
+
+
+def begin(descriptor: int) -> bool:
+    """Become the only process that begins a freeze of this file; False if another one is at it."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _BEGIN_AT, 1, 0))
+    except BlockingIOError:
+        return False
+    return True
+
+
+def end(descriptor: int) -> None:
+    """Let other processes begin a freeze."""
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, _BEGIN_AT, 1, 0))
 
 
 def is_held(descriptor: int) -> bool:

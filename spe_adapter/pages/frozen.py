@@ -86,6 +86,11 @@ class FrozenPages:
         """Whether the freeze is still active."""
         return self._table.active == self.number
 
+    @property
+    def copied(self) -> int:
+        """The number of pages that were copied aside so far, 0 when the freeze is over."""
+        return int(self._table.head[COPIES]) if self.is_valid else 0
+
     def read(self, ids: Int64s) -> Bytes:
         """The content of pages of `ids` at the freeze: uint8 (len(ids), page_bytes).
 
@@ -96,6 +101,7 @@ class FrozenPages:
         head = self._table.head
         self._step("read live pages")
         self._read(out, np.arange(len(numbers)), numbers, int(head[DATA_AT]))
+        self._step("look for copies")
         fence()
         marks = self._table.mark[numbers]
         aside = np.flatnonzero(marks >> SLOT_BITS == self.number)
@@ -105,6 +111,7 @@ class FrozenPages:
             slots = (marks[aside] & ((1 << SLOT_BITS) - 1)) - 1
             order = np.argsort(slots)
             self._read(out, aside[order], slots[order], int(head[ASIDE_AT]))
+            self._step("look for an end")
             fence()
             self._check()
         rest = self._table.length_bytes - (self._table.pages - 1) * self.page_bytes

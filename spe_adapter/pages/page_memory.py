@@ -13,7 +13,8 @@ cancelled from being read: the number of the active freeze is cleared before a p
 Invariants:
 * Memory is changed only after `touch` of its pages. `touch` never fails because of a freeze: a freeze whose copies have
   no room, or whose owner is gone, is cancelled.
-* Freezing and changing exclude each other: the user of this module holds a lock around both. Reading takes no lock.
+* Freezing and changing exclude each other: the user of this module holds a lock around both, a shared one while it
+  freezes. Reading takes no lock.
 * The owner of a freeze holds a lock on a byte of the file (`freeze_lock`), which goes with the owner's process.
 
 Source: SGuard, section 4.4 (copy-on-write during a checkpoint).
@@ -87,6 +88,14 @@ class PageMemory:
         longer than the opening. The caller excludes changes. Raises FreezeRefused if a freeze is active whose owner
         lives.
         """
+        if not freeze_lock.begin(owner):
+            raise FreezeRefused("another process is freezing these pages")
+        try:
+            return self._freeze(owner, since, limit, numbers)
+        finally:
+            freeze_lock.end(owner)
+
+    def _freeze(self, owner: int, since: int | None, limit: int, numbers: Int64s | None) -> tuple[int, Int64s]:
         table, head = self.table, self.table.head
         if head[ACTIVE] and freeze_lock.is_held(self._descriptor):
             raise FreezeRefused(f"freeze {table.active} is still being read")

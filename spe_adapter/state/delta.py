@@ -36,6 +36,11 @@ _SLICE_ROWS: Final = 64 * 1024
 """Rows that are applied at a time, so that their columns stay in the processor's cache."""
 
 
+ENSURE: Final = "ensure"
+REMOVE: Final = "remove"
+"""The first change of each slice of windows that a step stores, or removes."""
+
+
 class EpochMark(Protocol):
     """The fields of a mark that the footprints of its epoch share (`cec.control.Mark` has them): the epoch, and the
     counters at its end.
@@ -195,7 +200,7 @@ def redo(table: Table, step: VersionStep) -> Iterator[str]:
     mark = step.mark if isinstance(step.mark, WindowVersion) else window_version_of(step.mark)
     check_schema(table.schema, step.footprints)
     for batch in _slices(step.footprints):
-        yield "ensure"
+        yield ENSURE
         rows, _ = table.ensure(*identities_of(batch))
         yield "fill"
         table.fill(rows, batch)
@@ -203,7 +208,7 @@ def redo(table: Table, step: VersionStep) -> Iterator[str]:
         table.set_window_versions(rows, *mark)
     for batch in _slices(step.tombstones):
         rows = table.find(*identities_of(batch))
-        yield "remove"
+        yield REMOVE
         table.remove(rows[rows >= 0])
 
 

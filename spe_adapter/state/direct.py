@@ -133,20 +133,21 @@ class Direct:
         """Footprint these windows too."""
         self._tracker.changed(ids)
 
-    def changes(self, checks: Int64s | None = None) -> Changes:
+    def changes(self, checks: Int64s | None = None, *, with_changed: bool = False) -> Changes:
         """What changed since the last call, and the start of the next epoch.
 
         With `checks` (each named once), only windows that opened and these are footprinted; what else changed is left
-        for a replay of the input to bring back. The caller that writes the footprints notes their marks in `table`.
+        for a replay of the input to bring back, unless `with_changed` has it footprinted too. The caller that writes
+        the footprints notes their marks in `table`.
         """
         rows, opened = self._tracker.changed_rows()
         if checks is not None:
-            if not opened.all():
-                rows = rows[opened]
-            begun = len(rows)
+            if not with_changed and not opened.all():
+                rows, opened = rows[opened], opened[opened]
             if len(checks):
-                rows = np.concatenate((rows, checks[~self._tracker.is_new(checks)]))
-            opened = np.arange(len(rows)) < begun
+                known = self._tracker.is_changed(checks) if with_changed else self._tracker.is_new(checks)
+                rows = np.concatenate((rows, checks[~known]))
+            opened = np.append(opened, np.zeros(len(rows) - len(opened), np.bool_))
         closed, transient = self._tracker.gone()
         changes = Changes(self.table.take(rows), opened, closed, transient, rows)
         self._tracker.start_epoch()

@@ -98,6 +98,11 @@ def map_file(descriptor: int, size_bytes: int) -> Bytes:
     return np.frombuffer(mmap.mmap(descriptor, size_bytes, flags=flags), np.uint8)
 
 
+def map_start(descriptor: int, size_bytes: int) -> Bytes:
+    """`map_file` for a process that reads little of the file: pages come when they are read."""
+    return np.frombuffer(mmap.mmap(descriptor, size_bytes), np.uint8)
+
+
 class Draft:
     """A file that is being written under a name of its own, until `publish` gives it its final one."""
 
@@ -119,12 +124,12 @@ class Draft:
         self._draft = draft
         self.descriptor = descriptor
 
-    def reserve(self, size_bytes: int) -> Bytes:
+    def reserve(self, size_bytes: int, *, mapped: Callable[[int, int], Bytes] = map_file) -> Bytes:
         """`size_bytes` zeroed bytes of shared memory, really allocated. Raises StateTooLarge."""
         self._environment.step("reserve")
         try:
             os.posix_fallocate(self.descriptor, 0, size_bytes)
-            return map_file(self.descriptor, size_bytes)
+            return mapped(self.descriptor, size_bytes)
         except OSError as error:
             raise no_room(error, self._path.parent, size_bytes) from error
 

@@ -76,6 +76,10 @@ class QueryDirectory:
         path.mkdir(mode=0o700, exist_ok=True)
         return path
 
+    def base(self, partition: int) -> Path:
+        """Where the base of a partition is, if there is one."""
+        return self.path / f"{PARTITION_PREFIX}{partition}" / BASE_NAME
+
     def size_bytes(self) -> int:
         """The memory that all files take."""
         return sum(size_bytes for _, size_bytes in _sizes_of(self.path))

@@ -21,16 +21,19 @@ import struct
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
 from logstore.errors import CairnError
 from spe_adapter.codec.kernels import Bytes
 from spe_adapter.pages.page_memory import PageMemory
-from spe_adapter.pages.page_table import ASIDE_AT, DATA_AT, FIRST_SEQUENCE, HEAD_WORDS, IDENTITY, PageTable, table_bytes
+from spe_adapter.pages.page_table import ASIDE_AT, DATA_AT, HEAD_WORDS, PageTable, table_bytes
+from spe_adapter.pages.resident import let_go, resident_bytes, write_out
 from spe_adapter.state.errors import StateDamaged, StateTooLarge
 from spe_adapter.state.files import StateEnvironment
 from spe_adapter.state.layout import Layout
+from spe_adapter.state.paged import begin_page_table
 from spe_adapter.state.table import Table
 
 HEADER_BYTES: Final = 64 * 1024
@@ -184,17 +187,30 @@ class Segment:
         """Make the page table of a table that was built in this segment: what can differ from zero has changed."""
         if self._table_at is None:
             raise StateDamaged("the segment has a page table already")
-        pages = PageTable.create(
-            self._block[HEADER_BYTES : self._table_at],
-            page_bytes,
-            table.tracked_bytes,
-            self._table_at,
-            len(self._block),
-            allocated=True,
+        room = self._block[HEADER_BYTES : self._table_at]
+        places = self._table_at, len(self._block)
+        begin_page_table(room, page_bytes, table.tracked_bytes, places, table.content())
+
+    def resident_bytes(self) -> int:
+        """The bytes of the segment that are in memory."""
+        return resident_bytes(self._block)
+
+    def write_out(self, descriptor: int, limit_bytes: int) -> int:
+        """Drop pages from memory until at most `limit_bytes` of the segment are there, those first that did not change
+        for longest, and the index last; how many bytes were dropped.
+        """
+        pages = self.page_table()
+        start = int(pages.head[DATA_AT])
+        # The index lies behind the pages, and each epoch uses all of it.
+        behind = max(-(-(len(self._block) - start) // pages.page_bytes) - pages.pages, 0)
+        order = np.concatenate(
+            (np.argsort(pages.stamp, kind="stable"), pages.pages + np.arange(behind, dtype=np.int64))
         )
-        pages.head[IDENTITY] = int.from_bytes(os.urandom(8), "little") >> 1
-        for start, end in table.content():
-            pages.stamp[start >> pages.page_shift : -(-end // page_bytes)] = FIRST_SEQUENCE
+        return write_out(self._block, descriptor, start, pages.page_bytes, order, limit_bytes)
+
+    def let_go(self) -> None:
+        """Take the segment's pages out of this process's map: another process may drop them."""
+        let_go(self._block)
 
     def table(self, schema: pa.Schema, header: Header, writer: int | None = None) -> Table:
         """The table that the header describes; to be changed only with `writer`, a descriptor of the segment's file

@@ -4,7 +4,7 @@ Invariants: the limit counts all files of the query; a draft that is neither pub
 its builder.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -13,15 +13,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from spe_adapter.codec.kernels import Bytes, Int64s
-from spe_adapter.pages.page_memory import Step
+from spe_adapter.pages.page_memory import Step, no_step
 from spe_adapter.pages.page_table import DEFAULT_PAGE_BYTES, check_page_bytes
 from spe_adapter.state.delta import live_windows
 from spe_adapter.state.errors import StateDamaged, StateTooLarge
-from spe_adapter.state.files import Draft, StateEnvironment
+from spe_adapter.state.files import Draft, StateEnvironment, map_file, map_start
 from spe_adapter.state.layout import Layout
 from spe_adapter.state.query import QueryDirectory
 from spe_adapter.state.segment import Header, Segment, Tag, table_at
-from spe_adapter.state.table import Table
+from spe_adapter.state.table import Allocate, Table
 
 MIN_CAPACITY: Final = 1024
 """The minimum number of windows that fit into a new base."""
@@ -76,6 +76,21 @@ def fill_pages(block: Bytes, page_bytes: int, runs: PageRuns, step: Step) -> Non
             tail[:] = content[~inside][-1][: len(tail)]
 
 
+def load_table(
+    schema: pa.Schema, described: BaseDescription, runs: PageRuns, allocate: Allocate, step: Step = no_step
+) -> Table:
+    """The table of a checkpoint, in memory that `allocate` gives. The index is built, and counters are checked.
+
+    Raises StateDamaged if pages contradict each other or the description, and the errors of `allocate` and `runs`.
+    """
+    layout = Layout(schema, described.capacity, described.arena_bytes)
+    block = allocate(layout.size_bytes)
+    fill_pages(block[: layout.tracked_bytes], described.page_bytes, runs, step)
+    table = Table(schema, layout, block, allocate, is_torn=True)
+    table.repair()
+    return table
+
+
 class StateStorage(NamedTuple):
     """The directory of a query's state on this host, its limit in bytes, and what is needed to use it."""
 
@@ -86,6 +101,19 @@ class StateStorage(NamedTuple):
     lock_limit_s: float
     page_bytes: int = DEFAULT_PAGE_BYTES
     """The size of pages of bases that are made."""
+    memory_bytes: int | None = None
+    """The bytes of a partition's base that stay in memory between uses, None: all. For a directory on a disk."""
+
+    @property
+    def mapped(self) -> Callable[[int, int], Bytes]:
+        """How files are mapped: all at once, or page by page when pages are used."""
+        return map_file if self.memory_bytes is None else map_start
+
+    def write_out(self, segment: Segment, descriptor: int) -> None:
+        """Drop pages of a segment from memory beyond the bound, if there is a bound."""
+        if self.memory_bytes is not None:
+            self.environment.step("write out")
+            segment.write_out(descriptor, self.memory_bytes)
 
     def charge(self, more_bytes: int, where: str) -> None:
         """Raise StateTooLarge if `more_bytes` beside the present files exceed the limit."""
@@ -120,7 +148,10 @@ class DraftBuilder:
         draft = Draft(self._path, self._storage.environment)
         before, self._content = self._content, None
         try:
-            self._content = Segment(draft.reserve(at + size_bytes), self._storage.environment, at), draft
+            self._content = (
+                Segment(draft.reserve(at + size_bytes, mapped=self._storage.mapped), self._storage.environment, at),
+                draft,
+            )
         except Exception:
             draft.discard()
             raise
@@ -155,18 +186,14 @@ class DraftBuilder:
 
     def load(self, schema: pa.Schema, described: "BaseDescription", runs: PageRuns) -> Table:
         """The table of a checkpoint. Raises StateDamaged if pages are missing, too many, or contradict each other."""
-        layout = Layout(schema, described.capacity, described.arena_bytes)
-        block = self.allocate(layout.size_bytes)
-        fill_pages(block[: layout.tracked_bytes], described.page_bytes, runs, self._storage.environment.step)
-        table = Table(schema, layout, block, self.allocate, is_torn=True)
-        table.repair()
-        return table
+        return load_table(schema, described, runs, self.allocate, self._storage.environment.step)
 
     def publish(self, table: Table, header: Header) -> None:
         """Give the draft with this table the base's name."""
         segment, draft = self.content
         segment.begin_pages(table, self._storage.page_bytes)
         segment.write(header)
+        self._storage.write_out(segment, draft.descriptor)
         draft.publish()
 
     def discard(self) -> None:

@@ -34,6 +34,7 @@ from spe_adapter.state.columns import (
 from spe_adapter.state.errors import StateDamaged, StateTooLarge
 from spe_adapter.state.layout import NEVER, Column, Layout, check_counters, take_schema
 from spe_adapter.state.oldest import oldest_of
+from spe_adapter.state.paged import PagedBlocks
 from spe_adapter.state.touches import Touches, TrackedTouches, Untracked
 
 Allocate = Callable[[int], Bytes]
@@ -82,14 +83,14 @@ class Table:
         pages: PageMemory | None = None,
     ) -> None:
         """A table over a block that holds a table already (see `create`). With `allocate` None it cannot grow. If it
-        `is_torn` by a crash, only `repair` may be called. Changes are announced to `pages` that the block lies on.
+        `is_torn` by a crash, only `repair` may be called. Changes are announced to `pages` that the block lies on,
+        or to those of `PagedBlocks` that give the block.
         """
-        self._touches: Touches = Untracked() if pages is None else TrackedTouches(layout, pages)
         self.schema = schema
         self._allocate = allocate
         self._take_schema = take_schema(schema)
         self._nothing = pa.RecordBatch.from_pylist([], schema=self._take_schema)
-        self._adopt(layout, block)
+        self._adopt(layout, block, pages)
         if not is_torn:
             check_counters(self._counters, layout)
 
@@ -114,7 +115,7 @@ class Table:
         counters[kernels.EARLIEST] = NEVER
         return cls(schema, layout, block, allocate)
 
-    def _adopt(self, layout: Layout, block: Bytes) -> None:
+    def _adopt(self, layout: Layout, block: Bytes, pages: PageMemory | None = None) -> None:
         views: dict[str, Any] = layout.views(block)
         self._layout = layout
         self._views = views
@@ -125,6 +126,9 @@ class Table:
         self._hashes: Int64s = views["hashes"]
         self._index: Int64s = views["index"]
         self._arena: Bytes = views["arena"]
+        if isinstance(self._allocate, PagedBlocks):
+            pages = self._allocate.track(layout.tracked_bytes, self.content())
+        self._touches: Touches = Untracked() if pages is None else TrackedTouches(layout, pages)
 
     # ---- size
 

@@ -3,7 +3,8 @@ reads a version that another worker is writing.
 
 A task opens its partition at the version from which its epoch starts (`wanted`: the attempt that won the last epoch,
 which the driver knows). It works on an overlay and publishes its changes as a delta. The next task applies the delta of
-the attempt that won to the base; if there is no such delta, it reads the changes from the log.
+the attempt that won to the base; if there is no such delta, it reads the changes from the log. Where there is no base,
+a checkpoint is loaded and the log's steps behind it are applied, or everything is read from the log.
 
 Invariants:
 * A task gets a base only if its tag is the wanted version. State that is damaged, stale or foreign is loaded again,
@@ -22,14 +23,18 @@ Source: CEC paper, section II.B (loading an EC); SGuard, section 4 (copy-on-writ
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 
+from logstore.errors import CairnError
 from spe_adapter.codec.kernels import Bytes
 from spe_adapter.state.delta import (
+    ENSURE,
+    REMOVE,
     Delta,
     EpochMark,
     VersionStep,
@@ -49,7 +54,6 @@ from spe_adapter.state.files import (
     is_in_place,
     key_of,
     lock,
-    map_file,
     open_file,
     tidy,
     unlock_and_close,
@@ -58,16 +62,18 @@ from spe_adapter.state.layout import fingerprint_of
 from spe_adapter.state.overlay import Overlay
 from spe_adapter.state.query import BASE_NAME, DELTA_SUFFIX, QueryDirectory, default_root, delta_name, epoch_of_delta
 from spe_adapter.state.segment import APPLYING, CLEAN, Header, Owner, Segment, Tag, boot_id, segment_bytes
-from spe_adapter.state.storage import MIN_CAPACITY, DraftBuilder, StateStorage
+from spe_adapter.state.storage import MIN_CAPACITY, BaseCheckpoint, DraftBuilder, StateStorage
 from spe_adapter.state.store import Changes
 from spe_adapter.state.table import Table, anonymous
 
-How = Literal["current", "delta", "caught_up", "loaded", "empty"]
+How = Literal["current", "delta", "caught_up", "checkpoint", "loaded", "empty"]
 
 LOCK_LIMIT_S: Final = 1.0
 """Time to wait for a lock before a new file is made instead: longer than a step takes to apply."""
 MAX_DELTAS: Final = 4
 """Deltas that are kept per partition. Older ones are removed; their changes are read from the log."""
+MAX_CHECKPOINTS: Final = 4
+"""Checkpoints that are tried before everything is read from the log."""
 _TRIES: Final = 20
 _MIN_ARENA_BYTES: Final = 16 * 1024
 _MAX_MAPS: Final = 256
@@ -103,6 +109,18 @@ class StateSource(Protocol):
         """The note to keep with the wanted version. Called after all of `everything` was read."""
 
 
+Checkpoints = Callable[[], Iterable[BaseCheckpoint]]
+"""A function that gives the checkpoints of a partition, newest first. It is called only if all must be loaded. The
+loader uses the first one that can be read and from which the log's steps lead to the wanted version. The function may
+raise any CairnError or OSError: then there are none.
+"""
+
+
+def no_checkpoints() -> Iterable[BaseCheckpoint]:
+    """No checkpoints."""
+    return ()
+
+
 class _Map(NamedTuple):
     key: FileKey
     size_bytes: int
@@ -125,6 +143,7 @@ class Base(NamedTuple):
     """A base at the wanted version, under a shared lock."""
 
     descriptor: int
+    segment: Segment
     table: Table
     note: bytes
 
@@ -133,7 +152,9 @@ class StateDirectory:
     """The shared state of one query on this host.
 
     `limit_bytes` bounds the files together with the private memory of a task. `seed` keys the hashes of bases that are
-    made here: a random number. All methods raise StateDirectoryRefused, StateBusy and StateTooLarge.
+    made here: a random number. `memory_bytes` bounds what stays in memory of each partition's base between uses, where
+    the root lies on a disk; the rest is read again on access. All methods raise StateDirectoryRefused, StateBusy and
+    StateTooLarge.
     """
 
     def __init__(
@@ -145,20 +166,27 @@ class StateDirectory:
         seed: int = 0,
         environment: StateEnvironment | None = None,
         lock_limit_s: float = LOCK_LIMIT_S,
+        memory_bytes: int | None = None,
     ) -> None:
         environment = StateEnvironment() if environment is None else environment
         self.root = default_root() if root is None else Path(root)
         self.query = query
         directory = QueryDirectory(self.root, query, environment, lock_limit_s)
-        self._storage = StateStorage(directory, limit_bytes, seed, environment, lock_limit_s)
+        self._storage = StateStorage(directory, limit_bytes, seed, environment, lock_limit_s, memory_bytes=memory_bytes)
         self._boot = boot_id()
 
     @contextmanager
     def open(
-        self, partition: int, schema: pa.Schema, fingerprint: str, wanted: Tag | None, loader: StateSource
+        self,
+        partition: int,
+        schema: pa.Schema,
+        fingerprint: str,
+        wanted: Tag | None,
+        loader: StateSource,
+        checkpoints: Checkpoints = no_checkpoints,
     ) -> Iterator["OpenState"]:
         """The state of a partition at the version `wanted` (None: an empty state), locked against changes within the
-        context.
+        context. Where all must be loaded, `checkpoints` are tried first.
 
         State with another `fingerprint`, that is of another operator, is not used. Raises the errors of the loader,
         StateSchemaRefused and StateSchemaChanged.
@@ -167,7 +195,7 @@ class StateDirectory:
         started_s = clock.monotonic_s()
         owner = Owner(self.query, partition, fingerprint_of(schema, fingerprint).hex(), self._boot)
         with self._storage.directory.held():
-            version_loader = VersionLoader(self._storage, owner, schema, wanted, loader)
+            version_loader = VersionLoader(self._storage, owner, schema, wanted, loader, checkpoints)
             base, how = version_loader.reach()
             try:
                 yield OpenState(version_loader, base, how, clock.monotonic_s() - started_s)
@@ -176,7 +204,10 @@ class StateDirectory:
                     version_loader.condemn(base)
                 raise
             finally:
-                unlock_and_close(base.descriptor)
+                try:
+                    version_loader.leave(base)
+                finally:
+                    unlock_and_close(base.descriptor)
 
     def remove(self) -> bool:
         """Remove all state of this query; False if a task uses it."""
@@ -194,7 +225,9 @@ class OpenState:
     """The open state of a partition: read it through `base`, change it through an overlay.
 
     `how` names the origin of the base: "current" (no change was needed), "delta" (a delta was applied), "caught_up"
-    (steps of the log were applied), "loaded" (all was read from the log), "empty". `note` was published with it.
+    (steps of the log were applied), "checkpoint" (a checkpoint was loaded, and steps of the log behind
+    it were applied), "loaded" (all was read from the log), "empty". `note` was published with it. `refused_checkpoints`
+    are the errors of checkpoints that could not be loaded.
     """
 
     def __init__(self, version_loader: "VersionLoader", base: Base, how: How, load_seconds: float) -> None:
@@ -203,6 +236,7 @@ class OpenState:
         self.load_seconds = load_seconds
         self.note = base.note
         self.tag = version_loader.wanted
+        self.refused_checkpoints = tuple(version_loader.refused)
         self._version_loader = version_loader
 
     def overlay(self) -> Overlay:
@@ -233,17 +267,26 @@ class VersionLoader:
     """Brings the base of one partition to the wanted version: by a delta, by steps of the log, or by the whole log."""
 
     def __init__(
-        self, storage: StateStorage, owner: Owner, schema: pa.Schema, wanted: Tag | None, loader: StateSource
+        self,
+        storage: StateStorage,
+        owner: Owner,
+        schema: pa.Schema,
+        wanted: Tag | None,
+        loader: StateSource,
+        checkpoints: Checkpoints = no_checkpoints,
     ) -> None:
         self.owner = owner
         self.wanted = wanted
         self.storage = storage
         self._schema = schema
         self._loader = loader
+        self._checkpoints = checkpoints
         self._environment = storage.environment
         self._path = storage.directory.partition(owner.partition)
         self._base_path = self._path / BASE_NAME
         self._how: How = "current"
+        self.refused: list[Exception] = []
+        """Why checkpoints were not loaded."""
         self._is_damaged = False
 
     def reach(self) -> tuple[Base, How]:
@@ -273,6 +316,14 @@ class VersionLoader:
             path.unlink(missing_ok=True)
         return size_bytes
 
+    def leave(self, base: Base) -> None:
+        """Keep the base's memory within its bound when a task ends, and its pages out of this process's map: the next
+        task of the partition may run in another one.
+        """
+        if self.storage.memory_bytes is not None:
+            self.storage.write_out(base.segment, base.descriptor)
+            base.segment.let_go()
+
     def condemn(self, base: Base) -> None:
         """Remove a base that proved to be damaged, so that no task uses it again."""
         if is_in_place(self._base_path, base.descriptor):
@@ -285,7 +336,8 @@ class VersionLoader:
         if found.header is None or not self._is_wanted(found.header):
             return None
         try:
-            return Base(found.descriptor, found.segment.table(self._schema, found.header), found.header.note)
+            table = found.segment.table(self._schema, found.header)
+            return Base(found.descriptor, found.segment, table, found.header.note)
         except StateDamaged:
             self._is_damaged = True
             return None
@@ -312,7 +364,7 @@ class VersionLoader:
         elif known is not None and known[:2] == (key, size_bytes):
             block = known.block
         else:
-            block = map_file(descriptor, size_bytes)
+            block = self.storage.mapped(descriptor, size_bytes)
             _maps[self._base_path] = _Map(key, size_bytes, block)
         if block is None:
             unlock_and_close(descriptor)
@@ -364,7 +416,7 @@ class VersionLoader:
             # A change must not run out of room half-way: if it does not fit, it is made in a larger copy.
             room = _needs(table, steps)
             if in_place and table.has_room(*room) and not table.is_sparse:
-                self._apply_in_place(base.segment, header, table, steps)
+                self._apply_in_place(base, header, table, steps)
             else:
                 self._apply_to_copy(table, steps, room)
         except StateDamaged:
@@ -397,10 +449,15 @@ class VersionLoader:
             return None
         return delta
 
-    def _apply_in_place(self, segment: Segment, header: Header, table: Table, steps: Sequence[VersionStep]) -> None:
+    def _apply_in_place(self, base: _LockedBase, header: Header, table: Table, steps: Sequence[VersionStep]) -> None:
+        segment = base.segment
         for step in steps:
             segment.write(header._replace(state=APPLYING, target=step.tag))
-            self._redo(table, step)
+            segment.page_table().advance()
+            for change in redo(table, step):
+                self._environment.step(change)
+                if change in (ENSURE, REMOVE):  # between two slices of rows
+                    self.storage.write_out(segment, base.descriptor)
             header = header._replace(state=CLEAN, tag=step.tag, target=None, note=step.note)
             segment.write(header)
 
@@ -418,7 +475,10 @@ class VersionLoader:
             self._environment.step(change)
 
     def _start_anew(self) -> None:
-        """Make a new base with all windows of the loader, or an empty one if no version is wanted."""
+        """Make a new base: from a checkpoint, with all windows of the loader, or empty if no version is wanted."""
+        if self._load_checkpoint():
+            self._how = "checkpoint"
+            return
         self._how = "empty" if self.wanted is None else "loaded"
 
         def build(builder: DraftBuilder) -> tuple[Table, bytes]:
@@ -436,6 +496,43 @@ class VersionLoader:
             return table, self._loader.note()
 
         self._replace(build)
+
+    def _load_checkpoint(self) -> bool:
+        """Make a new base of the newest checkpoint that leads to the wanted version; False if there is none."""
+        if self.wanted is None:
+            return False
+        # Whatever goes wrong with checkpoints, the log has everything; only a lack of room would stop the log too.
+        try:
+            for checkpoint in islice(self._checkpoints(), MAX_CHECKPOINTS):
+                try:
+                    if self._load(checkpoint):
+                        return True
+                except (CairnError, OSError) as error:
+                    self.refused.append(error)
+        except (CairnError, OSError) as error:
+            self.refused.append(error)
+        return False
+
+    def _load(self, checkpoint: BaseCheckpoint) -> bool:
+        described = checkpoint.described
+        if described.fingerprint != self.owner.fingerprint:
+            return False
+        steps: Sequence[VersionStep] = ()
+        if described.tag != self.wanted:
+            steps = self._loader.since(described.tag) or ()
+            if not steps or steps[-1].tag != self.wanted:
+                return False
+        for step in steps:
+            check_schema(self._schema, step.footprints)
+
+        def build(builder: DraftBuilder) -> tuple[Table, bytes]:
+            table = builder.load(self._schema, described, checkpoint.runs())
+            for step in steps:
+                self._redo(table, step)
+            return table, steps[-1].note if steps else described.note
+
+        self._replace(build)
+        return True
 
     def _table_for(self, builder: DraftBuilder, batch: pa.RecordBatch) -> Table:
         """An empty table with room for the windows that the loader expects, sized like those of the first batch."""

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from logstore.errors import CairnError
+from logstore.errors import CairnError, InvalidConfig
 from logstore.format.batch import patch_base
 from logstore.format.control import Begin, End, encode_control
 from spe_adapter.cec.control import EndPositions, Mark
@@ -32,12 +32,14 @@ from spe_adapter.cec.reconstruct import EventualCheckpoint, Reconstruction
 from spe_adapter.codec.kernels import Bools
 from spe_adapter.epochs.marks import OpenWindows, StatePartition, control_batches, epoch_mark
 from spe_adapter.operators.base import Operator, next_watermark
+from spe_adapter.operators.chain import processor_of
 from spe_adapter.operators.clock import Clock
+from spe_adapter.operators.errors import OperatorChanged
 from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.operators.output import Output, to_records
-from spe_adapter.operators.processor import Processor
 from spe_adapter.operators.replay import Replay, SkipPoints
 from spe_adapter.state.direct import Direct
+from spe_adapter.state.evolution import Conversion, state_columns_of
 from spe_adapter.state.layout import NEVER
 from spe_adapter.state.overlay import Overlay
 from spe_adapter.state.store import Changes, StateStore
@@ -189,6 +191,32 @@ class OperatorHarness:
         if (processor.sequence, processor.seen) != (self._processor.sequence, self._processor.seen):
             raise NotReproduced(f"{self._processor.sequence} rows after recovery, {processor.sequence} before")
 
+    def evolve(self, operator: Operator) -> None:
+        """Go on with an operator that follows the present one, as a query does that is started with another operator:
+        its state is taken from the log, and written anew, in its columns, in an epoch without rows.
+
+        Raises OperatorChanged or StateSchemaChanged if the operator does not follow, and InvalidConfig with `checks`:
+        the continuous runner's replay needs the operator that has processed the rows before.
+        """
+        if self._checks is not None:
+            raise InvalidConfig("a harness with checks has no other operator; the continuous runner refuses it")
+        problem = operator.follows(self._operator.description)
+        if problem is not None:
+            raise OperatorChanged(f"operator {operator.name}: {problem}")
+        former, self._operator = self._operator, operator
+        try:
+            self._recover()
+        except CairnError:
+            self._operator = former
+            self._recover()
+            raise
+        self._epochs.append(_Epoch((), self._watermark_ms, self._watermark_ms))
+        everything = self._table.take(self._table.live_rows())
+        none = self._store.changes()
+        self._store = Overlay(self._table)
+        opened = np.ones(everything.num_rows, np.bool_)
+        self._write(len(self._epochs), none._replace(footprints=everything, opened=opened), rebase=True)
+
     # ---- epochs
 
     def _run(self, epoch: _Epoch) -> list[dict[str, Any]]:
@@ -207,11 +235,11 @@ class OperatorHarness:
         ]
         self._outputs += outputs
         self._emitted += sum(output.rows.num_rows for output in outputs)
-        self._write(len(self._epochs))
+        self._write(len(self._epochs), self._store.changes())
         return [row for output in outputs for row in output.rows.to_pylist()]
 
     def _feed(self, epoch: _Epoch, replay: Replay | None) -> list[Output]:
-        self._processor.clock = Clock(epoch.watermark_ms, epoch.wall_ms)
+        self._processor.clock = Clock(epoch.watermark_ms, epoch.wall_ms, epoch.late_watermark_ms)
         if epoch.initial is not None:
             self._processor.start(epoch.initial, KeyCodec(epoch.initial.schema, self._key))
         given = [
@@ -223,8 +251,7 @@ class OperatorHarness:
 
     # ---- the log
 
-    def _write(self, number: int) -> None:
-        changes = self._store.changes()
+    def _write(self, number: int, changes: Changes, *, rebase: bool = False) -> None:
         sequence, seen = self._processor.sequence, self._processor.seen
         footprints, opened = self._chosen(changes)
         closed = [changes.closed] if self._checks is None else [changes.closed, changes.transient]
@@ -236,7 +263,7 @@ class OperatorHarness:
             )
         self._table.put(footprints, (number, self._emitted, seen))
         written = changes._replace(footprints=footprints, opened=opened, closed=closes[0] if closes else changes.closed)
-        batches = [*control_batches(self._mark(number), written, 0)]
+        batches = [*control_batches(self._mark(number, rebase=rebase), written, 0)]
         begin = Begin(_QUERY, number, 1, ("a",), sum(map(len, batches)), len(batches))
         end = End(_QUERY, number, 1, self._progress(number).to_json().encode())
         first, last = encode_control(begin, timestamp_ms=0), encode_control(end, timestamp_ms=0)
@@ -249,7 +276,7 @@ class OperatorHarness:
     def _begin(self, sequence: int, seen: int) -> None:
         """Start a processor on the committed state."""
         self._store = Overlay(self._table) if self._checks is None else Direct(self._table)
-        self._processor = Processor(
+        self._processor = processor_of(
             self._operator, self._codec, self._schema, self._store, sequence, seen, len(self._epochs)
         )
 
@@ -268,7 +295,7 @@ class OperatorHarness:
             changes.opened[chosen], np.zeros(len(checked), np.bool_)
         )
 
-    def _mark(self, number: int) -> Mark:
+    def _mark(self, number: int, *, rebase: bool) -> Mark:
         oldest = self._table.oldest_window_version()
         return epoch_mark(
             StatePartition(_QUERY, "a", 0, 1, 1, self._operator.name),
@@ -277,6 +304,7 @@ class OperatorHarness:
             OpenWindows(self._table.live, number if oldest is None else oldest[0]),
             self._processor,
             watermark_ms=self._watermark_ms,
+            rebase=rebase,
         )
 
     def _progress(self, number: int) -> EndPositions:
@@ -307,13 +335,18 @@ class OperatorHarness:
         skips.add(eventual.skips.keys, eventual.skips.numbers, eventual.skips.epochs)
         for mark, batches in eventual.windows:
             for batch in batches:
-                rows = table.put(batch, (mark.epoch, mark.emitted, mark.seen))
+                rows = table.put(self._in_columns_of_now(batch), (mark.epoch, mark.emitted, mark.seen))
                 skips.add(table.keys(rows), table.numbers(rows), mark.epoch)
         start = self._start(eventual)
         self._begin(start.sequence, start.seen)
         for number in range(start.epoch + 1, len(self._epochs) + 1):
             self._feed(self._epochs[number - 1], skips.at(number))
         self._store.changes()
+
+    def _in_columns_of_now(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        former = state_columns_of(batch)
+        declared = self._operator.state_evolution(self._schema, former)
+        return Conversion(former, self._operator.state_schema(self._schema), declared).converted(batch)
 
     def _start(self, eventual: EventualCheckpoint) -> Mark:
         """The mark after which input is replayed: the last one if the windows are as of that epoch."""

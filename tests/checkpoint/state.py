@@ -68,14 +68,14 @@ class PagedState:
         self.epoch += 1
         self._note()
 
-    def freeze(self, since: int | None) -> Snapshot | None:
+    def freeze(self, since: object) -> Snapshot | None:
         """Freeze all pages, or those that changed since."""
         self.number += 1
-        ids = np.arange(len(self.content)) if since is None else np.flatnonzero(self._changed > since)
+        ids = np.arange(len(self.content)) if since is None else np.flatnonzero(self._changed > int(str(since)))
         frozen = FrozenArray(self.content, ids.astype(np.int64))
         self.frozen.append(frozen)
         header = VersionHeader("print", self.epoch, f"{self.epoch}-a", len(self.content), 7, b"note")
-        return Snapshot(header, frozen, self.number, since)
+        return Snapshot(header, frozen, self.number, since is None)
 
     def _note(self) -> None:
         self.versions[self.epoch] = self.content.tobytes()

@@ -18,8 +18,11 @@ from spe_adapter.continuous.fragment import Fragment, TopicSource
 from spe_adapter.continuous.steps import join_sources
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate
-from spe_adapter.operators.base import Operator, Results, Rows, State
+from spe_adapter.operators.base import Emitted, Operator, Results, Rows, State
 from spe_adapter.operators.join import WindowJoin
+from spe_adapter.operators.states.declared import ListState, MapState, ValueState
+from spe_adapter.operators.states.operator import StatefulOperator, States
+from spe_adapter.operators.states.timers import ExpiredTimers, Timers
 from spe_adapter.operators.windows import Counting, Running, Sliding, Tumbling
 
 START_MS = 1_700_000_000_000
@@ -93,6 +96,52 @@ class Sessions(Operator):
         return Results(pa.RecordBatch.from_arrays(columns, schema=self.output(pa.schema([]))), which)
 
 
+class Trails(StatefulOperator):
+    """Per key a list, a map and a value, some with a TTL, told of when a timer is due that rows put off."""
+
+    states = {  # noqa: RUF012  as users write it
+        "rows": ValueState(pa.int64()),
+        "trail": ListState({"v": pa.int64()}, ttl="150 milliseconds", ttl_by="event"),
+        "kinds": MapState(pa.int64(), pa.int64()),
+    }
+    event_time = "t"
+    delay_ms = 20
+
+    def output(self, schema: pa.Schema) -> pa.Schema:
+        """How much there is."""
+        return pa.schema([("at", pa.int64()), ("rows", pa.int64()), ("trail", pa.int64()), ("kinds", pa.int64())])
+
+    def handle_rows(self, rows: Rows, states: States, timers: Timers) -> Emitted:
+        """Add up, and be called later than before."""
+        values = pc.fill_null(rows.batch.column("v"), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+        states.rows.set(states.rows.get() + np.bincount(rows.window, minlength=states.count))
+        states.trail.append(rows.window, values)
+        states.kinds.put(rows.window, values % 10, values)
+        odd = np.flatnonzero(values % 7 == 3)
+        states.kinds.remove(rows.window[odd], values[odd] % 10)
+        assert rows.times_ms is not None
+        newest = np.zeros(states.count, np.int64)
+        np.maximum.at(newest, rows.window, rows.times_ms)
+        before = timers.registered()
+        timers.delete(before.owner, before.at_ms)
+        np.maximum.at(newest, before.owner, before.at_ms - 60)
+        timers.register(None, newest + 60)
+        return None
+
+    def handle_expired(self, expired: ExpiredTimers, states: States, timers: Timers) -> Emitted:
+        """Tell, and forget every other key."""
+        owner = expired.owner
+        trail = np.zeros(states.count, np.int64)
+        found = states.trail.read()
+        np.add.at(trail, found.owner, found.values.column(0).to_numpy() + 1)
+        kinds = np.bincount(states.kinds.entries().owner, minlength=states.count)
+        columns = [pa.array(expired.at_ms), states.rows.column(owner), pa.array(trail[owner]), pa.array(kinds[owner])]
+        done = np.unique(owner[expired.at_ms % 2 == 0])
+        for name in self.states:
+            states[name].clear(done)
+        return Results(pa.RecordBatch.from_arrays(columns, schema=self.output(pa.schema([]))), owner)
+
+
 OPERATORS: dict[str, Callable[[Random], Operator]] = {
     "counting": lambda random: Aggregate(
         Counting(random.randint(1, 7)), mean=agg.avg("v"), first=agg.first("v"), rows=agg.count()
@@ -110,6 +159,7 @@ OPERATORS: dict[str, Callable[[Random], Operator]] = {
     ),
     "running": lambda random: Aggregate(Running(), total=agg.sum("v"), rows=agg.count()),
     "sessions": lambda random: Sessions(),
+    "trails": lambda random: Trails(),
     "join": lambda random: WindowJoin(
         f"{random.randint(0, 30)} milliseconds", left_time="t", right_time="t", right_delay="20 milliseconds",
         how=random.choice(("inner", "left", "right")),

@@ -18,8 +18,8 @@ All of them come from `spe_adapter`, which loads what is asked for and nothing e
 `from spe_adapter import Aggregate, agg, stateful`. The guide is [spark.md](spark.md). This page is made from the code
 by `python -m tests.docs.test_api`.
 """
-HIDDEN_METHODS = frozenset(("part", "commit", "open_until"))
-"""Of State, for the Processor alone."""
+HIDDEN_METHODS = frozenset(("part", "commit", "open_until", "remove_due", "drop", "by_id"))
+"""Of State and of named states, for the Processor alone."""
 
 
 def page() -> str:

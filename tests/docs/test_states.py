@@ -14,6 +14,7 @@ from logstore.epochs import ledger_entries, staging
 from logstore.kafka import answers, connection
 from logstore.kafka.groups import state as groups
 from scheduler.peace.online import states as peace
+from spe_adapter.checkpoint import steps as checkpoint_steps
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/states.md"
 HEAD = """# State machines
@@ -39,6 +40,18 @@ def drawn(title: str, module: str, text: str, initial: Enum, steps: Iterable[Ste
         label = f" : {step.event}" if step.event else ""
         lines.append(f"    {step.before.name} --> {step.after.name}{label}")
     return "\n".join([*lines, "```", ""])
+
+
+def checkpoint_section() -> str:
+    """The section of a checkpoint's steps."""
+    steps = [Step(before, event.value, after) for (before, event), after in checkpoint_steps.TRANSITIONS.items()]
+    return drawn(
+        "A checkpoint of an operator's state",
+        "spe_adapter/checkpoint/steps.py",
+        "From the decision to take it to the owner's knowledge of it. Pages are frozen in FROZEN and WRITING.",
+        checkpoint_steps.CheckpointState.NOTED,
+        steps,
+    )
 
 
 def page() -> str:
@@ -106,6 +119,7 @@ def page() -> str:
                 peace.ChunkState.WAITING,
                 chunks,
             ),
+            checkpoint_section(),
         )
     )
 

@@ -41,10 +41,12 @@ class Query:
         self.address = address
         self.topic = topic
         self.source = source
+        self.partitions = PARTITIONS
         self.checkpoint = directory / "checkpoint"
         self.rows: list[Row] = []
         self.ran: list[list[Row]] = []
         self.operator: Operator = Visits()
+        self.probe: Probe = silent
         self._state = directory / "state"
 
     @property
@@ -112,16 +114,16 @@ class Query:
 
     # ---- an epoch
 
-    def driver(self, fixed: QueryDefinition, probe: Probe = silent) -> QueryDriver:
+    def driver(self, fixed: QueryDefinition, probe: Probe | None = None) -> QueryDriver:
         """The driver of a new incarnation."""
         if not (self.checkpoint / "metadata").exists():
             self.write("metadata", json.dumps({"id": str(uuid.uuid4())}))
-        return QueryDriver(fixed, self.id, uuid.uuid4().hex, ThisHost(), probe)
+        return QueryDriver(fixed, self.id, uuid.uuid4().hex, ThisHost(), probe or self.probe)
 
     def close_due(self, driver: QueryDriver, fixed: QueryDefinition) -> bool:
         """An epoch without input, if one is due; whether there was one."""
         return driver.close_due(
-            lambda plan: [self._task(fixed, plan, partition, []) for partition in range(PARTITIONS)]
+            lambda plan: [self._task(fixed, plan, partition, []) for partition in range(self.partitions)]
         )
 
     def fixed(self, options: dict[str, str]) -> QueryDefinition:
@@ -129,7 +131,9 @@ class Query:
         given = {"kafka.bootstrap.servers": self.address, "stateDirectory": str(self._state), **options}
         operator = self.operator
         fingerprint = check(operator, SCHEMA, ("key",))
-        return QueryDefinition(operator, ("key",), SCHEMA, fingerprint, PARTITIONS, parse_stateful(given, self.topic))
+        return QueryDefinition(
+            operator, ("key",), SCHEMA, fingerprint, self.partitions, parse_stateful(given, self.topic)
+        )
 
     def batch(self, driver: QueryDriver, fixed: QueryDefinition, batch: int) -> None:
         """One batch that is planned."""
@@ -137,7 +141,7 @@ class Query:
         def execute(plan: EpochPlan) -> Sequence[str]:
             rows = self.rows[self.end(batch - 1) : self.end(batch)]
             self.ran.append(rows)
-            return [self._task(fixed, plan, partition, rows) for partition in range(PARTITIONS)]
+            return [self._task(fixed, plan, partition, rows) for partition in range(self.partitions)]
 
         driver.run_batch(batch, self._planned, execute)
 
@@ -148,7 +152,7 @@ class Query:
 
     def _task(self, fixed: QueryDefinition, plan: EpochPlan, partition: int, rows: Sequence[Row]) -> str:
         keys = pa.array([row.key.encode() for row in rows], pa.binary())
-        mine = partitions_of(keys, len(rows), PARTITIONS, 0) == partition
+        mine = partitions_of(keys, len(rows), self.partitions, 0) == partition
         own = [row for row, is_mine in zip(rows, mine, strict=True) if is_mine]
         columns = {
             "key": [row.key for row in own],
@@ -157,4 +161,4 @@ class Query:
         }
         batches = iter([Received(False, pa.RecordBatch.from_pydict(columns, schema=SCHEMA))] if own else [])
         attempt = TaskAttempt(plan.query, plan.incarnation, plan.epoch, partition, uuid.uuid4().hex)
-        return run_task(fixed, plan, attempt, ThisHost(), silent, batches).to_json()
+        return run_task(fixed, plan, attempt, ThisHost(), self.probe, batches).to_json()

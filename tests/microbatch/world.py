@@ -90,7 +90,11 @@ class World:
 
     def values(self) -> list[dict[str, Any]]:
         """All results."""
-        return [json.loads(row.value or b"null") for row in read_all(self.address, self.topic)]
+        return [json.loads(text) for text in self.texts()]
+
+    def texts(self) -> list[str]:
+        """All results as they are."""
+        return [(row.value or b"null").decode() for row in read_all(self.address, self.topic)]
 
 
 def parsed(frame: DataFrame) -> DataFrame:

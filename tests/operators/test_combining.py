@@ -16,10 +16,10 @@ from spe_adapter.codec.partitioner import partitions_of
 from spe_adapter.errors import SchemaRefused
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate
+from spe_adapter.operators.aggregation import Aggregation
 from spe_adapter.operators.base import Operator
 from spe_adapter.operators.combining import NULL_PARTITION, Combiner
 from spe_adapter.operators.errors import OperatorFailed
-from spe_adapter.operators.functions import Edge
 from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.operators.output import Output
 from spe_adapter.operators.processor import Processor
@@ -32,15 +32,16 @@ from tests.operators.model import FUNCTIONS, SCHEMA, Row, assert_same, batch_of,
 PARTITIONS = 2
 EXACT = st.sampled_from([None, 0.0, 1.5, -2.25, 7.0, math.inf, math.nan])
 """Sums of these are the same in any order."""
-WHOLE = {name: one for name, one in FUNCTIONS.items() if not isinstance(one, Edge)}
-WINDOWS: list[tuple[Window, dict[str, agg.Aggregation]]] = [
+WHOLE = {name: one for name, one in FUNCTIONS.items() if not one.is_ordered}
+WINDOWS: list[tuple[Window, dict[str, Aggregation]]] = [
     (Tumbling("60 seconds", "ts"), FUNCTIONS),
     (Sliding("60 seconds", "25 seconds", "ts"), WHOLE),
+    (Tumbling("60 seconds", "ts", mode="update"), FUNCTIONS),
     (Running(), FUNCTIONS),
 ]
 
 
-def operator_of(window: Window, functions: dict[str, agg.Aggregation], *, steps: bool) -> Operator:
+def operator_of(window: Window, functions: dict[str, Aggregation], *, steps: bool) -> Operator:
     """Aggregates, with a filter in front or not."""
     operator = Aggregate(window, **functions)
     return Pipeline(Filter(pc.field("b")), Map(keep=True, i=pc.field("i")), operator) if steps else operator
@@ -106,7 +107,7 @@ ROWS = rows_of().flatmap(lambda row: EXACT.map(lambda x: {**row, "x": x}))
     st.lists(st.tuples(st.lists(st.lists(ROWS, max_size=12), max_size=3), st.integers(0, 400)), max_size=4),
 )
 def test_combined_rows_lead_to_the_same(
-    window: tuple[Window, dict[str, agg.Aggregation]], steps: bool, epochs: list[tuple[list[list[Row]], int]]
+    window: tuple[Window, dict[str, Aggregation]], steps: bool, epochs: list[tuple[list[list[Row]], int]]
 ) -> None:
     """Results in their order, late rows, counters and newest event times of every epoch, over several input partitions
     whose rows are combined apart: tumbling, sliding and no windows, every aggregate, nulls in every column, a filter.

@@ -83,6 +83,10 @@ class MapAccess:
         last = np.empty(len(first), np.int64)
         last[index] = np.arange(len(at))
         rows = self._rows(at[first], encoded.take(pa.array(first)))
+        expired = self._entries.is_kept(rows) & ~self._entries.alive(rows)
+        if expired.any():
+            # An entry whose TTL has passed is a new one when it is put again: it comes behind the others.
+            self._remove(at[first[expired]], encoded.take(pa.array(first[expired])))
         new = np.flatnonzero(~self._entries.is_kept(rows))
         if len(new):
             self._give_places(rows[new], at[first[new]], encoded.take(pa.array(first[new])))

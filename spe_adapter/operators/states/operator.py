@@ -243,12 +243,24 @@ class StatefulOperator(Operator):
     @property
     def description(self) -> str:
         """Name and kinds of the states; a TTL may change at any time."""
-        kinds = ", ".join(
+        return f"{self.name}({self._kinds()})"
+
+    def _kinds(self) -> str:
+        return ", ".join(
             f"{spec.name} {type(spec.declared).__name__}"
             + (f" by ({', '.join(f'{field.name} {field.type}' for field in spec.key_fields)})" * bool(spec.key_fields))
             for spec in self.specs.values()
         )
-        return f"{self.name}({kinds})"
+
+    def follows(self, former: str) -> str | None:
+        """As in `Operator`; states may be added behind those that there were, which keep name, kind and order."""
+        name, _, kinds = former.partition("(")
+        kinds = kinds.removesuffix(")")
+        if name != self.name and former not in self.evolution.formerly:
+            return super().follows(former)
+        if kinds and not f"{self._kinds()}, ".startswith(f"{kinds}, "):
+            return f"its states were {kinds}, and are {self._kinds()}: leave those in place, and add others behind them"
+        return None
 
     def state_schema(self, schema: pa.Schema) -> pa.Schema:
         """The columns of all entries."""

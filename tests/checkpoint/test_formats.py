@@ -1,0 +1,181 @@
+"""The bytes of chunks, manifests and names: golden, whole, in pieces, torn and with flipped bits."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spe_adapter.checkpoint.chunk import HEADER_BYTES, ChunkReader, chunk_bytes, encode_chunk
+from spe_adapter.checkpoint.errors import CheckpointDamaged, CheckpointVersionUnknown
+from spe_adapter.checkpoint.manifest import (
+    CheckpointFile,
+    Manifest,
+    Part,
+    decode_manifest,
+    encode_manifest,
+    parts_over,
+)
+from spe_adapter.checkpoint.names import MAX_SEQ, Unit, checkpoint_name, parse_name, query_of
+from spe_adapter.checkpoint.ranges import count_of, ids_of, ranges_of
+from spe_adapter.checkpoint.snapshot import VersionHeader
+from tests.checkpoint.state import FrozenArray
+
+NAME = checkpoint_name(Unit("q", 1), 7)
+HEADER = VersionHeader("print", 5, "5-a", 100, 200, b"\x01note", {"k": [1]})
+GOLDEN_HEADER = "636169726e70677300000001000002000000080000000002000000000000000300000000000000076b9a"
+
+
+def chunk(pages: int = 3, seed: int = 1, thread: int = 2) -> tuple[bytes, FrozenArray]:
+    """The bytes of a chunk, and its pages."""
+    content = np.frombuffer(Random(seed).randbytes(pages * 512), np.uint8).reshape(pages, 512)
+    frozen = FrozenArray(content, np.arange(pages, dtype=np.int64))
+    return b"".join(bytes(piece) for piece in encode_chunk(NAME, thread, frozen.ids, frozen)), frozen
+
+
+def read(data: bytes, cut: int = 0) -> dict[int, bytes]:
+    """The pages in the bytes of a chunk, fed whole or in pieces of `cut` bytes."""
+    reader = ChunkReader("file", NAME, 2)
+    found: dict[int, bytes] = {}
+    for start in range(0, len(data), cut or max(len(data), 1)):
+        for ids, content in reader.feed(data[start : start + (cut or len(data))]):
+            found |= {int(number): page.tobytes() for number, page in zip(ids, content, strict=True)}
+    reader.close()
+    return found
+
+
+def test_a_chunk_is_as_long_as_its_manifest_will_say_and_begins_as_documented() -> None:
+    """The length follows from the pages; magic, version, sizes and numbers stand where docs/format.md says."""
+    data, _ = chunk()
+    assert len(data) == chunk_bytes(3, 512)
+    assert data[:42].hex()[:80] == GOLDEN_HEADER[:80]
+    assert HEADER_BYTES == 64
+
+
+@pytest.mark.parametrize("cut", [0, 1, 63, 64, 513, 4096])
+@pytest.mark.parametrize("pages", [1, 2, 2048, 2049, 5000])
+def test_a_chunk_is_read_in_pieces_of_any_size(pages: int, cut: int) -> None:
+    """Whole, byte by byte and in between, the pages are those that were written."""
+    if cut == 1 and pages > 2:
+        cut = 1000
+    data, frozen = chunk(pages)
+    found = read(data, cut)
+    assert found == {number: frozen.read(np.array([number]))[0].tobytes() for number in range(pages)}
+
+
+def test_every_changed_bit_of_a_chunk_is_noticed() -> None:
+    """No flipped bit, cut or addition gives pages: the error names the file."""
+    data, _ = chunk(2)
+    for place in range(len(data)):
+        changed = bytearray(data)
+        changed[place] ^= 1 << place % 8
+        with pytest.raises(CheckpointDamaged, match="file"):
+            read(bytes(changed))
+    for end in range(len(data)):
+        with pytest.raises(CheckpointDamaged, match="file"):
+            read(data[:end])
+    with pytest.raises(CheckpointDamaged, match="behind the last page"):
+        read(data + b"\0")
+
+
+def test_a_chunk_of_another_checkpoint_thread_or_version_is_refused() -> None:
+    """A file that was swapped is an error that says whose it is; an unknown version is a named error."""
+    data, _ = chunk(1)
+    for name, thread in ((NAME._replace(seq=8), 2), (NAME._replace(unit="other.1"), 2), (NAME, 3)):
+        with pytest.raises(CheckpointDamaged, match=r"belongs to another|is file 2"):
+            list(ChunkReader("file", name, thread).feed(data))
+    with pytest.raises(CheckpointVersionUnknown, match="version 9"):
+        read(data[:8] + b"\0\0\0\x09" + data[12:])
+
+
+def manifest() -> Manifest:
+    """A manifest over a base."""
+    own = CheckpointFile(0, chunk_bytes(3, 512), 5, (4, 2, 9, 1), ("h1", "h2"))
+    base = CheckpointFile(0, chunk_bytes(10, 512), 6, (0, 10), ())
+    return Manifest(Unit("q", 1), 7, HEADER, 512, (Part(7, (own,)), Part(3, (base,))), True, 1234)
+
+
+def test_a_manifest_says_again_what_it_was_given() -> None:
+    """Every field comes back; the first line names format, CRC and length."""
+    data = encode_manifest(manifest())
+    assert decode_manifest(data, NAME, "M") == manifest()
+    assert data.startswith(b"cairn-checkpoint 1 ")
+
+
+def test_every_changed_bit_of_a_manifest_is_noticed() -> None:
+    """No flipped bit and no cut gives a manifest; other versions and other checkpoints are named."""
+    data = encode_manifest(manifest())
+    for place in range(len(data)):
+        changed = bytearray(data)
+        changed[place] ^= 1 << place % 8
+        with pytest.raises(CheckpointDamaged, match="M"):
+            decode_manifest(bytes(changed), NAME, "M")
+    for end in range(len(data)):
+        with pytest.raises(CheckpointDamaged):
+            decode_manifest(data[:end], NAME, "M")
+    with pytest.raises(CheckpointVersionUnknown, match="version 2"):
+        decode_manifest(data.replace(b"checkpoint 1", b"checkpoint 2", 1), NAME, "M")
+    with pytest.raises(CheckpointDamaged, match="is the manifest of"):
+        decode_manifest(data, NAME._replace(seq=8), "M")
+
+
+def test_a_page_counts_in_its_newest_file_only() -> None:
+    """Live pages of all files together are the pages of the state, each once."""
+    live = manifest().live()
+    assert [(found.name.seq, found.ids.tolist()) for found in live] == [(7, [4, 5, 9]), (3, [0, 1, 2, 3, 6, 7, 8])]
+
+
+@given(st.lists(st.sets(st.integers(0, 40), min_size=1), min_size=1, max_size=6))
+def test_parts_over_many_bases_are_the_newest_pages(changes: list[set[int]]) -> None:
+    """For any run of incremental checkpoints, the live pages are those of a model that takes the newest of each."""
+    base = None
+    model: dict[int, int] = {}
+    for seq, changed in enumerate(changes, 1):
+        ids = np.array(sorted(changed), np.int64)
+        file = CheckpointFile(0, chunk_bytes(len(ids), 512), 0, tuple(ranges_of(ids)))
+        base = Manifest(Unit("q", 1), seq, HEADER, 512, parts_over([file], seq, base))
+        model |= dict.fromkeys(changed, seq)
+        found = {int(number): live.name.seq for live in base.live() for number in live.ids}
+        assert found == model
+        assert base.state_bytes == len(model) * 512
+        assert {live.name.seq for live in base.live()} == {part.seq for part in base.parts}
+
+
+@given(st.sets(st.integers(0, 2**40)))
+def test_ranges_are_the_numbers(numbers: set[int]) -> None:
+    """Numbers to ranges and back; the count is known without them."""
+    ids = np.array(sorted(numbers), np.int64)
+    ranges = ranges_of(ids)
+    assert ids_of(ranges).tolist() == ids.tolist()
+    assert count_of(ranges) == len(ids)
+
+
+@pytest.mark.parametrize("ranges", [[1, 0], [5, 2, 6, 1], [5, 2, 1, 1], [-1, 2], [1], [3, 1, 4, 1]])
+def test_what_are_no_ranges_is_refused(ranges: list[int]) -> None:
+    """Empty, negative, descending, touching or odd ranges."""
+    with pytest.raises(ValueError, match=r"."):
+        ids_of(ranges)
+
+
+@given(st.text(max_size=80), st.integers(0, 10**6), st.integers(1, MAX_SEQ))
+def test_names_are_parsed_again_and_are_safe(query: str, partition: int, seq: int) -> None:
+    """Any query's name becomes a safe file name from which unit, number and query come back."""
+    query = query.encode(errors="replace").decode()
+    unit = Unit(query, partition)
+    name = checkpoint_name(unit, seq)
+    assert all(character.isascii() and (character.isalnum() or character in "_-=.") for character in str(name))
+    if not query:
+        return
+    assert parse_name(str(name)) == name
+    assert not str(name).startswith(".")
+    assert query_of(unit.name) in (query, None)
+
+
+def test_long_names_are_bounded_and_differ() -> None:
+    """Names that are too long for a file become hashes."""
+    names = {Unit("x" * length, 0).name for length in (149, 150, 151, 152, 100_000)}
+    assert len(names) == 5
+    assert max(map(len, names)) < 200
