@@ -19,7 +19,7 @@ Invariants:
   that fails, end the cleaning of a stream for this life: a name whose sync failed may be lost, and then newer chunks
   must not be cleaned.
 
-Source: docs/decisions/0029-cleaning.md.
+Source: docs/decisions/0031-cleaning.md.
 """
 
 import errno
