@@ -240,7 +240,13 @@ class _Starting:
     def _reports(self, frame: DataFrame, handed_over: QueryDefinition) -> DataFrame:
         """The reports of tasks over a frame's rows, as the definition `handed_over` has them cut by partition."""
         handed = frame.mapInArrow(HandOver(handed_over), HANDED_SCHEMA)
+<<<<<<< HEAD
         return handed.repartitionById(self.fixed.partitions, PARTITION).mapInArrow(self._task, REPORT_SCHEMA)
+=======
+        routed = handed.repartitionById(self.fixed.partitions, PARTITION)
+        reports = routed.mapInArrow(self._task, REPORT_SCHEMA)
+        return observed(reports) if self.fixed.options.observe else reports
+>>>>>>> o3
 
     def driver(self, query: str, incarnation: str) -> QueryDriver:
         """The driver of this incarnation of the query."""
