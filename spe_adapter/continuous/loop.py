@@ -37,7 +37,8 @@ IDLE_MS: Final = 200
 
 class Recovered(NamedTuple):
     """The event of a recovery: the last committed epoch, the open windows, the footprints and tombstones that were read
-    (`tuples`), the epochs and records that were replayed, and the time of loading and of replay.
+    (`tuples`), the epochs and records that were replayed, and the time of loading and of replay. `checkpoint_epoch` is
+    that of the checkpoint that was loaded, -1 if the log alone was read.
     """
 
     epoch: int
@@ -47,6 +48,7 @@ class Recovered(NamedTuple):
     replayed_epochs: int
     replayed_records: int
     replay_ms: float
+    checkpoint_epoch: int = -1
 
 
 class FragmentProgress(NamedTuple):
@@ -136,7 +138,7 @@ class Loop:
         self._observe(
             Recovered(
                 last, self._core.windows, eventual.scanned.tuples, loaded_ms - started_ms, len(epochs), records,
-                replayed_ms - loaded_ms,
+                replayed_ms - loaded_ms, -1 if table is None else eventual.oldest_epoch,
             )
         )  # fmt: skip
 

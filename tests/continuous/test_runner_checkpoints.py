@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import numpy as np
+import pytest
 from hypothesis import given, settings
 
 from logstore.client.blocking import Client, parse_addresses
+from logstore.errors import CairnError
+from spe_adapter.cec.reconstruct import EventualCheckpoint
 from spe_adapter.checkpoint.bases import StoredBase, stored_bases
 from spe_adapter.checkpoint.directory_sink import DirectorySink
 from spe_adapter.checkpoint.manager import CheckpointManager, ManagerTools
 from spe_adapter.checkpoint.names import Unit
 from spe_adapter.checkpoint.recovery import Finder
+from spe_adapter.continuous import core as core_module
 from spe_adapter.continuous.checkpoints import covered_version
 from spe_adapter.continuous.core import Core
 from spe_adapter.continuous.loop import Recovered
-from spe_adapter.continuous.paged_state import CoveredVersion
+from spe_adapter.continuous.paged_state import CoveredVersion, bring_up
+from spe_adapter.state.table import Table
 from tests.continuous.processes import RunnerProcess, Work, expected, produce
 from tests.continuous.stories import Story, tell
 from tests.continuous.test_kills import consumed
@@ -28,6 +35,7 @@ from tests.continuous.world import Faults
 from tests.support.sidecar import Sidecar
 
 UNIT = Unit("story", 0)
+_NONE = np.empty(0, np.int64)
 
 
 class AtOnce:
@@ -114,6 +122,29 @@ def test_power_cuts_and_damaged_checkpoints(story: Story, seed: int) -> None:
     check(story, Faults(power=frozenset(power)), seed, damage=True)
 
 
+@pytest.mark.parametrize("bug", ["forgets what has ended", "loses a window"])
+def test_bugs_are_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stories above find a recovery that is wrong in one thing."""
+
+    def wrong(table: Table, eventual: EventualCheckpoint) -> None:
+        if bug == "forgets what has ended":
+            eventual = replace(eventual, skips=eventual.skips._replace(keys=eventual.skips.keys[:0], numbers=_NONE))
+        bring_up(table, eventual)
+        if bug == "loses a window":
+            table.remove(table.live_rows()[:1])
+
+    monkeypatch.setattr(core_module, "bring_up", wrong)
+    story = Story(3, "counting", "no checks", batches=40, keys=5)
+    calls = tell(story).counts.port_calls
+    for seed in range(20):
+        kills = Random(seed).sample(range(1, calls), 8)
+        try:
+            check(story, Faults(kill_before=frozenset(kills)), seed, damage=False)
+        except (AssertionError, CairnError):
+            return
+    raise AssertionError("nothing was found")
+
+
 def test_a_checkpoint_saves_replay() -> None:
     """Windows that nobody checks would be replayed from where they were opened; behind checkpoints they are not."""
     story = Story(7, "counting", "no checks", batches=40, keys=5)
@@ -128,6 +159,8 @@ def test_a_checkpoint_saves_replay() -> None:
         sink, random = DirectorySink(Path(directory)), Random(7)
         covered = tell(story, faults, checkpoints=lambda core: AtOnce(core, sink, random, damage=False))
     assert covered.results == plain.results
+    loaded = [event.checkpoint_epoch for event in covered.counts.events if isinstance(event, Recovered)]
+    assert max(loaded) > 0
     assert replayed(list(covered.counts.events)) < replayed(list(plain.counts.events))
 
 
