@@ -131,8 +131,9 @@ class EndPositions:
     `late_watermark_ms` is the watermark by which late rows were dropped, `watermark_ms` the watermark by which windows
     were closed, `wall_ms` the processing time of the epoch (None where nothing goes by it). `reset_to` undoes the
     epochs after that epoch and before this one. `planned` is the input of the batch, None in the log of a version that
-    did not note it. `checkpoints` has sequence number and epoch of the newest checkpoint that the driver knew of each
-    partition, None where there was none; it is empty without checkpoints.
+    did not note it. `results` are the format and columns of the results (`operators.formats.ResultColumns`), None for
+    JSON. `checkpoints` has sequence number and epoch of the newest checkpoint that the driver knew of each partition,
+    None where there was none; it is empty without checkpoints.
     """
 
     generation: int
@@ -147,6 +148,7 @@ class EndPositions:
     planned: Planned | None = None
     checkpoints: tuple[tuple[int, int] | None, ...] = ()
     wall_ms: int | None = None
+    results: Mapping[str, Any] | None = None
 
     def to_json(self) -> str:
         """The positions as END carries them. Names in JSON are those of docs/format.md, not of the fields."""
@@ -169,6 +171,8 @@ class EndPositions:
             fields["checkpoints"] = self.checkpoints
         if self.wall_ms is not None:
             fields["wall_ms"] = self.wall_ms
+        if self.results is not None:
+            fields["results"] = self.results
         return json.dumps(fields, separators=(",", ":"))
 
     @classmethod
@@ -192,6 +196,7 @@ class EndPositions:
             planned=None if values.get("input") is None else Planned.from_fields(values["input"]),
             checkpoints=_checkpoints(values.get("checkpoints", [])),
             wall_ms=fields.optional_integer("wall_ms"),
+            results=values.get("results"),
         )
 
 

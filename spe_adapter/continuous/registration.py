@@ -19,7 +19,7 @@ from logstore.client.blocking import Client, TopicPartition
 from logstore.format.reader_api import LOG_START
 from spe_adapter.continuous.loop import Event, Recovered
 from spe_adapter.continuous.port import FENCE_EPOCH
-from spe_adapter.epochs.retention import ACKNOWLEDGE_S, EpochOffsets, StateReader
+from spe_adapter.epochs.retention import ACKNOWLEDGE_S, EpochOffsets, HeldStreams
 
 KEEP_ALIVE_MS: Final = 60_000.0
 _MS_PER_S: Final = 1000.0
@@ -47,7 +47,7 @@ class RunnerRegistration:
         monotonic_ms: Callable[[], float],
     ) -> None:
         self._client = client
-        self._reader = StateReader(name)
+        self._reader = HeldStreams(name)
         self._needed = needed
         self._target = target
         self._monotonic_ms = monotonic_ms

@@ -40,6 +40,14 @@ from spe_adapter.datasource.options import SOURCE_NAME, SourceOptions, include_h
 from spe_adapter.datasource.ranges import StreamRange, available, limited, split
 from spe_adapter.datasource.reading import read_range, refuse_loss
 from spe_adapter.datasource.registration import Registration
+from spe_adapter.datasource.result_reader import (
+    ResultOptions,
+    parse_results,
+    read_results,
+    reads_results,
+    result_schema,
+    without_results,
+)
 from spe_adapter.datasource.sink import BatchWriter, StreamWriter, check_schema
 from spe_adapter.datasource.state_reader import StateReader, parse_state, reads_state, state_schema
 from spe_adapter.epochs.client import connect
@@ -78,25 +86,29 @@ class CairnDataSource(DataSource):
         """The name that `format` takes."""
         return SOURCE_NAME
 
-    def schema(self) -> StructType:
-        """The columns of Spark's Kafka source, or those of a query's state (option `state`)."""
+    def schema(self) -> StructType | str:
+        """The columns of Spark's Kafka source, or those of a query's state (option `state`) or of its results (option
+        `resultFormat`).
+        """
         if reads_state(self._given):
             return state_schema(parse_state(self._given))
+        if reads_results(self._given):
+            return result_schema(self._given)
         return source_schema(with_headers=include_headers(self._given))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader of a batch query. Raises InvalidConfig and SchemaRefused."""
         if reads_state(self._given):
             return StateReader(parse_state(self._given), schema)
-        self._check_source_schema(schema)
-        return BatchReader(parse_source(self._given, streaming=False))
+        results = self._results(schema)
+        return BatchReader(parse_source(without_results(self._given), streaming=False), results=results)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """The reader of a streaming query. Raises InvalidConfig and SchemaRefused."""
         if reads_state(self._given):
             raise InvalidConfig("option 'state' is there, and state is read by batch queries; allowed: spark.read")
-        self._check_source_schema(schema)
-        return StreamReader(parse_source(self._given, streaming=True))
+        results = self._results(schema)
+        return StreamReader(parse_source(without_results(self._given), streaming=True), results=results)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         """The writer of a batch query. Raises InvalidConfig and SchemaRefused."""
@@ -116,12 +128,15 @@ class CairnDataSource(DataSource):
         check_schema(schema, options)
         return StreamWriter(options)
 
-    def _check_source_schema(self, schema: StructType) -> None:
-        expected = self.schema()
-        if schema != expected:
+    def _results(self, schema: StructType) -> ResultOptions | None:
+        """How values become columns; None if records are read, whose schema is fixed. Raises SchemaRefused."""
+        results = parse_results(self._given, schema)
+        expected = source_schema(with_headers=include_headers(self._given))
+        if results is None and schema != expected:
             raise SchemaRefused(
                 f"the cairn source has a fixed schema, {expected.simpleString()}; {schema.simpleString()} was given"
             )
+        return results
 
 
 class RangePartition(InputPartition):
@@ -135,8 +150,11 @@ class RangePartition(InputPartition):
 class BatchReader(DataSourceReader):
     """Reads the records between two positions, which are resolved to offsets once."""
 
-    def __init__(self, options: SourceOptions, network: Network | None = None) -> None:
+    def __init__(
+        self, options: SourceOptions, network: Network | None = None, results: ResultOptions | None = None
+    ) -> None:
         self._options = options
+        self._results = results
         self._network: Network = network or HostNetwork()
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -155,14 +173,17 @@ class BatchReader(DataSourceReader):
         """The records of a range, in a task."""
         if isinstance(partition, RangePartition):  # without any range, Spark calls this with a partition of its own
             spare_loaded_code()
-            yield from read_range(partition.piece, self._options, self._network)
+            yield from _rows(partition.piece, self._options, self._results, self._network)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans micro-batches in the driver's planning worker, reads them in tasks."""
 
-    def __init__(self, options: SourceOptions, network: Network | None = None) -> None:
+    def __init__(
+        self, options: SourceOptions, network: Network | None = None, results: ResultOptions | None = None
+    ) -> None:
         self._options = options
+        self._results = results
         self._network: Network = network or HostNetwork()
         self._planner: _Planner | None = None
 
@@ -217,7 +238,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The records of a range, in a task."""
         if isinstance(partition, RangePartition):
             spare_loaded_code()
-            yield from read_range(partition.piece, self._options, self._network)
+            yield from _rows(partition.piece, self._options, self._results, self._network)
 
     def commit(self, end: Mapping[str, Mapping[str, int]]) -> None:
         """Acknowledge the position if the query is a registered reader; Spark's checkpoint keeps it in any case."""
@@ -227,6 +248,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Close the connection."""
         if self._planner is not None:
             self._planner.close()
+
+
+def _rows(
+    piece: StreamRange, options: SourceOptions, results: ResultOptions | None, network: Network
+) -> Iterator[pa.RecordBatch]:
+    records = read_range(piece, options, network)
+    return records if results is None else read_results(records, piece.stream, results, options, network)
 
 
 class _Planner:

@@ -87,7 +87,7 @@ class EpochOffsets:
         return self._known[0].offset if at else None
 
 
-class StateReader:
+class HeldStreams:
     """The registration of a query as the reader `name` of the streams that its recovery would read.
 
     Positions are given by stream; LOG_START stands for the first record that is there. All methods raise TooManyReaders

@@ -86,6 +86,8 @@ class QueryDriver:
         self._probe = probe
         self._lock = threading.Lock()
         self._choice = CombineChoice(fixed)
+        columns = fixed.result_columns()
+        self._results = None if columns is None else columns.to_fields()
         self._begun = False
         self._evolves = False
         """Whether the state in the log is still in the columns of an operator that this one follows."""
@@ -254,6 +256,7 @@ class QueryDriver:
             planned=planned,
             checkpoints=() if self._watch is None else self._watch.named(),
             wall_ms=plan.wall_ms if self._fixed.operator.has_wall_time else None,
+            results=self._results,
         )
         self.hosts.update(report.host for report in reports)
         self._at("driver before commit", plan)

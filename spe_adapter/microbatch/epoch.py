@@ -18,6 +18,9 @@ import pyarrow as pa
 
 from spe_adapter.microbatch.options import StatefulOptions
 from spe_adapter.operators.base import Operator
+from spe_adapter.operators.formats import ResultColumns, check_format
+from spe_adapter.operators.keys import KeyCodec
+from spe_adapter.operators.output import output_schema
 
 REPORT_COLUMN: Final = "report"
 REPORT_SCHEMA: Final = f"{REPORT_COLUMN} string"
@@ -65,6 +68,15 @@ class QueryDefinition:
     fingerprint: str
     partitions: int
     options: StatefulOptions
+
+    def result_columns(self) -> ResultColumns | None:
+        """The format and columns of the results, None for JSON. Raises SchemaRefused for a format that cannot have
+        them.
+        """
+        wanted, output = self.options.result_format, self.operator.output(self.schema)
+        columns = output_schema(KeyCodec(self.operator.prepared(self.schema), self.key).fields, output)
+        check_format(wanted, output, columns)
+        return None if wanted == "json" else ResultColumns(wanted, columns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from spe_adapter.checkpoint.settings import CheckpointSettings
 from spe_adapter.datasource.options import HARMLESS_SINK_OPTIONS, OptionReader, SinkOptions, parse_sink
 from spe_adapter.microbatch.checkpoint_options import CHECKPOINT_OPTIONS, checkpoint_settings
 from spe_adapter.microbatch.sizes import size_option
+from spe_adapter.operators.formats import RESULT_FORMATS, ResultFormat
 
 STATE_OPTIONS: Final = CHECKPOINT_OPTIONS | frozenset(
     (
@@ -24,6 +25,8 @@ STATE_OPTIONS: Final = CHECKPOINT_OPTIONS | frozenset(
         "combine",
         "extentLimit",
         "lateTopic",
+        "observe",
+        "resultFormat",
         "retention",
         "stateDirectory",
         "stateLimit",
@@ -73,8 +76,14 @@ class StatefulOptions:
     retention_ms: int | None
     closing_delay_ms: int
     combine: Combine
+<<<<<<< HEAD
     checkpoints: CheckpointSettings | None = None
+=======
+    result_format: ResultFormat = "json"
+    observe: bool = True
+>>>>>>> o3
     late_topic: str | None = None
+    result_format: ResultFormat = "json"
 
 
 def parse_stateful(options: Mapping[str, str], topic: str) -> StatefulOptions:
@@ -102,7 +111,12 @@ def parse_stateful(options: Mapping[str, str], topic: str) -> StatefulOptions:
         closing_delay_ms=reader.duration_ms("closingDelay", DEFAULT_CLOSING_DELAY_MS),
         combine="never" if late_topic is not None else combine,
         late_topic=late_topic,
+        result_format=_result_format(reader),
+<<<<<<< HEAD
         checkpoints=checkpoint_settings(reader),
+=======
+        observe=reader.flag("observe", True),
+>>>>>>> o3
     )
 
 
@@ -113,6 +127,11 @@ def _late_topic(reader: OptionReader, topic: str) -> str | None:
     if not text.strip() or text.strip() == topic.strip():
         raise InvalidConfig(f"option 'lateTopic' is {text!r}; write the name of a topic other than that of results")
     return text.strip()
+
+
+def _result_format(reader: OptionReader) -> ResultFormat:
+    text = reader.choice("resultFormat", RESULT_FORMATS, "json")
+    return next(each for each in RESULT_FORMATS if each == text)
 
 
 def _combine(reader: OptionReader) -> Combine:

@@ -39,6 +39,7 @@ from spe_adapter.microbatch.errors import TasksFailed
 from spe_adapter.microbatch.frames import arrow_schema, check, check_late, check_watermarks, joined
 from spe_adapter.microbatch.host_memory import OnSpark, forget
 from spe_adapter.microbatch.no_data_trigger import NoDataTrigger
+from spe_adapter.microbatch.observed import observed
 from spe_adapter.microbatch.options import parse_stateful
 from spe_adapter.microbatch.shuffle import HANDED_SCHEMA, PARTITION, HandOver
 from spe_adapter.microbatch.task import NoDataTask, Task
@@ -193,6 +194,7 @@ class Stateful:
             if parsed.late_topic is not None:
                 prepare_late_topic(client, parsed.late_topic, partitions)
         fixed = QueryDefinition(self._operator, self._key, schema, fingerprint, partitions, parsed)
+        fixed.result_columns()
         started = _Starting(self._frame, fixed, self._probe, self._initial)
         writer = started.reports.writeStream.foreachBatch(started.on_batch).outputMode("append")
         if checkpointLocation is not None:
@@ -230,7 +232,7 @@ class _Starting:
         """
         self.failure: BaseException | None = None
         """The error of the last batch."""
-        self.reports = self._reports(frame, fixed)
+        self.reports = observed(self._reports(frame, fixed))
         self._initial: DataFrame | None = None
         if initial is not None:
             self._initial = self._reports(initial, replace(fixed, schema=arrow_schema(initial)))
@@ -238,7 +240,13 @@ class _Starting:
     def _reports(self, frame: DataFrame, handed_over: QueryDefinition) -> DataFrame:
         """The reports of tasks over a frame's rows, as the definition `handed_over` has them cut by partition."""
         handed = frame.mapInArrow(HandOver(handed_over), HANDED_SCHEMA)
+<<<<<<< HEAD
         return handed.repartitionById(self.fixed.partitions, PARTITION).mapInArrow(self._task, REPORT_SCHEMA)
+=======
+        routed = handed.repartitionById(self.fixed.partitions, PARTITION)
+        reports = routed.mapInArrow(self._task, REPORT_SCHEMA)
+        return observed(reports) if self.fixed.options.observe else reports
+>>>>>>> o3
 
     def driver(self, query: str, incarnation: str) -> QueryDriver:
         """The driver of this incarnation of the query."""

@@ -19,7 +19,7 @@ from logstore.client.blocking import Client, TopicPartition
 from logstore.client.wire import LATEST
 from logstore.errors import CairnError
 from logstore.format.reader_api import LOG_START
-from spe_adapter.epochs.retention import ACKNOWLEDGE_S, EpochOffsets, StateReader
+from spe_adapter.epochs.retention import ACKNOWLEDGE_S, EpochOffsets, HeldStreams
 from spe_adapter.microbatch.checkpoint_watch import StandingCheckpoint
 from spe_adapter.microbatch.committed import CommittedEpoch
 from spe_adapter.microbatch.epoch import reader_name
@@ -36,7 +36,7 @@ class OutputRegistration:
         self._query = query
         self._partitions = partitions
         self._monotonic_s = monotonic_s
-        self._reader = StateReader(reader_name(query))
+        self._reader = HeldStreams(reader_name(query))
         self._offsets: dict[int, EpochOffsets] = {}
         self._acknowledged_s = monotonic_s()
 

@@ -285,16 +285,17 @@ class _TaskExecution:
                 take = processor.process_combined if taken.combined else processor.process
                 self._stage(processor, take(taken.rows, late_watermark_ms=self._plan.late_watermark_ms), output)
                 for late in processor.take_late():
-                    output.add_late(*processor.records(late), record_times(late, self._host.wall_ms()))
+                    keys, values, times_ms = processor.records(late)
+                    output.add_late(keys, values, record_times(times_ms, len(values), self._host.wall_ms()))
         with self._timed("process"):
             self._stage(processor, processor.expire(self._plan.watermark_ms), output)
 
     def _stage(self, processor: Processor, results: Output | None, output: StagedStream) -> None:
         if results is None or not results.rows.num_rows:
             return
-        keys, values = processor.records(results)
-        self._results += len(keys)
-        output.add_results(keys, values, record_times(results, self._host.wall_ms()))
+        keys, values, times_ms = processor.records(results, self._fixed.options.result_format)
+        self._results += results.rows.num_rows
+        output.add_results(keys, values, record_times(times_ms, len(values), self._host.wall_ms()))
 
     def _check_keys(self, changes: Changes) -> None:
         keys, numbers = changes.footprints.column(0), changes.footprints.column(1).to_numpy()

@@ -59,10 +59,10 @@ def to_records(output: Output) -> tuple[pa.BinaryArray, pa.BinaryArray]:
     return output.keys, json_objects(output.rows.schema.names, output.rows.columns, output.rows.num_rows)
 
 
-def record_times(output: Output, now_ms: int) -> Int64s:
-    """The records' timestamps in ms: the results' own, but never after now nor before 1970, which a log refuses. A
-    window may well end in the future if the data's clock is ahead.
+def record_times(times_ms: Int64s | None, records: int, now_ms: int) -> Int64s:
+    """The records' timestamps in ms: the results' own (None: now), but never after now nor before 1970, which a log
+    refuses. A window may well end in the future if the data's clock is ahead.
     """
-    if output.times_ms is None:
-        return np.full(len(output.keys), now_ms, np.int64)
-    return np.clip(output.times_ms, 0, now_ms)
+    if times_ms is None:
+        return np.full(records, now_ms, np.int64)
+    return np.clip(times_ms, 0, now_ms)

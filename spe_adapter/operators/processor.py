@@ -37,8 +37,9 @@ from spe_adapter.operators.base import (
 from spe_adapter.operators.blame import blamed, failed
 from spe_adapter.operators.clock import Clock
 from spe_adapter.operators.combining import take_apart
+from spe_adapter.operators.formats import FormattedResults, ResultFormat, formatted
 from spe_adapter.operators.keys import KeyCodec
-from spe_adapter.operators.output import Output, is_raw, output_schema, to_records
+from spe_adapter.operators.output import Output, is_raw, output_schema
 from spe_adapter.operators.replay import Replay
 from spe_adapter.operators.results import check_columns, normal
 from spe_adapter.state.columns import distinct
@@ -394,10 +395,10 @@ class Processor:
         check_columns(results.rows, self.inner)
         return results
 
-    def records(self, output: Output) -> tuple[pa.BinaryArray, pa.BinaryArray]:
-        """Results as keys and values of records. Raises OperatorFailed where a value cannot be written."""
+    def records(self, output: Output, wanted: ResultFormat = "json") -> FormattedResults:
+        """Results as keys and values of records, in a format. Raises OperatorFailed where a value cannot be written."""
         try:
-            return to_records(output)
+            return formatted(output, wanted)
         except Exception as error:
             raise failed(self._operator, self._when, "output", error) from error
 

@@ -24,7 +24,7 @@ from logstore.format.epoch_api import TaskOutput
 from logstore.format.reader_api import LOG_START
 from spe_adapter.cec.control import End, EndPositions, Mark, encode_mark
 from spe_adapter.epochs.client import StagedStream, TaskAttempt, commit, connect, describe, take_over
-from spe_adapter.epochs.retention import EpochOffsets, StateReader
+from spe_adapter.epochs.retention import EpochOffsets, HeldStreams
 from spe_adapter.epochs.scan import find_head, standing_epochs
 from spe_adapter.host import Host, ThisHost
 from spe_adapter.microbatch.epoch import log_epoch, reader_name
@@ -120,7 +120,7 @@ def _hold(client: Client, topic: str, query: str, epoch: int, partitions: int) -
         if head is not None and head.mark is not None:
             offset = EpochOffsets(stream, query).before(client, head.mark.oldest_epoch)
         needed[stream] = LOG_START if offset is None else offset
-    StateReader(reader_name(query)).register(client, needed)
+    HeldStreams(reader_name(query)).register(client, needed)
 
 
 def _whole_mark(client: Client, stream: TopicPartition, query: str, epoch: int) -> Mark:

@@ -11,7 +11,7 @@ from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.client.wire import EARLIEST
 from logstore.errors import UnknownReader
 from spe_adapter.continuous.runner import READER_PREFIX, Options, Runner
-from spe_adapter.epochs.retention import StateReader
+from spe_adapter.epochs.retention import HeldStreams
 from tests.continuous.processes import RunnerProcess, Work, described, expected, produce
 from tests.continuous.test_kills import consumed
 from tests.support.limits import PATIENCE_S
@@ -91,7 +91,7 @@ def test_offsets_that_are_not_there(tmp_path: Path) -> None:
     with Sidecar(tmp_path / "data", *FLAGS) as sidecar, Client(parse_addresses(sidecar.address)) as client:
         client.create_topic("in", 1)
         produce(sidecar.address, "in", ROWS[:100])
-        stream, reader = TopicPartition("in", 0), StateReader("r")
+        stream, reader = TopicPartition("in", 0), HeldStreams("r")
         for asked, expected_offset in ((1_000, 100), (2_000, 100), (20, 100)):
             reader.acknowledge(client, {stream: asked})
             assert [entry.offset for entry in client.describe_reader("r").streams] == [expected_offset]
