@@ -76,12 +76,8 @@ class StatefulOptions:
     retention_ms: int | None
     closing_delay_ms: int
     combine: Combine
-<<<<<<< HEAD
     checkpoints: CheckpointSettings | None = None
-=======
-    result_format: ResultFormat = "json"
     observe: bool = True
->>>>>>> o3
     late_topic: str | None = None
     result_format: ResultFormat = "json"
 
@@ -112,11 +108,8 @@ def parse_stateful(options: Mapping[str, str], topic: str) -> StatefulOptions:
         combine="never" if late_topic is not None else combine,
         late_topic=late_topic,
         result_format=_result_format(reader),
-<<<<<<< HEAD
         checkpoints=checkpoint_settings(reader),
-=======
         observe=reader.flag("observe", True),
->>>>>>> o3
     )
 
 
