@@ -10,7 +10,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,6 +20,9 @@ from logstore.client.errors import UNKNOWN_TOPIC_OR_PARTITION, Refused
 from logstore.client.network import Network
 from logstore.errors import CairnError, TopicExists
 from spe_adapter.cec.policy import Policy, bounded
+from spe_adapter.checkpoint.names import Unit
+from spe_adapter.checkpoint.settings import CheckpointSettings
+from spe_adapter.continuous.checkpoints import RunnerCheckpoints
 from spe_adapter.continuous.client_port import CLIENT_ID, ClientPort
 from spe_adapter.continuous.core import Core, FragmentInstance
 from spe_adapter.continuous.errors import FragmentRefused
@@ -49,6 +52,8 @@ class Options:
     policy: Callable[[], Policy] = bounded
     limits: EpochLimits = field(default_factory=EpochLimits)
     limit_s: float = LIMIT_S
+    checkpoints: CheckpointSettings | None = None
+    """Where and when the state is written beside the log; None: only the log has the state."""
     register: bool = True
     """Whether sources and target keep what a recovery would read, whatever their retention (`cairn readers`)."""
 
@@ -124,8 +129,16 @@ class Runner:
         self, checked: CheckedFragment, instance: FragmentInstance, port: ClientPort, until: Callable[[], bool] | None
     ) -> None:
         limits = self._options.limits
-        core = Core(checked, instance, self._options.policy(), port.monotonic_ms, limits.state_bytes, new_seed())
+        settings = self._options.checkpoints if self._fragment.checkpoints else None
+        core = Core(
+            checked, instance, self._options.policy(), port.monotonic_ms, limits.state_bytes, new_seed(),
+            is_paged=settings is not None,
+        )  # fmt: skip
         with ExitStack() as stack:
+            checkpoints = None
+            if settings is not None:
+                unit = Unit(self._fragment.query, self._partition)
+                checkpoints = stack.enter_context(closing(RunnerCheckpoints(unit, settings, core.freeze)))
             registration = self._registration(stack, core, port)
 
             def observe(event: Event) -> None:
@@ -133,7 +146,7 @@ class Runner:
                     registration.note(event)
                 self._observe(event)
 
-            loop = Loop(core, checked, port, limits, observe)
+            loop = Loop(core, checked, port, limits, observe, checkpoints)
             self._recover(loop)
             self._loop = loop
             while not self._stopping.is_set() and not (until is not None and until()):

@@ -76,8 +76,8 @@ class StatefulOptions:
     retention_ms: int | None
     closing_delay_ms: int
     combine: Combine
-    observe: bool = True
     checkpoints: CheckpointSettings | None = None
+    observe: bool = True
     late_topic: str | None = None
     result_format: ResultFormat = "json"
 
@@ -108,8 +108,8 @@ def parse_stateful(options: Mapping[str, str], topic: str) -> StatefulOptions:
         combine="never" if late_topic is not None else combine,
         late_topic=late_topic,
         result_format=_result_format(reader),
-        observe=reader.flag("observe", True),
         checkpoints=checkpoint_settings(reader),
+        observe=reader.flag("observe", True),
     )
 
 

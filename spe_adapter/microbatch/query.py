@@ -232,7 +232,8 @@ class _Starting:
         """
         self.failure: BaseException | None = None
         """The error of the last batch."""
-        self.reports = observed(self._reports(frame, fixed))
+        reports = self._reports(frame, fixed)
+        self.reports = observed(reports) if fixed.options.observe else reports
         self._initial: DataFrame | None = None
         if initial is not None:
             self._initial = self._reports(initial, replace(fixed, schema=arrow_schema(initial)))
@@ -241,8 +242,7 @@ class _Starting:
         """The reports of tasks over a frame's rows, as the definition `handed_over` has them cut by partition."""
         handed = frame.mapInArrow(HandOver(handed_over), HANDED_SCHEMA)
         routed = handed.repartitionById(self.fixed.partitions, PARTITION)
-        reports = routed.mapInArrow(self._task, REPORT_SCHEMA)
-        return observed(reports) if self.fixed.options.observe else reports
+        return routed.mapInArrow(self._task, REPORT_SCHEMA)
 
     def driver(self, query: str, incarnation: str) -> QueryDriver:
         """The driver of this incarnation of the query."""
