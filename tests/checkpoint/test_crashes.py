@@ -319,4 +319,4 @@ def test_a_full_directory_is_said_so(tmp_path: Path) -> None:
     assert outcome.state is CheckpointState.FAILED
     assert "free some room" in outcome.error
     assert recovered(tmp_path) is None
-    assert os.listdir(tmp_path)
+    assert not os.listdir(tmp_path)
