@@ -186,6 +186,8 @@ def checked_runs(sink: Sink, live: LiveFile, page_bytes: int) -> PageRuns:
     reader = ChunkReader(where, live.name, live.file.thread)
     numbers = []
     for data in sink.read(live.name, live.file.name):
+        if reader.size_bytes + len(data) > live.file.size_bytes:  # memory is bounded by what the manifest says
+            raise CheckpointDamaged(f"{where}: is longer than the {live.file.size_bytes} bytes of the manifest")
         for ids, content in reader.feed(data):
             if content.shape[1] != page_bytes:
                 raise CheckpointDamaged(f"{where}: pages of {content.shape[1]} bytes, not {page_bytes}")
