@@ -26,7 +26,7 @@ from scheduler.hdfs.plan_table import PlanTable
 from scheduler.hdfs.webhdfs import ChunkClient, DataNodeFailed, HdfsAway, Timeouts, get, meaning, put
 from spe_adapter.checkpoint.errors import CheckpointDamaged, CheckpointTaken, SinkAway, SinkFailed, SinkFull
 from spe_adapter.checkpoint.names import CLAIM, MANIFEST, CheckpointName, parse_name
-from spe_adapter.checkpoint.sinks import READ_BYTES, FileContent
+from spe_adapter.checkpoint.sinks import READ_BYTES, FileContent, check_manifest_bytes
 
 PLAN_TABLE_AWAY: Final = LogEvent("plan_table_away", Level.WARNING)
 _FIRST_WAIT_S: Final = 0.1
@@ -124,8 +124,10 @@ class HdfsSink:
 
         def attempt(excluded: tuple[str, ...]) -> bytes | None:
             with self._client(excluded) as client:
-                if client.status(path, strict=False) is None:
+                status = client.status(path, strict=False)
+                if status is None:
                     return None
+                check_manifest_bytes(path, int(status["length"]))
                 return b"".join(get(client, path))
 
         return self._tried(path, attempt)

@@ -27,6 +27,7 @@ from spe_adapter.continuous.inputs import RecordRun, SourceBuffer, choose
 from spe_adapter.continuous.paged_state import CoveredVersion
 from spe_adapter.continuous.port import FENCE_EPOCH, Port
 from spe_adapter.errors import StateTrimmed
+from spe_adapter.pages.errors import PagesRefused
 from spe_adapter.state.errors import StateDamaged
 from spe_adapter.state.table import Table
 
@@ -170,7 +171,7 @@ class Loop:
             try:
                 eventual = self._reconstruct(Floor(*described.tag))
                 table = state.loaded(described, stored.runs()) if eventual.floor_reached else None
-            except (StateDamaged, CheckpointFailed, StateTrimmed, OSError) as error:
+            except (StateDamaged, PagesRefused, CheckpointFailed, StateTrimmed, OSError) as error:
                 query = self._plan.fragment.query
                 _log.warning("query %r: checkpoint of epoch %d: %s", query, described.tag.epoch, error)
             else:
