@@ -17,7 +17,7 @@ from spe_adapter.operators.base import Emitted, Operator, Rows, State
 from spe_adapter.operators.errors import OperatorChanged
 from spe_adapter.operators.stateless import Filter, Pipeline
 from spe_adapter.operators.succession import split_outside
-from spe_adapter.operators.windows import Counting, Running, Tumbling
+from spe_adapter.operators.windows import Counting, Running, Session, Tumbling
 from spe_adapter.state.errors import StateSchemaChanged
 from spe_adapter.testing.harness import OperatorHarness
 
@@ -120,6 +120,38 @@ def test_an_aggregate_is_added() -> None:
         ("a", 0): (2, 2.0, 7),
         ("b", 0): (1, 2.0, None),
         ("a", 1): (1, 4.0, 9),
+    }
+
+
+def test_sessions_that_are_open_get_an_aggregate() -> None:
+    """Sessions that the former operator left begin it empty, those of other keys and later ones have it whole."""
+    window = Session("2 minutes", time="ts", delay="10 minutes")
+    harness = harness_of(Aggregate(window, n=agg.count()))
+    harness.send([row("a", 1), row("a", 2, minute=5), row("b", 3)])
+    harness.evolve(
+        Aggregate(
+            window,
+            n=agg.count(),
+            total=agg.sum("x"),
+            first=agg.first("x"),
+            every=agg.collect_list("x"),
+            users=agg.approx_count_distinct("x"),
+        )
+    )
+    harness.crash_and_recover()
+    harness.send([row("a", 10, minute=5.5), row("a", 11, minute=9), row("c", 12, minute=9)])
+    harness.crash_and_recover()
+    harness.send([row("a", 13, minute=1)])
+    harness.crash_and_recover()
+    found = harness.advance_watermark(60 * 60_000)
+    told = {(one["key"], one["session_window"]["start"].minute): one for one in found}
+    names = ("n", "total", "first", "every", "users")
+    assert {at: tuple(one[name] for name in names) for at, one in told.items()} == {
+        ("a", 0): (2, 13, 13, [13], 1),
+        ("b", 0): (1, None, None, [], 0),
+        ("a", 5): (2, 10, 10, [10], 1),
+        ("a", 9): (1, 11, 11, [11], 1),
+        ("c", 9): (1, 12, 12, [12], 1),
     }
 
 
