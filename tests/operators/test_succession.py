@@ -14,6 +14,7 @@ from logstore.errors import InvalidConfig
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate
 from spe_adapter.operators.base import Emitted, Operator, Rows, State
+from spe_adapter.operators.chain import Chain
 from spe_adapter.operators.errors import OperatorChanged
 from spe_adapter.operators.stateless import Filter, Pipeline
 from spe_adapter.operators.succession import split_outside
@@ -171,6 +172,31 @@ def test_an_aggregate_is_renamed_and_another_dropped(window: Any) -> None:
         assert harness.state() == plain.state()
 
 
+def test_the_links_of_a_chain_change_in_their_places() -> None:
+    """Each link declares its own changes, in its own names; the others go on."""
+    minutes = Tumbling("1 minute", time="ts")
+    harness = harness_of(Chain(Aggregate(minutes, x=agg.sum("x"), n=agg.count()), Sums("total", pa.int32())))
+    harness.send([row("a", 1), row("b", 5), row("a", 2, minute=2)])
+    harness.send([row("a", 3, minute=2.5)])
+    first = Aggregate(minutes, x=agg.sum("x"), rows=agg.count(), most=agg.max("x"))
+    last = Renamed("sum", pa.float64())
+    changed = Chain(
+        first.evolving(renamed={"n": "rows"}),
+        last.evolving(renamed={"total": "sum"}, defaults={"seen": 4}, formerly=["Sums"]),
+    )
+    with pytest.raises(OperatorChanged, match="link 2, Renamed: it was Sums"):
+        harness.evolve(Chain(first.evolving(renamed={"n": "rows"}), last))
+    with pytest.raises(OperatorChanged, match=r"link 1, Aggregate: aggregate 'n' .* is gone"):
+        harness.evolve(Chain(first, Sums("total", pa.int64())))
+    with pytest.raises(OperatorChanged, match="a Chain follows one of as many links"):
+        harness.evolve(Chain(*changed.links, Sums("total", pa.int64())))
+    harness.evolve(changed)
+    harness.crash_and_recover()
+    assert harness.advance_watermark(180_000) == [{"key": "a", "sum": 6.0}]
+    harness.crash_and_recover()
+    assert {(one["key"], one["1:sum"], one["1:seen"]) for one in harness.state()} == {("a", 6.0, 4), ("b", 5.0, 4)}
+
+
 def test_what_an_aggregate_refuses() -> None:
     """Other windows, another function under a name, and an aggregate that is gone."""
     window = Tumbling("1 minute", time="ts")
@@ -180,6 +206,10 @@ def test_what_an_aggregate_refuses() -> None:
         (Aggregate(Tumbling("2 minutes", time="ts"), n=agg.count(), most=agg.max("x")), "with other windows"),
         (Aggregate(window, n=agg.count(), most=agg.max("y")), "aggregate 'most' was Extreme.* and is"),
         (Aggregate(window, n=agg.count()), r"aggregate 'most' \(.*\) is gone: declare"),
+        (
+            Aggregate(window, n=agg.count(), most=agg.max("x"), y=agg.sum("y")).evolving(defaults={"y": 0}),
+            "defaults for y: an aggregate that is added begins empty",
+        ),
         (Sums("n", pa.int64()), "it was Aggregate"),
     ):
         with pytest.raises(OperatorChanged, match=said):
@@ -189,5 +219,6 @@ def test_what_an_aggregate_refuses() -> None:
 
 def test_texts_are_cut_outside_of_brackets_and_quotes() -> None:
     """Names of columns may have any letters."""
+    assert split_outside("A(x > y, n) > B > C", " > ") == ["A(x > y, n)", "B", "C"]
     assert split_outside("a=F(x, y), b=G('p, q)', [1, 2]), c=1") == ["a=F(x, y)", "b=G('p, q)', [1, 2])", "c=1"]
     assert split_outside("") == []
