@@ -30,7 +30,7 @@ from spe_adapter.continuous.fragment import CheckedFragment, EpochLimits, Fragme
 from spe_adapter.continuous.loop import Event, Loop, Observe
 from spe_adapter.continuous.registration import Needed, RunnerRegistration
 from spe_adapter.epochs.retention import KEEP_ALL, NEW_TOPIC, EpochOffsets, how_lost, own_trimming
-from spe_adapter.errors import StateTrimmed
+from spe_adapter.errors import StateCleaned, StateTrimmed
 from spe_adapter.host import Host, ThisHost, new_seed
 
 READER_PREFIX: Final = "continuous/"
@@ -161,6 +161,8 @@ class Runner:
         """Recover; a target that was trimmed too far is said with what would have kept it."""
         try:
             loop.recover()
+        except StateCleaned:
+            raise
         except StateTrimmed as error:
             fragment, options = self._fragment, self._options
             addresses = parse_addresses(options.servers)
