@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from logstore.format.batch import HEADER_BYTES, iterate_batches
-from logstore.format.control import END_TYPE, FOOTPRINTS_TYPE, STATE_TYPES, known_type
+from logstore.format.control import END_TYPE, FOOTPRINTS_TYPE, STATE_TYPES, encode_control_record, known_type
 from logstore.format.records import decode_batch
 from logstore.log.chunks import parse_chunk_name
 from logstore.log.cleaning import CleaningLimits
@@ -20,7 +20,7 @@ from logstore.log.readers import StreamId
 from logstore.testing.faults import EIO, Fault, FileCall
 from logstore.testing.history import History
 from logstore.testing.simdisk import SimDisk
-from logstore.testing.world import Setup, SimulatedStore
+from logstore.testing.world import FIRST_TIMESTAMP, ListGroup, Setup, SimulatedStore
 from tests.log.scan_set import TOPIC, Place, control_batch, opened, plain_batch, scan
 
 SMALL = CleaningLimits(gain_bytes=1, gain_share=0.0, piece_bytes=3000, budget_bytes=1 << 30)
@@ -303,3 +303,42 @@ async def test_scans_from_memory_find_what_the_disk_has(tmp_path: Path) -> None:
         ends = await scan(place, types=(END_TYPE,))
         assert len(ends) == 12
         assert len(await results(place)) == 12
+
+
+async def test_two_queries_in_the_same_chunks(tmp_path: Path) -> None:
+    """Groups of two queries and plain records interleaved: each query's state goes by its own reader's word alone,
+    below the lowest held offset of both; everything else keeps offset and bytes, also in the next life.
+    """
+
+    def state_of(found: list[tuple[int, bytes]], who: bytes) -> list[tuple[int, bytes]]:
+        return [(offset, batch) for offset, batch in found if b'"%s"' % who in batch]
+
+    async with placed(tmp_path) as place:
+        stream, store = place.stream, place.engine.store
+        for epoch in range(60):
+            for query in ("one", "two"):
+                piece = encode_control_record(FOOTPRINTS_TYPE, {"of": query}, bytes(600), FIRST_TIMESTAMP)
+                pieces = [plain_batch(100), piece]
+                await place.engine.wait(stream.append_group(ListGroup(query, epoch, pieces)))
+            await place.plain(1, 200)
+        stream_id = StreamId(store.topic(TOPIC).topic_id.hex, 0)
+        last = stream.chunks[-1].base_offset
+        before, expected = await scan(place, types=(FOOTPRINTS_TYPE,)), await results(place)
+        ends = await scan(place, types=(END_TYPE,))
+        await place.engine.wait(store.readers.register("1", {stream_id: last}, state="one"))
+        await place.engine.wait(store.clean())
+        after = await scan(place, types=(FOOTPRINTS_TYPE,))
+        assert state_of(after, b"two") == state_of(before, b"two")
+        assert state_of(after, b"one") == [
+            (offset, batch) for offset, batch in state_of(before, b"one") if offset >= last
+        ]
+        middle = stream.chunks[1].base_offset
+        await place.engine.wait(store.readers.register("2", {stream_id: middle}, state="two"))
+        await place.engine.wait(store.clean())
+        after = await scan(place, types=(FOOTPRINTS_TYPE,))
+        kept = [(offset, batch) for offset, batch in state_of(before, b"two") if offset >= middle]
+        assert state_of(after, b"two") == kept, "what reader 2 holds stays"
+    async with placed(tmp_path) as place:
+        assert await scan(place, types=(FOOTPRINTS_TYPE,)) == after
+        assert await scan(place, types=(END_TYPE,)) == ends
+        assert await results(place) == expected

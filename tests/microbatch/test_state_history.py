@@ -72,7 +72,7 @@ def epochs(count: int) -> list[list[Row]]:
 def grow(query: Query, rows: list[list[Row]], **options: str) -> None:
     """Run these epochs."""
     query.rows += [row for epoch in rows for row in epoch]
-    query.run(rows_per_batch=KEYS, **options)
+    query.run(rows_per_batch=KEYS, dies_before_commit=False, **options)
 
 
 def cleaned_streams(sidecar: Sidecar) -> set[str]:
