@@ -30,6 +30,7 @@ STATE_OPTIONS: Final = CHECKPOINT_OPTIONS | frozenset(
         "retention",
         "stateDirectory",
         "stateLimit",
+        "stateMemory",
     )
 )
 Combine = Literal["auto", "always", "never"]
@@ -60,10 +61,11 @@ class StatefulOptions:
     """The options of a stateful query.
 
     `extent_limit` is Q, in results and footprints (None: four times the open windows). `retention_ms` None: keep all
-    results. `state_root` None: the default directory of state. `closing_delay_ms`: the pause of input after which due
-    windows are closed without input. `combine`: whether rows are combined before the shuffle.
-    `checkpoints` None: no checkpoints beside the log.
-    `late_topic`: where rows go that were dropped because they came too late (None: nowhere).
+    results. `state_root` None: the default directory of state. `state_memory_bytes`: of a partition's state that stay
+    in memory between uses (None: all). `closing_delay_ms`: the pause of input after which due windows are closed
+    without input. `combine`: whether rows are combined before the shuffle. `checkpoints`
+    None: no checkpoints beside the log. `late_topic`: where rows go that were dropped because they came too late (None:
+    nowhere).
     """
 
     sink: SinkOptions
@@ -80,6 +82,7 @@ class StatefulOptions:
     observe: bool = True
     late_topic: str | None = None
     result_format: ResultFormat = "json"
+    state_memory_bytes: int | None = None
 
 
 def parse_stateful(options: Mapping[str, str], topic: str) -> StatefulOptions:
@@ -110,7 +113,20 @@ def parse_stateful(options: Mapping[str, str], topic: str) -> StatefulOptions:
         result_format=_result_format(reader),
         checkpoints=checkpoint_settings(reader),
         observe=reader.flag("observe", True),
+        state_memory_bytes=_state_memory(reader),
     )
+
+
+def _state_memory(reader: OptionReader) -> int | None:
+    text = reader.text("stateMemory")
+    if text is None:
+        return None
+    if reader.text("stateDirectory") is None:
+        raise InvalidConfig(
+            f"option 'stateMemory' is {text!r}, and state lies in shared memory; give the option 'stateDirectory' "
+            "too: a directory on a disk of each host"
+        )
+    return size_option(reader, "stateMemory", 0)
 
 
 def _late_topic(reader: OptionReader, topic: str) -> str | None:
