@@ -32,6 +32,7 @@ STATE_OPTIONS: Final = CHECKPOINT_OPTIONS | frozenset(
         "stateDirectory",
         "stateHistory",
         "stateLimit",
+        "stateMemory",
     )
 )
 Combine = Literal["auto", "always", "never"]
@@ -62,11 +63,11 @@ class StatefulOptions:
     """The options of a stateful query.
 
     `extent_limit` is Q, in results and footprints (None: four times the open windows). `retention_ms` None: keep all
-    results. `state_root` None: the default directory of state. `closing_delay_ms`: the pause of input after which due
-    windows are closed without input. `combine`: whether rows are combined before the shuffle.
-    `checkpoints` None: no checkpoints beside the log.
-    `state_history`: which records of state stay in the log.
-    `late_topic`: where rows go that were dropped because they came too late (None: nowhere).
+    results. `state_root` None: the default directory of state. `state_memory_bytes`: of a partition's state that stay
+    in memory between uses (None: all). `closing_delay_ms`: the pause of input after which due windows are closed
+    without input. `combine`: whether rows are combined before the shuffle. `checkpoints` None: no checkpoints beside
+    the log. `state_history`: which records of state stay in the log. `late_topic`: where rows go that were dropped
+    because they came too late (None: nowhere).
     """
 
     sink: SinkOptions
@@ -84,6 +85,7 @@ class StatefulOptions:
     late_topic: str | None = None
     state_history: StateHistory = "all"
     result_format: ResultFormat = "json"
+    state_memory_bytes: int | None = None
 
 
 def parse_stateful(options: Mapping[str, str], topic: str) -> StatefulOptions:
@@ -116,7 +118,20 @@ def parse_stateful(options: Mapping[str, str], topic: str) -> StatefulOptions:
         result_format=_result_format(reader),
         checkpoints=checkpoint_settings(reader),
         observe=reader.flag("observe", True),
+        state_memory_bytes=_state_memory(reader),
     )
+
+
+def _state_memory(reader: OptionReader) -> int | None:
+    text = reader.text("stateMemory")
+    if text is None:
+        return None
+    if reader.text("stateDirectory") is None:
+        raise InvalidConfig(
+            f"option 'stateMemory' is {text!r}, and state lies in shared memory; give the option 'stateDirectory' "
+            "too: a directory on a disk of each host"
+        )
+    return size_option(reader, "stateMemory", 0)
 
 
 def _late_topic(reader: OptionReader, topic: str) -> str | None:
