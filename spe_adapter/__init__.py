@@ -19,6 +19,8 @@ PUBLIC: Final[Mapping[str, Mapping[str, str]]] = {
         "EpochProgress": "spe_adapter.microbatch.committed",
         "reset": "spe_adapter.tools.reset",
         "Reset": "spe_adapter.tools.reset",
+        "fork": "spe_adapter.tools.fork",
+        "Fork": "spe_adapter.tools.fork",
     },
     "Operators": {
         "Aggregate": "spe_adapter.operators.aggregates",
@@ -93,6 +95,7 @@ PUBLIC: Final[Mapping[str, Mapping[str, str]]] = {
         "BatchesMissing": "spe_adapter.microbatch.errors",
         "TasksFailed": "spe_adapter.microbatch.errors",
         "ResetRefused": "spe_adapter.microbatch.errors",
+        "ForkRefused": "spe_adapter.microbatch.errors",
         "FragmentRefused": "spe_adapter.continuous.errors",
         "InputTrimmed": "spe_adapter.continuous.errors",
     },

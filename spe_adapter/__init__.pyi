@@ -20,7 +20,7 @@ from spe_adapter.errors import (
     TopicTaken,
 )
 from spe_adapter.microbatch.committed import EpochProgress
-from spe_adapter.microbatch.errors import BatchesMissing, ResetRefused, TasksFailed
+from spe_adapter.microbatch.errors import BatchesMissing, ForkRefused, ResetRefused, TasksFailed
 from spe_adapter.microbatch.query import Stateful, StatefulQuery, stateful, stateful_join
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate
@@ -40,6 +40,7 @@ from spe_adapter.operators.states.value import ValueAccess
 from spe_adapter.operators.windows import Counting, Running, Session, Sliding, Tumbling
 from spe_adapter.state.errors import StateSchemaRefused, StateTooLarge, StateValueRefused
 from spe_adapter.testing.harness import OperatorHarness, check_any_batches
+from spe_adapter.tools.fork import Fork, fork
 from spe_adapter.tools.reset import Reset, reset
 
 PUBLIC: Final[Mapping[str, Mapping[str, str]]]
@@ -62,6 +63,8 @@ __all__ = [
     "ExpiredTimers",
     "Filter",
     "Fixed",
+    "Fork",
+    "ForkRefused",
     "Fragment",
     "FragmentRefused",
     "FromJson",
@@ -111,6 +114,7 @@ __all__ = [
     "WindowJoin",
     "agg",
     "check_any_batches",
+    "fork",
     "join_sources",
     "on_spark",
     "reset",

@@ -132,7 +132,8 @@ class EndPositions:
     were closed, `wall_ms` the processing time of the epoch (None where nothing goes by it). `reset_to` undoes the
     epochs after that epoch and before this one. `planned` is the input of the batch, None in the log of a version that
     did not note it. `results` are the format and columns of the results (`operators.formats.ResultColumns`), None for
-    JSON.
+    JSON. `checkpoints` has sequence number and epoch of the newest checkpoint that the driver knew of each partition,
+    None where there was none; it is empty without checkpoints.
     """
 
     generation: int
@@ -145,6 +146,7 @@ class EndPositions:
     layout: int
     reset_to: int | None = None
     planned: Planned | None = None
+    checkpoints: tuple[tuple[int, int] | None, ...] = ()
     wall_ms: int | None = None
     results: Mapping[str, Any] | None = None
 
@@ -165,6 +167,8 @@ class EndPositions:
             fields["reset_to"] = self.reset_to
         if self.planned is not None:
             fields["input"] = self.planned.to_fields()
+        if self.checkpoints:
+            fields["checkpoints"] = self.checkpoints
         if self.wall_ms is not None:
             fields["wall_ms"] = self.wall_ms
         if self.results is not None:
@@ -190,9 +194,23 @@ class EndPositions:
             layout=fields.integer("layout"),
             reset_to=fields.optional_integer("reset_to"),
             planned=None if values.get("input") is None else Planned.from_fields(values["input"]),
+            checkpoints=_checkpoints(values.get("checkpoints", [])),
             wall_ms=fields.optional_integer("wall_ms"),
             results=values.get("results"),
         )
+
+
+def _checkpoints(values: Any) -> tuple[tuple[int, int] | None, ...]:
+    """Sequence numbers and epochs of checkpoints. Raises CorruptBatch."""
+    found: list[tuple[int, int] | None] = []
+    for value in values if isinstance(values, list) else [values]:
+        if value is None:
+            found.append(None)
+        elif isinstance(value, list) and len(value) == 2 and all(type(number) is int for number in value):
+            found.append((value[0], value[1]))
+        else:
+            raise CorruptBatch(f"checkpoints in a progress: {str(value)[:80]}, not sequence number and epoch")
+    return tuple(found)
 
 
 def holds_progress(end: End) -> bool:

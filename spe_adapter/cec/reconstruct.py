@@ -49,6 +49,13 @@ class Skips(NamedTuple):
     epochs: Int64s
 
 
+class Floor(NamedTuple):
+    """The version of a complete checkpoint: a scan that reaches its mark needs nothing older."""
+
+    epoch: int
+    attempt: str
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventualCheckpoint:
     """An eventual checkpoint: the open windows W, and the data that a replay needs to bring them to one epoch.
@@ -56,7 +63,8 @@ class EventualCheckpoint:
     `found` is False if the log has no END of the query; then there is no state. `windows` are grouped by epoch, newest
     first, without drained windows. `oldest_epoch` is T: a replay starts after it. `marks` are the marks from T on,
     oldest first. `newest_epoch` is the newest epoch of the query in the scanned part of the log, even if `as_of` was
-    older.
+    older. If `floor_reached`, the windows are those with a footprint after the floor, T is the floor's epoch, and the
+    other open windows are those of the checkpoint that no entry in `windows` or `skips` names.
     """
 
     found: bool
@@ -69,6 +77,7 @@ class EventualCheckpoint:
     marks: tuple[Mark, ...]
     scanned: Scanned
     newest_epoch: int | None
+    floor_reached: bool = False
 
 
 class Reconstruction:
@@ -76,10 +85,12 @@ class Reconstruction:
 
     Call `feed` with pieces (whole control batches end to end, newest first) until it returns True, then read `result`;
     call `finish` if the log has nothing older. `seed` keys the hash of identities: a number that the producers of keys
-    do not know.
+    do not know. The scan ends at `floor`, if the log has that version.
     """
 
-    def __init__(self, query: str, as_of: int | None = None, *, seed: int) -> None:
+    def __init__(self, query: str, as_of: int | None = None, *, seed: int, floor: Floor | None = None) -> None:
+        self._floor = floor
+        self._floor_reached = False
         self._query = query
         self._as_of = as_of
         self._scan = BackwardScan(query, as_of)
@@ -180,6 +191,11 @@ class Reconstruction:
             self._identities = Identities(mark.open_windows, seed=self._seed)
         self._group_mark = mark
         self._marks.append(mark)
+        if (mark.epoch, mark.attempt) == self._floor and self._found < self._marks[0].open_windows:
+            self._floor_reached = True
+            self._oldest_epoch = mark.epoch
+            self._conclude()
+            return
         self._conclude_if_complete()
 
     def _take_tombstones(self, tombstones: Tombstones) -> None:
@@ -233,6 +249,7 @@ class Reconstruction:
             marks=tuple(reversed(self._marks)),
             scanned=scan.scanned,
             newest_epoch=scan.newest_epoch,
+            floor_reached=self._floor_reached,
         )
 
 

@@ -4,10 +4,14 @@ Invariant: what the coordinator lists is only as true as the sink: nothing here 
 """
 
 from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Final
 
-from scheduler.client import CompleteCheckpoint, CompleteFile, CoordinatorClient
+from scheduler.client import CompleteCheckpoint, CompleteFile, Conflict, CoordinatorClient
 from spe_adapter.checkpoint.manifest import Manifest
 from spe_adapter.checkpoint.names import Unit
+
+_CONFLICT: Final = HTTPStatus.CONFLICT.value
 
 
 class CoordinatorRegistry:
@@ -17,7 +21,9 @@ class CoordinatorRegistry:
         self._client = client
 
     def register(self, manifest: Manifest, sink_url: str) -> None:
-        """Add a complete checkpoint; the same one again changes nothing. Raises Conflict if a base is not listed."""
+        """Add a complete checkpoint; the same one again changes nothing. Raises Conflict if the coordinator does not
+        know all that it builds on: a registry that was lost needs a full checkpoint.
+        """
         files = tuple(CompleteFile(file.name, file.size_bytes, file.crc32c, file.hosts) for file in manifest.files)
         self._client.register_checkpoint(
             CompleteCheckpoint(
@@ -29,8 +35,16 @@ class CoordinatorRegistry:
                 manifest.written_ms,
                 files,
                 manifest.bases,
+                manifest.header.attempt,
             )
         )
+        if manifest.bases:
+            newest = self._client.newest_checkpoint(manifest.unit.name)
+            if newest is None or newest.seq < manifest.seq:
+                raise Conflict(
+                    _CONFLICT,
+                    f"{manifest.name} builds on {list(manifest.bases)}, and the registry does not know them all",
+                )
 
     def complete(self, unit: Unit) -> Sequence[int]:
         """The sequence numbers of a unit's checkpoints, newest first."""

@@ -33,9 +33,11 @@ _FIRST_WAIT_S: Final = 0.1
 _MAX_WAIT_S: Final = 2.0
 _MAX_FAILED_NODES: Final = 8
 _MISSING: Final = "FileNotFoundException"
-_EXISTS: Final = "FileAlreadyExistsException"
+_TAKEN: Final = ("FileAlreadyExistsException", "AlreadyBeingCreatedException")
+"""A file is there, or is being created at this moment."""
 _FULL: Final = ("DSQuotaExceededException", "NSQuotaExceededException", "could only be written to 0 of the")
 _SMALL_FILE_REPLICAS: Final = 3
+_NEW_LINE: Final = "\n"
 
 Result = TypeVar("Result")
 
@@ -73,7 +75,7 @@ class HdfsSink:
             try:
                 client.write(path, data=b"", overwrite=False, replication=_SMALL_FILE_REPLICAS)
             except WebHdfsError as error:
-                if _says(error, _EXISTS):
+                if any(_says(error, exception) for exception in _TAKEN):
                     raise CheckpointTaken(f"{path}: another writer has this number") from error
                 raise
 
@@ -266,12 +268,13 @@ def _meant(path: str) -> Iterator[None]:
         yield
     except (WebHdfsError, HdfsError, requests.RequestException) as error:
         known = meaning(error) if isinstance(error, WebHdfsError) else error
+        what = f"{path}: {str(known).partition(_NEW_LINE)[0]}"  # Java's stack follows
         if isinstance(known, HdfsAway | requests.RequestException):
-            raise SinkAway(f"{path}: {known}") from error
+            raise SinkAway(what) from error
         if isinstance(known, DataNodeFailed):
-            raise NodeFailed(known.address, f"{path}: {known}") from error
+            raise NodeFailed(known.address, what) from error
         full = any(name in str(known) for name in _FULL)
-        raise (SinkFull if full else SinkFailed)(f"{path}: {known}") from error
+        raise (SinkFull if full else SinkFailed)(what) from error
 
 
 def _says(error: WebHdfsError, exception: str) -> bool:

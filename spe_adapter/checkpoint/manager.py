@@ -168,7 +168,7 @@ class CheckpointManager:
         steps.move(CheckpointEvent.START)
         try:
             name = self._claimed(max(seqs, default=0) + 1)
-            files = self._written(name, frozen, grant)
+            files, is_planned = self._written(name, frozen, grant)
         except BaseException:
             if grant is not None:
                 grant.cancel()
@@ -176,9 +176,7 @@ class CheckpointManager:
         base = since.manifest if since is not None and not frozen.is_full else None
         parts = parts_over(files, name.seq, base)
         now_ms = self._tools.clock.wall_ms()
-        manifest = Manifest(
-            self.unit, name.seq, frozen.header, frozen.pages.page_bytes, parts, grant is not None, now_ms
-        )
+        manifest = Manifest(self.unit, name.seq, frozen.header, frozen.pages.page_bytes, parts, is_planned, now_ms)
         self._tools.sink.seal(name, encode_manifest(manifest))
         steps.move(CheckpointEvent.SEAL)
         self._release()
@@ -293,19 +291,21 @@ class CheckpointManager:
             return name
         raise CheckpointTaken(f"{self.unit.name}: others took the numbers {first} to {first + MAX_CLAIMS - 1}")
 
-    def _written(self, name: CheckpointName, frozen: Snapshot, grant: Grant | None) -> list[CheckpointFile]:
-        """Step three: the files of all frozen pages."""
+    def _written(
+        self, name: CheckpointName, frozen: Snapshot, grant: Grant | None
+    ) -> tuple[list[CheckpointFile], bool]:
+        """Step three: the files of all frozen pages, and whether all were written as planned."""
         ids = frozen.pages.ids
         count = self._chunks() if grant is None else grant.chunks
         if not count:
-            return []
+            return [], False
         writing = _Writing(name, frozen, np.array_split(ids, count), self._tools)
         if self._tools.pool is not None:
             writing.all(grant, self._tools.pool)
         else:
             with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="checkpoint") as pool:
                 writing.all(grant, pool)
-        return writing.files()
+        return writing.files(), writing.is_planned
 
     def _chunks(self) -> int:
         return 0 if self._frozen is None else chunk_count(self._frozen)
@@ -381,6 +381,8 @@ class _Writing:
         self._tools = tools
         self._done: dict[int, CheckpointFile] = {}
         self._fatal: Exception | None = None
+        self.is_planned = False
+        """All chunks were written at a go of Peace."""
         self._lock = threading.Lock()
 
     def files(self) -> list[CheckpointFile]:
@@ -412,6 +414,7 @@ class _Writing:
     def unplanned(self, pool: Executor) -> None:
         """Write all chunks that are not written yet, where the sink puts them."""
         left = [thread for thread in range(len(self._shares)) if thread not in self._done]
+        self.is_planned = not left
         futures = [pool.submit(self._write, thread, (), None) for thread in left]
         errors = [error for error in [future.exception() for future in futures] if error is not None]
         if errors:

@@ -23,6 +23,7 @@ MAX_REPLICAS: Final = 64
 MAX_TOKEN_BYTES: Final = 4096
 COORDINATOR_PATIENCE_S: Final = 20.0
 """How long a coordinator may be away before a checkpoint is written without a plan."""
+SINK_PATIENCE_S: Final = 30.0
 _HDFS_PATH: Final = re.compile(r"(/[^/\\:]+)+")
 
 
@@ -102,15 +103,17 @@ def parse_sink_url(url: str) -> tuple[str, str]:
     )
 
 
-def open_sink(settings: CheckpointSettings, report: Report = ignore) -> Sink:
-    """The sink of the settings. Raises CheckpointUrlRefused; nothing is connected to yet."""
+def open_sink(settings: CheckpointSettings, report: Report = ignore, patience_s: float = SINK_PATIENCE_S) -> Sink:
+    """The sink of the settings; a call waits for at most `patience_s` while HDFS is away. Raises CheckpointUrlRefused;
+    nothing is connected to yet.
+    """
     address, path = parse_sink_url(settings.sink)
     if not address:
         return DirectorySink(Path(path))
     plans = None
     if settings.plans:
         plans = PlanTable(settings.plans, read_token(settings.plans_token_file) or "")
-    return HdfsSink(HdfsSinkSettings(address, path, settings.user), plans, report)
+    return HdfsSink(HdfsSinkSettings(address, path, settings.user, patience_s), plans, report)
 
 
 def open_coordinator(settings: CheckpointSettings) -> CoordinatorClient | None:

@@ -1,75 +1,80 @@
-"""The registration of a runner's partition as a reader of its sources: retention keeps what a recovery would read.
+"""The registration of a runner's partition as a reader of its sources and its target: retention keeps what a recovery
+would read.
 
 Invariants:
-* The position is the runner's needed offsets, which lie behind what it has read: the input of open windows stays.
-* A position is acknowledged after a committed epoch, at most every ACKNOWLEDGE_MS, and when the runner ends.
+* The position in a source is the runner's needed offset, which lies behind what it has read: the input of open windows
+  stays. The position in the target is that of the group with the oldest footprint of an open window.
+* A position is acknowledged after a committed epoch, at most every ACKNOWLEDGE_S, when the runner ends, and again while
+  the runner waits for input.
 * Records that are gone do not stop a runner that works: only a recovery would need them, and it says so.
 
-Source: SGuard, section 2 (HAInput acknowledges what no recovery needs); docs/decisions/0022-registered-readers.md.
+Source: SGuard, section 2 (HAInput acknowledges what no recovery needs); docs/decisions/0022-registered-readers.md and
+0026-trimming-and-default-retention.md.
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 from logstore.client.blocking import Client, TopicPartition
-from logstore.client.wire import EARLIEST, LATEST
-from logstore.errors import OffsetOutOfRange, ReaderReleased, UnknownReader
-from logstore.format.reader_api import LOG_START, ReaderOffset
+from logstore.format.reader_api import LOG_START
 from spe_adapter.continuous.loop import Event, Recovered
+from spe_adapter.continuous.port import FENCE_EPOCH
+from spe_adapter.epochs.retention import ACKNOWLEDGE_S, EpochOffsets, HeldStreams
 
-ACKNOWLEDGE_MS: Final = 5_000.0
+KEEP_ALIVE_MS: Final = 60_000.0
+_MS_PER_S: Final = 1000.0
 
 
-class SourceRegistration:
-    """Registers one runner's partition under `name`; `needed` gives its needed offsets by topic."""
+class Needed(NamedTuple):
+    """What a recovery would read: the first offset of each source, and the oldest epoch of the target."""
+
+    sources: Mapping[TopicPartition, int]
+    target_epoch: int
+
+
+class RunnerRegistration:
+    """Registers one runner's partition under `name`. `target` finds epochs in the target.
+
+    All methods raise TooManyReaders and what the client raises.
+    """
 
     def __init__(
         self,
         client: Client,
         name: str,
-        partition: int,
-        needed: Callable[[], Mapping[str, int]],
+        needed: Callable[[], Needed],
+        target: EpochOffsets,
         monotonic_ms: Callable[[], float],
     ) -> None:
         self._client = client
-        self._name = name
-        self._partition = partition
+        self._reader = HeldStreams(name)
         self._needed = needed
+        self._target = target
         self._monotonic_ms = monotonic_ms
         self._acknowledged_ms = 0.0
 
     def note(self, event: Event) -> None:
-        """Take a runner's event: register after its recovery, acknowledge after committed epochs. Raises
-        TooManyReaders, and what the client raises.
-        """
+        """Take a runner's event: register after its recovery, acknowledge after committed epochs."""
         if isinstance(event, Recovered):
-            self._register()
-        elif self._monotonic_ms() - self._acknowledged_ms >= ACKNOWLEDGE_MS:
+            self._reader.register(self._client, self._positions())
+            self._acknowledged_ms = self._monotonic_ms()
+        elif self._monotonic_ms() - self._acknowledged_ms >= ACKNOWLEDGE_S * _MS_PER_S:
             self.acknowledge()
 
     def acknowledge(self) -> None:
-        """Acknowledge the needed offsets. Raises TooManyReaders, and what the client raises."""
-        try:
-            self._client.acknowledge(self._name, self._entries(self._needed()))
-        except (UnknownReader, ReaderReleased, OffsetOutOfRange):
-            self._register()
+        """Acknowledge what a recovery does not need."""
+        self._reader.acknowledge(self._client, self._positions())
         self._acknowledged_ms = self._monotonic_ms()
 
-    def _register(self) -> None:
-        needed = self._needed()
-        with suppress(OffsetOutOfRange):
-            self._client.register_reader(self._name, self._entries(needed))
-            return
-        streams = {topic: TopicPartition(topic, self._partition) for topic in needed}
-        first = self._client.offsets(dict.fromkeys(streams.values(), EARLIEST))
-        end = self._client.offsets(dict.fromkeys(streams.values(), LATEST))
-        present = {
-            # Retention may go on meanwhile: the sidecar knows best where the log starts.
-            topic: LOG_START if offset < first[streams[topic]].offset else min(offset, end[streams[topic]].offset)
-            for topic, offset in needed.items()
-        }
-        self._client.register_reader(self._name, self._entries(present))
+    def keep_alive(self) -> None:
+        """Acknowledge the former positions of a runner that waits for input, if it is time."""
+        if self._monotonic_ms() - self._acknowledged_ms >= KEEP_ALIVE_MS:
+            self._reader.keep_alive(self._client)
+            self._acknowledged_ms = self._monotonic_ms()
 
-    def _entries(self, offsets: Mapping[str, int]) -> list[ReaderOffset]:
-        return [ReaderOffset(topic, self._partition, offset) for topic, offset in offsets.items()]
+    def _positions(self) -> dict[TopicPartition, int]:
+        needed = self._needed()
+        offset = None
+        if needed.target_epoch != FENCE_EPOCH:
+            offset = self._target.before(self._client, needed.target_epoch)
+        return {**needed.sources, self._target.stream: LOG_START if offset is None else offset}

@@ -9,24 +9,28 @@ Invariants:
 import contextlib
 import socket
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Final
 
 from logstore.base.addresses import Address
-from logstore.client.blocking import Client, parse_addresses
+from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.client.errors import UNKNOWN_TOPIC_OR_PARTITION, Refused
 from logstore.client.network import Network
 from logstore.errors import CairnError, TopicExists
 from spe_adapter.cec.policy import Policy, bounded
+from spe_adapter.checkpoint.names import Unit
+from spe_adapter.checkpoint.settings import CheckpointSettings
+from spe_adapter.continuous.checkpoints import RunnerCheckpoints
 from spe_adapter.continuous.client_port import CLIENT_ID, ClientPort
 from spe_adapter.continuous.core import Core, FragmentInstance
 from spe_adapter.continuous.errors import FragmentRefused
 from spe_adapter.continuous.fragment import CheckedFragment, EpochLimits, Fragment, plan
 from spe_adapter.continuous.loop import Event, Loop, Observe
-from spe_adapter.continuous.registration import SourceRegistration
-from spe_adapter.epochs.retention import KEEP_ALL, own_trimming
+from spe_adapter.continuous.registration import Needed, RunnerRegistration
+from spe_adapter.epochs.retention import KEEP_ALL, NEW_TOPIC, EpochOffsets, how_lost, own_trimming
+from spe_adapter.errors import StateTrimmed
 from spe_adapter.host import Host, ThisHost, new_seed
 
 READER_PREFIX: Final = "continuous/"
@@ -48,8 +52,10 @@ class Options:
     policy: Callable[[], Policy] = bounded
     limits: EpochLimits = field(default_factory=EpochLimits)
     limit_s: float = LIMIT_S
+    checkpoints: CheckpointSettings | None = None
+    """Where and when the state is written beside the log; None: only the log has the state."""
     register: bool = True
-    """Whether the sources keep what a recovery would read, whatever their retention (`cairn readers`)."""
+    """Whether sources and target keep what a recovery would read, whatever their retention (`cairn readers`)."""
 
 
 def unobserved(event: Event) -> None:
@@ -123,8 +129,16 @@ class Runner:
         self, checked: CheckedFragment, instance: FragmentInstance, port: ClientPort, until: Callable[[], bool] | None
     ) -> None:
         limits = self._options.limits
-        core = Core(checked, instance, self._options.policy(), port.monotonic_ms, limits.state_bytes, new_seed())
+        settings = self._options.checkpoints if self._fragment.checkpoints else None
+        core = Core(
+            checked, instance, self._options.policy(), port.monotonic_ms, limits.state_bytes, new_seed(),
+            is_paged=settings is not None,
+        )  # fmt: skip
         with ExitStack() as stack:
+            checkpoints = None
+            if settings is not None:
+                unit = Unit(self._fragment.query, self._partition)
+                checkpoints = stack.enter_context(closing(RunnerCheckpoints(unit, settings, core.freeze)))
             registration = self._registration(stack, core, port)
 
             def observe(event: Event) -> None:
@@ -132,17 +146,33 @@ class Runner:
                     registration.note(event)
                 self._observe(event)
 
-            loop = Loop(core, checked, port, limits, observe)
-            loop.recover()
+            loop = Loop(core, checked, port, limits, observe, checkpoints)
+            self._recover(loop)
             self._loop = loop
             while not self._stopping.is_set() and not (until is not None and until()):
                 loop.step()
+                if registration is not None:
+                    registration.keep_alive()
             loop.finish()
             if registration is not None:
                 registration.acknowledge()
 
-    def _registration(self, stack: ExitStack, core: Core, port: ClientPort) -> SourceRegistration | None:
-        """The partition's registration as a reader of its sources; None if a recovery would not read them."""
+    def _recover(self, loop: Loop) -> None:
+        """Recover; a target that was trimmed too far is said with what would have kept it."""
+        try:
+            loop.recover()
+        except StateTrimmed as error:
+            fragment, options = self._fragment, self._options
+            addresses = parse_addresses(options.servers)
+            with Client(addresses, self._host.network, limit_s=options.limit_s, client_id=CLIENT_ID) as client:
+                why = how_lost(client, reader_name(fragment, self._partition), self._target())
+            raise StateTrimmed(f"{error}. {why}") from error
+
+    def _target(self) -> TopicPartition:
+        return TopicPartition(self._fragment.topic, self._partition)
+
+    def _registration(self, stack: ExitStack, core: Core, port: ClientPort) -> RunnerRegistration | None:
+        """The partition's registration as a reader of sources and target; None if a recovery would not read them."""
         options, fragment = self._options, self._fragment
         if not options.register or not fragment.checkpoints:
             return None
@@ -150,13 +180,19 @@ class Runner:
             Client(parse_addresses(options.servers), self._host.network, limit_s=options.limit_s, client_id=CLIENT_ID)
         )
         topics = [source.topic for source in fragment.sources]
-        return SourceRegistration(
+        streams = [TopicPartition(topic, self._partition) for topic in topics]
+        return RunnerRegistration(
             client,
-            f"{READER_PREFIX}{fragment.name_in(self._partition)}",
-            self._partition,
-            lambda: dict(zip(topics, core.needed, strict=True)),
+            reader_name(fragment, self._partition),
+            lambda: Needed(dict(zip(streams, core.needed, strict=True)), core.needed_epoch),
+            EpochOffsets(self._target(), fragment.name_in(self._partition)),
             port.monotonic_ms,
         )
+
+
+def reader_name(fragment: Fragment, partition: int) -> str:
+    """The name under which the runner of a partition is registered as a reader."""
+    return f"{READER_PREFIX}{fragment.name_in(partition)}"
 
 
 class _Stopped(CairnError):
@@ -196,7 +232,8 @@ class _Interruptible:
 def prepare(fragment: Fragment, options: Options, host: Host) -> int:
     """Check the topics, and create the target if it is missing; the number of partitions.
 
-    Raises FragmentRefused if the numbers of partitions differ or the target has retention, and the client's errors.
+    Raises FragmentRefused if the numbers of partitions differ, or if the target has retention and the runner does not
+    register as its reader; and the client's errors.
     """
     with Client(parse_addresses(options.servers), host.network, limit_s=options.limit_s, client_id=CLIENT_ID) as client:
         counts = {source.topic: client.partitions(source.topic) for source in fragment.sources}
@@ -206,9 +243,9 @@ def prepare(fragment: Fragment, options: Options, host: Host) -> int:
         except Refused as error:
             if error.code != UNKNOWN_TOPIC_OR_PARTITION:
                 raise
-            _create(client, fragment.topic, wanted)
+            _create(client, fragment.topic, wanted, NEW_TOPIC if options.register else KEEP_ALL)
             counts[fragment.topic] = wanted
-        if not fragment.allow_trimming:
+        if not fragment.allow_trimming and not options.register:
             _refuse_trimming(client, fragment)
     if set(counts.values()) != {wanted}:
         found = ", ".join(f"{topic} has {count}" for topic, count in counts.items())
@@ -219,17 +256,18 @@ def prepare(fragment: Fragment, options: Options, host: Host) -> int:
     return wanted
 
 
-def _create(client: Client, topic: str, partitions: int) -> None:
+def _create(client: Client, topic: str, partitions: int, settings: Mapping[str, str]) -> None:
     """Create the target; the runner of another partition may create it at the same time."""
     with contextlib.suppress(TopicExists):
-        client.create_topic(topic, partitions, KEEP_ALL)
+        client.create_topic(topic, partitions, settings)
 
 
 def _refuse_trimming(client: Client, fragment: Fragment) -> None:
-    """Refuse a target with retention: it holds the state, and could lose that of open windows."""
+    """Refuse a target with retention that nobody holds: it has the state, and could lose that of open windows."""
     trims = own_trimming(client.topic_configs(fragment.topic))
     if trims and fragment.checkpoints:
         raise FragmentRefused(
             f"query {fragment.query!r}: topic {fragment.topic!r} trims itself ({trims}), which can cost the state of "
-            "open windows. Set these to -1, or set allow_trimming=True if no window stays open that long"
+            "open windows, as the runner is no registered reader. Set these to -1, or register it (register=True), or "
+            "set allow_trimming=True if no window stays open that long"
         )

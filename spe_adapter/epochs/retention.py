@@ -1,17 +1,164 @@
-"""The retention of topics with state: none, as a trim by age or size could lose open windows.
+"""The retention of topics with state: results go by age, and a registered reader keeps what a recovery would read.
 
-Invariant: a topic that queries of this package create keeps all records; the query trims it.
+A query is a registered reader of its own output: it acknowledges the first offset that a recovery needs, so that
+retention by age or size removes older records only.
+
+Invariants:
+* The position in a stream is never behind the first record that a recovery of a committed epoch reads.
+* A position is acknowledged at most every ACKNOWLEDGE_S; what an acknowledgement costs does not grow with the log.
+* Records that are gone do not stop a query that works: only a recovery would need them, and it says so (`how_lost`).
+
+Source: SGuard, section 2 (HAInput acknowledges what no recovery needs); CEC paper, section II.B (the extent);
+docs/decisions/0022-registered-readers.md and 0026-trimming-and-default-retention.md.
 """
 
+import logging
+from bisect import bisect_left
 from collections.abc import Mapping
-from typing import Final
+from contextlib import closing
+from typing import Final, NamedTuple
 
+from logstore.client.blocking import Client, TopicPartition
+from logstore.client.wire import EARLIEST, LATEST
+from logstore.errors import OffsetOutOfRange, ReaderReleased, UnknownReader
+from logstore.format.reader_api import LOG_START, ReaderOffset
+from spe_adapter.epochs.scan import HEAD_BYTES, ends
+
+ACKNOWLEDGE_S: Final = 5.0
+RESULTS_RETENTION_MS: Final = 7 * 24 * 3600 * 1000
+"""Kafka's default, and the sidecar's."""
+NEW_TOPIC: Final[Mapping[str, str]] = {"retention.ms": str(RESULTS_RETENTION_MS), "retention.bytes": "-1"}
+"""The settings of a topic that a query creates."""
 KEEP_ALL: Final[Mapping[str, str]] = {"retention.ms": "-1", "retention.bytes": "-1"}
-"""The settings of a topic that is created for state."""
+"""The settings of a topic that keeps all records; the option `retention` of a query trims it."""
+MAX_KNOWN_EPOCHS: Final = 4096
+
 _UNLIMITED: Final = "-1"
+_log = logging.getLogger(__name__)
 
 
 def own_trimming(settings: Mapping[str, str]) -> str:
     """The settings of a topic's retention, for a message; "" if it keeps all records."""
     trims = {name: settings[name] for name in KEEP_ALL if settings.get(name, _UNLIMITED) != _UNLIMITED}
     return ", ".join(f"{name}={value}" for name, value in sorted(trims.items()))
+
+
+class _EpochStart(NamedTuple):
+    """The offset after the END of an epoch of the query: where its next epoch begins, or later."""
+
+    epoch: int
+    offset: int
+
+
+class EpochOffsets:
+    """Finds where an epoch of a query begins in a stream. Keeps what it has found, so that each call scans what is new.
+
+    Bounded: beyond MAX_KNOWN_EPOCHS every second of the older half is forgotten, and an earlier offset is returned.
+    """
+
+    def __init__(self, stream: TopicPartition, query: str) -> None:
+        self.stream = stream
+        self._query = query
+        self._known: list[_EpochStart] = []
+
+    def before(self, client: Client, epoch: int) -> int | None:
+        """An offset at or before the BEGIN of an epoch's group, and after the END of an older epoch of the query.
+
+        None if the stream holds no older epoch of the query. Raises what the client raises.
+        """
+        newest = self._known[-1].epoch if self._known else None
+        found: list[_EpochStart] = []
+        with closing(ends(client, self.stream, first_bytes=HEAD_BYTES)) as scanned:
+            for end, next_offset in scanned:
+                if end.query != self._query:
+                    continue
+                if newest is not None and end.epoch <= newest:
+                    break
+                found.append(_EpochStart(end.epoch, next_offset))
+                if newest is None and end.epoch < epoch:
+                    break
+        self._known += reversed(found)
+        at = bisect_left(self._known, epoch, key=lambda start: start.epoch)
+        # Older epochs are asked for no more: the oldest footprint of an incarnation does not become older.
+        del self._known[: max(at - 1, 0)]
+        while len(self._known) > MAX_KNOWN_EPOCHS:
+            half = len(self._known) // 2
+            self._known = self._known[:half:2] + self._known[half:]
+        return self._known[0].offset if at else None
+
+
+class HeldStreams:
+    """The registration of a query as the reader `name` of the streams that its recovery would read.
+
+    Positions are given by stream; LOG_START stands for the first record that is there. All methods raise TooManyReaders
+    and what the client raises.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._placed: dict[TopicPartition, int] = {}
+        """The positions that the sidecar has confirmed."""
+
+    def register(self, client: Client, needed: Mapping[TopicPartition, int]) -> None:
+        """Hold these streams, and no others, from these positions on, or from what is there of them."""
+        try:
+            placed = client.register_reader(self.name, _entries(needed))
+        except OffsetOutOfRange as error:
+            _log.warning(
+                "reader %r: %s; a recovery that needs what is gone will fail, the rest is held", self.name, error
+            )
+            placed = client.register_reader(self.name, _entries(_present(client, needed)))
+        self._placed = {TopicPartition(entry.topic, entry.partition): entry.offset for entry in placed}
+
+    def acknowledge(self, client: Client, needed: Mapping[TopicPartition, int]) -> None:
+        """Say that a recovery needs nothing before these positions; registers again if the streams are others."""
+        if needed.keys() != self._placed.keys():
+            self.register(client, needed)
+            return
+        positions = {
+            stream: self._placed[stream] if offset == LOG_START else offset for stream, offset in needed.items()
+        }
+        try:
+            client.acknowledge(self.name, _entries(positions))
+            self._placed = positions
+        except (UnknownReader, ReaderReleased, OffsetOutOfRange):
+            self.register(client, needed)
+
+    def keep_alive(self, client: Client) -> None:
+        """Acknowledge the former positions again: a query without input is not idle, it waits."""
+        if self._placed:
+            self.acknowledge(client, dict(self._placed))
+
+
+def how_lost(client: Client, name: str, stream: TopicPartition) -> str:
+    """A sentence on why the records that a recovery needs are gone, and which setting would have kept them."""
+    try:
+        reader = client.describe_reader(name)
+    except UnknownReader:
+        return (
+            f"No reader {name!r} is registered: somebody removed it, it was idle for twice reader-hold-ms, or the "
+            "query runs without a registration. Then the retention of the topic takes what open windows need"
+        )
+    places = [(entry.topic, entry.partition) for entry in reader.released]
+    is_released = (stream.topic, stream.partition) in places
+    return (
+        f"Reader {name!r} {'was' if is_released else 'had been'} released from the stream: it kept more than "
+        "reader-hold-bytes beyond the retention, or acknowledged nothing for reader-hold-ms while the query was down. "
+        "These are settings of the sidecar, whose log says reader_released; raise them, or the retention of the topic"
+        + ("" if is_released else ". Or a client deleted the records by offset")
+    )
+
+
+def _present(client: Client, needed: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    """The positions within what is there."""
+    first = client.offsets(dict.fromkeys(needed, EARLIEST))
+    end = client.offsets(dict.fromkeys(needed, LATEST))
+    return {
+        # Retention may go on meanwhile: the sidecar knows best where the log starts.
+        stream: LOG_START if offset < first[stream].offset else min(offset, end[stream].offset)
+        for stream, offset in needed.items()
+    }
+
+
+def _entries(positions: Mapping[TopicPartition, int]) -> list[ReaderOffset]:
+    return [ReaderOffset(stream.topic, stream.partition, offset) for stream, offset in positions.items()]

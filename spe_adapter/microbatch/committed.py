@@ -13,19 +13,23 @@ from dataclasses import dataclass
 from logstore.client.blocking import Client, TopicPartition
 from logstore.client.wire import EARLIEST
 from spe_adapter.cec.control import EndPositions
+from spe_adapter.epochs.retention import how_lost
 from spe_adapter.epochs.scan import find_head
 from spe_adapter.errors import StateInconsistent, StateTrimmed
-from spe_adapter.microbatch.epoch import Parent, Seconds, TaskReport, newest_of
+from spe_adapter.microbatch.epoch import Parent, Seconds, TaskReport, newest_of, reader_name
 from spe_adapter.microbatch.errors import BatchesMissing
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedEpoch:
-    """The last committed epoch: the positions in its END, and the attempt that counts in each partition."""
+    """The last committed epoch: the positions in its END, and for each of its partitions the attempt that counts and
+    the epoch of the oldest footprint of an open window.
+    """
 
     epoch: int
     progress: EndPositions
     parents: tuple[Parent, ...]
+    oldest_epochs: tuple[int, ...]
     max_events_ms: tuple[int | None, ...]
     reports: tuple[TaskReport, ...] = ()
     seconds: float = 0.0
@@ -42,7 +46,7 @@ def read_committed(client: Client, topic: str, query: str, last_epoch: int) -> C
             "topic that the query had before, or start with a new checkpoint and a new topic"
         )
     progress = EndPositions.from_json(head.end.positions)
-    parents, max_events_ms = [], tuple[int | None, ...]()
+    parents, oldest_epochs, max_events_ms = [], [], tuple[int | None, ...]()
     for partition in range(progress.partitions):
         own = find_head(client, TopicPartition(topic, partition), query)
         if own is None or own.mark is None or own.end.epoch != last_epoch:
@@ -50,8 +54,9 @@ def read_committed(client: Client, topic: str, query: str, last_epoch: int) -> C
             raise StateInconsistent(f"query {query}: stream {topic}-{partition} holds no mark of epoch {last_epoch}")
         mark = own.mark
         parents.append(Parent(mark.attempt, mark.emitted, mark.seen, mark.sequence))
+        oldest_epochs.append(mark.oldest_epoch)
         max_events_ms = newest_of(max_events_ms, mark.max_events_ms)
-    return CommittedEpoch(last_epoch, progress, tuple(parents), max_events_ms)
+    return CommittedEpoch(last_epoch, progress, tuple(parents), tuple(oldest_epochs), max_events_ms)
 
 
 def _check_not_trimmed(client: Client, stream: TopicPartition, query: str, last_epoch: int) -> None:
@@ -60,9 +65,8 @@ def _check_not_trimmed(client: Client, stream: TopicPartition, query: str, last_
     if start > 0:
         raise StateTrimmed(
             f"query {query}: topic {stream.topic!r} was trimmed: partition {stream.partition} starts at offset {start} "
-            f"and does not hold the query's last epoch, {last_epoch}, any more, so its state is gone. Start with a new "
-            "checkpoint and a new topic, and leave trimming to the query's option 'retention', which keeps what is "
-            "needed"
+            f"and does not hold the query's last epoch, {last_epoch}, any more, so its state is gone. "
+            f"{how_lost(client, reader_name(query), stream)}. Start with a new checkpoint and a new topic"
         )
 
 
@@ -76,7 +80,9 @@ class EpochProgress:
     Sums over the partitions: `windows` (N), `records`, `moved` (rows in the shuffle; fewer than `records` if rows were
     combined), `late`, `results`, `footprints`, `state_bytes`, `delta_bytes`. The largest value of a partition: `extent`
     (q), `load_seconds` and each of `task_seconds`. `how` counts partitions by the origin of their state; `started_ms`
-    is the start of the first task, by its host's clock. Before the first epoch of this incarnation, fields that the log
+    is the start of the first task, by its host's clock. `checkpoint_epoch` is the epoch up to which each partition has
+    a complete checkpoint that the driver knows, None without; `checkpoint_bytes` (a sum) were read from checkpoints to
+    open state, `log_bytes` (a sum) from the log. Before the first epoch of this incarnation, fields that the log
     does not have are empty or 0.
     """
 
@@ -99,6 +105,9 @@ class EpochProgress:
     task_seconds: Seconds
     started_ms: int
     seconds: float
+    checkpoint_epoch: int | None = None
+    checkpoint_bytes: int = 0
+    log_bytes: int = 0
 
 
 def progress_of(last: CommittedEpoch) -> EpochProgress:
@@ -127,4 +136,12 @@ def progress_of(last: CommittedEpoch) -> EpochProgress:
         ),
         started_ms=min((report.started_ms for report in reports), default=0),
         seconds=last.seconds,
+        checkpoint_epoch=_checkpoint_epoch(last.progress),
+        checkpoint_bytes=sum(report.checkpoint_bytes for report in reports),
+        log_bytes=sum(report.log_bytes for report in reports),
     )
+
+
+def _checkpoint_epoch(progress: EndPositions) -> int | None:
+    known = [checkpoint for checkpoint in progress.checkpoints if checkpoint is not None]
+    return min(epoch for _, epoch in known) if known and len(known) == progress.partitions else None

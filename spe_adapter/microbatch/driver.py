@@ -12,6 +12,7 @@ Invariants:
   committed before the epoch, over all partitions. When input pauses, one epoch without input closes the due windows.
 * An operator that follows the one in the log has its state written anew, in its columns, by its first epoch.
 * Epochs come one at a time: a lock is held from the plan to the commit.
+* The query is a registered reader of its output, so that retention keeps what a recovery of its state reads.
 
 Source: Spark's MicroBatchExecution and WatermarkTracker; CEC paper, section II.B; docs/decisions/0010.
 """
@@ -22,13 +23,14 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from logstore.client.blocking import Client, TopicPartition
-from logstore.errors import StaleEpoch
+from logstore.errors import CairnError, StaleEpoch
 from logstore.format.epoch_api import TaskOutput
 from spe_adapter.cec.control import EndPositions
 from spe_adapter.epochs.client import abort, commit, connect, take_over
 from spe_adapter.epochs.scan import find_head
 from spe_adapter.errors import CheckpointDiffers, StateInconsistent
 from spe_adapter.host import Host
+from spe_adapter.microbatch.checkpoint_watch import StandingCheckpoint, watch_of
 from spe_adapter.microbatch.committed import CommittedEpoch, read_committed
 from spe_adapter.microbatch.epoch import (
     INITIAL_BATCH,
@@ -42,6 +44,7 @@ from spe_adapter.microbatch.epoch import (
     newest_of,
 )
 from spe_adapter.microbatch.errors import BatchesMissing
+from spe_adapter.microbatch.registration import OutputRegistration
 from spe_adapter.microbatch.shuffle import CombineChoice
 from spe_adapter.microbatch.successor import check_successor
 from spe_adapter.microbatch.topics import refuse_taken, trim
@@ -93,6 +96,13 @@ class QueryDriver:
         """The hosts on which tasks of this incarnation have left state in memory."""
         self._busy_s = host.network.monotonic_s()
         self._trimmed_s = self._busy_s
+        options = fixed.options
+        self._registration = (
+            None
+            if options.allow_trimming
+            else OutputRegistration(options.topic, query, fixed.partitions, host.network.monotonic_s)
+        )
+        self._watch = watch_of(fixed, query, host)
 
     @property
     def committed(self) -> CommittedEpoch | None:
@@ -137,9 +147,12 @@ class QueryDriver:
             try:
                 self._begin()
                 last = self._committed
-                if last is None:
-                    return False
-                if self._watermark_ms(last) <= last.progress.watermark_ms and not self._has_due_timer(last):
+                is_due = last is not None and (
+                    self._watermark_ms(last) > last.progress.watermark_ms or self._has_due_timer(last)
+                )
+                if last is None or not is_due:
+                    if self._registration is not None:
+                        self._registration.keep_alive(self._client)
                     return False
                 self._epoch(last.progress.batch, last.progress.planned, closing=True, execute=execute)
                 return True
@@ -161,6 +174,10 @@ class QueryDriver:
                 self._check_operator(client, self._committed)
             elif not self._fixed.options.allow_other_queries:
                 refuse_taken(client, self._fixed.options.topic, self._query)
+            if self._registration is not None:
+                self._registration.begin(client, self._committed)
+            if self._watch is not None and self._committed is not None:
+                self._watch.note(client, self._committed.progress)
         self._begun = True
 
     def _check_operator(self, client: Client, last: CommittedEpoch) -> None:
@@ -237,6 +254,7 @@ class QueryDriver:
             partitions=self._fixed.partitions,
             layout=plan.layout,
             planned=planned,
+            checkpoints=() if self._watch is None else self._watch.named(),
             wall_ms=plan.wall_ms if self._fixed.operator.has_wall_time else None,
             results=self._results,
         )
@@ -251,9 +269,15 @@ class QueryDriver:
             seconds = self._host.network.monotonic_s() - started_s
             parents = tuple(report.counters for report in reports)
             self._evolves = False
-            self._committed = CommittedEpoch(plan.epoch, progress, parents, max_events_ms, tuple(reports), seconds)
+            oldest_epochs = tuple(report.oldest_epoch for report in reports)
+            self._committed = CommittedEpoch(
+                plan.epoch, progress, parents, oldest_epochs, max_events_ms, tuple(reports), seconds
+            )
             self._begun = True
             self._choice.note(reports)
+            covered = self._covering(client)
+            if self._registration is not None:
+                self._registration.note(client, self._committed, covered)
             self._trim(client, reports)
 
     def _plan(self, batch: int, *, closing: bool) -> EpochPlan:
@@ -286,6 +310,7 @@ class QueryDriver:
             parents=last.parents,
             max_events_ms=last.max_events_ms,
             rebase=Rebase(progress.partitions) if moved else None,
+            covered=() if self._watch is None or moved else self._watch.covered_emitted(),
             wall_ms=self._wall_ms(last),
             batch=batch,
         )
@@ -316,6 +341,19 @@ class QueryDriver:
                 f"{[report.partition for report in reports]} of {self._fixed.partitions}"
             )
         return reports
+
+    def _covering(self, client: Client) -> tuple[StandingCheckpoint | None, ...]:
+        """The checkpoints that cover the partitions after the last epoch; empty without checkpoints. An error does not
+        fail the epoch, which is committed.
+        """
+        if self._watch is None or self._committed is None:
+            return ()
+        try:
+            self._watch.note(client, self._committed.progress)
+        except CairnError as error:
+            _log.warning("query %s: checkpoints are not confirmed (%s)", self._query, error)
+            return ()
+        return self._watch.covering()
 
     def _trim(self, client: Client, reports: Sequence[TaskReport]) -> None:
         retention_ms = self._fixed.options.retention_ms

@@ -26,6 +26,8 @@ REPORT_COLUMN: Final = "report"
 REPORT_SCHEMA: Final = f"{REPORT_COLUMN} string"
 MOVED: Final = "moved"
 """How a partition's state was obtained in the first epoch of a new layout: from the streams of the one before."""
+READER_PREFIX: Final = "stateful/"
+"""Before the query's id, in the name of its registration as a reader of its output."""
 INITIAL_BATCH: Final = -1
 """The number, in place of a batch's, of the epoch that takes the initial state."""
 EPOCHS_PER_GENERATION: Final = 2**40
@@ -35,6 +37,11 @@ EPOCHS_PER_GENERATION: Final = 2**40
 def log_epoch(generation: int, batch: int, *, closing: bool) -> int:
     """The epoch's number in the log: it grows with each reset, batch, and epoch without input after a batch."""
     return generation * EPOCHS_PER_GENERATION + 2 * batch + (1 if closing else 0)
+
+
+def reader_name(query: str) -> str:
+    """The name under which a query is registered as a reader of its output."""
+    return READER_PREFIX + query
 
 
 def batch_of(epoch: int) -> int:
@@ -97,7 +104,8 @@ class EpochPlan:
     before it are closed.
     `max_events_ms` is the newest event time of each of the operator's inputs so far, over all partitions.
     `wall_ms` is the epoch's processing time; it never runs backwards. `batch` is Spark's number of the batch, or
-    INITIAL_BATCH.
+    INITIAL_BATCH. `covered`: of each partition the counter `emitted` at the checkpoint that covers it, -1 without one;
+    empty without checkpoints.
     """
 
     query: str
@@ -110,6 +118,7 @@ class EpochPlan:
     parents: tuple[Parent, ...]
     max_events_ms: tuple[int | None, ...]
     rebase: Rebase | None = None
+    covered: tuple[int, ...] = ()
     wall_ms: int = 0
     batch: int = 0
 
@@ -132,9 +141,12 @@ class EpochPlan:
         fields: dict[str, Any] = json.loads(text)
         rebase = fields.pop("rebase")
         parents = tuple(Parent(**parent) for parent in fields.pop("parents"))
-        max_events_ms = tuple(fields.pop("max_events_ms"))
         return cls(
-            parents=parents, max_events_ms=max_events_ms, rebase=None if rebase is None else Rebase(**rebase), **fields
+            parents=parents,
+            max_events_ms=tuple(fields.pop("max_events_ms")),
+            rebase=None if rebase is None else Rebase(**rebase),
+            covered=tuple(fields.pop("covered")),
+            **fields,
         )
 
 
@@ -168,7 +180,8 @@ class TaskReport:
     the epoch of the oldest footprint. `max_events_ms` has the newest event time of each input of the operator in
     this epoch. `next_wall_ms` is the processing time from which on a timer is due (None: none). `how` says where
     the state came from: MOVED, or see `state.versions.OpenState`. `host` is the host on which the task left state
-    in memory.
+    in memory. `checkpoint_epoch` and `checkpoint_bytes`: of the checkpoint that was loaded, -1 and 0 if none was.
+    `log_bytes`: of the control batches that were read to open the state.
     """
 
     partition: int
@@ -194,6 +207,9 @@ class TaskReport:
     started_ms: int
     seconds: Seconds
     host: str = ""
+    checkpoint_epoch: int = -1
+    checkpoint_bytes: int = 0
+    log_bytes: int = 0
     next_wall_ms: int | None = None
 
     def to_json(self) -> str:

@@ -5,7 +5,8 @@ Invariants:
   end of the epoch. So state = state before + footprints - tombstones.
 * All footprints count as emitted at the epoch's end: the mark's `emitted` is the ordinal of each of them.
 * Windows with the oldest footprints are checked, that is footprinted again, so that q stays at or below the extent
-  limit, or comes down to the limit over a few epochs.
+  limit, or comes down to the limit over a few epochs. Where a checkpoint covers the windows, q counts from the
+  checkpoint: a recovery reads no footprint before it.
 
 Source: CEC paper, sections II.B (footprints, N) and III.A (q, Q).
 """
@@ -22,6 +23,8 @@ from spe_adapter.state.store import Changes
 
 DEFAULT_EXTENT_FACTOR: Final = 4
 """q at which checks begin, in multiples of N: from about twice N on few are needed (CEC paper, figure 6)."""
+NOT_COVERED: Final = -1
+"""In place of a counter: no checkpoint covers the partition."""
 _CANDIDATES_PART: Final = 4
 """The inverse of the share of open windows that may be checked in one epoch."""
 _MIN_CANDIDATES: Final = 4096
@@ -37,15 +40,21 @@ class EpochEnd(NamedTuple):
     oldest: int
 
 
-def conclude(overlay: Overlay, before: Counters, epoch: int, extent_limit: int | None) -> EpochEnd:
+def conclude(
+    overlay: Overlay, before: Counters, epoch: int, extent_limit: int | None, covered_emitted: int = NOT_COVERED
+) -> EpochEnd:
     """The changes of an epoch, with checks of the windows with the oldest footprints where the extent is too long.
 
-    `before` are the counters with the epoch's input and results, without its footprints and tombstones.
+    `before` are the counters with the epoch's input and results, without its footprints and tombstones;
+    `covered_emitted` is the counter `emitted` at the checkpoint that covers older windows.
     """
     changes = overlay.changes()
     live = overlay.live
     counters = before.after(footprints=changes.footprints.num_rows)
-    count = _checks(overlay, counters, live, changes.footprints.num_rows, extent_limit)
+    limit = DEFAULT_EXTENT_FACTOR * live if extent_limit is None else extent_limit
+    count = 0
+    if covered_emitted == NOT_COVERED or counters.extent(covered_emitted) > max(limit, live):
+        count = _checks(overlay, counters, live, changes.footprints.num_rows, limit)
     if count:
         overlay.touch(overlay.oldest(count))
         checked = overlay.changes()
@@ -63,12 +72,11 @@ def conclude(overlay: Overlay, before: Counters, epoch: int, extent_limit: int |
     return EpochEnd(changes, counters, live, counters.extent(ordinal), oldest)
 
 
-def _checks(overlay: Overlay, counters: Counters, live: int, fresh: int, extent_limit: int | None) -> int:
+def _checks(overlay: Overlay, counters: Counters, live: int, fresh: int, limit: int) -> int:
     """How many of the windows with the oldest footprints to check; cheap as long as the answer is 0."""
     slowest = overlay.oldest(1)
     if not len(slowest):
         return 0
-    limit = DEFAULT_EXTENT_FACTOR * live if extent_limit is None else extent_limit
     if counters.extent(int(overlay.window_versions(slowest)[1][0])) <= max(limit, live):
         return 0
     candidates = overlay.oldest(max(live // _CANDIDATES_PART, _MIN_CANDIDATES))

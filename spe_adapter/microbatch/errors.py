@@ -20,3 +20,7 @@ class StateNotForgotten(CairnError):
 
 class ResetRefused(CairnError):
     """A query cannot be reset to that batch; nothing was changed."""
+
+
+class ForkRefused(CairnError):
+    """A query cannot be forked from that epoch, or into that topic or checkpoint; nothing was changed."""

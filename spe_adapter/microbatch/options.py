@@ -6,16 +6,18 @@ an unknown one is refused with an error that names the option and the allowed va
 Invariant: names are case-insensitive; this module does no I/O.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from logstore.errors import InvalidConfig
+from spe_adapter.checkpoint.settings import CheckpointSettings
 from spe_adapter.datasource.options import HARMLESS_SINK_OPTIONS, OptionReader, SinkOptions, parse_sink
+from spe_adapter.microbatch.checkpoint_options import CHECKPOINT_OPTIONS, checkpoint_settings
+from spe_adapter.microbatch.sizes import size_option
 from spe_adapter.operators.formats import RESULT_FORMATS, ResultFormat
 
-STATE_OPTIONS: Final = frozenset(
+STATE_OPTIONS: Final = CHECKPOINT_OPTIONS | frozenset(
     (
         "allowOtherQueries",
         "allowTrimming",
@@ -23,6 +25,7 @@ STATE_OPTIONS: Final = frozenset(
         "combine",
         "extentLimit",
         "lateTopic",
+        "observe",
         "resultFormat",
         "retention",
         "stateDirectory",
@@ -50,8 +53,6 @@ _SINK_OPTIONS: Final = frozenset(
         "kafka.security.protocol",
     )
 )
-_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_SIZE: Final = re.compile(r"\s*(\d+)\s*([kmgt]?)(?:i?b)?\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class StatefulOptions:
     `extent_limit` is Q, in results and footprints (None: four times the open windows). `retention_ms` None: keep all
     results. `state_root` None: the default directory of state. `closing_delay_ms`: the pause of input after which due
     windows are closed without input. `combine`: whether rows are combined before the shuffle.
+    `checkpoints` None: no checkpoints beside the log.
     `late_topic`: where rows go that were dropped because they came too late (None: nowhere).
     """
 
@@ -74,6 +76,8 @@ class StatefulOptions:
     retention_ms: int | None
     closing_delay_ms: int
     combine: Combine
+    checkpoints: CheckpointSettings | None = None
+    observe: bool = True
     late_topic: str | None = None
     result_format: ResultFormat = "json"
 
@@ -96,7 +100,7 @@ def parse_stateful(options: Mapping[str, str], topic: str) -> StatefulOptions:
         topic=topic.strip(),
         extent_limit=reader.number("extentLimit"),
         state_root=reader.text("stateDirectory"),
-        state_limit_bytes=_size(reader, "stateLimit", DEFAULT_STATE_LIMIT_BYTES),
+        state_limit_bytes=size_option(reader, "stateLimit", DEFAULT_STATE_LIMIT_BYTES),
         allow_trimming=reader.flag("allowTrimming", False),
         allow_other_queries=reader.flag("allowOtherQueries", False),
         retention_ms=None if reader.text("retention") is None else reader.duration_ms("retention", 0),
@@ -104,6 +108,8 @@ def parse_stateful(options: Mapping[str, str], topic: str) -> StatefulOptions:
         combine="never" if late_topic is not None else combine,
         late_topic=late_topic,
         result_format=_result_format(reader),
+        checkpoints=checkpoint_settings(reader),
+        observe=reader.flag("observe", True),
     )
 
 
@@ -127,13 +133,3 @@ def _combine(reader: OptionReader) -> Combine:
         if text is None or text.lower() == allowed:
             return allowed
     raise InvalidConfig(f"option 'combine' is {text!r}; allowed: {', '.join(COMBINE)}")
-
-
-def _size(reader: OptionReader, name: str, default_bytes: int) -> int:
-    text = reader.text(name)
-    if text is None:
-        return default_bytes
-    match = _SIZE.fullmatch(text)
-    if match is None or not int(match[1]):
-        raise InvalidConfig(f"option {name!r} is {text!r}; allowed: a number of bytes, or one with k, m, g or t")
-    return int(match[1]) * _UNITS[match[2].lower()]

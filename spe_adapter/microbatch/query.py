@@ -29,6 +29,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from logstore.errors import InvalidConfig
 from spe_adapter.datasource.options import OptionReader
 from spe_adapter.epochs.client import connect
+from spe_adapter.epochs.retention import KEEP_ALL, NEW_TOPIC
 from spe_adapter.errors import SchemaRefused
 from spe_adapter.host import ThisHost
 from spe_adapter.microbatch.committed import EpochProgress, progress_of
@@ -188,9 +189,8 @@ class Stateful:
         limit_s = sink.limit_s if is_told else min(sink.limit_s, FIRST_CONTACT_S)
         with connect(sink, host.network, limit_s=limit_s) as client:
             default = spark.sparkContext.defaultParallelism
-            partitions = prepare_topic(
-                client, parsed.topic, self._partitions, default, allow_trimming=parsed.allow_trimming
-            )
+            settings = KEEP_ALL if parsed.allow_trimming else NEW_TOPIC
+            partitions = prepare_topic(client, parsed.topic, self._partitions, default, settings)
             if parsed.late_topic is not None:
                 prepare_late_topic(client, parsed.late_topic, partitions)
         fixed = QueryDefinition(self._operator, self._key, schema, fingerprint, partitions, parsed)
@@ -232,7 +232,8 @@ class _Starting:
         """
         self.failure: BaseException | None = None
         """The error of the last batch."""
-        self.reports = observed(self._reports(frame, fixed))
+        reports = self._reports(frame, fixed)
+        self.reports = observed(reports) if fixed.options.observe else reports
         self._initial: DataFrame | None = None
         if initial is not None:
             self._initial = self._reports(initial, replace(fixed, schema=arrow_schema(initial)))
@@ -240,7 +241,8 @@ class _Starting:
     def _reports(self, frame: DataFrame, handed_over: QueryDefinition) -> DataFrame:
         """The reports of tasks over a frame's rows, as the definition `handed_over` has them cut by partition."""
         handed = frame.mapInArrow(HandOver(handed_over), HANDED_SCHEMA)
-        return handed.repartitionById(self.fixed.partitions, PARTITION).mapInArrow(self._task, REPORT_SCHEMA)
+        routed = handed.repartitionById(self.fixed.partitions, PARTITION)
+        return routed.mapInArrow(self._task, REPORT_SCHEMA)
 
     def driver(self, query: str, incarnation: str) -> QueryDriver:
         """The driver of this incarnation of the query."""

@@ -1,4 +1,5 @@
-"""Loads state from the log, for a host without a copy of it, and for a new number of partitions.
+"""Loads state from the log, for a host without a copy of it, and for a new number of partitions; where the log begins
+behind a checkpoint, from both.
 
 Invariants:
 * State is loaded as of the epoch that the driver names; later epochs in the log are ignored.
@@ -8,23 +9,31 @@ Source: CEC paper, section II.B ("Constructing an EC").
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from logstore.client.blocking import Client, TopicPartition
-from spe_adapter.cec.changes_since import ChangesSince
+from spe_adapter.cec.changes_since import DEFAULT_LIMIT_TUPLES, ChangesSince
 from spe_adapter.cec.reconstruct import EventualCheckpoint, Windows
+from spe_adapter.checkpoint.names import Unit
 from spe_adapter.codec.partitioner import partitions_of
-from spe_adapter.epochs.scan import ControlScan, reconstruct
-from spe_adapter.errors import StateInconsistent
-from spe_adapter.microbatch.epoch import EpochPlan, QueryDefinition
+from spe_adapter.epochs.lookup import state_columns
+from spe_adapter.epochs.retention import how_lost
+from spe_adapter.epochs.scan import ControlScan, find_head, reconstruct
+from spe_adapter.errors import StateInconsistent, StateTrimmed
+from spe_adapter.host import new_seed
+from spe_adapter.microbatch.checkpoints import OfferedCheckpoints
+from spe_adapter.microbatch.epoch import EpochPlan, QueryDefinition, reader_name
 from spe_adapter.operators.combining import NULL_PARTITION
 from spe_adapter.state.delta import VersionStep, window_version_of
 from spe_adapter.state.evolution import Conversion, state_columns_of
 from spe_adapter.state.segment import Tag
+from spe_adapter.state.versions import StateDirectory
 
-CATCH_UP_TUPLES = 1 << 20
+_ROWS_AT_ONCE: Final = 1 << 16
+CATCH_UP_TUPLES: Final = 1 << 20
 """With more changes than this, the whole state is loaded instead; it may be smaller."""
 
 
@@ -37,16 +46,21 @@ class LogLoader:
         self._query = query
         self._epoch = epoch
         self._expected = 0
+        self.limit_tuples = CATCH_UP_TUPLES
+        """With more changes than this, `since` finds no way: everything may be less."""
+        self.log_bytes = 0
+        """Bytes of control batches that were read."""
 
     def since(self, tag: Tag) -> Sequence[VersionStep] | None:
         """The changes after a version, oldest first; None if the log does not have them, or has too many."""
-        way = ChangesSince(self._query, tag.epoch, tag.attempt, as_of=self._epoch, limit_tuples=CATCH_UP_TUPLES)
+        way = ChangesSince(self._query, tag.epoch, tag.attempt, as_of=self._epoch, limit_tuples=self.limit_tuples)
         with ControlScan(self._client, self._stream) as scan:
             for piece in scan:
                 if way.feed(piece):
                     break
             else:
                 way.finish()
+        self.log_bytes += way.scanned.control_bytes
         deltas = way.result
         if deltas is None:
             return None
@@ -64,6 +78,7 @@ class LogLoader:
         """All open windows, by the epoch of their newest footprint."""
         eventual = committed_state(self._client, self._stream, self._query, self._epoch)
         self._expected = sum(windows.rows for windows in eventual.windows)
+        self.log_bytes += eventual.scanned.control_bytes
         return eventual.windows
 
     def expected(self) -> int:
@@ -80,7 +95,10 @@ def committed_state(client: Client, stream: TopicPartition, query: str, epoch: i
 
     Raises StateTrimmed or StateInconsistent.
     """
-    eventual = reconstruct(client, stream, query, epoch)
+    try:
+        eventual = reconstruct(client, stream, query, epoch)
+    except StateTrimmed as error:
+        raise StateTrimmed(f"{error}. {how_lost(client, reader_name(query), stream)}") from error
     if not eventual.found:
         raise StateInconsistent(
             f"query {query}: stream {stream} holds no epoch {epoch}, which the query's driver found committed"
@@ -96,16 +114,55 @@ def moved_windows(client: Client, fixed: QueryDefinition, plan: EpochPlan, parti
         return
     is_moved = plan.rebase.partitions != fixed.partitions
     for former in range(plan.rebase.partitions) if is_moved else (partition,):
-        stream = TopicPartition(fixed.options.topic, former)
-        for windows in committed_state(client, stream, plan.query, plan.parent_epoch).windows:
-            for batch in windows.batches:
-                kept = batch
-                if is_moved:
-                    keys = fixed.operator.routing_keys(batch.column(0), batch.column(1).to_numpy())
-                    targets = partitions_of(keys, batch.num_rows, fixed.partitions, NULL_PARTITION)
-                    kept = batch.take(pa.array(np.flatnonzero(targets == partition)))
-                if kept.num_rows:
-                    yield _in_columns_of(fixed, kept)
+        for batch in _former_windows(client, fixed, plan, former):
+            kept = batch
+            if is_moved:
+                keys = fixed.operator.routing_keys(batch.column(0), batch.column(1).to_numpy())
+                targets = partitions_of(keys, batch.num_rows, fixed.partitions, NULL_PARTITION)
+                kept = batch.take(pa.array(np.flatnonzero(targets == partition)))
+            if kept.num_rows:
+                yield _in_columns_of(fixed, kept)
+
+
+def _former_windows(client: Client, fixed: QueryDefinition, plan: EpochPlan, former: int) -> Iterator[pa.RecordBatch]:
+    """All windows of a partition of the former layout, from the log, or from a checkpoint and the log behind it."""
+    stream = TopicPartition(fixed.options.topic, former)
+    try:
+        eventual = committed_state(client, stream, plan.query, plan.parent_epoch)
+    except StateTrimmed:
+        if fixed.options.checkpoints is None:
+            raise
+        yield from _checkpointed_windows(client, fixed, plan, former)
+        return
+    for windows in eventual.windows:
+        yield from windows.batches
+
+
+def _checkpointed_windows(
+    client: Client, fixed: QueryDefinition, plan: EpochPlan, former: int
+) -> Iterator[pa.RecordBatch]:
+    """All windows of a partition of the former layout whose log begins behind a checkpoint.
+
+    They are loaded into a state directory of their own, which all tasks of this host share and the last one removes.
+    """
+    options, stream = fixed.options, TopicPartition(fixed.options.topic, former)
+    head = find_head(client, stream, plan.query, epoch=plan.parent_epoch)
+    if options.checkpoints is None or plan.parent_epoch is None or head is None or head.mark is None:
+        raise StateInconsistent(f"query {plan.query}: stream {stream} holds no mark of epoch {plan.parent_epoch}")
+    operator, schema = head.mark.operator, fixed.operator.state_schema(fixed.schema)
+    if operator != fixed.fingerprint:
+        schema = state_columns(client, stream, plan.query, plan.parent_epoch) or schema
+    tag = Tag(plan.parent_epoch, plan.parents[former].attempt)
+    loader = LogLoader(client, stream, plan.query, plan.parent_epoch)
+    loader.limit_tuples = DEFAULT_LIMIT_TUPLES
+    offered = OfferedCheckpoints(options.checkpoints, Unit(plan.query, former), plan.parent_epoch)
+    name = f"{plan.query}.before-{plan.layout}"
+    directory = StateDirectory(options.state_root, name, options.state_limit_bytes, seed=new_seed())
+    with directory.open(former, schema, operator, tag, loader, offered) as state:
+        rows = state.base.live_rows()
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            yield state.base.take(rows[start : start + _ROWS_AT_ONCE])
+    directory.remove()
 
 
 def _in_columns_of(fixed: QueryDefinition, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -10,20 +10,26 @@ Invariants:
 Source: CEC paper, section II.B; docs/decisions/0010.
 """
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import pyarrow as pa
 
 from logstore.client.blocking import Client, TopicPartition
+from spe_adapter.cec.changes_since import DEFAULT_LIMIT_TUPLES
 from spe_adapter.cec.control import Mark
 from spe_adapter.cec.extent import Counters
+from spe_adapter.checkpoint.datagram import EpochNote
+from spe_adapter.checkpoint.manifest import Manifest
+from spe_adapter.checkpoint.names import Unit
 from spe_adapter.codec.partitioner import partitions_of
 from spe_adapter.epochs.client import StagedStream, TaskAttempt, connect
 from spe_adapter.epochs.marks import OpenWindows, StatePartition, control_batches, epoch_mark
 from spe_adapter.errors import NoTaskContext, SchemaRefused
 from spe_adapter.host import Host, ThisHost, host_name, new_seed
+from spe_adapter.microbatch.checkpoints import LoggedRecovery, OfferedCheckpoints, tell_service
 from spe_adapter.microbatch.epoch import (
     INITIAL_BATCH,
     MOVED,
@@ -37,7 +43,7 @@ from spe_adapter.microbatch.epoch import (
     TaskReport,
     newest_of,
 )
-from spe_adapter.microbatch.epoch_end import EpochEnd, conclude
+from spe_adapter.microbatch.epoch_end import NOT_COVERED, EpochEnd, conclude
 from spe_adapter.microbatch.shuffle import Received, received
 from spe_adapter.microbatch.state_loader import LogLoader, moved_windows
 from spe_adapter.operators.chain import processor_of
@@ -48,10 +54,13 @@ from spe_adapter.operators.output import Output, record_times
 from spe_adapter.operators.processor import Processor
 from spe_adapter.state.overlay import Overlay
 from spe_adapter.state.segment import Tag
+from spe_adapter.state.storage import BaseCheckpoint
 from spe_adapter.state.store import Changes
 from spe_adapter.state.versions import OpenState, StateDirectory
 from spe_adapter.workers.collector import spare_loaded_code
 from spe_adapter.workers.context import PLAN_PROPERTY, attempt_name, local_property, task_context
+
+_log = logging.getLogger(__name__)
 
 
 class Task:
@@ -115,6 +124,9 @@ class _TaskExecution:
         self._started_ms = host.wall_ms()
         self._moved = 0
         self._combined = False
+        self._loaded: Manifest | None = None
+        """The checkpoint that the state was loaded from."""
+        self._recovery = LoggedRecovery(0, 0.0)
 
     def report(self, batches: Iterator[Received]) -> TaskReport:
         """Run the epoch in this partition."""
@@ -124,14 +136,12 @@ class _TaskExecution:
         operator = self._fixed.operator
         schema = operator.state_schema(self._fixed.schema)
         directory = StateDirectory(options.state_root, plan.query, options.state_limit_bytes, seed=new_seed())
+        self._root = directory.root
         started_s = self._host.network.monotonic_s()
         with (
             connect(sink, self._host.network) as client,
-            directory.open(
-                self._partition, schema, self._fixed.fingerprint, self._wanted(),
-                LogLoader(client, stream, plan.query, plan.parent_epoch),
-            ) as state,
-        ):  # fmt: skip
+            self._opened(directory, LogLoader(client, stream, plan.query, plan.parent_epoch), schema) as state,
+        ):
             overlay = state.overlay()
             parent = plan.parents[self._partition] if plan.parents and plan.rebase is None else Parent("")
             if plan.rebase is not None:
@@ -140,6 +150,30 @@ class _TaskExecution:
             late = None if options.late_topic is None else TopicPartition(options.late_topic, self._partition)
             output = StagedStream(client, self._attempt, stream, sink.batch_bytes, sink.codec, late)
             return self._epoch(batches, overlay, parent, output, state)
+
+    @contextmanager
+    def _opened(self, directory: StateDirectory, loader: LogLoader, schema: pa.Schema) -> Iterator[OpenState]:
+        """The state to start from, under its lock."""
+        wanted = self._wanted()
+        settings = self._fixed.options.checkpoints
+        offered = None
+        if settings is not None:
+            offered = OfferedCheckpoints(
+                settings, Unit(self._plan.query, self._partition), None if wanted is None else wanted.epoch
+            )
+
+        def checkpoints() -> Iterable[BaseCheckpoint]:
+            # Behind a checkpoint the steps are the only way: the log before them may be gone.
+            loader.limit_tuples = DEFAULT_LIMIT_TUPLES
+            return () if offered is None else offered()
+
+        with directory.open(self._partition, schema, self._fixed.fingerprint, wanted, loader, checkpoints) as state:
+            for error in state.refused_checkpoints:
+                _log.warning("query %s, partition %d: %s", self._plan.query, self._partition, error)
+            if state.how == "checkpoint" and offered is not None:
+                self._loaded = offered.read
+            self._recovery = LoggedRecovery(loader.log_bytes, state.load_seconds if loader.log_bytes else 0.0)
+            yield state
 
     def _wanted(self) -> Tag | None:
         """The version of the state to start from; None in a query's first epoch, and in the first epoch of a layout."""
@@ -181,17 +215,21 @@ class _TaskExecution:
         self._process(batches, processor, output)
         with self._timed("process"):
             before = Counters(parent.emitted + self._results, processor.seen)
-            end = conclude(overlay, before, plan.epoch, fixed.options.extent_limit)
+            covered = plan.covered[self._partition] if plan.covered else NOT_COVERED
+            end = conclude(overlay, before, plan.epoch, fixed.options.extent_limit, covered)
             self._check_keys(end.changes)
             mark = self._mark(end, processor)
         self._at("task before stage")
         with self._timed("stage"):
-            segments = output.finish(control_batches(mark, end.changes, self._host.wall_ms()))
+            controls = list(control_batches(mark, end.changes, self._host.wall_ms()))
+            segments = output.finish(controls)
         self._at("task after stage")
         with self._timed("publish"):
             tag = Tag(plan.epoch, self._attempt.attempt)
             delta_bytes = state.publish(tag, end.changes, mark)
         self._at("task after delta")
+        state_bytes = state.base.size_bytes + overlay.size_bytes
+        self._tell(sum(memoryview(batch).nbytes for batch in controls), state.base.size_bytes)
         return TaskReport(
             partition=self._partition,
             epoch=plan.epoch,
@@ -211,13 +249,25 @@ class _TaskExecution:
             max_events_ms=tuple(processor.max_events_ms),
             how=state.how if plan.rebase is None else MOVED,
             load_seconds=state.load_seconds,
-            state_bytes=state.base.size_bytes + overlay.size_bytes,
+            state_bytes=state_bytes,
             delta_bytes=delta_bytes,
             started_ms=self._started_ms,
             seconds=Seconds(**self._seconds),
             host=host_name(),
+            checkpoint_epoch=-1 if self._loaded is None else self._loaded.header.epoch,
+            checkpoint_bytes=0 if self._loaded is None else self._loaded.all_bytes,
+            log_bytes=self._recovery.log_bytes,
             next_wall_ms=processor.next_wall_ms,
         )
+
+    def _tell(self, log_bytes: int, state_bytes: int) -> None:
+        """Tell the host's I/O service what this epoch has added to the log, if the query has checkpoints."""
+        settings = self._fixed.options.checkpoints
+        if settings is not None:
+            unit = Unit(self._plan.query, self._partition)
+            tell_service(
+                settings, self._root, EpochNote(unit, self._plan.epoch, log_bytes, state_bytes, {}), self._recovery
+            )
 
     def _process(self, batches: Iterator[Received], processor: Processor, output: StagedStream) -> None:
         """Process all rows, then close the windows that are due by the watermark."""

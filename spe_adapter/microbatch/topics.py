@@ -1,7 +1,8 @@
 """The topic of a stateful query: creates, checks and trims it, without losing state that is needed.
 
 Invariants:
-* A topic with retention by age or size is refused unless the user allows it: it would lose open windows.
+* A topic that a query creates keeps results for Kafka's seven days; what open windows need stays, as the query is a
+  registered reader (`microbatch.registration`).
 * The driver trims no record that an open window or the last epoch needs.
 * A topic gets more partitions only if no key of another writer moves.
 
@@ -15,10 +16,10 @@ from contextlib import closing, suppress
 from logstore.client.blocking import Client, TopicPartition
 from logstore.client.errors import UNKNOWN_TOPIC_OR_PARTITION, Refused
 from logstore.client.wire import LATEST
-from logstore.errors import InvalidConfig, InvalidPartitions, TopicExists
+from logstore.errors import InvalidPartitions, TopicExists
 from logstore.format.control import MARK_TYPE
 from spe_adapter.cec.control import holds_progress
-from spe_adapter.epochs.retention import KEEP_ALL, own_trimming
+from spe_adapter.epochs.retention import KEEP_ALL, NEW_TOPIC
 from spe_adapter.epochs.scan import HEAD_BYTES, ControlScan, ends
 from spe_adapter.errors import TopicTaken
 from spe_adapter.spark_checkpoint.planned import rebuild_command
@@ -26,34 +27,28 @@ from spe_adapter.spark_checkpoint.planned import rebuild_command
 _log = logging.getLogger(__name__)
 
 
-def prepare_topic(client: Client, topic: str, partitions: int | None, default: int, *, allow_trimming: bool) -> int:
+def prepare_topic(
+    client: Client, topic: str, partitions: int | None, default: int, settings: Mapping[str, str] = NEW_TOPIC
+) -> int:
     """Create the topic if it is missing, and add partitions if it has too few; the number of state partitions.
 
     That number is `partitions`, or else that of the topic, or else `default`. Raises InvalidPartitions (too few in a
-    topic that others use) or InvalidConfig (a topic with retention).
+    topic that others use).
     """
     info = client.topics([topic])[topic]
     if info.error == UNKNOWN_TOPIC_OR_PARTITION:
         try:
-            client.create_topic(topic, partitions or default, KEEP_ALL)
+            client.create_topic(topic, partitions or default, settings)
         except TopicExists:
-            return prepare_topic(client, topic, partitions, default, allow_trimming=allow_trimming)
+            return prepare_topic(client, topic, partitions, default, settings)
         return partitions or default
     if info.error:
         raise Refused(f"topic {topic!r} at {client.where}", code=info.error)
     there = len(info.partitions)
-    settings = client.topic_configs(topic)
-    trims = own_trimming(settings)
-    if trims and not allow_trimming:
-        raise InvalidConfig(
-            f"topic {topic!r} trims itself ({trims}), which can cost the state of open windows: set these to -1 and "
-            "use the option 'retention', which keeps what is needed; or set 'allowTrimming' to true if no window stays "
-            "open that long"
-        )
     if partitions is None:
         return there
     if partitions > there:
-        _grow(client, topic, there, partitions, settings)
+        _grow(client, topic, there, partitions, client.topic_configs(topic))
     return partitions
 
 
@@ -62,7 +57,7 @@ def prepare_late_topic(client: Client, topic: str, partitions: int) -> None:
     info = client.topics([topic])[topic]
     if info.error == UNKNOWN_TOPIC_OR_PARTITION:
         with suppress(TopicExists):
-            client.create_topic(topic, partitions, KEEP_ALL)
+            client.create_topic(topic, partitions, NEW_TOPIC)
             return
         info = client.topics([topic])[topic]
     if info.error:
@@ -78,9 +73,12 @@ def _grow(client: Client, topic: str, there: int, partitions: int, settings: Map
     """Add partitions up to the number of the query's state partitions, if that moves no key of another writer.
 
     The query's next epoch redistributes the state (`epoch.Rebase`). The topic must hold this state alone: it must have
-    the settings that this module gives topics, and each stream must be empty or have a mark.
+    the settings that queries give topics, now or formerly, and each stream must be empty or have a mark.
     """
-    others = [name for name, value in KEEP_ALL.items() if settings.get(name) != value]
+    others = min(
+        ([name for name, value in made.items() if settings.get(name) != value] for made in (NEW_TOPIC, KEEP_ALL)),
+        key=len,
+    )
     if not others:
         others = [
             f"the records in partition {partition}"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from spe_adapter.codec.kernels import Bools
 from spe_adapter.operators.base import State
 from spe_adapter.state.columns import fixed_array, fixed_values
-from spe_adapter.state.exact import dtype_of
+from spe_adapter.state.exact import dtype_of, has_numbers
 
 NOT_NULL: Final = np.empty(0, np.bool_)
 
@@ -38,10 +38,15 @@ class Slot(NamedTuple):
     nullable: bool = True
     arrow: bool = False
 
+    @property
+    def is_arrow(self) -> bool:
+        """Whether its cells are an Arrow array: where the aggregate wants that, or has no plain numbers."""
+        return self.arrow or not has_numbers(self.type)
+
 
 def read(state: State, name: str, slot: Slot) -> Cells:
     """A column of state."""
-    if slot.arrow:
+    if slot.is_arrow:
         return state.column(name)
     return Fixed(state.get(name), state.nulls(name) if slot.nullable else None)
 
@@ -56,7 +61,7 @@ def write(state: State, name: str, cells: Cells) -> None:
 
 def fresh(slot: Slot, count: int) -> Cells:
     """The state of new windows."""
-    if slot.arrow:
+    if slot.is_arrow:
         return pa.nulls(count, slot.type)
     return Fixed(np.zeros(count, dtype_of(slot.type)), np.ones(count, np.bool_) if slot.nullable else None)
 

@@ -109,7 +109,7 @@ def _load(aggregations: Mapping[str, Aggregation], state: State) -> Sessions:
 
 
 def _cells(column: pa.Array, slot: Slot) -> Cells:
-    if slot.arrow:
+    if slot.is_arrow:
         return column
     values, nulls = fixed_values(column, dtype_of(slot.type))
     no_nulls = np.zeros(len(column), np.bool_) if nulls is None else nulls

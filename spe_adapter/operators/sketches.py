@@ -290,14 +290,16 @@ class ApproxPercentile(Aggregation):
     def _values(self, buckets: NDArray[np.int32]) -> NDArray[np.float64]:
         """A value of each bucket, which is within the error of all of its values."""
         place = np.abs(buckets.astype(np.int64)) - self._offset
-        with np.errstate(over="ignore", invalid="ignore"):
-            low, high = (self._bound(place + step) for step in (0, 1))
-            values = 2 * (low * (high / (low + high)))
-        values = np.where(np.isfinite(values), values, low)
+        (low, low_power), (high, high_power) = (self._bound(place + step) for step in (0, 1))
+        # Twice the product of the bounds by their sum, without numbers that are greater than the result.
+        ratio = low / np.ldexp(high, high_power - low_power)
+        with np.errstate(over="ignore"):
+            values = np.minimum(np.ldexp(low * (2 / (1 + ratio)), low_power), np.finfo(np.float64).max)
         values = np.where(buckets == 0, 0.0, np.where(np.abs(buckets) == _INFINITE, np.inf, values))
         return np.where(buckets == _NAN, np.nan, np.copysign(values, buckets))
 
-    def _bound(self, place: Int64s) -> NDArray[np.float64]:
+    def _bound(self, place: Int64s) -> tuple[NDArray[np.float64], Int64s]:
+        """The lower bound of buckets: from 1 to 2, and the power of two by which it is multiplied."""
         line = place / self._per_octave
         exponent = np.floor(line)
-        return np.ldexp(1 + (line - exponent), np.clip(exponent, -1100, 1100).astype(np.int64))
+        return 1 + (line - exponent), np.clip(exponent, -1100, 1100).astype(np.int64)

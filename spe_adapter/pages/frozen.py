@@ -86,6 +86,11 @@ class FrozenPages:
         """Whether the freeze is still active."""
         return self._table.active == self.number
 
+    @property
+    def copied(self) -> int:
+        """The number of pages that were copied aside so far, 0 when the freeze is over."""
+        return int(self._table.head[COPIES]) if self.is_valid else 0
+
     def read(self, ids: Int64s) -> Bytes:
         """The content of pages of `ids` at the freeze: uint8 (len(ids), page_bytes).
 

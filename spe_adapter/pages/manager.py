@@ -1,6 +1,6 @@
 """The page manager: page sets on one mapped file, allocated page by page, frozen and loaded as a whole.
 
-The file: a head of 4 KiB, the directory of sets (64 KiB), the page table, the pages, and behind them the copies of
+The file: a head of 64 KiB, the directory of sets (64 KiB), the page table, the pages, and behind them the copies of
 frozen pages. A set is a contiguous range of the mapping, which is reserved when the set is created and backed by memory
 page by page, so that a set grows without a copy and arrays over the set stay valid.
 
@@ -45,7 +45,8 @@ MAX_SET_ID: Final = 2**31 - 1
 
 _MAGIC: Final = int.from_bytes(b"cairnmmm", "little")
 _FORMAT_VERSION: Final = 1
-_HEAD_BYTES: Final = 4096
+_HEAD_BYTES: Final = 64 * 1024
+"""Also the largest unit in which Linux maps parts of a file: the page table, behind the directory, is mapped alone."""
 _DIRECTORY_BYTES: Final = 64 * 1024
 _TABLE_AT: Final = _HEAD_BYTES + _DIRECTORY_BYTES
 _ALIGNMENT: Final = 1024 * 1024

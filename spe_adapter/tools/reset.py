@@ -21,11 +21,13 @@ from typing import Final, NamedTuple
 
 from logstore.client.blocking import Client, TopicPartition
 from logstore.format.epoch_api import TaskOutput
+from logstore.format.reader_api import LOG_START
 from spe_adapter.cec.control import End, EndPositions, Mark, encode_mark
 from spe_adapter.epochs.client import StagedStream, TaskAttempt, commit, connect, describe, take_over
-from spe_adapter.epochs.scan import standing_epochs
+from spe_adapter.epochs.retention import EpochOffsets, HeldStreams
+from spe_adapter.epochs.scan import find_head, standing_epochs
 from spe_adapter.host import Host, ThisHost
-from spe_adapter.microbatch.epoch import log_epoch
+from spe_adapter.microbatch.epoch import log_epoch, reader_name
 from spe_adapter.microbatch.errors import ResetRefused
 from spe_adapter.microbatch.options import StatefulOptions, parse_stateful
 from spe_adapter.microbatch.state_loader import committed_state
@@ -68,6 +70,8 @@ def reset(
             )
         newest, end = _find(client, parsed.topic, query, batch)
         progress = EndPositions.from_json(end.positions)
+        if not parsed.allow_trimming:
+            _hold(client, parsed.topic, query, end.epoch, progress.partitions)
         marks = [
             _whole_mark(client, TopicPartition(parsed.topic, partition), query, end.epoch)
             for partition in range(progress.partitions)
@@ -105,6 +109,18 @@ def _find(client: Client, topic: str, query: str, batch: int) -> tuple[End, End]
     raise ResetRefused(
         f"query {query}: the log of topic {topic!r} does not hold batch {batch} (any more); choose a newer one"
     )
+
+
+def _hold(client: Client, topic: str, query: str, epoch: int, partitions: int) -> None:
+    """Have retention keep what that epoch needs: the query has acknowledged what its newest epoch does not need."""
+    needed: dict[TopicPartition, int] = {}
+    for stream in (TopicPartition(topic, partition) for partition in range(partitions)):
+        head = find_head(client, stream, query, epoch=epoch)
+        offset = None
+        if head is not None and head.mark is not None:
+            offset = EpochOffsets(stream, query).before(client, head.mark.oldest_epoch)
+        needed[stream] = LOG_START if offset is None else offset
+    HeldStreams(reader_name(query)).register(client, needed)
 
 
 def _whole_mark(client: Client, stream: TopicPartition, query: str, epoch: int) -> Mark:

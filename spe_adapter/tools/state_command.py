@@ -1,6 +1,6 @@
-"""`cairn state`: shows the state of queries in the log and in this host's memory, and resets a query.
+"""`cairn state`: shows the state of queries in the log and in this host's memory, resets a query, and forks one.
 
-Invariant: `show` and `memory` change nothing; `reset` appends one epoch and prints the result.
+Invariant: `show` and `memory` change nothing; `reset` appends one epoch to the query's topic, `fork` to a new one.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.errors import CairnError
 from spe_adapter.epochs.lookup import queries, standing_epoch
 from spe_adapter.state.query import default_root, usage
+from spe_adapter.tools.fork import fork
 from spe_adapter.tools.reset import reset
 from spe_adapter.tools.state_inspector import InspectedState, inspect_state
 
@@ -39,6 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     back.add_argument("--query", required=True, help="the query's id, as `show` lists it")
     back.add_argument("--batch", type=int, required=True, help="the last batch that shall count")
     back.add_argument("--checkpoint", type=Path, help="the query's local checkpoint: newer batches are removed from it")
+    branch = actions.add_parser("fork", help="begin a new query with a query's state and position in its input")
+    _add_topic(branch)
+    branch.add_argument("--query", help="the query's id, as `show` lists it (default: the only one in the topic)")
+    moment = branch.add_mutually_exclusive_group()
+    moment.add_argument("--batch", type=int, help="as of the end of this batch of Spark's (default: the newest)")
+    moment.add_argument("--epoch", type=int, help="as of this epoch of the log")
+    branch.add_argument("--to", required=True, metavar="NEW", help="the new query's topic, which is created")
+    branch.add_argument("--checkpoint", type=Path, required=True, help="the new query's checkpoint, a new directory")
 
 
 def _add_topic(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +62,8 @@ def main(arguments: argparse.Namespace) -> int:
             _print_memory(arguments.directory)
         elif arguments.action == "reset":
             _reset(arguments)
+        elif arguments.action == "fork":
+            _fork(arguments)
         else:
             with Client(parse_addresses(arguments.servers), limit_s=DEFAULT_LIMIT_S) as client:
                 _show(client, arguments)
@@ -138,6 +149,17 @@ def _print_memory(directory: Path) -> None:
         _print_rows(["query", "partition", "version", "bytes"], rows)
     else:
         print(f"no query has state in {directory}")
+
+
+def _fork(arguments: argparse.Namespace) -> None:
+    made = fork(
+        topic=arguments.topic, query=arguments.query, batch=arguments.batch, epoch=arguments.epoch, to=arguments.to,
+        checkpoint=arguments.checkpoint, options={"kafka.bootstrap.servers": arguments.servers},
+    )  # fmt: skip
+    print(
+        f"query {made.query} begins in {arguments.to} with the {made.windows} windows of batch {made.batch} (epoch "
+        f"{made.epoch}); start it with topic={arguments.to!r} and checkpointLocation={str(arguments.checkpoint)!r}"
+    )
 
 
 def _reset(arguments: argparse.Namespace) -> None:

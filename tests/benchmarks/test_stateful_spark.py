@@ -167,7 +167,7 @@ def test_a_restart_does_not_tell_the_epoch_of_the_run_before() -> None:
         layout=0,
     )
     query = Told()
-    query.progress = progress_of(CommittedEpoch(16, in_log, (), ()))
+    query.progress = progress_of(CommittedEpoch(16, in_log, (), (), ()))
     assert query.progress.started_ms == 0
     watch = Watch(query)
     try:

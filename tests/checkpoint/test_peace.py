@@ -174,6 +174,40 @@ def test_a_failed_chunk_is_planned_anew(tmp_path: Path) -> None:
     assert recovered(tmp_path) == (1, state.versions[1])
 
 
+class HeldSink(DirectorySink):
+    """A directory whose first chunk waits in the middle."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def write(self, name: CheckpointName, file: str, content: FileContent) -> tuple[str, ...]:
+        """Wait, then write."""
+        self.begun.set()
+        assert self.go_on.wait(PATIENCE_S)
+        return super().write(name, file, content)
+
+
+def test_a_coordinator_that_goes_while_chunks_are_written_costs_the_plan_of_the_rest(tmp_path: Path) -> None:
+    """Chunks without a go are written where the sink puts them; the checkpoint is whole, and no plan is claimed."""
+    state, lines, sink = state_of(9), Lines(), HeldSink(tmp_path)
+    outcomes: list[Outcome] = []
+    with running(network(NODES, 1)) as url, CoordinatorClient(url, patience_s=0.2, poll_s=0.2) as client:
+        manager = CheckpointManager(UNIT, state.freeze, tools(client, sink, lines))
+        thread = threading.Thread(target=lambda: outcomes.append(manager.checkpoint()))
+        thread.start()
+        assert sink.begun.wait(PATIENCE_S)
+        client.close()
+        sink.go_on.set()
+        thread.join(PATIENCE_S)
+    (outcome,) = outcomes
+    assert outcome.state is CheckpointState.COMPLETE, (outcome, lines.lines)
+    assert outcome.manifest is not None
+    assert not outcome.manifest.is_planned
+    assert lines.names()[0] == "checkpoint_unplanned"
+    assert recovered(tmp_path) == (1, state.versions[1])
+
+
 def test_a_registry_that_lost_a_base_gets_a_full_checkpoint(tmp_path: Path) -> None:
     """A checkpoint whose base is not registered is complete, but not acknowledged; the next one is full."""
     state, lines = state_of(7), Lines()

@@ -27,7 +27,7 @@ from spe_adapter.checkpoint.names import Unit
 from spe_adapter.checkpoint.policy import PolicySettings
 from spe_adapter.checkpoint.recovery import Finder
 from spe_adapter.checkpoint.service import read_status
-from spe_adapter.checkpoint.service_place import LOG, SOCKET, STATUS, notify, place_of
+from spe_adapter.checkpoint.service_place import LOG, SOCKET, notify, place_of
 from spe_adapter.checkpoint.settings import CheckpointSettings, settings_of
 from spe_adapter.state.query import usage
 from spe_adapter.state.versions import StateDirectory
@@ -164,7 +164,7 @@ def test_the_service_ends_when_idle_and_when_its_directory_is_gone(root: Path, t
     assert "idle for" in done.stderr
     assert not (place_of(root) / SOCKET).exists()
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        wait_until((place_of(root) / STATUS).exists, "the status")
+        wait_until((place_of(root) / SOCKET).exists, "the socket")
         second = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
         assert second.returncode == 2
         assert "runs for" in second.stderr

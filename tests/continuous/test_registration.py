@@ -1,16 +1,17 @@
-"""A runner is a registered reader of its sources: retention keeps what its recovery would read, and no more."""
+"""A runner is a registered reader of its sources and its target: retention keeps what its recovery would read."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.client.wire import EARLIEST
 from logstore.errors import UnknownReader
-from spe_adapter.continuous.registration import SourceRegistration
 from spe_adapter.continuous.runner import READER_PREFIX, Options, Runner
+from spe_adapter.epochs.retention import HeldStreams
 from tests.continuous.processes import RunnerProcess, Work, described, expected, produce
 from tests.continuous.test_kills import consumed
 from tests.support.limits import PATIENCE_S
@@ -20,6 +21,7 @@ FLAGS = ("--retention-check-interval-ms", "20")
 TRIMMED_AT_ONCE = {"retention.ms": "1", "segment.bytes": "1024"}
 ROWS = [(b"key-%d" % (number * 7 % 31), number) for number in range(2_000)]
 QUERY = "registered"
+READER = f"{READER_PREFIX}{QUERY}.0"
 FIRST = 850
 """After so many rows most windows of seven values have been open for longer than an epoch."""
 
@@ -54,10 +56,10 @@ def test_open_windows_keep_their_input(tmp_path: Path) -> None:
         produce(sidecar.address, "in", ROWS[:FIRST])
         with RunnerProcess(lazy(sidecar.address, FIRST)) as runner:
             assert [heard[0] for heard in runner.hear_until("done", 1_000)][-1] == "done"
-        (held,) = client.describe_reader(f"{READER_PREFIX}{fragment.name_in(0)}").streams
-        assert 0 < held.offset < FIRST - 100
-        wait_for_start(client, held.offset // 100 * 100)  # a chunk has two batches of fifty records
-        assert log_start(client) <= held.offset
+        (held,) = (entry.offset for entry in client.describe_reader(READER).streams if entry.topic == "in")
+        assert 0 < held < FIRST - 100
+        wait_for_start(client, held // 100 * 100)  # a chunk has two batches of fifty records
+        assert log_start(client) <= held
         produce(sidecar.address, "in", ROWS[FIRST:])
         with RunnerProcess(lazy(sidecar.address, len(ROWS))) as runner:  # killed after its first epoch
             for heard in runner.hear_until("epoch", 1_000):
@@ -89,13 +91,55 @@ def test_offsets_that_are_not_there(tmp_path: Path) -> None:
     with Sidecar(tmp_path / "data", *FLAGS) as sidecar, Client(parse_addresses(sidecar.address)) as client:
         client.create_topic("in", 1)
         produce(sidecar.address, "in", ROWS[:100])
-        needed = {"in": 1_000}
-        registration = SourceRegistration(client, "r", 0, lambda: needed, lambda: 0.0)
+        stream, reader = TopicPartition("in", 0), HeldStreams("r")
         for asked, expected_offset in ((1_000, 100), (2_000, 100), (20, 100)):
-            needed["in"] = asked
-            registration.acknowledge()
+            reader.acknowledge(client, {stream: asked})
             assert [entry.offset for entry in client.describe_reader("r").streams] == [expected_offset]
-        client.delete_records(TopicPartition("in", 0), 50)
+        client.delete_records(stream, 50)
         client.remove_reader("r")
-        registration.acknowledge()
+        reader.acknowledge(client, {stream: 20})
         assert [entry.offset for entry in client.describe_reader("r").streams] == [50]
+
+
+def test_open_windows_keep_their_output(tmp_path: Path) -> None:
+    """Retention removes a target's records at once, but for those that a recovery reads: runners that are killed and
+    that end find their state, and the results that are there are the newest ones, each once.
+    """
+    with Sidecar(tmp_path / "data", *FLAGS) as sidecar, Client(parse_addresses(sidecar.address)) as client:
+        client.create_topic("in", 1)
+        client.create_topic("out-registered", 1, TRIMMED_AT_ONCE)
+        work = Work(sidecar.address, QUERY, FIRST, epoch_records=50)
+        produce(sidecar.address, "in", ROWS[:FIRST])
+        with RunnerProcess(work) as runner:
+            assert [heard[0] for heard in runner.hear_until("done", 1_000)][-1] == "done"
+        target = TopicPartition("out-registered", 0)
+        held = {entry.topic: entry.offset for entry in client.describe_reader(READER).streams}
+        assert held["out-registered"] > 0
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not client.offsets({target: EARLIEST})[target].offset:
+            assert time.monotonic() < deadline_s, "the target is not trimmed"
+            Event().wait(0.01)
+        assert client.offsets({target: EARLIEST})[target].offset <= held["out-registered"]
+        produce(sidecar.address, "in", ROWS[FIRST:])
+        for ending in ("epoch", "done"):  # killed after its first epoch, then to the end
+            with RunnerProcess(replace(work, records=len(ROWS))) as runner:
+                assert [heard[0] for heard in runner.hear_until(ending, 1_000)][-1] == ending
+        found = consumed(sidecar.address, "out-registered")
+        assert found == expected(ROWS)[-len(found) :]
+
+
+def test_state_that_was_released_is_named(tmp_path: Path) -> None:
+    """A reader may keep nothing at all, and retention takes the state: the next runner says which setting did it."""
+    flags = (*FLAGS, "--reader-hold-bytes", "0")
+    with Sidecar(tmp_path / "data", *flags) as sidecar, Client(parse_addresses(sidecar.address)) as client:
+        client.create_topic("in", 1)
+        client.create_topic("out-registered", 1, TRIMMED_AT_ONCE)
+        produce(sidecar.address, "in", ROWS)
+        work = replace(lazy(sidecar.address, len(ROWS)), epoch_records=50)
+        with RunnerProcess(work) as runner:
+            assert [heard[0] for heard in runner.hear_until("done", 1_000)][-1] == "done"
+        assert "event=reader_released" in sidecar.log()
+        with RunnerProcess(work) as runner:
+            (failed,) = runner.hear_until("failed", 1)
+        assert "StateTrimmed" in str(failed[1])
+        assert "reader-hold-bytes" in str(failed[1])

@@ -41,11 +41,11 @@ class Query:
         self.address = address
         self.topic = topic
         self.source = source
+        self.partitions = PARTITIONS
         self.checkpoint = directory / "checkpoint"
         self.rows: list[Row] = []
         self.ran: list[list[Row]] = []
         self.operator: Operator = Visits()
-        self.partitions = PARTITIONS
         self.probe: Probe = silent
         self._state = directory / "state"
 

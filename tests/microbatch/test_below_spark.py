@@ -42,7 +42,7 @@ def client(sidecar: Sidecar) -> Iterator[Client]:
 
 def prepared(client: Client, topic: str, partitions: int | None) -> int:
     """How many state partitions a query gets."""
-    return prepare_topic(client, topic, partitions, 2, allow_trimming=False)
+    return prepare_topic(client, topic, partitions, 2)
 
 
 def test_a_topic_of_its_own_gets_the_partitions_it_needs(client: Client) -> None:

@@ -29,7 +29,7 @@ def query(request: pytest.FixtureRequest, sidecar: Sidecar, tmp_path: Path) -> Q
     """A query that has committed three batches of ten rows, and sees ten more."""
     name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)[:150]
     with Client(parse_addresses(sidecar.address)) as client:
-        prepare_topic(client, name, PARTITIONS, PARTITIONS, allow_trimming=False)
+        prepare_topic(client, name, PARTITIONS, PARTITIONS)
     made = Query(sidecar.address, name, tmp_path)
     epochs = rows_of(4, 10, 5)
     made.rows = [row for rows in epochs[:3] for row in rows]
@@ -140,7 +140,7 @@ def test_another_querys_checkpoint_is_refused(query: Query, sidecar: Sidecar, tm
     elsewhere, nothing is written.
     """
     with Client(parse_addresses(sidecar.address)) as client:
-        prepare_topic(client, f"{query.topic}-2", PARTITIONS, PARTITIONS, allow_trimming=False)
+        prepare_topic(client, f"{query.topic}-2", PARTITIONS, PARTITIONS)
     elsewhere = Query(sidecar.address, f"{query.topic}-2", tmp_path)
     elsewhere.rows = list(query.rows)
     with pytest.raises(BatchesMissing):
@@ -198,7 +198,7 @@ def test_nothing_is_built_over_an_epoch_whose_answer_was_lost(query: Query) -> N
     query.topic = f"{query.topic}-2"
     query.checkpoint = query.checkpoint.with_name("second")
     with Client(parse_addresses(query.address)) as client:
-        prepare_topic(client, query.topic, PARTITIONS, PARTITIONS, allow_trimming=False)
+        prepare_topic(client, query.topic, PARTITIONS, PARTITIONS)
     fixed = query.fixed({})
     driver = query.driver(fixed, lost)
     query.plan(0, 5)

@@ -103,10 +103,8 @@ def test_what_start_refuses(world: World) -> None:
     """Schema, key, topic and options are checked before anything starts, and the message names what is wrong."""
     world.feed([Row("k", 100_000, 1)])
     create_topic(world.address, f"{world.topic}-trims", 2, {"retention.ms": "60000"})
-    with pytest.raises(InvalidConfig, match=r"retention.ms=60000.*allowTrimming"):
-        world.query().start(topic=f"{world.topic}-trims")
     with pytest.raises(InvalidPartitions, match=r"5 state partitions, but topic .* has 2.*\(see retention.ms\)"):
-        world.query(partitions=5).option("allowTrimming", True).start(topic=f"{world.topic}-trims")
+        world.query(partitions=5).start(topic=f"{world.topic}-trims")
     with pytest.raises(InvalidConfig, match=r"withWatermark\('ts', 60000 ms\).*Visits goes by 'ts' with a delay of 2"):
         world.over(world.frame().withWatermark("ts", "1 minute"), Visits()).start(topic=world.topic)
     with pytest.raises(SchemaRefused, match=r"'key' is missing; there is missing,"):

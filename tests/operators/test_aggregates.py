@@ -74,7 +74,7 @@ def by_end(rows: list[Row], window: str) -> list[Row]:
 
 
 @given(EPOCHS, st.integers(1, 90), st.integers(1, 4), st.integers(-60, 60), st.integers(0, 100), CHECKS, st.data())
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_event_time_windows_equal_the_model(
     epochs: list[list[Row]], slide: int, times: int, start: int, delay: int, checks: int | None, data: st.DataObject
 ) -> None:
@@ -145,7 +145,7 @@ def test_sessions_do_not_depend_on_batches(epochs: list[list[Row]], seed: int) -
 
 
 @given(EPOCHS, st.integers(1, 5), st.integers(1, 5), CHECKS, st.data())
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_counting_windows_equal_the_model(
     epochs: list[list[Row]], size: int, advance: int, checks: int | None, data: st.DataObject
 ) -> None:
@@ -158,7 +158,7 @@ def test_counting_windows_equal_the_model(
 
 
 @given(EPOCHS, CHECKS, st.data())
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_running_aggregates_equal_the_model(epochs: list[list[Row]], checks: int | None, data: st.DataObject) -> None:
     """After each batch the aggregates of the keys in it."""
     naive = NaiveRunning()
@@ -168,7 +168,7 @@ def test_running_aggregates_equal_the_model(epochs: list[list[Row]], checks: int
 
 
 @given(EPOCHS, st.sampled_from([Tumbling("1 minute", "ts"), Counting(3, 2), Counting(2), Running()]), st.integers())
-@settings(max_examples=8)
+@settings(max_examples=4)
 def test_results_do_not_depend_on_batches(epochs: list[list[Row]], window: Window, seed: int) -> None:
     """To the last bit of every sum."""
     batches: list[Any] = [batch_of(rows).to_pylist() for rows in epochs]

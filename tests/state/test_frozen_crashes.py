@@ -23,10 +23,18 @@ from tests.state.test_frozen import HISTORY, LIMIT, TAGS, Written, advance, chec
 from tests.support.limits import PATIENCE_S
 
 
-def go(root: Path, version: int, step: Callable[[str], None], checkpoints: Iterable[BaseCheckpoint] = ()) -> str:
+def go(
+    root: Path,
+    version: int,
+    step: Callable[[str], None],
+    checkpoints: Iterable[BaseCheckpoint] = (),
+    memory_bytes: int | None = None,
+) -> str:
     """Open a version in a world that tells its steps; its origin."""
     environment = StateEnvironment(step=step)
-    directory = StateDirectory(root, QUERY, LIMIT, seed=3, lock_limit_s=0.05, environment=environment)
+    directory = StateDirectory(
+        root, QUERY, LIMIT, seed=3, lock_limit_s=0.05, environment=environment, memory_bytes=memory_bytes
+    )
     log = HISTORY.loader(TAGS[version])
     with directory.open(0, SCHEMA, OPERATOR, TAGS[version], log, lambda: checkpoints) as state:
         assert windows_of(state.base) == HISTORY.at(TAGS[version])
@@ -121,6 +129,22 @@ def test_a_crash_while_a_checkpoint_is_loaded(tmp_path: Path) -> None:
 
     told = crash_everywhere(tmp_path / "loads", run)
     assert {"reserve", "load pages", "ensure", "header clean", "publish"} <= set(told)
+
+
+def test_a_crash_while_pages_are_written_out(tmp_path: Path) -> None:
+    """Nothing is lost: the file and the memory say the same."""
+    seen: set[str] = set()
+
+    def run(root: Path, countdown: Countdown) -> None:
+        advance(root, 2)
+        with suppress(Crash):
+            go(root, 3, countdown, memory_bytes=100_000)
+        seen.update(countdown.told)
+        assert go(root, 3, lambda what: None, memory_bytes=100_000) in ("caught_up", "current")
+        check_table(written(frozen_of(root)), 3)
+
+    crash_everywhere(tmp_path, run)
+    assert "write out" in seen
 
 
 FREEZER = """

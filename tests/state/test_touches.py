@@ -4,11 +4,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from spe_adapter.pages.page_table import MIN_PAGE_BYTES
+from spe_adapter.state.errors import StateDamaged, StateTooLarge
 from spe_adapter.state.frozen import frozen_version
 from spe_adapter.state.layout import Layout
 from spe_adapter.state.paged import FreezePoint, FrozenBlock, PagedBlocks
@@ -163,3 +165,31 @@ def test_values_that_change_in_place_are_copied_first() -> None:
         loaded = load_table(SCHEMA, described, [(np.arange(len(content), dtype=np.int64), content)], anonymous)
         assert windows_of(loaded) == many
         blocks.close()
+
+
+def test_memory_of_a_private_table_is_charged_and_let_go() -> None:
+    """The bytes of each block are asked for first; what is frozen outlives growth and the end of the owner."""
+    charged: list[int] = []
+
+    def charge(size_bytes: int) -> None:
+        if size_bytes > 1024 * 1024:
+            raise StateTooLarge(f"{size_bytes} bytes")
+        charged.append(size_bytes)
+
+    blocks = PagedBlocks(MIN_PAGE_BYTES, charge)
+    with pytest.raises(StateDamaged, match="no table"):
+        blocks.freeze()
+    table = Table.in_memory(SCHEMA, 10, SEED, blocks)
+    assert charged == [table.size_bytes]
+    table.put(batch_of({(b"a", 0): (1, "one")}), (1, 1, 1))
+    block = blocks.freeze()
+    assert block is not None
+    before = block.pages.read(block.pages.ids)
+    with pytest.raises(StateTooLarge):
+        table.put(batch_of({(b"%d" % number, 1): (number, None) for number in range(10_000)}), (1, 1, 1))
+    table.put(batch_of({(b"%d" % number, 1): (number, None) for number in range(100)}), (1, 1, 1))
+    assert len(charged) > 1
+    blocks.close()
+    assert (block.pages.read(block.pages.ids) == before).all()
+    block.pages.release()
+    assert table.live == 101

@@ -1,0 +1,164 @@
+"""A query's topic may trim itself: what open windows need stays, whatever the retention; without Spark."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from logstore.client.blocking import Client, TopicPartition, parse_addresses
+from logstore.client.wire import EARLIEST, LATEST
+from logstore.errors import UnknownReader
+from spe_adapter.epochs.retention import NEW_TOPIC, EpochOffsets
+from spe_adapter.epochs.scan import ends
+from spe_adapter.errors import StateTrimmed
+from spe_adapter.microbatch import registration
+from spe_adapter.microbatch.epoch import reader_name
+from spe_adapter.microbatch.topics import prepare_topic
+from tests.microbatch.below import PARTITIONS, Query
+from tests.microbatch.operators import Model, Row, rows_of
+from tests.microbatch.world import by_key
+from tests.support.limits import PATIENCE_S
+from tests.support.sidecar import Sidecar
+
+FLAGS = ("--retention-check-interval-ms", "20")
+TRIMMED_AT_ONCE = {"retention.ms": "1", "segment.bytes": "1024"}
+POLL_S = 0.02
+
+
+@pytest.fixture
+def eager(tmp_path: Path) -> Iterator[Sidecar]:
+    """A sidecar that applies retention all the time."""
+    with Sidecar(tmp_path / "eager", *FLAGS) as running:
+        yield running
+
+
+@pytest.fixture
+def client(eager: Sidecar) -> Iterator[Client]:
+    """A client of it."""
+    with Client(parse_addresses(eager.address)) as connected:
+        yield connected
+
+
+@pytest.fixture(autouse=True)
+def _acknowledged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions are acknowledged after every epoch."""
+    monkeypatch.setattr(registration, "ACKNOWLEDGE_S", 0.0)
+
+
+def log_start(client: Client, stream: TopicPartition) -> int:
+    """The first offset that is there."""
+    return client.offsets({stream: EARLIEST})[stream].offset
+
+
+def wait_for(what: str, condition: object) -> None:
+    """Wait until something holds."""
+    assert callable(condition)
+    for _ in range(int(PATIENCE_S / POLL_S)):
+        if condition():
+            return
+        Event().wait(POLL_S)
+    raise AssertionError(f"not in time: {what}")
+
+
+def lost_memory(tmp_path: Path) -> None:
+    """The host forgets all state."""
+    shutil.rmtree(tmp_path / "state", ignore_errors=True)
+
+
+def test_open_windows_survive_a_retention_of_nothing(eager: Sidecar, client: Client, tmp_path: Path) -> None:
+    """Chunks go as soon as they may, memory is lost between all runs: each result is right, and the log is trimmed."""
+    client.create_topic("out", PARTITIONS, TRIMMED_AT_ONCE)
+    query, model = Query(eager.address, "out", tmp_path), Model()
+    first = {TopicPartition("out", partition): 0 for partition in range(PARTITIONS)}
+    for rows in rows_of(20, 30, 6):
+        query.rows += rows
+        query.run(rows_per_batch=30, extentLimit="60")
+        model.epoch(rows)
+        lost_memory(tmp_path)
+        for stream, held in first.items():
+            start = log_start(client, stream)
+            assert start >= held
+            first[stream] = start
+    wait_for("the streams are trimmed", lambda: all(log_start(client, stream) for stream in first))
+    description = client.describe_reader(reader_name(query.id))
+    assert all(
+        entry.offset >= log_start(client, TopicPartition("out", entry.partition)) for entry in description.streams
+    )
+    found, wanted = by_key(query.told()), by_key(model.told)
+    assert found
+    assert all(wanted[key][-len(values) :] == values for key, values in found.items())
+
+
+def test_state_that_was_released_is_named_with_its_setting(tmp_path: Path) -> None:
+    """A reader that may keep nothing loses the state of a lost host: the error names the reader and the setting."""
+    flags = (*FLAGS, "--reader-hold-bytes", "0")
+    with Sidecar(tmp_path / "eager", *flags) as sidecar, Client(parse_addresses(sidecar.address)) as client:
+        client.create_topic("out", PARTITIONS, TRIMMED_AT_ONCE)
+        query = Query(sidecar.address, "out", tmp_path)
+        quiet = [Row(f"quiet-{number}", 150_000, 1) for number in range(20)]
+        query.rows = quiet + [row for rows in rows_of(20, 30, 6) for row in rows]
+        query.run(rows_per_batch=30, extentLimit="1000000")
+        name = reader_name(query.id)
+        assert "event=reader_released" in sidecar.log()
+        lost_memory(tmp_path)
+        query.rows += rows_of(1, 10, 6)[0]
+        with pytest.raises(StateTrimmed, match=rf"{name}.*reader-hold-bytes"):
+            query.run()
+
+
+def test_a_query_that_allows_trimming_holds_nothing(eager: Sidecar, client: Client, tmp_path: Path) -> None:
+    """`allowTrimming`: no reader is known, and retention goes by the topic's settings alone."""
+    client.create_topic("out", PARTITIONS, TRIMMED_AT_ONCE)
+    query = Query(eager.address, "out", tmp_path)
+    query.rows = rows_of(1, 10, 5)[0]
+    query.run(allowTrimming="true")
+    with pytest.raises(UnknownReader):
+        client.describe_reader(reader_name(query.id))
+
+
+def test_a_new_topic_keeps_results_for_a_while(eager: Sidecar, client: Client, tmp_path: Path) -> None:
+    """The settings say so, and more partitions are given to it as to one that keeps all."""
+    assert prepare_topic(client, "new", None, 2) == 2
+    settings = client.topic_configs("new")
+    assert {name: settings[name] for name in NEW_TOPIC} == dict(NEW_TOPIC)
+    assert prepare_topic(client, "new", 3, 2) == 3
+
+
+def test_a_new_query_holds_from_its_first_epoch_on(eager: Sidecar, client: Client, tmp_path: Path) -> None:
+    """Records of others before it are not held."""
+    prepare_topic(client, "out", PARTITIONS, PARTITIONS)
+    other = Query(eager.address, "out", tmp_path / "other")
+    other.rows = rows_of(1, 10, 5)[0]
+    other.run()
+    query = Query(eager.address, "out", tmp_path)
+    query.rows = rows_of(1, 10, 5)[0]
+    ends_before = {
+        partition: client.offsets({TopicPartition("out", partition): LATEST})[TopicPartition("out", partition)].offset
+        for partition in range(PARTITIONS)
+    }
+    query.run(allowOtherQueries="true")
+    found = client.describe_reader(reader_name(query.id)).streams
+    assert {entry.partition: entry.offset for entry in found} == ends_before
+
+
+def test_positions_of_epochs(eager: Sidecar, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever an epoch is asked for, as epochs go on: the offset lies before its group and behind an older one, also
+    when most of what was found is forgotten.
+    """
+    monkeypatch.setattr("spe_adapter.epochs.retention.MAX_KNOWN_EPOCHS", 4)
+    prepare_topic(client, "out", PARTITIONS, PARTITIONS)
+    query, stream = Query(eager.address, "out", tmp_path), TopicPartition("out", 0)
+    offsets: EpochOffsets | None = None
+    for at, rows in enumerate(rows_of(24, 4, 5)):
+        query.rows += rows
+        query.run(rows_per_batch=4)
+        offsets = offsets or EpochOffsets(stream, query.id)
+        after = sorted((end.epoch, offset) for end, offset in ends(client, stream))
+        wanted = after[max(0, at // 2)][0]
+        found = offsets.before(client, wanted)
+        older = [offset for epoch, offset in after if epoch < wanted]
+        assert found is None if not older else found in older

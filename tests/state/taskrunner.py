@@ -1,0 +1,35 @@
+"""A process that brings a partition from version to version, as tasks of its epochs do, until its input ends.
+
+Writes one line for each version that it has reached.
+"""
+
+import os
+import select
+import sys
+from pathlib import Path
+
+from spe_adapter.state.versions import StateDirectory
+from tests.state.conftest import OPERATOR, QUERY, SCHEMA
+from tests.state.history import long_history
+
+LIMIT = 256 * 1024 * 1024
+WINDOWS = 4000
+VERSIONS = 40
+
+
+def main() -> None:
+    """Go from version to version, and from the last to the first again."""
+    history = long_history(WINDOWS, VERSIONS)
+    root = Path(sys.argv[1])
+    while True:
+        for step in history.steps:
+            if select.select([0], [], [], 0)[0]:
+                return
+            directory = StateDirectory(root, QUERY, LIMIT, seed=3)
+            with directory.open(0, SCHEMA, OPERATOR, step.tag, history.loader(step.tag)):
+                pass
+            os.write(1, b".")
+
+
+if __name__ == "__main__":
+    main()
