@@ -37,7 +37,6 @@ from benchmarks.harness.signals import ended_in_order
 from scheduler.hdfs.errors import HdfsUnavailable
 from spe_adapter.checkpoint.manager import AT_ONCE
 
-
 OVERHEAD_S = 0.13
 """What a chunk takes besides its bytes, until it is measured: what benchmarks/peace_real.py measured."""
 
@@ -58,7 +57,7 @@ class Plan:
     policies: tuple[str, ...] = (DEFAULT, PEACE, OWN_DISK)
 
 
-FULL = Plan("full", 5, 12_337_000, Work(300_000, every_s=0.5, updates=500, quiet_s=12.0), 1500.0, warm=True)
+FULL = Plan("full", 5, 12_337_000, Work(300_000, every_s=0.5, updates=500, quiet_s=10.0), 1500.0, warm=True)
 QUICK = Plan(
     "quick",
     1,
@@ -139,7 +138,7 @@ class Benchmark:
             f"{figures['one_submitted_s']:.1f} s from submission, all {figures['all_s']:.1f} s; epoch p99 "
             f"{figures['quiet_p99_ms']:.0f} ms, in the burst {figures['burst_p99_ms']:.0f} ms; without waiting for a "
             f"processor {figures['quiet_own_p99_ms']:.1f}, {figures['burst_own_p99_ms']:.1f} ms; "
-            f"{figures['busy_cpus']:.2f} CPUs busy"
+            f"{figures['busy_cpus']:.2f} CPUs busy, {figures['failed']} checkpoints failed"
         )
         report.publish(self.rows, self.spans, {**self.about, "mode": "partial"}, results.TRIALS, None)
 

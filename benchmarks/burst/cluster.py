@@ -262,7 +262,7 @@ def opened(setting: Setting, network: Network, directory: Path, work: Work) -> I
     """Operators, their writers and a real HDFS on all hosts of a network that is up. State lies in shared memory, as it
     does by default.
     """
-    default_root().mkdir(parents=True, exist_ok=True)
+    default_root().mkdir(mode=0o700, parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(dir=default_root(), prefix="burst-") as states,
         real_hdfs.opened(setting, network, directory, WRITING) as base,

@@ -34,20 +34,30 @@ FIGURES = {
     "busy_cpus": "CPUs busy",
 }
 NOTES = (
-    "17 hosts as network namespaces in two racks, links shaped to a tenth of a gigabit each way, one real HDFS with a "
-    "DataNode on each host; all share one machine's processors and disk. 16 hosts, drawn anew in each round, checkpoint "
-    "the state of a stateful operator at once.",
-    "The product writes: its checkpoint manager in a process beside each operator (as the I/O service is), frozen pages "
-    "of the operator's base, its HDFS sink, Peace's plans through the NameNode's plan table, registration with the "
-    "coordinator. Every checkpoint is a full one.",
-    "From the go: from the freeze whose pages are written to the registration; without Peace the go is the submission. "
-    "All: from the burst's begin to the last registration.",
-    "HDFS's default placement has the writer's own DataNode left out, as the paper modified it and Peace plans it; "
-    "where it is left in (own disk first), each chunk has two copies to send instead of three, and a host's loss takes "
-    "one of them with the state itself.",
-    "An epoch opens the state, applies the changes of the epoch before, updates windows and publishes the changes, as a "
-    "task does; without Spark and without the log. Its latency counts from when it was due. Waiting for a processor is "
-    "what the kernel says of the thread: 17 hosts share the processors of one, which real hosts would not.",
+    (
+        "17 hosts as network namespaces in two racks, links shaped to a tenth of a gigabit each way, a real HDFS with "
+        "a DataNode on each host; all share the processors and the disk of this machine. 16 hosts, drawn anew in each "
+        "round, checkpoint the state of a stateful operator at once."
+    ),
+    (
+        "The product writes: its checkpoint manager in a process beside each operator (as the I/O service is), frozen "
+        "pages of the operator's base, its HDFS sink, Peace's plans through the NameNode's plan table, registration "
+        "with the coordinator. Every checkpoint is a full one."
+    ),
+    (
+        "From the go: from the freeze whose pages are written to the registration; without Peace the go is the "
+        "submission. A checkpoint that failed is written again at once, and its first go counts. All: from the burst's begin to the last registration."
+    ),
+    (
+        "HDFS's default placement has the writer's own DataNode left out, as the paper modified it and as Peace plans. "
+        "Where it is left in (own disk first), each chunk has two copies to send instead of three, and the loss of a "
+        "host takes the third copy together with the state."
+    ),
+    (
+        "An epoch opens the state, applies the changes of the epoch before, updates windows and publishes the changes, "
+        "as a task does; without Spark and without the log. Its latency counts from when it was due. Waiting for a "
+        "processor is what the kernel says of the thread: on real hosts 17 hosts do not share processors."
+    ),
 )
 
 
@@ -63,6 +73,7 @@ def figures_of(burst: Burst) -> dict[str, Any]:
         "bytes": sum(entry["bytes"] for entry in checkpoints),
         "files": sum(entry["files"] for entry in checkpoints),
         "planned": sum(bool(entry["planned"]) for entry in checkpoints),
+        "failed": sum(entry["failed"] for entry in checkpoints),
         "lines": sorted({line for entry in checkpoints for line in entry["lines"] if line != "checkpoint_written"}),
         **_epochs("quiet", burst.quiet),
         **_epochs("burst", burst.during),
