@@ -46,7 +46,8 @@ NOTES = (
     ),
     (
         "From the go: from the freeze whose pages are written to the registration; without Peace the go is the "
-        "submission. A checkpoint that failed is written again at once, and its first go counts. All: from the burst's begin to the last registration."
+        "submission. A checkpoint that failed is written again at once, and its first go counts. All: from the burst's "
+        "begin to the last registration."
     ),
     (
         "HDFS's default placement has the writer's own DataNode left out, as the paper modified it and as Peace plans. "
