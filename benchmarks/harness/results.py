@@ -37,6 +37,11 @@ MEASURED: Final[Mapping[str, tuple[str, ...]]] = {
     "long_state": (*_SIDECAR, *_OPERATORS, "spe_adapter/checkpoint", "spe_adapter/pages", "spe_adapter/microbatch"),
     "paged_structures": ("spe_adapter/pages", "spe_adapter/state"),
     "pages": (*_OPERATORS, "spe_adapter/checkpoint", "spe_adapter/pages"),
+    "checkpoint_burst": (
+        *_PLANNERS,
+        *("scheduler/coordinator", "scheduler/client", "scheduler/hdfs", "tests/support/hdfs"),
+        *("spe_adapter/checkpoint", "spe_adapter/pages", "spe_adapter/state"),
+    ),
     "peace": (*_PLANNERS, "scheduler/simulation", "scheduler/calibration"),
     "peace_real": (
         *_PLANNERS,

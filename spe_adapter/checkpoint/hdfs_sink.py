@@ -44,13 +44,16 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class HdfsSinkSettings:
-    """`url`: http://HOST:PORT of WebHDFS; `root`: the directory there; `patience_s`: how long HDFS may be away."""
+    """`url`: http://HOST:PORT of WebHDFS; `root`: the directory there; `patience_s`: how long HDFS may be away;
+    `avoided`: addresses of DataNodes that are left out where HDFS places, such as the writer's own.
+    """
 
     url: str
     root: str
     user: str = "cairn"
     patience_s: float = 30.0
     timeouts: Timeouts = field(default=Timeouts())
+    avoided: tuple[str, ...] = ()
 
 
 class HdfsSink:
@@ -239,7 +242,8 @@ class HdfsSink:
                 failed = (*failed, error.address)
 
     def _client(self, excluded: tuple[str, ...] = ()) -> "ClosingClient":
-        return ClosingClient(self._settings.url, self._settings.user, self._settings.timeouts, excluded)
+        left_out = (*self._settings.avoided, *excluded)
+        return ClosingClient(self._settings.url, self._settings.user, self._settings.timeouts, left_out)
 
     def _path(self, name: CheckpointName, file: str = "") -> str:
         return f"{self._settings.root}/{name}" + (f"/{file}" if file else "")
