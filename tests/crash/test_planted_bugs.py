@@ -464,9 +464,11 @@ def newest_chunks_first(patch: Patch) -> Setup:
     """Newer records of state go before older ones."""
     original = LogCleaner._clean_chunk
 
-    async def backwards(self: LogCleaner, stream: Stream, chunk: Chunk, queries: frozenset[str]) -> None:
+    async def backwards(
+        self: LogCleaner, stream: Stream, chunk: Chunk, queries: frozenset[str], may_go: Callable[[], bool]
+    ) -> bool:
         others = [one for one in stream.chunks[:-1] if one.state_bytes and not one.cleaned_for]
-        await original(self, stream, others[-1] if others else chunk, queries)
+        return await original(self, stream, others[-1] if others else chunk, queries, may_go)
 
     patch.setattr(LogCleaner, "_clean_chunk", backwards)
     return Setup(seed=1)
