@@ -36,7 +36,7 @@ from scheduler.simulation.scenario import spread_writers
 from scheduler.topology import Topology
 from spe_adapter.state.query import default_root
 
-DEFAULT, OWN_DISK, PEACE = "HDFS default", "HDFS default, own disk first", "Peace"
+DEFAULT, OWN_DISK, PEACE = "HDFS default", "HDFS default, own disk allowed", "Peace"
 WRITING: Final = "benchmarks.burst.writing"
 OPERATING: Final = "benchmarks.burst.operating"
 BUILD_SECONDS: Final = 300.0
