@@ -311,6 +311,14 @@ class StoreEngine:
     ) -> ScanResult | None:
         """The control batches of the next older chunk; None: the chunk is damaged, and newer batches are found."""
         view = stream.chunk_below(wanted.before_offset)
+        if view is not None:
+            # Who has registered as a reader, and then scans, must not find what the exchange is about to remove.
+            rewriting = next(
+                (chunk.rewriting for chunk in stream.chunks if chunk.base_offset == view.base_offset), None
+            )
+            if rewriting is not None:
+                await self.wait(rewriting)
+                view = stream.chunk_below(wanted.before_offset)
         scan = scanning.scan_chunk
         try:
             if view is None or view.next_offset < wanted.before_offset:

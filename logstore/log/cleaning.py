@@ -14,7 +14,10 @@ Invariants:
   durably removed before the rename, and written after the rename is durable. Producer snapshots in a cleaned chunk
   would have positions of the old content; they are removed, and a recovery goes on from older ones.
 * Records of results, BEGIN, END and records of other programs keep offset and bytes.
-* While names are exchanged the chunk is pinned, so that a trim does not remove the new content's name.
+* Readers may change while a chunk is copied: the limit is asked for again before the exchange, and a scan that begins
+  after a reader was registered sees either all that the reader holds, or what the exchange has left.
+* While names are exchanged the chunk is pinned, so that a trim does not remove the new content's name. A chunk that a
+  trim under way takes is not exchanged.
 * One chunk at a time, piece by piece, and not faster than `CleaningLimits` allow. A chunk that is damaged, and a disk
   that fails, end the cleaning of a stream for this life: a name whose sync failed may be lost, and then newer chunks
   must not be cleaned.
@@ -25,6 +28,7 @@ Source: docs/decisions/0031-cleaning.md.
 import errno
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from logstore.base.events import Report
@@ -164,6 +168,8 @@ class LogCleaner:
         self._jobs = BackgroundJobs(notify)
         self._report = report
         self._indexes = indexes
+        self._measured = IndexCache(0)
+        """One index at a time: a round must not drive out those that readers use."""
         self._round: Ticket[None] = Ticket.succeeded(None)
         self._budget = 0
         self._granted: Ticket[None] | None = None
@@ -192,15 +198,18 @@ class LogCleaner:
 
     async def _clean_all(self, streams: Sequence[tuple[Stream, Callable[[], CleanLimit | None]]]) -> None:
         for stream, limit in streams:
+            if self._stopping:
+                return
             if stream in self._failed:
                 continue
             try:
-                await self._clean(stream, limit())
+                await self._clean(stream, limit)
             except CairnError as error:
                 self._failed.add(stream)
                 self._report(CLEANING_FAILED, stream=stream.name, error=str(error))
 
-    async def _clean(self, stream: Stream, limit: CleanLimit | None) -> None:
+    async def _clean(self, stream: Stream, current: Callable[[], CleanLimit | None]) -> None:
+        limit = current()
         if limit is None:
             return
         chunks = [
@@ -213,31 +222,38 @@ class LogCleaner:
                 chunk.cleaned_for, chunk.state_bytes = frozenset(), None
             if chunk.state_bytes is None:
                 await self._measure(chunk)
+            if self._stopping:
+                return
         found = [chunk for chunk in chunks if chunk.state_bytes]
         gain = sum(chunk.state_bytes or 0 for chunk in found)
         if gain < max(self._limits.gain_bytes, self._limits.gain_share * sum(chunk.size_bytes for chunk in found)):
             return
         for chunk in found:
-            await self._clean_chunk(stream, chunk, limit.queries)
-            if self._stopping:
+            may_go = partial(_may_go, stream, chunk, limit.queries, current)
+            # Chunks are cleaned from the oldest on: behind a chunk that stays, all stay.
+            if self._stopping or not await self._clean_chunk(stream, chunk, limit.queries, may_go):
                 return
 
     async def _measure(self, chunk: Chunk) -> None:
         view = replace(chunk.view(), is_cold=True)
         measured: list[int] = []
-        work = WorkOnFile(chunk.index_path, lambda fs: measured.append(state_bytes(fs, self._indexes, view)))
+        work = WorkOnFile(chunk.index_path, lambda fs: measured.append(state_bytes(fs, self._measured, view)))
         await self._jobs.run([work])
         chunk.state_bytes = measured[0]
 
-    async def _clean_chunk(self, stream: Stream, chunk: Chunk, queries: frozenset[str]) -> None:
-        """Raises StorageFailed; then the chunk has its old content, or the new one without an index."""
+    async def _clean_chunk(
+        self, stream: Stream, chunk: Chunk, queries: frozenset[str], may_go: Callable[[], bool]
+    ) -> bool:
+        """Whether the chunk has no records of state of `queries` any more. Raises StorageFailed; then the chunk has its
+        old content, or the new one without an index.
+        """
         copy = ChunkCopy(replace(chunk.view(), is_cold=True), chunk.cleaned_path, queries, self._limits.piece_bytes)
         await self._jobs.run([Create(copy.target)])
         while not copy.is_done:
             await self._take_budget()
-            if self._stopping or not _is_there(stream, chunk):
+            if self._stopping or not may_go():
                 await self._jobs.run([RemoveFile(copy.target, optional=True)])
-                return
+                return False
             try:
                 await self._jobs.run([WorkOnFile(copy.target, copy.piece)])
             except CairnError:
@@ -246,12 +262,16 @@ class LogCleaner:
         if copy.written >= chunk.size_bytes:
             await self._jobs.run([RemoveFile(copy.target, optional=True)])
             chunk.cleaned_for, chunk.state_bytes = queries, 0
-            return
+            return True
+        if not may_go():
+            await self._jobs.run([RemoveFile(copy.target, optional=True)])
+            return False
         pin = stream.pin(chunk.base_offset)
         exchanged = start(self._exchange(stream, chunk, copy, queries))
         await exchanged.settled()
         pin.release()
         exchanged.result()
+        return True
 
     async def _take_budget(self) -> None:
         while self._budget <= 0 and not self._stopping:
@@ -261,10 +281,9 @@ class LogCleaner:
 
     async def _exchange(self, stream: Stream, chunk: Chunk, copy: ChunkCopy, queries: frozenset[str]) -> None:
         """Put the copy in the chunk's place."""
-        if not _is_there(stream, chunk):
-            await self._jobs.run([RemoveFile(copy.target, optional=True)])
-            return
         rewriting = chunk.rewriting = Ticket[None]()
+        # Scans from memory would find the records until they are evicted, and not after.
+        stream.tail.drop_before(chunk.next_offset)
         renamed = start(self._rename(chunk, copy))
         await renamed.settled()
         freed_bytes = chunk.size_bytes - copy.written
@@ -310,8 +329,21 @@ class LogCleaner:
         await self._jobs.run(operations)
 
 
-def _is_there(stream: Stream, chunk: Chunk) -> bool:
-    return not stream.deleted and any(known is chunk for known in stream.chunks[:-1])
+def _may_go(stream: Stream, chunk: Chunk, queries: frozenset[str], current: Callable[[], CleanLimit | None]) -> bool:
+    """Whether a chunk is still there, also after a trim under way, and its state of `queries` still needed by nobody.
+
+    Calls of the same moment of the loop's thread agree: what `may_go` allowed may be begun at once.
+    """
+    limit = current()
+    is_there = not stream.deleted and any(known is chunk for known in stream.chunks[:-1])
+    is_kept = chunk.next_offset > max(stream.start_asked, stream.log_start_offset)
+    return (
+        is_there
+        and is_kept
+        and limit is not None
+        and queries <= limit.queries
+        and chunk.next_offset <= limit.before_offset
+    )
 
 
 def state_bytes(fs: FileSystem, cache: IndexCache, view: ChunkView) -> int:

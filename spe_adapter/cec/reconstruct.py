@@ -5,6 +5,8 @@ Invariants:
   nowhere else, a batch with a wrong checksum is skipped too.
 * The newest entry of an identity holds, be it a footprint or a tombstone; older entries of the identity are ignored.
 * Groups that a reset undid are ignored.
+* Every group that counts has a mark, unless cleaning has removed its state, and then that of all older groups too. A
+  scan that needs such a group ends with an error, never with an older footprint or mark in the place of a removed one.
 * The scan ends as soon as N distinct open windows are found, where N is in the newest mark. More than N windows, or the
   end of the log or a rebase before N windows, is an error, never a smaller state.
 * Memory is bounded by the windows that are kept: windows can be drained during the scan.
@@ -24,7 +26,7 @@ from spe_adapter.cec.backward_scan import BackwardScan, Scanned
 from spe_adapter.cec.control import Begin, Control, End, EndPositions, Footprints, Mark, Tombstones
 from spe_adapter.cec.identities import Identities
 from spe_adapter.codec.kernels import Int64s
-from spe_adapter.errors import StateInconsistent, StateTrimmed
+from spe_adapter.errors import StateCleaned, StateInconsistent, StateTrimmed
 
 
 class Windows(NamedTuple):
@@ -119,7 +121,7 @@ class Reconstruction:
     def feed(self, piece: Buffer) -> bool:
         """Read a piece; True if nothing older is needed.
 
-        Raises CorruptBatch, UnknownFormatVersion or StateInconsistent.
+        Raises CorruptBatch, UnknownFormatVersion, StateCleaned or StateInconsistent.
         """
         if not self.done:
             if any(self._take(record) for record in self._scan.records(piece)):
@@ -174,7 +176,7 @@ class Reconstruction:
         elif isinstance(record, Mark):
             self._take_mark(record)
         elif isinstance(record, Begin):
-            self._leave_group()
+            self._leave_group(record)
         elif self._group_mark is None:
             raise StateInconsistent(f"{self._query}: epoch {record.epoch} has state but no mark behind it")
         elif isinstance(record, Tombstones):
@@ -224,9 +226,11 @@ class Reconstruction:
             self._windows.append(Windows(mark, (fresh,)))
         self._conclude_if_complete()
 
-    def _leave_group(self) -> None:
+    def _leave_group(self, begin: Begin) -> None:
         mark = self._group_mark
-        if mark is not None and mark.rebase:
+        if mark is None:
+            raise StateCleaned(cleaned(self._query, begin.epoch, self._missing()))
+        if mark.rebase:
             raise StateInconsistent(
                 f"{self._query}: epoch {mark.epoch} holds all windows, but {self._found} of "
                 f"{self._marks[0].open_windows} are found"
@@ -251,6 +255,15 @@ class Reconstruction:
             newest_epoch=scan.newest_epoch,
             floor_reached=self._floor_reached,
         )
+
+
+def cleaned(query: str, epoch: int, missing: str) -> str:
+    """The message for state that was removed from the log at and before an epoch; `missing`: what is missing, or ""."""
+    return (
+        f"{missing or f'{query}: the state of epoch {epoch} is missing'}, and the log keeps no state of epoch {epoch} "
+        "and older ones: the query runs, or ran, with stateHistory = recovery. With stateHistory = all what it writes "
+        "from then on stays as long as its results"
+    )
 
 
 def _chosen(rows: pa.RecordBatch, identities: Identities) -> pa.RecordBatch:

@@ -29,8 +29,16 @@ from spe_adapter.continuous.errors import FragmentRefused
 from spe_adapter.continuous.fragment import CheckedFragment, EpochLimits, Fragment, plan
 from spe_adapter.continuous.loop import Event, Loop, Observe
 from spe_adapter.continuous.registration import Needed, RunnerRegistration
-from spe_adapter.epochs.retention import KEEP_ALL, NEW_TOPIC, EpochOffsets, how_lost, own_trimming
-from spe_adapter.errors import StateTrimmed
+from spe_adapter.epochs.retention import (
+    KEEP_ALL,
+    NEW_TOPIC,
+    STATE_HISTORIES,
+    EpochOffsets,
+    StateHistory,
+    how_lost,
+    own_trimming,
+)
+from spe_adapter.errors import StateCleaned, StateTrimmed
 from spe_adapter.host import Host, ThisHost, new_seed
 
 READER_PREFIX: Final = "continuous/"
@@ -56,6 +64,8 @@ class Options:
     """Where and when the state is written beside the log; None: only the log has the state."""
     register: bool = True
     """Whether sources and target keep what a recovery would read, whatever their retention (`cairn readers`)."""
+    state_history: StateHistory = "all"
+    """Which records of state the target keeps: "all" as long as the results, or what a "recovery" needs."""
 
 
 def unobserved(event: Event) -> None:
@@ -161,6 +171,8 @@ class Runner:
         """Recover; a target that was trimmed too far is said with what would have kept it."""
         try:
             loop.recover()
+        except StateCleaned:
+            raise
         except StateTrimmed as error:
             fragment, options = self._fragment, self._options
             addresses = parse_addresses(options.servers)
@@ -187,6 +199,7 @@ class Runner:
             lambda: Needed(dict(zip(streams, core.needed, strict=True)), core.needed_epoch),
             EpochOffsets(self._target(), fragment.name_in(self._partition)),
             port.monotonic_ms,
+            fragment.name_in(self._partition) if options.state_history == "recovery" else "",
         )
 
 
@@ -245,6 +258,13 @@ def prepare(fragment: Fragment, options: Options, host: Host) -> int:
                 raise
             _create(client, fragment.topic, wanted, NEW_TOPIC if options.register else KEEP_ALL)
             counts[fragment.topic] = wanted
+        if options.state_history not in STATE_HISTORIES:
+            raise FragmentRefused(f"state_history is {options.state_history!r}; allowed: {', '.join(STATE_HISTORIES)}")
+        if options.state_history == "recovery" and not (options.register and fragment.checkpoints):
+            raise FragmentRefused(
+                f"query {fragment.query!r}: state_history='recovery' needs a registered reader (register=True) and "
+                "state in the log (checkpoints=True); the sidecar learns from it which state a recovery needs"
+            )
         if not fragment.allow_trimming and not options.register:
             _refuse_trimming(client, fragment)
     if set(counts.values()) != {wanted}:

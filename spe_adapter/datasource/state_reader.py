@@ -4,10 +4,14 @@
 |---|---|---|
 | key | binary | the key's bytes, null for the null key |
 | number | bigint | the window's number: its start in µs for a window by event time, 0 for plain state per key |
-| expires_ms | bigint | the event time in ms at which the window is due, null if it never is |
-| the state's columns | | by their names; `s_NAME` for a name that another column of this table has |
+| expires_ms | bigint | when the window is due, in ms since 1970, null if it never is |
+| the state's columns | | by their names; `s_NAME` for a name that another column has, capital letters or not |
 | partition | int | the partition of the topic, and of the state |
 | epoch | bigint | the epoch of the footprint that the row is made of |
+
+Of an operator with named states a row is an entry (see `operators.states.identity`, which has their numbers): a value,
+an element of a list, an entry of a map, a timer. `#key` is the map's key, `expires_ms` a time of the clock that the
+timer or TTL goes by.
 
 Invariants:
 * The epoch is chosen once, when the plan is made: all partitions are read as of it, whatever is committed meanwhile.
@@ -36,10 +40,14 @@ from logstore.client.network import HostNetwork, Network
 from logstore.errors import InvalidConfig
 from spe_adapter.cec.control import STATE_PREFIX
 from spe_adapter.cec.reconstruct import Windows
+from spe_adapter.codec.kernels import Int64s
 from spe_adapter.datasource.options import DEFAULT_SOURCE_LIMIT_MS, SOURCE_NAME, OptionReader
 from spe_adapter.epochs.client import connect
 from spe_adapter.epochs.lookup import StandingEpoch, only_query, standing_epoch, state_columns
 from spe_adapter.epochs.scan import reconstruct
+from spe_adapter.operators.clock import WALL, is_wall
+from spe_adapter.operators.states.declared import KEY
+from spe_adapter.operators.states.identity import are_joined, split_keys
 from spe_adapter.state.layout import NEVER
 from spe_adapter.workers.collector import spare_loaded_code
 
@@ -127,12 +135,15 @@ def _chosen(client: Client, options: StateOptions) -> tuple[str, StandingEpoch]:
 
 
 def _arrow_schema(state: pa.Schema) -> pa.Schema:
-    named = [(_shown(field.name), _readable(field.type)) for field in state]
+    taken, named = set(_TAKEN), []
+    for field in state:
+        name = field.name
+        # Spark takes names that differ in capital letters alone for one.
+        while name.lower() in taken:
+            name = STATE_PREFIX + name
+        taken.add(name.lower())
+        named.append((name, _readable(field.type)))
     return pa.schema([*_FIRST, *named, *_LAST])
-
-
-def _shown(name: str) -> str:
-    return STATE_PREFIX + name if name in _TAKEN else name
 
 
 def _readable(kind: pa.DataType) -> pa.DataType:
@@ -189,15 +200,34 @@ class StateReader(DataSourceReader):
             rows = batch.drop_columns(["kind"]) if "kind" in batch.schema.names else batch
             state = pa.schema([field.with_name(field.name.removeprefix(STATE_PREFIX)) for field in rows.schema])
             schema = _arrow_schema(pa.schema(list(state)[_IDENTITY_COLUMNS:]))
-            expires = rows.column(2)
+            given = _with_map_keys(rows)
             columns = [
-                *rows.columns[:2],
-                pc.if_else(pc.equal(expires, NEVER), pa.scalar(None, pa.int64()), expires),
-                *(_cast(column, schema.field(at).type) for at, column in enumerate(rows.columns) if at > 2),
+                *given[:2],
+                _due_ms(given[2].to_numpy()),
+                *(_cast(column, schema.field(at).type) for at, column in enumerate(given) if at > 2),
                 pa.array(np.full(rows.num_rows, partition, np.int32)),
                 pa.array(np.full(rows.num_rows, windows.mark.epoch, np.int64)),
             ]
             yield pa.RecordBatch.from_arrays(columns, schema=schema).select(self._names)
+
+
+def _with_map_keys(rows: pa.RecordBatch) -> list[pa.Array]:
+    """The columns of a batch, in which entries of maps have the key of their operator's rows as others have, and the
+    map's key in KEY.
+    """
+    columns = list(rows.columns)
+    at, joined = rows.schema.get_field_index(STATE_PREFIX + KEY), are_joined(columns[1].to_numpy())
+    if at < 0 or not joined.any():
+        return columns
+    where = pa.array(joined)
+    split = split_keys(columns[0].filter(where))
+    columns[0] = pc.replace_with_mask(columns[0], where, split.routing)
+    columns[at] = pc.replace_with_mask(columns[at], where, split.suffix)
+    return columns
+
+
+def _due_ms(expires: Int64s) -> pa.Array:
+    return pa.array(np.where(is_wall(expires), expires - WALL, expires), mask=expires == NEVER)
 
 
 def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -22,7 +22,7 @@ from spe_adapter.codec.partitioner import partitions_of
 from spe_adapter.epochs.lookup import state_columns
 from spe_adapter.epochs.retention import how_lost
 from spe_adapter.epochs.scan import ControlScan, find_head, reconstruct
-from spe_adapter.errors import StateInconsistent, StateTrimmed
+from spe_adapter.errors import StateCleaned, StateInconsistent, StateTrimmed
 from spe_adapter.host import new_seed
 from spe_adapter.microbatch.checkpoints import OfferedCheckpoints
 from spe_adapter.microbatch.epoch import EpochPlan, QueryDefinition, reader_name
@@ -97,6 +97,8 @@ def committed_state(client: Client, stream: TopicPartition, query: str, epoch: i
     """
     try:
         eventual = reconstruct(client, stream, query, epoch)
+    except StateCleaned:
+        raise
     except StateTrimmed as error:
         raise StateTrimmed(f"{error}. {how_lost(client, reader_name(query), stream)}") from error
     if not eventual.found:

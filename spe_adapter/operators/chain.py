@@ -42,10 +42,14 @@ from spe_adapter.operators.output import Output
 from spe_adapter.operators.processor import Processor
 from spe_adapter.operators.replay import Replay
 from spe_adapter.operators.states.identity import joined_keys, split_keys
+from spe_adapter.operators.succession import split_outside
 from spe_adapter.state.columns import Values
+from spe_adapter.state.evolution import Evolution
 from spe_adapter.state.store import Changes, StateStore
 
 _MAX_LINKS: Final = 16
+_LINKED: Final = " > "
+"""What stands between the descriptions of links."""
 
 
 class Chain(Operator):
@@ -74,7 +78,33 @@ class Chain(Operator):
     @property
     def description(self) -> str:
         """The links' descriptions."""
-        return " > ".join(link.description for link in self.links)
+        return _LINKED.join(link.description for link in self.links)
+
+    def follows(self, former: str) -> str | None:
+        """As in `Operator`; a chain of as many links, each of which follows the one in its place."""
+        if super().follows(former) is None:
+            return None
+        before = split_outside(former, _LINKED)
+        if len(before) != len(self.links):
+            return f"it was {former}; a Chain follows one of as many links ({len(self.links)})"
+        for at, (link, description) in enumerate(zip(self.links, before, strict=True)):
+            problem = link.follows(description)
+            if problem is not None:
+                return f"link {at + 1}, {link.name}: {problem}"
+        return None
+
+    def state_evolution(self, schema: pa.Schema, former: pa.Schema) -> Evolution:
+        """Changes are declared at the links, in the names that these have for their columns."""
+        renamed, defaults = dict(self.evolution.renamed), dict(self.evolution.defaults)
+        dropped = list(self.evolution.dropped)
+        for at, (link, own) in enumerate(zip(self.links, self.schemas(schema), strict=True)):
+            mark = _name(at, "")
+            columns = [column.with_name(column.name.removeprefix(mark)) for column in former if _is_of(at, column)]
+            declared = link.state_evolution(own, pa.schema(columns))
+            renamed |= {_name(at, source): _name(at, name) for source, name in declared.renamed.items()}
+            defaults |= {_name(at, name): value for name, value in declared.defaults.items()}
+            dropped += [_name(at, name) for name in declared.dropped]
+        return Evolution(renamed=renamed, dropped=tuple(dropped), defaults=defaults, formerly=self.evolution.formerly)
 
     def schemas(self, schema: pa.Schema) -> list[pa.Schema]:
         """The input of each link, for an input of this schema. Raises SchemaRefused."""
@@ -385,6 +415,10 @@ def _joined(outputs: Sequence[Output]) -> Output | None:
 
 def _name(at: int, name: str) -> str:
     return f"{at}:{name}"
+
+
+def _is_of(at: int, column: pa.Field) -> bool:
+    return bool(column.name.startswith(_name(at, "")))
 
 
 def _tag(at: int) -> pa.Scalar:

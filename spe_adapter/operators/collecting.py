@@ -96,7 +96,7 @@ class CollectSet(CollectList):
     def _appended(self, lists: pa.Array, values: pa.Array, windows: Int64s) -> pa.Array:
         owners = np.concatenate((owners_of(lists), windows))
         everything = pa.concat_arrays([lists.flatten(), values])
-        coded = pc.dictionary_encode(everything)
+        coded = pc.dictionary_encode(_with_one_form(everything))
         pairs = owners * max(len(coded.dictionary), 1) + coded.indices.to_numpy()
         first = np.sort(np.unique(pairs, return_index=True)[1])
         first = first[np.argsort(owners[first], kind="stable")]
@@ -105,3 +105,11 @@ class CollectSet(CollectList):
     def result_type(self, schema: pa.Schema) -> pa.DataType:
         """A list of the input's type."""
         return pa.list_(ordered(self, self.type_of_input(schema)))
+
+
+def _with_one_form(values: pa.Array) -> pa.Array:
+    """Values of which equal ones have the same bits: zeros of both signs, and all NaN. Arrow tells them apart."""
+    if not pa.types.is_floating(values.type):
+        return values
+    nan = pa.scalar(float("nan"), values.type)
+    return pc.if_else(pc.is_nan(values), nan, pc.add(values, pa.scalar(0, values.type)))

@@ -101,11 +101,22 @@ def ended(aggregations: Mapping[str, Aggregation], state: State, watermark_ms: i
 def _load(aggregations: Mapping[str, Aggregation], state: State) -> Sessions:
     starts = state.column(START)
     start, end = (column.flatten().to_numpy().astype(np.int64) for column in (starts, state.column(END)))
+    owner = owners_of(starts)
     cells = {
-        name: [_cells(state.column(name + slot.suffix).flatten(), slot) for slot in one.slots(state.schema)]
+        name: [_cells_of_all(state.column(name + slot.suffix), slot, owner) for slot in one.slots(state.schema)]
         for name, one in aggregations.items()
     }
-    return Sessions(owners_of(starts), start, end, cells)
+    return Sessions(owner, start, end, cells)
+
+
+def _cells_of_all(lists: pa.Array, slot: Slot, owner: Int64s) -> Cells:
+    """The cells of all sessions: fresh where an entry has none, as it was written before the aggregate was added."""
+    cells = _cells(lists.flatten(), slot)
+    has_cells = lists.is_valid().to_numpy(zero_copy_only=False)[owner]
+    if has_cells.all():
+        return cells
+    place = np.where(has_cells, np.cumsum(has_cells) - 1, int(has_cells.sum()))
+    return gather(joined([cells, fresh(slot, 1)]), place)
 
 
 def _cells(column: pa.Array, slot: Slot) -> Cells:

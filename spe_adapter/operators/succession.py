@@ -19,8 +19,7 @@ import pyarrow as pa
 
 from spe_adapter.state.evolution import Evolution
 
-_OPENING: Final = "([{<"
-_CLOSING: Final = ")]}>"
+_BRACKETS: Final = {"(": ")", "[": "]", "{": "}", "<": ">"}
 _QUOTES: Final = "'\""
 _CELL_MARKS: Final = (".", "#")
 """What follows an aggregate's name in the name of a column of its state."""
@@ -33,6 +32,8 @@ def aggregates_problem(former: str, prefix: str, aggregates: Mapping[str, str], 
     """
     if not former.startswith(prefix) or not former.endswith(")"):
         return f"it was {former}, with other windows or of another kind than {prefix}…)"
+    if declared.defaults:
+        return f"defaults for {', '.join(declared.defaults)}: an aggregate that is added begins empty, and takes none"
     before = dict(_named(former[len(prefix) : -1]))
     for name, what in before.items():
         now = declared.renamed.get(name, name)
@@ -68,20 +69,25 @@ def _named(text: str) -> Iterator[tuple[str, str]]:
         yield name, what
 
 
-def split_outside(text: str) -> list[str]:
-    """Cut a text at each ", " that is outside of brackets and quotes."""
-    parts, begin, depth, quote = [], 0, 0, ""
+def split_outside(text: str, separator: str = ", ") -> list[str]:
+    """Cut a text at each separator that is outside of brackets and quotes. A "<" or ">" without the other is a sign."""
+    parts: list[str] = []
+    begin, quote = 0, ""
+    missing: list[str] = []
     for at, letter in enumerate(text):
+        if at < begin:
+            continue
         if quote:
             if letter == quote and text[at - 1] != "\\":
                 quote = ""
+        elif not missing and text.startswith(separator, at):
+            parts.append(text[begin:at])
+            begin = at + len(separator)
         elif letter in _QUOTES:
             quote = letter
-        elif letter in _OPENING:
-            depth += 1
-        elif letter in _CLOSING:
-            depth -= 1
-        elif letter == "," and not depth and text[at + 1 : at + 2] == " ":
-            parts.append(text[begin:at])
-            begin = at + 2
+        elif letter in _BRACKETS:
+            missing.append(_BRACKETS[letter])
+        elif letter in missing and (letter != ">" or missing[-1] == ">"):
+            while missing.pop() != letter:
+                pass
     return [*parts, text[begin:]] if text else []

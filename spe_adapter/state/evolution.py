@@ -74,6 +74,8 @@ class Conversion:
     def _default(self, target: pa.Field, rows: int) -> pa.Array:
         value = self._declared.defaults.get(target.name)
         try:
+            if pa.types.is_integer(target.type) and isinstance(value, float) and not value.is_integer():
+                raise ValueError("it is not a whole number")
             return pa.repeat(pa.scalar(value, target.type), rows)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise StateSchemaChanged(
@@ -113,7 +115,13 @@ def _sources(former: pa.Schema, now: pa.Schema, declared: Evolution) -> dict[str
 
 
 def _wrong_declarations(now: pa.Schema, declared: Evolution) -> list[str]:
+    # Columns that exchange their names look the same before the change and behind it.
     problems = [
+        f"renamed has {name!r} as a former name and as one of now: give the column a name that it never had"
+        for name in now.names
+        if name in declared.renamed and name in declared.renamed.values()
+    ]
+    problems += [
         f"renamed={{{source!r}: {name!r}}} names no column of the state, which has {', '.join(now.names) or 'none'}"
         for source, name in declared.renamed.items()
         if name not in now.names

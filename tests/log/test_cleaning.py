@@ -12,15 +12,16 @@ import pytest
 import trio
 
 from logstore.format.batch import HEADER_BYTES, iterate_batches
-from logstore.format.control import END_TYPE, FOOTPRINTS_TYPE, STATE_TYPES, known_type
+from logstore.format.control import END_TYPE, FOOTPRINTS_TYPE, STATE_TYPES, encode_control_record, known_type
 from logstore.format.records import decode_batch
+from logstore.log.chunks import parse_chunk_name
 from logstore.log.cleaning import CleaningLimits
 from logstore.log.readers import StreamId
 from logstore.testing.faults import EIO, Fault, FileCall
 from logstore.testing.history import History
 from logstore.testing.simdisk import SimDisk
-from logstore.testing.world import Setup, SimulatedStore
-from tests.log.scan_set import TOPIC, Place, control_batch, opened, plain_batch
+from logstore.testing.world import FIRST_TIMESTAMP, ListGroup, Setup, SimulatedStore
+from tests.log.scan_set import TOPIC, Place, control_batch, opened, plain_batch, scan
 
 SMALL = CleaningLimits(gain_bytes=1, gain_share=0.0, piece_bytes=3000, budget_bytes=1 << 30)
 
@@ -204,3 +205,140 @@ async def results(place: Place) -> list[tuple[int, bytes | None]]:
                     found += [(record.offset, record.value) for record in decode_batch(batch)]
         offset = read.next_offset
     return found
+
+
+def test_a_reader_that_registers_during_the_copy_keeps_its_state() -> None:
+    """Whichever step the copy has reached: the chunk stays whole, or the registration came after the exchange."""
+    stayed = 0
+    for steps in range(1, 60, 2):
+        world = world_of(epochs=3)
+        stream = world.store.stream("t", 0)
+        stream_id = StreamId(world.store.topic("t").topic_id.hex, 0)
+        world.own_state("t", 0, stream.high_watermark)
+        world.run()
+        first = stream.chunks[0]
+        ticket = world.store.clean()
+        world.run(steps)
+        begun = first.rewriting is not None or first.revision > 0
+        world.store.readers.register("state", {stream_id: 0}, state="group")
+        world.run()
+        while not ticket.done:
+            world.store.cleaner.more()
+            world.run()
+        assert (first.revision > 0) == begun, f"after {steps} steps"
+        stayed += not begun
+        world.check()
+    assert stayed, "no registration came before the exchange"
+
+
+def test_a_trim_that_takes_the_chunk_leaves_no_file() -> None:
+    """DeleteRecords and retention beside a copy and an exchange: no file below the log start is left."""
+    for steps in range(1, 60, 2):
+        for retains in (False, True):
+            world = world_of(epochs=3)
+            stream = world.store.stream("t", 0)
+            world.own_state("t", 0, stream.high_watermark)
+            world.run()
+            ticket = world.store.clean()
+            world.run(steps)
+            if retains:
+                stream.config = replace(stream.config, retention_bytes=0)
+                world.retain()
+            else:
+                world.trim("t", 0, stream.chunks[1].base_offset)
+            world.run()
+            while not ticket.done:
+                world.store.cleaner.more()
+                world.run()
+            world.check()
+            bases = {chunk.base_offset for chunk in stream.chunks}
+            files = world.disk.list_directory(stream.directory)
+            parsed = [found for name in files if (found := parse_chunk_name(name)) is not None]
+            assert {base for base, _ in parsed} <= bases, f"after {steps} steps: {files}, chunks {sorted(bases)}"
+            assert ".cleaned" not in {suffix for _, suffix in parsed}
+
+
+def test_a_stop_ends_a_round_over_many_streams_at_once() -> None:
+    """No other chunk is read once the store stops."""
+    world = world_of(epochs=2)
+    for partition in range(1, 40):
+        world.create_topic(f"t{partition}", 1)
+        world.run()
+        for epoch in range(2):
+            world.append_group(f"t{partition}", 0, epoch, batches=1, states=2)
+            world.run()
+        stream_id = StreamId(world.store.topic(f"t{partition}").topic_id.hex, 0)
+        high = world.store.stream(f"t{partition}", 0).high_watermark
+        world.store.readers.register(f"state{partition}", {stream_id: high}, state="group")
+        world.run()
+    read: set[str] = set()
+
+    def note(call: FileCall) -> Fault | None:
+        read.add(call.path)
+        return None
+
+    ticket = world.store.clean()
+    stopped = world.store.cleaner.stop()
+    world.disk.fault_for = note
+    world.run()
+    assert ticket.done
+    assert stopped.done
+    assert len({path for path in read if path.endswith(".index")}) <= 1, sorted(read)
+
+
+async def test_scans_from_memory_find_what_the_disk_has(tmp_path: Path) -> None:
+    """The newest batches are kept in memory: what cleaning removes from their chunk, no scan finds any more."""
+    async with opened(tmp_path, segment_bytes=4_000, tail_bytes=1 << 20) as place:
+        place.engine.store.cleaner._limits = SMALL
+        stream, store = place.stream, place.engine.store
+        for epoch in range(12):
+            await place.group([control_batch(FOOTPRINTS_TYPE, 900), plain_batch(100)], epoch)
+        stream_id = StreamId(store.topic(TOPIC).topic_id.hex, 0)
+        last = stream.chunks[-1].base_offset
+        await place.engine.wait(store.readers.register("state", {stream_id: last}, state="query"))
+        await place.engine.wait(store.clean())
+        found = await scan(place, types=(FOOTPRINTS_TYPE,))
+        assert found
+        assert all(offset >= last for offset, _ in found)
+        ends = await scan(place, types=(END_TYPE,))
+        assert len(ends) == 12
+        assert len(await results(place)) == 12
+
+
+async def test_two_queries_in_the_same_chunks(tmp_path: Path) -> None:
+    """Groups of two queries and plain records interleaved: each query's state goes by its own reader's word alone,
+    below the lowest held offset of both; everything else keeps offset and bytes, also in the next life.
+    """
+
+    def state_of(found: list[tuple[int, bytes]], who: bytes) -> list[tuple[int, bytes]]:
+        return [(offset, batch) for offset, batch in found if b'"%s"' % who in batch]
+
+    async with placed(tmp_path) as place:
+        stream, store = place.stream, place.engine.store
+        for epoch in range(60):
+            for query in ("one", "two"):
+                piece = encode_control_record(FOOTPRINTS_TYPE, {"of": query}, bytes(600), FIRST_TIMESTAMP)
+                pieces = [plain_batch(100), piece]
+                await place.engine.wait(stream.append_group(ListGroup(query, epoch, pieces)))
+            await place.plain(1, 200)
+        stream_id = StreamId(store.topic(TOPIC).topic_id.hex, 0)
+        last = stream.chunks[-1].base_offset
+        before, expected = await scan(place, types=(FOOTPRINTS_TYPE,)), await results(place)
+        ends = await scan(place, types=(END_TYPE,))
+        await place.engine.wait(store.readers.register("1", {stream_id: last}, state="one"))
+        await place.engine.wait(store.clean())
+        after = await scan(place, types=(FOOTPRINTS_TYPE,))
+        assert state_of(after, b"two") == state_of(before, b"two")
+        assert state_of(after, b"one") == [
+            (offset, batch) for offset, batch in state_of(before, b"one") if offset >= last
+        ]
+        middle = stream.chunks[1].base_offset
+        await place.engine.wait(store.readers.register("2", {stream_id: middle}, state="two"))
+        await place.engine.wait(store.clean())
+        after = await scan(place, types=(FOOTPRINTS_TYPE,))
+        kept = [(offset, batch) for offset, batch in state_of(before, b"two") if offset >= middle]
+        assert state_of(after, b"two") == kept, "what reader 2 holds stays"
+    async with placed(tmp_path) as place:
+        assert await scan(place, types=(FOOTPRINTS_TYPE,)) == after
+        assert await scan(place, types=(END_TYPE,)) == ends
+        assert await results(place) == expected

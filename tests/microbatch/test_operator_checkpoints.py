@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
@@ -78,8 +79,10 @@ class Checkpointed(Query):
         return self.managers[partition].checkpoint()
 
     def lose_memory(self) -> None:
-        """The host forgets all state."""
-        shutil.rmtree(self.root)
+        """The host forgets all state. The I/O service, which may be writing there, ends without its directory."""
+        gone = self.root.with_name(f"gone-{uuid.uuid4().hex}")
+        self.root.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
         self.managers.clear()
 
 
@@ -98,11 +101,13 @@ def client(eager: Sidecar) -> Iterator[Client]:
 
 
 @pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checkpoints are looked for, and positions acknowledged, with every epoch."""
+def _at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Checkpoints are looked for, and positions acknowledged, with every epoch. Services end behind the test."""
     monkeypatch.setattr(registration, "ACKNOWLEDGE_S", 0.0)
     monkeypatch.setattr(checkpoint_watch, "WATCH_S", 0.0)
     monkeypatch.setattr(checkpoints, "RECOVERY_PATIENCE_S", 0.0)
+    yield
+    shutil.rmtree(tmp_path / "state", ignore_errors=True)
 
 
 def ended(client: Client, partition: int) -> list[tuple[int, int]]:

@@ -15,8 +15,12 @@ from spe_adapter.datasource.source import CairnDataSource
 from spe_adapter.datasource.state_reader import StateReader, parse_state, state_schema
 from spe_adapter.epochs.lookup import standing_epoch
 from spe_adapter.errors import EpochNotFound, QueryNotFound, StateTrimmed
+from spe_adapter.operators.base import Emitted, Rows
+from spe_adapter.operators.states.declared import ListState, MapState, ValueState
+from spe_adapter.operators.states.operator import StatefulOperator, States
+from spe_adapter.operators.states.timers import Timers
 from tests.microbatch.below import Query
-from tests.microbatch.operators import QUIET_MS, Model, rows_of
+from tests.microbatch.operators import QUIET_MS, Model, Row, rows_of
 from tests.support.sidecar import Sidecar
 from tests.support.streams import create_topic
 
@@ -75,6 +79,57 @@ def test_what_is_not_there_is_named(sidecar: Sidecar, tmp_path: Path) -> None:
         client.delete_records(stream, -1)
     with pytest.raises(StateTrimmed, match="trimmed to offset"):
         windows(sidecar, query.topic, query=query.id)
+
+
+class Baskets(StatefulOperator):
+    """Named states whose names are like those of the reader's columns, with times by both clocks."""
+
+    states = {  # noqa: RUF012  as users write it
+        "Key": ValueState(pa.int64(), ttl="1 hour"),
+        "s_key": ListState(pa.string()),
+        "kinds": MapState(pa.string(), pa.int64()),
+    }
+    event_time = "ts"
+
+    def output(self, schema: pa.Schema) -> pa.Schema:
+        """Nothing that matters."""
+        return pa.schema([("n", pa.int64())])
+
+    def handle_rows(self, rows: Rows, states: States, timers: Timers) -> Emitted:
+        """Write to each."""
+        owner, amount = rows.window, rows.batch.column("amount")
+        states.value("Key").set(amount, owner)
+        states.list("s_key").append(owner, amount.cast(pa.string()))
+        states.map("kinds").put(owner, pa.repeat("k\u00e9y", len(owner)), amount)
+        timers.register(owner, 100_000)
+        return None
+
+
+def test_named_states_have_their_keys_and_times(sidecar: Sidecar, tmp_path: Path) -> None:
+    """Entries of maps have the key of the rows, and the map's; times by the wall are told as such times are; no two
+    columns have names that Spark takes for one.
+    """
+    query = Query(sidecar.address, "read-named", tmp_path)
+    query.operator = Baskets()
+    create_topic(sidecar.address, query.topic, 2)
+    query.rows = [Row("a", 1_000, 7), Row("b", 2_000, 8)]
+    query.run()
+    found = windows(sidecar, query.topic)
+    names = list(found[0])
+    assert names[3:6] == ["s_Key", "s_s_key", "kinds"]
+    assert len({name.lower() for name in names}) == len(names)
+    assert {row["key"] for row in found} == {b"a", b"b"}
+    assert {(row["key"], row["#key"], row["kinds"]) for row in found if row["kinds"] is not None} == {
+        (b"a", "k\u00e9y".encode(), 7),
+        (b"b", "k\u00e9y".encode(), 8),
+    }
+    values = [row for row in found if row["s_Key"] is not None]
+    assert {(row["key"], row["s_Key"]) for row in values} == {(b"a", 7), (b"b", 8)}
+    assert all(0 < row["expires_ms"] < 2**50 for row in values)
+    assert sorted(row["expires_ms"] for row in found if row not in values and row["expires_ms"] is not None) == [
+        100_001,
+        100_001,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,8 @@ def test_zeros_and_nan_are_one_value_each() -> None:
     column = pa.array([0.0, -0.0, math.nan, -math.nan, 1.0, None])
     cells = folded(ApproxCountDistinct("x", 0.05), NUMBERS, [column])
     assert ApproxCountDistinct("x", 0.05).result(cells, pa.int64()).to_pylist() == [3]
+    (collected,) = folded(agg.collect_set("x"), NUMBERS, [column, column])[0].to_pylist()  # type: ignore[union-attr]
+    assert [str(value) for value in collected] == ["0.0", "nan", "1.0"]
 
 
 def test_a_sum_of_decimals_beyond_38_digits_is_an_error_that_names_the_key() -> None:

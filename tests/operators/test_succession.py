@@ -14,10 +14,11 @@ from logstore.errors import InvalidConfig
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate
 from spe_adapter.operators.base import Emitted, Operator, Rows, State
+from spe_adapter.operators.chain import Chain
 from spe_adapter.operators.errors import OperatorChanged
 from spe_adapter.operators.stateless import Filter, Pipeline
 from spe_adapter.operators.succession import split_outside
-from spe_adapter.operators.windows import Counting, Running, Tumbling
+from spe_adapter.operators.windows import Counting, Running, Session, Tumbling
 from spe_adapter.state.errors import StateSchemaChanged
 from spe_adapter.testing.harness import OperatorHarness
 
@@ -123,6 +124,38 @@ def test_an_aggregate_is_added() -> None:
     }
 
 
+def test_sessions_that_are_open_get_an_aggregate() -> None:
+    """Sessions that the former operator left begin it empty, those of other keys and later ones have it whole."""
+    window = Session("2 minutes", time="ts", delay="10 minutes")
+    harness = harness_of(Aggregate(window, n=agg.count()))
+    harness.send([row("a", 1), row("a", 2, minute=5), row("b", 3)])
+    harness.evolve(
+        Aggregate(
+            window,
+            n=agg.count(),
+            total=agg.sum("x"),
+            first=agg.first("x"),
+            every=agg.collect_list("x"),
+            users=agg.approx_count_distinct("x"),
+        )
+    )
+    harness.crash_and_recover()
+    harness.send([row("a", 10, minute=5.5), row("a", 11, minute=9), row("c", 12, minute=9)])
+    harness.crash_and_recover()
+    harness.send([row("a", 13, minute=1)])
+    harness.crash_and_recover()
+    found = harness.advance_watermark(60 * 60_000)
+    told = {(one["key"], one["session_window"]["start"].minute): one for one in found}
+    names = ("n", "total", "first", "every", "users")
+    assert {at: tuple(one[name] for name in names) for at, one in told.items()} == {
+        ("a", 0): (2, 13, 13, [13], 1),
+        ("b", 0): (1, None, None, [], 0),
+        ("a", 5): (2, 10, 10, [10], 1),
+        ("a", 9): (1, 11, 11, [11], 1),
+        ("c", 9): (1, 12, 12, [12], 1),
+    }
+
+
 @pytest.mark.parametrize("window", [Running(), Counting(3), Counting(4, 2), Tumbling("1 minute", time="ts")])
 def test_an_aggregate_is_renamed_and_another_dropped(window: Any) -> None:
     """All columns of an aggregate's state go with it; those of a dropped one are gone. Declarations may stay."""
@@ -139,6 +172,31 @@ def test_an_aggregate_is_renamed_and_another_dropped(window: Any) -> None:
         assert harness.state() == plain.state()
 
 
+def test_the_links_of_a_chain_change_in_their_places() -> None:
+    """Each link declares its own changes, in its own names; the others go on."""
+    minutes = Tumbling("1 minute", time="ts")
+    harness = harness_of(Chain(Aggregate(minutes, x=agg.sum("x"), n=agg.count()), Sums("total", pa.int32())))
+    harness.send([row("a", 1), row("b", 5), row("a", 2, minute=2)])
+    harness.send([row("a", 3, minute=2.5)])
+    first = Aggregate(minutes, x=agg.sum("x"), rows=agg.count(), most=agg.max("x"))
+    last = Renamed("sum", pa.float64())
+    changed = Chain(
+        first.evolving(renamed={"n": "rows"}),
+        last.evolving(renamed={"total": "sum"}, defaults={"seen": 4}, formerly=["Sums"]),
+    )
+    with pytest.raises(OperatorChanged, match="link 2, Renamed: it was Sums"):
+        harness.evolve(Chain(first.evolving(renamed={"n": "rows"}), last))
+    with pytest.raises(OperatorChanged, match=r"link 1, Aggregate: aggregate 'n' .* is gone"):
+        harness.evolve(Chain(first, Sums("total", pa.int64())))
+    with pytest.raises(OperatorChanged, match="a Chain follows one of as many links"):
+        harness.evolve(Chain(*changed.links, Sums("total", pa.int64())))
+    harness.evolve(changed)
+    harness.crash_and_recover()
+    assert harness.advance_watermark(180_000) == [{"key": "a", "sum": 6.0}]
+    harness.crash_and_recover()
+    assert {(one["key"], one["1:sum"], one["1:seen"]) for one in harness.state()} == {("a", 6.0, 4), ("b", 5.0, 4)}
+
+
 def test_what_an_aggregate_refuses() -> None:
     """Other windows, another function under a name, and an aggregate that is gone."""
     window = Tumbling("1 minute", time="ts")
@@ -148,6 +206,10 @@ def test_what_an_aggregate_refuses() -> None:
         (Aggregate(Tumbling("2 minutes", time="ts"), n=agg.count(), most=agg.max("x")), "with other windows"),
         (Aggregate(window, n=agg.count(), most=agg.max("y")), "aggregate 'most' was Extreme.* and is"),
         (Aggregate(window, n=agg.count()), r"aggregate 'most' \(.*\) is gone: declare"),
+        (
+            Aggregate(window, n=agg.count(), most=agg.max("x"), y=agg.sum("y")).evolving(defaults={"y": 0}),
+            "defaults for y: an aggregate that is added begins empty",
+        ),
         (Sums("n", pa.int64()), "it was Aggregate"),
     ):
         with pytest.raises(OperatorChanged, match=said):
@@ -157,5 +219,6 @@ def test_what_an_aggregate_refuses() -> None:
 
 def test_texts_are_cut_outside_of_brackets_and_quotes() -> None:
     """Names of columns may have any letters."""
+    assert split_outside("A(x > y, n) > B > C", " > ") == ["A(x > y, n)", "B", "C"]
     assert split_outside("a=F(x, y), b=G('p, q)', [1, 2]), c=1") == ["a=F(x, y)", "b=G('p, q)', [1, 2])", "c=1"]
     assert split_outside("") == []

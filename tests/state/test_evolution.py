@@ -132,5 +132,10 @@ def test_nothing_goes_in_silence() -> None:
     fits = Conversion(former, now, Evolution(dropped=("total",), defaults={"sum": "much"}))
     with pytest.raises(StateSchemaChanged, match="default of state column 'sum' is 'much', which a double cannot hold"):
         fits.converted(windows(former, [{"n": 1, "total": 1.0}]))
+    with pytest.raises(StateSchemaChanged, match="renamed has 'n' as a former name and as one of now"):
+        Conversion(former, former, Evolution(renamed={"n": "total", "total": "n"}))
+    whole = pa.schema([*former, ("m", pa.int8())])
+    with pytest.raises(StateSchemaChanged, match=r"default of state column 'm' is 1\.5, which a int8 cannot hold"):
+        Conversion(former, whole, Evolution(defaults={"m": 1.5})).converted(windows(former, [{"n": 1, "total": 1.0}]))
     told = Conversion(former, pa.schema([("n", pa.int64()), ("m", pa.int8())]), Evolution(dropped=("total",)))
     assert told.changes == "adds m (int8), drops total"

@@ -104,7 +104,7 @@ def taken(what: str, fields: tuple[pa.Field, ...], names: list[str], given: Any,
 def _column(what: str, kind: pa.DataType, values: Any, rows: int) -> pa.Array:
     if isinstance(values, pa.Array | pa.ChunkedArray):
         column = exact.column(what, kind, values)
-    elif isinstance(values, np.ndarray) and values.dtype.kind in "biufmM":
+    elif isinstance(values, np.ndarray) and values.dtype.kind in "biufmM" and exact.has_numbers(kind):
         numbers, _ = exact.fixed(what, kind, values, None, len(values))
         column = fixed_array(kind, numbers, np.zeros(len(numbers), np.bool_))
     else:

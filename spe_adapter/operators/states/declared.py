@@ -31,6 +31,8 @@ KEY: Final = "#key"
 """Place of a map: the map's key, encoded."""
 _TIME_SOURCES: Final = ("processing", "event")
 _US_PER_MS: Final = 1000
+_MAX_TTL_MS: Final = 1 << 47
+"""Times of events and of the clock, and TTLs behind them, must not run into each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,11 @@ def _spec(name: str, state_id: int, declared: Declared) -> StateSpec:
         ttl_ms = duration_us(declared.ttl) // _US_PER_MS
         if ttl_ms <= 0:
             raise InvalidConfig(f"state {name!r} has a TTL of {declared.ttl!r}; it must be at least 1 ms")
+        if ttl_ms > _MAX_TTL_MS:
+            raise InvalidConfig(
+                f"state {name!r} has a TTL of {declared.ttl!r}; it must be {_MAX_TTL_MS} ms at most (4,459 years). "
+                "Leave the TTL out for a state without end"
+            )
     if declared.ttl_by not in _TIME_SOURCES:
         raise InvalidConfig(f"state {name!r} has a TTL by {declared.ttl_by!r} time; it is processing or event")
     key_fields: tuple[pa.Field, ...] = ()

@@ -303,7 +303,7 @@ class StatefulOperator(Operator):
 
     def due_entries(self, store: StateStore, identity: WindowIdentities, clock: Clock) -> State | None:
         """The keys with due timers; None where there is none."""
-        ids = _due(store, clock)
+        ids = self._due(store, clock)
         numbers = store.numbers(ids)
         state_ids = ids_of(numbers)
         timers = np.flatnonzero((state_ids == EVENT_TIMERS) | (state_ids == WALL_TIMERS))
@@ -322,7 +322,7 @@ class StatefulOperator(Operator):
 
     def remove_due(self, store: StateStore, identity: WindowIdentities, clock: Clock) -> None:
         """Remove entries that are out of their TTL."""
-        ids = _due(store, clock)
+        ids = self._due(store, clock)
         numbers = store.numbers(ids)
         state_ids = ids_of(numbers)
         kept = (state_ids != EVENT_TIMERS) & (state_ids != WALL_TIMERS)
@@ -346,6 +346,16 @@ class StatefulOperator(Operator):
                 access.remove_due(owner[here], split_keys(keys.take(pa.array(here))).suffix)
         state.commit()
 
+    def _due(self, store: StateStore, clock: Clock) -> Int64s:
+        """The ids of entries that either clock has passed. By processing time all that go by event time are looked at,
+        as these are below it.
+        """
+        if not self.has_wall_time:
+            return store.due(clock.watermark_ms)
+        ids = store.due(WALL + clock.wall_ms)
+        expires = store.expires(ids)
+        return ids[np.where(is_wall(expires), True, expires <= clock.watermark_ms)]
+
     def next_wall_ms(self, store: StateStore) -> int | None:
         """The processing time from which on the next timer is due, in ms since 1970; None: no such timer."""
         if not self.has_wall_time:
@@ -359,10 +369,3 @@ def _keyed(state: State) -> KeyedState:
     if not isinstance(state, KeyedState):
         raise InvalidConfig("an operator with named states ran on windows; run it by a Processor")
     return state
-
-
-def _due(store: StateStore, clock: Clock) -> Int64s:
-    """The ids of entries that either clock has passed."""
-    ids = store.due(WALL + clock.wall_ms)
-    expires = store.expires(ids)
-    return ids[np.where(is_wall(expires), True, expires <= clock.watermark_ms)]

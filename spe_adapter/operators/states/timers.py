@@ -2,7 +2,7 @@
 
 Invariants:
 * A timer is a key, a clock and a time: to register a timer that is there changes nothing.
-* A timer is due when its clock is past its time, not yet when the clock has reached it, as in Spark.
+* A timer is due when its clock reaches its time, as in Spark 4.3.
 * A due timer is called once, in the epoch in which it is due, and is gone behind the call. What the call itself
   registers is called in a later epoch at the earliest, though its time may have come.
 
@@ -86,7 +86,7 @@ class Timers:
         rows = self._section.rows(keys, numbers)
         new = ~self._section.alive(rows)
         base = WALL if self._clock(clock) == "processing" else 0
-        self._section.write(rows[new], base + times_ms[new] + 1)
+        self._section.write(rows[new], base + times_ms[new])
 
     def delete(self, owner: Any, at_ms: Any, *, clock: TimeSource | None = None) -> None:
         """Delete timers, as far as they are registered. Raises StateValueRefused."""
@@ -94,21 +94,24 @@ class Timers:
         self._section.drop(self._section.rows(keys, numbers))
 
     def registered(self, owner: Any = None, *, clock: TimeSource | None = None) -> RegisteredTimers:
-        """The timers of some keys (each key once). Reads all timers of the partition."""
+        """The timers of some keys (each key once). Looks at the key of each timer of the partition."""
         at = self._owners.distinct("timers", owner)
+        table = Table.in_memory(pa.schema([]), len(at), self._owners.store.seed)
+        table.ensure(self._owners.keys_of(at), np.zeros(len(at), np.int64))
         ids = self._owners.store.due(_ALL)
         numbers = self._owners.store.numbers(ids)
         kept = ids_of(numbers) == _IDS[self._clock(clock)]
         ids, numbers = ids[kept], numbers[kept]
-        self._section.rows(self._owners.store.keys(ids), numbers)
+        # Only timers of these keys are copied into the section.
+        keys = self._owners.store.keys(ids)
+        mine = _places(table, keys) >= 0
+        self._section.rows(keys.filter(pa.array(mine)), numbers[mine])
         rows = self._section.alive_rows()
         numbers = self._section.numbers(rows)
         kept = ids_of(numbers) == _IDS[self._clock(clock)]
         rows, numbers = rows[kept], numbers[kept]
-        table = Table.in_memory(pa.schema([]), len(at), self._owners.store.seed)
-        table.ensure(self._owners.keys_of(at), np.zeros(len(at), np.int64))
-        found = table.find(self._section.keys(rows), np.zeros(len(rows), np.int64))
-        mine = np.flatnonzero(found >= 0)
+        found = _places(table, self._section.keys(rows))
+        mine = found >= 0
         of, at_ms = at[found[mine]], timer_times_ms(numbers[mine])
         order = np.lexsort((at_ms, of))
         return RegisteredTimers(of[order], at_ms[order])
@@ -140,3 +143,8 @@ class Timers:
         numbers = timer_numbers(_IDS[self._clock(clock)], times_ms)
         _, first = distinct(self._owners.keys_of(at), numbers, self._owners.store.seed)
         return self._owners.keys_of(at[first]), numbers[first], times_ms[first]
+
+
+def _places(table: Table, keys: pa.BinaryArray) -> Int64s:
+    """The place of each key in a table of keys, -1 where it is not there."""
+    return table.find(keys, np.zeros(len(keys), np.int64))

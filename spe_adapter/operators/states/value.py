@@ -13,6 +13,7 @@ from spe_adapter.operators.states.access import Owners, taken
 from spe_adapter.operators.states.declared import StateSpec
 from spe_adapter.operators.states.identity import numbers_at
 from spe_adapter.operators.states.section import Section
+from spe_adapter.state import exact
 from spe_adapter.state.columns import Values
 from spe_adapter.state.errors import StateValueRefused
 
@@ -36,7 +37,7 @@ class ValueAccess:
         the column where there are several. Raises StateValueRefused.
         """
         field = self._field(column)
-        if pa.types.is_string(field.type) or pa.types.is_binary(field.type):
+        if not exact.has_numbers(field.type):
             raise StateValueRefused(f"{self._what} is {field.type}: read it with column()")
         return self._section.get(field.name, self._at(owner))
 

@@ -114,6 +114,7 @@ def test_the_routing_key_of_any_entry_is_found() -> None:
         (ValueState({"a": 7}), StateSchemaRefused, "column 'a' is 7"),
         (MapState(pa.float64(), pa.int64()), CairnError, "key column 'key' is double"),
         (ListState(pa.int64(), ttl="0 seconds"), InvalidConfig, "at least 1 ms"),
+        (ValueState(pa.int64(), ttl="1000000000 weeks"), InvalidConfig, "ms at most"),
         (ListState(pa.int64(), ttl="1 hour", ttl_by="wall"), InvalidConfig, "processing or event"),  # type: ignore[arg-type]
         (ListState(pa.int64(), ttl="1 hour", ttl_by="event"), InvalidConfig, "has no event_time"),
     ],
@@ -127,10 +128,12 @@ def test_a_wrong_declaration_is_refused_by_name(declared: Any, error: type[Cairn
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        (lambda r, s, t: s.nothing.get(), "state 'nothing' was not declared; there is v, l, m"),
+        (lambda r, s, t: s.nothing.get(), "state 'nothing' was not declared; there is v, l, m, d"),
         (lambda r, s, t: s.list("v"), "state 'v' is declared as a ValueState"),
         (lambda r, s, t: s.v.set(np.array([1.5])), "state 'v'.*1.5"),
         (lambda r, s, t: s.v.set(np.array([1, 2])), "1 are needed"),
+        (lambda r, s, t: s.d.get(), r"state 'd' is decimal128\(9, 2\): read it with column"),
+        (lambda r, s, t: s.d.set(np.array([1])), "state 'd' is decimal128"),
         (lambda r, s, t: s.v.get([3]), "owner 3; the call's keys are 0 to 0"),
         (lambda r, s, t: s.v.get(np.array([True])), "give indices"),
         (lambda r, s, t: s.l.append([0], {"a": ["x"]}), "it has a, b"),
@@ -147,6 +150,7 @@ def test_a_wrong_use_is_refused_by_name(act: Act, message: str) -> None:
         v=ValueState(pa.int64()),
         l=ListState({"a": pa.string(), "b": pa.int64()}),
         m=MapState(pa.string(), pa.int64()),
+        d=ValueState(pa.decimal128(9, 2)),
     )
     with pytest.raises(CairnError, match=message):
         harness.send([{"k": "a", "n": 1}])
@@ -244,6 +248,29 @@ def test_the_initial_state_is_there_for_the_first_rows() -> None:
     harness.crash_and_recover()
     assert harness.send([{"k": "a"}, {"k": "c"}]) == [{"k": "a", "told": "7"}, {"k": "c", "told": "None"}]
     assert len(harness.state()) == 2
+
+
+def test_the_timers_of_a_key_are_listed_among_those_of_many() -> None:
+    """Those of the store and of the call, without those that the call has deleted; other keys' are not there."""
+
+    def act(rows: Rows, states: States, timers: Timers) -> Emitted:
+        n = rows.batch.column("n").to_numpy()
+        if n[0] >= 0:
+            timers.register(rows.window, 1_000 + n)
+            return None
+        timers.register([0], 2_000)
+        timers.delete([1], 1_001)
+        found = timers.registered()
+        both = timers.registered([1])
+        assert both.owner.tolist() == [1] * len(both.at_ms)
+        return told([str(found.at_ms[found.owner == owner].tolist()) for owner in range(states.count)])
+
+    harness = harness_of(act, v=ValueState(pa.int64()))
+    harness.send([{"k": f"k{at}", "n": at % 3} for at in range(300)])
+    harness.crash_and_recover()
+    rows = [{"k": key, "n": -1} for key in ("k0", "k1", "new")]
+    assert [row["told"] for row in harness.send(rows)] == ["[1000, 2000]", "[]", "[]"]
+    harness.crash_and_recover()
 
 
 # ---- another operator on the same state
