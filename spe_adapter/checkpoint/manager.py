@@ -159,7 +159,9 @@ class CheckpointManager:
 
     def _taken(self, steps: CheckpointSteps) -> Outcome:
         seqs = self._seqs()
-        since = self._last if self._last is not None and may_build_on(self._last.manifest, seqs) else None
+        since = self._last
+        if since is not None and not (may_build_on(since.manifest, seqs) and self._is_whole(since.manifest)):
+            since = None
         if not self._froze(steps, since):
             return Outcome(steps.state)
         grant = self._granted(steps, since)
@@ -343,6 +345,14 @@ class CheckpointManager:
 
     def _seqs(self) -> set[int]:
         return {name.seq for name in self._tools.sink.names() if name.unit == self.unit.name}
+
+    def _is_whole(self, manifest: Manifest) -> bool:
+        """Whether all files of a recovery are there, at their lengths."""
+        for part in manifest.parts:
+            present = self._tools.sink.files(checkpoint_name(self.unit, part.seq))
+            if any(present.get(file.name) != file.size_bytes for file in part.files):
+                return False
+        return True
 
     def _clean(self) -> None:
         """Remove what no checkpoint needs any more. An error costs room, nothing else."""

@@ -181,6 +181,12 @@ def needs(table: Table, step: VersionStep) -> tuple[int, int]:
     return sum(rows for rows, _ in parts), sum(arena_bytes for _, arena_bytes in parts)
 
 
+def needs_of_all(table: Table, steps: Sequence[VersionStep]) -> tuple[int, int]:
+    """Upper bounds of the rows and the arena bytes that steps need."""
+    parts = [needs(table, step) for step in steps]
+    return sum(rows for rows, _ in parts), sum(arena_bytes for _, arena_bytes in parts)
+
+
 def needs_of(batch: pa.RecordBatch, is_new: Bools) -> tuple[int, int]:
     """Upper bounds of the rows and the arena bytes that windows need; `is_new`: which of them need a row."""
     arena_bytes = int(np.diff(keys_of(batch.column("key")).offsets)[is_new].sum(dtype=np.int64))

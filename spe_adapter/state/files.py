@@ -63,6 +63,14 @@ def is_in_place(path: Path, descriptor: int) -> bool:
         return False
 
 
+def age_of(path: Path) -> tuple[int, str]:
+    """What sorts files by their age, the oldest first; one that is gone comes first."""
+    try:
+        return path.stat().st_mtime_ns, path.name
+    except FileNotFoundError:
+        return 0, path.name
+
+
 def open_file(path: Path) -> int | None:
     """A descriptor for reading and writing, None if there is no such file."""
     try:

@@ -41,8 +41,8 @@ from spe_adapter.state.delta import (
     check_schema,
     decode_delta,
     encode_delta,
-    needs,
     needs_of,
+    needs_of_all,
     redo,
     window_version_of,
 )
@@ -50,6 +50,7 @@ from spe_adapter.state.errors import StateBusy, StateDamaged
 from spe_adapter.state.files import (
     FileKey,
     StateEnvironment,
+    age_of,
     drafting,
     is_in_place,
     key_of,
@@ -75,6 +76,8 @@ MAX_DELTAS: Final = 4
 MAX_CHECKPOINTS: Final = 4
 """Checkpoints that are tried before everything is read from the log."""
 _TRIES: Final = 20
+_CONDEMNED: Final = "condemned"
+"""The file that says that a base of the partition proved to be damaged, until there is another base."""
 _MIN_ARENA_BYTES: Final = 16 * 1024
 _MAX_MAPS: Final = 256
 
@@ -311,7 +314,7 @@ class VersionLoader:
             draft.write(parts)
             draft.publish()
         deltas = [path for path in self._path.glob(f"*{DELTA_SUFFIX}") if path.name != delta_name(delta.step.tag)]
-        deltas.sort(key=_age)
+        deltas.sort(key=age_of)
         for path in deltas[: max(len(deltas) + 1 - MAX_DELTAS, 0)]:
             path.unlink(missing_ok=True)
         return size_bytes
@@ -327,6 +330,7 @@ class VersionLoader:
     def condemn(self, base: Base) -> None:
         """Remove a base that proved to be damaged, so that no task uses it again."""
         if is_in_place(self._base_path, base.descriptor):
+            (self._path / _CONDEMNED).touch(mode=0o600)
             self._base_path.unlink(missing_ok=True)
 
     # ---- the base as it is
@@ -414,7 +418,7 @@ class VersionLoader:
                 self._environment.step("repair")
                 table.repair()
             # A change must not run out of room half-way: if it does not fit, it is made in a larger copy.
-            room = _needs(table, steps)
+            room = needs_of_all(table, steps)
             if in_place and table.has_room(*room) and not table.is_sparse:
                 self._apply_in_place(base, header, table, steps)
             else:
@@ -475,10 +479,22 @@ class VersionLoader:
             self._environment.step(change)
 
     def _start_anew(self) -> None:
-        """Make a new base: from a checkpoint, with all windows of the loader, or empty if no version is wanted."""
-        if self._load_checkpoint():
-            self._how = "checkpoint"
-            return
+        """Make a new base: from a checkpoint, with all windows of the loader, or empty if no version is wanted. After a
+        base proved to be damaged the loader comes first: checkpoints may have been taken of that base.
+        """
+        condemned = self._path / _CONDEMNED
+        if condemned.exists():
+            try:
+                self._load_log()
+            except CairnError as error:
+                self.refused.append(error)
+                if not self._load_checkpoint():
+                    raise
+            condemned.unlink(missing_ok=True)
+        elif not self._load_checkpoint():
+            self._load_log()
+
+    def _load_log(self) -> None:
         self._how = "empty" if self.wanted is None else "loaded"
 
         def build(builder: DraftBuilder) -> tuple[Table, bytes]:
@@ -506,6 +522,7 @@ class VersionLoader:
             for checkpoint in islice(self._checkpoints(), MAX_CHECKPOINTS):
                 try:
                     if self._load(checkpoint):
+                        self._how = "checkpoint"
                         return True
                 except (CairnError, OSError) as error:
                     self.refused.append(error)
@@ -566,19 +583,6 @@ class VersionLoader:
             if epoch is None or epoch <= self.wanted.epoch:
                 self._environment.step("remove delta")
                 path.unlink(missing_ok=True)
-
-
-def _needs(table: Table, steps: Sequence[VersionStep]) -> tuple[int, int]:
-    """Upper bounds of the rows and the arena bytes that steps need."""
-    parts = [needs(table, step) for step in steps]
-    return sum(rows for rows, _ in parts), sum(arena_bytes for _, arena_bytes in parts)
-
-
-def _age(path: Path) -> tuple[int, str]:
-    try:
-        return path.stat().st_mtime_ns, path.name
-    except FileNotFoundError:
-        return 0, path.name
 
 
 def _forget_gone_maps() -> None:

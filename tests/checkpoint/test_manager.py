@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 from random import Random
 
@@ -77,6 +78,27 @@ def test_a_lost_base_makes_the_next_checkpoint_full(tmp_path: Path) -> None:
     DirectorySink(tmp_path).remove(second.name._replace(seq=1))
     assert recovered(tmp_path) is None
     state.change()
+    third = manager.checkpoint().manifest
+    assert third is not None
+    assert third.bases == ()
+    assert recovered(tmp_path) == (state.epoch, state.versions[state.epoch])
+
+
+@pytest.mark.parametrize("is_torn", [False, True])
+def test_a_lost_file_makes_the_next_checkpoint_full(tmp_path: Path, is_torn: bool) -> None:
+    """A file of an older checkpoint that is missing or torn is noticed with the next one, not with a recovery."""
+    state = PagedState(20, Random(12))
+    manager = manager_of(state, tmp_path)
+    manager.checkpoint()
+    state.change(1)
+    manager.checkpoint()
+    (file,) = tmp_path.glob("*-0000000001/000")
+    if is_torn:
+        os.truncate(file, 1000)
+    else:
+        file.unlink()
+    assert recovered(tmp_path) is None
+    state.change(1)
     third = manager.checkpoint().manifest
     assert third is not None
     assert third.bases == ()

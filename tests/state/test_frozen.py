@@ -1,6 +1,7 @@
 """Checkpoints of a base: frozen while tasks go on, loaded again, and what happens when anything goes wrong."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from spe_adapter.codec.kernels import Int64s
+from spe_adapter.errors import StateTrimmed
 from spe_adapter.pages.errors import FreezeCancelled, PagesRefused
 from spe_adapter.state.errors import StateDamaged, StateTooLarge
 from spe_adapter.state.files import StateEnvironment
@@ -17,7 +19,7 @@ from spe_adapter.state.query import QueryDirectory
 from spe_adapter.state.segment import Tag
 from spe_adapter.state.storage import BaseCheckpoint, BaseDescription, PageRuns, StateStorage, load_table
 from spe_adapter.state.table import anonymous
-from spe_adapter.state.versions import StateDirectory, no_checkpoints
+from spe_adapter.state.versions import OpenState, StateDirectory, StateSource, WindowGroup, no_checkpoints
 from tests.state.conftest import OPERATOR, QUERY, SCHEMA, History, check_marks, note_of, windows_of
 from tests.state.history import long_history
 
@@ -199,6 +201,45 @@ def test_state_is_loaded_from_a_checkpoint(root: Path, tmp_path: Path) -> None:
     assert advance(tmp_path / "new", 5, checkpoints) == "caught_up"
     assert advance(tmp_path / "just it", 2, checkpoints, steps=False) == "checkpoint"
     assert advance(tmp_path / "log is trimmed", 1, checkpoints[:1], steps=False) == "loaded"
+
+
+class TrimmedLog:
+    """A source of state that has nothing."""
+
+    def since(self, tag: Tag) -> None:
+        """No way."""
+
+    def everything(self) -> list[WindowGroup]:
+        """Gone."""
+        raise StateTrimmed("the log begins later")
+
+    def expected(self) -> int:
+        """Unknown."""
+        return 0
+
+    def note(self) -> bytes:
+        """None."""
+        return b""
+
+
+@pytest.mark.parametrize(("log", "how"), [(HISTORY.loader(TAGS[2]), "loaded"), (TrimmedLog(), "checkpoint")])
+def test_a_checkpoint_of_a_damaged_base_is_not_loaded_again_and_again(root: Path, log: StateSource, how: str) -> None:
+    """Only the use of a base shows that it is damaged, and a checkpoint was taken of it: the next task takes the log;
+    or the checkpoint, if the log does not have the state. After that checkpoints come first again.
+    """
+    advance(root, 2)
+    checkpoint = written(frozen_of(root))
+
+    def opened() -> AbstractContextManager[OpenState]:
+        return directory(root).open(0, SCHEMA, OPERATOR, TAGS[2], log, lambda: [checkpoint])
+
+    with pytest.raises(StateDamaged, match="in use"), opened():
+        raise StateDamaged("found in use")
+    with opened() as state:
+        assert state.how == how
+    next(root.glob("*/*/base")).unlink()
+    with opened() as state:
+        assert state.how == "checkpoint"
 
 
 def broken(checkpoint: Written) -> Iterator[Written]:
