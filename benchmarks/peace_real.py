@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -50,6 +48,7 @@ from benchmarks.cluster.report import (
 from benchmarks.cluster.setting import Setting
 from benchmarks.harness import results
 from benchmarks.harness.report import Rows, machine, versions
+from benchmarks.harness.signals import ended_in_order
 from benchmarks.simulation import setups
 from scheduler.hdfs.errors import HdfsUnavailable
 from scheduler.peace.online import Mode
@@ -251,21 +250,6 @@ def _links(cluster: Experiment) -> dict[str, Any]:
     return {**rates.figures(), "payload MB/s wanted": round(wanted / 1e6, 3), "slowest_below": 1 - slowest / wanted}
 
 
-@contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """SIGTERM and SIGHUP end this program as Ctrl-C does: everything it built is removed."""
-
-    def interrupt(_: int, __: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _parts(text: str) -> list[str]:
     parts = text.split(",")
     for part in parts:
@@ -303,7 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folder = results.directory(parser, chosen.results, plan.mode)
     console = Console(log_path=False, width=None if sys.stdout.isatty() else 130)
     console.print(f"seed {chosen.seed}")
-    with _ended_in_order(), tempfile.TemporaryDirectory(dir=chosen.data, prefix="peace-real-") as name:
+    with ended_in_order(), tempfile.TemporaryDirectory(dir=chosen.data, prefix="peace-real-") as name:
         benchmark = Benchmark(plan, chosen.seed, Path(name), folder, console)
         try:
             benchmark.run(chosen.parts)

@@ -167,20 +167,34 @@ class StoreEngine:
         return result
 
     async def _read_chunk(self, stream: Stream, place: ReadPosition, max_bytes: int) -> ReadResult:
-        work = partial(
-            reading.read_chunk,
-            self._fs,
-            self.store.indexes,
-            self._view(stream, place.offset),
-            place.offset,
-            max_bytes,
-            include_control=place.include_control,
-        )
-        try:
-            return await self.offload(work)
-        except FileNotFoundError:
-            stream.check_offset(place.offset)  # trimmed during the read: raise OffsetOutOfRange
-            raise
+        while True:
+            view = self._view(stream, place.offset)
+            work = partial(
+                reading.read_chunk,
+                self._fs,
+                self.store.indexes,
+                view,
+                place.offset,
+                max_bytes,
+                include_control=place.include_control,
+            )
+            try:
+                return await self.offload(work)
+            except (CorruptChunk, FileNotFoundError) as error:
+                if await self._cleaned_since(stream, view) is None:
+                    if isinstance(error, FileNotFoundError):
+                        stream.check_offset(place.offset)  # trimmed during the read: raise OffsetOutOfRange
+                    raise
+
+    async def _cleaned_since(self, stream: Stream, view: ChunkView) -> ChunkView | None:
+        """The view of a chunk that was cleaned since `view`, whose positions did not fit; None if it was not."""
+        chunk = next((chunk for chunk in stream.chunks if chunk.base_offset == view.base_offset), None)
+        if chunk is None:
+            return None
+        if chunk.rewriting is not None:
+            await self.wait(chunk.rewriting)
+            return chunk.view(is_cold=view.is_cold)
+        return None if chunk.revision == view.revision else chunk.view(is_cold=view.is_cold)
 
     def _read_ahead(self, stream: Stream, place: ReadPosition) -> None:
         """Start to read the batches that the reader will ask for next, unless they are in memory."""
@@ -216,8 +230,11 @@ class StoreEngine:
         for view in stream.chunk_views(start):
             if view.max_timestamp >= timestamp_ms:
                 from_offset = max(start, view.base_offset)
-                find = partial(reading.find_timestamp, self._fs, self.store.indexes, view, timestamp_ms, from_offset)
-                found = await self._look_up(stream, find)
+
+                def find(view: ChunkView, from_offset: int = from_offset) -> TimeFound | None:
+                    return reading.find_timestamp(self._fs, self.store.indexes, view, timestamp_ms, from_offset)
+
+                found = await self._look_up(stream, view, find)
                 if found is not None:
                     return found
         return None
@@ -233,15 +250,28 @@ class StoreEngine:
             if view.max_timestamp < 0 or (newest is not None and view.max_timestamp < newest.timestamp):
                 break
             from_offset = max(start, view.base_offset)
-            find = partial(reading.find_newest, self._fs, self.store.indexes, view, from_offset)
-            found = await self._look_up(stream, find)
+
+            def find(view: ChunkView, from_offset: int = from_offset) -> TimeFound | None:
+                return reading.find_newest(self._fs, self.store.indexes, view, from_offset)
+
+            found = await self._look_up(stream, view, find)
             if found is not None and (newest is None or _rank(found) > _rank(newest)):
                 newest = found
         return newest
 
-    async def _look_up(self, stream: Stream, find: Callable[[], TimeFound | None]) -> TimeFound | None:
+    async def _look_up(
+        self, stream: Stream, view: ChunkView, find: Callable[[ChunkView], TimeFound | None]
+    ) -> TimeFound | None:
         """Run one look-up at a time, because each may decompress a batch to many times its size."""
-        found = await trio.to_thread.run_sync(find, limiter=self._look_ups)
+        while True:
+            try:
+                found = await trio.to_thread.run_sync(find, view, limiter=self._look_ups)
+                break
+            except (CorruptChunk, FileNotFoundError):
+                cleaned = await self._cleaned_since(stream, view)
+                if cleaned is None:
+                    raise
+                view = cleaned
         if found is not None and not found.exact:
             self.store.report(LOOK_UP_INEXACT, stream=stream.name, offset=found.offset, why=_INEXACT)
         return found
@@ -281,6 +311,14 @@ class StoreEngine:
     ) -> ScanResult | None:
         """The control batches of the next older chunk; None: the chunk is damaged, and newer batches are found."""
         view = stream.chunk_below(wanted.before_offset)
+        if view is not None:
+            # Who has registered as a reader, and then scans, must not find what the exchange is about to remove.
+            rewriting = next(
+                (chunk.rewriting for chunk in stream.chunks if chunk.base_offset == view.base_offset), None
+            )
+            if rewriting is not None:
+                await self.wait(rewriting)
+                view = stream.chunk_below(wanted.before_offset)
         scan = scanning.scan_chunk
         try:
             if view is None or view.next_offset < wanted.before_offset:
@@ -291,10 +329,14 @@ class StoreEngine:
                 partial(scan, self._fs, indexes, view, wanted, max_bytes, at_least_one=at_least_one)
             )
         except CorruptChunk:
+            if view is not None and await self._cleaned_since(stream, view) is not None:
+                return await self._scan_chunk(stream, wanted, max_bytes, at_least_one=at_least_one)
             if not at_least_one:
                 return None
             raise
         except FileNotFoundError:
+            if view is not None and await self._cleaned_since(stream, view) is not None:
+                return await self._scan_chunk(stream, wanted, max_bytes, at_least_one=at_least_one)
             if stream.deleted:
                 raise UnknownTopicOrPartition(f"{stream.name} has been deleted") from None
             if view is not None and view.next_offset <= stream.log_start_offset:

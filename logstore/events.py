@@ -39,6 +39,8 @@ GROUP_REBALANCED: Final = LogEvent("group_rebalanced", caused_by_clients=True)
 
 APPEND_FAILED: Final = LogEvent("append_failed", Level.WARNING)
 TRIMMED: Final = LogEvent("trimmed", caused_by_clients=True)
+CHUNK_CLEANED: Final = LogEvent("chunk_cleaned")
+CLEANING_FAILED: Final = LogEvent("cleaning_failed", Level.WARNING)
 READER_RELEASED: Final = LogEvent("reader_released", Level.WARNING)
 READER_REMOVED: Final = LogEvent("reader_removed")
 TORN_END_CUT: Final = LogEvent("torn_end_cut", Level.WARNING)

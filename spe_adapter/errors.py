@@ -19,6 +19,10 @@ class StateTrimmed(CairnError):
     """The part of a log that holds some of a query's open windows, or the epoch asked for, was trimmed away."""
 
 
+class StateCleaned(StateTrimmed):
+    """Records of a query's state that are needed were removed from the log, as `stateHistory` = recovery allows."""
+
+
 class StateInconsistent(CairnError):
     """A query's control records contradict each other: nothing is loaded rather than a wrong state."""
 

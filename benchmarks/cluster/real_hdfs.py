@@ -130,15 +130,15 @@ class RealHdfs(Experiment):
 
 
 @contextmanager
-def opened(setting: Setting, network: Network, directory: Path) -> Iterator[RealHdfs]:
-    """A real HDFS on all hosts of a network that is up, and its links measured."""
+def opened(setting: Setting, network: Network, directory: Path, module: str = MODULE) -> Iterator[RealHdfs]:
+    """A real HDFS on all hosts of a network that is up, and its links measured. Writers run `module`."""
     nodes = [Node(host.name, host.address, f"rack{host.rack}", host.wrapper) for host in network.hosts]
     options = ClusterOptions(
         namenode_address=CONTROL_ADDRESS,
         settings={"dfs.client.write.max-packets-in-flight": str(PACKETS_IN_FLIGHT)},
         ready_s=READY_SECONDS,
     )
-    with Hosts(network.hosts, directory, MODULE) as hosts:
+    with Hosts(network.hosts, directory, module) as hosts:
         rates = measure(hosts)
         with HdfsCluster(directory, nodes, options) as hdfs:
             yield RealHdfs(setting, network, hosts, rates, hdfs)

@@ -34,6 +34,14 @@ _OPERATORS = ("spe_adapter/cec", "spe_adapter/state", "spe_adapter/operators", "
 _PLANNERS = ("scheduler/peace", "scheduler/topology/model.py")
 MEASURED: Final[Mapping[str, tuple[str, ...]]] = {
     "cec": (*_SIDECAR, *_OPERATORS, "spe_adapter/continuous"),
+    "long_state": (*_SIDECAR, *_OPERATORS, "spe_adapter/checkpoint", "spe_adapter/pages", "spe_adapter/microbatch"),
+    "paged_structures": ("spe_adapter/pages", "spe_adapter/state"),
+    "pages": (*_OPERATORS, "spe_adapter/checkpoint", "spe_adapter/pages"),
+    "checkpoint_burst": (
+        *_PLANNERS,
+        *("scheduler/coordinator", "scheduler/client", "scheduler/hdfs", "tests/support/hdfs"),
+        *("spe_adapter/checkpoint", "spe_adapter/pages", "spe_adapter/state"),
+    ),
     "peace": (*_PLANNERS, "scheduler/simulation", "scheduler/calibration"),
     "peace_real": (
         *_PLANNERS,

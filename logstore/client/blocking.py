@@ -324,18 +324,25 @@ class Client:
     # ---- registered readers
 
     def register_reader(
-        self, reader: str, streams: Sequence[reader_api.ReaderOffset], *, group: str = "", keep: bool = False
+        self,
+        reader: str,
+        streams: Sequence[reader_api.ReaderOffset],
+        *,
+        group: str = "",
+        keep: bool = False,
+        state: str = "",
     ) -> tuple[reader_api.ReaderOffset, ...]:
         """Register a reader, or set its streams and positions anew: retention keeps what it has not acknowledged.
 
         With a `group` its positions follow what the Kafka consumer group commits. Returns the positions, durable.
         With `keep` a registered reader's other streams stay as they are; so they do with more than MAX_STREAMS streams,
-        which take several requests. Raises OffsetOutOfRange, TooManyReaders, UnknownTopicOrPartition.
+        which take several requests. `state`: the reader owns the state of this query; control records of the state
+        that no reader holds may then be removed. Raises OffsetOutOfRange, TooManyReaders, UnknownTopicOrPartition.
         """
         pieces = reader_api.pieces(streams)
         placed: list[reader_api.ReaderOffset] = []
         for piece in pieces:
-            request = reader_api.RegisterReaderRequest(reader, group, piece, keep=keep or len(pieces) > 1)
+            request = reader_api.RegisterReaderRequest(reader, group, piece, keep or len(pieces) > 1, state)
             placed += self._ask_readers(request, reader_api.RegisterReaderReply).streams
         return tuple(placed)
 

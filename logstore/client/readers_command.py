@@ -77,6 +77,7 @@ def _show(client: Client, reader: ReaderDescription) -> None:
 
 def _life(reader: ReaderDescription) -> str:
     group = f", follows group {reader.group}" if reader.group else ""
+    group += f", owns the state of query {reader.state}" if reader.state else ""
     return f"acknowledged {reader.idle_ms / 1000:.0f} s ago{group}"
 
 

@@ -45,6 +45,7 @@ _ATTRIBUTES = struct.Struct(">h")
 _OFFSET = struct.Struct(">q")
 _LENGTH = struct.Struct(">i")
 _EPOCH = struct.Struct(">i")
+_NO_TIME = -1
 _EMPTY_LENGTH = HEADER_BYTES - LENGTH_OVERHEAD
 
 
@@ -173,22 +174,23 @@ def empty_batch(header: BatchHeader) -> bytes:
 
     Kafka itself keeps such batches after compaction, so every client advances past them.
     """
+    return _empty(header, header.last_offset_delta, header.base_timestamp, header.max_timestamp)
+
+
+def empty_batches(first: BatchHeader, next_offset: int) -> bytes:
+    """A batch without records and times over the offsets from a batch's first up to, not including, `next_offset`."""
+    return _empty(first, next_offset - first.base_offset - 1, _NO_TIME, _NO_TIME)
+
+
+def is_empty(header: BatchHeader) -> bool:
+    """Whether a batch is one that `empty_batches` made."""
+    return header.record_count == 0 and not header.is_control and header.producer_id < 0
+
+
+def _empty(header: BatchHeader, last_offset_delta: int, base_timestamp: int, max_timestamp: int) -> bytes:
+    ends = (last_offset_delta, base_timestamp, max_timestamp)
     whole = bytearray(
-        HEADER.pack(
-            header.base_offset,
-            _EMPTY_LENGTH,
-            header.partition_leader_epoch,
-            2,
-            0,
-            0,
-            header.last_offset_delta,
-            header.base_timestamp,
-            header.max_timestamp,
-            -1,
-            -1,
-            -1,
-            0,
-        )
+        HEADER.pack(header.base_offset, _EMPTY_LENGTH, header.partition_leader_epoch, 2, 0, 0, *ends, -1, -1, -1, 0)
     )
     _CRC.pack_into(whole, CRC_OFFSET, crc32c(memoryview(whole)[CRC_START:]))
     return bytes(whole)

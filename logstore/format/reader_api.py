@@ -58,13 +58,14 @@ class RegisterReaderRequest:
     """Register a reader with all its streams, or set a registered reader's streams and positions anew.
 
     `group`: the Kafka consumer group whose commits the positions follow; "": the reader acknowledges. `keep`: a
-    registered reader's other streams stay as they are.
+    registered reader's other streams stay as they are. `state`: the query whose state the reader owns; "": none.
     """
 
     reader: str
     group: str
     streams: tuple[ReaderOffset, ...]
     keep: bool = False
+    state: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,7 @@ class ReaderDescription:
     streams: tuple[ReaderOffset, ...] = ()
     released: tuple[ReaderOffset, ...] = ()
     idle_ms: int = 0
+    state: str = ""
 
 
 ReaderRequest = RegisterReaderRequest | AcknowledgeRequest | RemoveReaderRequest | DescribeReadersRequest
@@ -139,6 +141,7 @@ def encode_request(request: ReaderRequest, *, correlation_id: int, client_id: st
     match request:
         case RegisterReaderRequest():
             fields |= {"group": request.group, "keep": request.keep, "streams": _offset_fields(request.streams)}
+            fields |= {"state": request.state} if request.state else {}
         case AcknowledgeRequest():
             fields["streams"] = _offset_fields(request.streams)
         case DescribeReadersRequest():
@@ -162,9 +165,11 @@ def decode_request(api_key: int, body: Buffer) -> ReaderRequest:
         return AcknowledgeRequest(reader, _get_offsets(fields, "streams", 0, MAX_STREAMS))
     if api_key == REGISTER_READER:
         group = get_text(fields, "group", MAX_NAME_CHARACTERS)
-        _check_printable(reader=reader, group=group)
+        state = get_text({"state": "", **fields}, "state", MAX_NAME_CHARACTERS)
+        _check_printable(reader=reader, group=group, state=state)
         keep = get_bool({"keep": False, **fields}, "keep")
-        return RegisterReaderRequest(reader, group, _get_offsets(fields, "streams", LOG_START, MAX_STREAMS), keep)
+        streams = _get_offsets(fields, "streams", LOG_START, MAX_STREAMS)
+        return RegisterReaderRequest(reader, group, streams, keep, state)
     raise MalformedRequest(f"{api_key} is none of the requests of readers ({sorted(READER_API_KEYS)})")
 
 
@@ -192,6 +197,7 @@ def encode_reply_body(reply: ReaderReply | CairnError) -> list[Buffer]:
         case ReaderDescription():
             fields |= {"names": list(reply.names), "group": reply.group, "idle_ms": reply.idle_ms}
             fields |= {"streams": _offset_fields(reply.streams), "released": _offset_fields(reply.released)}
+            fields |= {"state": reply.state} if reply.state else {}
     return [encode_fields(fields)]
 
 
@@ -212,6 +218,7 @@ def decode_reply(api_key: int, frame: Buffer) -> tuple[int, ReaderReply | CairnE
             streams=_get_offsets(fields, "streams", 0, STREAMS_PER_READER),
             released=_get_offsets(fields, "released", 0, STREAMS_PER_READER),
             idle_ms=get_int(fields, "idle_ms", 0, _INT64_MAX),
+            state=get_text({"state": "", **fields}, "state", MAX_NAME_CHARACTERS),
         )
     return correlation_id, Done()
 

@@ -72,7 +72,9 @@ async def _register(broker: Broker, request: RegisterReaderRequest) -> ReaderRep
     )
     positions = {_id_of(broker, entry): entry.offset for entry in placed}
     readers = broker.engine.store.readers
-    await broker.engine.wait(readers.register(request.reader, positions, request.group, keep=request.keep))
+    await broker.engine.wait(
+        readers.register(request.reader, positions, request.group, keep=request.keep, state=request.state)
+    )
     return RegisterReaderReply(placed)
 
 
@@ -92,7 +94,8 @@ def _describe(broker: Broker, request: DescribeReadersRequest) -> ReaderReply:
             if key.topic_id in topics
         )
 
-    return ReaderDescription((state.name,), state.group, named(state.held), named(state.released), state.idle_ms)
+    held, released = named(state.held), named(state.released)
+    return ReaderDescription((state.name,), state.group, held, released, state.idle_ms, state.state)
 
 
 def _id_of(broker: Broker, entry: ReaderOffset) -> StreamId:

@@ -4,6 +4,8 @@ Invariants:
 * A chunk holds batches end to end; its name is its base offset. It is valid only up to the base offset of the next
   chunk.
 * `size_bytes` and `next_offset` count synced, visible data only; bytes after them are not part of the chunk.
+* A sealed chunk that is cleaned gets another content over the same offsets; `revision` counts these. A view of an older
+  revision reads valid batches or raises CorruptChunk.
 * A `SparseIndex` only grows, so a reader thread may search it while the loop's thread appends to it.
 """
 
@@ -25,9 +27,12 @@ from logstore.format.index import (
     decode_columns,
 )
 from logstore.interfaces import FileSystem
+from logstore.log.ticket import Ticket
 
 OFFSET_DIGITS = 20
 LOG_SUFFIX, INDEX_SUFFIX, PRODUCERS_SUFFIX = ".log", ".index", ".producers"
+CLEANED_SUFFIX = ".cleaned"
+"""Of a chunk's new content until it gets the chunk's name (`logstore.log.cleaning`)."""
 INDEX_INTERVAL_BYTES = 16 * 1024
 """Data between two sparse entries: small enough that a seek reads little, large enough that 10 GiB need 20 MB of index.
 """
@@ -62,7 +67,11 @@ def chunk_name(base_offset: int, suffix: str) -> str:
 def parse_chunk_name(name: str) -> tuple[int, str] | None:
     """Base offset and suffix of a chunk's file name; None for any other name."""
     digits, suffix = name[:OFFSET_DIGITS], name[OFFSET_DIGITS:]
-    if len(digits) == OFFSET_DIGITS and digits.isdigit() and suffix in (LOG_SUFFIX, INDEX_SUFFIX, PRODUCERS_SUFFIX):
+    if (
+        len(digits) == OFFSET_DIGITS
+        and digits.isdigit()
+        and suffix in (LOG_SUFFIX, INDEX_SUFFIX, PRODUCERS_SUFFIX, CLEANED_SUFFIX)
+    ):
         return int(digits), suffix
     return None
 
@@ -190,6 +199,13 @@ class Chunk:
     producers_bytes: int = 0
     index_damaged: bool = False
     """A block could not be written; no more are written, so that the file never looks whole with entries missing."""
+    revision: int = 0
+    rewriting: Ticket[None] | None = None
+    """Unsettled while the names of a cleaned chunk are exchanged: positions of the old content may not fit."""
+    state_bytes: int | None = None
+    """At most so many bytes are control records of state, those of `cleaned_for` not counted; None: not known."""
+    cleaned_for: frozenset[str] = frozenset()
+    """The queries whose control records of state are not in the chunk any more."""
 
     @property
     def log_path(self) -> str:
@@ -200,6 +216,11 @@ class Chunk:
     def index_path(self) -> str:
         """Path of the index."""
         return f"{self.directory}/{chunk_name(self.base_offset, INDEX_SUFFIX)}"
+
+    @property
+    def cleaned_path(self) -> str:
+        """Path of the content that replaces the chunk's."""
+        return f"{self.directory}/{chunk_name(self.base_offset, CLEANED_SUFFIX)}"
 
     @property
     def producers_path(self) -> str:
@@ -217,6 +238,7 @@ class Chunk:
             self.max_timestamp,
             self.index,
             is_cold,
+            self.revision,
         )
 
 
@@ -233,36 +255,41 @@ class ChunkView:
     index: SparseIndex | None
     is_cold: bool = False
     """Far enough from the newest data that its pages are dropped after a read, so that they do not evict warm pages."""
+    revision: int = 0
 
 
 class IndexCache:
-    """Indexes of sealed chunks; evicts the least recently loaded. For reader threads; a lost race costs one load."""
+    """Indexes of sealed chunks; evicts the least recently loaded. For reader threads; a lost race costs one load.
+
+    An index belongs to one length of the chunk: cleaning makes it shorter.
+    """
 
     def __init__(self, max_bytes: int = INDEX_CACHE_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._indexes: OrderedDict[str, SparseIndex] = OrderedDict()
+        self._indexes: OrderedDict[tuple[str, int], SparseIndex] = OrderedDict()
 
     def load(self, fs: FileSystem, view: ChunkView) -> SparseIndex | None:
         """The index of a chunk, from memory or from its file; None if the file does not hold all of it."""
         if view.index is not None:
             return view.index
-        index = self._indexes.get(view.index_path)
+        index = self._indexes.get((view.index_path, view.size_bytes))
         if index is None and fs.exists(view.index_path):
             data = fs.read(view.index_path, 0, fs.size(view.index_path))
             columns = decode_columns(data)
             # Whole only if every block is intact and the last one seals the chunk: no control batch may be missing.
             if columns.end == len(data) and columns.durable_end == view.size_bytes and columns.is_sealed:
                 index = SparseIndex(columns)
-                self.keep(view.index_path, index)
+                self.keep(view, index)
         return index
 
-    def keep(self, index_path: str, index: SparseIndex) -> None:
+    def keep(self, view: ChunkView, index: SparseIndex) -> None:
         """Keep an index; evict the least recently loaded ones if the cache exceeds its limit."""
-        self._indexes[index_path] = index
+        self._indexes[view.index_path, view.size_bytes] = index
         total = sum(kept.size_bytes for kept in list(self._indexes.values()))
         while total > self._max_bytes and len(self._indexes) > 1:
             total -= self._indexes.popitem(last=False)[1].size_bytes
 
     def forget(self, index_path: str) -> None:
         """Drop an index whose file is being removed or changed."""
-        self._indexes.pop(index_path, None)
+        for key in [key for key in list(self._indexes) if key[0] == index_path]:
+            self._indexes.pop(key, None)

@@ -140,8 +140,31 @@ class Read:
         self.into.append(fs.read(self.path, self.position, self.length))
 
 
+@dataclass(frozen=True, slots=True)
+class WorkOnFile:
+    """Any bounded work that reads files and writes `path`. `work` raises no other errors than OSError."""
+
+    path: str
+    work: Callable[[FileSystem], None]
+    optional: bool = False
+
+    def run(self, fs: FileSystem) -> None:
+        """Run the operation on `fs`. Raises OSError."""
+        self.work(fs)
+
+
 Operation = (
-    WriteFile | Create | Sync | SyncDirectory | Truncate | Rename | RemoveFile | MakeDirectory | RemoveDirectory | Read
+    WorkOnFile
+    | WriteFile
+    | Create
+    | Sync
+    | SyncDirectory
+    | Truncate
+    | Rename
+    | RemoveFile
+    | MakeDirectory
+    | RemoveDirectory
+    | Read
 )
 
 

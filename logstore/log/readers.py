@@ -94,14 +94,25 @@ class Release(NamedTuple):
     streams: int
 
 
+class CleanLimit(NamedTuple):
+    """Control records of state of these queries are needed by nobody below an offset of a stream."""
+
+    before_offset: int
+    queries: frozenset[str]
+
+
 class ReaderState(NamedTuple):
-    """A reader as tools show it: positions that hold records, those it was released at, ms since it acknowledged."""
+    """A reader as tools show it: positions that hold records, those it was released at, ms since it acknowledged.
+
+    `state`: the query of whose state it reads the control records; empty: it reads other records.
+    """
 
     name: str
     group: str
     held: Mapping[StreamId, int]
     released: Mapping[StreamId, int]
     idle_ms: int
+    state: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -114,6 +125,8 @@ class _ReaderEntry:
     """What it acknowledged, durable or not."""
     acknowledged_ms: int
     released: dict[StreamId, int] = field(default_factory=dict)
+    state: str = ""
+    """The query whose state it reads: control records of the query that no reader holds may go."""
     held: dict[StreamId, int] = field(default_factory=dict)
     """The durable positions, and those that are about to be: records from there on stay."""
 
@@ -185,13 +198,20 @@ class Readers:
     # ---- what readers ask for
 
     def register(
-        self, name: str, positions: Mapping[StreamId, int], group: str = "", *, keep: bool = False
+        self,
+        name: str,
+        positions: Mapping[StreamId, int],
+        group: str = "",
+        *,
+        keep: bool = False,
+        state: str = "",
     ) -> Ticket[None]:
         """Register a reader with all its positions, or set those of a registered reader anew; durable when it settles.
 
         With a `group` the positions follow the offsets that the Kafka consumer group commits (`follow`). With `keep` a
-        registered reader's other streams stay as they are. Raises OffsetOutOfRange, TooManyReaders,
-        UnknownTopicOrPartition. The ticket fails with StorageFailed, and then nothing has changed; with
+        registered reader's other streams stay as they are. `state`: the reader owns the state of this query; control
+        records of the state that no reader holds may be removed (`clean_limit`). Raises OffsetOutOfRange,
+        TooManyReaders, UnknownTopicOrPartition. The ticket fails with StorageFailed, and then nothing has changed; with
         OffsetOutOfRange or UnknownTopicOrPartition if records were deleted meanwhile: the reader is then registered,
         and holds what is left.
         """
@@ -200,7 +220,7 @@ class Readers:
         kept = known.positions if known is not None and keep else {}
         wanted = len({*kept, *positions})
         self._check_room(name, wanted, known)
-        reader = _ReaderEntry(name, group, dict(positions), self._served_ms(), held=dict(positions))
+        reader = _ReaderEntry(name, group, dict(positions), self._served_ms(), state=state, held=dict(positions))
         self._add(reader)
         registered = self._changes.run(name, lambda: self._register(reader, keep=keep))
         if known is not None and not registered.done:
@@ -330,7 +350,7 @@ class Readers:
         """One reader. Raises UnknownReader."""
         reader = self._known(name)
         held = {stream: offset for stream, offset in reader.positions.items() if stream not in reader.released}
-        return ReaderState(name, reader.group, held, dict(reader.released), self._idle_ms(reader))
+        return ReaderState(name, reader.group, held, dict(reader.released), self._idle_ms(reader), reader.state)
 
     def _idle_ms(self, reader: _ReaderEntry) -> int:
         return max(0, self._served_ms() - reader.acknowledged_ms)
@@ -451,6 +471,19 @@ class Readers:
                 offset = reader.held[stream]
                 yield offset if offset > log_start else log_start, reader
 
+    def clean_limit(self, stream: StreamId, log_start: int) -> CleanLimit | None:
+        """Below which offset, and of which queries, a stream's control records of state may be removed.
+
+        That is the lowest held offset of all readers of the stream; None without a reader of state.
+        """
+        holding = list(self._holding(stream, log_start))
+        queries = frozenset(reader.state for _, reader in holding if reader.state)
+        return CleanLimit(min(offset for offset, _ in holding), queries) if queries else None
+
+    def streams_with_state(self) -> list[StreamId]:
+        """The streams in which control records of state may be removed."""
+        return list(dict.fromkeys(at for reader in self._holders if reader.state for at in reader.held))
+
     def trim_limit(self, stream: StreamId, log_start: int, wanted: int, held: Callable[[int], HeldRecords]) -> int:
         """How far retention may trim a stream that it wants to trim up to `wanted`; releases who keeps too much.
 
@@ -509,6 +542,7 @@ def _encode(reader: _ReaderEntry) -> bytes:
     return json.dumps(
         {
             "group": reader.group,
+            **({"state": reader.state} if reader.state else {}),
             "acknowledged_ms": reader.acknowledged_ms,
             "positions": [[*stream, offset] for stream, offset in reader.positions.items()],
             "released": [[*stream, offset] for stream, offset in reader.released.items()],
@@ -522,7 +556,8 @@ def _decode(name: str, value: bytes) -> _ReaderEntry:
         entry = json.loads(value)
         positions = _decode_offsets(entry["positions"])
         released = _decode_offsets(entry["released"])
-        return _ReaderEntry(name, entry["group"], positions, entry["acknowledged_ms"], released, dict(positions))
+        ends = (entry["group"], positions, entry["acknowledged_ms"], released, str(entry.get("state", "")))
+        return _ReaderEntry(name, *ends, held=dict(positions))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptFile(
             f"ledger readers: the entry of {name!r} is damaged ({error!r}); restore it from a copy"

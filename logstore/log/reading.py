@@ -45,7 +45,7 @@ class ReadResult(NamedTuple):
     size_bytes: int
 
 
-class _FoundBatch(NamedTuple):
+class FoundBatch(NamedTuple):
     """A checked batch, and its place in the piece of the file that was read."""
 
     position: int
@@ -65,10 +65,10 @@ def read_chunk(
     start = load_index(fs, cache, view).position_of(offset)
     buffers: list[Buffer] = []
     size = run_bytes = walked_bytes = 0
-    run: _FoundBatch | None = None
+    run: FoundBatch | None = None
     next_offset = offset
     try:
-        for found in _walk(fs, view, start, offset, max(READ_BYTES, min(max_bytes, WINDOW_LIMIT_BYTES))):
+        for found in walk_batches(fs, view, start, offset, max(READ_BYTES, min(max_bytes, WINDOW_LIMIT_BYTES))):
             if buffers and size + len(found.buffer) > max_bytes:
                 break
             if found.header.is_control and not include_control:
@@ -101,7 +101,7 @@ def load_index(fs: FileSystem, cache: IndexCache, view: ChunkView) -> SparseInde
         builder, entries = IndexBuilder(), list[IndexEntry]()
         position, due = 0, view.base_offset
         try:
-            for found in _walk(fs, view, None, view.base_offset, READ_BYTES):
+            for found in walk_batches(fs, view, None, view.base_offset, READ_BYTES):
                 kind = known_type(found.buffer) if found.header.is_control else 0
                 builder.note(found.header, found.header.base_offset, found.position, entries, kind)
                 position, due = found.position + len(found.buffer), found.header.next_offset
@@ -109,13 +109,13 @@ def load_index(fs: FileSystem, cache: IndexCache, view: ChunkView) -> SparseInde
             # The batches before the damage are indexed; a read of the damage itself raises.
             builder.note_damage(due, position, entries)
         index.add(entries)
-        cache.keep(view.index_path, index)
+        cache.keep(view, index)
     return index
 
 
-def _walk(
+def walk_batches(
     fs: FileSystem, view: ChunkView, start: tuple[int, int] | None, offset: int, window_bytes: int
-) -> Iterator[_FoundBatch]:
+) -> Iterator[FoundBatch]:
     """Checked batches from `start` (position, base offset; None: the chunk's first) on that end after `offset`.
 
     Batches before `offset` are skipped: only their headers are checked. Each batch must start where the previous one
@@ -133,7 +133,7 @@ def _walk(
             if available >= need:
                 if header.next_offset > offset:
                     at = position - window_at
-                    yield _FoundBatch(position, *_checked(view, window, at, header, offset), window, at)
+                    yield FoundBatch(position, *_checked(view, window, at, header, offset), window, at)
                 position += need
                 due = header.next_offset
                 continue
@@ -199,7 +199,7 @@ def find_timestamp(
     Trusts the latest timestamp in a batch's header; decompresses compressed batches. Raises CorruptChunk.
     """
     start = load_index(fs, cache, view).position_before_timestamp(timestamp_ms)
-    for found in _walk(fs, view, start, from_offset, SEEK_READ_BYTES):
+    for found in walk_batches(fs, view, start, from_offset, SEEK_READ_BYTES):
         if not found.header.is_control and found.header.max_timestamp >= timestamp_ms:
             for moment in _times(found, from_offset):
                 if moment.timestamp >= timestamp_ms:
@@ -217,7 +217,7 @@ def find_newest(fs: FileSystem, cache: IndexCache, view: ChunkView, from_offset:
         return newest
     # The chunk's latest record is before `from_offset`.
     start = load_index(fs, cache, view).position_of(from_offset)
-    for found in _walk(fs, view, start, from_offset, READ_BYTES):
+    for found in walk_batches(fs, view, start, from_offset, READ_BYTES):
         if not found.header.is_control and (newest is None or found.header.max_timestamp > newest.timestamp):
             for moment in _times(found, from_offset):
                 if newest is None or moment.timestamp > newest.timestamp:
@@ -225,7 +225,7 @@ def find_newest(fs: FileSystem, cache: IndexCache, view: ChunkView, from_offset:
     return newest
 
 
-def _times(found: _FoundBatch, from_offset: int) -> Iterator[TimeFound]:
+def _times(found: FoundBatch, from_offset: int) -> Iterator[TimeFound]:
     """The times of a batch's records at or after `from_offset`, in order. Where the batch cannot be decompressed
     further, the last result is not exact.
     """

@@ -10,7 +10,8 @@ Invariants:
 * The work is bounded by the data that no index covers yet, not by the size of the log; a clean shutdown leaves nothing
   to walk.
 * When it returns, all data that it found is synced, names included, so that data may be served.
-* Derived files (index) are repaired from the chunk. The bytes of a chunk never change, except that its end may be cut.
+* Derived files (index) are repaired from the chunk. Here the bytes of a chunk never change, except that its end may be
+  cut.
 
 Sources: docs/format.md, crash states.
 """
@@ -42,6 +43,7 @@ from logstore.format.index import BLOCK, UNKNOWN_TIME, IndexBlock, IndexEntry, d
 from logstore.format.snapshot import decode_snapshots
 from logstore.interfaces import FileSystem
 from logstore.log.chunks import (
+    CLEANED_SUFFIX,
     LOG_SUFFIX,
     MAX_APPEND_BYTES,
     MAX_WRITE_BYTES,
@@ -94,7 +96,8 @@ def _sweep(fs: FileSystem, directory: str, log_start: int) -> list[int]:
     # A crash may have interrupted a trim: all chunks before the one that holds the log start may be removed.
     while len(bases) > 1 and bases[1] <= log_start:
         bases.pop(0)
-    stale = [chunk_name(base, suffix) for base, suffix in files if base not in bases]
+    # Another crash may have interrupted a cleaning before the new content got the chunk's name.
+    stale = [chunk_name(base, suffix) for base, suffix in files if base not in bases or suffix == CLEANED_SUFFIX]
     if stale:
         # Kept names may be in the page cache only: if a crash lost them and kept the removals, no chunk would be left.
         fs.sync_directory(directory)
@@ -164,6 +167,8 @@ def _open_sealed(fs: FileSystem, chunk: Chunk, following: int, file_bytes: int) 
 def _trusted_blocks(fs: FileSystem, chunk: Chunk, file_bytes: int, report: Report) -> list[IndexBlock]:
     """Index blocks that agree with the chunk; none if one contradicts it (then the whole chunk is walked)."""
     if not fs.exists(chunk.index_path):
+        # A cleaned chunk's new name may be in the page cache only: the old content must not get the new one's index.
+        fs.sync_directory(chunk.directory)
         fs.create(chunk.index_path)
         return []
     blocks, chunk.index_bytes = decode_blocks(fs.read(chunk.index_path, 0, fs.size(chunk.index_path)))

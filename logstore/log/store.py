@@ -41,11 +41,21 @@ from logstore.format.index import UNKNOWN_TIME
 from logstore.interfaces import FileSystem
 from logstore.log.background import BackgroundJobs
 from logstore.log.chunks import Chunk, IndexCache, parse_chunk_name
+from logstore.log.cleaning import CleaningLimits, LogCleaner
 from logstore.log.coroutines import all_settled, start
 from logstore.log.jobs import JobQueue, JobSource, MakeDirectory, Operation, RemoveDirectory, RemoveFile, SyncDirectory
 from logstore.log.ledger import DIRECTORY as LEDGER_DIRECTORY
 from logstore.log.ledger import Ledger
-from logstore.log.readers import MAX_READERS, RELEASED_AT_ONCE, HeldRecords, HoldLimits, Readers, StreamBounds, StreamId
+from logstore.log.readers import (
+    MAX_READERS,
+    RELEASED_AT_ONCE,
+    CleanLimit,
+    HeldRecords,
+    HoldLimits,
+    Readers,
+    StreamBounds,
+    StreamId,
+)
 from logstore.log.recovery import recover_stream
 from logstore.log.retention import RetentionClock
 from logstore.log.serial_queue import SerialQueue
@@ -75,6 +85,7 @@ class StoreSettings:
     retention_check_interval_ms: int = 300_000
     topic_defaults: TopicConfig = field(default_factory=TopicConfig)
     hold_limits: HoldLimits = field(default_factory=HoldLimits)
+    cleaning: CleaningLimits = field(default_factory=CleaningLimits)
 
 
 @dataclass(slots=True)
@@ -122,6 +133,7 @@ class Store:
         self._reservation: Ticket[None] = Ticket.succeeded(None)
         fs = environment.fs
         self.catalogue = Ledger.open(fs, "catalogue", self.notify)
+        self.cleaner = LogCleaner(self.notify, environment.report, self.indexes, settings.cleaning)
         self.retention_clock = RetentionClock(self.clock, int(self.catalogue.get(_RETENTION_CLOCK) or 0))
         self.epochs = Ledger.open(fs, "epochs", self.notify)
         self.groups = Ledger.open(fs, "groups", self.notify)
@@ -216,11 +228,16 @@ class Store:
         stream_id = StreamId(topic.topic_id.hex, stream.partition)
         return self.readers.trim_limit(stream_id, stream.log_start_offset, wanted, _held(stream.chunks, wanted))
 
-    def _bounds(self, stream_id: StreamId) -> StreamBounds | None:
+    def _stream_of(self, stream_id: StreamId) -> Stream | None:
         topic = self._by_id.get(uuid.UUID(hex=stream_id.topic_id))
         if topic is None or not 0 <= stream_id.partition < len(topic.partitions):
             return None
-        stream = topic.partitions[stream_id.partition]
+        return topic.partitions[stream_id.partition]
+
+    def _bounds(self, stream_id: StreamId) -> StreamBounds | None:
+        stream = self._stream_of(stream_id)
+        if stream is None:
+            return None
         # A trim that is being written takes its records: nobody may rely on them any more.
         return StreamBounds(stream.name, max(stream.start_asked, stream.log_start_offset), stream.high_watermark)
 
@@ -345,7 +362,7 @@ class Store:
             stream.abandon()
             for chunk in stream.chunks:
                 self.indexes.forget(chunk.index_path)
-                paths = (chunk.log_path, chunk.index_path, chunk.producers_path)
+                paths = (chunk.log_path, chunk.index_path, chunk.producers_path, chunk.cleaned_path)
                 operations += [RemoveFile(path, optional=True) for path in paths]
             operations.append(RemoveDirectory(stream.directory, optional=True))
         operations.append(RemoveDirectory(topic.directory, optional=True))
@@ -397,9 +414,22 @@ class Store:
         for stream in self.streams():
             stream.producers.expire(self.clock.wall_ms() - self.settings.producer_expiry_ms)
 
+    def clean(self) -> Ticket[None]:
+        """Remove control records of state that no reader needs from sealed chunks; settles when the round has ended."""
+        found = [
+            (at, stream) for at in self.readers.streams_with_state() if (stream := self._stream_of(at)) is not None
+        ]
+        return self.cleaner.clean([(stream, partial(self._clean_limit, at, stream)) for at, stream in found])
+
+    def _clean_limit(self, stream_id: StreamId, stream: Stream) -> CleanLimit | None:
+        return self.readers.clean_limit(stream_id, stream.log_start_offset)
+
     def save_readers(self) -> None:
-        """Make durable what readers acknowledged, and report releases. The caller runs this every few seconds."""
+        """Make durable what readers acknowledged, report releases, and let cleaning go on. The caller runs this every
+        few seconds.
+        """
         self.readers.save()
+        self.cleaner.more()
         if not self._trims:  # else one line for all streams that a reader is released from
             self._report_releases()
 
@@ -419,6 +449,7 @@ class Store:
                 if released:
                     await all_settled(self.readers.save(1))
         self._trims -= 1
+        self.clean()
         while self.readers.has_releases:
             self._report_releases()
             await all_settled(self.readers.save())
@@ -440,6 +471,7 @@ class Store:
         """
         closing = [stream.close() for stream in self.streams()]
         closing.append(self._save_retention_clock())
+        closing.append(self.cleaner.stop())
         closing.extend(self.readers.save(MAX_READERS))
         return start(all_settled(closing))
 

@@ -64,6 +64,14 @@ class StreamTail:
             del self._entries[: self._head]
             self._head = 0
 
+    def drop_before(self, offset: int) -> None:
+        """Drop the batches that end at or before an offset; the next reads of them go to the disk."""
+        ghosts, self._ghosts = self._ghosts, 0
+        while self._head < len(self._entries) and self._entries[self._head].next_offset <= offset:
+            self.pop_oldest()
+            ghosts += 1
+        self._ghosts = ghosts
+
     def reset(self) -> None:
         """Drop all batches; the next batch starts a new contiguous tail."""
         self._ghosts += len(self._entries) - self._head

@@ -6,6 +6,7 @@ The promises that it checks (docs/format.md, "Crash states"):
 * A batch that was sent but not acknowledged is in the log whole or not at all.
 * A group is in the log whole, between its BEGIN and END, or not at all; an epoch is in all its streams, from one
   execution, or in none.
+* Control records of state below an offset that was asked for may be gone, the oldest first; nothing else is.
 * The log start is at least the last acknowledged trim, and at most the highest requested trim.
 * A ledger holds the last acknowledged put or a later one, never half of a put.
 
@@ -16,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from logstore.format.batch import CRC_OFFSET, BatchHeader, iterate_batches
+from logstore.format.batch import CRC_OFFSET, BatchHeader, is_empty, iterate_batches
 from logstore.format.control import Begin, End, decode_control
 from logstore.interfaces import Buffer
 
@@ -73,6 +74,10 @@ class StreamHistory:
     trim_acked: int = 0
     trim_asked: int = 0
     acked: list[bytes] = field(default_factory=list)
+    states: set[bytes] = field(default_factory=set)
+    """The contents of batches that are control records of state."""
+    clean_asked: int = 0
+    """Below this offset control records of state may be gone."""
 
     def fork(self) -> "StreamHistory":
         """A copy that changes independently of this one."""
@@ -85,6 +90,8 @@ class StreamHistory:
             self.trim_acked,
             self.trim_asked,
             list(self.acked),
+            set(self.states),
+            self.clean_asked,
         )
 
     def send(self, content: bytes, records: int, max_timestamp: int) -> SentBatch:
@@ -145,12 +152,14 @@ class StreamHistory:
         epochs: dict[Epoch, str] = {}
         opened: Epoch | None = None
         inside: list[bytes] = []
+        begin = 0
+        kept: list[bool] = []
         for place, batch in enumerate(log):
             control = decode_control(batch.data) if batch.header.is_control else None
             if isinstance(control, Begin):
                 if opened is not None:
                     raise self._broken(f"group {opened} has no end")
-                opened, inside = (control.query, control.epoch), []
+                opened, inside, begin = (control.query, control.epoch), [], batch.header.base_offset
             elif isinstance(control, End):
                 epoch = (control.query, control.epoch)
                 if opened is None and (place == 0 or self._starts_inside(log, place)):
@@ -160,23 +169,30 @@ class StreamHistory:
                     raise self._broken(f"group {opened} ends as {epoch}")
                 if epoch in epochs:
                     raise self._broken(f"group {epoch} is there twice")
-                epochs[epoch] = self._execution(epoch, tuple(inside))
+                epochs[epoch] = self._execution(epoch, tuple(inside), begin, kept)
                 opened = None
+            elif is_empty(batch.header):
+                continue
             elif opened is not None:
                 inside.append(content_of(batch.data))
             else:
                 plain.append(batch)
         if opened is not None:
             raise self._broken(f"group {opened} is visible without its end")
+        if kept != sorted(kept):
+            raise self._broken("control records of state are gone, and older ones are there")
         return plain, epochs
 
     @staticmethod
     def _starts_inside(log: Sequence[FoundBatch], place: int) -> bool:
         return not any(batch.header.is_control for batch in log[:place])
 
-    def _execution(self, epoch: Epoch, inside: tuple[bytes, ...]) -> str:
+    def _execution(self, epoch: Epoch, inside: tuple[bytes, ...], begin: int, kept: list[bool]) -> str:
+        """The execution that made a group's batches; notes in `kept` which of its records of state are there."""
         for execution, contents in self.groups.get(epoch, {}).items():
-            if contents == inside:
+            cleaned = tuple(one for one in contents if one in inside or one not in self.states)
+            if cleaned == inside and (contents == inside or begin < self.clean_asked):
+                kept += [one in inside for one in contents if one in self.states]
                 return execution
         raise self._broken(f"group {epoch} holds {len(inside)} batches that no execution of it made")
 

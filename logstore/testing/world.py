@@ -12,11 +12,13 @@ from random import Random
 from logstore.epochs.epochs import Epochs
 from logstore.epochs.staging import Staging
 from logstore.errors import CairnError
-from logstore.format.control import Begin, End, encode_control
+from logstore.format.control import FOOTPRINTS_TYPE, Begin, End, encode_control, encode_control_record
 from logstore.format.epoch_api import EpochCommitRequest, Part, StageRequest, TaskOutput
 from logstore.format.records import Record, decode_batch, encode_batch
 from logstore.interfaces import FileSystem
+from logstore.log.cleaning import CleaningLimits
 from logstore.log.jobs import Operation
+from logstore.log.readers import StreamId
 from logstore.log.reading import find_timestamp, read_chunk
 from logstore.log.store import Store, StoreSettings
 from logstore.log.stream import Stream
@@ -43,7 +45,10 @@ class Setup:
     """How a store is opened. `plant` and `rewrite` plant faults: between store and disk, and in jobs."""
 
     settings: StoreSettings = field(
-        default_factory=lambda: StoreSettings(topic_defaults=TopicConfig(segment_bytes=512))
+        default_factory=lambda: StoreSettings(
+            topic_defaults=TopicConfig(segment_bytes=512),
+            cleaning=CleaningLimits(gain_bytes=1, gain_share=0.0, piece_bytes=200, budget_bytes=300),
+        )
     )
     plant: Callable[[FileSystem], FileSystem] = unchanged
     rewrite: Callable[[Sequence[Operation]], Sequence[Operation]] | None = None
@@ -212,10 +217,17 @@ class SimulatedStore:
         ticket.add_callback(settled)
         return ticket  # type: ignore[return-value]
 
-    def append_group(self, topic: str, partition: int, epoch: int, batches: int, value_bytes: int = 40) -> None:
-        """Send a group of batches, as one epoch of the query "group"."""
+    def append_group(
+        self, topic: str, partition: int, epoch: int, batches: int, value_bytes: int = 40, *, states: int = 0
+    ) -> None:
+        """Send a group of batches, as one epoch of the query "group"; `states`: its control records of state."""
         known = self.history.stream(topic, partition)
         pieces = [self.make_batch(known, 1, value_bytes)[0] for _ in range(batches)]
+        for number in range(states):
+            text = f"{known.name}/{self.history.version}/{epoch}/{number}/".encode().ljust(value_bytes, b".")
+            piece = encode_control_record(FOOTPRINTS_TYPE, {"query": "group"}, text, FIRST_TIMESTAMP)
+            known.states.add(content_of(piece))
+            pieces.append(piece)
         known.groups.setdefault(("group", epoch), {})["run"] = tuple(content_of(piece) for piece in pieces)
         ticket = self.store.stream(topic, partition).append_group(ListGroup("group", epoch, pieces))
 
@@ -245,6 +257,21 @@ class SimulatedStore:
             known = self.history.stream(stream.topic, stream.partition)
             known.trim_asked = max(known.trim_asked, stream.high_watermark)
         self.store.tick()
+
+    def own_state(self, topic: str, partition: int, offset: int, query: str = "group") -> None:
+        """Register a reader of the query's state that needs nothing before an offset."""
+        known = self.history.stream(topic, partition)
+        known.clean_asked = max(known.clean_asked, offset)
+        stream_id = StreamId(self.store.topic(topic).topic_id.hex, partition)
+        self.store.readers.register("state", {stream_id: offset}, state=query)
+
+    def clean(self) -> None:
+        """Let control records of state go; runs all disk work."""
+        ticket = self.store.clean()
+        self.run()
+        while not ticket.done:
+            self.store.cleaner.more()
+            self.run()
 
     def put(self) -> None:
         """Put the next number under two keys of a ledger, so that half a put would be visible."""

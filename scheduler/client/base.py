@@ -61,11 +61,19 @@ class BaseRequest(Generic[GoType]):
         self._after = int(view["last_event"])
         """The number of the last event that was taken."""
         self._first: list[Mapping[str, Any]] = view["go"]
+        self._ready: list[GoType] = []
+        """Gos that came while a writer waited for the first one."""
+
+    @property
+    def has_go(self) -> bool:
+        """Whether a go is there that `goes` has not given yet."""
+        return bool(self._first or self._ready)
 
     def _first_goes(self) -> list[GoType]:
-        """The gos that came with the submission; each is returned once."""
+        """The gos that came with the submission, and while a writer waited; each is returned once."""
         first, self._first = self._first, []
-        return [self._opened(event) for event in first]
+        ready, self._ready = self._ready, []
+        return [*(self._opened(event) for event in first), *ready]
 
     def _next_events(self, poll_s: float) -> ApiRequest | None:
         """The request for more events; None: it finished. Raises RequestCancelled, RequestFailed."""

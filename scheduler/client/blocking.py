@@ -59,6 +59,22 @@ class CoordinatorRequest(BaseRequest[Go]):
         super().__init__(view, partial(Go, client, str(view["request"])))
         self._client = client
 
+    def wait(self, limit_s: float) -> bool:
+        """Wait until a chunk may be moved, or all are done; False: neither came within `limit_s` seconds.
+
+        What came is for `goes`, which raises the same errors. One thread waits at a time, and none in `goes`.
+        """
+        end_s = time.monotonic() + limit_s
+        while not self.has_go:
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                return False
+            request = self._next_events(min(self._client.poll_s, left_s))
+            if request is None:
+                return True
+            self._ready.extend(self._new_goes(self._client.call(request), None))
+        return True
+
     def goes(self, on_revoked: Callable[[Go], None] | None = None) -> Iterator[Go]:
         """The go of each chunk as it comes; blocks, and ends when all chunks are done.
 

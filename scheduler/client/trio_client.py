@@ -60,6 +60,22 @@ class TrioCoordinatorRequest(BaseRequest[TrioGo]):
         super().__init__(view, partial(TrioGo, client, str(view["request"])))
         self._client = client
 
+    async def wait(self, limit_s: float) -> bool:
+        """Wait until a chunk may be moved, or all are done; False: neither came within `limit_s` seconds.
+
+        What came is for `goes`, which raises the same errors. One task waits at a time, and none in `goes`.
+        """
+        end_s = trio.current_time() + limit_s
+        while not self.has_go:
+            left_s = end_s - trio.current_time()
+            if left_s <= 0:
+                return False
+            request = self._next_events(min(self._client.poll_s, left_s))
+            if request is None:
+                return True
+            self._ready.extend(self._new_goes(await self._client.call(request), None))
+        return True
+
     async def goes(self, on_revoked: Callable[[TrioGo], None] | None = None) -> AsyncGenerator[TrioGo, None]:
         """The go of each chunk as it comes; ends when all chunks are done. Errors: as in the blocking client."""
         for go in self._first_goes():

@@ -15,6 +15,9 @@ from urllib.parse import urlsplit
 import requests
 from hdfs import InsecureClient
 from hdfs.util import HdfsError as WebHdfsError
+from requests.adapters import HTTPAdapter
+from urllib3.connection import HTTPConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 from scheduler.hdfs.errors import HdfsError
 
@@ -41,10 +44,38 @@ class DataNodeFailed(HdfsError):
 
 
 class Timeouts(NamedTuple):
-    """How long a connection may take to open, and how long the other side may be silent."""
+    """How long a connection may take to open, and how long the other side may be silent, or take no bytes."""
 
     connect_s: float = 5.0
     read_s: float = 60.0
+
+
+class _PatientConnection(HTTPConnection):
+    """A connection that takes its time to send. urllib3 bounds each send by the time to connect, and a pipeline that
+    shares its links may take no bytes for longer: the DataNode would count as failed, and go on beside the next try.
+    """
+
+    silence_s = Timeouts().read_s
+
+    def connect(self) -> None:
+        """Connect; from then on the bound of silence holds."""
+        super().connect()
+        if self.sock is not None:
+            self.sock.settimeout(self.silence_s)
+
+
+class _PatientPool(HTTPConnectionPool):
+    ConnectionCls = _PatientConnection
+
+
+class _PatientAdapter(HTTPAdapter):
+    """Gives a session patient connections."""
+
+    def __init__(self, silence_s: float) -> None:
+        super().__init__()
+        connection = type("_Connection", (_PatientConnection,), {"silence_s": silence_s})
+        pool = type("_Pool", (_PatientPool,), {"ConnectionCls": connection})
+        self.poolmanager.pool_classes_by_scheme = {"http": pool, "https": HTTPSConnectionPool}
 
 
 class ChunkClient(InsecureClient):  # type: ignore[misc,unused-ignore]
@@ -52,6 +83,7 @@ class ChunkClient(InsecureClient):  # type: ignore[misc,unused-ignore]
 
     def __init__(self, url: str, user: str, timeouts: Timeouts, exclude: Sequence[str] = ()) -> None:
         super().__init__(url, user=user, timeout=tuple(timeouts))
+        self._session.mount("http://", _PatientAdapter(timeouts.read_s))
         self._exclude = ",".join(exclude)
         self.led_to: str | None = None
 

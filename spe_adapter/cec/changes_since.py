@@ -3,7 +3,8 @@
 Invariants:
 * A version is an epoch and the attempt that won it: another attempt's output of the same epoch is another state.
 * A version that was undone by a reset, that is older than a rebase or that was trimmed away leads nowhere: the result
-  is None, and the whole state must be loaded.
+  is None, and the whole state must be loaded. So it is if cleaning has removed the state of a group in between, which
+  then has no mark.
 * Every changed window must have a footprint in every epoch, as in micro-batches. Then the newer state is the older
   state with the footprints put and the tombstones deleted.
 """
@@ -122,7 +123,9 @@ class ChangesSince:
     def _leave(self, begin: Begin) -> None:
         if self._is_known:
             self._conclude(found=self._attempt in begin.attempts)
-        elif self._mark is not None:
+        elif self._mark is None:
+            self._conclude(found=False)
+        else:
             # Read backwards; a group's batches are given in the order in which they were written.
             footprints, tombstones = reversed(self._footprints), reversed(self._tombstones)
             self._deltas.append(EpochChanges(self._mark, tuple(footprints), tuple(tombstones)))

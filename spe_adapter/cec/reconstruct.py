@@ -5,6 +5,8 @@ Invariants:
   nowhere else, a batch with a wrong checksum is skipped too.
 * The newest entry of an identity holds, be it a footprint or a tombstone; older entries of the identity are ignored.
 * Groups that a reset undid are ignored.
+* Every group that counts has a mark, unless cleaning has removed its state, and then that of all older groups too. A
+  scan that needs such a group ends with an error, never with an older footprint or mark in the place of a removed one.
 * The scan ends as soon as N distinct open windows are found, where N is in the newest mark. More than N windows, or the
   end of the log or a rebase before N windows, is an error, never a smaller state.
 * Memory is bounded by the windows that are kept: windows can be drained during the scan.
@@ -24,7 +26,7 @@ from spe_adapter.cec.backward_scan import BackwardScan, Scanned
 from spe_adapter.cec.control import Begin, Control, End, EndPositions, Footprints, Mark, Tombstones
 from spe_adapter.cec.identities import Identities
 from spe_adapter.codec.kernels import Int64s
-from spe_adapter.errors import StateInconsistent, StateTrimmed
+from spe_adapter.errors import StateCleaned, StateInconsistent, StateTrimmed
 
 
 class Windows(NamedTuple):
@@ -49,6 +51,13 @@ class Skips(NamedTuple):
     epochs: Int64s
 
 
+class Floor(NamedTuple):
+    """The version of a complete checkpoint: a scan that reaches its mark needs nothing older."""
+
+    epoch: int
+    attempt: str
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventualCheckpoint:
     """An eventual checkpoint: the open windows W, and the data that a replay needs to bring them to one epoch.
@@ -56,7 +65,8 @@ class EventualCheckpoint:
     `found` is False if the log has no END of the query; then there is no state. `windows` are grouped by epoch, newest
     first, without drained windows. `oldest_epoch` is T: a replay starts after it. `marks` are the marks from T on,
     oldest first. `newest_epoch` is the newest epoch of the query in the scanned part of the log, even if `as_of` was
-    older.
+    older. If `floor_reached`, the windows are those with a footprint after the floor, T is the floor's epoch, and the
+    other open windows are those of the checkpoint that no entry in `windows` or `skips` names.
     """
 
     found: bool
@@ -69,6 +79,7 @@ class EventualCheckpoint:
     marks: tuple[Mark, ...]
     scanned: Scanned
     newest_epoch: int | None
+    floor_reached: bool = False
 
 
 class Reconstruction:
@@ -76,10 +87,12 @@ class Reconstruction:
 
     Call `feed` with pieces (whole control batches end to end, newest first) until it returns True, then read `result`;
     call `finish` if the log has nothing older. `seed` keys the hash of identities: a number that the producers of keys
-    do not know.
+    do not know. The scan ends at `floor`, if the log has that version.
     """
 
-    def __init__(self, query: str, as_of: int | None = None, *, seed: int) -> None:
+    def __init__(self, query: str, as_of: int | None = None, *, seed: int, floor: Floor | None = None) -> None:
+        self._floor = floor
+        self._floor_reached = False
         self._query = query
         self._as_of = as_of
         self._scan = BackwardScan(query, as_of)
@@ -108,7 +121,7 @@ class Reconstruction:
     def feed(self, piece: Buffer) -> bool:
         """Read a piece; True if nothing older is needed.
 
-        Raises CorruptBatch, UnknownFormatVersion or StateInconsistent.
+        Raises CorruptBatch, UnknownFormatVersion, StateCleaned or StateInconsistent.
         """
         if not self.done:
             if any(self._take(record) for record in self._scan.records(piece)):
@@ -163,7 +176,7 @@ class Reconstruction:
         elif isinstance(record, Mark):
             self._take_mark(record)
         elif isinstance(record, Begin):
-            self._leave_group()
+            self._leave_group(record)
         elif self._group_mark is None:
             raise StateInconsistent(f"{self._query}: epoch {record.epoch} has state but no mark behind it")
         elif isinstance(record, Tombstones):
@@ -180,6 +193,11 @@ class Reconstruction:
             self._identities = Identities(mark.open_windows, seed=self._seed)
         self._group_mark = mark
         self._marks.append(mark)
+        if (mark.epoch, mark.attempt) == self._floor and self._found < self._marks[0].open_windows:
+            self._floor_reached = True
+            self._oldest_epoch = mark.epoch
+            self._conclude()
+            return
         self._conclude_if_complete()
 
     def _take_tombstones(self, tombstones: Tombstones) -> None:
@@ -208,9 +226,11 @@ class Reconstruction:
             self._windows.append(Windows(mark, (fresh,)))
         self._conclude_if_complete()
 
-    def _leave_group(self) -> None:
+    def _leave_group(self, begin: Begin) -> None:
         mark = self._group_mark
-        if mark is not None and mark.rebase:
+        if mark is None:
+            raise StateCleaned(cleaned(self._query, begin.epoch, self._missing()))
+        if mark.rebase:
             raise StateInconsistent(
                 f"{self._query}: epoch {mark.epoch} holds all windows, but {self._found} of "
                 f"{self._marks[0].open_windows} are found"
@@ -233,7 +253,17 @@ class Reconstruction:
             marks=tuple(reversed(self._marks)),
             scanned=scan.scanned,
             newest_epoch=scan.newest_epoch,
+            floor_reached=self._floor_reached,
         )
+
+
+def cleaned(query: str, epoch: int, missing: str) -> str:
+    """The message for state that was removed from the log at and before an epoch; `missing`: what is missing, or ""."""
+    return (
+        f"{missing or f'{query}: the state of epoch {epoch} is missing'}, and the log keeps no state of epoch {epoch} "
+        "and older ones: the query runs, or ran, with stateHistory = recovery. With stateHistory = all what it writes "
+        "from then on stays as long as its results"
+    )
 
 
 def _chosen(rows: pa.RecordBatch, identities: Identities) -> pa.RecordBatch:

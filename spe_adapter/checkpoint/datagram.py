@@ -54,7 +54,8 @@ def decode_note(data: bytes) -> EpochNote:
             _count(fields["loaded_bytes"]),
             float(fields["loaded_s"]),
         )
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        note.unit.name.encode()
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ServiceRefused(f"a datagram that begins with {data[:40]!r}: {type(error).__name__}: {error}") from error
     if note.unit.partition > MAX_PARTITION:
         raise ServiceRefused(f"partition {note.unit.partition}: at most {MAX_PARTITION}")

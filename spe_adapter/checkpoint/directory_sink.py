@@ -9,10 +9,11 @@ Invariants:
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from logstore.base.directory import DIRECTORY_MODE, FILE_MODE, make_directory, sync_directory
 from spe_adapter.checkpoint.errors import (
@@ -23,10 +24,11 @@ from spe_adapter.checkpoint.errors import (
     SinkFull,
 )
 from spe_adapter.checkpoint.names import CLAIM, MANIFEST, CheckpointName, parse_name
-from spe_adapter.checkpoint.sinks import READ_BYTES, FileContent
+from spe_adapter.checkpoint.sinks import MAX_MANIFEST_BYTES, READ_BYTES, FileContent, check_manifest_bytes
 
 _TEMPORARY: Final = ".tmp"
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _DRAFT: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -111,7 +113,9 @@ class DirectorySink:
         """The manifest, None if the checkpoint is not complete."""
         path = self._directory(name) / MANIFEST
         try:
-            return path.read_bytes()
+            with _opened(path) as source:
+                check_manifest_bytes(path, os.fstat(source.fileno()).st_size)
+                return source.read(MAX_MANIFEST_BYTES)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -121,7 +125,7 @@ class DirectorySink:
         """The bytes of a file."""
         path = self._directory(name) / file
         try:
-            with path.open("rb", buffering=0) as source:
+            with _opened(path) as source:
                 while data := source.read(READ_BYTES):
                     yield data
         except FileNotFoundError as error:
@@ -173,6 +177,21 @@ class DirectorySink:
 
     def _directory(self, name: CheckpointName) -> Path:
         return self._root / str(name)
+
+
+def _opened(path: Path) -> BinaryIO:
+    """A file to read. Raises CheckpointDamaged for what is no file, such as a pipe that would never end."""
+    try:
+        descriptor = os.open(path, _READ)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise CheckpointDamaged(f"{path}: is a link or a socket, not a file") from error
+        raise
+    source = os.fdopen(descriptor, "rb")
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        source.close()
+        raise CheckpointDamaged(f"{path}: is no file")
+    return source
 
 
 def _write_all(descriptor: int, data: bytes | memoryview) -> None:

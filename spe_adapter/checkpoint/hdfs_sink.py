@@ -26,7 +26,7 @@ from scheduler.hdfs.plan_table import PlanTable
 from scheduler.hdfs.webhdfs import ChunkClient, DataNodeFailed, HdfsAway, Timeouts, get, meaning, put
 from spe_adapter.checkpoint.errors import CheckpointDamaged, CheckpointTaken, SinkAway, SinkFailed, SinkFull
 from spe_adapter.checkpoint.names import CLAIM, MANIFEST, CheckpointName, parse_name
-from spe_adapter.checkpoint.sinks import READ_BYTES, FileContent
+from spe_adapter.checkpoint.sinks import READ_BYTES, FileContent, check_manifest_bytes
 
 PLAN_TABLE_AWAY: Final = LogEvent("plan_table_away", Level.WARNING)
 _FIRST_WAIT_S: Final = 0.1
@@ -44,13 +44,16 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class HdfsSinkSettings:
-    """`url`: http://HOST:PORT of WebHDFS; `root`: the directory there; `patience_s`: how long HDFS may be away."""
+    """`url`: http://HOST:PORT of WebHDFS; `root`: the directory there; `patience_s`: how long HDFS may be away;
+    `avoided`: addresses of DataNodes that are left out where HDFS places, such as the writer's own.
+    """
 
     url: str
     root: str
     user: str = "cairn"
     patience_s: float = 30.0
     timeouts: Timeouts = field(default=Timeouts())
+    avoided: tuple[str, ...] = ()
 
 
 class HdfsSink:
@@ -124,8 +127,10 @@ class HdfsSink:
 
         def attempt(excluded: tuple[str, ...]) -> bytes | None:
             with self._client(excluded) as client:
-                if client.status(path, strict=False) is None:
+                status = client.status(path, strict=False)
+                if status is None:
                     return None
+                check_manifest_bytes(path, int(status["length"]))
                 return b"".join(get(client, path))
 
         return self._tried(path, attempt)
@@ -237,7 +242,8 @@ class HdfsSink:
                 failed = (*failed, error.address)
 
     def _client(self, excluded: tuple[str, ...] = ()) -> "ClosingClient":
-        return ClosingClient(self._settings.url, self._settings.user, self._settings.timeouts, excluded)
+        left_out = (*self._settings.avoided, *excluded)
+        return ClosingClient(self._settings.url, self._settings.user, self._settings.timeouts, left_out)
 
     def _path(self, name: CheckpointName, file: str = "") -> str:
         return f"{self._settings.root}/{name}" + (f"/{file}" if file else "")

@@ -40,7 +40,7 @@ class _FreezePoint:
         self._freeze = freeze
         self._changed = threading.Condition()
         self._wanted: tuple[object] | None = None
-        self._answer: Snapshot | CairnError | None = None
+        self._answer: Snapshot | CairnError | OSError | None = None
         self._closed = False
 
     def ask(self, since: object) -> Snapshot | None:
@@ -53,7 +53,7 @@ class _FreezePoint:
             return self._answered()
 
     def _answered(self) -> Snapshot | None:
-        if isinstance(self._answer, CairnError):
+        if isinstance(self._answer, CairnError | OSError):
             raise SnapshotRefused(str(self._answer)) from self._answer
         return self._answer
 
@@ -66,7 +66,7 @@ class _FreezePoint:
             if wanted is not None:
                 try:
                     self._answer = self._freeze(wanted[0])
-                except CairnError as error:
+                except (CairnError, OSError) as error:
                     self._answer = error
             self._changed.notify_all()
 

@@ -3,8 +3,8 @@
     note the positions and freeze -> write in parallel, as Peace says -> seal -> register -> acknowledge
 
 Invariants:
-* A checkpoint that fails costs itself: its pages are released, its request to Peace is cancelled, the one before stays,
-  and nothing of this is raised to the operator.
+* A checkpoint that fails costs itself: its pages are released, its request to Peace is cancelled, its files are
+  removed, the one before stays, and nothing of this is raised to the operator.
 * While Peace tells to wait, nothing is frozen. At the go the state is frozen anew; if its pages do not fit the granted
   number of chunks, the request is cancelled and submitted anew, at most MAX_REQUESTS times.
 * A coordinator that is away, or refuses, costs the plan: the chunks are written without one, and a line says so.
@@ -136,6 +136,8 @@ class CheckpointManager:
         self._manifests: dict[int, Manifest] = {}
         self._frozen: Snapshot | None = None
         self._freeze_s = 0.0
+        self._claimed_seq = 0
+        """The last number that this manager has claimed: a number is used once, even if its files were removed."""
 
     def checkpoint(self) -> Outcome:
         """Write a checkpoint of the present version; blocks until it is complete, skipped or has failed."""
@@ -167,8 +169,12 @@ class CheckpointManager:
         started_s = self._tools.clock.monotonic_s()
         steps.move(CheckpointEvent.START)
         try:
-            name = self._claimed(max(seqs, default=0) + 1)
-            files, is_planned = self._written(name, frozen, grant)
+            name = self._claimed(max({*seqs, self._claimed_seq}) + 1)
+            try:
+                files, is_planned = self._written(name, frozen, grant)
+            except BaseException:
+                self._abandon(name)
+                raise
         except BaseException:
             if grant is not None:
                 grant.cancel()
@@ -288,6 +294,7 @@ class CheckpointManager:
                 self._tools.sink.claim(name)
             except CheckpointTaken:
                 continue
+            self._claimed_seq = seq
             return name
         raise CheckpointTaken(f"{self.unit.name}: others took the numbers {first} to {first + MAX_CLAIMS - 1}")
 
@@ -324,6 +331,13 @@ class CheckpointManager:
                 self._frozen.pages.release()
             except (CairnError, OSError) as error:
                 self._tools.report(CHECKPOINT_FAILED, unit=self.unit.name, error=f"release: {error}")
+
+    def _abandon(self, name: CheckpointName) -> None:
+        """Remove the files of a checkpoint that failed before its manifest: with them a full sink would stay full."""
+        try:
+            self._tools.sink.remove(name)
+        except (CairnError, OSError) as error:
+            self._tools.report(CHECKPOINT_NOT_REMOVED, checkpoint=str(name), error=error)
 
     # ---- old checkpoints
 

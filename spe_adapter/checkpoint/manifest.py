@@ -9,6 +9,7 @@ pages which did not change. So a recovery reads one manifest, and a damaged mani
 Invariants:
 * A manifest that is torn, or has a changed byte, is CheckpointDamaged; another version is CheckpointVersionUnknown.
 * Every page of the state is in exactly one of the parts that the manifest calls live.
+* Every value is within its bounds before anything is made of it: a manifest may have been written by anybody.
 """
 
 import json
@@ -19,15 +20,23 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from crc32c import crc32c
 
-from spe_adapter.checkpoint.chunk import MAX_CHUNK_BYTES, MAX_PAGE_BYTES, chunk_bytes
+from spe_adapter.checkpoint.chunk import MAX_CHUNK_BYTES, MAX_PAGE_BYTES, MIN_PAGE_BYTES, chunk_bytes
 from spe_adapter.checkpoint.errors import CheckpointDamaged, CheckpointVersionUnknown
-from spe_adapter.checkpoint.names import CheckpointName, Unit, checkpoint_name, thread_name
-from spe_adapter.checkpoint.ranges import count_of, ids_of, ranges_of
+from spe_adapter.checkpoint.names import (
+    MAX_PARTITION,
+    MAX_SEQ,
+    MAX_THREADS,
+    CheckpointName,
+    Unit,
+    checkpoint_name,
+    thread_name,
+)
+from spe_adapter.checkpoint.ranges import check_ranges, count_of, ids_of, ranges_of
 from spe_adapter.checkpoint.snapshot import VersionHeader
 from spe_adapter.codec.kernels import Int64s
 
 VERSION: Final = 1
-MAX_MANIFEST_BYTES: Final = 64 << 20
+MAX_VALUE: Final = 2**62
 _HEAD: Final = re.compile(rb"cairn-checkpoint (\d{1,9}) ([0-9a-f]{8}) (\d{1,9})\n")
 _MAX_HEAD_BYTES: Final = 64
 
@@ -202,49 +211,59 @@ def decode_manifest(data: bytes, name: CheckpointName, where: str) -> Manifest:
         raise CheckpointDamaged(f"{where}: the CRC differs")
     try:
         manifest = _parsed(json.loads(body))
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        found = manifest.name
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
         raise CheckpointDamaged(f"{where}: {type(error).__name__}: {error}") from error
-    if manifest.name != name:
-        raise CheckpointDamaged(f"{where}: is the manifest of {manifest.name}")
+    if found != name:
+        raise CheckpointDamaged(f"{where}: is the manifest of {found}")
     return manifest
 
 
 def _parsed(fields: Mapping[str, Any]) -> Manifest:
     header = VersionHeader(
         str(fields["fingerprint"]),
-        int(fields["epoch"]),
+        _bounded(fields, "epoch", MAX_VALUE),
         str(fields["attempt"]),
-        int(fields["capacity"]),
-        int(fields["arena_bytes"]),
+        _bounded(fields, "capacity", MAX_VALUE),
+        _bounded(fields, "arena_bytes", MAX_VALUE),
         bytes.fromhex(fields["note"]),
         dict(fields["extra"]),
     )
-    page_bytes = int(fields["page_bytes"])
+    page_bytes = _bounded(fields, "page_bytes", MAX_PAGE_BYTES, MIN_PAGE_BYTES)
     parts = tuple(
-        Part(int(part["seq"]), tuple(_file(file, page_bytes) for file in part["files"])) for part in fields["parts"]
+        Part(_bounded(part, "seq", MAX_SEQ, 1), tuple(_file(file, page_bytes) for file in part["files"]))
+        for part in fields["parts"]
     )
-    unit = Unit(str(fields["query"]), int(fields["partition"]))
-    if not parts or parts[0].seq != fields["seq"] or not 1 <= page_bytes <= MAX_PAGE_BYTES:
-        raise ValueError(f"parts of {[part.seq for part in parts]}, pages of {page_bytes} bytes")
+    unit = Unit(str(fields["query"]), _bounded(fields, "partition", MAX_PARTITION))
+    if not parts or parts[0].seq != fields["seq"]:
+        raise ValueError(f"parts of {[part.seq for part in parts]}")
     return Manifest(
         unit,
-        int(fields["seq"]),
+        _bounded(fields, "seq", MAX_SEQ, 1),
         header,
         page_bytes,
         parts,
         bool(fields["planned"]),
-        int(fields["written_ms"]),
+        _bounded(fields, "written_ms", MAX_VALUE),
     )
+
+
+def _bounded(fields: Mapping[str, Any], name: str, most: int, least: int = 0) -> int:
+    value = fields[name]
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ValueError(f"{name} is {value!r}, not a number from {least} to {most}")
+    return value
 
 
 def _file(fields: Mapping[str, Any], page_bytes: int) -> CheckpointFile:
     file = CheckpointFile(
-        int(fields["thread"]),
-        int(fields["bytes"]),
-        int(fields["crc32c"]),
+        _bounded(fields, "thread", MAX_THREADS),
+        _bounded(fields, "bytes", MAX_VALUE),
+        _bounded(fields, "crc32c", 0xFFFFFFFF),
         tuple(int(number) for number in fields["ranges"]),
         tuple(str(host) for host in fields["hosts"]),
     )
+    check_ranges(file.ranges)
     if file.size_bytes != chunk_bytes(file.pages, page_bytes) or file.pages * page_bytes > 2 * MAX_CHUNK_BYTES:
         raise ValueError(f"file {file.name} with {file.pages} pages has {file.size_bytes} bytes")
     return file

@@ -2,36 +2,41 @@
 
 Invariants:
 * A request that is not needed any more is cancelled, as far as the coordinator can be reached.
-* A coordinator that is away, or refuses, costs a checkpoint its plan: errors are CoordinatorError, and the caller
-  writes without a plan.
+* A coordinator that is away, refuses, or gives no go within a bound, costs a checkpoint its plan: errors are
+  CoordinatorError, and the caller writes without a plan.
 
 Source: SGuard, section 5 (requests (w, r, k), callbacks).
 """
 
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Final
 
 from scheduler.client import CoordinatorClient, CoordinatorError, CoordinatorRequest, Go
+
+MAX_WAIT_S: Final = 600.0
+"""How long the first go is waited for. Then the checkpoint is written without a plan: the log behind the last one grows
+meanwhile, and with the log the time of a recovery.
+"""
 
 
 class Grant:
     """A request to write chunks. `chunks`: how many; `is_waiting`: Peace has told to wait."""
 
-    def __init__(self, request: CoordinatorRequest, chunks: int) -> None:
+    def __init__(self, request: CoordinatorRequest, chunks: int, max_wait_s: float = MAX_WAIT_S) -> None:
+        self._max_wait_s = max_wait_s
         self.chunks = chunks
         self.is_waiting = request.state == "waiting"
         self._request = request
-        self._goes = request.goes()
-        self._first: list[Go] = []
 
     def wait(self) -> None:
-        """Wait for the first go. Raises CoordinatorError."""
-        self._first.extend(go for go in [next(self._goes, None)] if go is not None)
+        """Wait for the first go. Raises CoordinatorError, also if none comes within the bound."""
+        if not self._request.wait(self._max_wait_s):
+            raise CoordinatorError(f"request {self._request.name!r}: no go for {self._max_wait_s:g} s")
 
     def goes(self) -> Iterator[Go]:
         """The go of each chunk as it comes, until all chunks are done. Raises CoordinatorError."""
-        yield from self._first
-        yield from self._goes
+        return self._request.goes()
 
     def cancel(self) -> None:
         """Give the request up."""
@@ -40,16 +45,19 @@ class Grant:
 
 
 class Peace:
-    """The coordinator as a writer of checkpoints on `host` sees it; each chunk is written to `replicas` hosts."""
+    """The coordinator as a writer of checkpoints on `host` sees it; each chunk is written to `replicas` hosts. The
+    first go is waited for at most `max_wait_s`.
+    """
 
-    def __init__(self, client: CoordinatorClient, host: str, replicas: int) -> None:
+    def __init__(self, client: CoordinatorClient, host: str, replicas: int, max_wait_s: float = MAX_WAIT_S) -> None:
+        self._max_wait_s = max_wait_s
         self._client = client
         self._host = host
         self._replicas = replicas
 
     def ask(self, chunks: int) -> Grant:
         """Submit (host, replicas, chunks). Raises CoordinatorError."""
-        return Grant(self._client.submit(self._host, chunks, self._replicas), chunks)
+        return Grant(self._client.submit(self._host, chunks, self._replicas), chunks, self._max_wait_s)
 
 
 def chain_of(go: Go) -> tuple[str, ...]:

@@ -37,7 +37,9 @@ READERS: Final = 4
 QUEUED: Final = 16
 """Runs of pages that wait for their consumer; each may hold the range that was read with it (READ_BYTES)."""
 MAX_TRIED: Final = 16
-"""Checkpoints of a unit that are looked at; more than are kept."""
+"""Complete checkpoints of a unit that are looked at; more than are kept."""
+MAX_LOOKED_AT: Final = 1000
+"""Directories of a unit that are looked at: each write that was killed leaves one without a manifest."""
 _POLL_S: Final = 0.2
 
 Built = TypeVar("Built")
@@ -58,8 +60,10 @@ class Finder:
 
         Raises SinkFailed if the sink cannot be listed and the registry knows none.
         """
-        found = []
+        found: list[Manifest] = []
         for name in self._names(unit):
+            if len(found) == MAX_TRIED:
+                break
             where = f"{self.sink.url}/{name}"
             try:
                 data = self.sink.manifest(name)
@@ -82,7 +86,7 @@ class Finder:
             if not seqs:
                 raise
         valid = sorted((seq for seq in seqs if 1 <= seq <= MAX_SEQ), reverse=True)
-        return [checkpoint_name(unit, seq) for seq in valid[:MAX_TRIED]]
+        return [checkpoint_name(unit, seq) for seq in valid[:MAX_LOOKED_AT]]
 
 
 class Recovery(NamedTuple):
@@ -182,6 +186,8 @@ def checked_runs(sink: Sink, live: LiveFile, page_bytes: int) -> PageRuns:
     reader = ChunkReader(where, live.name, live.file.thread)
     numbers = []
     for data in sink.read(live.name, live.file.name):
+        if reader.size_bytes + len(data) > live.file.size_bytes:  # memory is bounded by what the manifest says
+            raise CheckpointDamaged(f"{where}: is longer than the {live.file.size_bytes} bytes of the manifest")
         for ids, content in reader.feed(data):
             if content.shape[1] != page_bytes:
                 raise CheckpointDamaged(f"{where}: pages of {content.shape[1]} bytes, not {page_bytes}")

@@ -3,6 +3,8 @@
 Invariants:
 * The newest KEPT checkpoints that can be recovered are kept, with all that they build on. What is older goes only
   while they are there.
+* Of the RECENT newest ones, the KEPT with the highest epochs are kept as well: a host that a unit has left may still
+  write the old version that it has, under a new number.
 * No clock, no I/O: names and manifests come in.
 """
 
@@ -13,6 +15,8 @@ from spe_adapter.checkpoint.manifest import Manifest
 
 KEPT: Final = 2
 """If the newest is damaged, there is the one before."""
+RECENT: Final = 8
+"""After so many checkpoints of a query that was made anew under an old name, those of the old one go."""
 MAX_CHAIN: Final = 8
 """Checkpoints that an incremental one may build on: a recovery opens the files of all of them."""
 MAX_GARBAGE_SHARE: Final = 0.5
@@ -27,7 +31,7 @@ def newest_first(manifests: Iterable[Manifest]) -> list[Manifest]:
 def recoverable(manifests: Iterable[Manifest], seqs: Collection[int]) -> list[Manifest]:
     """The checkpoints whose parts are all among the directories `seqs`, last written first.
 
-    Not by epoch: a query that was made anew under an old name begins at a low one.
+    Not by epoch: a query that was made anew under an old name begins at a low epoch.
     """
     whole = [manifest for manifest in manifests if {part.seq for part in manifest.parts} <= set(seqs)]
     return sorted(whole, key=lambda manifest: manifest.seq, reverse=True)
@@ -39,9 +43,10 @@ def to_remove(manifests: Collection[Manifest], seqs: Collection[int]) -> list[in
     `seqs`: all directories of the unit. Directories above the oldest kept one are never removed: another writer may be
     at work there.
     """
-    kept = recoverable(manifests, seqs)[:KEPT]
-    if len(kept) < KEPT:
+    recent = recoverable(manifests, seqs)[:RECENT]
+    if len(recent) < KEPT:
         return []
+    kept = [*recent[:KEPT], *newest_first(recent)[:KEPT]]
     needed = {part.seq for manifest in kept for part in manifest.parts}
     limit = min(manifest.seq for manifest in kept)
     return sorted(seq for seq in seqs if seq < limit and seq not in needed)

@@ -26,14 +26,13 @@ from typing import Any, Final
 from logstore.base.clock import Clock
 from logstore.base.events import Report
 from logstore.base.system import SystemClock
-from scheduler.client import CoordinatorError
 from spe_adapter.checkpoint.datagram import MAX_DATAGRAM_BYTES, EpochNote, decode_note
-from spe_adapter.checkpoint.errors import CheckpointFailed, ServiceRefused
+from spe_adapter.checkpoint.errors import ServiceRefused
 from spe_adapter.checkpoint.events import DATAGRAM_REFUSED, SERVICE_ENDED, SERVICE_STARTED, UNIT_REFUSED
 from spe_adapter.checkpoint.manager import CheckpointManager, Outcome
 from spe_adapter.checkpoint.names import Unit
 from spe_adapter.checkpoint.policy import MeasuredRates, UnitPolicy
-from spe_adapter.checkpoint.service_place import SOCKET, STATUS, listen, place_of
+from spe_adapter.checkpoint.service_place import SOCKET, STATUS, listen, place_of, turn_log
 from spe_adapter.checkpoint.settings import settings_of
 from spe_adapter.checkpoint.sites import Sites
 from spe_adapter.checkpoint.snapshot import Freeze
@@ -110,6 +109,7 @@ class IoService:
                     self._collect()
                     self._begin(units)
                     self._show()
+                    turn_log(self._directory)
                     busy = any(served.running is not None for served in self._units.values())
                     if not _is_there(path, own):
                         why = "its directory is gone"
@@ -120,8 +120,9 @@ class IoService:
             finally:
                 sites.close()
         self._collect()
-        with suppress(OSError):
-            path.unlink()
+        if _is_there(path, own):  # else the name is another service's
+            with suppress(OSError):
+                path.unlink()
         self._report(SERVICE_ENDED, directory=self._directory, reason=why)
 
     # ---- notes
@@ -150,7 +151,7 @@ class IoService:
                 return  # its settings change after this checkpoint
             try:
                 served = self._units[note.unit] = self._served(note, sites)
-            except (CheckpointFailed, CoordinatorError) as error:
+            except Exception as error:  # noqa: BLE001 - what one unit asks for costs the checkpoints of no other
                 self._report(UNIT_REFUSED, unit=note.unit.name, error=error)
                 return
         self._units.move_to_end(note.unit)

@@ -29,8 +29,9 @@ LOCK: Final = "lock"
 SOCKET: Final = "socket"
 STATUS: Final = "status.json"
 LOG: Final = "log"
+OLD_LOG: Final = ".old"
 MAX_LOG_BYTES: Final = 1 << 20
-"""A longer log is renamed when a service starts; so there are two files at most."""
+"""A longer log is renamed, when a service starts and while it runs; so there are two files at most."""
 LOCK_OPTION: Final = "--lock-descriptor"
 _OPEN: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -97,7 +98,7 @@ def _spawn(place: Path, lock: int, command: Sequence[str]) -> None:
     log = place / LOG
     with suppress(FileNotFoundError):
         if log.stat().st_size > MAX_LOG_BYTES:
-            log.rename(log.with_suffix(".old"))
+            log.rename(log.with_suffix(OLD_LOG))
     paths = [os.path.abspath(path) for path in sys.path]
     target = os.open(log, _OPEN | os.O_APPEND, FILE_MODE)
     try:
@@ -115,6 +116,23 @@ def _spawn(place: Path, lock: int, command: Sequence[str]) -> None:
         )
     finally:
         os.close(target)
+
+
+def turn_log(state_directory: Path) -> None:
+    """Go on in a new file if the log that this process writes is too long. Without such a log nothing happens."""
+    path, own = place_of(state_directory) / LOG, os.fstat(2)
+    if own.st_size <= MAX_LOG_BYTES:
+        return
+    with suppress(OSError):
+        if not os.path.samestat(path.stat(), own):
+            return
+        path.rename(path.with_suffix(OLD_LOG))
+        target = os.open(path, _OPEN | os.O_APPEND, FILE_MODE)
+        try:
+            for stream in (1, 2):
+                os.dup2(target, stream)
+        finally:
+            os.close(target)
 
 
 def hold_lock(state_directory: Path, descriptor: int | None) -> int:

@@ -76,6 +76,11 @@ def settings_of(values: dict[str, Any]) -> CheckpointSettings:
     if unknown or "sink" not in values:
         raise CheckpointUrlRefused(f"settings of checkpoints: {unknown or 'no sink'}; there are {sorted(known)}")
     policy = values.get("policy", {})
+    texts = {entry.name for entry in fields(CheckpointSettings) if entry.type in (str, "str")}
+    for name in sorted(set(values) - {"policy"}):
+        kind = str if name in texts else int
+        if type(values[name]) is not kind:
+            raise CheckpointUrlRefused(f"settings of checkpoints: {name}={values[name]!r} is no {kind.__name__}")
     try:
         return CheckpointSettings(**{**values, "policy": PolicySettings(**policy)})
     except TypeError as error:
@@ -90,6 +95,8 @@ def parse_sink_url(url: str) -> tuple[str, str]:
     except ValueError as error:
         raise CheckpointUrlRefused(f"{url!r}: {error}") from error
     path = unquote(parts.path).rstrip("/")
+    if "\0" in path or not path.isprintable():
+        raise CheckpointUrlRefused(f"{url!r}: the path of a sink has a character that no name may have")
     if parts.query or parts.fragment:
         raise CheckpointUrlRefused(f"{url!r}: a sink's URL ends with its directory, without '?' and '#'")
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and path.startswith("/"):

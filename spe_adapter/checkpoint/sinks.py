@@ -10,10 +10,13 @@ Invariants of every sink:
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple, Protocol
 
+from spe_adapter.checkpoint.errors import CheckpointDamaged
 from spe_adapter.checkpoint.names import CheckpointName
 
 READ_BYTES: Final = 4 << 20
 """The length of a range that a recovery asks for."""
+MAX_MANIFEST_BYTES: Final = 64 << 20
+"""A longer manifest is not read."""
 Pieces = Callable[[], Iterator[bytes | memoryview]]
 """Gives the bytes of a file from its begin, each time that it is called."""
 
@@ -28,6 +31,12 @@ class FileContent(NamedTuple):
     pieces: Pieces
     chain: tuple[str, ...] = ()
     replicas: int = 1
+
+
+def check_manifest_bytes(where: object, size_bytes: int) -> None:
+    """Raise CheckpointDamaged for a manifest that is too long to be read."""
+    if size_bytes > MAX_MANIFEST_BYTES:
+        raise CheckpointDamaged(f"{where}: a manifest of {size_bytes} bytes; at most {MAX_MANIFEST_BYTES} are read")
 
 
 class Sink(Protocol):

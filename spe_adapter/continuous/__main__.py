@@ -18,6 +18,7 @@ from types import FrameType
 
 from logstore.errors import CairnError
 from spe_adapter.cec.policy import DEFAULT_Q, DEFAULT_U, PER_WINDOW, Targets
+from spe_adapter.checkpoint.settings import CheckpointSettings
 from spe_adapter.continuous.calibration import cost_benefit
 from spe_adapter.continuous.errors import FragmentRefused
 from spe_adapter.continuous.fragment import EpochLimits, Fragment
@@ -34,6 +35,8 @@ def main(arguments: Sequence[str]) -> int:
         options = Options(
             given.servers, partial(Targets, given.q, given.u, PER_WINDOW), EpochLimits(epoch_ms=given.epoch_ms)
         )
+        if given.checkpoints is not None:
+            options = replace(options, checkpoints=CheckpointSettings(given.checkpoints))
         if given.mtbf_s is not None:
             policy = cost_benefit(fragment, given.partition, options, given.mtbf_s)
             options = replace(options, policy=policy)
@@ -68,6 +71,11 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         type=int,
         default=EpochLimits().epoch_ms,
         help="milliseconds from an epoch's first record to its commit",
+    )
+    parser.add_argument(
+        "--checkpoints",
+        metavar="URL",
+        help="write the state beside the log: file:///DIRECTORY, hdfs://HOST:PORT/DIRECTORY",
     )
     parser.add_argument("--report-s", type=float, default=1.0, help="least time between two lines of progress")
     return parser.parse_args(arguments)

@@ -15,7 +15,7 @@ Source: CEC paper, sections II.B, III and III.A.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -26,13 +26,15 @@ from logstore.interfaces import Buffer
 from spe_adapter.cec.control import EndPositions, Mark, encode_footprints, encode_mark, encode_tombstones
 from spe_adapter.cec.extent import Counters
 from spe_adapter.cec.policy import NoChecks, Policy, View
-from spe_adapter.cec.reconstruct import EventualCheckpoint, Reconstruction
-from spe_adapter.codec.kernels import Bytes, Int64s
+from spe_adapter.cec.reconstruct import EventualCheckpoint, Floor, Reconstruction
+from spe_adapter.checkpoint.snapshot import Snapshot
+from spe_adapter.codec.kernels import Int64s
 from spe_adapter.codec.partitioner import PARTITIONERS, partitions_of
 from spe_adapter.continuous.candidates import MAX_CHECKS, Candidates
 from spe_adapter.continuous.errors import FragmentRefused, ReplayDiverged, WrongPartition
-from spe_adapter.continuous.fragment import DEFAULT_STATE_BYTES, CheckedFragment, apply
+from spe_adapter.continuous.fragment import DEFAULT_STATE_BYTES, CheckedFragment, apply, fingerprint
 from spe_adapter.continuous.inputs import RecordRun
+from spe_adapter.continuous.paged_state import CoveredVersion, PagedState, bring_up
 from spe_adapter.continuous.port import FENCE_EPOCH, EpochOutput
 from spe_adapter.epochs.marks import OpenWindows, StatePartition, epoch_mark
 from spe_adapter.epochs.segments import StagedSegment, StreamOutput
@@ -44,7 +46,7 @@ from spe_adapter.operators.replay import Replay, SkipPoints
 from spe_adapter.state.direct import Direct
 from spe_adapter.state.errors import StateTooLarge
 from spe_adapter.state.store import Changes
-from spe_adapter.state.table import Table, anonymous
+from spe_adapter.state.table import Table
 
 _MIN_WINDOWS: Final = 1024
 _MS_PER_S: Final = 1000.0
@@ -118,9 +120,11 @@ class Core:
         monotonic_ms: Callable[[], float],
         state_limit_bytes: int = DEFAULT_STATE_BYTES,
         seed: int = 0,
+        *,
+        is_paged: bool = False,
     ) -> None:
         """`seed` keys the hashes of windows: a number that the producers of keys do not know. Nothing else follows from
-        it.
+        it. `is_paged`: the state lies on pages, so that it can be frozen for a checkpoint.
         """
         self._plan = plan
         self._instance = instance
@@ -131,6 +135,10 @@ class Core:
         self._operator = plan.fragment.operator
         self._name = plan.fragment.name_in(instance.partition)
         self._fingerprint = fingerprint(plan)
+        schema = self._operator.state_schema(plan.input_schema)
+        self.state = PagedState(schema, self._fingerprint, self._charge, is_paged=is_paged)
+        self.control_bytes = 0
+        """Bytes of the control batches of the epoch that ended last."""
         self._adopt(0)
         self._skips = SkipPoints(seed)
         self._last: Mark | None = None
@@ -156,25 +164,23 @@ class Core:
         self.is_empty = True
         """Whether nothing has happened in the open epoch: no input, and no timer was due."""
 
-    def _adopt(self, windows: int) -> None:
-        """Start with an empty state that has room for one and a half times this number of windows."""
+    def _adopt(self, windows: int, table: Table | None = None) -> None:
+        """Start with a table, or with an empty one that has room for one and a half times this number of windows."""
         plan = self._plan
-        schema = self._operator.state_schema(plan.input_schema)
         room = max(_MIN_WINDOWS, windows + windows // 2)
-        self._table = Table.in_memory(schema, room, self._seed, self._allocate)
+        self._table = self.state.empty(room, self._seed) if table is None else table
         keeps = self._operator.keeps_entries and plan.fragment.checkpoints
         self.store = Direct(self._table, tells_changes=keeps, tells_windows=plan.fragment.checkpoints)
         self._candidates = Candidates(self._table)
         self._processor = processor_of(self._operator, plan.key_codec, plan.input_schema, self.store)
 
-    def _allocate(self, size_bytes: int) -> Bytes:
-        """Allocate memory for the state. Raises StateTooLarge."""
+    def _charge(self, size_bytes: int) -> None:
+        """Allow so much memory for the state. Raises StateTooLarge."""
         if size_bytes > self._state_limit_bytes:
             raise StateTooLarge(
                 f"query {self._name!r}: its state needs {size_bytes} bytes of memory, state_bytes allows "
                 f"{self._state_limit_bytes}. Raise the limit, use more partitions, or close windows sooner"
             )
-        return anonymous(size_bytes)
 
     @property
     def partition(self) -> int:
@@ -335,6 +341,7 @@ class Core:
         )
         if self._plan.fragment.checkpoints:
             controls.append(encode_mark(self._mark(), now_ms))
+        self.control_bytes = sum(len(batch) for batch in controls)
         output = EpochOutput(self._epoch, tuple(self._segments(controls, now_ms)), self._progress())
         figures = Figures(
             epoch=self._epoch,
@@ -452,19 +459,35 @@ class Core:
         while len(self._recovery_points) > 1 and self._recovery_points[1].number <= point.oldest_epoch:
             self._recovery_points.popleft()
 
+    # ---- checkpoints: called between the end of an epoch and the next record
+
+    def freeze(self, since: object) -> Snapshot | None:
+        """Freeze the state as of the epoch that ended last (see `PagedState.freeze`)."""
+        version = CoveredVersion(self._epoch, self._emitted, self._seen)
+        return self.state.freeze(since, self._table, version, self._instance.attempt)
+
+    def cover(self, version: CoveredVersion) -> None:
+        """Note a complete checkpoint: the policy need not write what it covers, a recovery replays what follows it."""
+        if self.state.cover(self._table, version):
+            self._candidates = Candidates(self._table)
+            self._candidates.refresh()
+
     # ---- recovery
 
-    def reconstruction(self) -> Reconstruction:
-        """A reconstruction of this query's eventual checkpoint from the output stream."""
-        return Reconstruction(self._name, seed=self._seed)
+    def reconstruction(self, floor: Floor | None = None) -> Reconstruction:
+        """A reconstruction of this query's eventual checkpoint from the output stream, down to `floor`."""
+        return Reconstruction(self._name, seed=self._seed, floor=floor)
 
-    def load(self, eventual: EventualCheckpoint, last_epoch: int) -> list[ReplayEpoch]:
-        """Load an eventual checkpoint; the epochs to replay, whose input starts at `positions`.
+    def load(self, eventual: EventualCheckpoint, last_epoch: int, table: Table | None = None) -> list[ReplayEpoch]:
+        """Load an eventual checkpoint; the epochs to replay, whose input starts at `positions`. `table` is that of the
+        checkpoint at the floor of `eventual`, if that was reached.
 
         Raises FragmentRefused if the checkpoint belongs to another fragment, or to other settings of this one.
         """
         mark = self._checked(eventual.mark, last_epoch)
-        self._adopt(mark.open_windows)
+        self._adopt(mark.open_windows, table)
+        if table is not None:
+            bring_up(table, eventual)
         for windows in eventual.windows:
             for batch in windows.batches:
                 self._table.put(batch, (windows.mark.epoch, windows.mark.emitted, windows.mark.seen))
@@ -566,16 +589,3 @@ class Core:
         self._last = None
         self._skips = SkipPoints(self._seed)
         self._next_wall_ms = self._processor.next_wall_ms
-
-
-def fingerprint(plan: CheckedFragment) -> str:
-    """A description of all that must stay the same from one incarnation of a query to the next: the operator with its
-    settings, its key and the columns of its state.
-    """
-    operator = plan.fragment.operator
-    state = _described(operator.state_schema(plan.input_schema))
-    return f"{operator.description} by {_described(plan.key_codec.fields)} with state ({state})"
-
-
-def _described(fields: Iterable[pa.Field]) -> str:
-    return ", ".join(f"{field.name} {field.type}" for field in fields)

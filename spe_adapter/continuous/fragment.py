@@ -10,7 +10,7 @@ Invariants:
 Source: CEC paper, section II (queries as fragments between queues).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -173,3 +173,16 @@ def _through(steps: tuple[Step, ...], schema: pa.Schema, where: str) -> pa.Schem
 
 def _columns(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in schema)
+
+
+def fingerprint(plan: CheckedFragment) -> str:
+    """A description of all that must stay the same from one incarnation of a query to the next: the operator with its
+    settings, its key and the columns of its state.
+    """
+    operator = plan.fragment.operator
+    state = _described(operator.state_schema(plan.input_schema))
+    return f"{operator.description} by {_described(plan.key_codec.fields)} with state ({state})"
+
+
+def _described(fields: Iterable[pa.Field]) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in fields)

@@ -10,27 +10,36 @@ Invariants:
 Source: CEC paper, sections II.B (recovery) and III (foreground and background path).
 """
 
+import logging
 from collections import deque
-from collections.abc import Callable
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple, Protocol
 
 from logstore.client.errors import NONE, OFFSET_OUT_OF_RANGE, Refused
 from spe_adapter.cec.control import End, decode
-from spe_adapter.cec.reconstruct import EventualCheckpoint
+from spe_adapter.cec.reconstruct import EventualCheckpoint, Floor
+from spe_adapter.checkpoint.bases import StoredBase
+from spe_adapter.checkpoint.errors import CheckpointFailed
 from spe_adapter.continuous.core import Core, Figures, ReplayEpoch
 from spe_adapter.continuous.errors import FragmentRefused, InputTrimmed
 from spe_adapter.continuous.fragment import CheckedFragment, EpochLimits
 from spe_adapter.continuous.inputs import RecordRun, SourceBuffer, choose
+from spe_adapter.continuous.paged_state import CoveredVersion
 from spe_adapter.continuous.port import FENCE_EPOCH, Port
 from spe_adapter.errors import StateTrimmed
+from spe_adapter.pages.errors import PagesRefused
+from spe_adapter.state.errors import StateDamaged
+from spe_adapter.state.table import Table
 
+_log = logging.getLogger(__name__)
 IDLE_MS: Final = 200
 """How long an idle runner waits until it checks whether it should stop."""
 
 
 class Recovered(NamedTuple):
     """The event of a recovery: the last committed epoch, the open windows, the footprints and tombstones that were read
-    (`tuples`), the epochs and records that were replayed, and the time of loading and of replay.
+    (`tuples`), the epochs and records that were replayed, and the time of loading and of replay. `checkpoint_epoch` is
+    that of the checkpoint that was loaded, -1 if the log alone was read.
     """
 
     epoch: int
@@ -40,6 +49,7 @@ class Recovered(NamedTuple):
     replayed_epochs: int
     replayed_records: int
     replay_ms: float
+    checkpoint_epoch: int = -1
 
 
 class FragmentProgress(NamedTuple):
@@ -56,6 +66,19 @@ class FetchOutcome(NamedTuple):
     moved: bool
 
 
+class UnitCheckpoints(Protocol):
+    """The checkpoints of a runner's partition."""
+
+    def stored(self) -> Iterable[StoredBase]:
+        """Those that are complete, newest first; none if the sink is away."""
+
+    def complete(self) -> Sequence[CoveredVersion]:
+        """Those that became complete since the last call."""
+
+    def ended(self, log_bytes: int, state_bytes: int) -> None:
+        """An epoch has ended, with so many bytes of control batches; the state is at its end now, and may be frozen."""
+
+
 Event = Recovered | FragmentProgress
 Observe = Callable[[Event], None]
 
@@ -67,8 +90,17 @@ class Loop:
     taken over), what the operator and the steps raise, and what the port raises.
     """
 
-    def __init__(self, core: Core, plan: CheckedFragment, port: Port, limits: EpochLimits, observe: Observe) -> None:
+    def __init__(
+        self,
+        core: Core,
+        plan: CheckedFragment,
+        port: Port,
+        limits: EpochLimits,
+        observe: Observe,
+        checkpoints: UnitCheckpoints | None = None,
+    ) -> None:
         self._core = core
+        self._checkpoints = checkpoints
         self._plan = plan
         self._port = port
         self._limits = limits
@@ -97,8 +129,8 @@ class Loop:
                 f"query {self._plan.fragment.query!r} has committed epoch {last} and runs without checkpoints: it "
                 "cannot go on. Start under another query name"
             )
-        eventual = self._reconstruct()
-        epochs = self._core.load(eventual, last)
+        eventual, table = self._reconstructed(last)
+        epochs = self._core.load(eventual, last, table)
         loaded_ms = self._port.monotonic_ms()
         self._open(self._core.positions)
         records = self._replay(epochs)
@@ -107,7 +139,7 @@ class Loop:
         self._observe(
             Recovered(
                 last, self._core.windows, eventual.scanned.tuples, loaded_ms - started_ms, len(epochs), records,
-                replayed_ms - loaded_ms,
+                replayed_ms - loaded_ms, -1 if table is None else eventual.oldest_epoch,
             )
         )  # fmt: skip
 
@@ -127,9 +159,28 @@ class Loop:
                 "query had before, or another topic; or say allow_other_queries=True if both shall write here"
             )
 
-    def _reconstruct(self) -> EventualCheckpoint:
-        """Read the output stream backwards until every open window is found."""
-        reconstruction = self._core.reconstruction()
+    def _reconstructed(self, last: int) -> tuple[EventualCheckpoint, Table | None]:
+        """The eventual checkpoint; with the table of a checkpoint, where the log alone does not give all sooner. A
+        checkpoint that cannot be read, or is of another way than the log's, costs itself.
+        """
+        state = self._core.state
+        for stored in () if self._checkpoints is None else self._checkpoints.stored():
+            described = stored.described
+            if described.fingerprint != state.fingerprint or described.tag.epoch > last:
+                continue
+            try:
+                eventual = self._reconstruct(Floor(*described.tag))
+                table = state.loaded(described, stored.runs()) if eventual.floor_reached else None
+            except (StateDamaged, PagesRefused, CheckpointFailed, StateTrimmed, OSError) as error:
+                query = self._plan.fragment.query
+                _log.warning("query %r: checkpoint of epoch %d: %s", query, described.tag.epoch, error)
+            else:
+                return eventual, table
+        return self._reconstruct(), None
+
+    def _reconstruct(self, floor: Floor | None = None) -> EventualCheckpoint:
+        """Read the output stream backwards until every open window is found, or down to the version of a checkpoint."""
+        reconstruction = self._core.reconstruction(floor)
         before = -1
         while True:
             scanned = self._port.scan(before)
@@ -216,6 +267,10 @@ class Loop:
             self._reap(wait=True)
         self._port.commit(output)
         self._in_flight.append(FragmentProgress(figures, lag))
+        if self._checkpoints is not None:
+            for version in self._checkpoints.complete():
+                self._core.cover(version)
+            self._checkpoints.ended(self._core.control_bytes, figures.state_bytes)
         return True
 
     def _end_epoch_if_due(self) -> bool:

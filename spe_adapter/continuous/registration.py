@@ -33,7 +33,8 @@ class Needed(NamedTuple):
 
 
 class RunnerRegistration:
-    """Registers one runner's partition under `name`. `target` finds epochs in the target.
+    """Registers one runner's partition under `name`. `target` finds epochs in the target. `cleaned_query`: the query,
+    as epochs name it, whose records of state in the target may go where no recovery needs them; empty: none.
 
     All methods raise TooManyReaders and what the client raises.
     """
@@ -45,9 +46,10 @@ class RunnerRegistration:
         needed: Callable[[], Needed],
         target: EpochOffsets,
         monotonic_ms: Callable[[], float],
+        cleaned_query: str = "",
     ) -> None:
         self._client = client
-        self._reader = HeldStreams(name)
+        self._reader = HeldStreams(name, cleaned_query)
         self._needed = needed
         self._target = target
         self._monotonic_ms = monotonic_ms

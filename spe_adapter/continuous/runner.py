@@ -10,7 +10,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,14 +20,25 @@ from logstore.client.errors import UNKNOWN_TOPIC_OR_PARTITION, Refused
 from logstore.client.network import Network
 from logstore.errors import CairnError, TopicExists
 from spe_adapter.cec.policy import Policy, bounded
+from spe_adapter.checkpoint.names import Unit
+from spe_adapter.checkpoint.settings import CheckpointSettings
+from spe_adapter.continuous.checkpoints import RunnerCheckpoints
 from spe_adapter.continuous.client_port import CLIENT_ID, ClientPort
 from spe_adapter.continuous.core import Core, FragmentInstance
 from spe_adapter.continuous.errors import FragmentRefused
 from spe_adapter.continuous.fragment import CheckedFragment, EpochLimits, Fragment, plan
 from spe_adapter.continuous.loop import Event, Loop, Observe
 from spe_adapter.continuous.registration import Needed, RunnerRegistration
-from spe_adapter.epochs.retention import KEEP_ALL, NEW_TOPIC, EpochOffsets, how_lost, own_trimming
-from spe_adapter.errors import StateTrimmed
+from spe_adapter.epochs.retention import (
+    KEEP_ALL,
+    NEW_TOPIC,
+    STATE_HISTORIES,
+    EpochOffsets,
+    StateHistory,
+    how_lost,
+    own_trimming,
+)
+from spe_adapter.errors import StateCleaned, StateTrimmed
 from spe_adapter.host import Host, ThisHost, new_seed
 
 READER_PREFIX: Final = "continuous/"
@@ -49,8 +60,12 @@ class Options:
     policy: Callable[[], Policy] = bounded
     limits: EpochLimits = field(default_factory=EpochLimits)
     limit_s: float = LIMIT_S
+    checkpoints: CheckpointSettings | None = None
+    """Where and when the state is written beside the log; None: only the log has the state."""
     register: bool = True
     """Whether sources and target keep what a recovery would read, whatever their retention (`cairn readers`)."""
+    state_history: StateHistory = "all"
+    """Which records of state the target keeps: "all" as long as the results, or what a "recovery" needs."""
 
 
 def unobserved(event: Event) -> None:
@@ -124,8 +139,16 @@ class Runner:
         self, checked: CheckedFragment, instance: FragmentInstance, port: ClientPort, until: Callable[[], bool] | None
     ) -> None:
         limits = self._options.limits
-        core = Core(checked, instance, self._options.policy(), port.monotonic_ms, limits.state_bytes, new_seed())
+        settings = self._options.checkpoints if self._fragment.checkpoints else None
+        core = Core(
+            checked, instance, self._options.policy(), port.monotonic_ms, limits.state_bytes, new_seed(),
+            is_paged=settings is not None,
+        )  # fmt: skip
         with ExitStack() as stack:
+            checkpoints = None
+            if settings is not None:
+                unit = Unit(self._fragment.query, self._partition)
+                checkpoints = stack.enter_context(closing(RunnerCheckpoints(unit, settings, core.freeze)))
             registration = self._registration(stack, core, port)
 
             def observe(event: Event) -> None:
@@ -133,7 +156,7 @@ class Runner:
                     registration.note(event)
                 self._observe(event)
 
-            loop = Loop(core, checked, port, limits, observe)
+            loop = Loop(core, checked, port, limits, observe, checkpoints)
             self._recover(loop)
             self._loop = loop
             while not self._stopping.is_set() and not (until is not None and until()):
@@ -148,6 +171,8 @@ class Runner:
         """Recover; a target that was trimmed too far is said with what would have kept it."""
         try:
             loop.recover()
+        except StateCleaned:
+            raise
         except StateTrimmed as error:
             fragment, options = self._fragment, self._options
             addresses = parse_addresses(options.servers)
@@ -174,6 +199,7 @@ class Runner:
             lambda: Needed(dict(zip(streams, core.needed, strict=True)), core.needed_epoch),
             EpochOffsets(self._target(), fragment.name_in(self._partition)),
             port.monotonic_ms,
+            fragment.name_in(self._partition) if options.state_history == "recovery" else "",
         )
 
 
@@ -232,6 +258,13 @@ def prepare(fragment: Fragment, options: Options, host: Host) -> int:
                 raise
             _create(client, fragment.topic, wanted, NEW_TOPIC if options.register else KEEP_ALL)
             counts[fragment.topic] = wanted
+        if options.state_history not in STATE_HISTORIES:
+            raise FragmentRefused(f"state_history is {options.state_history!r}; allowed: {', '.join(STATE_HISTORIES)}")
+        if options.state_history == "recovery" and not (options.register and fragment.checkpoints):
+            raise FragmentRefused(
+                f"query {fragment.query!r}: state_history='recovery' needs a registered reader (register=True) and "
+                "state in the log (checkpoints=True); the sidecar learns from it which state a recovery needs"
+            )
         if not fragment.allow_trimming and not options.register:
             _refuse_trimming(client, fragment)
     if set(counts.values()) != {wanted}:

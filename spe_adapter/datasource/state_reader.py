@@ -37,14 +37,15 @@ from pyspark.sql.types import StructType
 from logstore.base.addresses import Address
 from logstore.client.blocking import Client, TopicPartition
 from logstore.client.network import HostNetwork, Network
-from logstore.errors import InvalidConfig
+from logstore.errors import CairnError, InvalidConfig
 from spe_adapter.cec.control import STATE_PREFIX
-from spe_adapter.cec.reconstruct import Windows
+from spe_adapter.checkpoint.settings import CheckpointSettings
+from spe_adapter.checkpoint.whole_state import WindowsOfEpoch, place_of, whole_state
 from spe_adapter.codec.kernels import Int64s
 from spe_adapter.datasource.options import DEFAULT_SOURCE_LIMIT_MS, SOURCE_NAME, OptionReader
 from spe_adapter.epochs.client import connect
 from spe_adapter.epochs.lookup import StandingEpoch, only_query, standing_epoch, state_columns
-from spe_adapter.epochs.scan import reconstruct
+from spe_adapter.errors import StateTrimmed
 from spe_adapter.operators.clock import WALL, is_wall
 from spe_adapter.operators.states.declared import KEY
 from spe_adapter.operators.states.identity import are_joined, split_keys
@@ -59,6 +60,8 @@ READER_OPTIONS: Final = frozenset(
         "query",
         "epoch",
         "batch",
+        "checkpoints",
+        "checkpointUser",
         "kafka.bootstrap.servers",
         "kafka.client.id",
         "kafka.default.api.timeout.ms",
@@ -76,7 +79,7 @@ _UNSIGNED: Final = {8: pa.int16(), 16: pa.int32(), 32: pa.int64(), 64: pa.decima
 @dataclass(frozen=True, slots=True)
 class StateOptions:
     """Which state to read: of `query` (None: the topic's only one) in `topic`, as of an epoch of the log or a batch of
-    Spark's (both None: the newest epoch).
+    Spark's (both None: the newest epoch). `checkpoints`: where those of the query are (None: the log alone is read).
     """
 
     servers: tuple[Address, ...]
@@ -86,6 +89,7 @@ class StateOptions:
     batch: int | None
     limit_s: float
     client_id: str
+    checkpoints: CheckpointSettings | None = None
 
 
 def reads_state(options: Mapping[str, str]) -> bool:
@@ -111,7 +115,15 @@ def parse_state(options: Mapping[str, str]) -> StateOptions:
         batch=batch,
         limit_s=(reader.number("kafka.default.api.timeout.ms") or DEFAULT_SOURCE_LIMIT_MS) / 1000,
         client_id=reader.text("kafka.client.id") or SOURCE_NAME,
+        checkpoints=_checkpoints(reader),
     )
+
+
+def _checkpoints(reader: OptionReader) -> CheckpointSettings | None:
+    try:
+        return place_of(reader.text("checkpoints"), reader.text("checkpointUser"))
+    except CairnError as error:
+        raise InvalidConfig(f"option 'checkpoints': {error}") from error
 
 
 def state_schema(options: StateOptions, network: Network | None = None) -> StructType:
@@ -119,12 +131,19 @@ def state_schema(options: StateOptions, network: Network | None = None) -> Struc
 
     Raises QueryNotFound, EpochNotFound, StateTrimmed and the client's errors.
     """
+    lost: StateTrimmed | None = None
     with connect(options, network or HostNetwork()) as client:
         query, at = _chosen(client, options)
         for partition in range(at.progress.partitions):
-            columns = state_columns(client, TopicPartition(options.topic, partition), query, at.epoch)
+            try:
+                columns = state_columns(client, TopicPartition(options.topic, partition), query, at.epoch)
+            except StateTrimmed as error:
+                lost = lost or error
+                continue
             if columns is not None:
                 return from_arrow_schema(_arrow_schema(columns))
+    if lost is not None:
+        raise lost
     return from_arrow_schema(_arrow_schema(pa.schema([])))
 
 
@@ -191,11 +210,11 @@ class StateReader(DataSourceReader):
             return
         spare_loaded_code()
         with connect(self._options, self._network) as client:
-            eventual = reconstruct(client, partition.stream, partition.query, partition.epoch)
-        for windows in eventual.windows:
+            state = whole_state(client, partition.stream, partition.query, partition.epoch, self._options.checkpoints)
+        for windows in state.groups:
             yield from self._readable(windows, partition.stream.partition)
 
-    def _readable(self, windows: Windows, partition: int) -> Iterator[pa.RecordBatch]:
+    def _readable(self, windows: WindowsOfEpoch, partition: int) -> Iterator[pa.RecordBatch]:
         for batch in windows.batches:
             rows = batch.drop_columns(["kind"]) if "kind" in batch.schema.names else batch
             state = pa.schema([field.with_name(field.name.removeprefix(STATE_PREFIX)) for field in rows.schema])

@@ -16,9 +16,10 @@ import pyarrow as pa
 from logstore.client.blocking import Client, TopicPartition
 from logstore.client.wire import EARLIEST
 from spe_adapter.cec.backward_scan import BackwardScan
-from spe_adapter.cec.control import STATE_PREFIX, Control, EndPositions, Footprints, Mark, holds_progress
+from spe_adapter.cec.control import STATE_PREFIX, Begin, Control, End, EndPositions, Footprints, Mark, holds_progress
+from spe_adapter.cec.reconstruct import cleaned
 from spe_adapter.epochs.scan import ControlScan, ends, standing_epochs
-from spe_adapter.errors import EpochNotFound, QueryNotFound, StateTrimmed
+from spe_adapter.errors import EpochNotFound, QueryNotFound, StateCleaned, StateTrimmed
 
 
 def queries(client: Client, stream: TopicPartition) -> dict[str, int]:
@@ -96,13 +97,18 @@ def standing_epoch(
 def state_columns(client: Client, stream: TopicPartition, query: str, epoch: int) -> pa.Schema | None:
     """The columns of a query's state in a stream as of an epoch, without their prefix; None without open windows.
 
-    Raises StateTrimmed if no footprint of an open window is left, CorruptBatch and the client's errors.
+    Raises StateTrimmed if no footprint of an open window is left, CorruptBatch, EpochNotFound and the client's errors.
     """
     scan = BackwardScan(query, epoch)
     open_windows: int | None = None
+    has_mark = False
     with ControlScan(client, stream) as batches:
         for piece in batches:
             for record in scan.records(piece):
+                if isinstance(record, Begin) and not has_mark:
+                    what = "" if open_windows is None else f"{query}: no footprint of epoch {epoch} is found"
+                    raise StateCleaned(cleaned(query, record.epoch, what))
+                has_mark = isinstance(record, Mark) or (has_mark and not isinstance(record, End))
                 if open_windows is None and isinstance(record, Mark):
                     open_windows = record.open_windows
                 columns = _columns(record)

@@ -5,18 +5,20 @@ retention by age or size removes older records only.
 
 Invariants:
 * The position in a stream is never behind the first record that a recovery of a committed epoch reads.
+* Where a query says so, its records of state below the position leave the log before the results do. Whoever asks for
+  an older state gets an error.
 * A position is acknowledged at most every ACKNOWLEDGE_S; what an acknowledgement costs does not grow with the log.
 * Records that are gone do not stop a query that works: only a recovery would need them, and it says so (`how_lost`).
 
 Source: SGuard, section 2 (HAInput acknowledges what no recovery needs); CEC paper, section II.B (the extent);
-docs/decisions/0022-registered-readers.md and 0026-trimming-and-default-retention.md.
+docs/decisions/0022-registered-readers.md, 0026-trimming-and-default-retention.md and 0031-cleaning.md.
 """
 
 import logging
 from bisect import bisect_left
 from collections.abc import Mapping
 from contextlib import closing
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from logstore.client.blocking import Client, TopicPartition
 from logstore.client.wire import EARLIEST, LATEST
@@ -25,6 +27,11 @@ from logstore.format.reader_api import LOG_START, ReaderOffset
 from spe_adapter.epochs.scan import HEAD_BYTES, ends
 
 ACKNOWLEDGE_S: Final = 5.0
+StateHistory = Literal["all", "recovery"]
+STATE_HISTORIES: Final[tuple[StateHistory, ...]] = ("all", "recovery")
+"""Which records of state stay in the log: all, for as long as results, or those that a recovery needs. The default is
+the first.
+"""
 RESULTS_RETENTION_MS: Final = 7 * 24 * 3600 * 1000
 """Kafka's default, and the sidecar's."""
 NEW_TOPIC: Final[Mapping[str, str]] = {"retention.ms": str(RESULTS_RETENTION_MS), "retention.bytes": "-1"}
@@ -90,25 +97,30 @@ class EpochOffsets:
 class HeldStreams:
     """The registration of a query as the reader `name` of the streams that its recovery would read.
 
-    Positions are given by stream; LOG_START stands for the first record that is there. All methods raise TooManyReaders
-    and what the client raises.
+    Positions are given by stream; LOG_START stands for the first record that is there. `cleaned_query`: the query whose
+    records of state may leave the log below the positions; empty: none. All methods raise TooManyReaders and what the
+    client raises.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, cleaned_query: str = "") -> None:
         self.name = name
+        self._cleaned_query = cleaned_query
         self._placed: dict[TopicPartition, int] = {}
         """The positions that the sidecar has confirmed."""
 
     def register(self, client: Client, needed: Mapping[TopicPartition, int]) -> None:
         """Hold these streams, and no others, from these positions on, or from what is there of them."""
         try:
-            placed = client.register_reader(self.name, _entries(needed))
+            placed = self._register(client, needed)
         except OffsetOutOfRange as error:
             _log.warning(
                 "reader %r: %s; a recovery that needs what is gone will fail, the rest is held", self.name, error
             )
-            placed = client.register_reader(self.name, _entries(_present(client, needed)))
+            placed = self._register(client, _present(client, needed))
         self._placed = {TopicPartition(entry.topic, entry.partition): entry.offset for entry in placed}
+
+    def _register(self, client: Client, positions: Mapping[TopicPartition, int]) -> tuple[ReaderOffset, ...]:
+        return client.register_reader(self.name, _entries(positions), state=self._cleaned_query)
 
     def acknowledge(self, client: Client, needed: Mapping[TopicPartition, int]) -> None:
         """Say that a recovery needs nothing before these positions; registers again if the streams are others."""

@@ -19,7 +19,7 @@ from logstore.format.control import END_TYPE, MARK_TYPE
 from logstore.format.epoch_api import ScanReply, ScanRequest
 from logstore.interfaces import Buffer
 from spe_adapter.cec.control import End, EndPositions, Mark, decode, holds_progress
-from spe_adapter.cec.reconstruct import EventualCheckpoint, Reconstruction
+from spe_adapter.cec.reconstruct import EventualCheckpoint, Floor, Reconstruction
 from spe_adapter.host import new_seed
 
 SCAN_BYTES: Final = 4 * 1024 * 1024
@@ -89,12 +89,14 @@ class ControlScan:
         return self._client.start_scan(ScanRequest(topic, partition, self.next_before, self._types, max_bytes))
 
 
-def reconstruct(client: Client, stream: TopicPartition, query: str, as_of: int | None = None) -> EventualCheckpoint:
-    """The eventual checkpoint of a query in a stream, as of an epoch (None: the newest).
+def reconstruct(
+    client: Client, stream: TopicPartition, query: str, as_of: int | None = None, floor: Floor | None = None
+) -> EventualCheckpoint:
+    """The eventual checkpoint of a query in a stream, as of an epoch (None: the newest), down to `floor`.
 
     Raises StateTrimmed, StateInconsistent, CorruptBatch and the client's errors.
     """
-    reconstruction = Reconstruction(query, as_of, seed=new_seed())
+    reconstruction = Reconstruction(query, as_of, seed=new_seed(), floor=floor)
     with ControlScan(client, stream) as scan:
         for batches in scan:
             if reconstruction.feed(batches):

@@ -25,8 +25,9 @@ from spe_adapter.cec.control import EndPositions
 from spe_adapter.checkpoint.errors import CheckpointFailed
 from spe_adapter.checkpoint.manifest import Manifest, decode_manifest
 from spe_adapter.checkpoint.names import CheckpointName, Unit
-from spe_adapter.checkpoint.retention_rules import KEPT, recoverable
+from spe_adapter.checkpoint.retention_rules import KEPT, RECENT, recoverable
 from spe_adapter.checkpoint.settings import CheckpointSettings, open_sink
+from spe_adapter.checkpoint.sinks import Sink
 from spe_adapter.epochs.scan import find_head
 from spe_adapter.host import Host
 from spe_adapter.microbatch.checkpoints import log_event
@@ -35,8 +36,8 @@ from spe_adapter.microbatch.epoch_end import NOT_COVERED
 from spe_adapter.state.layout import fingerprint_of
 
 WATCH_S: Final = 5.0
-LOOKED_AT: Final = 4
-"""Of the newest directories of a unit, so many are looked at."""
+LOOKED_AT: Final = 64
+"""Of the newest directories of a unit, so many are looked at, until RECENT of them are complete."""
 _log = logging.getLogger(__name__)
 
 
@@ -91,9 +92,16 @@ class CheckpointWatch:
             self._layout, self._confirmed, self._standing = layout, {}, {}
         self._look()
         found = self._found
-        for partition, manifests in found.items():
-            standing = [self._confirm(client, manifest) for manifest in manifests]
-            self._standing[partition] = [one for one in standing if one is not None][:KEPT]
+        confirmed = {
+            partition: [self._confirm(client, manifest) for manifest in manifests]
+            for partition, manifests in found.items()
+        }
+        # By epoch: a host that the partition has left may write its old version under the newest number. What is not
+        # found any more covers nothing.
+        self._standing = {
+            partition: sorted((one for one in seen if one is not None), key=lambda one: one.epoch, reverse=True)[:KEPT]
+            for partition, seen in confirmed.items()
+        }
         known = {(partition, manifest.seq) for partition, manifests in found.items() for manifest in manifests}
         self._confirmed = {key: one for key, one in self._confirmed.items() if key in known}
 
@@ -172,18 +180,25 @@ class CheckpointWatch:
                     seqs[name.unit].add(name.seq)
             known: dict[CheckpointName, Manifest] = {}
             for unit, present in seqs.items():
+                own: list[Manifest] = []
                 for seq in sorted(present, reverse=True)[:LOOKED_AT]:
-                    name = CheckpointName(unit, seq)
-                    manifest = self._manifests.get(name)
-                    data = sink.manifest(name) if manifest is None else None
-                    if data is not None:
-                        manifest = _decoded(data, name, f"{sink.url}/{name}")
+                    manifest = self._manifest_of(sink, CheckpointName(unit, seq))
                     if manifest is not None:
-                        known[name] = manifest
-                own = [manifest for name, manifest in known.items() if name.unit == unit]
+                        own.append(manifest)
+                    if len(own) == RECENT:
+                        break
+                known |= {manifest.name: manifest for manifest in own}
                 found[units[unit].partition] = recoverable(own, present)
             self._manifests = known
         return found
+
+    def _manifest_of(self, sink: Sink, name: CheckpointName) -> Manifest | None:
+        """A complete checkpoint whose manifest is whole; it is read once."""
+        manifest = self._manifests.get(name)
+        if manifest is not None:
+            return manifest
+        data = sink.manifest(name)
+        return None if data is None else _decoded(data, name, f"{sink.url}/{name}")
 
 
 def watch_of(fixed: QueryDefinition, query: str, host: Host) -> CheckpointWatch | None:

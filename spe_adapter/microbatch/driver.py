@@ -100,7 +100,9 @@ class QueryDriver:
         self._registration = (
             None
             if options.allow_trimming
-            else OutputRegistration(options.topic, query, fixed.partitions, host.network.monotonic_s)
+            else OutputRegistration(
+                options.topic, query, fixed.partitions, options.state_history, host.network.monotonic_s
+            )
         )
         self._watch = watch_of(fixed, query, host)
 

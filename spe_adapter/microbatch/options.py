@@ -13,6 +13,7 @@ from typing import Final, Literal
 from logstore.errors import InvalidConfig
 from spe_adapter.checkpoint.settings import CheckpointSettings
 from spe_adapter.datasource.options import HARMLESS_SINK_OPTIONS, OptionReader, SinkOptions, parse_sink
+from spe_adapter.epochs.retention import STATE_HISTORIES, StateHistory
 from spe_adapter.microbatch.checkpoint_options import CHECKPOINT_OPTIONS, checkpoint_settings
 from spe_adapter.microbatch.sizes import size_option
 from spe_adapter.operators.formats import RESULT_FORMATS, ResultFormat
@@ -25,10 +26,13 @@ STATE_OPTIONS: Final = CHECKPOINT_OPTIONS | frozenset(
         "combine",
         "extentLimit",
         "lateTopic",
+        "observe",
         "resultFormat",
         "retention",
         "stateDirectory",
+        "stateHistory",
         "stateLimit",
+        "stateMemory",
     )
 )
 Combine = Literal["auto", "always", "never"]
@@ -59,10 +63,11 @@ class StatefulOptions:
     """The options of a stateful query.
 
     `extent_limit` is Q, in results and footprints (None: four times the open windows). `retention_ms` None: keep all
-    results. `state_root` None: the default directory of state. `closing_delay_ms`: the pause of input after which due
-    windows are closed without input. `combine`: whether rows are combined before the shuffle.
-    `checkpoints` None: no checkpoints beside the log.
-    `late_topic`: where rows go that were dropped because they came too late (None: nowhere).
+    results. `state_root` None: the default directory of state. `state_memory_bytes`: of a partition's state that stay
+    in memory between uses (None: all). `closing_delay_ms`: the pause of input after which due windows are closed
+    without input. `combine`: whether rows are combined before the shuffle. `checkpoints` None: no checkpoints beside
+    the log. `state_history`: which records of state stay in the log. `late_topic`: where rows go that were dropped
+    because they came too late (None: nowhere).
     """
 
     sink: SinkOptions
@@ -76,8 +81,11 @@ class StatefulOptions:
     closing_delay_ms: int
     combine: Combine
     checkpoints: CheckpointSettings | None = None
+    observe: bool = True
     late_topic: str | None = None
+    state_history: StateHistory = "all"
     result_format: ResultFormat = "json"
+    state_memory_bytes: int | None = None
 
 
 def parse_stateful(options: Mapping[str, str], topic: str) -> StatefulOptions:
@@ -93,21 +101,37 @@ def parse_stateful(options: Mapping[str, str], topic: str) -> StatefulOptions:
         raise InvalidConfig(
             "options 'combine' = always and 'lateTopic' exclude each other: combined rows cannot be told apart any more"
         )
+    allow_trimming = reader.flag("allowTrimming", False)
     return StatefulOptions(
         sink=sink,
         topic=topic.strip(),
         extent_limit=reader.number("extentLimit"),
         state_root=reader.text("stateDirectory"),
         state_limit_bytes=size_option(reader, "stateLimit", DEFAULT_STATE_LIMIT_BYTES),
-        allow_trimming=reader.flag("allowTrimming", False),
+        allow_trimming=allow_trimming,
         allow_other_queries=reader.flag("allowOtherQueries", False),
         retention_ms=None if reader.text("retention") is None else reader.duration_ms("retention", 0),
         closing_delay_ms=reader.duration_ms("closingDelay", DEFAULT_CLOSING_DELAY_MS),
         combine="never" if late_topic is not None else combine,
         late_topic=late_topic,
+        state_history=_state_history(reader, allow_trimming=allow_trimming),
         result_format=_result_format(reader),
         checkpoints=checkpoint_settings(reader),
+        observe=reader.flag("observe", True),
+        state_memory_bytes=_state_memory(reader),
     )
+
+
+def _state_memory(reader: OptionReader) -> int | None:
+    text = reader.text("stateMemory")
+    if text is None:
+        return None
+    if reader.text("stateDirectory") is None:
+        raise InvalidConfig(
+            f"option 'stateMemory' is {text!r}, and state lies in shared memory; give the option 'stateDirectory' "
+            "too: a directory on a disk of each host"
+        )
+    return size_option(reader, "stateMemory", 0)
 
 
 def _late_topic(reader: OptionReader, topic: str) -> str | None:
@@ -117,6 +141,16 @@ def _late_topic(reader: OptionReader, topic: str) -> str | None:
     if not text.strip() or text.strip() == topic.strip():
         raise InvalidConfig(f"option 'lateTopic' is {text!r}; write the name of a topic other than that of results")
     return text.strip()
+
+
+def _state_history(reader: OptionReader, *, allow_trimming: bool) -> StateHistory:
+    text = reader.choice("stateHistory", STATE_HISTORIES, STATE_HISTORIES[0])
+    if text == "recovery" and allow_trimming:
+        raise InvalidConfig(
+            "options 'stateHistory' = recovery and 'allowTrimming' = true exclude each other: the sidecar learns from "
+            "the query's registration which state a recovery needs"
+        )
+    return next(each for each in STATE_HISTORIES if each == text)
 
 
 def _result_format(reader: OptionReader) -> ResultFormat:

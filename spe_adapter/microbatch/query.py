@@ -232,7 +232,8 @@ class _Starting:
         """
         self.failure: BaseException | None = None
         """The error of the last batch."""
-        self.reports = observed(self._reports(frame, fixed))
+        reports = self._reports(frame, fixed)
+        self.reports = observed(reports) if fixed.options.observe else reports
         self._initial: DataFrame | None = None
         if initial is not None:
             self._initial = self._reports(initial, replace(fixed, schema=arrow_schema(initial)))
@@ -240,7 +241,8 @@ class _Starting:
     def _reports(self, frame: DataFrame, handed_over: QueryDefinition) -> DataFrame:
         """The reports of tasks over a frame's rows, as the definition `handed_over` has them cut by partition."""
         handed = frame.mapInArrow(HandOver(handed_over), HANDED_SCHEMA)
-        return handed.repartitionById(self.fixed.partitions, PARTITION).mapInArrow(self._task, REPORT_SCHEMA)
+        routed = handed.repartitionById(self.fixed.partitions, PARTITION)
+        return routed.mapInArrow(self._task, REPORT_SCHEMA)
 
     def driver(self, query: str, incarnation: str) -> QueryDriver:
         """The driver of this incarnation of the query."""

@@ -8,7 +8,7 @@ Invariants:
 * Positions are acknowledged after a commit, at most every ACKNOWLEDGE_S, and again while the query waits for input.
 * In the first epoch of a new layout the streams of both layouts are held.
 
-Source: docs/decisions/0022-registered-readers.md and 0026-trimming-and-default-retention.md.
+Source: docs/decisions/0022-registered-readers.md, 0026-trimming-and-default-retention.md and 0031-cleaning.md.
 """
 
 import logging
@@ -19,7 +19,7 @@ from logstore.client.blocking import Client, TopicPartition
 from logstore.client.wire import LATEST
 from logstore.errors import CairnError
 from logstore.format.reader_api import LOG_START
-from spe_adapter.epochs.retention import ACKNOWLEDGE_S, EpochOffsets, HeldStreams
+from spe_adapter.epochs.retention import ACKNOWLEDGE_S, EpochOffsets, HeldStreams, StateHistory
 from spe_adapter.microbatch.checkpoint_watch import StandingCheckpoint
 from spe_adapter.microbatch.committed import CommittedEpoch
 from spe_adapter.microbatch.epoch import reader_name
@@ -29,14 +29,18 @@ _log = logging.getLogger(__name__)
 
 
 class OutputRegistration:
-    """One incarnation's registration. `partitions` is the number of its state partitions."""
+    """One incarnation's registration. `partitions` is the number of its state partitions; `history`: which of its
+    records of state stay in the log.
+    """
 
-    def __init__(self, topic: str, query: str, partitions: int, monotonic_s: Callable[[], float]) -> None:
+    def __init__(
+        self, topic: str, query: str, partitions: int, history: StateHistory, monotonic_s: Callable[[], float]
+    ) -> None:
         self._topic = topic
         self._query = query
         self._partitions = partitions
         self._monotonic_s = monotonic_s
-        self._reader = HeldStreams(reader_name(query))
+        self._reader = HeldStreams(reader_name(query), query if history == "recovery" else "")
         self._offsets: dict[int, EpochOffsets] = {}
         self._acknowledged_s = monotonic_s()
 

@@ -18,16 +18,21 @@ from logstore.client.blocking import Client, TopicPartition
 from spe_adapter.cec.changes_since import DEFAULT_LIMIT_TUPLES, ChangesSince
 from spe_adapter.cec.reconstruct import EventualCheckpoint, Windows
 from spe_adapter.checkpoint.names import Unit
+from spe_adapter.checkpoint.settings import CheckpointSettings
+from spe_adapter.checkpoint.whole_state import WholeState, whole_state
 from spe_adapter.codec.partitioner import partitions_of
 from spe_adapter.epochs.lookup import state_columns
 from spe_adapter.epochs.retention import how_lost
 from spe_adapter.epochs.scan import ControlScan, find_head, reconstruct
-from spe_adapter.errors import StateInconsistent, StateTrimmed
+from spe_adapter.errors import StateCleaned, StateInconsistent, StateTrimmed
 from spe_adapter.host import new_seed
 from spe_adapter.microbatch.checkpoints import OfferedCheckpoints
 from spe_adapter.microbatch.epoch import EpochPlan, QueryDefinition, reader_name
+from spe_adapter.microbatch.options import StatefulOptions
 from spe_adapter.operators.combining import NULL_PARTITION
+from spe_adapter.pages.resident import lies_in_memory
 from spe_adapter.state.delta import VersionStep, window_version_of
+from spe_adapter.state.errors import StateDirectoryRefused
 from spe_adapter.state.evolution import Conversion, state_columns_of
 from spe_adapter.state.segment import Tag
 from spe_adapter.state.versions import StateDirectory
@@ -35,6 +40,23 @@ from spe_adapter.state.versions import StateDirectory
 _ROWS_AT_ONCE: Final = 1 << 16
 CATCH_UP_TUPLES: Final = 1 << 20
 """With more changes than this, the whole state is loaded instead; it may be smaller."""
+
+
+def state_directory(options: StatefulOptions, query: str) -> StateDirectory:
+    """The state of a query on this host. Raises StateDirectoryRefused if memory is bounded and there is no disk."""
+    directory = StateDirectory(
+        options.state_root,
+        query,
+        options.state_limit_bytes,
+        seed=new_seed(),
+        memory_bytes=options.state_memory_bytes,
+    )
+    if options.state_memory_bytes is not None and lies_in_memory(directory.root):
+        raise StateDirectoryRefused(
+            f"option 'stateMemory' is {options.state_memory_bytes} bytes, and 'stateDirectory' {str(directory.root)!r} "
+            "lies in memory (tmpfs), so nothing can be dropped; name a directory on a disk, or leave out 'stateMemory'"
+        )
+    return directory
 
 
 class LogLoader:
@@ -97,6 +119,8 @@ def committed_state(client: Client, stream: TopicPartition, query: str, epoch: i
     """
     try:
         eventual = reconstruct(client, stream, query, epoch)
+    except StateCleaned:
+        raise
     except StateTrimmed as error:
         raise StateTrimmed(f"{error}. {how_lost(client, reader_name(query), stream)}") from error
     if not eventual.found:
@@ -104,6 +128,22 @@ def committed_state(client: Client, stream: TopicPartition, query: str, epoch: i
             f"query {query}: stream {stream} holds no epoch {epoch}, which the query's driver found committed"
         )
     return eventual
+
+
+def committed_windows(
+    client: Client, stream: TopicPartition, query: str, epoch: int, checkpoints: CheckpointSettings | None
+) -> WholeState:
+    """All open windows as of an epoch that the log has: from the log, or from a checkpoint and the log behind it.
+
+    Raises StateTrimmed or StateInconsistent.
+    """
+    try:
+        state = whole_state(client, stream, query, epoch, checkpoints)
+    except StateTrimmed as error:
+        raise StateTrimmed(f"{error}. {how_lost(client, reader_name(query), stream)}") from error
+    if not state.eventual.found:
+        raise StateInconsistent(f"query {query}: stream {stream} holds no epoch {epoch}")
+    return state
 
 
 def moved_windows(client: Client, fixed: QueryDefinition, plan: EpochPlan, partition: int) -> Iterator[pa.RecordBatch]:
@@ -156,8 +196,7 @@ def _checkpointed_windows(
     loader = LogLoader(client, stream, plan.query, plan.parent_epoch)
     loader.limit_tuples = DEFAULT_LIMIT_TUPLES
     offered = OfferedCheckpoints(options.checkpoints, Unit(plan.query, former), plan.parent_epoch)
-    name = f"{plan.query}.before-{plan.layout}"
-    directory = StateDirectory(options.state_root, name, options.state_limit_bytes, seed=new_seed())
+    directory = state_directory(options, f"{plan.query}.before-{plan.layout}")
     with directory.open(former, schema, operator, tag, loader, offered) as state:
         rows = state.base.live_rows()
         for start in range(0, len(rows), _ROWS_AT_ONCE):

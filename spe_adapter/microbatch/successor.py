@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from logstore.client.blocking import Client, TopicPartition
 from spe_adapter.epochs.lookup import state_columns
+from spe_adapter.errors import StateTrimmed
 from spe_adapter.microbatch.committed import CommittedEpoch
 from spe_adapter.microbatch.epoch import QueryDefinition
 from spe_adapter.operators.errors import OperatorChanged
@@ -57,11 +58,21 @@ def check_successor(client: Client, fixed: QueryDefinition, query: str, last: Co
 
 
 def _former_columns(client: Client, topic: str, query: str, last: CommittedEpoch) -> pa.Schema | None:
-    """The columns of the state in the log; None if no window is open in any partition."""
+    """The columns of the state in the log; None if no window is open in any partition.
+
+    Raises StateTrimmed if windows are open, and no partition's log has a footprint of them any more.
+    """
+    trimmed: StateTrimmed | None = None
     for partition in range(last.progress.partitions):
-        found = state_columns(client, TopicPartition(topic, partition), query, last.epoch)
+        try:
+            found = state_columns(client, TopicPartition(topic, partition), query, last.epoch)
+        except StateTrimmed as error:
+            trimmed = error
+            continue
         if found is not None:
             return found
+    if trimmed is not None:
+        raise trimmed
     return None
 
 

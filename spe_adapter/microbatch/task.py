@@ -28,7 +28,7 @@ from spe_adapter.codec.partitioner import partitions_of
 from spe_adapter.epochs.client import StagedStream, TaskAttempt, connect
 from spe_adapter.epochs.marks import OpenWindows, StatePartition, control_batches, epoch_mark
 from spe_adapter.errors import NoTaskContext, SchemaRefused
-from spe_adapter.host import Host, ThisHost, host_name, new_seed
+from spe_adapter.host import Host, ThisHost, host_name
 from spe_adapter.microbatch.checkpoints import LoggedRecovery, OfferedCheckpoints, tell_service
 from spe_adapter.microbatch.epoch import (
     INITIAL_BATCH,
@@ -45,7 +45,7 @@ from spe_adapter.microbatch.epoch import (
 )
 from spe_adapter.microbatch.epoch_end import NOT_COVERED, EpochEnd, conclude
 from spe_adapter.microbatch.shuffle import Received, received
-from spe_adapter.microbatch.state_loader import LogLoader, moved_windows
+from spe_adapter.microbatch.state_loader import LogLoader, moved_windows, state_directory
 from spe_adapter.operators.chain import processor_of
 from spe_adapter.operators.clock import Clock
 from spe_adapter.operators.combining import NULL_PARTITION
@@ -135,7 +135,7 @@ class _TaskExecution:
         stream = TopicPartition(options.topic, self._partition)
         operator = self._fixed.operator
         schema = operator.state_schema(self._fixed.schema)
-        directory = StateDirectory(options.state_root, plan.query, options.state_limit_bytes, seed=new_seed())
+        directory = state_directory(options, plan.query)
         self._root = directory.root
         started_s = self._host.network.monotonic_s()
         with (

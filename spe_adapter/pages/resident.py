@@ -8,12 +8,14 @@ Invariants:
 * The system may keep pages in larger units than these: then more is dropped than needed.
 * In a file system that lies in memory (tmpfs) nothing can be dropped.
 
-Source: mincore(2), sync_file_range(2), madvise(2), posix_fadvise(2).
+Source: statfs(2), mincore(2), sync_file_range(2), madvise(2), posix_fadvise(2).
 """
 
 import ctypes
 import mmap
 import os
+import sys
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -23,10 +25,29 @@ from spe_adapter.codec.kernels import Bytes, Int64s
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _WRITE_AND_WAIT: Final = 7
 """SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER."""
+_IN_MEMORY: Final = frozenset((0x01021994, 0x858458F6))
+"""TMPFS_MAGIC and RAMFS_MAGIC, the kinds of file systems that have no disk below them."""
+_STATFS_BYTES: Final = 512
+"""More than the system writes."""
+_KIND_BYTES: Final = 4
+"""Of the first field, which is long: the numbers of all kinds fit into its low half (on little-endian machines)."""
 _ROUNDS: Final = 16
 """Tries of one call; each but the first takes at minimum twice as many pages."""
 _SLACK: Final = 10
 """One part in so many of the bound is freed beyond what is needed, so that not every call has work."""
+
+
+def lies_in_memory(path: Path) -> bool:
+    """Whether what is written at a path lies in memory alone (tmpfs, ramfs). The path may be still to be made. Raises
+    OSError.
+    """
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    answer = ctypes.create_string_buffer(_STATFS_BYTES)
+    if _libc.statfs(os.fsencode(path), answer):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), str(path))
+    return int.from_bytes(answer.raw[:_KIND_BYTES], sys.byteorder) in _IN_MEMORY
 
 
 def resident_bytes(block: Bytes) -> int:

@@ -20,8 +20,8 @@ from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
 from spe_adapter.state.errors import StateBusy, StateDirectoryRefused
-from spe_adapter.state.files import StateEnvironment, is_in_place, lock
-from spe_adapter.state.segment import APPLYING, Tag, peek
+from spe_adapter.state.files import StateEnvironment, is_in_place, lock, open_file
+from spe_adapter.state.segment import APPLYING, Tag, peek, segment_bytes
 
 LOCK_NAME: Final = "lock"
 BASE_NAME: Final = "base"
@@ -83,6 +83,21 @@ class QueryDirectory:
     def size_bytes(self) -> int:
         """The memory that all files take."""
         return sum(size_bytes for _, size_bytes in _sizes_of(self.path))
+
+    def copies_bytes(self) -> int:
+        """The memory of copies of frozen pages: they go with the checkpoint that is being written."""
+        copies = 0
+        for path in self.path.glob(f"{PARTITION_PREFIX}*/{BASE_NAME}"):
+            descriptor = open_file(path)
+            if descriptor is None:
+                continue
+            try:
+                size_bytes = segment_bytes(descriptor)
+                if size_bytes is not None:
+                    copies += os.fstat(descriptor).st_size - size_bytes
+            finally:
+                os.close(descriptor)
+        return copies
 
     def remove(self) -> bool:
         """Remove the directory and all in it; False if another process still uses it."""

@@ -1,7 +1,7 @@
 """The storage of a query's state on this host, with its limit, and the builder of a new base of a partition.
 
-Invariants: the limit counts all files of the query; a draft that is neither published nor discarded does not outlive
-its builder.
+Invariants: the limit counts all files of the query, without copies of frozen pages; a draft that is neither published
+nor discarded does not outlive its builder.
 """
 
 from collections.abc import Callable, Iterable
@@ -116,8 +116,12 @@ class StateStorage(NamedTuple):
             segment.write_out(descriptor, self.memory_bytes)
 
     def charge(self, more_bytes: int, where: str) -> None:
-        """Raise StateTooLarge if `more_bytes` beside the present files exceed the limit."""
+        """Raise StateTooLarge if `more_bytes` beside the present files exceed the limit. Copies of frozen pages, which
+        have a bound of their own, do not count: no task fails because of a checkpoint.
+        """
         held_bytes = self.directory.size_bytes()
+        if held_bytes + more_bytes > self.limit_bytes:
+            held_bytes -= self.directory.copies_bytes()
         if held_bytes + more_bytes > self.limit_bytes:
             raise StateTooLarge(
                 f"query {self.directory.query!r}: {where} needs {more_bytes} more bytes of state beside "

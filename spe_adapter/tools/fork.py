@@ -6,7 +6,8 @@ original noted with the epoch. Both queries then go on independently; no result 
 
 Invariants:
 * Nothing of the original is changed, and nobody is fenced: it may run meanwhile.
-* Before the first change it is certain that the log has the whole state of the epoch and its input, that the new topic
+* Before the first change it is certain that the log, or a checkpoint and the log behind it, has the whole state of the
+  epoch, that the log has the input of the epoch, that the new topic
   is missing or empty, and that the checkpoint directory is empty.
 * The new query's id follows from the original's, the epoch, the topic and the checkpoint: an interrupted fork is made
   complete by the same call. Until then a query on the unfinished checkpoint is refused (`TopicTaken`).
@@ -28,13 +29,14 @@ from logstore.client.errors import UNKNOWN_TOPIC_OR_PARTITION, Refused
 from logstore.client.wire import LATEST
 from logstore.format.epoch_api import TaskOutput
 from spe_adapter.cec.control import EndPositions, Mark, encode_footprints, encode_mark
+from spe_adapter.checkpoint.settings import CheckpointSettings
 from spe_adapter.epochs.client import StagedStream, TaskAttempt, commit, connect, describe, take_over
 from spe_adapter.epochs.lookup import StandingEpoch, only_query, standing_epoch
 from spe_adapter.host import Host, ThisHost
 from spe_adapter.microbatch.epoch import log_epoch
 from spe_adapter.microbatch.errors import ForkRefused
 from spe_adapter.microbatch.options import parse_stateful
-from spe_adapter.microbatch.state_loader import committed_state
+from spe_adapter.microbatch.state_loader import committed_windows
 from spe_adapter.spark_checkpoint.files import LocalCheckpoint, local_path, query_of
 from spe_adapter.spark_checkpoint.planned import Planned
 from spe_adapter.tools.rebuild import rebuild
@@ -55,12 +57,15 @@ class Fork(NamedTuple):
 
 
 class _Origin(NamedTuple):
-    """The state and the input to begin with: of a query in a topic, as of an epoch."""
+    """The state and the input to begin with: of a query in a topic, as of an epoch. `checkpoints`: where those of the
+    query are.
+    """
 
     topic: str
     query: str
     at: StandingEpoch
     planned: Planned
+    checkpoints: CheckpointSettings | None
 
 
 def fork(
@@ -78,7 +83,7 @@ def fork(
 
     The new query is started with `checkpoint`, a new directory on this machine, and writes into the topic `to`, which
     is created. It goes on with the batch behind, in its source's input. `options` are those of the query;
-    `kafka.bootstrap.servers` is required.
+    `kafka.bootstrap.servers` is required, and `checkpoints` where the log begins behind a checkpoint.
 
     Raises ForkRefused, CheckpointRefused, QueryNotFound, EpochNotFound, StateTrimmed and the sidecar's errors before
     anything is changed. After an interruption, call it again.
@@ -86,7 +91,8 @@ def fork(
     parsed, host = parse_stateful(options, topic), ThisHost()
     root = local_path(str(checkpoint))
     with connect(parsed.sink, host.network) as client:
-        origin = _origin(client, parsed.topic, only_query(client, parsed.topic, query), epoch=epoch, batch=batch)
+        query = only_query(client, parsed.topic, query)
+        origin = _origin(client, parsed.topic, query, epoch=epoch, batch=batch, checkpoints=parsed.checkpoints)
         fresh = str(uuid.uuid5(uuid.NAMESPACE_URL, f"{origin.query}/{origin.at.epoch}/{to}/{root}"))
         progress = _progress(origin)
         new_epoch = log_epoch(0, progress.batch, closing=progress.closing)
@@ -103,7 +109,15 @@ def fork(
 # ---- what is there
 
 
-def _origin(client: Client, topic: str, query: str, *, epoch: int | None, batch: int | None) -> _Origin:
+def _origin(
+    client: Client,
+    topic: str,
+    query: str,
+    *,
+    epoch: int | None,
+    batch: int | None,
+    checkpoints: CheckpointSettings | None,
+) -> _Origin:
     at = standing_epoch(client, TopicPartition(topic, 0), query, epoch=epoch, batch=batch)
     planned = at.progress.planned
     if planned is None or planned.offsets is None:
@@ -117,7 +131,7 @@ def _origin(client: Client, topic: str, query: str, *, epoch: int | None, batch:
             f"query {query} reads files, and which of them it has taken stands in its own checkpoint alone: a query "
             "over files cannot be forked"
         )
-    return _Origin(topic, query, at, planned)
+    return _Origin(topic, query, at, planned, checkpoints)
 
 
 def _is_made(client: Client, to: str, fresh: str, new_epoch: int, origin: _Origin) -> bool:
@@ -176,10 +190,11 @@ def _progress(origin: _Origin) -> EndPositions:
 def _state(client: Client, origin: _Origin, partition: int) -> tuple[Mark, list[pa.RecordBatch]]:
     """The original's mark of a partition, and its open windows. Raises StateTrimmed and StateInconsistent."""
     stream = TopicPartition(origin.topic, partition)
-    eventual = committed_state(client, stream, origin.query, origin.at.epoch)
-    if eventual.mark is None:
+    state = committed_windows(client, stream, origin.query, origin.at.epoch, origin.checkpoints)
+    mark = state.eventual.mark
+    if mark is None:
         raise ForkRefused(f"query {origin.query}: stream {stream} holds no mark of epoch {origin.at.epoch}")
-    return eventual.mark, [batch for windows in eventual.windows for batch in windows.batches]
+    return mark, [batch for group in state.groups for batch in group.batches]
 
 
 def _write(

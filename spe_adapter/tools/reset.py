@@ -4,7 +4,8 @@ A reset is an epoch of a new generation in the log, whose END names the epoch to
 undone: readers of state ignore them. Their results stay in the log, and the batches that run again add theirs.
 
 Invariants:
-* Before the first change it is certain that the log has the whole state of the batch, and that Spark's checkpoint (if
+* Before the first change it is certain that the log, or a checkpoint and the log behind it, has the whole state of the
+  batch, and that Spark's checkpoint (if
   given) can go back to the batch.
 * The state goes back first, then the checkpoint, so that an interrupted reset can be repeated.
 * The query's former incarnation is fenced.
@@ -30,7 +31,7 @@ from spe_adapter.host import Host, ThisHost
 from spe_adapter.microbatch.epoch import log_epoch, reader_name
 from spe_adapter.microbatch.errors import ResetRefused
 from spe_adapter.microbatch.options import StatefulOptions, parse_stateful
-from spe_adapter.microbatch.state_loader import committed_state
+from spe_adapter.microbatch.state_loader import committed_windows
 from spe_adapter.spark_checkpoint.files import COMMITS, OFFSETS, SOURCES, local_path
 
 _PER_BATCH: Final = re.compile(r"(\d+)(\.compact)?")
@@ -55,7 +56,8 @@ def reset(
     The query must not run; a running query fails at its next epoch. `checkpoint` is its checkpoint directory on this
     machine, from which the files of later batches are removed. If the checkpoint is elsewhere, remove every file with a
     number above `batch` from its directories `offsets` and `commits` before the query starts again; until then the
-    query refuses to start. `options` are those of the query; `kafka.bootstrap.servers` is required.
+    query refuses to start. `options` are those of the query; `kafka.bootstrap.servers` is required, and `checkpoints`
+    where the log begins behind a checkpoint.
 
     Raises ResetRefused, StateTrimmed and the sidecar's errors before anything is changed.
     """
@@ -72,10 +74,7 @@ def reset(
         progress = EndPositions.from_json(end.positions)
         if not parsed.allow_trimming:
             _hold(client, parsed.topic, query, end.epoch, progress.partitions)
-        marks = [
-            _whole_mark(client, TopicPartition(parsed.topic, partition), query, end.epoch)
-            for partition in range(progress.partitions)
-        ]
+        marks = [_whole_mark(client, parsed, partition, query, end.epoch) for partition in range(progress.partitions)]
         incarnation = f"reset-{host.new_token()}"
         found = take_over(client, query, incarnation)
         if found != newest.epoch:
@@ -123,9 +122,10 @@ def _hold(client: Client, topic: str, query: str, epoch: int, partitions: int) -
     HeldStreams(reader_name(query)).register(client, needed)
 
 
-def _whole_mark(client: Client, stream: TopicPartition, query: str, epoch: int) -> Mark:
-    """The mark of an epoch, if the log has all windows of that epoch. Raises StateTrimmed and ResetRefused."""
-    mark = committed_state(client, stream, query, epoch).mark
+def _whole_mark(client: Client, options: StatefulOptions, partition: int, query: str, epoch: int) -> Mark:
+    """The mark of an epoch, if all windows of that epoch can be recovered. Raises StateTrimmed and ResetRefused."""
+    stream = TopicPartition(options.topic, partition)
+    mark = committed_windows(client, stream, query, epoch, options.checkpoints).eventual.mark
     if mark is None:
         raise ResetRefused(f"query {query}: stream {stream} holds no mark of epoch {epoch}")
     return mark

@@ -1,4 +1,5 @@
-"""`cairn state`: shows the state of queries in the log and in this host's memory, resets a query, and forks one.
+"""`cairn state`: shows the state of queries in the log, in checkpoints and in this host's memory, resets and forks a
+query.
 
 Invariant: `show` and `memory` change nothing; `reset` appends one epoch to the query's topic, `fork` to a new one.
 """
@@ -12,6 +13,7 @@ from typing import Final
 
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.errors import CairnError
+from spe_adapter.checkpoint.whole_state import place_of
 from spe_adapter.epochs.lookup import queries, standing_epoch
 from spe_adapter.state.query import default_root, usage
 from spe_adapter.tools.fork import fork
@@ -33,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show.add_argument("--batch", type=int, help="as of the end of this batch of Spark's, if the log still holds it")
     show.add_argument("--windows", type=int, default=0, metavar="N", help="list N open windows of each partition")
     show.add_argument("--json", action="store_true", help="one JSON object per query and partition")
+    _add_checkpoints(show)
     memory = actions.add_parser("memory", help="what queries hold in this host's shared memory")
     memory.add_argument("--directory", type=Path, default=default_root(), help="default: %(default)s")
     back = actions.add_parser("reset", help="let a stopped query go on from an earlier batch")
@@ -40,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     back.add_argument("--query", required=True, help="the query's id, as `show` lists it")
     back.add_argument("--batch", type=int, required=True, help="the last batch that shall count")
     back.add_argument("--checkpoint", type=Path, help="the query's local checkpoint: newer batches are removed from it")
+    _add_checkpoints(back)
     branch = actions.add_parser("fork", help="begin a new query with a query's state and position in its input")
     _add_topic(branch)
     branch.add_argument("--query", help="the query's id, as `show` lists it (default: the only one in the topic)")
@@ -48,11 +52,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     moment.add_argument("--epoch", type=int, help="as of this epoch of the log")
     branch.add_argument("--to", required=True, metavar="NEW", help="the new query's topic, which is created")
     branch.add_argument("--checkpoint", type=Path, required=True, help="the new query's checkpoint, a new directory")
+    _add_checkpoints(branch)
 
 
 def _add_topic(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("topic", help="the query's output topic")
     parser.add_argument("--servers", default=DEFAULT_SERVERS, help="the sidecar, HOST:PORT (default: %(default)s)")
+
+
+def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--checkpoints",
+        metavar="URL",
+        help="where the query's checkpoints are, for a log that begins behind one",
+    )
+    parser.add_argument("--checkpoint-user", metavar="USER", help="HDFS's user (default: cairn)")
+
+
+def _options(arguments: argparse.Namespace) -> dict[str, str]:
+    """The options of a query that the command line gives."""
+    given = {
+        "kafka.bootstrap.servers": arguments.servers,
+        "checkpoints": arguments.checkpoints,
+        "checkpointUser": arguments.checkpoint_user,
+    }
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -87,6 +111,7 @@ def _show(client: Client, arguments: argparse.Namespace) -> None:
 
 
 def _inspected(client: Client, arguments: argparse.Namespace) -> Iterator[InspectedState]:
+    checkpoints = place_of(arguments.checkpoints, arguments.checkpoint_user)
     chosen = range(client.partitions(arguments.topic)) if arguments.partition is None else [arguments.partition]
     for partition in chosen:
         stream = TopicPartition(arguments.topic, partition)
@@ -94,7 +119,7 @@ def _inspected(client: Client, arguments: argparse.Namespace) -> Iterator[Inspec
             if arguments.query in (None, query):
                 batch = arguments.batch
                 as_of = None if batch is None else standing_epoch(client, stream, query, batch=batch).epoch
-                yield inspect_state(client, stream, query, as_of)
+                yield inspect_state(client, stream, query, as_of, checkpoints)
 
 
 def _fields(state: InspectedState, windows: int) -> dict[str, object]:
@@ -106,9 +131,12 @@ def _fields(state: InspectedState, windows: int) -> dict[str, object]:
         fields["watermark_ms"] = progress.watermark_ms
     if mark is not None:
         fields |= {"epoch": mark.epoch, "open_windows": mark.open_windows, "extent_records": state.extent_records}
-        fields |= {"oldest_epoch": state.eventual.oldest_epoch, "emitted": mark.emitted, "seen": mark.seen}
+        fields |= {"oldest_epoch": state.whole.oldest_epoch, "emitted": mark.emitted, "seen": mark.seen}
         fields |= {"positions": mark.positions, "operator": mark.operator}
     fields |= {"control_bytes": scanned.control_bytes, "control_tuples": scanned.tuples}
+    checkpoint = state.whole.checkpoint
+    if checkpoint is not None:
+        fields |= {"checkpoint": str(checkpoint.name), "checkpoint_epoch": checkpoint.header.epoch}
     if windows:
         fields["windows"] = state.windows(windows)
     return fields
@@ -154,7 +182,7 @@ def _print_memory(directory: Path) -> None:
 def _fork(arguments: argparse.Namespace) -> None:
     made = fork(
         topic=arguments.topic, query=arguments.query, batch=arguments.batch, epoch=arguments.epoch, to=arguments.to,
-        checkpoint=arguments.checkpoint, options={"kafka.bootstrap.servers": arguments.servers},
+        checkpoint=arguments.checkpoint, options=_options(arguments),
     )  # fmt: skip
     print(
         f"query {made.query} begins in {arguments.to} with the {made.windows} windows of batch {made.batch} (epoch "
@@ -165,7 +193,7 @@ def _fork(arguments: argparse.Namespace) -> None:
 def _reset(arguments: argparse.Namespace) -> None:
     done = reset(
         topic=arguments.topic, query=arguments.query, batch=arguments.batch, checkpoint=arguments.checkpoint,
-        options={"kafka.bootstrap.servers": arguments.servers},
+        options=_options(arguments),
     )  # fmt: skip
     print(
         f"{arguments.query} goes on behind batch {done.batch}, epoch {done.epoch} of the log; epoch "

@@ -319,4 +319,37 @@ def test_a_full_directory_is_said_so(tmp_path: Path) -> None:
     assert outcome.state is CheckpointState.FAILED
     assert "free some room" in outcome.error
     assert recovered(tmp_path) is None
-    assert os.listdir(tmp_path)
+    assert not os.listdir(tmp_path)
+
+
+def test_what_is_no_file_is_damaged_and_not_waited_for(tmp_path: Path) -> None:
+    """A pipe, a link, a file that is longer than its manifest says, in place of files: the checkpoint before counts,
+    and no more is read than the manifest says.
+    """
+    state = PagedState(20, Random(SEED))
+    manager = manager_of(state, tmp_path)
+    first = manager.checkpoint().manifest
+    state.change(20)
+    second = manager.checkpoint().manifest
+    assert first is not None
+    assert second is not None
+    wanted = state.versions[1]
+    chunk, sealed = tmp_path / str(second.name) / "000", tmp_path / str(second.name) / "MANIFEST"
+    content = chunk.read_bytes()
+    for file in (chunk, sealed):
+        kept = file.read_bytes()
+        file.unlink()
+        os.mkfifo(file)
+        assert recovered(tmp_path) == (1, wanted)
+        file.unlink()
+        file.symlink_to("/dev/zero")
+        assert recovered(tmp_path) == (1, wanted)
+        file.unlink()
+        file.write_bytes(kept)
+    with chunk.open("ab") as longer:
+        longer.truncate(1 << 40)
+    assert recovered(tmp_path) == (1, wanted)
+    chunk.write_bytes(content)
+    with sealed.open("ab") as longer:
+        longer.truncate(1 << 40)
+    assert recovered(tmp_path) == (1, wanted)

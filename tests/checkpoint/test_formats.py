@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
+from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -120,6 +123,37 @@ def test_every_changed_bit_of_a_manifest_is_noticed() -> None:
         decode_manifest(data.replace(b"checkpoint 1", b"checkpoint 2", 1), NAME, "M")
     with pytest.raises(CheckpointDamaged, match="is the manifest of"):
         decode_manifest(data, NAME._replace(seq=8), "M")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("seq",), 0),
+        (("epoch",), -1),
+        (("epoch",), float("inf")),
+        (("capacity",), 2**70),
+        (("page_bytes",), 1),
+        (("partition",), True),
+        (("query",), "\ud800"),
+        (("parts", 0, "seq"), 0),
+        (("parts", 0, "files", 0, "thread"), -1),
+        (("parts", 0, "files", 0, "ranges"), [0, 6, 10, -3]),
+        (("parts", 0, "files", 0, "ranges"), [2**63, 3]),
+        (("parts", 0, "files", 0, "ranges"), [4, 2, 9]),
+        (("parts", 0, "files", 0, "ranges"), [9, 1, 4, 2]),
+    ],
+)
+def test_a_manifest_of_impossible_values_is_damaged(path: tuple[str | int, ...], value: object) -> None:
+    """With a right CRC too: whoever reads it goes on to the checkpoint before, and no other error stops a recovery."""
+    fields: Any = json.loads(encode_manifest(manifest()).partition(b"\n")[2])
+    place = fields
+    for name in path[:-1]:
+        place = place[name]
+    place[path[-1]] = value
+    body = json.dumps(fields).encode()
+    data = b"cairn-checkpoint 1 %08x %d\n" % (crc32c(body), len(body)) + body
+    with pytest.raises(CheckpointDamaged, match="M"):
+        decode_manifest(data, NAME, "M").live()
 
 
 def test_a_page_counts_in_its_newest_file_only() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from pathlib import Path
 from random import Random
@@ -30,15 +31,15 @@ class Runner:
         self.state = PagedState(20, Random(1))
         self.threads: set[int] = set()
         self.acknowledged: list[int] = []
-        self.fails = False
+        self.fails: Exception | None = None
         settings = CheckpointSettings(root.as_uri(), policy=EAGER)
         self.checkpoints = InProcessCheckpoints(UNIT, self.freeze, settings, self.acknowledge)
 
     def freeze(self, since: object) -> Snapshot | None:
         """Freeze, or fail."""
         self.threads.add(threading.get_ident())
-        if self.fails:
-            raise SinkFailed("cannot be frozen")
+        if self.fails is not None:
+            raise self.fails
         return self.state.freeze(since)
 
     def acknowledge(self, manifest: Manifest) -> None:
@@ -65,14 +66,15 @@ def test_the_owner_freezes_between_epochs_and_checkpoints_follow(tmp_path: Path)
     assert not [thread for thread in threading.enumerate() if "checkpoint" in thread.name]
 
 
-def test_a_freeze_that_fails_costs_the_checkpoint_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [SinkFailed("cannot be frozen"), OSError(errno.EMFILE, "cannot be frozen")])
+def test_a_freeze_that_fails_costs_the_checkpoint_alone(tmp_path: Path, error: Exception) -> None:
     """The epoch goes on, and later checkpoints are written."""
     runner = Runner(tmp_path)
-    runner.fails = True
+    runner.fails = error
     wait_until(lambda: runner.epoch() and runner.checkpoints.last, "a failure")
     assert runner.checkpoints.last is not None
     assert "cannot be frozen" in runner.checkpoints.last.error
-    runner.fails = False
+    runner.fails = None
     wait_until(lambda: runner.epoch() and runner.acknowledged, "a checkpoint")
     runner.checkpoints.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from random import Random
 
@@ -12,8 +13,9 @@ from spe_adapter.checkpoint.chunk import MAX_CHUNK_BYTES
 from spe_adapter.checkpoint.directory_sink import DirectorySink
 from spe_adapter.checkpoint.manager import CheckpointManager, ManagerTools, chunk_count
 from spe_adapter.checkpoint.manifest import Manifest
-from spe_adapter.checkpoint.recovery import Finder
-from spe_adapter.checkpoint.retention_rules import KEPT, MAX_CHAIN
+from spe_adapter.checkpoint.names import checkpoint_name
+from spe_adapter.checkpoint.recovery import MAX_TRIED, Finder
+from spe_adapter.checkpoint.retention_rules import KEPT, MAX_CHAIN, RECENT
 from spe_adapter.checkpoint.steps import CheckpointState
 from tests.checkpoint.state import UNIT, PagedState, manager_of, recovered
 
@@ -122,6 +124,51 @@ def test_chunks_are_bounded_and_many_enough_for_the_threads() -> None:
         assert -(-pages // count) * page_bytes <= MAX_CHUNK_BYTES
         assert count <= max(4, 1 + pages * page_bytes // MAX_CHUNK_BYTES)
         assert count >= min(4, pages * page_bytes // (8 << 20))
+
+
+def test_checkpoints_that_fail_leave_nothing_and_hide_nothing(tmp_path: Path) -> None:
+    """A sink without room for chunks: no files are left there, and a number is not claimed twice. Directories of killed
+    writers, which nobody removes, hide no checkpoint from a recovery.
+    """
+    state = PagedState(20, Random(8))
+    failing = False
+
+    def step(what: str) -> None:
+        if failing and what.startswith("sync"):
+            raise OSError(errno.ENOSPC, "no room")
+        claimed.extend([what] if what.startswith("claim ") else [])
+
+    claimed: list[str] = []
+    manager = manager_of(state, tmp_path, step)
+    manager.checkpoint()
+    wanted = recovered(tmp_path)
+    assert wanted is not None
+    failing = True
+    for _ in range(3):
+        state.change()
+        assert manager.checkpoint().state is CheckpointState.FAILED
+        assert len(list(tmp_path.iterdir())) == 1
+    assert len(set(claimed)) == len(claimed) == 4
+    for seq in range(10, 10 + 2 * MAX_TRIED):
+        DirectorySink(tmp_path).claim(checkpoint_name(UNIT, seq))
+    assert recovered(tmp_path) == wanted
+
+
+def test_a_host_that_a_unit_has_left_displaces_no_checkpoint(tmp_path: Path) -> None:
+    """Hosts with old versions write them under new numbers: the two newest versions stay, and old ones go later."""
+    present, left = PagedState(20, Random(9)), [PagedState(20, Random(seed)) for seed in (10, 11)]
+    present.epoch = 100
+    manager = manager_of(present, tmp_path)
+    manager.checkpoint()
+    for _ in range(3):
+        present.change()
+        assert manager.checkpoint().is_complete
+        newest = [manifest.header.epoch for manifest in Finder(DirectorySink(tmp_path)).checkpoints(UNIT)][:KEPT]
+        for state in left:
+            assert manager_of(state, tmp_path).checkpoint().is_complete
+        epochs = [manifest.header.epoch for manifest in Finder(DirectorySink(tmp_path)).checkpoints(UNIT)]
+        assert epochs[:KEPT] == newest == [present.epoch, present.epoch - 1]
+        assert len(list(tmp_path.iterdir())) <= RECENT + MAX_CHAIN
 
 
 @pytest.mark.parametrize("event", [steps.CheckpointEvent.SEAL, steps.CheckpointEvent.ACKNOWLEDGE])

@@ -104,6 +104,27 @@ def test_told_to_wait_nothing_is_frozen_and_the_go_freezes_anew(tmp_path: Path) 
     assert recovered(tmp_path) == (2, state.versions[2])
 
 
+def test_without_a_go_within_the_bound_there_is_no_plan(tmp_path: Path) -> None:
+    """The host stays busy: the request is cancelled, the line says why, and the checkpoint is written all the same."""
+    state, lines = state_of(2), Lines()
+    with running(network(NODES, 4)) as url, CoordinatorClient(url) as client:
+        other = client.submit(HOST, 200, 2)
+        next(other.goes())
+        impatient = ManagerTools(
+            DirectorySink(tmp_path), Peace(client, HOST, 2, 0.2), CoordinatorRegistry(client), report=lines
+        )
+        outcome = CheckpointManager(UNIT, state.freeze, impatient).checkpoint()
+        waiting = [request for request in client.status()["queue"] if request["state"] == "waiting"]
+        other.cancel()
+    assert outcome.is_complete, (outcome, lines.lines)
+    assert outcome.manifest is not None
+    assert not outcome.manifest.is_planned
+    (said,) = [fields["error"] for name, fields in lines.lines if name == "checkpoint_unplanned"]
+    assert "no go for 0.2 s" in str(said)
+    assert not waiting
+    assert recovered(tmp_path) == (1, state.versions[1])
+
+
 def test_other_pages_at_the_go_are_fitted_or_submitted_anew(tmp_path: Path) -> None:
     """A state that shrank below the number of granted chunks at the go is asked for anew, and written."""
     state, lines = state_of(3), Lines()

@@ -27,7 +27,7 @@ from spe_adapter.checkpoint.names import Unit
 from spe_adapter.checkpoint.policy import PolicySettings
 from spe_adapter.checkpoint.recovery import Finder
 from spe_adapter.checkpoint.service import read_status
-from spe_adapter.checkpoint.service_place import LOG, SOCKET, notify, place_of
+from spe_adapter.checkpoint.service_place import LOG, MAX_LOG_BYTES, OLD_LOG, SOCKET, notify, place_of
 from spe_adapter.checkpoint.settings import CheckpointSettings, settings_of
 from spe_adapter.state.query import usage
 from spe_adapter.state.versions import StateDirectory
@@ -154,7 +154,8 @@ def test_a_service_that_ends_while_it_writes_harms_nobody(root: Path, tmp_path: 
     advance(root, 1)
     wait_until(partial(is_checkpointed, root, sink, 1), "a checkpoint")
     (found,) = stored_bases(Finder(DirectorySink(sink)), UNIT)
-    assert found.manifest.seq == 2  # the number of the abandoned one is not used again
+    # A kill leaves files, whose number is not used again; an orderly end removes them.
+    assert found.manifest.seq == (2 if number == signal.SIGKILL else 1)
 
 
 def test_the_service_ends_when_idle_and_when_its_directory_is_gone(root: Path, tmp_path: Path) -> None:
@@ -174,16 +175,62 @@ def test_the_service_ends_when_idle_and_when_its_directory_is_gone(root: Path, t
         assert "its directory is gone" in errors
 
 
+def test_a_service_whose_directory_was_made_anew_leaves_the_other_service_alone(root: Path, tmp_path: Path) -> None:
+    """The directory is moved away and another service starts in a new one: the first one ends, the second one stays."""
+    command = [sys.executable, "-m", "spe_adapter.checkpoint", str(root)]
+    socket_file = place_of(root) / SOCKET
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as first:
+        wait_until(socket_file.exists, "the socket")
+        os.kill(first.pid, signal.SIGSTOP)
+        try:
+            place_of(root).rename(tmp_path / "gone")
+            second = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+            wait_until(socket_file.exists, "the second socket")
+        finally:
+            os.kill(first.pid, signal.SIGCONT)
+        try:
+            assert first.wait(PATIENCE_S) == 0
+            assert socket_file.exists()
+        finally:
+            second.terminate()
+            assert second.wait(PATIENCE_S) == 0
+
+
+def test_the_log_is_bounded_while_a_service_runs(root: Path, tmp_path: Path) -> None:
+    """A log that is too long is renamed, and the service goes on in a new one."""
+    sink = tmp_path / "sink"
+    advance(root, 1)
+    wait_until(lambda: told(root, sink, 1), "the service")
+    log = place_of(root) / LOG
+    os.truncate(log, MAX_LOG_BYTES + 1)
+    notify(root, EpochNote(Unit("bad", 0), 1, 1, 1, {}))
+    wait_until(lambda: log.with_suffix(OLD_LOG).exists() and log.exists(), "a new log")
+    notify(root, EpochNote(Unit("bad", 1), 1, 1, 1, {}))
+    wait_until(lambda: "bad.1" in log.read_text(), "a line in the new log")
+    assert log.stat().st_size < 10_000
+
+
 def test_notes_that_are_not_understood_change_nothing(root: Path, tmp_path: Path) -> None:
     """Bad bytes, bad settings and an unknown sink are log lines; the service goes on for others."""
     sink = tmp_path / "sink"
     advance(root, 1)
     wait_until(lambda: told(root, sink, 1), "the service")
+    surrogate = encode_note(EpochNote(Unit("\ud800", 0), 1, 1, 1, settings(sink)))
+    wait_until(lambda: told(root, sink, 1) and read_status(root), "a status")
+    process = read_status(root)["process"]  # type: ignore[index]
     sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     with sender:
-        for data in (b"", b"x", b"{}", b"[" * 5000, b'{"v":1}', b'{"v":2}', b"\xff" * 60_000):
+        for data in (b"", b"x", b"{}", b"[" * 5000, b'{"v":1}', b'{"v":2}', b"\xff" * 60_000, surrogate):
             sender.sendto(data, str(place_of(root) / SOCKET))
-    bad: list[dict[str, Any]] = [{"sink": "ftp://x"}, {"sink": sink.as_uri(), "unknown": 1}, {}]
+    bad: list[dict[str, Any]] = [
+        {"sink": "ftp://x"},
+        {"sink": sink.as_uri(), "unknown": 1},
+        {},
+        {"sink": 5},
+        {"sink": sink.as_uri(), "host": "h", "coordinator": 5},
+        {"sink": "hdfs://127.0.0.1:1/x", "plans": "127.0.0.1:1", "plans_token_file": 1},
+        {"sink": "file:///tmp/%00"},
+    ]
     for values in bad:
         notify(root, EpochNote(Unit("bad", 0), 1, 1, 1, values))
     missing = EpochNote(Unit("no such query", 7), 1, 1, 1 << 30, settings(sink))
@@ -192,6 +239,7 @@ def test_notes_that_are_not_understood_change_nothing(root: Path, tmp_path: Path
     log = (place_of(root) / LOG).read_text()
     assert "datagram_refused" in log
     assert "unit_refused" in log
+    assert read_status(root)["process"] == process  # type: ignore[index]
 
 
 def test_notes_are_bounded_and_come_back(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ import pyarrow as pa
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.format.records import Record, encode_batch
 from spe_adapter.cec.policy import Targets
+from spe_adapter.checkpoint.policy import PolicySettings
+from spe_adapter.checkpoint.settings import CheckpointSettings
 from spe_adapter.continuous.fragment import EpochLimits, Fragment, TopicSource
 from spe_adapter.continuous.loop import Event, FragmentProgress, Recovered
 from spe_adapter.continuous.runner import Options, Runner
@@ -42,6 +44,8 @@ class Work:
     epoch_records: int = 300
     q_limit: int = 400
     u_limit: int = 2000
+    checkpoints: str = ""
+    """The URL of a sink: a checkpoint at the end of every epoch that is not busy with one."""
 
 
 def as_text(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -69,7 +73,11 @@ def work_through(work: Work, pipe: Connection) -> None:
                 pipe.send(("epoch", event.figures.epoch, event.figures.checks))
 
     limits = EpochLimits(epoch_records=work.epoch_records, epoch_ms=20, run_records=100)
-    options = Options(work.servers, lambda: Targets(work.q_limit, work.u_limit), limits)
+    checkpoints = None
+    if work.checkpoints:
+        often = PolicySettings(every_s=0.0, min_every_s=0.0, min_state_bytes=0)
+        checkpoints = CheckpointSettings(work.checkpoints, policy=often)
+    options = Options(work.servers, lambda: Targets(work.q_limit, work.u_limit), limits, checkpoints=checkpoints)
     runner = Runner(described(work), work.partition, options, observe=observe)
     try:
         runner.run(until=lambda: committed >= work.records)

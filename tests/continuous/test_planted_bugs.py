@@ -13,6 +13,7 @@ from spe_adapter.cec.reconstruct import EventualCheckpoint
 from spe_adapter.codec.kernels import Int64s
 from spe_adapter.continuous.core import Core, ReplayEpoch
 from spe_adapter.state.store import Changes
+from spe_adapter.state.table import Table
 from tests.continuous.stories import Story, tell
 from tests.continuous.world import Faults
 
@@ -39,9 +40,9 @@ class SeesTwice(Core):
 class StartsTooLate(Core):
     """Replays from an epoch behind T."""
 
-    def load(self, eventual: EventualCheckpoint, last_epoch: int) -> list[ReplayEpoch]:
+    def load(self, eventual: EventualCheckpoint, last_epoch: int, table: Table | None = None) -> list[ReplayEpoch]:
         """Without the first epoch."""
-        epochs = super().load(eventual, last_epoch)
+        epochs = super().load(eventual, last_epoch, table)
         if len(epochs) > 1:
             self._recovery_points.popleft()
         return epochs[1:]
@@ -50,9 +51,9 @@ class StartsTooLate(Core):
 class ForgetsTheWatermark(Core):
     """Starts with the watermark of a new query."""
 
-    def load(self, eventual: EventualCheckpoint, last_epoch: int) -> list[ReplayEpoch]:
+    def load(self, eventual: EventualCheckpoint, last_epoch: int, table: Table | None = None) -> list[ReplayEpoch]:
         """With watermark 0."""
-        epochs = super().load(eventual, last_epoch)
+        epochs = super().load(eventual, last_epoch, table)
         self._watermark_ms = 0
         return epochs
 

@@ -7,11 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
+import pytest
+
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.client.wire import EARLIEST
 from logstore.errors import UnknownReader
+from spe_adapter.continuous.errors import FragmentRefused
+from spe_adapter.continuous.fragment import Fragment
 from spe_adapter.continuous.runner import READER_PREFIX, Options, Runner
 from spe_adapter.epochs.retention import HeldStreams
+from spe_adapter.epochs.scan import ends
 from tests.continuous.processes import RunnerProcess, Work, described, expected, produce
 from tests.continuous.test_kills import consumed
 from tests.support.limits import PATIENCE_S
@@ -143,3 +148,30 @@ def test_state_that_was_released_is_named(tmp_path: Path) -> None:
             (failed,) = runner.hear_until("failed", 1)
         assert "StateTrimmed" in str(failed[1])
         assert "reader-hold-bytes" in str(failed[1])
+
+
+def test_what_a_recovery_does_not_need_may_go(tmp_path: Path) -> None:
+    """`state_history="recovery"`: the reader names the query as its epochs do; without it, it names none. Without a
+    registration the option is refused, as another value is.
+    """
+    with Sidecar(tmp_path / "data", *FLAGS) as sidecar, Client(parse_addresses(sidecar.address)) as client:
+        client.create_topic("in", 1)
+        produce(sidecar.address, "in", ROWS[:100])
+        fragment = described(Work(sidecar.address, QUERY, 100, epoch_records=50))
+        options = Options(sidecar.address, state_history="recovery")
+        Runner(fragment, 0, options).run(lambda: ended(client, fragment) == [fragment.name_in(0)])
+        assert client.describe_reader(READER).state == fragment.name_in(0)
+        Runner(fragment, 0, replace(options, state_history="all")).run(lambda: True)
+        assert client.describe_reader(READER).state == ""
+        with pytest.raises(FragmentRefused, match="register"):
+            Runner(fragment, 0, replace(options, register=False)).run(lambda: True)
+        with pytest.raises(FragmentRefused, match="'some'"):
+            Runner(fragment, 0, Options(sidecar.address, state_history="some")).run(lambda: True)  # type: ignore[arg-type]
+
+
+def ended(client: Client, fragment: Fragment) -> list[str]:
+    """The queries of which an epoch with a mark ended in the target, each once."""
+    if fragment.topic not in client.topics():
+        return []
+    found = ends(client, TopicPartition(fragment.topic, 0))
+    return sorted({end.query for end, _ in found})

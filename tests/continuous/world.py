@@ -36,7 +36,7 @@ from logstore.testing.simdisk import SimDisk
 from spe_adapter.cec.policy import Policy
 from spe_adapter.continuous.core import Core, FragmentInstance
 from spe_adapter.continuous.fragment import CheckedFragment, EpochLimits
-from spe_adapter.continuous.loop import Event, FragmentProgress, Loop
+from spe_adapter.continuous.loop import Event, FragmentProgress, Loop, UnitCheckpoints
 from spe_adapter.continuous.port import FENCE_EPOCH, EpochOutput, Fetch, ScannedBatches
 
 T = TypeVar("T")
@@ -400,10 +400,13 @@ def start_runner(
     limits: EpochLimits,
     incarnation: str,
     kind: type[Core] = Core,
+    checkpoints: Callable[[Core], UnitCheckpoints] | None = None,
 ) -> RunnerLife:
     """A runner over the world's store, not yet recovered. Upstream trims whatever it may, now and then."""
     port = SimPort(world, plan, 0, incarnation)
-    core = kind(plan, FragmentInstance(0, 1, incarnation), policy(), port.monotonic_ms)
+    core = kind(
+        plan, FragmentInstance(0, 1, incarnation), policy(), port.monotonic_ms, is_paged=checkpoints is not None
+    )
 
     def observe(event: Event) -> None:
         world.counts.events.append(event)
@@ -413,17 +416,23 @@ def start_runner(
                 if offset > stream.log_start_offset:
                     stream.delete_records(offset)
 
-    loop = Loop(core, plan, port, limits, observe)
+    loop = Loop(core, plan, port, limits, observe, None if checkpoints is None else checkpoints(core))
     return RunnerLife(core, loop)
 
 
 def run_story(
-    world: World, plan: CheckedFragment, policy: Callable[[], Policy], limits: EpochLimits, kind: type[Core] = Core
+    world: World,
+    plan: CheckedFragment,
+    policy: Callable[[], Policy],
+    limits: EpochLimits,
+    kind: type[Core] = Core,
+    checkpoints: Callable[[Core], UnitCheckpoints] | None = None,
 ) -> Outcome:
     """Run a fragment until all input is processed and committed, starting anew whenever something killed it."""
     world.start_faults()
     while True:
-        core, loop = start_runner(world, plan, policy, limits, f"run-{world.counts.restarts}", kind)
+        incarnation = f"run-{world.counts.restarts}"
+        core, loop = start_runner(world, plan, policy, limits, incarnation, kind, checkpoints)
         try:
             loop.recover()
             while loop.step():
@@ -440,7 +449,7 @@ def run_story(
             world.counts.restarts += 1
             world.restart_sidecar()
     world.faults = Faults()
-    last = start_runner(world, plan, policy, limits, "the last", kind)
+    last = start_runner(world, plan, policy, limits, "the last", kind, checkpoints)
     last.loop.recover()
     return Outcome(world.consume(plan.fragment.topic), state_of(core), state_of(last.core), world.counts)
 

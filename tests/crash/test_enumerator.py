@@ -21,8 +21,8 @@ def plan_for(workload: Workload, unit_bytes: int, config: pytest.Config) -> Cras
     if config.getoption("--long"):
         return CrashPlan(bounds=CrashBounds(states=1024, file_states=256), recovery_share=20, unit_bytes=unit_bytes)
     # Where a write is torn does not depend on the unit, so one of the two does it at every byte. Commit records are
-    # JSON and long, with many points: torn at some bytes only, and fewer combinations per point.
-    commits = workload is workloads.commits
+    # JSON and long, with many points: torn at some bytes only, and fewer combinations per point. So is cleaning.
+    commits = workload in (workloads.commits, workloads.cleans)
     torn_bytes = 8 if commits else 4096 if unit_bytes == UNITS[0] else 32
     states, file_states = (STATES // 3, FILE_STATES // 3) if commits else (STATES, FILE_STATES)
     return CrashPlan(

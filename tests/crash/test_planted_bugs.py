@@ -13,8 +13,11 @@ import pytest
 
 from logstore.errors import CairnError, CorruptBatch, StorageFailed
 from logstore.format.batch import parse_header
+from logstore.format.control import END_TYPE, STATE_TYPES
 from logstore.interfaces import FileSystem
-from logstore.log import recovery, stream
+from logstore.log import cleaning, recovery, stream
+from logstore.log.chunks import Chunk
+from logstore.log.cleaning import ChunkCopy, LogCleaner
 from logstore.log.jobs import Create, Operation, RemoveFile, Rename, Sync, SyncDirectory, WriteFile
 from logstore.log.ledger import Ledger
 from logstore.log.producers import ProducerTable
@@ -421,3 +424,79 @@ def test_found_by_a_producer_that_retries(monkeypatch: Patch) -> None:
     assert retry()
     sequences_count_before_the_sync(monkeypatch)
     assert not retry()
+
+
+# ---- cleaning
+
+CLEANING_PLAN = CrashPlan(
+    bounds=CrashBounds(states=12, file_states=8, torn_bytes=8), second_share=20, recovery_share=200, unit_bytes=512
+)
+
+
+def exchanges(change: Callable[[list[Operation]], list[Operation]]) -> Setup:
+    """A setup in which the job that gives a cleaned chunk its name is changed."""
+
+    def rewrite(job: Sequence[Operation]) -> Sequence[Operation]:
+        is_exchange = any(isinstance(one, Rename) and one.source.endswith(".cleaned") for one in job)
+        return change(list(job)) if is_exchange else job
+
+    return rewrites(rewrite)
+
+
+def renamed_before_sync(_: Patch) -> Setup:
+    """The cleaned content gets the chunk's name before it is durable."""
+    return exchanges(lambda job: [one for one in job if not isinstance(one, Sync)])
+
+
+def old_index_stays(_: Patch) -> Setup:
+    """The old content's index stays beside the new content."""
+    return exchanges(lambda job: [one for one in job if not (isinstance(one, RemoveFile) and ".index" in one.path)])
+
+
+def index_before_the_name(_: Patch) -> Setup:
+    """The new content's index is written before its name is durable."""
+    return rewrites(
+        lambda job: [] if [type(one) for one in job] == [SyncDirectory] and "streams/t" in path_of(job[0]) else job
+    )
+
+
+def newest_chunks_first(patch: Patch) -> Setup:
+    """Newer records of state go before older ones."""
+    original = LogCleaner._clean_chunk
+
+    async def backwards(
+        self: LogCleaner, stream: Stream, chunk: Chunk, queries: frozenset[str], may_go: Callable[[], bool]
+    ) -> bool:
+        others = [one for one in stream.chunks[:-1] if one.state_bytes and not one.cleaned_for]
+        return await original(self, stream, others[-1] if others else chunk, queries, may_go)
+
+    patch.setattr(LogCleaner, "_clean_chunk", backwards)
+    return Setup(seed=1)
+
+
+def ends_go_too(patch: Patch) -> Setup:
+    """BEGIN and END go with the records of state."""
+    patch.setattr(cleaning, "STATE_TYPES", frozenset((*STATE_TYPES, END_TYPE)))
+    patch.setattr(ChunkCopy, "_query", property(lambda _: "group", lambda *_: None), raising=False)
+    return Setup(seed=1)
+
+
+def offsets_move(patch: Patch) -> Setup:
+    """What is removed leaves no empty batch behind."""
+    patch.setattr(ChunkCopy, "_end_run", lambda self, out: setattr(self, "_run", None))
+    return Setup(seed=1)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        *(renamed_before_sync, old_index_stays, index_before_the_name, newest_chunks_first, ends_go_too),
+        offsets_move,
+    ],
+    ids=lambda plant: plant.__name__,
+)
+def test_found_in_cleaning(plant: Plant, monkeypatch: Patch) -> None:
+    """Each of them loses records, or shows older ones in the place of newer ones."""
+    setup = plant(monkeypatch)
+    with pytest.raises((PromiseBroken, CairnError)):
+        Enumerator(workloads.cleans, setup, CLEANING_PLAN).run()

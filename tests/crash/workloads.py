@@ -137,6 +137,21 @@ def large_batch(world: SimulatedStore) -> None:
     world.run()
 
 
+def cleans(world: SimulatedStore) -> None:
+    """Epochs with records of state over several chunks; the state's owner lets those of the oldest two go."""
+    world.create_topic("t", 1)
+    world.run()
+    for epoch in range(3):
+        world.append_group("t", 0, epoch, batches=1, states=2)
+        world.run()
+    bases = [chunk.base_offset for chunk in world.store.stream("t", 0).chunks[:3]]
+    world.own_state("t", 0, max(bases, default=0))
+    world.run()
+    world.clean()
+    world.append("t")
+    world.run()
+
+
 def trim_all(world: SimulatedStore) -> None:
     """Everything is trimmed, then an append opens the chunk behind it."""
     world.create_topic("t", 1)
@@ -149,4 +164,4 @@ def trim_all(world: SimulatedStore) -> None:
     world.run()
 
 
-WORKLOADS = (appends, trims, groups, large_group, ledgers, topics, commits, restarts)
+WORKLOADS = (appends, trims, groups, large_group, ledgers, topics, commits, restarts, cleans)

@@ -31,6 +31,7 @@ REQUESTS: list[ReaderRequest] = [
     RegisterReaderRequest("räder", "", (*STREAMS, ReaderOffset("x", 0, LOG_START))),
     RegisterReaderRequest("r", "group", ()),
     RegisterReaderRequest("r", "", STREAMS, keep=True),
+    RegisterReaderRequest("r", "", STREAMS, state="query"),
     AcknowledgeRequest("r", STREAMS),
     RemoveReaderRequest("r"),
     DescribeReadersRequest("r"),
@@ -42,6 +43,7 @@ REPLIES: list[tuple[int, ReaderReply | CairnError]] = [
     (reader_api.REMOVE_READER, Done()),
     (reader_api.DESCRIBE_READERS, ReaderDescription(("a", "b"))),
     (reader_api.DESCRIBE_READERS, ReaderDescription(("a",), "g", STREAMS, STREAMS[:1], 17)),
+    (reader_api.DESCRIBE_READERS, ReaderDescription(("a",), "", STREAMS, (), 17, "query")),
 ]
 
 

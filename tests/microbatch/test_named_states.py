@@ -50,7 +50,7 @@ class Reminders(StatefulOperator):
         states.total.set(total)
         states.items.append(rows.window, amount)
         states.kinds.put(rows.window, pa.array([str(each) for each in amount.tolist()]), amount)
-        timers.register(None, timers.now_ms)
+        timers.register(None, timers.now_ms + 1)
         return None
 
     def handle_expired(self, expired: ExpiredTimers, states: States, timers: Timers) -> Emitted:

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
@@ -27,6 +28,7 @@ from spe_adapter.microbatch import checkpoint_watch, checkpoints, registration
 from spe_adapter.microbatch.committed import EpochProgress, progress_of
 from spe_adapter.microbatch.driver import QueryDriver
 from spe_adapter.microbatch.epoch import QueryDefinition, log_epoch, reader_name
+from spe_adapter.microbatch.epoch_end import NOT_COVERED
 from spe_adapter.microbatch.options import parse_stateful
 from spe_adapter.microbatch.state_loader import committed_state
 from spe_adapter.microbatch.topics import prepare_topic
@@ -77,8 +79,10 @@ class Checkpointed(Query):
         return self.managers[partition].checkpoint()
 
     def lose_memory(self) -> None:
-        """The host forgets all state."""
-        shutil.rmtree(self.root)
+        """The host forgets all state. The I/O service, which may be writing there, ends without its directory."""
+        gone = self.root.with_name(f"gone-{uuid.uuid4().hex}")
+        self.root.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
         self.managers.clear()
 
 
@@ -97,11 +101,13 @@ def client(eager: Sidecar) -> Iterator[Client]:
 
 
 @pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checkpoints are looked for, and positions acknowledged, with every epoch."""
+def _at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Checkpoints are looked for, and positions acknowledged, with every epoch. Services end behind the test."""
     monkeypatch.setattr(registration, "ACKNOWLEDGE_S", 0.0)
     monkeypatch.setattr(checkpoint_watch, "WATCH_S", 0.0)
     monkeypatch.setattr(checkpoints, "RECOVERY_PATIENCE_S", 0.0)
+    yield
+    shutil.rmtree(tmp_path / "state", ignore_errors=True)
 
 
 def ended(client: Client, partition: int) -> list[tuple[int, int]]:
@@ -172,6 +178,35 @@ def test_checkpoints_that_a_reset_has_undone_are_not_used(eager: Sidecar, client
         model.epoch(rows)
     found = {key: values[before.get(key, 0) :] for key, values in by_key(query.told()).items()}
     assert {key: values for key, values in found.items() if values} == by_key(model.told[told_before:])
+
+
+def test_checkpoints_that_are_gone_cover_nothing(sidecar: Sidecar, tmp_path: Path) -> None:
+    """A sink that was emptied: the driver says so at its next look, and the log counts again."""
+    query = Checkpointed(sidecar.address, "emptied", tmp_path)
+    with Client(parse_addresses(sidecar.address)) as connected:
+        prepare_topic(connected, query.topic, PARTITIONS, PARTITIONS)
+        for rows in rows_of(4, ROWS, 10):
+            query.rows += rows
+            query.go()
+            assert all(query.write_checkpoint(partition).state.value for partition in range(PARTITIONS))
+        assert query.last is not None
+        watch, committed = query.last._watch, query.last.committed
+        assert watch is not None
+        assert committed is not None
+
+        def look() -> None:
+            for _ in range(2):  # what a look has found counts at the next call
+                watch.note(connected, committed.progress)
+                watch.join(PATIENCE_S)
+
+        look()
+        assert all(watch.covering())
+        for path in query.sink.iterdir():
+            shutil.rmtree(path)
+        look()
+        watch.note(connected, committed.progress)
+        assert not any(watch.covering())
+        assert set(watch.covered_emitted()) == {NOT_COVERED}
 
 
 @pytest.mark.parametrize("seed", range(3))

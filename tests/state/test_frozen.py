@@ -9,11 +9,13 @@ import pytest
 
 from spe_adapter.codec.kernels import Int64s
 from spe_adapter.pages.errors import FreezeCancelled, PagesRefused
-from spe_adapter.state.errors import StateDamaged
+from spe_adapter.state.errors import StateDamaged, StateTooLarge
+from spe_adapter.state.files import StateEnvironment
 from spe_adapter.state.frozen import FrozenVersion, freeze_base
 from spe_adapter.state.paged import FreezePoint
+from spe_adapter.state.query import QueryDirectory
 from spe_adapter.state.segment import Tag
-from spe_adapter.state.storage import BaseCheckpoint, BaseDescription, PageRuns, load_table
+from spe_adapter.state.storage import BaseCheckpoint, BaseDescription, PageRuns, StateStorage, load_table
 from spe_adapter.state.table import anonymous
 from spe_adapter.state.versions import StateDirectory, no_checkpoints
 from tests.state.conftest import OPERATOR, QUERY, SCHEMA, History, check_marks, note_of, windows_of
@@ -100,6 +102,22 @@ def test_a_base_is_changed_in_place_while_it_is_frozen(root: Path) -> None:
     assert base.stat().st_size > size_bytes
     check_table(written(frozen), 2)
     assert base.stat().st_size == size_bytes
+
+
+def test_copies_of_frozen_pages_do_not_count_towards_the_limit(root: Path) -> None:
+    """A state that fits its limit exactly fits while a checkpoint is written, too."""
+    advance(root, 2)
+    query = QueryDirectory(root, QUERY, StateEnvironment(), 1.0)
+    held_bytes = query.size_bytes()
+    storage = StateStorage(query, held_bytes, 0, StateEnvironment(), 1.0)
+    frozen = frozen_of(root)
+    advance(root, 3)
+    assert query.size_bytes() > held_bytes
+    storage.charge(0, "nothing")  # to the block
+    with pytest.raises(StateTooLarge, match=f"{held_bytes} is the limit"):
+        storage.charge(1 << 20, "a megabyte")
+    frozen.pages.release()
+    storage.charge(0, "nothing")
 
 
 def test_later_checkpoints_hold_what_changed(root: Path) -> None:

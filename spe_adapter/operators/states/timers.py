@@ -2,7 +2,7 @@
 
 Invariants:
 * A timer is a key, a clock and a time: to register a timer that is there changes nothing.
-* A timer is due when its clock is past its time, not yet when the clock has reached it, as in Spark.
+* A timer is due when its clock reaches its time, as in Spark 4.3.
 * A due timer is called once, in the epoch in which it is due, and is gone behind the call. What the call itself
   registers is called in a later epoch at the earliest, though its time may have come.
 
@@ -86,7 +86,7 @@ class Timers:
         rows = self._section.rows(keys, numbers)
         new = ~self._section.alive(rows)
         base = WALL if self._clock(clock) == "processing" else 0
-        self._section.write(rows[new], base + times_ms[new] + 1)
+        self._section.write(rows[new], base + times_ms[new])
 
     def delete(self, owner: Any, at_ms: Any, *, clock: TimeSource | None = None) -> None:
         """Delete timers, as far as they are registered. Raises StateValueRefused."""

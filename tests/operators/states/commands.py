@@ -212,7 +212,7 @@ class Naive:
             (at, clock, key)
             for key, model in self._keys.items()
             for clock, at in model.timers
-            if at < (self._watermark if clock == "event" else self._wall)
+            if at <= (self._watermark if clock == "event" else self._wall)
         ]
         fresh = []
         for at, _, key in due:

@@ -1,0 +1,40 @@
+"""The process that writes frozen pages of another one, as the I/O service does: `-m benchmarks.paging.page_writer DIR`.
+
+It reads pickled freezes from its standard input, and answers `complete` to each on its standard output.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from functools import partial
+from pathlib import Path
+
+from spe_adapter.checkpoint.directory_sink import DirectorySink
+from spe_adapter.checkpoint.manager import CheckpointManager, ManagerTools
+from spe_adapter.checkpoint.names import Unit
+from spe_adapter.checkpoint.snapshot import Snapshot
+from spe_adapter.pages.frozen import FrozenPages
+
+
+def given(snapshot: Snapshot, _since: object) -> Snapshot:
+    """What was frozen elsewhere, as a freeze."""
+    return snapshot
+
+
+def main() -> None:
+    """Write until the input ends."""
+    tools = ManagerTools(DirectorySink(Path(sys.argv[1])))
+    while True:
+        try:
+            number, handle, ids, header = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        pages = FrozenPages.open(handle, ids)
+        snapshot = Snapshot(header, pages, None, is_full=True)
+        outcome = CheckpointManager(Unit("pages", number), partial(given, snapshot), tools).checkpoint()
+        print("complete" if outcome.is_complete else f"failed: {outcome}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""Runners with checkpoints: whatever dies, and whatever becomes of the checkpoints, output and state are exact."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from logstore.client.blocking import Client, parse_addresses
+from logstore.errors import CairnError
+from spe_adapter.cec.reconstruct import EventualCheckpoint
+from spe_adapter.checkpoint.bases import StoredBase, stored_bases
+from spe_adapter.checkpoint.directory_sink import DirectorySink
+from spe_adapter.checkpoint.manager import CheckpointManager, ManagerTools
+from spe_adapter.checkpoint.names import Unit
+from spe_adapter.checkpoint.recovery import Finder
+from spe_adapter.continuous import core as core_module
+from spe_adapter.continuous.checkpoints import covered_version
+from spe_adapter.continuous.core import Core
+from spe_adapter.continuous.loop import Recovered
+from spe_adapter.continuous.paged_state import CoveredVersion, bring_up
+from spe_adapter.state.table import Table
+from tests.continuous.processes import RunnerProcess, Work, expected, produce
+from tests.continuous.stories import Story, tell
+from tests.continuous.test_kills import consumed
+from tests.continuous.test_recovery import EXAMPLES, seeds, stories
+from tests.continuous.test_registration import FLAGS, TRIMMED_AT_ONCE
+from tests.continuous.world import Faults
+from tests.support.sidecar import Sidecar
+
+UNIT = Unit("story", 0)
+_NONE = np.empty(0, np.int64)
+
+
+class AtOnce:
+    """Checkpoints that are written at the end of an epoch, by chance, without a thread; some are damaged afterwards."""
+
+    def __init__(self, core: Core, sink: DirectorySink, random: Random, *, damage: bool) -> None:
+        self._sink = sink
+        self._random = random
+        self._damage = damage
+        self._new: list[CoveredVersion] = []
+        self._manager = CheckpointManager(UNIT, core.freeze, ManagerTools(sink))
+        self.loads = 0
+
+    def stored(self) -> Iterator[StoredBase]:
+        """See UnitCheckpoints."""
+        found = list(stored_bases(Finder(self._sink), UNIT))
+        self.loads += bool(found)
+        yield from found
+
+    def complete(self) -> Sequence[CoveredVersion]:
+        """See UnitCheckpoints."""
+        new, self._new = self._new, []
+        return new
+
+    def ended(self, log_bytes: int, state_bytes: int) -> None:
+        """See UnitCheckpoints."""
+        assert log_bytes > 0
+        assert state_bytes > 0
+        if self._random.random() < 0.2:
+            outcome = self._manager.checkpoint()
+            assert not outcome.error
+            if outcome.manifest is not None:
+                self._new.append(covered_version(outcome.manifest))
+        elif self._damage and self._random.random() < 0.1:
+            self._damage_newest()
+
+    def _damage_newest(self) -> None:
+        """The newest checkpoint loses a byte, if the one before it is there."""
+        found = list(stored_bases(Finder(self._sink), UNIT))
+        if len(found) < 2 or any(part.seq != found[0].manifest.seq for part in found[1].manifest.parts[:0]):
+            return
+        name = found[0].manifest.name
+        for file in sorted(self._sink.files(name)):
+            if file == "000" and not any(part.seq == name.seq for part in found[1].manifest.parts):
+                path = Path(self._sink.url.removeprefix("file://")) / str(name) / file
+                path.write_bytes(path.read_bytes()[:-1])
+
+
+def check(story: Story, faults: Faults, seed: int, *, damage: bool) -> None:
+    """The promise: as without checkpoints and without faults."""
+    whole = tell(story)
+    with tempfile.TemporaryDirectory() as directory:
+        sink, random = DirectorySink(Path(directory)), Random(seed)
+        made: list[AtOnce] = []
+
+        def checkpoints(core: Core) -> AtOnce:
+            made.append(AtOnce(core, sink, random, damage=damage))
+            return made[-1]
+
+        broken = tell(story, faults, checkpoints=checkpoints)
+    assert broken.results == whole.results
+    assert broken.state == whole.state
+    assert broken.recovered == whole.state
+
+
+@settings(max_examples=max(EXAMPLES // 2, 5))
+@given(stories(), seeds)
+def test_a_runner_with_checkpoints_that_is_killed_goes_on_exactly(story: Story, seed: int) -> None:
+    """kill -9 of the runner at any call of its port; upstream trims its streams behind the checkpoints."""
+    random = Random(seed)
+    calls = tell(story).counts.port_calls
+    numbers = random.sample(range(1, 2 * calls), min(random.randint(1, 12), 2 * calls - 1))
+    faults = Faults(kill_before=frozenset(numbers[::2]), kill_behind=frozenset(numbers[1::2]))
+    check(story, faults, seed, damage=False)
+
+
+@settings(max_examples=max(EXAMPLES // 4, 5))
+@given(stories(), seeds)
+def test_power_cuts_and_damaged_checkpoints(story: Story, seed: int) -> None:
+    """Power fails at disk calls of the store, and the newest checkpoint is damaged now and then."""
+    random = Random(seed)
+    calls = tell(story).counts.disk_calls
+    power = random.sample(range(1, 2 * calls), min(random.randint(1, 8), 2 * calls - 1))
+    check(story, Faults(power=frozenset(power)), seed, damage=True)
+
+
+@pytest.mark.parametrize("bug", ["forgets what has ended", "loses a window"])
+def test_bugs_are_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stories above find a recovery that is wrong in one thing."""
+
+    def wrong(table: Table, eventual: EventualCheckpoint) -> None:
+        if bug == "forgets what has ended":
+            eventual = replace(eventual, skips=eventual.skips._replace(keys=eventual.skips.keys[:0], numbers=_NONE))
+        bring_up(table, eventual)
+        if bug == "loses a window":
+            table.remove(table.live_rows()[:1])
+
+    monkeypatch.setattr(core_module, "bring_up", wrong)
+    story = Story(3, "counting", "no checks", batches=40, keys=5)
+    calls = tell(story).counts.port_calls
+    for seed in range(20):
+        kills = Random(seed).sample(range(1, calls), 8)
+        try:
+            check(story, Faults(kill_before=frozenset(kills)), seed, damage=False)
+        except (AssertionError, CairnError):
+            return
+    raise AssertionError("nothing was found")
+
+
+def test_a_checkpoint_saves_replay() -> None:
+    """Windows that nobody checks would be replayed from where they were opened; behind checkpoints they are not."""
+    story = Story(7, "counting", "no checks", batches=40, keys=5)
+    calls = tell(story).counts.port_calls
+    faults = Faults(kill_before=frozenset(range(calls // 2, calls, calls // 10)))
+
+    def replayed(broken_counts: list[object]) -> int:
+        return sum(event.replayed_records for event in broken_counts if isinstance(event, Recovered))
+
+    plain = tell(story, faults)
+    with tempfile.TemporaryDirectory() as directory:
+        sink, random = DirectorySink(Path(directory)), Random(7)
+        covered = tell(story, faults, checkpoints=lambda core: AtOnce(core, sink, random, damage=False))
+    assert covered.results == plain.results
+    loaded = [event.checkpoint_epoch for event in covered.counts.events if isinstance(event, Recovered)]
+    assert max(loaded) > 0
+    assert replayed(list(covered.counts.events)) < replayed(list(plain.counts.events))
+
+
+def test_runner_processes_with_checkpoints_that_are_killed(tmp_path: Path) -> None:
+    """Real runners write checkpoints on a thread and are killed; sources and target are trimmed at once, and no window
+    is ever checked: what is left is exact, and a recovery replays what came after a checkpoint.
+    """
+    chance = Random(11)
+    rows = [(b"key-%d" % (number * 7 % 31), number) for number in range(6_000)]
+    (tmp_path / "sink").mkdir()
+    with Sidecar(tmp_path / "data", *FLAGS) as sidecar, Client(parse_addresses(sidecar.address)) as client:
+        client.create_topic("in", 1)
+        client.create_topic("out-checkpointed", 1, TRIMMED_AT_ONCE)
+        produce(sidecar.address, "in", rows)
+        work = Work(
+            sidecar.address, "checkpointed", len(rows), epoch_records=60, q_limit=10**9, u_limit=10**9,
+            checkpoints=(tmp_path / "sink").as_uri(),
+        )  # fmt: skip
+        for _ in range(5):
+            with RunnerProcess(work) as runner:
+                for _ in range(chance.randint(2, 15)):
+                    heard = runner.hear()
+                    assert heard[0] in ("recovered", "epoch"), heard
+        with RunnerProcess(work) as runner:
+            assert list(runner.hear_until("done", 1_000))[-1] == ("done",)
+        assert list((tmp_path / "sink").glob("checkpointed.0-*/MANIFEST"))
+        found = consumed(sidecar.address, "out-checkpointed")
+        assert found
+        assert found == expected(rows)[-len(found) :]
