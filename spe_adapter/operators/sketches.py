@@ -31,12 +31,15 @@ from spe_adapter.codec.kernels import Bytes, Int64s, compiled
 from spe_adapter.operators.aggregation import NUMBERS, Aggregation, arrow, check, is_number, ordered
 from spe_adapter.operators.cells import Cells, Slot, column_values, steady
 from spe_adapter.operators.collecting import lists_of, owners_of
+from spe_adapter.state.errors import StateTooLarge
 
 _HASH_SEED: Final = 0
 """State outlives every process. Values made to collide cost accuracy, no more."""
 _MIN_BITS: Final = 4
 _MAX_BITS: Final = 18
 _MAX_RSD: Final = 0.39
+_MAX_CALL_BYTES: Final = 2**31 - 1
+"""What an Arrow column of bytes can hold."""
 _SPREAD: Final = 1.106
 """Spark's constant, so that the same rsd gives as many registers."""
 
@@ -99,7 +102,13 @@ class ApproxCountDistinct(Aggregation):
         return pa.array(out)
 
     def _registers(self, held: pa.Array) -> Bytes:
-        """The registers of each window in a row of their own, zeros for windows without."""
+        """The registers of each window in a row of their own, zeros for windows without. Raises StateTooLarge."""
+        if len(held) << self._bits > _MAX_CALL_BYTES:
+            raise StateTooLarge(
+                f"{self.name} of column {self.column!r} with rsd={self.rsd} takes {1 << self._bits} bytes for each "
+                f"window, and a call has {len(held)} windows: more than {_MAX_CALL_BYTES} bytes. Give a greater "
+                "rsd, or smaller batches (maxOffsetsPerTrigger)"
+            )
         registers = np.zeros((len(held), 1 << self._bits), np.uint8)
         valid = held.is_valid().to_numpy(zero_copy_only=False)
         if valid.any():

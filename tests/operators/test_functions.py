@@ -23,6 +23,7 @@ from spe_adapter.operators.cells import Cells, Fixed, Slot
 from spe_adapter.operators.errors import OperatorFailed
 from spe_adapter.operators.sketches import ApproxCountDistinct, ApproxPercentile
 from spe_adapter.operators.windows import Running
+from spe_adapter.state.errors import StateTooLarge
 from spe_adapter.testing.harness import OperatorHarness, check_any_batches
 from tests.operators.model import percentile
 
@@ -85,6 +86,14 @@ def test_zeros_and_nan_are_one_value_each() -> None:
     assert ApproxCountDistinct("x", 0.05).result(cells, pa.int64()).to_pylist() == [3]
     (collected,) = folded(agg.collect_set("x"), NUMBERS, [column, column])[0].to_pylist()  # type: ignore[union-attr]
     assert [str(value) for value in collected] == ["0.0", "nan", "1.0"]
+
+
+def test_registers_beyond_what_a_column_holds_are_an_error_that_says_what_to_do() -> None:
+    """Before memory is taken for them."""
+    distinct = ApproxCountDistinct("x", 0.003)
+    batch = pa.RecordBatch.from_arrays([pa.array([1.0])], names=["x"])
+    with pytest.raises(StateTooLarge, match=r"rsd=0.003 takes 262144 bytes .* has 8192 windows: .* a greater rsd"):
+        distinct.fold([pa.nulls(8192, pa.binary())], batch, np.zeros(1, np.int64))
 
 
 def test_a_sum_of_decimals_beyond_38_digits_is_an_error_that_names_the_key() -> None:
