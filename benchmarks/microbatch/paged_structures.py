@@ -1,6 +1,6 @@
 """Structures on pages, beside Python's dict, list and deque, and beside the table that keeps windows today.
 
-`python benchmarks/microbatch/paged_structures.py [--records N] [--batch N] [--rounds N]` prints nanoseconds per record of each
+`python -m benchmarks.microbatch.paged_structures [--records N] [--batch N] [--rounds N]` prints ns per record of each
 operation at N records (1 M), in batches of 10,000, and what it costs to find the windows that are due. No files and no
 services; about a minute.
 
