@@ -98,7 +98,7 @@ def whole_state(
         eventual = reconstruct(client, stream, query, as_of)
     except StateTrimmed as error:
         if checkpoints is None:
-            raise StateTrimmed(
+            raise type(error)(
                 f"{error}. If the query writes checkpoints, name their place with the option 'checkpoints' "
                 "(--checkpoints URL of a command)"
             ) from error
@@ -135,7 +135,7 @@ class _Search:
             except CheckpointFailed as error:
                 self._reasons.append(str(error))
         reasons = "; ".join(self._reasons[:_MAX_REASONS]) or "there is none"
-        raise StateTrimmed(f"{lost}; and no checkpoint at {settings.sink} has the rest: {reasons}") from lost
+        raise type(lost)(f"{lost}; and no checkpoint at {settings.sink} has the rest: {reasons}") from lost
 
     def _report(self, event: LogEvent, /, **fields: object) -> None:
         if "error" in fields:

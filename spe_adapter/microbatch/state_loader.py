@@ -139,6 +139,8 @@ def committed_windows(
     """
     try:
         state = whole_state(client, stream, query, epoch, checkpoints)
+    except StateCleaned:
+        raise
     except StateTrimmed as error:
         raise StateTrimmed(f"{error}. {how_lost(client, reader_name(query), stream)}") from error
     if not state.eventual.found:
