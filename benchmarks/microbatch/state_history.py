@@ -5,7 +5,7 @@ every changed window in every epoch. The real driver and tasks run without Spark
 log keeps every byte that was written; with `recovery` what is left of the chunks that were cleaned. Both come from one
 run, as cleaning says what it freed.
 
-    python -m benchmarks.microbatch.state_history [--epochs 420]
+    python -m benchmarks.microbatch.state_history [--epochs 1100]
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tests.microbatch.below import PARTITIONS, Query
 from tests.microbatch.operators import Row
 from tests.support.sidecar import Sidecar
 
-KEYS, ROWS, WINDOW_S = 8_000, 3_000, 300
+KEYS, ROWS, WINDOW_S = 8_000, 4_000, 100
 """Keys, rows of an epoch, and the length of a window; an epoch is a second of event time."""
 EPOCHS_PER_DAY = 86_400
-SETTLED_S = 10
+SETTLED_S = 6
 _CLEANED = re.compile(r"event=chunk_cleaned stream=(\S+) first=(\d+) last=(\d+) freed_bytes=(\d+)")
 
 
@@ -72,6 +72,6 @@ def measure(directory: Path, epochs: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=420)
+    parser.add_argument("--epochs", type=int, default=1100)
     with tempfile.TemporaryDirectory() as root:
         measure(Path(root), parser.parse_args().epochs)

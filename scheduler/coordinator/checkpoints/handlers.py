@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from logstore.base.fields import MAX_INTEGER
 from scheduler.coordinator.checkpoints.registry import UnitCheckpoint, checkpoint_of, newest_recoverable
 from scheduler.coordinator.checkpoints.service import CheckpointService
 from scheduler.coordinator.dispatch import ApiCall, Operation, Reply
@@ -107,6 +108,6 @@ class CheckpointHandlers:
         return {
             "unit": checkpoints[0].unit,
             "checkpoints": len(checkpoints),
-            "file_bytes": sum(one.file_bytes for one in checkpoints),
+            "file_bytes": min(sum(one.file_bytes for one in checkpoints), MAX_INTEGER),
             "newest": None if newest is None else self._summary(newest),
         }

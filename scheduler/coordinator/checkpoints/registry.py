@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from logstore.base.errors import FieldError
-from logstore.base.fields import shown
+from logstore.base.fields import MAX_INTEGER, shown
 from scheduler.coordinator.checkpoints.interface import REGISTER_CHECKPOINT, SEQ, UNIT_NAME
 from scheduler.coordinator.errors import ApiError, StoreDamaged
 from scheduler.coordinator.metadata.interface import Change, Put, RemovePrefix
@@ -70,8 +70,8 @@ class UnitCheckpoint:
 
     @property
     def file_bytes(self) -> int:
-        """The bytes of the files that the checkpoint wrote itself."""
-        return sum(file.bytes for file in self.files)
+        """The bytes of the files that the checkpoint wrote itself, MAX_INTEGER at most: what JSON readers can tell."""
+        return min(sum(file.bytes for file in self.files), MAX_INTEGER)
 
 
 class RegisteredChange(NamedTuple):
@@ -277,7 +277,7 @@ class CheckpointRegistry:
         return {
             "units": len(self.published),
             "checkpoints": self._published_checkpoints,
-            "file_bytes": self._published_file_bytes,
+            "file_bytes": min(self._published_file_bytes, MAX_INTEGER),
         }
 
     # ---- restoring
