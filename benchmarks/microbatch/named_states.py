@@ -1,9 +1,10 @@
 """Named states per key: what an operation costs, and a query with them beside Spark's own transformWithState.
 
-`python -m benchmarks.microbatch.named_states [--keys N] [--spark] [--spark-keys N] [--epochs N]` prints µs per key of each
-operation at N keys (100,000), one row a key, in an epoch that opens the states and in later ones. With `--spark`, two
-queries over the same files add each row to a value, a list and a map of its key: Cairn's, and Spark's in Python (Row);
-it prints µs per key of Spark's own `addBatch` for the epochs behind the first. About a minute, two with Spark.
+`python -m benchmarks.microbatch.named_states [--keys N] [--spark] [--spark-keys N] [--epochs N]` prints µs per key of
+each operation at N keys (100,000), one row a key, in an epoch that opens the states and in later ones. With
+`--spark`, two queries over the same files add each row to a value, a list and a map of its key: Cairn's, and Spark's
+in Python (Row); it prints µs per key of Spark's own `addBatch` for the epochs behind the first. About a minute, two
+with Spark.
 
 Invariants:
 * Both queries get the same epochs, one file each, and one query works at a time, in turn.

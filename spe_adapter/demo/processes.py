@@ -10,12 +10,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 STOP_S = 20.0
+POLL_S = 0.05
 _SESSION_FIELD = 3
 """Of /proc/PID/stat, behind the name in parentheses."""
 
@@ -86,6 +88,20 @@ def _session_members(session: int) -> list[int]:
         if int(fields[_SESSION_FIELD]) == session:
             members.append(int(entry.name))
     return sorted(members, key=lambda pid: pid == session)
+
+
+def wait_until_ended(pid: int, limit_s: float) -> bool:
+    """Wait until a process that is no child of ours has ended; False: it is still there after `limit_s`."""
+    end_s = time.monotonic() + limit_s
+    while time.monotonic() < end_s:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(POLL_S)
+    return False
 
 
 def sidecar_command(data_dir: Path, port: int) -> list[str]:

@@ -1,7 +1,8 @@
 """The Spark side of the demonstration, run as a process of its own so that it can be killed: two queries.
 
 One averages prices per item with Spark's own aggregation and writes them through the exactly-once sink; the other adds
-up what each customer spends, as a stateful query whose state is checkpointed in its own output topic.
+up what each customer spends, as a stateful query whose state is checkpointed in its own output topic, and page by page
+beside it.
 
 Prints one JSON line for each finished micro-batch. Ends when its standard input closes, so it never outlives who
 started it.
@@ -13,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -24,6 +26,7 @@ from spe_adapter.demo.purchases import CUSTOMER_WINDOW_MS, WINDOW_MS
 
 WATERMARK = "60 seconds"
 """Far above the disorder of the events and the distance of the partitions from each other, so nothing is ever late."""
+CHECKPOINTS_EVERY: Final = "2s"
 POLL_S: Final = 0.2
 MAX_STARTS: Final = 5
 _SPARK_GAVE_UP: Final = "Python worker failed to connect back"
@@ -101,6 +104,10 @@ def start_spendings(spark: SparkSession, options: argparse.Namespace) -> Statefu
         stateful(parsed(read(spark, options)), key="customer", operator=spendings, partitions=options.partitions)
         .option("kafka.bootstrap.servers", options.bootstrap)
         .option("stateDirectory", options.state)
+        .option("checkpoints", Path(options.sink).as_uri())
+        .option("checkpointMinState", "0")
+        .option("checkpointMinEvery", CHECKPOINTS_EVERY)
+        .option("checkpointEvery", CHECKPOINTS_EVERY)
         .start(topic=options.spendings, checkpointLocation=f"{options.checkpoints}/spendings")
     )
 
@@ -122,6 +129,7 @@ class Watched:
         self._start = start
         self._starts = 1
         self._last_batch = -1
+        self._is_recovery_told = False
         self.query = start()
 
     def goes_on(self) -> bool:
@@ -133,17 +141,27 @@ class Watched:
 
     def tell_progress(self) -> None:
         """Print a line for each batch that has ended since the last call."""
+        self._tell_recovery()
         for progress in self.query.recentProgress:
             batch = int(progress["batchId"])
             if batch > self._last_batch:
                 self._last_batch = batch
                 _say({"query": self.name, "batch": batch, "rows": int(progress["numInputRows"])})
 
+    def _tell_recovery(self) -> None:
+        """Print where the state of the first epoch came from."""
+        progress = self.query.progress if isinstance(self.query, StatefulQuery) else None
+        if progress is None or not progress.how or self._is_recovery_told:
+            return
+        self._is_recovery_told = True
+        figures = ("windows", "checkpoint_bytes", "log_bytes")
+        _say({"query": self.name, "how": dict(progress.how), **{name: getattr(progress, name) for name in figures}})
+
 
 def main() -> int:
     """Run until standard input closes or the query fails."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("bootstrap", "source", "averages", "spendings", "checkpoints", "state", "batch"):
+    for name in ("bootstrap", "source", "averages", "spendings", "checkpoints", "state", "sink", "batch"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--partitions", type=int, required=True)
     parser.add_argument("--heap", default="1g")

@@ -36,12 +36,15 @@ class Kill:
 
 @dataclass(slots=True)
 class DemoOutcome:
-    """All figures of one run. `batches`: for each query (seconds from the start, records) of finished micro-batches."""
+    """All figures of one run. `recoveries`: where the state of the stateful query came from at each start. `batches`:
+    for each query (seconds from the start, records) of finished micro-batches.
+    """
 
     records: int = 0
     seconds: float = 0.0
     comparisons: dict[str, Comparison] = field(default_factory=dict)
     kills: list[Kill] = field(default_factory=list)
+    recoveries: list[str] = field(default_factory=list)
     batches: dict[str, list[tuple[float, int]]] = field(default_factory=lambda: {name: [] for name in QUERIES})
 
     @property
@@ -62,6 +65,8 @@ def show_table(outcome: DemoOutcome, console: Console) -> None:
             "no result was due" if kill.first_result_s is None else f"first result after {kill.first_result_s:.1f} s"
         )
         table.add_row(f"  {number}. {kill.victim} at {kill.at_s:.1f} s", after)
+    for line in outcome.recoveries:
+        table.add_row("  the stateful query started", line)
     for name, comparison in outcome.comparisons.items():
         table.add_row(QUERIES[name][0], comparison.verdict)
     console.print(table)
@@ -74,6 +79,7 @@ def write_page(outcome: DemoOutcome, path: Path) -> None:
         f"<td>{'–' if kill.first_result_s is None else f'{kill.first_result_s:.1f} s'}</td></tr>"
         for number, kill in enumerate(outcome.kills, 1)
     )
+    starts = "".join(f"<li>{escape(line)}</li>" for line in outcome.recoveries)
     path.write_text(
         "<!doctype html><html lang='en'><meta charset='utf-8'><title>Cairn: killed and exact</title>"
         "<style>body{font:16px system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
@@ -84,7 +90,7 @@ def write_page(outcome: DemoOutcome, path: Path) -> None:
         f"{len(outcome.kills)} kills with SIGKILL. The lines are the rates at which the two "
         "queries finished records; dashed lines are kills.</p>"
         f"{_picture(outcome)}<h2>Kills</h2><table><tr><th></th><th>who</th><th>at</th><th>first result after</th></tr>"
-        f"{rows}</table></html>",
+        f"{rows}</table><h2>Starts of the stateful query</h2><ul>{starts}</ul></html>",
         encoding="utf-8",
     )
 

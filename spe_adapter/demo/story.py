@@ -1,11 +1,13 @@
 """The demonstration itself: start, append, kill, restart, compare.
 
 Invariants: kills come when the query has finished a given share of the input, then at a random moment inside the next
-epoch (the seed is printed); everything started is stopped, whatever happens.
+epoch (the seed is printed); when Spark is killed, the state in this host's memory goes too; everything started is
+stopped, whatever happens.
 """
 
 import json
 import random
+import shutil
 import sys
 import tempfile
 import threading
@@ -15,13 +17,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from queue import Empty
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from logstore.base.addresses import Address
 from logstore.base.system import SystemClock
 from logstore.client.blocking import Client
 from logstore.client.wire import TopicPartition
-from spe_adapter.demo.processes import Killable, sidecar_command
+from spe_adapter.checkpoint.service import read_status
+from spe_adapter.demo.processes import Killable, sidecar_command, wait_until_ended
 from spe_adapter.demo.purchases import CLOSING_ITEM, Expected, averages, from_values, generate, spendings, together
 from spe_adapter.demo.report import DemoOutcome, Kill
 from spe_adapter.demo.results import DemoResults, Result, parse_average, parse_spending
@@ -32,6 +35,8 @@ SOURCE: Final = "purchases"
 PARSERS: Final[Mapping[str, Callable[[str], Result]]] = {"averages": parse_average, "spendings": parse_spending}
 """The queries, named as their topics, and how their results are read."""
 BLOCK: Final = 20_000
+SINK: Final = "sink"
+SERVICE_ENDS_S: Final = 20.0
 MOMENT_S: Final = 1.2
 """About an epoch: kills are spread over that much time."""
 START_S: Final = 300.0
@@ -78,6 +83,7 @@ class Story:
         """Run it all. Raises Failed."""
         self._port = self.plan.port
         try:
+            (self.directory / SINK).mkdir()
             self._start_sidecar()
             with self._client() as client:
                 client.partitions(SOURCE, create=True)
@@ -116,6 +122,7 @@ class Story:
         command = [sys.executable, "-m", "spe_adapter.demo.query", "--bootstrap", f"127.0.0.1:{self._port}"]
         command += ["--source", SOURCE, *(word for topic in PARSERS for word in (f"--{topic}", topic))]
         command += ["--checkpoints", str(self.directory / "checkpoints"), "--state", str(self.directory / "state")]
+        command += ["--sink", str(self.directory / SINK)]
         command += ["--batch", str(self.plan.batch), "--partitions", str(PARTITIONS), "--heap", self.plan.heap]
         environment = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
         self._query = Killable("Spark", command, self.directory / "spark.log", environment)
@@ -131,6 +138,17 @@ class Story:
         for process in (self._query, self._sidecar):
             if process is not None:
                 process.stop()
+        self._forget_state()
+
+    def _forget_state(self) -> None:
+        """Take the state of the query from this host, with the service that writes its checkpoints."""
+        root = self.directory / "state"
+        if root.is_dir():
+            status = read_status(root) or {}
+            gone = root.rename(self.directory / f"gone-{len(self.outcome.kills)}-{time.monotonic_ns()}")
+            if "process" in status:
+                wait_until_ended(int(status["process"]), SERVICE_ENDS_S)
+            shutil.rmtree(gone, ignore_errors=True)
 
     # ---- what happens meanwhile
 
@@ -165,6 +183,10 @@ class Story:
         message = json.loads(line)
         if "failed" in message:
             raise Failed(f"the query failed: {message['failed']}; see {self.directory / 'spark.log'}")
+        if message.get("how"):
+            self.outcome.recoveries.append(recovery_line(message))
+            self.tell(self.outcome.recoveries[-1], min(1.0, self._finished_rows / self.plan.records))
+            return
         if message.get("rows"):
             self._rows[message["query"]] += message["rows"]
             self.outcome.batches[message["query"]].append((self._now_s(), message["rows"]))
@@ -205,6 +227,7 @@ class Story:
         self.tell(f"kill −9: {victim}", min(1.0, self._finished_rows / self.plan.records))
         if "Spark" in victim and self._query is not None:
             self._query.kill()
+            self._forget_state()
         if "sidecar" in victim and self._sidecar is not None:
             self._sidecar.kill()
             self._start_sidecar()
@@ -258,6 +281,20 @@ class Story:
             self.outcome.comparisons[topic] = self._results[topic].compare(results)
 
 
+def recovery_line(message: Mapping[str, Any]) -> str:
+    """Where the state of a query's first epoch came from, from what the query said of it."""
+    how, megabyte = message["how"], 1_000_000
+    if "checkpoint" in how:
+        return (
+            f"{message['windows']:,} windows: {how['checkpoint']} of {sum(how.values())} partitions loaded from "
+            f"checkpoints ({message['checkpoint_bytes'] / megabyte:.1f} MB) and the log behind them "
+            f"({message['log_bytes'] / megabyte:.2f} MB)"
+        )
+    if "loaded" in how:
+        return f"{message['windows']:,} windows: loaded from the log ({message['log_bytes'] / megabyte:.2f} MB)"
+    return f"{message['windows']:,} windows: a new state" if "empty" in how else f"state: {', '.join(how)}"
+
+
 def _is_past(moment_s: float) -> bool:
     return time.monotonic() >= moment_s
 
@@ -267,7 +304,5 @@ def tell_story(plan: DemoPlan, tell: Callable[[str, float], None]) -> DemoOutcom
     directory = Path(tempfile.mkdtemp(prefix="cairn-demo-"))
     outcome = Story(plan, directory, tell).run()
     if outcome.is_exact:
-        for path in sorted(directory.rglob("*"), reverse=True):
-            path.rmdir() if path.is_dir() else path.unlink()
-        directory.rmdir()
+        shutil.rmtree(directory)
     return outcome

@@ -27,6 +27,7 @@ from spe_adapter.demo.purchases import (
 )
 from spe_adapter.demo.report import DemoOutcome, Kill, write_page
 from spe_adapter.demo.results import Comparison, DemoResults, parse_average, parse_spending
+from spe_adapter.demo.story import recovery_line
 from spe_adapter.demo.streams import Appender, Follower
 from tests.support.sidecar import Sidecar
 
@@ -141,3 +142,22 @@ def test_a_result_of_the_stateful_query_is_read() -> None:
     """Its JSON, with the window's start as a moment."""
     value = '{"customer":"7","window":{"start":"2023-11-14T22:13:00.000Z","end":"…"},"purchases":3,"spent":600}'
     assert parse_spending(value) == (1_699_999_980_000, 7, 3, 600.0)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (
+            {"checkpoint": 2},
+            "70,000 windows: 2 of 2 partitions loaded from checkpoints (4.2 MB) and the log ",
+        ),
+        ({"checkpoint": 1, "loaded": 1}, "70,000 windows: 1 of 2 partitions loaded from checkpoints (4.2 MB)"),
+        ({"loaded": 2}, "70,000 windows: loaded from the log (0.31 MB)"),
+        ({"empty": 2}, "70,000 windows: a new state"),
+        ({"current": 1, "delta": 1}, "state: current, delta"),
+    ],
+)
+def test_a_start_says_where_state_came_from(how: dict[str, int], said: str) -> None:
+    """With windows and bytes."""
+    message = {"how": how, "windows": 70_000, "checkpoint_bytes": 4_200_000, "log_bytes": 310_000}
+    assert recovery_line(message).startswith(said)

@@ -29,5 +29,7 @@ def test_the_demonstration_ends_exact(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "exact" in page.read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
+    assert "exact" in text
+    assert "windows: " in text.partition("Starts of the stateful query")[2]
     assert not list(tmp_path.glob("cairn-demo-*")), "an exact run leaves nothing behind"
