@@ -35,6 +35,7 @@ _PLANNERS = ("scheduler/peace", "scheduler/topology/model.py")
 MEASURED: Final[Mapping[str, tuple[str, ...]]] = {
     "cec": (*_SIDECAR, *_OPERATORS, "spe_adapter/continuous"),
     "long_state": (*_SIDECAR, *_OPERATORS, "spe_adapter/checkpoint", "spe_adapter/pages", "spe_adapter/microbatch"),
+    "named_states": _OPERATORS,
     "paged_structures": ("spe_adapter/pages", "spe_adapter/state"),
     "pages": (*_OPERATORS, "spe_adapter/checkpoint", "spe_adapter/pages"),
     "peace": (*_PLANNERS, "scheduler/simulation", "scheduler/calibration"),
