@@ -119,8 +119,8 @@ class Driver:
             case other:
                 raise ValueError(f"unknown command: {other}")
 
-    def _start(self, query: str, engine: str, source: str, checkpoint: str, address: str, memory: str) -> Answer:
-        place = Place(Path(source), Path(checkpoint), address, query, memory)
+    def _start(self, query: str, engine: str, source: str, checkpoint: str, **rest: Any) -> Answer:
+        place = Place(Path(source), Path(checkpoint), rest["address"], query, rest["memory"], rest["options"])
         running = engines.start(self._spark, ENGINES[engine], place)
         self._queries[query] = running
         self._seen[query] = -1

@@ -13,8 +13,9 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import pandas as pd
@@ -56,6 +57,8 @@ class Place(NamedTuple):
     topic: str
     memory: str
     """Cairn's state on this host."""
+    options: Mapping[str, str] = MappingProxyType({})
+    """Further options of Cairn's query."""
 
 
 def read(spark: SparkSession, place: Place) -> DataFrame:
@@ -226,10 +229,12 @@ def start_cairn(frame: DataFrame, place: Place) -> StatefulQuery:
     """Cairn's stateful operator; results become records of `place.topic`."""
     length, delay = (f"{each} milliseconds" for each in (WINDOW_MS, DELAY_MS))
     operator = Aggregate(Tumbling(length, time="time", delay=delay), average=avg("price"))
-    return (
+    writer = (
         stateful(frame, key="key", operator=operator, partitions=PARTITIONS)
         .option("kafka.bootstrap.servers", place.address)
         .option("stateDirectory", place.memory)
         .queryName(place.topic)
-        .start(topic=place.topic, checkpointLocation=str(place.checkpoint))
     )
+    for name, value in place.options.items():
+        writer = writer.option(name, value)
+    return writer.start(topic=place.topic, checkpointLocation=str(place.checkpoint))

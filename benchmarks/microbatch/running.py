@@ -46,6 +46,8 @@ class Running:
     last_moment: float = 0.0
     """When its last epoch had ended (Unix time)."""
     is_over: bool = False
+    options: dict[str, str] = field(default_factory=dict)
+    """Of Cairn's query, beside those that all runs have."""
     file_bytes: int = 0
     """Of its checkpoint's files, as of the last call of `checkpointed`."""
 
@@ -77,7 +79,13 @@ class Running:
 
     def start(self, spark: SparkProcess) -> float:
         """Start the query; the moment (Unix time) at which it ran."""
-        given = {"query": self.query, "engine": self.engine, "address": self.address, "memory": str(self.memory)}
+        given: dict[str, Any] = {
+            "query": self.query,
+            "engine": self.engine,
+            "address": self.address,
+            "memory": str(self.memory),
+        }
+        given["options"] = self.options
         started = spark.ask("start", **given, source=str(self.source), checkpoint=str(self.checkpoint))
         self._is_started = True
         return float(started["at"])

@@ -66,9 +66,12 @@ def _goals(rows: Rows) -> Iterator[Goal]:
             name = f"p99 of an epoch in a checkpoint / without, {partitions} {noun}, {TITLES[kind]}"
             yield from _bounded(name, ratio, "×", P99_RATIO)
     for count in _values(rows.select(what="task"), "epoch_rows"):
-        found = rows.select(what="task", epoch_rows=count, outcome="acknowledged")
+        # Epochs beside a checkpoint that was cancelled count as well: they had its cost.
+        found = rows.select(what="task", epoch_rows=count)
         ratio = percentile_ratio([(row["during"], row["quiet"]) for row in found], 99)
         yield from _bounded(f"the same, a Spark task's epoch of {count:,} rows, I/O service", ratio, "×", P99_RATIO)
+        lost = sum(row["outcome"] != "acknowledged" for row in found)
+        yield at_most(f"checkpoints cancelled beside epochs of {count:,} rows, of {len(found)}", lost, "", 0)
     for cache in ("warm", "cold"):
         read = [row["seconds"] for row in rows.select(what="read", bytes=READ_BYTES, page_bytes=65536, cache=cache)]
         yield from _bounded(
@@ -135,16 +138,16 @@ def _latencies(of: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 NOTES: Final = (
-    """Pages gain where serializing is what stops an operator: freezing takes a millisecond or less at any size, where
-    Arrow's format takes tenths of a second for 128 MB and a pickled dict seconds.""",
-    """Pages gain little against one copy of the table: its columns are arrays in one block, and a copy of 128 MB takes
-    some 40 ms, once. Rows of random items change a page of each changed column at once, so that nearly all pages of
-    these columns are copied aside in the first epochs behind a freeze. Pages save the memory of the columns that did
-    not change, and the copy of those.""",
+    """Pages replace what stops an operator while its state is serialized. They compete here with one copy of the table:
+    its columns are arrays in one block, which is copied as it lies in memory.""",
+    """Rows of random items change a page of each changed column at once, so that an epoch behind a freeze copies nearly
+    all pages of these columns aside, before it goes on.""",
     """Latencies count from the moment at which an epoch was due, as the paper's from end to end: a stop delays all
     epochs behind it. The mean over a whole cycle has a checkpoint every few seconds, where the paper has one a
     minute.""",
     """The files of pages carry checksums and a manifest, and are named durably; the others are written as they are.""",
+    """Of a kind without checkpoints, "during" is the moment at which one would have begun.""",
+    """A 99th percentile of fewer than a hundred epochs is nearly their maximum: see during_n and quiet_n.""",
 )
 
 
