@@ -349,7 +349,7 @@ class PageManager:
     ) -> FrozenPages:
         """Freeze the pages of sets (None: of all) that changed after the freeze `since` (None: all that ever changed).
 
-        At most `copies` pages are copied aside while they are frozen (default: a quarter of them). Raises
+        At most `copies` pages are copied aside while they are frozen (default: all of them). Raises
         FreezeRefused while an earlier freeze is read.
         """
         chosen = self.sets() if sets is None else list(sets)
@@ -360,7 +360,7 @@ class PageManager:
             shifts.append((set_id, int(entry[_FIRST])))
             positions.append(np.arange(entry[_FIRST], entry[_FIRST] + entry[_USED], dtype=np.int64))
         numbers = np.concatenate(positions)
-        limit = max(len(numbers) // 4, 1) if copies is None else copies
+        limit = max(len(numbers), 1) if copies is None else copies
         owner = os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDWR | os.O_CLOEXEC)
         try:
             number, frozen = self.page_memory.freeze(owner, since, limit, numbers)

@@ -12,7 +12,7 @@ Invariants:
 import mmap
 import os
 from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,10 +29,6 @@ from spe_adapter.pages.page_table import (
     table_bytes,
 )
 from spe_adapter.state.errors import StateDamaged, StateTooLarge
-
-MIN_COPIES: Final = 16
-COPIES_SHARE: Final = 4
-"""Of all pages, one in so many is copied aside at most before the freeze is cancelled, but MIN_COPIES at least."""
 
 
 class FreezePoint(NamedTuple):
@@ -77,7 +73,8 @@ def freeze_block(
     # An opening of its own: the freeze goes with it, and not with a map of the file.
     owner = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
     try:
-        limit = max(table.pages // COPIES_SHARE, MIN_COPIES) if copies is None else copies
+        # One epoch of rows all over a table changes most of its pages: a lower bound would cancel each freeze.
+        limit = table.pages if copies is None else copies
         number, ids = memory.freeze(owner, None if is_full or since is None else since.number, limit)
         pages = FrozenPages(owner, FrozenHandle("", table_at, table.pages, number, ((0, 0),)), ids, step)
     except BaseException:

@@ -233,3 +233,16 @@ def test_limits_are_named() -> None:
         for wrong_id in (-1, 2**31):
             with pytest.raises(PagesRefused):
                 manager.create(wrong_id)
+
+
+def test_a_freeze_outlives_a_change_of_every_page() -> None:
+    """By default copies have as much room as the pages: rows all over a table change all of them in one epoch."""
+    with PageManager.create_file(page_bytes=PAGE_BYTES, max_pages=MAX_PAGES) as manager:
+        page_set = manager.create(7, RESERVE)
+        numbers = page_set.allocate(RESERVE)
+        page_set.pages[:] = 1
+        with manager.freeze() as frozen:
+            page_set.touch(numbers)
+            page_set.pages[:] = 2
+            assert (frozen.read(frozen.ids) == 1).all()
+            assert len(frozen.ids) == RESERVE
