@@ -1,10 +1,9 @@
-"""A process that brings a partition from version to version, as tasks of its epochs do, until its input ends.
+"""A process that brings a partition from version to version, as tasks of its epochs do: one for each byte of its input.
 
-Writes one line for each version that it has reached.
+Writes one byte for each version that it has reached.
 """
 
 import os
-import select
 import sys
 from pathlib import Path
 
@@ -23,7 +22,7 @@ def main() -> None:
     root = Path(sys.argv[1])
     while True:
         for step in history.steps:
-            if select.select([0], [], [], 0)[0]:
+            if not os.read(0, 1):
                 return
             directory = StateDirectory(root, QUERY, LIMIT, seed=3)
             with directory.open(0, SCHEMA, OPERATOR, step.tag, history.loader(step.tag)):

@@ -14,6 +14,8 @@ from tests.state.test_frozen import Written, check_table, written
 from tests.support.limits import PATIENCE_S
 
 CHECKPOINTS = 12
+AHEAD = 4
+"""Versions per freeze: fewer than lead once around, where a new base begins."""
 
 
 def test_each_checkpoint_is_a_version(root: Path) -> None:
@@ -29,12 +31,20 @@ def test_each_checkpoint_is_a_version(root: Path) -> None:
         try:
             point: FreezePoint | None = None
             newest: Written | None = None
+            behind = 0
             while sum(kinds.values()) < CHECKPOINTS:
+                process.stdout.read(behind)
+                process.stdin.write(b"." * AHEAD)
+                process.stdin.flush()
                 assert process.stdout.read(1) == b"."  # the bases stay in motion
+                behind = AHEAD - 1
                 frozen = freeze_base(root, QUERY, 0, point, copies=1000)
                 if frozen is None:
                     continue
-                process.stdout.read(1)  # a task goes on below the freeze
+                process.stdin.write(b"." * AHEAD)
+                process.stdin.flush()
+                process.stdout.read(AHEAD)  # tasks go on below the freeze, and while its pages are read
+                behind = AHEAD - 1
                 copied += frozen.pages.copied
                 try:
                     newest = written(frozen, None if frozen.is_full else newest)
