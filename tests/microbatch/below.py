@@ -30,6 +30,8 @@ from tests.microbatch.operators import Row, Visits
 from tests.support.streams import read_all
 
 SCHEMA = pa.schema([("key", pa.string()), ("ts", pa.timestamp("us", tz="UTC")), ("amount", pa.int64())])
+EAGER_FLAGS = ("--retention-check-interval-ms", "20")
+"""Of a sidecar that applies retention all the time."""
 PARTITIONS = 2
 COMMIT = 'v1\n{"nextBatchWatermarkMs":0}'
 

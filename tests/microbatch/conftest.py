@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from logstore.client.blocking import Client, parse_addresses
+from spe_adapter.microbatch import checkpoint_watch, checkpoints, registration
+from tests.microbatch.below import EAGER_FLAGS
 from tests.microbatch.world import World
 from tests.support.sidecar import Sidecar
 from tests.support.spark_session import start_spark
@@ -33,3 +37,27 @@ def world(request: pytest.FixtureRequest, spark: SparkSession, sidecar: Sidecar,
     """Topics, a checkpoint and a state directory that no other test uses."""
     name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)[:150]
     return World(spark, sidecar.address, name, tmp_path)
+
+
+@pytest.fixture
+def eager(tmp_path: Path) -> Iterator[Sidecar]:
+    """A sidecar that applies retention, and cleans, all the time."""
+    with Sidecar(tmp_path / "eager", *EAGER_FLAGS) as running:
+        yield running
+
+
+@pytest.fixture
+def client(eager: Sidecar) -> Iterator[Client]:
+    """A client of it."""
+    with Client(parse_addresses(eager.address)) as connected:
+        yield connected
+
+
+@pytest.fixture
+def checkpoints_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Checkpoints are looked for, and positions acknowledged, with every epoch. Services end behind the test."""
+    monkeypatch.setattr(registration, "ACKNOWLEDGE_S", 0.0)
+    monkeypatch.setattr(checkpoint_watch, "WATCH_S", 0.0)
+    monkeypatch.setattr(checkpoints, "RECOVERY_PATIENCE_S", 0.0)
+    yield
+    shutil.rmtree(tmp_path / "state", ignore_errors=True)

@@ -7,7 +7,6 @@ import random
 import shutil
 import signal
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
 
@@ -24,7 +23,6 @@ from spe_adapter.checkpoint.service import read_status
 from spe_adapter.checkpoint.settings import settings_of
 from spe_adapter.epochs.scan import ends
 from spe_adapter.errors import StateTrimmed
-from spe_adapter.microbatch import checkpoint_watch, checkpoints, registration
 from spe_adapter.microbatch.committed import EpochProgress, progress_of
 from spe_adapter.microbatch.driver import QueryDriver
 from spe_adapter.microbatch.epoch import QueryDefinition, log_epoch, reader_name
@@ -39,7 +37,6 @@ from tests.microbatch.world import by_key
 from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
 
-FLAGS = ("--retention-check-interval-ms", "20")
 TRIMMED_AT_ONCE = {"retention.ms": "1", "segment.bytes": "1024"}
 ROWS = 30
 
@@ -86,28 +83,7 @@ class Checkpointed(Query):
         self.managers.clear()
 
 
-@pytest.fixture
-def eager(tmp_path: Path) -> Iterator[Sidecar]:
-    """A sidecar that applies retention all the time."""
-    with Sidecar(tmp_path / "eager", *FLAGS) as running:
-        yield running
-
-
-@pytest.fixture
-def client(eager: Sidecar) -> Iterator[Client]:
-    """A client of it."""
-    with Client(parse_addresses(eager.address)) as connected:
-        yield connected
-
-
-@pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Checkpoints are looked for, and positions acknowledged, with every epoch. Services end behind the test."""
-    monkeypatch.setattr(registration, "ACKNOWLEDGE_S", 0.0)
-    monkeypatch.setattr(checkpoint_watch, "WATCH_S", 0.0)
-    monkeypatch.setattr(checkpoints, "RECOVERY_PATIENCE_S", 0.0)
-    yield
-    shutil.rmtree(tmp_path / "state", ignore_errors=True)
+pytestmark = pytest.mark.usefixtures("checkpoints_at_once")
 
 
 def ended(client: Client, partition: int) -> list[tuple[int, int]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
 
@@ -18,29 +17,14 @@ from spe_adapter.errors import StateTrimmed
 from spe_adapter.microbatch import registration
 from spe_adapter.microbatch.epoch import reader_name
 from spe_adapter.microbatch.topics import prepare_topic
-from tests.microbatch.below import PARTITIONS, Query
+from tests.microbatch.below import EAGER_FLAGS, PARTITIONS, Query
 from tests.microbatch.operators import Model, Row, rows_of
 from tests.microbatch.world import by_key
 from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
 
-FLAGS = ("--retention-check-interval-ms", "20")
 TRIMMED_AT_ONCE = {"retention.ms": "1", "segment.bytes": "1024"}
 POLL_S = 0.02
-
-
-@pytest.fixture
-def eager(tmp_path: Path) -> Iterator[Sidecar]:
-    """A sidecar that applies retention all the time."""
-    with Sidecar(tmp_path / "eager", *FLAGS) as running:
-        yield running
-
-
-@pytest.fixture
-def client(eager: Sidecar) -> Iterator[Client]:
-    """A client of it."""
-    with Client(parse_addresses(eager.address)) as connected:
-        yield connected
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +79,7 @@ def test_open_windows_survive_a_retention_of_nothing(eager: Sidecar, client: Cli
 
 def test_state_that_was_released_is_named_with_its_setting(tmp_path: Path) -> None:
     """A reader that may keep nothing loses the state of a lost host: the error names the reader and the setting."""
-    flags = (*FLAGS, "--reader-hold-bytes", "0")
+    flags = (*EAGER_FLAGS, "--reader-hold-bytes", "0")
     with Sidecar(tmp_path / "eager", *flags) as sidecar, Client(parse_addresses(sidecar.address)) as client:
         client.create_topic("out", PARTITIONS, TRIMMED_AT_ONCE)
         query = Query(sidecar.address, "out", tmp_path)

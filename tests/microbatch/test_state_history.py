@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
 
 import pytest
 
-from logstore.client.blocking import Client, TopicPartition, parse_addresses
+from logstore.client.blocking import Client, TopicPartition
 from logstore.errors import InvalidConfig
 from spe_adapter.epochs.lookup import state_columns
 from spe_adapter.epochs.scan import ends, reconstruct
@@ -29,27 +28,12 @@ from tests.microbatch.world import by_key
 from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
 
-FLAGS = ("--retention-check-interval-ms", "50")
 SMALL_CHUNKS = {"retention.ms": "-1", "segment.bytes": "1048576"}
 KEYS = 60
 EPOCHS = 20
 CUT = 3
 """The first epochs, whose state is gone at the end."""
 POLL_S = 0.05
-
-
-@pytest.fixture
-def eager(tmp_path: Path) -> Iterator[Sidecar]:
-    """A sidecar that cleans all the time."""
-    with Sidecar(tmp_path / "eager", *FLAGS) as running:
-        yield running
-
-
-@pytest.fixture
-def client(eager: Sidecar) -> Iterator[Client]:
-    """A client of it."""
-    with Client(parse_addresses(eager.address)) as connected:
-        yield connected
 
 
 @pytest.fixture(autouse=True)

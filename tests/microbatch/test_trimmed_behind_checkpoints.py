@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -13,17 +12,16 @@ from typing import Any
 import pytest
 
 from logstore.cli import main
-from logstore.client.blocking import Client, TopicPartition, parse_addresses
+from logstore.client.blocking import Client, TopicPartition
 from logstore.errors import InvalidConfig
 from spe_adapter.datasource.state_reader import parse_state
 from spe_adapter.errors import StateTrimmed
-from spe_adapter.microbatch import checkpoint_watch, checkpoints, registration
 from spe_adapter.microbatch.state_loader import committed_state
 from spe_adapter.tools.fork import fork
 from spe_adapter.tools.reset import reset
 from tests.microbatch.below import PARTITIONS, Query
 from tests.microbatch.operators import DELAY_MS, QUIET_MS, Model, Row
-from tests.microbatch.test_operator_checkpoints import FLAGS, ROWS, TRIMMED_AT_ONCE, Checkpointed
+from tests.microbatch.test_operator_checkpoints import ROWS, TRIMMED_AT_ONCE, Checkpointed
 from tests.microbatch.test_state_reader import windows
 from tests.microbatch.world import by_key
 from tests.support.limits import PATIENCE_S
@@ -40,28 +38,7 @@ STEP_MS = 100
 POLL_S = 0.05
 
 
-@pytest.fixture
-def eager(tmp_path: Path) -> Iterator[Sidecar]:
-    """A sidecar that applies retention all the time."""
-    with Sidecar(tmp_path / "eager", *FLAGS) as running:
-        yield running
-
-
-@pytest.fixture
-def client(eager: Sidecar) -> Iterator[Client]:
-    """A client of it."""
-    with Client(parse_addresses(eager.address)) as connected:
-        yield connected
-
-
-@pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Checkpoints are looked for, and positions acknowledged, with every epoch. Services end behind the test."""
-    monkeypatch.setattr(registration, "ACKNOWLEDGE_S", 0.0)
-    monkeypatch.setattr(checkpoint_watch, "WATCH_S", 0.0)
-    monkeypatch.setattr(checkpoints, "RECOVERY_PATIENCE_S", 0.0)
-    yield
-    shutil.rmtree(tmp_path / "state", ignore_errors=True)
+pytestmark = pytest.mark.usefixtures("checkpoints_at_once")
 
 
 @pytest.fixture
