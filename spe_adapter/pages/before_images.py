@@ -70,11 +70,29 @@ def reserve(table: PageTable, words: int) -> Room | None:
 def write(descriptor: int, table: PageTable, room: Room, freeze: int, words: Int64s, values: Int64s) -> None:
     """Write a record into its room. The caller makes the head lead to the record (`publish`). Raises OSError."""
     head = np.array([freeze, table.head[NEWEST_RECORD], len(words)], np.int64)
-    left = memoryview(np.concatenate((head, words, values))).cast("B")
-    at = int(table.head[ASIDE_AT]) + room.at
-    while left:
-        written = os.pwrite(descriptor, left[:_MAX_IO_BYTES], at)
-        left, at = left[written:], at + written
+    write_all(descriptor, [memoryview(part).cast("B") for part in (head, words, values)], at=_aside(table, room.at))
+
+
+def write_all(descriptor: int, parts: list[memoryview], at: int) -> None:
+    """Write buffers of bytes end to end at a position of a file. Raises OSError."""
+    while parts:
+        written = os.pwritev(descriptor, parts, at)
+        at += written
+        parts = _behind(parts, written)
+
+
+def _behind(parts: list[memoryview], written: int) -> list[memoryview]:
+    """What is left of buffers after so many bytes."""
+    for index, part in enumerate(parts):
+        if written < len(part):
+            return [part[written:], *parts[index + 1 :]]
+        written -= len(part)
+    return []
+
+
+def _aside(table: PageTable, at: int) -> int:
+    """The position in the file of a byte of the room for copies."""
+    return int(table.head[ASIDE_AT]) + at
 
 
 def publish(table: PageTable, room: Room) -> None:
@@ -160,7 +178,7 @@ class BeforeImages:
     def _words(self, at: int, count: int) -> Int64s:
         out: Int64s = np.zeros(count, np.int64)
         target = memoryview(out).cast("B") if count else memoryview(b"")
-        position = int(self._table.head[ASIDE_AT]) + at
+        position = _aside(self._table, at)
         while target:
             read = os.preadv(self._descriptor, [target[:_MAX_IO_BYTES]], position)
             if not read:

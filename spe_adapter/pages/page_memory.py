@@ -164,21 +164,19 @@ class PageMemory:
         if not active:
             self.reclaim()
             return
-        held = np.unique(numbers)
-        held = held[self.table.is_held(held, active)]
+        is_changed: Bytes = np.zeros(self.table.pages, np.uint8)
+        is_changed[numbers[self.table.is_held(numbers, active)]] = 1
+        held = np.flatnonzero(is_changed)
         if not len(held):
             return
         if not freeze_lock.is_held(self._descriptor):
             self.cancel()
-        elif words is None or not self._note_words(held, words, active):
+        elif words is None or not self._note_words(held, words(is_changed), active):
             self._copy_aside(held, active)
 
-    def _note_words(self, held: Int64s, words: ChangedWords, freeze: int) -> bool:
-        """Keep the values of the words that change in held pages; False if the pages must be copied aside instead."""
+    def _note_words(self, held: Int64s, changed: Int64s, freeze: int) -> bool:
+        """Keep the values of words that change in held pages; False if the pages must be copied aside instead."""
         table = self.table
-        chosen: Bytes = np.zeros(table.pages, np.uint8)
-        chosen[held] = 1
-        changed = words(chosen)
         if _DENSE * len(changed) > len(held) << (table.page_shift - WORD_SHIFT):
             return False
         if not len(changed):
@@ -230,16 +228,4 @@ class PageMemory:
             parts = [view[page << shift : (page + 1) << shift] for page in held[start : start + _MAX_VECTORS].tolist()]
             if len(parts[-1]) < page_bytes:
                 parts.append(memoryview(bytes(page_bytes - len(parts[-1]))))
-            while parts:
-                written = os.pwritev(self._descriptor, parts, at)
-                at += written
-                parts = _behind(parts, written)
-
-
-def _behind(parts: list[memoryview], written: int) -> list[memoryview]:
-    """What is left of buffers after so many bytes."""
-    for index, part in enumerate(parts):
-        if written < len(part):
-            return [part[written:], *parts[index + 1 :]]
-        written -= len(part)
-    return []
+            before_images.write_all(self._descriptor, parts, at + start * page_bytes)

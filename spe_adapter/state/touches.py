@@ -127,9 +127,7 @@ class TrackedTouches:
         if not mark_groups(rows, self._group_shift, self._groups):
             self._groups[:] = 0
             raise StateDamaged("a row lies outside the table")
-        pages_of_groups(
-            self._groups, self._group_shift, arrays.starts, arrays.widths, self._page_shift, self._pages
-        )
+        pages_of_groups(self._groups, self._group_shift, arrays.starts, arrays.widths, self._page_shift, self._pages)
 
     def _mark_arena(self, at: int, size_bytes: int) -> Int64s:
         """Mark the pages of bytes of the arena; their words."""

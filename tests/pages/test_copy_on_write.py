@@ -49,7 +49,9 @@ class Interleaved:
     def act(self) -> None:
         """One action of somebody who is not in the middle of one."""
         # Freezing, changing and reclaiming exclude each other by a lock; a reader waits for nobody.
-        free = [name for name in ("write", "write_words", "freeze", "read", "written", "release") if self._allowed(name)]
+        free = [
+            name for name in ("write", "write_words", "freeze", "read", "written", "release") if self._allowed(name)
+        ]
         name = self._data.draw(st.sampled_from(free), label="action")
         kind = "owner" if name in OWNERS else name
         self._acting.add(kind)
