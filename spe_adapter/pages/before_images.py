@@ -70,7 +70,7 @@ def reserve(table: PageTable, words: int) -> Room | None:
 def write(descriptor: int, table: PageTable, room: Room, freeze: int, words: Int64s, values: Int64s) -> None:
     """Write a record into its room. The caller makes the head lead to the record (`publish`). Raises OSError."""
     head = np.array([freeze, table.head[NEWEST_RECORD], len(words)], np.int64)
-    write_all(descriptor, [memoryview(part).cast("B") for part in (head, words, values)], at=_aside(table, room.at))
+    write_all(descriptor, [part.data.cast("B") for part in (head, words, values)], at=_aside(table, room.at))
 
 
 def write_all(descriptor: int, parts: list[memoryview], at: int) -> None:
@@ -177,7 +177,7 @@ class BeforeImages:
 
     def _words(self, at: int, count: int) -> Int64s:
         out: Int64s = np.zeros(count, np.int64)
-        target = memoryview(out).cast("B") if count else memoryview(b"")
+        target = out.data.cast("B") if count else memoryview(b"")
         position = _aside(self._table, at)
         while target:
             read = os.preadv(self._descriptor, [target[:_MAX_IO_BYTES]], position)

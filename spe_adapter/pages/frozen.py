@@ -2,8 +2,9 @@
 too.
 
 A reader copies the live page and then looks whether the page was copied aside meanwhile; if so, the copy counts. Words
-that changed without a copy of their page get their old values back (`page_memory` says why the order is safe). Live pages and copies are read with plain reads, which see what others wrote
-through their maps; a reader maps the page table alone.
+that changed without a copy of their page get their old values back (`page_memory` says why the order is safe). Live
+pages and copies are read with plain reads, which see what others wrote through their maps; a reader maps the page table
+alone.
 
 Invariant: what `read` returns is the content at the freeze, or FreezeCancelled is raised.
 """
@@ -121,6 +122,7 @@ class FrozenPages:
             order = np.argsort(slots)
             self._read(out, aside[order], slots[order], int(head[ASIDE_AT]))
         self._step("look for words")
+        fence()
         try:
             self._before.put_back(numbers, out)
         except PagesDamaged:

@@ -5,13 +5,13 @@ The live page stays in its place, so that arrays over the pages remain contiguou
 the file by plain writes: a full disk is an error that cancels the freeze, never a signal.
 
 Order of a writer: copy the page aside; fence; store the mark; fence; change the page. With words (`before_images`) a
-record takes the place of the copy, and the head's word for the newest record that of the mark. A reader (`frozen.FrozenPages`)
-copies the live page; fence; loads the mark, the newest record and the number of the active freeze. If the reader finds
-no mark, the loads of the live page came before the writer's mark, and so before each change of the page but those of
-words in records that the reader finds. A page that is copied aside after words of it changed is read with its records
-as well. The fences are full fences: on
-x86 the hardware keeps stores in order and loads in order anyway, on ARM it does not. They also keep a freeze that is
-cancelled from being read: the number of the active freeze is cleared before a page changes without a copy.
+record takes the place of the copy, and the head's word for the newest record that of the mark. A reader
+(`frozen.FrozenPages`) copies the live page; fence; loads the mark, the newest record and the number of the active
+freeze. If the reader finds no mark, the loads of the live page came before the writer's mark, and so before each change
+of the page but those of words in records that the reader finds. A page that is copied aside after words of it changed
+is read with its records as well. The fences are full fences: on x86 the hardware keeps stores in order and loads in
+order anyway, on ARM it does not. They also keep a freeze that is cancelled from being read: the number of the active
+freeze is cleared before a page changes without a copy.
 
 Invariants:
 * Memory is changed only after `touch` of its pages. `touch` never fails because of a freeze: a freeze whose copies have
@@ -106,9 +106,9 @@ class PageMemory:
         """Freeze pages: the number of the freeze, and the frozen pages, ascending.
 
         The pages are those that changed after the freeze `since` (None: ever), of `numbers` if given. At most `limit`
-        pages are copied aside, and half as many are used for before-images of words. `owner` is a descriptor of the file, from an opening of its own: the freeze lasts no
-        longer than the opening. The caller excludes changes. Raises FreezeRefused if a freeze is active whose owner
-        lives.
+        pages are copied aside, and half as many are used for before-images of words. `owner` is a descriptor of the
+        file, from an opening of its own: the freeze lasts no longer than the opening. The caller excludes changes.
+        Raises FreezeRefused if a freeze is active whose owner lives.
         """
         if not freeze_lock.begin(owner):
             raise FreezeRefused("another process is freezing these pages")

@@ -55,7 +55,7 @@ def test_another_process_reads_what_was_frozen() -> None:
             assert pages.pages == PAGES
             for start in range(0, PAGES, 8):
                 ids = pages.ids[start : start + 8]
-                assert [zlib.crc32(page) for page in pages.read(ids)] == values[start : start + 8].tolist()
+                assert [zlib.crc32(page.data) for page in pages.read(ids)] == values[start : start + 8].tolist()
                 pages.written(ids[::2])
             changed += int(np.count_nonzero(pages._table.mark >> 24 == pages.number))
             noted += int(pages._table.head[RECORD_PAGES])
@@ -71,7 +71,7 @@ def test_pages_of_a_process_that_was_killed_are_read_to_the_end() -> None:
         handle = pages.handle._replace(path=f"/proc/{process.pid}/fd/99")
         process.send_signal(signal.SIGKILL)
         process.wait(PATIENCE_S)
-        assert [zlib.crc32(page) for page in pages.read(pages.ids)] == values.tolist()
+        assert [zlib.crc32(page.data) for page in pages.read(pages.ids)] == values.tolist()
         pages.release()
         with pytest.raises(FreezeCancelled):
             FrozenPages.open(handle, pages.ids)

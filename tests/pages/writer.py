@@ -35,7 +35,11 @@ def main() -> None:
             if frozen is not None:
                 frozen.close()
             frozen = manager.freeze(copies=PAGES)
-            told = {"handle": frozen.handle, "ids": frozen.ids.tolist(), "values": [zlib.crc32(page) for page in words]}
+            told = {
+                "handle": frozen.handle,
+                "ids": frozen.ids.tolist(),
+                "values": [zlib.crc32(page.data) for page in words],
+            }
             os.write(1, (json.dumps(told) + "\n").encode())
         numbers = chance.choice(PAGES, 3, replace=False)
         value += 1
