@@ -127,8 +127,8 @@ class PageSet:
         self.manager.page_memory.touch(numbers + self._first)
 
     def touch_words(self, words: Int64s) -> None:
-        """Announce a change of words of eight bytes (int64 numbers within the set, in any order), and of nothing else in
-        their pages.
+        """Announce a change of words of eight bytes (int64 numbers within the set, in any order); nothing else of
+        their pages changes.
         """
         shift = self.manager.table.page_shift - WORD_SHIFT
         words = words + (self._first << shift)

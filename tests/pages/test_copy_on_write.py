@@ -266,6 +266,22 @@ def test_records_without_room_make_way_for_copies() -> None:
         assert (frozen.read(frozen.ids) == before).all()
 
 
+def test_records_of_several_pages_stand_beside_copies() -> None:
+    """Neither overwrites the other."""
+    manager, frozen = frozen_set(copies=100)
+    with manager, frozen:
+        page_set = manager.recover(0)
+        before = frozen.read(frozen.ids)
+        words = np.arange(0, PAGES * PAGE_BYTES // 8, 5, dtype=np.int64)
+        for number in range(3):
+            page_set.touch_words(words)
+            page_set.bytes.view(np.int64)[words] = number
+            page_set.touch(np.array([number]))
+            page_set.pages[number] = 7
+        assert manager.table.head[RECORD_PAGES] > 3
+        assert (frozen.read(frozen.ids) == before).all()
+
+
 def test_many_small_records_are_read() -> None:
     """More than a reader keeps apart; the oldest value of a word counts."""
     manager, frozen = frozen_set(copies=100)
