@@ -13,8 +13,8 @@ Invariants:
 * A word is eight bytes, aligned; words are numbered from the first page on.
 * A value in a record is the word's value at the freeze, or the word is in an older record of the same freeze.
 
-Source: SGuard, section 4.4 (copy-on-write during a checkpoint); docs/decisions/0023-pages-copied-aside.md says where words are
-better than pages.
+Source: SGuard, section 4.4 (copy-on-write during a checkpoint); docs/decisions/0023-pages-copied-aside.md says where
+words are better than pages.
 """
 
 import os
