@@ -9,9 +9,9 @@ from tests.crash import workloads
 
 pytestmark = pytest.mark.crash
 
-STATES = 24
+STATES = 12
 """Combinations of files and names per point; --long tries 1024. Tails torn at every byte come on top."""
-FILE_STATES = 24
+FILE_STATES = 12
 UNITS = (64, 512)
 """Granularity at which un-synced data survives; small, so that a few hundred bytes are many units."""
 
@@ -23,12 +23,12 @@ def plan_for(workload: Workload, unit_bytes: int, config: pytest.Config) -> Cras
     # Where a write is torn does not depend on the unit, so one of the two does it at every byte. Commit records are
     # JSON and long, with many points: torn at some bytes only, and fewer combinations per point. So is cleaning.
     commits = workload in (workloads.commits, workloads.cleans)
-    torn_bytes = 8 if commits else 4096 if unit_bytes == UNITS[0] else 32
+    torn_bytes = ((8, 2) if commits else (4096, 16))[UNITS.index(unit_bytes)]
     states, file_states = (STATES // 3, FILE_STATES // 3) if commits else (STATES, FILE_STATES)
     return CrashPlan(
         bounds=CrashBounds(states=states, file_states=file_states, torn_bytes=torn_bytes),
         second_share=12,
-        recovery_share=150,
+        recovery_share=300,
         unit_bytes=unit_bytes,
     )
 
