@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,12 @@ from benchmarks.cluster.network import interfaces, namespaces, why_not
 from benchmarks.harness.report import Rows
 from spe_adapter.checkpoint.bases import freezing
 from spe_adapter.checkpoint.names import Unit
+from spe_adapter.checkpoint.snapshot import Freeze, Snapshot
 from tests.support.limits import PATIENCE_S, PROGRAM_S
 
 ROOT = Path(__file__).parents[2]
 NODES = Nodes(0.1, 0.2, 150.0, 200.0)
+PAUSE_S = 0.02
 
 
 def burst(policy: str, seconds: float, waits_s: float, epoch_s: float, waited_s: float = 0.0) -> Burst:
@@ -90,6 +93,15 @@ def test_results_so_far_are_published(rows: Rows, tmp_path: Path) -> None:
     assert (tmp_path / "checkpoint_burst.png").read_bytes().startswith(b"\x89PNG")
 
 
+def frozen_changes(freeze: Freeze, since: object) -> Snapshot | None:
+    """The released freeze of what changed since an earlier one; None if nothing changed, or if it is refused."""
+    snapshot = freeze(since)
+    if snapshot is None:
+        return None
+    snapshot.pages.release()  # while a freeze is held, the next one is refused
+    return snapshot if len(snapshot.pages.ids) else None
+
+
 def test_an_operators_base_is_frozen_while_its_epochs_go_on(tmp_path: Path) -> None:
     """All of the state is in the first checkpoint, hot pages alone in the next one, and epochs fail at nothing."""
     operator = Operator("h1", "127.0.0.1", tmp_path)
@@ -99,14 +111,12 @@ def test_an_operators_base_is_frozen_while_its_epochs_go_on(tmp_path: Path) -> N
     assert first is not None
     assert first.is_full
     operator.run(0.01, 100, time.monotonic())
-    deadline_s = time.monotonic() + PATIENCE_S
-    second = None
     first.pages.read(first.pages.ids)
     first.pages.release()
-    while second is None or not len(second.pages.ids):
-        assert time.monotonic() < deadline_s
-        second = freeze(first.point)
-    second.pages.release()
+    deadline_s = time.monotonic() + PATIENCE_S
+    while (second := frozen_changes(freeze, first.point)) is None:
+        assert time.monotonic() < deadline_s, "no epoch changed the base, or each freeze was refused"
+        threading.Event().wait(PAUSE_S)  # an epoch needs the lock for itself
     epochs = operator.rest()
     assert not second.is_full
     assert len(second.pages.ids) < len(first.pages.ids)

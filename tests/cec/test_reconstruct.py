@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logstore.errors import CorruptBatch, UnsupportedBatchFormat
@@ -18,9 +18,11 @@ from spe_adapter.cec.reconstruct import EventualCheckpoint, Reconstruction
 from spe_adapter.errors import StateInconsistent, StateTrimmed
 from tests.cec.histories import histories, pieces_of
 from tests.cec.model import QUERY, Footprint, Identity, Model, Window, footprint_rows, windows_of
+from tests.support.examples import examples
 
 A: Identity = (b"a", 0)
 B: Identity = (b"b", 0)
+EXAMPLES = examples(40)
 
 
 def scan(pieces: list[bytes], as_of: int | None = None, log_start_offset: int = 0) -> EventualCheckpoint:
@@ -67,6 +69,7 @@ def check(model: Model, eventual: EventualCheckpoint, epoch: int) -> None:
     assert eventual.scanned.oldest_offset == model.needed_offset(epoch)
 
 
+@settings(max_examples=EXAMPLES)
 @given(st.data())
 def test_the_newest_state_is_found(data: st.DataObject) -> None:
     """Windows, skips, T, marks and the end of the scan are the model's, whatever happened and however it is fed."""
@@ -81,6 +84,7 @@ def test_the_newest_state_is_found(data: st.DataObject) -> None:
         check(model, eventual, model.newest_epoch)
 
 
+@settings(max_examples=EXAMPLES)
 @given(st.data())
 def test_the_state_of_every_epoch_is_found(data: st.DataObject) -> None:
     """As of any epoch in the log, undone ones included, the state is the one of that moment."""
@@ -89,6 +93,7 @@ def test_the_state_of_every_epoch_is_found(data: st.DataObject) -> None:
         check(model, scan(pieces_of(model, data.draw), as_of=epoch), epoch)
 
 
+@settings(max_examples=EXAMPLES)
 @given(st.data())
 def test_an_epoch_that_is_not_there_is_not_found(data: st.DataObject) -> None:
     """Another epoch is never taken for the one that was asked for."""
@@ -101,6 +106,7 @@ def test_an_epoch_that_is_not_there_is_not_found(data: st.DataObject) -> None:
         assert eventual.newest_epoch == (model.newest_epoch if len(model.states) > 1 else None)
 
 
+@settings(max_examples=EXAMPLES)
 @given(st.data())
 def test_replay_gives_the_state_of_the_uninterrupted_run(data: st.DataObject) -> None:
     """An eventual checkpoint and the input behind T give the exact state, and no result comes twice."""
@@ -110,6 +116,7 @@ def test_replay_gives_the_state_of_the_uninterrupted_run(data: st.DataObject) ->
         assert model.replay(footprints_of(eventual), skips_of(eventual), epoch) == model.states[epoch].live
 
 
+@settings(max_examples=EXAMPLES)
 @given(st.data())
 def test_a_trimmed_log_gives_the_state_or_says_what_is_missing(data: st.DataObject) -> None:
     """If everything needed is still there, trimming changes nothing; otherwise it is an error, never a part of it."""
@@ -127,6 +134,7 @@ def test_a_trimmed_log_gives_the_state_or_says_what_is_missing(data: st.DataObje
             scan(pieces, epoch, log_start_offset)
 
 
+@settings(max_examples=EXAMPLES)
 @given(st.data())
 def test_windows_can_be_drained_on_the_way(data: st.DataObject) -> None:
     """What is drained between pieces and what the result still has are the whole, each window once."""
@@ -145,6 +153,7 @@ def test_windows_can_be_drained_on_the_way(data: st.DataObject) -> None:
     check(model, replace(eventual, windows=(*drained, *reconstruction.drain())), model.newest_epoch)
 
 
+@settings(max_examples=EXAMPLES)
 @given(st.data())
 def test_a_torn_group_is_left_out_whatever_is_wrong_with_it(data: st.DataObject) -> None:
     """Damage in front of the newest END costs what was damaged, and is counted."""

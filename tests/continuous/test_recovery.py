@@ -15,8 +15,9 @@ from spe_adapter.continuous.loop import Recovered
 from tests.continuous.fragments import OPERATORS, POLICIES
 from tests.continuous.stories import Story, tell
 from tests.continuous.world import Faults
+from tests.support.examples import examples
 
-EXAMPLES = settings().max_examples // 6
+EXAMPLES = examples(6, long=333)
 """A story takes about a tenth of a second, three of them make an example."""
 
 seeds = st.integers(0, 2**32 - 1)

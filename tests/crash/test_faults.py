@@ -11,12 +11,17 @@ from logstore.testing.history import History
 from logstore.testing.simdisk import CrashBounds, SimDisk
 from logstore.testing.world import Setup, SimulatedStore
 from tests.crash.workloads import WORKLOADS
+from tests.support.examples import is_long
 
 pytestmark = pytest.mark.crash
 
 FAULTS = {"EIO": EIO, "ENOSPC": ENOSPC, "short write": SHORT_WRITE, "false alarm": FALSE_ALARM}
 SETUP = Setup(seed=3)
-FEW = CrashBounds(states=4, file_states=4, torn_bytes=2)
+FEW = (
+    CrashBounds(states=4, file_states=4, torn_bytes=2)
+    if is_long()
+    else CrashBounds(states=2, file_states=2, torn_bytes=1)
+)
 
 
 def count_calls(workload: Workload) -> int:

@@ -115,7 +115,7 @@ def test_power_cut_anywhere_and_a_new_run() -> None:
     points = 0
     for number, disk, acked in interrupted():
         points += 1
-        for state in disk.crash_states(CrashBounds(states=12, file_states=6, torn_bytes=8, seed=number)):
+        for state in disk.crash_states(CrashBounds(states=6, file_states=4, torn_bytes=4, seed=number)):
             sidecar = recover(state)
             later = dict(acked)
             run_epochs(sidecar, "run-2", first_epoch(acked), later)

@@ -23,6 +23,7 @@ from logstore.testing.clock import ManualClock
 from logstore.testing.faults import FileCall
 from logstore.testing.simdisk import CrashBounds, SimDisk
 from tests.epochs.stage_set import Sidecar, commit, commit_request, stage
+from tests.support.examples import is_long
 
 EPOCHS = 3
 NOW_MS = 1_700_000_000_000
@@ -138,7 +139,8 @@ Leaves = Callable[[int, SimDisk], Iterator[SimDisk]]
 
 def after_power_cut(number: int, disk: SimDisk) -> Iterator[SimDisk]:
     """Some of what a power cut can leave."""
-    yield from disk.crash_states(CrashBounds(states=8, file_states=6, torn_bytes=8, seed=number))
+    each = 8 if is_long() else 4
+    yield from disk.crash_states(CrashBounds(states=each, file_states=each, torn_bytes=each, seed=number))
 
 
 def after_kill(_: int, disk: SimDisk) -> Iterator[SimDisk]:

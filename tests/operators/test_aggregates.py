@@ -35,6 +35,7 @@ from tests.operators.model import (
     plain,
     rows_of,
 )
+from tests.support.examples import examples
 
 MAP = pa.map_(pa.string(), pa.int32())
 EPOCHS = st.lists(st.lists(rows_of(), max_size=12), min_size=1, max_size=6)
@@ -74,7 +75,7 @@ def by_end(rows: list[Row], window: str) -> list[Row]:
 
 
 @given(EPOCHS, st.integers(1, 90), st.integers(1, 4), st.integers(-60, 60), st.integers(0, 100), CHECKS, st.data())
-@settings(max_examples=30)
+@settings(max_examples=examples(15, long=1000))
 def test_event_time_windows_equal_the_model(
     epochs: list[list[Row]], slide: int, times: int, start: int, delay: int, checks: int | None, data: st.DataObject
 ) -> None:
@@ -90,7 +91,7 @@ def test_event_time_windows_equal_the_model(
 
 
 @given(EPOCHS, st.sampled_from([(30, 30), (60, 25)]), st.integers(0, 60), CHECKS, st.data())
-@settings(max_examples=20)
+@settings(max_examples=examples(10, long=1000))
 def test_windows_in_update_mode_equal_the_model(
     epochs: list[list[Row]], lengths: tuple[int, int], delay: int, checks: int | None, data: st.DataObject
 ) -> None:
@@ -110,7 +111,7 @@ def test_windows_in_update_mode_equal_the_model(
 
 
 @given(EPOCHS, st.integers(1, 60), st.integers(0, 100), CHECKS, st.data())
-@settings(max_examples=25)
+@settings(max_examples=examples(12, long=1000))
 def test_sessions_equal_the_model(
     epochs: list[list[Row]], gap: int, delay: int, checks: int | None, data: st.DataObject
 ) -> None:
@@ -135,7 +136,7 @@ def test_sessions_equal_the_model(
 
 
 @given(EPOCHS, st.integers())
-@settings(max_examples=5)
+@settings(max_examples=examples(5, long=50))
 def test_sessions_do_not_depend_on_batches(epochs: list[list[Row]], seed: int) -> None:
     """But for the last bits of sums of doubles, and the order of values, where sessions grow together."""
     functions = {name: one for name, one in FUNCTIONS.items() if name in IN_ANY_ORDER}
@@ -145,7 +146,7 @@ def test_sessions_do_not_depend_on_batches(epochs: list[list[Row]], seed: int) -
 
 
 @given(EPOCHS, st.integers(1, 5), st.integers(1, 5), CHECKS, st.data())
-@settings(max_examples=25)
+@settings(max_examples=examples(12, long=1000))
 def test_counting_windows_equal_the_model(
     epochs: list[list[Row]], size: int, advance: int, checks: int | None, data: st.DataObject
 ) -> None:
@@ -158,7 +159,7 @@ def test_counting_windows_equal_the_model(
 
 
 @given(EPOCHS, CHECKS, st.data())
-@settings(max_examples=25)
+@settings(max_examples=examples(12, long=1000))
 def test_running_aggregates_equal_the_model(epochs: list[list[Row]], checks: int | None, data: st.DataObject) -> None:
     """After each batch the aggregates of the keys in it."""
     naive = NaiveRunning()
@@ -168,7 +169,7 @@ def test_running_aggregates_equal_the_model(epochs: list[list[Row]], checks: int
 
 
 @given(EPOCHS, st.sampled_from([Tumbling("1 minute", "ts"), Counting(3, 2), Counting(2), Running()]), st.integers())
-@settings(max_examples=4)
+@settings(max_examples=examples(3, long=50))
 def test_results_do_not_depend_on_batches(epochs: list[list[Row]], window: Window, seed: int) -> None:
     """To the last bit of every sum."""
     batches: list[Any] = [batch_of(rows).to_pylist() for rows in epochs]

@@ -28,6 +28,7 @@ from spe_adapter.operators.windows import Counting, Running, Sliding, Tumbling, 
 from spe_adapter.state.direct import Direct
 from spe_adapter.state.table import Table
 from tests.operators.model import FUNCTIONS, SCHEMA, Row, assert_same, batch_of, plain, rows_of
+from tests.support.examples import examples
 
 PARTITIONS = 2
 EXACT = st.sampled_from([None, 0.0, 1.5, -2.25, 7.0, math.inf, math.nan])
@@ -100,7 +101,7 @@ def targets(codec: KeyCodec, batch: pa.RecordBatch) -> np.ndarray[tuple[int], np
 ROWS = rows_of().flatmap(lambda row: EXACT.map(lambda x: {**row, "x": x}))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(15, long=1000))
 @given(
     st.sampled_from(WINDOWS),
     st.booleans(),

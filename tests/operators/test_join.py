@@ -18,6 +18,7 @@ from spe_adapter.operators.join import How, WindowJoin, _pairs
 from spe_adapter.state.errors import StateSchemaRefused
 from spe_adapter.testing.harness import OperatorHarness, check_any_batches
 from tests.operators.model import US
+from tests.support.examples import examples
 
 MOMENT = pa.timestamp("us", "UTC")
 LEFT = pa.struct([("ts", MOMENT), ("a", pa.string())])
@@ -164,7 +165,7 @@ def harness_of(join: WindowJoin, checks: int | None = None) -> OperatorHarness:
     st.sampled_from(HOWS),
     st.data(),
 )
-@settings(max_examples=120)
+@settings(max_examples=examples(50))
 def test_the_join_equals_a_double_loop(
     epochs: list[list[Row]], within: float, delays: tuple[int, int], checks: int | None, how: How, data: st.DataObject
 ) -> None:
@@ -182,7 +183,7 @@ def test_the_join_equals_a_double_loop(
 
 
 @given(EPOCHS, st.integers())
-@settings(max_examples=15)
+@settings(max_examples=examples(15, long=500))
 def test_results_do_not_depend_on_batches(epochs: list[list[Row]], seed: int) -> None:
     """Pairs within a batch and across batches are found alike."""
     batches: list[Any] = [batch_of(rows).to_pylist() for rows in epochs]

@@ -20,6 +20,7 @@ from scheduler.topology.description import load_network
 from scheduler.topology.drawing import draw, figure
 from scheduler.topology.overview import overview
 from scheduler.topology.scene import MAX_RACKS, scene_of
+from tests.support.examples import examples
 from tests.topology.test_topology_file import networks
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -58,7 +59,7 @@ def check(topology: Topology) -> None:
 
 
 @GLYPHS
-@settings(max_examples=25)
+@settings(max_examples=examples(12, long=500))
 @given(networks())
 def test_any_network(topology: Topology) -> None:
     """Trees, rings, odd names: well-formed XML, the same twice, every server in one box, no two boxes overlap."""

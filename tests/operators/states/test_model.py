@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from spe_adapter.operators.states.declared import TimeSource
 from spe_adapter.testing import OperatorHarness
 from tests.operators.states.commands import KINDS, SCHEMA, Commands, Naive, Row
+from tests.support.examples import examples
 
 ROWS = st.lists(
     st.fixed_dictionaries(
@@ -34,7 +35,7 @@ def in_order(rows: list[Row]) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("ttl_by", [None, "processing", "event"])
 @given(epochs=EPOCHS, checks=st.sampled_from([None, 0, 2]), data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=examples(15, long=1000))
 def test_states_equal_plain_python(
     ttl_by: TimeSource | None, epochs: list[tuple[list[list[Row]], int]], checks: int | None, data: st.DataObject
 ) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
@@ -14,6 +15,7 @@ from spe_adapter.pages.manager import PageSet
 from spe_adapter.pages.structures.hashmap import MapPages, PagedMap
 from spe_adapter.pages.structures.layouts import RecordSchema
 from tests.pages.structures.paged import Announcements, PagedMachine, load, manager_of, sets_of
+from tests.support.examples import examples
 
 SCHEMA = RecordSchema({"count": "int64", "small": "int16", "text": "bytes", "flag": "bool"})
 Identity = tuple[bytes | None, int]
@@ -118,6 +120,7 @@ class MapMachine(PagedMachine):
 
 
 TestMapMachine = MapMachine.TestCase
+TestMapMachine.settings = settings(max_examples=examples(40))
 
 
 def numbered(count: int, first: int = 0) -> tuple[pa.Array, Int64s]:

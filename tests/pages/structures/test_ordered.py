@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
@@ -12,6 +13,7 @@ from spe_adapter.pages.manager import PageSet
 from spe_adapter.pages.structures.layouts import Records, RecordSchema
 from spe_adapter.pages.structures.ordered import PagedOrderedMap
 from tests.pages.structures.paged import PagedMachine, manager_of, sets_of
+from tests.support.examples import examples
 
 SCHEMA = RecordSchema({"time": "int64", "name": "int64", "value": "int32"})
 Pair = tuple[int, int]
@@ -98,6 +100,7 @@ class OrderedMachine(PagedMachine):
 
 
 TestOrderedMachine = OrderedMachine.TestCase
+TestOrderedMachine.settings = settings(max_examples=examples(40))
 
 
 def timers(times: Any, names: Any) -> Records:

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
@@ -12,6 +13,7 @@ from spe_adapter.pages.manager import PageSet
 from spe_adapter.pages.structures.layouts import Records, RecordSchema
 from spe_adapter.pages.structures.sequence import PagedList, PagedQueue
 from tests.pages.structures.paged import PagedMachine, manager_of, sets_of
+from tests.support.examples import examples
 
 SCHEMA = RecordSchema({"number": "int64", "small": "int16", "part": "float32"})
 COUNTS = st.integers(0, 5) | st.integers(100, 700)  # a page holds 252 records
@@ -132,6 +134,7 @@ class QueueMachine(PagedMachine):
 
 TestListMachine = ListMachine.TestCase
 TestQueueMachine = QueueMachine.TestCase
+TestListMachine.settings = TestQueueMachine.settings = settings(max_examples=examples(40))
 
 
 def test_rows_outside_a_list_are_refused() -> None:
