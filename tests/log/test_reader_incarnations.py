@@ -17,8 +17,8 @@ def register_as(world: SimulatedStore, number: int, offset: int, *, keep: bool =
 
 
 def test_an_older_incarnation_moves_nothing_and_keeps_nothing_alive() -> None:
-    """Its acknowledgements and registrations are refused by name, also after a restart; the newer reader goes idle as if
-    the older incarnation were silent.
+    """Its acknowledgements and registrations are refused by name, also after a restart; the newer reader goes idle as
+    if the older incarnation were silent.
     """
     world = world_of(max_idle_ms=3 * HOUR_MS)
     append(world, 4)
