@@ -22,7 +22,6 @@ from contextlib import closing
 from typing import Final, Literal, NamedTuple
 
 from logstore.client.blocking import Client, TopicPartition
-from logstore.client.wire import EARLIEST, LATEST
 from logstore.errors import OffsetOutOfRange, ReaderReleased, UnknownReader
 from logstore.format.reader_api import LOG_START, ReaderOffset
 from spe_adapter.epochs.scan import HEAD_BYTES, ends
@@ -113,13 +112,20 @@ class HeldStreams:
 
     def register(self, client: Client, needed: Mapping[TopicPartition, int]) -> None:
         """Hold these streams, and no others, from these positions on, or from what is there of them."""
-        try:
-            placed = self._register(client, needed)
-        except OffsetOutOfRange as error:
-            _log.warning(
-                "reader %r: %s; a recovery that needs what is gone will fail, the rest is held", self.name, error
-            )
-            placed = self._register(client, _present(client, needed))
+        positions = dict(needed)
+        while True:
+            try:
+                placed = self._register(client, positions)
+                break
+            except OffsetOutOfRange as error:
+                if positions == needed:
+                    _log.warning(
+                        "reader %r: %s; a recovery that needs what is gone will fail, the rest is held",
+                        self.name,
+                        error,
+                    )
+                # Ends: a stream is refused once. The log start is always there, and the end of a log does not go back.
+                positions = _within(positions, error)
         self._placed = {TopicPartition(entry.topic, entry.partition): entry.offset for entry in placed}
 
     def _register(self, client: Client, positions: Mapping[TopicPartition, int]) -> tuple[ReaderOffset, ...]:
@@ -169,15 +175,16 @@ def how_lost(client: Client, name: str, stream: TopicPartition) -> str:
     )
 
 
-def _present(client: Client, needed: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-    """The positions within what is there."""
-    first = client.offsets(dict.fromkeys(needed, EARLIEST))
-    end = client.offsets(dict.fromkeys(needed, LATEST))
-    return {
-        # Retention may go on meanwhile: the sidecar knows best where the log starts.
-        stream: LOG_START if offset < first[stream].offset else min(offset, end[stream].offset)
-        for stream, offset in needed.items()
-    }
+def _within(positions: Mapping[TopicPartition, int], error: OffsetOutOfRange) -> dict[TopicPartition, int]:
+    """Positions, of which the refused one is moved to what is there. Raises the error if it refuses none of them.
+
+    The error says what is there, and not the offsets that clients are told: records that are being trimmed are among
+    these still.
+    """
+    for stream, offset in positions.items():
+        if f"{stream.topic}-{stream.partition}" == error.stream and offset == error.offset:
+            return {**positions, stream: LOG_START if offset < error.start_offset else error.high_watermark}
+    raise error
 
 
 def _entries(positions: Mapping[TopicPartition, int]) -> list[ReaderOffset]:

@@ -1,9 +1,10 @@
 """Frozen pages: the content of pages at one moment, readable while their owner changes the pages, by another process
 too.
 
-A reader copies the live page and then looks whether the page was copied aside meanwhile; if so, the copy counts
-(`page_memory` says why the order is safe). Live pages and copies are read with plain reads, which see what others wrote
-through their maps; a reader maps the page table alone.
+A reader copies the live page and then looks whether the page was copied aside meanwhile; if so, the copy counts. Words
+that changed without a copy of their page get their old values back (`page_memory` says why the order is safe). Live
+pages and copies are read with plain reads, which see what others wrote through their maps; a reader maps the page table
+alone.
 
 Invariant: what `read` returns is the content at the freeze, or FreezeCancelled is raised.
 """
@@ -18,7 +19,8 @@ import numpy as np
 
 from spe_adapter.codec.kernels import Bytes, Int64s
 from spe_adapter.pages import freeze_lock
-from spe_adapter.pages.errors import FreezeCancelled, PagesRefused
+from spe_adapter.pages.before_images import BeforeImages
+from spe_adapter.pages.errors import FreezeCancelled, PagesDamaged, PagesRefused
 from spe_adapter.pages.kernels import fence
 from spe_adapter.pages.page_memory import Step, no_step
 from spe_adapter.pages.page_table import ACTIVE, ASIDE_AT, COPIES, DATA_AT, SLOT_BITS, PageTable, table_bytes
@@ -56,6 +58,7 @@ class FrozenPages:
         self._descriptor = descriptor
         self._handle = handle
         self._step = step
+        self._before = BeforeImages(descriptor, self._table, handle.number)
         self.ids = ids
         self.number = handle.number
         self.page_bytes = self._table.page_bytes
@@ -88,7 +91,7 @@ class FrozenPages:
 
     @property
     def copied(self) -> int:
-        """The number of pages that were copied aside so far, 0 when the freeze is over."""
+        """The room in pages that copies and before-images of words have taken so far, 0 when the freeze is over."""
         return int(self._table.head[COPIES]) if self.is_valid else 0
 
     def read(self, ids: Int64s) -> Bytes:
@@ -97,6 +100,13 @@ class FrozenPages:
         Raises FreezeCancelled, and PagesRefused for a page that is not frozen, or was given back by `written`.
         """
         numbers = self._numbers(ids)
+        if (np.diff(numbers) <= 0).any():
+            numbers, places = np.unique(numbers, return_inverse=True)
+            return self._read_pages(numbers)[places]
+        return self._read_pages(numbers)
+
+    def _read_pages(self, numbers: Int64s) -> Bytes:
+        """The content of pages at the freeze; page numbers are ascending."""
         out: Bytes = np.empty((len(numbers), self.page_bytes), np.uint8)
         head = self._table.head
         self._step("read live pages")
@@ -111,9 +121,16 @@ class FrozenPages:
             slots = (marks[aside] & ((1 << SLOT_BITS) - 1)) - 1
             order = np.argsort(slots)
             self._read(out, aside[order], slots[order], int(head[ASIDE_AT]))
-            self._step("look for an end")
-            fence()
+        self._step("look for words")
+        fence()
+        try:
+            self._before.put_back(numbers, out)
+        except PagesDamaged:
             self._check()
+            raise
+        self._step("look for an end")
+        fence()
+        self._check()
         rest = self._table.length_bytes - (self._table.pages - 1) * self.page_bytes
         out[numbers == self._table.pages - 1, rest:] = 0
         return out

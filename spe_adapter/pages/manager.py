@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spe_adapter.codec.kernels import Bytes, Int64s
+from spe_adapter.pages.before_images import WORD_SHIFT
 from spe_adapter.pages.errors import PagesDamaged, PagesFull, PagesRefused
 from spe_adapter.pages.frozen import FrozenHandle, FrozenPages
 from spe_adapter.pages.page_memory import PageMemory, Step, no_step
@@ -124,6 +125,15 @@ class PageSet:
     def touch(self, numbers: Int64s) -> None:
         """Announce a change of pages (int64 numbers, in any order); must come before each change."""
         self.manager.page_memory.touch(numbers + self._first)
+
+    def touch_words(self, words: Int64s) -> None:
+        """Announce a change of words of eight bytes (int64 numbers within the set, in any order); nothing else of
+        their pages changes.
+        """
+        shift = self.manager.table.page_shift - WORD_SHIFT
+        words = words + (self._first << shift)
+        numbers = words >> shift
+        self.manager.page_memory.touch(np.unique(numbers), lambda pages: words[pages[numbers] != 0])
 
     def touch_bytes(self, start: int, end: int) -> None:
         """Announce a change of the bytes from `start` to `end` (exclusive) of the set."""

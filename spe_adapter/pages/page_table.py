@@ -25,7 +25,7 @@ from spe_adapter.codec.kernels import Bools, Bytes, Int64s
 from spe_adapter.pages.errors import PagesDamaged, PagesRefused
 
 MAGIC: Final = int.from_bytes(b"cairnpgs", "little")
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 
 MIN_PAGE_BYTES: Final = 4 * 1024
 MAX_PAGE_BYTES: Final = 1024 * 1024
@@ -49,8 +49,10 @@ SEQUENCE: Final = 5
 ACTIVE: Final = 6
 """The number of the freeze that is active, 0: none."""
 COPIES: Final = 7
-"""Positions given out to copies of pages; the room for copies is that long."""
+"""Positions given out to copies of pages and to records of before-images; the room for copies is that long, in pages.
+"""
 COPY_LIMIT: Final = 8
+"""The number of pages that may be copied aside."""
 CANCELLED: Final = 9
 """Freezes that the writer cancelled."""
 DATA_AT: Final = 10
@@ -59,6 +61,13 @@ ASIDE_AT: Final = 11
 """Where copies of pages begin in the file: behind all else."""
 IDENTITY: Final = 12
 """A number that the user of the pages chooses: sequence numbers are comparable under the same one."""
+NEWEST_RECORD: Final = 13
+"""The newest record of before-images (`before_images`): its first byte in the room for copies plus one, 0: none."""
+RECORDS_END: Final = 14
+"""Where the next record may begin in its page of the room for copies."""
+RECORD_PAGES: Final = 15
+"""Positions given out to records."""
+RECORD_LIMIT: Final = 16
 HEAD_WORDS: Final = 32
 _ARRAYS: Final = 4
 _WORD_BYTES: Final = 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -12,6 +13,7 @@ import pytest
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.client.wire import EARLIEST
 from logstore.errors import FencedIncarnation, UnknownReader
+from logstore.format.reader_api import ReaderOffset
 from spe_adapter.continuous.errors import FragmentRefused
 from spe_adapter.continuous.fragment import Fragment
 from spe_adapter.continuous.runner import READER_PREFIX, Options, Runner
@@ -133,6 +135,34 @@ def test_an_older_runner_moves_nothing(tmp_path: Path) -> None:
             older.acknowledge(client, {stream: 0})
         assert before
         assert [entry.topic for entry in client.describe_reader(name).streams] == ["in"]
+
+
+def test_streams_that_are_being_trimmed(tmp_path: Path) -> None:
+    """Records go while a reader registers: each stream that is refused is held from what is there of it, however many
+    are refused one after the other.
+    """
+    with Sidecar(tmp_path / "data", *FLAGS) as sidecar, Client(parse_addresses(sidecar.address)) as client:
+        streams = [TopicPartition("trimmed", partition) for partition in range(4)]
+        client.create_topic("trimmed", len(streams))
+        for stream in streams:
+            produce(sidecar.address, "trimmed", ROWS[:100], partition=stream.partition)
+
+        class Trimming(HeldStreams):
+            """Another stream is trimmed before each attempt."""
+
+            attempts = 0
+
+            def _register(self, client: Client, positions: Mapping[TopicPartition, int]) -> tuple[ReaderOffset, ...]:
+                if self.attempts < 3:
+                    client.delete_records(streams[self.attempts], 50 + self.attempts)
+                self.attempts += 1
+                return super()._register(client, positions)
+
+        reader = Trimming("r")
+        reader.register(client, dict(zip(streams, (20, 20, 20, 1_000), strict=True)))
+        held = {entry.partition: entry.offset for entry in client.describe_reader("r").streams}
+        assert held == {0: 50, 1: 51, 2: 52, 3: 100}
+        assert reader.attempts > 3
 
 
 def test_open_windows_keep_their_output(tmp_path: Path) -> None:

@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from spe_adapter.pages.errors import FreezeCancelled, FreezeRefused
 from spe_adapter.pages.frozen import FrozenPages
 from spe_adapter.pages.manager import PageManager
-from spe_adapter.pages.page_table import SLOT_BITS
+from spe_adapter.pages.page_table import RECORD_PAGES, SLOT_BITS
 
 PAGES = 6
 PAGE_BYTES = 4096
+OWNERS = ("write", "write_words", "freeze")
+"""Actions of the owner of the pages."""
 MAX_DEPTH = 2
 """How many interruptions may be nested: a writer within a reader."""
 
@@ -34,7 +36,7 @@ class Interleaved:
         self.manager = PageManager.create_file(page_bytes=PAGE_BYTES, max_pages=PAGES, step=self.step)
         self.set = self.manager.create(0, PAGES)
         self.set.allocate(PAGES)
-        self.now = np.zeros(PAGES, np.uint8)
+        self.now = np.zeros((PAGES, PAGE_BYTES // 8), np.int64)
         self.freezes: list[tuple[FrozenPages, np.ndarray]] = []
         self._depth = 0
 
@@ -47,9 +49,11 @@ class Interleaved:
     def act(self) -> None:
         """One action of somebody who is not in the middle of one."""
         # Freezing, changing and reclaiming exclude each other by a lock; a reader waits for nobody.
-        free = [name for name in ("write", "freeze", "read", "written", "release") if self._allowed(name)]
+        free = [
+            name for name in ("write", "write_words", "freeze", "read", "written", "release") if self._allowed(name)
+        ]
         name = self._data.draw(st.sampled_from(free), label="action")
-        kind = "owner" if name in ("write", "freeze") else name
+        kind = "owner" if name in OWNERS else name
         self._acting.add(kind)
         self._depth += 1
         try:
@@ -59,7 +63,7 @@ class Interleaved:
             self._acting.discard(kind)
 
     def _allowed(self, name: str) -> bool:
-        if name in ("write", "freeze"):
+        if name in OWNERS:
             return "owner" not in self._acting
         return name not in self._acting
 
@@ -68,10 +72,25 @@ class Interleaved:
         numbers = np.array(self._data.draw(st.lists(st.integers(0, PAGES - 1), max_size=3)), np.int64)
         value = self._data.draw(st.integers(0, 255))
         self.set.touch(numbers)
-        self.manager.memory[numbers, : PAGE_BYTES // 2] = value
+        content = self.manager.memory.view(np.int64)
+        content[numbers, : PAGE_BYTES // 16] = value
         self.step("half written")
-        self.manager.memory[numbers, PAGE_BYTES // 2 :] = value
+        content[numbers, PAGE_BYTES // 16 :] = value
         self.now[numbers] = value
+
+    def write_words(self) -> None:
+        """Change some words, each time the same ones or others, up to so many that pages are copied."""
+        first, step = self._data.draw(st.sampled_from([(0, 1), (3, 100), (500, 40), (512, 512), (1000, 7)]))
+        count = self._data.draw(st.sampled_from([1, 4, 20]))
+        words = np.arange(first, first + count * step, step, dtype=np.int64)
+        words = words[words < self.now.size]
+        value = self._data.draw(st.integers(1000, 2000))
+        self.set.touch_words(words)
+        content = self.manager.memory[:PAGES].reshape(-1).view(np.int64)
+        content[words[::2]] = value
+        self.step("half written")
+        content[words[1::2]] = value
+        self.now.reshape(-1)[words] = value
 
     def freeze(self) -> None:
         """Freeze, if no other freeze is active."""
@@ -93,7 +112,7 @@ class Interleaved:
         except FreezeCancelled:
             assert self.manager.table.active != pages.number
         else:
-            assert (found == then[ids][:, None]).all()
+            assert (found.view(np.int64) == then[ids]).all()
 
     def written(self) -> None:
         """Give a page back."""
@@ -110,13 +129,13 @@ class Interleaved:
             chosen[0].release()
 
 
-@given(data=st.data(), copies=st.integers(0, PAGES))
+@given(data=st.data(), copies=st.integers(0, 2 * PAGES))
 def test_every_interleaving_gives_the_content_at_the_freeze(data: st.DataObject, copies: int) -> None:
     """Or FreezeCancelled, and the live pages are always what was last written."""
     both = Interleaved(data, copies)
     for _ in range(data.draw(st.integers(1, 25), label="actions")):
         both.act()
-    assert (both.manager.memory[:PAGES] == both.now[:, None]).all()
+    assert (both.manager.memory[:PAGES].view(np.int64) == both.now).all()
     for pages, _ in both.freezes:
         pages.close()
     both.manager.close()
@@ -209,3 +228,72 @@ def test_copies_that_make_way_for_another_freeze_are_not_read() -> None:
             frozen.read(frozen.ids[2:3])
         assert not at_step
         frozen.release()
+
+
+def test_words_are_noted_where_few_of_a_page_change() -> None:
+    """A few words of each page take less room than the pages; many words of a page are a copy of the page."""
+    manager, frozen = frozen_set()
+    with manager, frozen:
+        page_set = manager.recover(0)
+        before = frozen.read(frozen.ids)
+        few = np.arange(0, PAGES * PAGE_BYTES // 8, 100, dtype=np.int64)
+        for _ in range(3):
+            page_set.touch_words(few)
+            page_set.bytes.view(np.int64)[few] += 1
+        assert manager.table.head[RECORD_PAGES] == frozen.copied > 0
+        assert (frozen.read(frozen.ids[::-1]) == before[::-1]).all()
+        many = np.arange(PAGE_BYTES // 8, PAGE_BYTES // 4, dtype=np.int64)
+        page_set.touch_words(many)
+        page_set.bytes.view(np.int64)[many] = -1
+        page_set.touch_words(few)
+        page_set.bytes.view(np.int64)[few] = -2
+        assert np.flatnonzero(manager.table.mark >> SLOT_BITS == frozen.number).tolist() == [1]
+        assert (frozen.read(frozen.ids) == before).all()
+
+
+def test_records_without_room_make_way_for_copies() -> None:
+    """When the words of a freeze have taken their share of the room, pages are copied aside, and the freeze goes on."""
+    manager, frozen = frozen_set(copies=PAGES)
+    with manager, frozen:
+        page_set = manager.recover(0)
+        before = frozen.read(frozen.ids)
+        words = np.arange(0, PAGES * PAGE_BYTES // 8, 20, dtype=np.int64)
+        for _ in range(20):
+            page_set.touch_words(words)
+            page_set.bytes.view(np.int64)[words] += 1
+        assert manager.table.head[RECORD_PAGES] == PAGES // 2
+        assert (manager.table.mark >> SLOT_BITS == frozen.number).all()
+        assert (frozen.read(frozen.ids) == before).all()
+
+
+def test_records_of_several_pages_stand_beside_copies() -> None:
+    """Neither overwrites the other."""
+    manager, frozen = frozen_set(copies=100)
+    with manager, frozen:
+        page_set = manager.recover(0)
+        before = frozen.read(frozen.ids)
+        words = np.arange(0, PAGES * PAGE_BYTES // 8, 5, dtype=np.int64)
+        for number in range(3):
+            page_set.touch_words(words)
+            page_set.bytes.view(np.int64)[words] = number
+            page_set.touch(np.array([number]))
+            page_set.pages[number] = 7
+        assert manager.table.head[RECORD_PAGES] > 3
+        assert (frozen.read(frozen.ids) == before).all()
+
+
+def test_many_small_records_are_read() -> None:
+    """More than a reader keeps apart; the oldest value of a word counts."""
+    manager, frozen = frozen_set(copies=100)
+    with manager, frozen:
+        page_set = manager.recover(0)
+        before = frozen.read(frozen.ids)
+        chance = np.random.default_rng(7)
+        for number in range(300):
+            words = chance.integers(0, PAGES * PAGE_BYTES // 8, 5)
+            page_set.touch_words(words)
+            page_set.bytes.view(np.int64)[words] = number
+            if number % 70 == 0:
+                assert (frozen.read(frozen.ids) == before).all()
+        assert (frozen.read(frozen.ids) == before).all()
+        assert not (manager.table.mark >> SLOT_BITS == frozen.number).any()

@@ -1,14 +1,14 @@
 """A process that owns pages and changes them without a pause, while another process reads what was frozen.
 
-It writes one line of JSON for each freeze: how to open it, and what the pages hold. A line of input asks for the next
-freeze; the end of the input ends the process. Every page is filled with one number, so that a mixture of two contents
-shows.
+It writes one line of JSON for each freeze: how to open it, and a CRC of each page. A line of input asks for the next
+freeze; the end of the input ends the process. Whole pages are changed, and single words, by turns.
 """
 
 import json
 import os
 import select
 import sys
+import zlib
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from spe_adapter.pages.manager import PageManager
 
 PAGES = 64
 PAGE_BYTES = 16 * 1024
+SOME_WORDS = 200
 
 
 def main() -> None:
@@ -34,12 +35,21 @@ def main() -> None:
             if frozen is not None:
                 frozen.close()
             frozen = manager.freeze(copies=PAGES)
-            told = {"handle": frozen.handle, "ids": frozen.ids.tolist(), "values": words[:, 0].tolist()}
+            told = {
+                "handle": frozen.handle,
+                "ids": frozen.ids.tolist(),
+                "values": [zlib.crc32(page.data) for page in words],
+            }
             os.write(1, (json.dumps(told) + "\n").encode())
         numbers = chance.choice(PAGES, 3, replace=False)
         value += 1
-        pages.touch(numbers)
-        words[numbers] = value
+        if value % 2:
+            pages.touch(numbers)
+            words[numbers] = value
+        else:
+            changed = np.sort(chance.choice(words.size, SOME_WORDS))
+            pages.touch_words(changed)
+            words.reshape(-1)[changed] = value
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from spe_adapter.pages import page_memory
 from spe_adapter.pages.errors import FreezeCancelled
 from spe_adapter.state.files import StateEnvironment
 from spe_adapter.state.frozen import freeze_base
@@ -75,11 +76,20 @@ def test_a_crash_of_the_process_that_freezes_and_reads(tmp_path: Path) -> None:
     assert {"freeze", "held", "frozen", "read live pages", "look for copies", "written", "release"} <= set(told)
 
 
-def test_a_crash_of_a_task_that_changes_what_is_frozen(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("is_dense", "steps"),
+    [(True, {"copy aside", "copied aside", "marked"}), (False, {"note words", "noted words", "published words"})],
+    ids=["pages", "words"],
+)
+def test_a_crash_of_a_task_that_changes_what_is_frozen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_dense: bool, steps: set[str]
+) -> None:
     """Whoever reads the frozen pages gets the version at the freeze or is told that the freeze is over; the base is
-    made whole by the next task.
+    made whole by the next task. So for changes of whole pages, and for changes of some words.
     """
     seen: set[str] = set()
+    if is_dense:
+        monkeypatch.setattr(page_memory, "_DENSE", 1_000_000)
 
     def run(root: Path, countdown: Countdown) -> None:
         advance(root, 2)
@@ -93,7 +103,7 @@ def test_a_crash_of_a_task_that_changes_what_is_frozen(tmp_path: Path) -> None:
         check_table(written(frozen_of(root)), 3)
 
     crash_everywhere(tmp_path, run)
-    assert {"copy aside", "copied aside", "marked"} <= seen
+    assert steps <= seen
 
 
 def test_a_crash_of_a_task_below_a_freeze_that_is_cancelled(tmp_path: Path) -> None:
