@@ -14,9 +14,7 @@ from random import Random
 
 import pytest
 
-from scheduler.coordinator.service import CoordinatorSettings
 from scheduler.coordinator.testing import running
-from scheduler.peace.online import Settings
 from spe_adapter.microbatch.epoch import STEPS as EPOCH_STEPS
 from spe_adapter.microbatch.epoch import Step
 from tests.microbatch.below import EAGER_FLAGS
@@ -37,8 +35,6 @@ KEYS = 20
 NODES = loopback_nodes(4, racks=2)
 CLEANED = {"retention.ms": "-1", "segment.bytes": "4096"}
 """Results stay; records of state go with each small chunk that is sealed."""
-FORGETTING = CoordinatorSettings(Settings(gather_ms=1), writer_deadline_ms=3_000, tick_s=0.1)
-"""A writer that was killed gives its capacity back soon: the next one waits for it."""
 LAST_STEP: Step = "driver after commit"
 TASK_STEPS: tuple[Step, ...] = tuple(step for step in EPOCH_STEPS if step.startswith("task"))
 SERVICE_STEPS: tuple[CheckpointStep, ...] = ("frozen", "written", "sealed", "registered", "acknowledged")
@@ -105,7 +101,7 @@ def go_through(directory: Path, strikes: Sequence[StepFault], epochs: int, fault
     """Run a query through these kills; check that all happened and that the results are exact."""
     with (
         Sidecar(directory / "data", *EAGER_FLAGS) as sidecar,
-        running(network(NODES, 16), settings=FORGETTING) as url,
+        running(network(NODES, 4)) as url,
     ):
         lives = Lives(directory, sidecar, epochs)
         coordinator = SteppedCoordinator(url, strikes, lives.kill_host)
