@@ -61,9 +61,12 @@ class StepFault(NamedTuple):
 
 
 class SteppedCoordinator:
-    """The coordinator at `url` as services see it, with faults. `kill_host` ends Spark with all that it started."""
+    """The coordinator at `url` as services see it, with faults. `kill_host` ends Spark with all that it started.
+    `noted`: a file that grows with each service that was killed.
+    """
 
-    def __init__(self, url: str, faults: Sequence[StepFault], kill_host: Callable[[], None]) -> None:
+    def __init__(self, url: str, faults: Sequence[StepFault], kill_host: Callable[[], None], noted: Path) -> None:
+        self._noted = noted
         self._upstream = urlsplit(url).netloc
         self._waiting = list(faults)
         self._kill_host = kill_host
@@ -85,6 +88,8 @@ class SteppedCoordinator:
             del self._waiting[0]
             self.fired.append(fault)
             kill(service)
+            with self._noted.open("a") as target:
+                target.write(f"{fault.step}\n")
             if fault.victim == "host":
                 self._kill_host()
             return True

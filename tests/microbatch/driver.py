@@ -32,12 +32,15 @@ PARTITIONS = 2
 class Pace:
     """Lets a batch begin when the I/O service has dealt with the notes of the batch before, or was killed.
 
-    A note to a service that does not run is lost and starts the service: then the batch begins when it runs.
+    A note to a service that does not run is lost and starts the service: then the batch begins when it runs, or was
+    killed, since the note of the other partition may have come in time.
     """
 
-    def __init__(self, state: Path, notes: Path) -> None:
+    def __init__(self, state: Path, notes: Path, struck: Path) -> None:
         self._state = state
         self._notes = notes
+        self._struck = struck
+        self._kills = 0
         self._epoch: int | None = None
         self._service: int | None = None
         """The service that ran when the batch before began."""
@@ -48,10 +51,14 @@ class Pace:
         if self._epoch is not None:
             self._note()
             if self._service is None:
-                until(lambda: self._running() is not None, "a service that the tasks have started")
+                until(
+                    lambda: self._running() is not None or self._kills_now() > self._kills,
+                    "a service that the tasks have started",
+                )
             else:
                 until(lambda: self._running() != self._service or self._has_ended(), "the end of the checkpoints")
             self._service = self._running()
+        self._kills = self._kills_now()
         self._epoch = epoch
 
     def _note(self) -> None:
@@ -62,6 +69,9 @@ class Pace:
         assert progress is not None
         with self._notes.open("a") as target:
             target.write(json.dumps(dict(progress.how)) + "\n")
+
+    def _kills_now(self) -> int:
+        return self._struck.stat().st_size if self._struck.exists() else 0
 
     def _status(self) -> dict[str, Any]:
         return read_status(self._state) or {"process": 0, "units": []}
@@ -107,7 +117,7 @@ def main() -> None:
     if options:
         registration.ACKNOWLEDGE_S = 0.0  # type: ignore[attr-defined]
         checkpoint_watch.WATCH_S = 0.0  # type: ignore[misc]
-        pace = _PACES["query"] = Pace(world.state, base / "obtained")
+        pace = _PACES["query"] = Pace(world.state, base / "obtained", base / "struck")
         pace.query = world.start(query.options(**options).trigger(availableNow=True))
         ended(pace.query)
     else:

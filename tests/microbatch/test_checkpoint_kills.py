@@ -104,7 +104,7 @@ def go_through(directory: Path, strikes: Sequence[StepFault], epochs: int, fault
         running(network(NODES, 4)) as url,
     ):
         lives = Lives(directory, sidecar, epochs)
-        coordinator = SteppedCoordinator(url, strikes, lives.kill_host)
+        coordinator = SteppedCoordinator(url, strikes, lives.kill_host, directory / "struck")
         with stepped(coordinator) as tapped:
             lives.run(tapped, faults)
         assert coordinator.fired == list(strikes)
@@ -140,10 +140,10 @@ def test_many_kills_of_tasks_services_and_hosts(tmp_path: Path, seed: int) -> No
     """Services and hosts at random steps of their checkpoints, tasks and workers at random steps of their epochs."""
     print(f"seed {seed}")
     chance = Random(seed)
-    strikes = [StepFault(chance.choice(("service", "service", "host")), chance.choice(STEPS)) for _ in range(16)]
+    strikes = [StepFault(chance.choice(("service", "service", "host")), chance.choice(STEPS)) for _ in range(10)]
     hurt = [
-        Fault(chance.choice(("task", "worker")), chance.choice(TASK_STEPS), batch) for batch in range(2, 80, 5)
+        Fault(chance.choice(("task", "worker")), chance.choice(TASK_STEPS), batch) for batch in range(2, 55, 5)
     ]  # fmt: skip
-    lives = go_through(tmp_path, strikes, 90, hurt)
+    lives = go_through(tmp_path, strikes, 60, hurt)
     assert lives.deaths == sum(strike.victim == "host" for strike in strikes)
     assert any("checkpoint" in how for how in lives.obtained())
