@@ -5,11 +5,13 @@ It reads pickled freezes from its standard input, and answers `complete` to each
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 from functools import partial
 from pathlib import Path
 
+from spe_adapter.checkpoint.__main__ import NICENESS
 from spe_adapter.checkpoint.directory_sink import DirectorySink
 from spe_adapter.checkpoint.manager import CheckpointManager, ManagerTools
 from spe_adapter.checkpoint.names import Unit
@@ -24,6 +26,7 @@ def given(snapshot: Snapshot, _since: object) -> Snapshot:
 
 def main() -> None:
     """Write until the input ends."""
+    os.nice(NICENESS)
     tools = ManagerTools(DirectorySink(Path(sys.argv[1])))
     while True:
         try:

@@ -140,8 +140,8 @@ def _latencies(of: Sequence[dict[str, Any]]) -> dict[str, Any]:
 NOTES: Final = (
     """Pages replace what stops an operator while its state is serialized. They compete here with one copy of the table:
     its columns are arrays in one block, which is copied as it lies in memory.""",
-    """Rows of random items change a page of each changed column at once, so that an epoch behind a freeze copies nearly
-    all pages of these columns aside, before it goes on.""",
+    """Rows of random items change some words in nearly all pages of the changed columns. The words are kept with their
+    old values; to copy the pages aside would take the first epoch behind a freeze some twenty times as long.""",
     """Latencies count from the moment at which an epoch was due, as the paper's from end to end: a stop delays all
     epochs behind it. The mean over a whole cycle has a checkpoint every few seconds, where the paper has one a
     minute.""",

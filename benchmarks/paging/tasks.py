@@ -26,6 +26,7 @@ import numpy as np
 from benchmarks.harness.report import Rows
 from benchmarks.paging import state
 from benchmarks.paging.state import processor_over, random_rows, windows_for
+from spe_adapter.checkpoint.__main__ import NICENESS
 from spe_adapter.checkpoint.bases import freezing
 from spe_adapter.checkpoint.directory_sink import DirectorySink
 from spe_adapter.checkpoint.manager import CheckpointManager, ManagerTools
@@ -190,6 +191,7 @@ def _told(outcome: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Write a checkpoint for each line, each a full one."""
+    os.nice(NICENESS)
     root, checkpoints = Path(sys.argv[1]), Path(sys.argv[2])
     for _ in sys.stdin:
         unit = Unit(QUERY, 0)

@@ -72,6 +72,11 @@ MAX_REQUESTS: Final = 4
 MAX_CLAIMS: Final = 8
 MAX_UNREGISTERED: Final = 8
 
+_PREPARING: Final = threading.Lock()
+"""Pieces of chunks are read and checked one after the other in a process, so that its checkpoints take no more than one
+core from what is fed; chunks are sent at the same time.
+"""
+
 
 class Outcome(NamedTuple):
     """What became of a checkpoint. `state`: the last step; `manifest`: of a complete one; `freeze_s`: how long the
@@ -471,12 +476,17 @@ class _Writing:
         def pieces() -> Iterator[bytes | memoryview]:
             nonlocal checksum
             checksum = 0
-            for piece in encode_chunk(self._name, thread, ids, self._pages):
+            encoded = encode_chunk(self._name, thread, ids, self._pages)
+            while True:
                 if go is not None and go.revoked:
                     raise ChunkRevoked(f"{self._name}/{thread_name(thread)}: planned anew")
+                with _PREPARING:
+                    piece = next(encoded, None)
+                    if piece is None:
+                        return
+                    checksum = crc32c(piece, checksum)
                 if self._tools.throttle is not None:
                     self._tools.throttle.take(len(piece))
-                checksum = crc32c(piece, checksum)
                 yield piece
 
         size_bytes = chunk_bytes(len(ids), self._pages.page_bytes)

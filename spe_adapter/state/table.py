@@ -302,13 +302,16 @@ class Table:
         if getattr(values, "dtype", None) != column.dtype:
             given = values if np.ndim(values) else np.broadcast_to(np.asarray(values), (len(rows),))
             values, nulls = exact.fixed(f"state column {name!r}", self._column(name).type, given, nulls, len(rows))
-        self._touches.rows(rows, (STATE_PREFIX + name, "n_" + name))
-        if nulls is None:
-            column[rows] = values
-            self._views["n_" + name][rows] = 0
-        else:
-            column[rows] = np.where(nulls, np.zeros((), column.dtype), values)
-            self._views["n_" + name][rows] = nulls
+        self._touches.rows(rows, (STATE_PREFIX + name,))
+        if nulls is not None:
+            values = np.where(nulls, np.zeros((), column.dtype), values)
+        column[rows] = values
+        # Flags seldom change: their pages stay out of the next increment.
+        flags = self._views["n_" + name]
+        is_new = flags[rows] != (0 if nulls is None else nulls)
+        if is_new.any():
+            self._touches.rows(rows, ("n_" + name,))
+            flags[rows] = 0 if nulls is None else nulls
 
     def get_arrow(self, name: str, rows: Int64s) -> pa.Array:
         """A column of any type."""
@@ -361,8 +364,12 @@ class Table:
 
     def set_expires(self, rows: Int64s, expires_ms: Int64s | int) -> None:
         """Say when windows expire; NEVER, if not at all."""
+        expires = self._views["expires"]
+        is_new = expires[rows] != expires_ms
+        if not is_new.any():
+            return
         self._touches.rows(rows, ("expires",))
-        self._views["expires"][rows] = expires_ms
+        expires[rows] = expires_ms
         if len(rows):
             earliest = int(np.min(expires_ms))
             if earliest < self._counters[kernels.EARLIEST]:
