@@ -9,10 +9,12 @@ Invariants:
   it is full, new lines that clients cause are not written: clients cannot fill the disk with the log. Their number is
   written by `flush`, for each event, as `not_shown`.
 * A line that cannot be written is lost and never raises an error.
+* Threads may report at the same time: a line is written whole before the next one.
 """
 
 import json
 import sys
+import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -54,11 +56,15 @@ class Reporter:
         self._own_lines: OrderedDict[str, _Line] = OrderedDict()
         self._client_lines: OrderedDict[str, _Line] = OrderedDict()
         self._not_shown: dict[LogEvent, int] = {}
+        self._lock = threading.Lock()
 
     def __call__(self, event: LogEvent, /, **fields: object) -> None:
         """Write one event, or count it."""
-        if event.level < self._min_level:
-            return
+        if event.level >= self._min_level:
+            with self._lock:
+                self._take(event, fields)
+
+    def _take(self, event: LogEvent, fields: Mapping[str, object]) -> None:
         now_s = self._clock.monotonic_s()
         lines = self._client_lines if event.caused_by_clients else self._own_lines
         told_apart = fields.get(event.folded_by) if event.folded_by else fields
@@ -81,6 +87,10 @@ class Reporter:
         """Write the counts of unwritten repeats, for lines older than REPEAT_S (`is_end`: for all lines), and of lines
         that were not remembered.
         """
+        with self._lock:
+            self._flush(is_end=is_end)
+
+    def _flush(self, *, is_end: bool = False) -> None:
         now_s = self._clock.monotonic_s()
         for lines in (self._own_lines, self._client_lines):
             while lines:
@@ -106,7 +116,7 @@ class Reporter:
             return True
         if now_s < next(iter(lines.values())).at_s + REPEAT_S:
             return False
-        self.flush()
+        self._flush()
         return True
 
     def _write(self, event: LogEvent, fields: Mapping[str, object], repeats: int) -> None:

@@ -331,29 +331,37 @@ class Client:
         group: str = "",
         keep: bool = False,
         state: str = "",
+        incarnation_number: int = 0,
     ) -> tuple[reader_api.ReaderOffset, ...]:
         """Register a reader, or set its streams and positions anew: retention keeps what it has not acknowledged.
 
         With a `group` its positions follow what the Kafka consumer group commits. Returns the positions, durable.
         With `keep` a registered reader's other streams stay as they are; so they do with more than MAX_STREAMS streams,
         which take several requests. `state`: the reader owns the state of this query; control records of the state
-        that no reader holds may then be removed. Raises OffsetOutOfRange, TooManyReaders, UnknownTopicOrPartition.
+        that no reader holds may then be removed. `incarnation_number`: of the query that reads; older incarnations can
+        then change nothing of the reader. Raises FencedIncarnation if a newer one is registered; OffsetOutOfRange,
+        TooManyReaders, UnknownTopicOrPartition.
         """
         pieces = reader_api.pieces(streams)
         placed: list[reader_api.ReaderOffset] = []
         for piece in pieces:
-            request = reader_api.RegisterReaderRequest(reader, group, piece, keep or len(pieces) > 1, state)
+            request = reader_api.RegisterReaderRequest(
+                reader, group, piece, keep or len(pieces) > 1, state, incarnation_number
+            )
             placed += self._ask_readers(request, reader_api.RegisterReaderReply).streams
         return tuple(placed)
 
-    def acknowledge(self, reader: str, streams: Sequence[reader_api.ReaderOffset]) -> None:
+    def acknowledge(
+        self, reader: str, streams: Sequence[reader_api.ReaderOffset], *, incarnation_number: int = 0
+    ) -> None:
         """Say that a reader needs no record before these positions. Streams that are new to the reader are durable.
 
-        More than MAX_STREAMS streams take several requests. Raises UnknownReader; ReaderReleased if records from a
-        position on are gone; OffsetOutOfRange above the high watermark; TooManyReaders, UnknownTopicOrPartition.
+        More than MAX_STREAMS streams take several requests. Raises UnknownReader; FencedIncarnation if the reader
+        belongs to a newer incarnation; ReaderReleased if records from a position on are gone; OffsetOutOfRange above
+        the high watermark; TooManyReaders, UnknownTopicOrPartition.
         """
         for piece in reader_api.pieces(streams):
-            self._ask_readers(reader_api.AcknowledgeRequest(reader, piece), reader_api.Done)
+            self._ask_readers(reader_api.AcknowledgeRequest(reader, piece, incarnation_number), reader_api.Done)
 
     def remove_reader(self, reader: str) -> None:
         """Remove a reader: it keeps nothing any more. Raises UnknownReader."""

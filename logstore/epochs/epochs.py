@@ -314,6 +314,7 @@ class Epochs:
             staged_bytes=sum(attempt.size_bytes for attempt in attempts),
             staged_attempts=len(attempts),
             positions=query.last.positions if query is not None and query.last is not None else "",
+            incarnation_number=query.incarnations.count if query is not None else 0,
         )
 
     def tick(self, *, now_ms: int) -> None:

@@ -169,7 +169,7 @@ class DescribeReply:
 
     `last_epoch` is None before the first committed epoch; `incarnation` (the newest) is None for an unknown query.
     `state` is that of the epoch being committed (`logstore.epochs.ledger_entries.EpochState`), or "idle"; `positions`
-    are those of the last epoch.
+    are those of the last epoch. `incarnation_number` counts the query's incarnations; 0: an earlier release's sidecar.
     """
 
     last_epoch: int | None
@@ -178,6 +178,7 @@ class DescribeReply:
     staged_bytes: int
     staged_attempts: int
     positions: str = ""
+    incarnation_number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,7 +378,7 @@ def encode_reply_body(reply: Reply | CairnError) -> list[Buffer]:
         case DescribeReply():
             fields |= {"last_epoch": reply.last_epoch, "run": reply.incarnation, "state": reply.state}
             fields |= {"staged_bytes": reply.staged_bytes, "staged_attempts": reply.staged_attempts}
-            fields["positions"] = reply.positions
+            fields |= {"positions": reply.positions, "run_number": reply.incarnation_number}
     return [encode_fields(fields)]
 
 
@@ -457,6 +458,7 @@ def _decode_reply_fields(api_key: int, fields: Fields) -> Reply:
             staged_bytes=get_int(fields, "staged_bytes", 0, _INT64_MAX),
             staged_attempts=get_int(fields, "staged_attempts", 0, _INT64_MAX),
             positions=get_positions(fields),
+            incarnation_number=get_int({"run_number": 0, **fields}, "run_number", 0, _INT64_MAX),
         )
     raise MalformedRequest(f"{api_key} is none of Cairn's requests")
 

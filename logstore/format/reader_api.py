@@ -40,6 +40,7 @@ MAX_STREAMS: Final = 1_000
 STREAMS_PER_READER: Final = 20_000
 NAMES_PER_REPLY: Final = 1_000
 
+_NUMBER: Final = "run_number"
 _INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
 
@@ -59,6 +60,7 @@ class RegisterReaderRequest:
 
     `group`: the Kafka consumer group whose commits the positions follow; "": the reader acknowledges. `keep`: a
     registered reader's other streams stay as they are. `state`: the query whose state the reader owns; "": none.
+    `incarnation_number`: of the query that the reader belongs to; 0: it has none.
     """
 
     reader: str
@@ -66,6 +68,7 @@ class RegisterReaderRequest:
     streams: tuple[ReaderOffset, ...]
     keep: bool = False
     state: str = ""
+    incarnation_number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +80,11 @@ class RegisterReaderReply:
 
 @dataclass(frozen=True, slots=True)
 class AcknowledgeRequest:
-    """The reader needs no record before these positions."""
+    """The reader needs no record before these positions. `incarnation_number`: see RegisterReaderRequest."""
 
     reader: str
     streams: tuple[ReaderOffset, ...]
+    incarnation_number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,7 @@ class ReaderDescription:
     released: tuple[ReaderOffset, ...] = ()
     idle_ms: int = 0
     state: str = ""
+    incarnation_number: int = 0
 
 
 ReaderRequest = RegisterReaderRequest | AcknowledgeRequest | RemoveReaderRequest | DescribeReadersRequest
@@ -142,8 +147,9 @@ def encode_request(request: ReaderRequest, *, correlation_id: int, client_id: st
         case RegisterReaderRequest():
             fields |= {"group": request.group, "keep": request.keep, "streams": _offset_fields(request.streams)}
             fields |= {"state": request.state} if request.state else {}
+            fields |= _number_fields(request.incarnation_number)
         case AcknowledgeRequest():
-            fields["streams"] = _offset_fields(request.streams)
+            fields |= {"streams": _offset_fields(request.streams), **_number_fields(request.incarnation_number)}
         case DescribeReadersRequest():
             fields["after"] = request.after
     return encode_own_request(api_key_of(request), fields, correlation_id, client_id)
@@ -162,14 +168,14 @@ def decode_request(api_key: int, body: Buffer) -> ReaderRequest:
     if api_key == REMOVE_READER:
         return RemoveReaderRequest(reader)
     if api_key == ACKNOWLEDGE:
-        return AcknowledgeRequest(reader, _get_offsets(fields, "streams", 0, MAX_STREAMS))
+        return AcknowledgeRequest(reader, _get_offsets(fields, "streams", 0, MAX_STREAMS), _get_number(fields))
     if api_key == REGISTER_READER:
         group = get_text(fields, "group", MAX_NAME_CHARACTERS)
         state = get_text({"state": "", **fields}, "state", MAX_NAME_CHARACTERS)
         _check_printable(reader=reader, group=group, state=state)
         keep = get_bool({"keep": False, **fields}, "keep")
         streams = _get_offsets(fields, "streams", LOG_START, MAX_STREAMS)
-        return RegisterReaderRequest(reader, group, streams, keep, state)
+        return RegisterReaderRequest(reader, group, streams, keep, state, _get_number(fields))
     raise MalformedRequest(f"{api_key} is none of the requests of readers ({sorted(READER_API_KEYS)})")
 
 
@@ -198,6 +204,7 @@ def encode_reply_body(reply: ReaderReply | CairnError) -> list[Buffer]:
             fields |= {"names": list(reply.names), "group": reply.group, "idle_ms": reply.idle_ms}
             fields |= {"streams": _offset_fields(reply.streams), "released": _offset_fields(reply.released)}
             fields |= {"state": reply.state} if reply.state else {}
+            fields |= _number_fields(reply.incarnation_number)
     return [encode_fields(fields)]
 
 
@@ -219,12 +226,21 @@ def decode_reply(api_key: int, frame: Buffer) -> tuple[int, ReaderReply | CairnE
             released=_get_offsets(fields, "released", 0, STREAMS_PER_READER),
             idle_ms=get_int(fields, "idle_ms", 0, _INT64_MAX),
             state=get_text({"state": "", **fields}, "state", MAX_NAME_CHARACTERS),
+            incarnation_number=_get_number(fields),
         )
     return correlation_id, Done()
 
 
 def _offset_fields(streams: Sequence[ReaderOffset]) -> list[dict[str, object]]:
     return [{"topic": s.topic, "partition": s.partition, "offset": s.offset} for s in streams]
+
+
+def _number_fields(incarnation_number: int) -> dict[str, object]:
+    return {_NUMBER: incarnation_number} if incarnation_number else {}
+
+
+def _get_number(fields: Fields) -> int:
+    return get_int({_NUMBER: 0, **fields}, _NUMBER, 0, _INT64_MAX)
 
 
 def _get_offsets(fields: Fields, key: str, minimum: int, at_most: int) -> tuple[ReaderOffset, ...]:

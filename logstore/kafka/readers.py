@@ -53,7 +53,7 @@ async def _answer(broker: Broker, request: ReaderRequest) -> ReaderReply:
             return await _register(broker, request)
         case AcknowledgeRequest():
             positions = {_id_of(broker, entry): entry.offset for entry in request.streams}
-            await broker.engine.wait(readers.acknowledge(request.reader, positions))
+            await broker.engine.wait(readers.acknowledge(request.reader, positions, request.incarnation_number))
             return Done()
         case RemoveReaderRequest():
             await broker.engine.wait(readers.remove(request.reader))
@@ -73,7 +73,14 @@ async def _register(broker: Broker, request: RegisterReaderRequest) -> ReaderRep
     positions = {_id_of(broker, entry): entry.offset for entry in placed}
     readers = broker.engine.store.readers
     await broker.engine.wait(
-        readers.register(request.reader, positions, request.group, keep=request.keep, state=request.state)
+        readers.register(
+            request.reader,
+            positions,
+            request.group,
+            keep=request.keep,
+            state=request.state,
+            incarnation_number=request.incarnation_number,
+        )
     )
     return RegisterReaderReply(placed)
 
@@ -95,7 +102,9 @@ def _describe(broker: Broker, request: DescribeReadersRequest) -> ReaderReply:
         )
 
     held, released = named(state.held), named(state.released)
-    return ReaderDescription((state.name,), state.group, held, released, state.idle_ms, state.state)
+    return ReaderDescription(
+        (state.name,), state.group, held, released, state.idle_ms, state.state, state.incarnation_number
+    )
 
 
 def _id_of(broker: Broker, entry: ReaderOffset) -> StreamId:

@@ -11,6 +11,8 @@ Invariants:
   there. An acknowledgement of a stream that the reader holds already is answered at once and becomes durable at a later
   `save`: a crash before loses it, and the older held offset then holds more records than needed, never fewer.
 * Changes of one reader run one after the other. Until a change is durable the former positions hold too.
+* Of the incarnations of a query only the newest one changes its reader: a registration or an acknowledgement with a
+  lower number is refused and keeps nothing alive. A registration without a number takes the number away.
 * A held offset belongs to one topic id: it holds nothing in a later topic of the same name. Below the log start, as a
   client deleted the records, it holds what is left, from the log start on.
 * How many bytes a reader keeps is counted from what it acknowledged, durable or not: a live reader is not released for
@@ -32,6 +34,7 @@ from typing import Final, NamedTuple, TypeVar
 from logstore.errors import (
     CairnError,
     CorruptFile,
+    FencedIncarnation,
     OffsetOutOfRange,
     ReaderReleased,
     TooManyReaders,
@@ -105,6 +108,7 @@ class ReaderState(NamedTuple):
     """A reader as tools show it: positions that hold records, those it was released at, ms since it acknowledged.
 
     `state`: the query of whose state it reads the control records; empty: it reads other records.
+    `incarnation_number`: of the query's incarnation that it belongs to; 0: none.
     """
 
     name: str
@@ -113,6 +117,7 @@ class ReaderState(NamedTuple):
     released: Mapping[StreamId, int]
     idle_ms: int
     state: str = ""
+    incarnation_number: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -127,6 +132,7 @@ class _ReaderEntry:
     released: dict[StreamId, int] = field(default_factory=dict)
     state: str = ""
     """The query whose state it reads: control records of the query that no reader holds may go."""
+    incarnation_number: int = 0
     held: dict[StreamId, int] = field(default_factory=dict)
     """The durable positions, and those that are about to be: records from there on stay."""
 
@@ -205,22 +211,25 @@ class Readers:
         *,
         keep: bool = False,
         state: str = "",
+        incarnation_number: int = 0,
     ) -> Ticket[None]:
         """Register a reader with all its positions, or set those of a registered reader anew; durable when it settles.
 
         With a `group` the positions follow the offsets that the Kafka consumer group commits (`follow`). With `keep` a
         registered reader's other streams stay as they are. `state`: the reader owns the state of this query; control
         records of the state that no reader holds may be removed (`clean_limit`). Raises OffsetOutOfRange,
-        TooManyReaders, UnknownTopicOrPartition. The ticket fails with StorageFailed, and then nothing has changed; with
-        OffsetOutOfRange or UnknownTopicOrPartition if records were deleted meanwhile: the reader is then registered,
-        and holds what is left.
+        TooManyReaders, UnknownTopicOrPartition. The ticket fails with StorageFailed, or FencedIncarnation if the reader
+        belongs to a newer incarnation than `incarnation_number`, and then nothing has changed; with OffsetOutOfRange or
+        UnknownTopicOrPartition if records were deleted meanwhile: the reader is then registered, and holds what is
+        left.
         """
         self._check_placed(positions)
         known = self._readers.get(name)
         kept = known.positions if known is not None and keep else {}
         wanted = len({*kept, *positions})
         self._check_room(name, wanted, known)
-        reader = _ReaderEntry(name, group, dict(positions), self._served_ms(), state=state, held=dict(positions))
+        placed, held = dict(positions), dict(positions)
+        reader = _ReaderEntry(name, group, placed, self._served_ms(), {}, state, incarnation_number, held)
         self._add(reader)
         registered = self._changes.run(name, lambda: self._register(reader, keep=keep))
         if known is not None and not registered.done:
@@ -241,6 +250,8 @@ class Readers:
             for stream in [stream for stream in known.positions if stream not in placed]:
                 self._take_over(stream, known, reader)
         try:
+            if known is not None and reader.incarnation_number:
+                _refuse_older(known, reader.incarnation_number)
             await self._ledger.put({_PREFIX + reader.name: _encode(reader)})
         except CairnError:
             self._drop(reader)
@@ -257,19 +268,21 @@ class Readers:
             reader.released[stream] = known.released[stream]
         self._add_stream(reader, stream)
 
-    def acknowledge(self, name: str, positions: Mapping[StreamId, int]) -> Ticket[None]:
+    def acknowledge(self, name: str, positions: Mapping[StreamId, int], incarnation_number: int = 0) -> Ticket[None]:
         """Note that a reader needs nothing before these positions; a position never goes back.
 
         The ticket has settled at once, and the positions become durable at a `save`, if the reader holds records of all
-        these streams and nothing else of the reader is being written. It fails with UnknownReader; ReaderReleased if
+        these streams and nothing else of the reader is being written. It fails with UnknownReader;
+        FencedIncarnation if the reader belongs to a newer incarnation than `incarnation_number`; ReaderReleased if
         records at or after a position are gone; OffsetOutOfRange above the high watermark, or for a stream that is
         new to the reader; TooManyReaders; UnknownTopicOrPartition; and then nothing has changed. StorageFailed: new
         streams may be lost in a crash.
         """
-        return self._changes.run(name, lambda: self._acknowledge(name, positions))
+        return self._changes.run(name, lambda: self._acknowledge(name, positions, incarnation_number))
 
-    async def _acknowledge(self, name: str, positions: Mapping[StreamId, int]) -> None:
+    async def _acknowledge(self, name: str, positions: Mapping[StreamId, int], incarnation_number: int) -> None:
         reader = self._known(name)
+        _refuse_older(reader, incarnation_number)
         for stream, position in positions.items():
             self._check_acknowledged(reader, stream, position)
         new = [stream for stream in positions if stream not in reader.positions]
@@ -282,6 +295,7 @@ class Readers:
         for stream, position in positions.items():
             reader.positions[stream] = max(position, reader.positions[stream])
             reader.released.pop(stream, None)
+        reader.incarnation_number = incarnation_number
         self._note_life(reader)
         if begun:
             # A crash would lose what this reader begins to hold, not only how far it is.
@@ -350,7 +364,8 @@ class Readers:
         """One reader. Raises UnknownReader."""
         reader = self._known(name)
         held = {stream: offset for stream, offset in reader.positions.items() if stream not in reader.released}
-        return ReaderState(name, reader.group, held, dict(reader.released), self._idle_ms(reader), reader.state)
+        idle_ms, number = self._idle_ms(reader), reader.incarnation_number
+        return ReaderState(name, reader.group, held, dict(reader.released), idle_ms, reader.state, number)
 
     def _idle_ms(self, reader: _ReaderEntry) -> int:
         return max(0, self._served_ms() - reader.acknowledged_ms)
@@ -538,11 +553,22 @@ def _discard(index: dict[_Key, dict["_ReaderEntry", None]], key: _Key, reader: _
         del index[key]
 
 
+def _refuse_older(reader: _ReaderEntry, incarnation_number: int) -> None:
+    """Raise FencedIncarnation for an incarnation before the one that a reader belongs to."""
+    if incarnation_number < reader.incarnation_number:
+        sender = f"incarnation {incarnation_number}" if incarnation_number else "a reader without an incarnation"
+        raise FencedIncarnation(
+            f"reader {reader.name!r} belongs to incarnation {reader.incarnation_number} of its query, and this is "
+            f"{sender}; stop this one"
+        )
+
+
 def _encode(reader: _ReaderEntry) -> bytes:
     return json.dumps(
         {
             "group": reader.group,
             **({"state": reader.state} if reader.state else {}),
+            **({"run_number": reader.incarnation_number} if reader.incarnation_number else {}),
             "acknowledged_ms": reader.acknowledged_ms,
             "positions": [[*stream, offset] for stream, offset in reader.positions.items()],
             "released": [[*stream, offset] for stream, offset in reader.released.items()],
@@ -556,8 +582,9 @@ def _decode(name: str, value: bytes) -> _ReaderEntry:
         entry = json.loads(value)
         positions = _decode_offsets(entry["positions"])
         released = _decode_offsets(entry["released"])
-        ends = (entry["group"], positions, entry["acknowledged_ms"], released, str(entry.get("state", "")))
-        return _ReaderEntry(name, *ends, held=dict(positions))
+        begun = (entry["group"], positions, entry["acknowledged_ms"], released)
+        state, number = str(entry.get("state", "")), int(entry.get("run_number", 0))
+        return _ReaderEntry(name, *begun, state, number, held=dict(positions))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptFile(
             f"ledger readers: the entry of {name!r} is damaged ({error!r}); restore it from a copy"

@@ -2,12 +2,17 @@
 
 Invariants:
 * A request that is not needed any more is cancelled, as far as the coordinator can be reached.
+* What a writer that was killed had requested holds its host's capacity until it is cancelled: the next writer of the
+  same `owner` cancels it before its own first request.
 * A coordinator that is away, refuses, or gives no go within a bound, costs a checkpoint its plan: errors are
   CoordinatorError, and the caller writes without a plan.
 
 Source: SGuard, section 5 (requests (w, r, k), callbacks).
 """
 
+import itertools
+import secrets
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
@@ -46,18 +51,42 @@ class Grant:
 
 class Peace:
     """The coordinator as a writer of checkpoints on `host` sees it; each chunk is written to `replicas` hosts. The
-    first go is waited for at most `max_wait_s`.
+    first go is waited for at most `max_wait_s`. `owner`: the name of this writer and of those before it, of which one
+    lives at a time; empty: it has none.
     """
 
-    def __init__(self, client: CoordinatorClient, host: str, replicas: int, max_wait_s: float = MAX_WAIT_S) -> None:
+    def __init__(
+        self, client: CoordinatorClient, host: str, replicas: int, max_wait_s: float = MAX_WAIT_S, owner: str = ""
+    ) -> None:
         self._max_wait_s = max_wait_s
+        self._owner = owner
+        self._life = secrets.token_hex(8)
+        self._submitted = itertools.count()
+        self._lock = threading.Lock()
+        self._is_first = bool(owner)
         self._client = client
         self._host = host
         self._replicas = replicas
 
     def ask(self, chunks: int) -> Grant:
         """Submit (host, replicas, chunks). Raises CoordinatorError."""
-        return Grant(self._client.submit(self._host, chunks, self._replicas), chunks, self._max_wait_s)
+        with self._lock:
+            is_first, self._is_first = self._is_first, False
+        if is_first:
+            try:
+                self._cancel_former()
+            except CoordinatorError:
+                self._is_first = True
+                raise
+        name = f"{self._owner}.{self._life}.{next(self._submitted)}" if self._owner else None
+        return Grant(self._client.submit(self._host, chunks, self._replicas, name=name), chunks, self._max_wait_s)
+
+    def _cancel_former(self) -> None:
+        """Cancel what earlier lives of this writer had requested, as far as the coordinator lists it."""
+        for request in self._client.status()["queue"]:
+            name = request["request"]
+            if name.startswith(f"{self._owner}.") and not name.startswith(f"{self._owner}.{self._life}."):
+                self._client.cancel(name)
 
 
 def chain_of(go: Go) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +38,7 @@ from spe_adapter.checkpoint.settings import settings_of
 from spe_adapter.checkpoint.sites import Sites
 from spe_adapter.checkpoint.snapshot import Freeze
 from spe_adapter.checkpoint.steps import CheckpointState
+from spe_adapter.host import host_name
 
 MAX_UNITS: Final = 4096
 UNITS_AT_ONCE: Final = 4
@@ -95,7 +97,7 @@ class IoService:
             ThreadPoolExecutor(UNITS_AT_ONCE, thread_name_prefix="unit") as units,
             ThreadPoolExecutor(CHUNKS_AT_ONCE, thread_name_prefix="chunk") as chunks,
         ):
-            sites = Sites(self._clock, self._report, self._stop, chunks)
+            sites = Sites(self._clock, self._report, self._stop, chunks, _owner_of(self._directory))
             self._report(SERVICE_STARTED, directory=self._directory, process=os.getpid(), socket=inode)
             path = place_of(self._directory) / SOCKET
             own = path.stat()
@@ -237,6 +239,13 @@ def _shown(unit: Unit, served: _Served) -> dict[str, Any]:
         shown |= {"checkpoint": manifest.seq, "checkpoint_epoch": manifest.header.epoch}
         shown |= {"checkpoint_bytes": manifest.own_bytes, "planned": manifest.is_planned}
     return shown
+
+
+def _owner_of(state_directory: Path) -> str:
+    """The name of the services of a state directory, of which one lives at a time, for a coordinator: no other host has
+    the name, and no other directory.
+    """
+    return f"io-service-{sha256(f'{host_name()}:{state_directory.resolve()}'.encode()).hexdigest()[:24]}"
 
 
 def _is_there(path: Path, own: os.stat_result) -> bool:

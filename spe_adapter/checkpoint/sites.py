@@ -7,6 +7,7 @@ import json
 import threading
 from collections import OrderedDict
 from concurrent.futures import Executor
+from hashlib import sha256
 from typing import Final, NamedTuple
 
 from logstore.base.clock import Clock
@@ -36,14 +37,21 @@ class Site(NamedTuple):
 
 
 def open_site(
-    settings: CheckpointSettings, clock: Clock, report: Report, ending: threading.Event, pool: Executor | None = None
+    settings: CheckpointSettings,
+    clock: Clock,
+    report: Report,
+    ending: threading.Event,
+    pool: Executor | None = None,
+    owner: str = "",
 ) -> Site:
-    """The tools of a manager for these settings, until `ending`. Raises CheckpointUrlRefused and CoordinatorError."""
+    """The tools of a manager for these settings, until `ending`. `owner`: see Peace. Raises CheckpointUrlRefused and
+    CoordinatorError.
+    """
     sink = open_sink(settings, report)
     client = open_coordinator(settings)
     tools = ManagerTools(
         sink,
-        None if client is None else Peace(client, settings.host, settings.replicas),
+        None if client is None else Peace(client, settings.host, settings.replicas, owner=owner),
         NoRegistry() if client is None else CoordinatorRegistry(client),
         Throttle(settings.max_bytes_per_s, clock, ending.wait) if settings.max_bytes_per_s else None,
         report,
@@ -55,9 +63,10 @@ def open_site(
 
 
 class Sites:
-    """Open sites by their settings."""
+    """Open sites by their settings, for the writer `owner`."""
 
-    def __init__(self, clock: Clock, report: Report, ending: threading.Event, pool: Executor) -> None:
+    def __init__(self, clock: Clock, report: Report, ending: threading.Event, pool: Executor, owner: str) -> None:
+        self._owner = owner
         self._ending = ending
         self._clock = clock
         self._report = report
@@ -69,7 +78,8 @@ class Sites:
         key = json.dumps({**settings.described(), "policy": None}, sort_keys=True)
         site = self._open.get(key)
         if site is None:
-            site = self._open[key] = open_site(settings, self._clock, self._report, self._ending, self._pool)
+            owner = f"{self._owner}-{sha256(key.encode()).hexdigest()[:16]}"
+            site = self._open[key] = open_site(settings, self._clock, self._report, self._ending, self._pool, owner)
             if len(self._open) > MAX_SITES:
                 self._open.popitem(last=False)[1].close()
         self._open.move_to_end(key)

@@ -72,6 +72,11 @@ class ClientPort:
     ) -> None:
         self.close()
 
+    @property
+    def incarnation(self) -> str:
+        """The incarnation as which epochs are committed."""
+        return self._incarnation
+
     def close(self) -> None:
         """Close all connections."""
         self._open.close()

@@ -4,6 +4,7 @@ would read.
 Invariants:
 * The position in a source is the runner's needed offset, which lies behind what it has read: the input of open windows
   stays. The position in the target is that of the group with the oldest footprint of an open window.
+* An older runner beside a newer one changes nothing, and ends with FencedIncarnation.
 * A position is acknowledged after a committed epoch, at most every ACKNOWLEDGE_S, when the runner ends, and again while
   the runner waits for input.
 * Records that are gone do not stop a runner that works: only a recovery would need them, and it says so.
@@ -33,23 +34,24 @@ class Needed(NamedTuple):
 
 
 class RunnerRegistration:
-    """Registers one runner's partition under `name`. `target` finds epochs in the target. `cleaned_query`: the query,
-    as epochs name it, whose records of state in the target may go where no recovery needs them; empty: none.
+    """Registers one runner's partition as `reader`. `target` finds epochs in the target. `number` tells, after the
+    runner's recovery, how many incarnations there were with this one.
 
-    All methods raise TooManyReaders and what the client raises.
+    All methods raise TooManyReaders, FencedIncarnation if a newer runner has begun, and what the client raises.
     """
 
     def __init__(
         self,
         client: Client,
-        name: str,
+        reader: HeldStreams,
         needed: Callable[[], Needed],
         target: EpochOffsets,
         monotonic_ms: Callable[[], float],
-        cleaned_query: str = "",
+        number: Callable[[], int],
     ) -> None:
         self._client = client
-        self._reader = HeldStreams(name, cleaned_query)
+        self._reader = reader
+        self._number = number
         self._needed = needed
         self._target = target
         self._monotonic_ms = monotonic_ms
@@ -58,6 +60,7 @@ class RunnerRegistration:
     def note(self, event: Event) -> None:
         """Take a runner's event: register after its recovery, acknowledge after committed epochs."""
         if isinstance(event, Recovered):
+            self._reader.incarnation_number = self._number()
             self._reader.register(self._client, self._positions())
             self._acknowledged_ms = self._monotonic_ms()
         elif self._monotonic_ms() - self._acknowledged_ms >= ACKNOWLEDGE_S * _MS_PER_S:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from logstore.base.addresses import Address
@@ -29,11 +30,13 @@ from spe_adapter.continuous.errors import FragmentRefused
 from spe_adapter.continuous.fragment import CheckedFragment, EpochLimits, Fragment, plan
 from spe_adapter.continuous.loop import Event, Loop, Observe
 from spe_adapter.continuous.registration import Needed, RunnerRegistration
+from spe_adapter.epochs.client import incarnation_number
 from spe_adapter.epochs.retention import (
     KEEP_ALL,
     NEW_TOPIC,
     STATE_HISTORIES,
     EpochOffsets,
+    HeldStreams,
     StateHistory,
     how_lost,
     own_trimming,
@@ -193,13 +196,15 @@ class Runner:
         )
         topics = [source.topic for source in fragment.sources]
         streams = [TopicPartition(topic, self._partition) for topic in topics]
+        query = fragment.name_in(self._partition)
+        cleaned_query = query if options.state_history == "recovery" else ""
         return RunnerRegistration(
             client,
-            reader_name(fragment, self._partition),
+            HeldStreams(reader_name(fragment, self._partition), cleaned_query),
             lambda: Needed(dict(zip(streams, core.needed, strict=True)), core.needed_epoch),
-            EpochOffsets(self._target(), fragment.name_in(self._partition)),
+            EpochOffsets(self._target(), query),
             port.monotonic_ms,
-            fragment.name_in(self._partition) if options.state_history == "recovery" else "",
+            partial(incarnation_number, client, query, port.incarnation),
         )
 
 

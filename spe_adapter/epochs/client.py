@@ -4,7 +4,8 @@ Invariants:
 * Segments of an attempt are staged in order, one request at a time, numbered from 0. The next segment is made while the
   previous one is being written; `finish` returns when all are durable.
 * After `take_over`, the log has the query's last epoch, and no older incarnation can add one.
-* Of two drivers of one query only the newer can continue; the older gets FencedIncarnation at its next request.
+* Of two drivers of one query only the newer can continue; the older gets FencedIncarnation at its next request, also at
+  an acknowledgement of the query's reader that names its `incarnation_number`.
 * Once `commit` has returned, the epoch is durable in all of its streams. Without an answer, the epoch may be committed
   or not.
 * The sidecar never lets an abort undo a commit.
@@ -22,7 +23,7 @@ from logstore.base.addresses import Address
 from logstore.client.blocking import Client, Pending
 from logstore.client.network import Network
 from logstore.client.wire import TopicPartition
-from logstore.errors import CairnError, MessageTooLarge
+from logstore.errors import CairnError, FencedIncarnation, MessageTooLarge
 from logstore.format.epoch_api import (
     AbortRequest,
     DescribeReply,
@@ -85,6 +86,20 @@ def take_over(client: Client, query: str, incarnation: str) -> int | None:
         # The same epoch is committed again, since the answer comes only when it is in all streams.
         commit(client, query, incarnation, epoch, ())
     return epoch
+
+
+def incarnation_number(client: Client, query: str, incarnation: str) -> int:
+    """How many incarnations the query has had with this one, which has taken over; 0: the sidecar does not say.
+
+    Raises FencedIncarnation if there is a newer one.
+    """
+    known = describe(client, query)
+    if known.incarnation != incarnation:
+        raise FencedIncarnation(
+            f"incarnation {incarnation!r} of query {query!r} has been replaced by incarnation {known.incarnation!r}; "
+            "stop this one"
+        )
+    return known.incarnation_number
 
 
 # ---- staging

@@ -7,6 +7,7 @@ Invariants:
 * The position in a stream is never behind the first record that a recovery of a committed epoch reads.
 * Where a query says so, its records of state below the position leave the log before the results do. Whoever asks for
   an older state gets an error.
+* Only the newest incarnation of a query moves its reader's positions, or keeps the reader alive.
 * A position is acknowledged at most every ACKNOWLEDGE_S; what an acknowledgement costs does not grow with the log.
 * Records that are gone do not stop a query that works: only a recovery would need them, and it says so (`how_lost`).
 
@@ -97,12 +98,14 @@ class HeldStreams:
     """The registration of a query as the reader `name` of the streams that its recovery would read.
 
     Positions are given by stream; LOG_START stands for the first record that is there. `cleaned_query`: the query whose
-    records of state may leave the log below the positions; empty: none. All methods raise TooManyReaders and what the
-    client raises.
+    records of state may leave the log below the positions; empty: none. All methods raise TooManyReaders,
+    FencedIncarnation if a newer incarnation has registered, and what the client raises.
     """
 
     def __init__(self, name: str, cleaned_query: str = "") -> None:
         self.name = name
+        self.incarnation_number = 0
+        """Of the query's incarnation that registers; 0: none, and nobody is fenced."""
         self._cleaned_query = cleaned_query
         self._placed: dict[TopicPartition, int] = {}
         """The positions that the sidecar has confirmed."""
@@ -126,7 +129,12 @@ class HeldStreams:
         self._placed = {TopicPartition(entry.topic, entry.partition): entry.offset for entry in placed}
 
     def _register(self, client: Client, positions: Mapping[TopicPartition, int]) -> tuple[ReaderOffset, ...]:
-        return client.register_reader(self.name, _entries(positions), state=self._cleaned_query)
+        return client.register_reader(
+            self.name,
+            _entries(positions),
+            state=self._cleaned_query,
+            incarnation_number=self.incarnation_number,
+        )
 
     def acknowledge(self, client: Client, needed: Mapping[TopicPartition, int]) -> None:
         """Say that a recovery needs nothing before these positions; registers again if the streams are others."""
@@ -137,7 +145,7 @@ class HeldStreams:
             stream: self._placed[stream] if offset == LOG_START else offset for stream, offset in needed.items()
         }
         try:
-            client.acknowledge(self.name, _entries(positions))
+            client.acknowledge(self.name, _entries(positions), incarnation_number=self.incarnation_number)
             self._placed = positions
         except (UnknownReader, ReaderReleased, OffsetOutOfRange):
             self.register(client, needed)

@@ -26,7 +26,7 @@ from logstore.client.blocking import Client, TopicPartition
 from logstore.errors import CairnError, StaleEpoch
 from logstore.format.epoch_api import TaskOutput
 from spe_adapter.cec.control import EndPositions
-from spe_adapter.epochs.client import abort, commit, connect, take_over
+from spe_adapter.epochs.client import abort, commit, connect, incarnation_number, take_over
 from spe_adapter.epochs.scan import find_head
 from spe_adapter.errors import CheckpointDiffers, StateInconsistent
 from spe_adapter.host import Host
@@ -177,7 +177,8 @@ class QueryDriver:
             elif not self._fixed.options.allow_other_queries:
                 refuse_taken(client, self._fixed.options.topic, self._query)
             if self._registration is not None:
-                self._registration.begin(client, self._committed)
+                number = incarnation_number(client, self._query, self._incarnation)
+                self._registration.begin(client, self._committed, number)
             if self._watch is not None and self._committed is not None:
                 self._watch.note(client, self._committed.progress)
         self._begun = True

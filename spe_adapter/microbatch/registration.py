@@ -7,6 +7,7 @@ Invariants:
   checkpoint's epoch stays, as it tells which attempt counts.
 * Positions are acknowledged after a commit, at most every ACKNOWLEDGE_S, and again while the query waits for input.
 * In the first epoch of a new layout the streams of both layouts are held.
+* An older incarnation that idles beside a newer one changes nothing, and ends with FencedIncarnation.
 
 Source: docs/decisions/0022-registered-readers.md, 0026-trimming-and-default-retention.md and 0031-cleaning.md.
 """
@@ -17,7 +18,7 @@ from typing import Final
 
 from logstore.client.blocking import Client, TopicPartition
 from logstore.client.wire import LATEST
-from logstore.errors import CairnError
+from logstore.errors import CairnError, FencedIncarnation
 from logstore.format.reader_api import LOG_START
 from spe_adapter.epochs.retention import ACKNOWLEDGE_S, EpochOffsets, HeldStreams, StateHistory
 from spe_adapter.microbatch.checkpoint_watch import StandingCheckpoint
@@ -44,15 +45,21 @@ class OutputRegistration:
         self._offsets: dict[int, EpochOffsets] = {}
         self._acknowledged_s = monotonic_s()
 
-    def begin(self, client: Client, last: CommittedEpoch | None) -> None:
-        """Register at what the last committed epoch needs. Raises TooManyReaders, and what the client raises."""
+    def begin(self, client: Client, last: CommittedEpoch | None, number: int) -> None:
+        """Register at what the last committed epoch needs. `number` counts the query's incarnations with this one.
+        Raises TooManyReaders, FencedIncarnation, and what the client raises.
+        """
         self._offsets = {}
+        # The sidecar forgets a query that has never committed, and counts anew: then an older number may stand there.
+        # Such a query holds nothing that could be lost.
+        self._reader.incarnation_number = 0 if last is None else number
         if last is None:
             streams = [TopicPartition(self._topic, partition) for partition in range(self._partitions)]
             ends = client.offsets(dict.fromkeys(streams, LATEST))
             self._reader.register(client, {stream: info.offset for stream, info in ends.items()})
         else:
             self._reader.register(client, self._needed(client, last))
+        self._reader.incarnation_number = number
         self._acknowledged_s = self._monotonic_s()
 
     def note(self, client: Client, last: CommittedEpoch, covered: Sequence[StandingCheckpoint | None] = ()) -> None:
@@ -69,13 +76,17 @@ class OutputRegistration:
             _log.warning("query %s: reader %r acknowledged nothing (%s)", self._query, self._reader.name, error)
 
     def keep_alive(self, connect: Callable[[], Client]) -> None:
-        """Acknowledge the former position of a query that waits for input, if it is time."""
+        """Acknowledge the former position of a query that waits for input, if it is time. Raises FencedIncarnation if a
+        newer incarnation has begun: this one is to end.
+        """
         if self._monotonic_s() - self._acknowledged_s < KEEP_ALIVE_S:
             return
         self._acknowledged_s = self._monotonic_s()
         try:
             with connect() as client:
                 self._reader.keep_alive(client)
+        except FencedIncarnation:
+            raise
         except CairnError as error:
             _log.warning("query %s: reader %r acknowledged nothing (%s)", self._query, self._reader.name, error)
 

@@ -14,11 +14,14 @@ _SIZE: Final = re.compile(r"\s*(\d{1,18})\s*([kmgt]?)(?:i?b)?\s*", re.IGNORECASE
 
 
 def size_option(reader: OptionReader, name: str, default_bytes: int, *, least: int = 1) -> int:
-    """The value of an option in bytes, such as 4096, 64k or 2g. Raises InvalidConfig."""
+    """The value of an option in bytes, such as 4096, 64k or 2g; at least `least` bytes. Raises InvalidConfig."""
     text = reader.text(name)
     if text is None:
         return default_bytes
     match = _SIZE.fullmatch(text)
-    if match is None or int(match[1]) < least:
-        raise InvalidConfig(f"option {name!r} is {text!r}; allowed: a number of bytes, or one with k, m, g or t")
-    return int(match[1]) * _UNITS[match[2].lower()]
+    size_bytes = None if match is None else int(match[1]) * _UNITS[match[2].lower()]
+    if size_bytes is None or size_bytes < least:
+        raise InvalidConfig(
+            f"option {name!r} is {text!r}; allowed: a number of bytes, or one with k, m, g or t; at least {least} bytes"
+        )
+    return size_bytes

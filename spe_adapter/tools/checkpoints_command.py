@@ -1,6 +1,7 @@
 """`cairn checkpoints`: operators' checkpoints, as a sink and a coordinator's registry know them.
 
-Invariant: `list`, `show` and `verify` change nothing; `register` adds to the registry what the sink has, and says so.
+Invariants: `list`, `show` and `verify` change nothing; `register` adds to the registry what the sink has, and says so;
+`remove` removes the checkpoints of one query, which no reader holds records for, unless it is forced.
 """
 
 import argparse
@@ -12,12 +13,14 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from typing import Final
 
+from logstore.client.blocking import Client, parse_addresses
 from logstore.errors import CairnError
 from scheduler.client import CoordinatorClient, CoordinatorError, NotFound
 from spe_adapter.checkpoint.manifest import Manifest
 from spe_adapter.checkpoint.names import parse_name
 from spe_adapter.checkpoint.settings import CheckpointSettings, open_sink, read_token
 from spe_adapter.checkpoint.sinks import Sink
+from spe_adapter.tools.checkpoints_removal import holding_readers, remove_query
 from spe_adapter.tools.checkpoints_view import (
     COMPLETE,
     DAMAGED,
@@ -30,6 +33,7 @@ from spe_adapter.tools.checkpoints_view import (
     register_missing,
     verified,
 )
+from spe_adapter.tools.state_command import DEFAULT_SERVERS
 
 try:
     from rich.console import Console
@@ -51,9 +55,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show.add_argument("checkpoint", help="UNIT-SEQ as `list` names it, or a unit: its newest complete checkpoint")
     verify = actions.add_parser("verify", help="read every file of complete checkpoints and check every byte")
     again = actions.add_parser("register", help="tell a coordinator of the complete checkpoints that a sink has")
+    remove = actions.add_parser("remove", help="remove all checkpoints of a query that is gone, with their entries")
+    remove.add_argument("query", help="the query's id, as `list --json` names it")
+    remove.add_argument(
+        "--servers", default=DEFAULT_SERVERS, help="the sidecar, which knows whether the query may come back "
+        "(HOST:PORT, default: %(default)s)",
+    )  # fmt: skip
+    remove.add_argument("--force", action="store_true", help="ask no sidecar: the query will not come back")
     for action in (every, verify, again):
         action.add_argument("--unit", help="only this unit: its name as in paths, QUERY.PARTITION, or a query's id")
-    for action in (every, show, verify, again):
+    for action in (every, show, verify, again, remove):
         action.add_argument("--sink", help="where they are: file:///DIRECTORY or hdfs://HOST:PORT/DIRECTORY")
         action.add_argument("--user", default="cairn", help="HDFS's user (default: %(default)s)")
         action.add_argument("--coordinator", metavar="URL", help="the coordinator with the registry, http://HOST:PORT")
@@ -63,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the command; the exit status: 1 if something is damaged or cannot be asked."""
-    needed = {"verify": ("sink",), "register": ("sink", "coordinator")}.get(arguments.action, ())
+    needed = {"verify": ("sink",), "register": ("sink", "coordinator"), "remove": ("sink",)}.get(arguments.action, ())
     missing = [f"--{name}" for name in needed if not getattr(arguments, name)]
     if missing or not (arguments.sink or arguments.coordinator):
         what = " and ".join(missing) or "--sink or --coordinator, or both"
@@ -227,11 +238,50 @@ def _register(arguments: argparse.Namespace, sink: Sink | None, client: Coordina
     return 0
 
 
+# ---- remove
+
+
+def _remove(arguments: argparse.Namespace, sink: Sink | None, client: CoordinatorClient | None) -> int:
+    if sink is None:
+        return EXIT_USAGE
+    if not arguments.force and not _is_gone(arguments):
+        return EXIT_FAILED
+    count = size_bytes = 0
+    for name, freed_bytes in remove_query(sink, client, arguments.query):
+        count, size_bytes = count + 1, size_bytes + freed_bytes
+        _say(arguments, {"checkpoint": str(name), "freed_bytes": freed_bytes}, f"{name}: removed")
+    if not arguments.json:
+        entries = "" if client is None else " and their entries"
+        what = f"{count} checkpoints{entries}, {_megabytes(size_bytes)} MB" if count else "nothing: there are none"
+        print(f"removed of query {arguments.query}: {what}")
+    return 0
+
+
+def _is_gone(arguments: argparse.Namespace) -> bool:
+    """Whether no reader holds records for the query; says why not, and what to do."""
+    try:
+        with Client(parse_addresses(arguments.servers), limit_s=PATIENCE_S) as sidecar:
+            readers = holding_readers(sidecar, arguments.query)
+    except CairnError as error:
+        why = f"whether query {arguments.query} may come back is not known ({error}); name its sidecar with --servers"
+    else:
+        if not readers:
+            return True
+        names = ", ".join(f"{found.names[0]} ({found.idle_ms / 1000:.0f} s ago)" for found in readers[:MAX_HOSTS])
+        why = (
+            f"query {arguments.query} may come back and need them: records are held for it, acknowledged last by "
+            f"{names}. Stop the query and let go of its log (cairn readers remove {readers[0].names[0]})"
+        )
+    print(f"cairn checkpoints remove: {why}, or give --force", file=sys.stderr)
+    return False
+
+
 _ACTIONS: Final[dict[str, Callable[[argparse.Namespace, Sink | None, CoordinatorClient | None], int]]] = {
     "list": _list,
     "show": _show,
     "verify": _verify,
     "register": _register,
+    "remove": _remove,
 }
 
 

@@ -9,6 +9,8 @@ Invariants:
 * Before the first change it is certain that the log, or a checkpoint and the log behind it, has the whole state of the
   epoch, that the log has the input of the epoch, that the new topic
   is missing or empty, and that the checkpoint directory is empty.
+* The new query is a registered reader of its topic before its first epoch is there: retention does not take the epoch
+  until the query starts, within the limits of every reader.
 * The new query's id follows from the original's, the epoch, the topic and the checkpoint: an interrupted fork is made
   complete by the same call. Until then a query on the unfinished checkpoint is refused (`TopicTaken`).
 
@@ -16,7 +18,7 @@ Source: docs/decisions/0030; CEC paper, section II.B; Spark's checkpoint layout.
 """
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -28,12 +30,14 @@ from logstore.client.blocking import Client, TopicPartition
 from logstore.client.errors import UNKNOWN_TOPIC_OR_PARTITION, Refused
 from logstore.client.wire import LATEST
 from logstore.format.epoch_api import TaskOutput
+from logstore.format.reader_api import LOG_START
 from spe_adapter.cec.control import EndPositions, Mark, encode_footprints, encode_mark
 from spe_adapter.checkpoint.settings import CheckpointSettings
 from spe_adapter.epochs.client import StagedStream, TaskAttempt, commit, connect, describe, take_over
 from spe_adapter.epochs.lookup import StandingEpoch, only_query, standing_epoch
+from spe_adapter.epochs.retention import HeldStreams
 from spe_adapter.host import Host, ThisHost
-from spe_adapter.microbatch.epoch import log_epoch
+from spe_adapter.microbatch.epoch import log_epoch, reader_name
 from spe_adapter.microbatch.errors import ForkRefused
 from spe_adapter.microbatch.options import parse_stateful
 from spe_adapter.microbatch.state_loader import committed_windows
@@ -68,6 +72,13 @@ class _Origin(NamedTuple):
     checkpoints: CheckpointSettings | None
 
 
+class _State(NamedTuple):
+    """A partition's mark, and its open windows."""
+
+    mark: Mark
+    windows: list[pa.RecordBatch]
+
+
 def fork(
     *,
     topic: str,
@@ -82,8 +93,10 @@ def fork(
     of an epoch of the log (neither: the newest).
 
     The new query is started with `checkpoint`, a new directory on this machine, and writes into the topic `to`, which
-    is created. It goes on with the batch behind, in its source's input. `options` are those of the query;
-    `kafka.bootstrap.servers` is required, and `checkpoints` where the log begins behind a checkpoint.
+    is created. It goes on with the batch behind, in its source's input, which nothing here keeps from retention. What
+    it needs of its own topic stays until it starts: it is a registered reader already, unless `options` allow trimming.
+    `options` are those of the query; `kafka.bootstrap.servers` is required, and `checkpoints` where the log begins
+    behind a checkpoint.
 
     Raises ForkRefused, CheckpointRefused, QueryNotFound, EpochNotFound, StateTrimmed and the sidecar's errors before
     anything is changed. After an interruption, call it again.
@@ -98,11 +111,16 @@ def fork(
         new_epoch = log_epoch(0, progress.batch, closing=progress.closing)
         made = _is_made(client, to, fresh, new_epoch, origin)
         _check_directory(root, fresh)
-        if made:
-            windows = sum(_state(client, origin, partition)[0].open_windows for partition in range(progress.partitions))
-        else:
-            windows = _write(client, host, origin, TopicPartition(to, 0), fresh, progress)
+        states = [_state(client, origin, partition) for partition in range(progress.partitions)]
+        if not made:
+            _create(client, origin, to)
+        if not parsed.allow_trimming:
+            needed = {TopicPartition(to, partition): LOG_START for partition in range(progress.partitions)}
+            HeldStreams(reader_name(fresh)).register(client, needed)
+        if not made:
+            _write(client, host, to, fresh, progress, states)
     rebuild(root, fresh, origin.planned)
+    windows = sum(mark.open_windows for mark, _ in states)
     return Fork(fresh, progress.batch, origin.at.epoch, windows)
 
 
@@ -187,25 +205,26 @@ def _progress(origin: _Origin) -> EndPositions:
     )
 
 
-def _state(client: Client, origin: _Origin, partition: int) -> tuple[Mark, list[pa.RecordBatch]]:
+def _state(client: Client, origin: _Origin, partition: int) -> _State:
     """The original's mark of a partition, and its open windows. Raises StateTrimmed and StateInconsistent."""
     stream = TopicPartition(origin.topic, partition)
     state = committed_windows(client, stream, origin.query, origin.at.epoch, origin.checkpoints)
     mark = state.eventual.mark
     if mark is None:
         raise ForkRefused(f"query {origin.query}: stream {stream} holds no mark of epoch {origin.at.epoch}")
-    return mark, [batch for group in state.groups for batch in group.batches]
+    return _State(mark, [batch for group in state.groups for batch in group.batches])
 
 
-def _write(
-    client: Client, host: Host, origin: _Origin, first: TopicPartition, fresh: str, progress: EndPositions
-) -> int:
-    """Write and commit the new query's first epoch; the number of its open windows."""
-    states = [_state(client, origin, partition) for partition in range(progress.partitions)]
-    to = first.topic
+def _create(client: Client, origin: _Origin, to: str) -> None:
+    """Create the new topic, unless it is there."""
     if client.topics([to])[to].error == UNKNOWN_TOPIC_OR_PARTITION:
         settings = client.topic_configs(origin.topic)
-        client.create_topic(to, progress.partitions, {name: settings[name] for name in _SETTINGS if name in settings})
+        own: dict[str, str] = {name: settings[name] for name in _SETTINGS if name in settings}
+        client.create_topic(to, origin.at.progress.partitions, own)
+
+
+def _write(client: Client, host: Host, to: str, fresh: str, progress: EndPositions, states: Sequence[_State]) -> None:
+    """Write and commit the new query's first epoch."""
     incarnation = f"fork-{host.new_token()}"
     take_over(client, fresh, incarnation)
     epoch = log_epoch(0, progress.batch, closing=progress.closing)
@@ -214,7 +233,6 @@ def _write(
         attempt = TaskAttempt(fresh, incarnation, epoch, mark.partition, incarnation)
         outputs.append(_stage(client, host, TopicPartition(to, mark.partition), attempt, mark, windows))
     commit(client, fresh, incarnation, epoch, outputs, progress.to_json())
-    return sum(mark.open_windows for mark, _ in states)
 
 
 def _stage(

@@ -24,7 +24,15 @@ from logstore.client.blocking import Client, TopicPartition
 from logstore.format.epoch_api import TaskOutput
 from logstore.format.reader_api import LOG_START
 from spe_adapter.cec.control import End, EndPositions, Mark, encode_mark
-from spe_adapter.epochs.client import StagedStream, TaskAttempt, commit, connect, describe, take_over
+from spe_adapter.epochs.client import (
+    StagedStream,
+    TaskAttempt,
+    commit,
+    connect,
+    describe,
+    incarnation_number,
+    take_over,
+)
 from spe_adapter.epochs.retention import EpochOffsets, HeldStreams
 from spe_adapter.epochs.scan import find_head, standing_epochs
 from spe_adapter.host import Host, ThisHost
@@ -72,11 +80,18 @@ def reset(
             )
         newest, end = _find(client, parsed.topic, query, batch)
         progress = EndPositions.from_json(end.positions)
-        if not parsed.allow_trimming:
-            _hold(client, parsed.topic, query, end.epoch, progress.partitions)
+        held = None if parsed.allow_trimming else _needed(client, parsed.topic, query, end.epoch, progress.partitions)
+        reader = HeldStreams(reader_name(query))
+        if held is not None:
+            # From now on, although the query may still run: its incarnation is not fenced yet, and does not know.
+            reader.register(client, held)
         marks = [_whole_mark(client, parsed, partition, query, end.epoch) for partition in range(progress.partitions)]
         incarnation = f"reset-{host.new_token()}"
         found = take_over(client, query, incarnation)
+        if held is not None:
+            # Whoever idles in an older incarnation would acknowledge its own position again.
+            reader.incarnation_number = incarnation_number(client, query, incarnation)
+            reader.register(client, held)
         if found != newest.epoch:
             raise ResetRefused(f"query {query} has just committed epoch {found}; stop it, then reset it")
         generation = EndPositions.from_json(newest.positions).generation + 1
@@ -110,8 +125,8 @@ def _find(client: Client, topic: str, query: str, batch: int) -> tuple[End, End]
     )
 
 
-def _hold(client: Client, topic: str, query: str, epoch: int, partitions: int) -> None:
-    """Have retention keep what that epoch needs: the query has acknowledged what its newest epoch does not need."""
+def _needed(client: Client, topic: str, query: str, epoch: int, partitions: int) -> dict[TopicPartition, int]:
+    """What a recovery of that epoch reads: the query has acknowledged what its newest epoch does not need."""
     needed: dict[TopicPartition, int] = {}
     for stream in (TopicPartition(topic, partition) for partition in range(partitions)):
         head = find_head(client, stream, query, epoch=epoch)
@@ -119,7 +134,7 @@ def _hold(client: Client, topic: str, query: str, epoch: int, partitions: int) -
         if head is not None and head.mark is not None:
             offset = EpochOffsets(stream, query).before(client, head.mark.oldest_epoch)
         needed[stream] = LOG_START if offset is None else offset
-    HeldStreams(reader_name(query)).register(client, needed)
+    return needed
 
 
 def _whole_mark(client: Client, options: StatefulOptions, partition: int, query: str, epoch: int) -> Mark:

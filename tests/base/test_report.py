@@ -2,6 +2,7 @@
 
 import io
 import json
+import threading
 
 import pytest
 import trio
@@ -206,3 +207,47 @@ def test_an_event_has_one_level_in_both_programs() -> None:
             if isinstance(event, LogEvent):
                 levels.setdefault(event.name, set()).add(event.level)
     assert {name: found for name, found in levels.items() if len(found) > 1} == {}
+
+
+class SlowTarget(io.StringIO):
+    """A target in whose `write` a thread stays until another one is there too, or has had the time to come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = 0
+        self.most_inside = 0
+        self.second = threading.Event()
+
+    def write(self, text: str) -> int:
+        """Piece by piece, as a file without a buffer may."""
+        self.inside += 1
+        self.most_inside = max(self.most_inside, self.inside)
+        if self.inside > 1:
+            self.second.set()
+        for piece in (text[:5], text[5:]):
+            super().write(piece)
+            self.second.wait(0.1)
+        self.inside -= 1
+        return len(text)
+
+
+def test_threads_that_report_at_once_write_whole_lines() -> None:
+    """One line after the other, none lost, and repeats are counted right."""
+    target = SlowTarget()
+    report = Reporter(Clock(), as_json=True, target=target)
+
+    def say(thread: int) -> None:
+        report(EVENT, thread=thread)
+        for _ in range(500):
+            report(FAILED)
+
+    threads = [threading.Thread(target=say, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    report.flush(is_end=True)
+    assert target.most_inside == 1
+    lines = [json.loads(line) for line in target.getvalue().splitlines()]
+    assert sorted(line["thread"] for line in lines if line["event"] == "two_words") == [0, 1, 2, 3]
+    assert [line.get("repeated", 0) for line in lines if line["event"] == "failed"] == [0, 4 * 500 - 1]

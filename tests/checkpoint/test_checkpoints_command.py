@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,15 +16,22 @@ from typing import Any
 import pytest
 
 from logstore.cli import main
+from logstore.client.blocking import Client, parse_addresses
+from logstore.format.reader_api import ReaderOffset
 from scheduler.client import CoordinatorClient
 from scheduler.coordinator.testing import running
 from scheduler.topology import racks
 from spe_adapter.checkpoint.coordinator_registry import CoordinatorRegistry
 from spe_adapter.checkpoint.directory_sink import DirectorySink
+from spe_adapter.checkpoint.errors import SinkFailed
 from spe_adapter.checkpoint.manager import CheckpointManager, ManagerTools
 from spe_adapter.checkpoint.names import CheckpointName
+from spe_adapter.tools.checkpoints_removal import remove_query
+from spe_adapter.tools.checkpoints_view import COMPLETE, UNFINISHED, listed
 from tests.checkpoint.state import UNIT, PagedState, manager_of
+from tests.checkpoint.test_crashes import Counter
 from tests.support.limits import PATIENCE_S
+from tests.support.sidecar import Sidecar
 
 OTHER = UNIT._replace(partition=4)
 
@@ -209,3 +217,95 @@ def test_it_runs_as_a_program(root: Path) -> None:
     command = [sys.executable, "-m", "logstore.cli", "checkpoints", "verify", "--sink", root.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert (done.stderr, done.stdout.splitlines()[-1]) == ("", "3 of 3 checkpoints can be recovered")
+
+
+# ---- remove
+
+
+@pytest.fixture
+def sidecar(tmp_path: Path) -> Iterator[Sidecar]:
+    """The sidecar that knows the readers."""
+    with Sidecar(tmp_path / "data") as running_one:
+        yield running_one
+
+
+def left(root: Path) -> set[str]:
+    """The names that a sink still has."""
+    return {path.name for path in root.iterdir()}
+
+
+def test_all_checkpoints_of_a_query_are_removed(
+    root: Path, url: str, sidecar: Sidecar, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of all its partitions, complete or not, from sink and registry, also what only one of them has; nothing of a
+    query whose name is nearly the same. A second time there is nothing to remove.
+    """
+    sink = DirectorySink(root)
+    state = PagedState(8, Random(7))
+    with CoordinatorClient(url) as client:
+        registry = CoordinatorRegistry(client)
+        names_of_others = (f"{UNIT.query}.3", f"{UNIT.query}x", UNIT.query[:-1])
+        for unit in (OTHER, *(UNIT._replace(query=query) for query in names_of_others)):
+            assert CheckpointManager(unit, state.freeze, ManagerTools(sink, registry=registry)).checkpoint().is_complete
+        sink.claim(CheckpointName(UNIT.name, 9))
+        run(capsys, "register", "--sink", root.as_uri(), "--coordinator", url)
+        shutil.rmtree(root / str(CheckpointName(OTHER.name, 1)))
+        before = left(root)
+        words = ("remove", UNIT.query, "--sink", root.as_uri(), "--coordinator", url, "--servers", sidecar.address)
+        lines = run(capsys, *words).splitlines()
+        assert [line.partition(":")[0] for line in lines[:-1]] == [
+            str(CheckpointName(UNIT.name, seq)) for seq in (9, 3, 2, 1)
+        ] + [str(CheckpointName(OTHER.name, 1))]
+        assert re.fullmatch(rf"removed of query {UNIT.query}: 5 checkpoints and their entries, 0.\d\d MB", lines[-1])
+        assert left(root) == {name for name in before if not name.startswith(f"{UNIT.name}-")}
+        assert {one["unit"] for one in client.units()} == {UNIT._replace(query=one).name for one in names_of_others}
+        assert run(capsys, *words) == f"removed of query {UNIT.query}: nothing: there are none\n"
+
+
+def test_an_interrupted_removal_leaves_what_can_be_recovered(root: Path) -> None:
+    """Wherever it ends, each complete checkpoint that is left has all its files; the next call removes the rest."""
+    for steps in range(8):
+        copy = root.with_name(f"copy-{steps}")
+        shutil.copytree(root, copy)
+        removing = remove_query(DirectorySink(copy, Counter(steps + 1, InterruptedError)), None, UNIT.query)
+        with suppress(InterruptedError, SinkFailed):
+            list(removing)
+        found = listed(DirectorySink(copy), None)
+        assert not [one for one in found if one.state not in (COMPLETE, UNFINISHED)]
+        list(remove_query(DirectorySink(copy), None, UNIT.query))
+        assert not left(copy)
+
+
+@pytest.mark.parametrize("reader", [f"stateful/{UNIT.query}", f"continuous/{UNIT.query}.0"])
+def test_checkpoints_of_a_query_that_may_come_back_stay(
+    root: Path, sidecar: Sidecar, capsys: pytest.CaptureFixture[str], reader: str
+) -> None:
+    """A reader holds records for it: the message names the reader and what to do. So does that of a sidecar that is
+    away. Readers of other queries do not count, and `--force` asks nobody.
+    """
+    sink = ("--sink", root.as_uri())
+    before = left(root)
+    with Client(parse_addresses(sidecar.address)) as client:
+        client.create_topic("out", 1)
+        for other in (f"stateful/{UNIT.query}x", f"continuous/{UNIT.query}.x.0", f"continuous/{UNIT.query}", reader):
+            client.register_reader(other, [ReaderOffset("out", 0, 0)])
+        said = run(capsys, "remove", UNIT.query, *sink, "--servers", sidecar.address, fails=1)
+        assert f"{reader} (0 s ago)" in said
+        assert f"cairn readers remove {reader}), or give --force" in said
+        assert left(root) == before
+        client.remove_reader(reader)
+        said = run(capsys, "remove", UNIT.query, *sink, "--servers", "127.0.0.1:1", fails=1)
+        assert "may come back is not known" in said
+        assert left(root) == before
+        found = objects(run(capsys, "remove", UNIT.query, *sink, "--servers", sidecar.address, "--json"))
+        assert [one["checkpoint"] for one in found] == names(range(3, 0, -1))
+        assert all(one["freed_bytes"] for one in found)
+    state = PagedState(4, Random(6))
+    assert manager_of(state, root).checkpoint().is_complete
+    run(capsys, "remove", UNIT.query, *sink, "--servers", "127.0.0.1:1", "--force")
+    assert not left(root)
+
+
+def test_a_removal_needs_a_sink(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Entries without the files that they name would be gone, and the files stay for ever."""
+    assert "needs --sink" in run(capsys, "remove", "q", "--coordinator", url, fails=2)

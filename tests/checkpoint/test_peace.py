@@ -104,6 +104,26 @@ def test_told_to_wait_nothing_is_frozen_and_the_go_freezes_anew(tmp_path: Path) 
     assert recovered(tmp_path) == (2, state.versions[2])
 
 
+def test_what_a_killed_writer_requested_is_cancelled_by_the_next(tmp_path: Path) -> None:
+    """The killed one had all of the host, and a request that waited; the next writer of the same owner does not wait
+    for it, nor cancel its own requests and those of others.
+    """
+    with running(network(NODES, 4)) as url, CoordinatorClient(url) as client:
+        killed = Peace(client, HOST, 2, owner="service-1")
+        assert not killed.ask(3).is_waiting
+        assert killed.ask(3).is_waiting
+        others = [Peace(client, NODES[1].name, 2, owner="service-10").ask(1), Peace(client, NODES[2].name, 2).ask(1)]
+        after = Peace(client, HOST, 2, owner="service-1")
+        grants = [after.ask(3), after.ask(3)]
+        assert [grant.is_waiting for grant in grants] == [False, True]
+        listed = [(one["writer"], one["state"]) for one in client.status()["queue"]]
+        assert sorted(listed) == sorted(
+            [(HOST, "running"), (HOST, "waiting"), (NODES[1].name, "running"), (NODES[2].name, "running")]
+        )
+        for grant in (*grants, *others):
+            grant.cancel()
+
+
 def test_without_a_go_within_the_bound_there_is_no_plan(tmp_path: Path) -> None:
     """The host stays busy: the request is cancelled, the line says why, and the checkpoint is written all the same."""
     state, lines = state_of(2), Lines()

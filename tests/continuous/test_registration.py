@@ -12,7 +12,7 @@ import pytest
 
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.client.wire import EARLIEST
-from logstore.errors import UnknownReader
+from logstore.errors import FencedIncarnation, UnknownReader
 from logstore.format.reader_api import ReaderOffset
 from spe_adapter.continuous.errors import FragmentRefused
 from spe_adapter.continuous.fragment import Fragment
@@ -106,6 +106,35 @@ def test_offsets_that_are_not_there(tmp_path: Path) -> None:
         client.remove_reader("r")
         reader.acknowledge(client, {stream: 20})
         assert [entry.offset for entry in client.describe_reader("r").streams] == [50]
+
+
+def test_an_older_runner_moves_nothing(tmp_path: Path) -> None:
+    """It gets an error by name when it acknowledges, keeps alive or registers; a runner registers with its number."""
+    with Sidecar(tmp_path / "data", *FLAGS) as sidecar, Client(parse_addresses(sidecar.address)) as client:
+        client.create_topic("in", 1, TRIMMED_AT_ONCE)
+        fragment = described(Work(sidecar.address, QUERY, 0))
+        name = f"{READER_PREFIX}{fragment.name_in(0)}"
+        numbers = []
+        for _ in range(2):
+            Runner(fragment, 0, Options(sidecar.address)).run(lambda: True)
+            numbers.append(client.describe_reader(name).incarnation_number)
+        assert numbers[0] > 0
+        assert numbers[1] == numbers[0] + 1
+        stream, older = TopicPartition("in", 0), HeldStreams(name)
+        older.incarnation_number = numbers[0]
+        before = client.describe_reader(name).streams
+        with pytest.raises(FencedIncarnation, match=f"belongs to incarnation {numbers[1]}"):
+            older.register(client, {stream: 0})
+        newest = HeldStreams(name)
+        newest.incarnation_number = numbers[1]
+        newest.register(client, {stream: 0})
+        older._placed = dict(newest._placed)
+        with pytest.raises(FencedIncarnation):
+            older.keep_alive(client)
+        with pytest.raises(FencedIncarnation):
+            older.acknowledge(client, {stream: 0})
+        assert before
+        assert [entry.topic for entry in client.describe_reader(name).streams] == ["in"]
 
 
 def test_streams_that_are_being_trimmed(tmp_path: Path) -> None:

@@ -32,7 +32,9 @@ REQUESTS: list[ReaderRequest] = [
     RegisterReaderRequest("r", "group", ()),
     RegisterReaderRequest("r", "", STREAMS, keep=True),
     RegisterReaderRequest("r", "", STREAMS, state="query"),
+    RegisterReaderRequest("r", "", STREAMS, incarnation_number=3),
     AcknowledgeRequest("r", STREAMS),
+    AcknowledgeRequest("r", STREAMS, 2**63 - 1),
     RemoveReaderRequest("r"),
     DescribeReadersRequest("r"),
     DescribeReadersRequest("", "after"),
@@ -44,6 +46,7 @@ REPLIES: list[tuple[int, ReaderReply | CairnError]] = [
     (reader_api.DESCRIBE_READERS, ReaderDescription(("a", "b"))),
     (reader_api.DESCRIBE_READERS, ReaderDescription(("a",), "g", STREAMS, STREAMS[:1], 17)),
     (reader_api.DESCRIBE_READERS, ReaderDescription(("a",), "", STREAMS, (), 17, "query")),
+    (reader_api.DESCRIBE_READERS, ReaderDescription(("a",), "", STREAMS, (), 17, incarnation_number=4)),
 ]
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
 from logstore.cli import main
-from logstore.client.blocking import Client, parse_addresses
+from logstore.client.blocking import Client, TopicPartition, parse_addresses
+from logstore.client.wire import EARLIEST
+from logstore.errors import UnknownReader
 from spe_adapter.epochs.client import describe
 from spe_adapter.errors import EpochNotFound, QueryNotFound, TopicTaken
+from spe_adapter.microbatch.epoch import reader_name
 from spe_adapter.microbatch.errors import ForkRefused
 from spe_adapter.tools.fork import Fork, fork
 from tests.microbatch.below import Query
@@ -164,3 +168,32 @@ def test_a_fork_in_spark(world: World, tmp_path: Path) -> None:
     model.pause()
     assert by_key(branch.told()) == by_key(model.told[told:])
     shutil.rmtree(tmp_path / "branch-state", ignore_errors=True)
+
+
+def test_a_fork_is_there_when_its_query_starts(eager: Sidecar, tmp_path: Path) -> None:
+    """The topic keeps nothing for longer than it must: the new query's first epoch is held until it starts, and then as
+    the query says. `allowTrimming`: nothing is held.
+    """
+    create_topic(eager.address, "original", 2)
+    query = Query(eager.address, "original", tmp_path / "original")
+    query.rows = [row for rows in EPOCHS for row in rows]
+    query.run(rows_per_batch=20)
+    create_topic(eager.address, "held", 2, {"retention.ms": "1", "segment.bytes": "1024"})
+    made, branch = forked(eager, query, tmp_path / "branch", "held", batch=FORKED_AT)
+    name = reader_name(made.query)
+    with Client(parse_addresses(eager.address)) as client:
+        held = client.describe_reader(name)
+        assert [(entry.topic, entry.partition, entry.offset) for entry in held.streams] == [
+            ("held", 0, 0), ("held", 1, 0)
+        ]  # fmt: skip
+        Event().wait(0.5)  # retention is applied many times
+        stream = TopicPartition("held", 0)
+        assert client.offsets({stream: EARLIEST})[stream].offset == 0
+        branch.run(rows_per_batch=20)
+        found, wanted = by_key(branch.told()), told_from(FORKED_AT + 1)
+        assert all(wanted[key][-len(values) :] == values for key, values in found.items())
+        assert client.describe_reader(name).incarnation_number > 0
+        options = {"kafka.bootstrap.servers": eager.address, "allowTrimming": "true"}
+        free = fork(topic="original", to="free", checkpoint=tmp_path / "free", batch=FORKED_AT, options=options)
+        with pytest.raises(UnknownReader):
+            client.describe_reader(reader_name(free.query))

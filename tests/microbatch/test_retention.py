@@ -10,13 +10,14 @@ import pytest
 
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.client.wire import EARLIEST, LATEST
-from logstore.errors import UnknownReader
+from logstore.errors import FencedIncarnation, UnknownReader
 from spe_adapter.epochs.retention import NEW_TOPIC, EpochOffsets
 from spe_adapter.epochs.scan import ends
 from spe_adapter.errors import StateTrimmed
 from spe_adapter.microbatch import registration
 from spe_adapter.microbatch.epoch import reader_name
 from spe_adapter.microbatch.topics import prepare_topic
+from spe_adapter.tools.reset import reset
 from tests.microbatch.below import EAGER_FLAGS, PARTITIONS, Query
 from tests.microbatch.operators import Model, Row, rows_of
 from tests.microbatch.world import by_key
@@ -146,3 +147,36 @@ def test_positions_of_epochs(eager: Sidecar, client: Client, tmp_path: Path, mon
         found = offsets.before(client, wanted)
         older = [offset for epoch, offset in after if epoch < wanted]
         assert found is None if not older else found in older
+
+
+def test_an_old_driver_that_idles_ends_beside_the_new_one(
+    eager: Sidecar, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a reset, and after the restart behind it, the driver from before gets an error that names its incarnation;
+    what the reader holds is what the reset and the new driver say.
+    """
+    monkeypatch.setattr(registration, "KEEP_ALIVE_S", 0.0)
+    prepare_topic(client, "out", PARTITIONS, PARTITIONS)
+    query = Query(eager.address, "out", tmp_path)
+    query.rows = [row for rows in rows_of(4, 30, 6) for row in rows]
+    query.run(rows_per_batch=30)
+    query.rows += rows_of(5, 30, 6)[-1]
+    fixed = query.fixed({"extentLimit": "60"})
+    old = query.driver(fixed)
+    query.plan(4, len(query.rows))
+    query.batch(old, fixed, 4)
+    query.write("commits/4", "v1\n{}")
+    query.close_due(old, fixed)
+    assert not query.close_due(old, fixed)  # it idles, and keeps its reader alive
+    name = reader_name(query.id)
+    number = client.describe_reader(name).incarnation_number
+    assert number
+    options = {"kafka.bootstrap.servers": eager.address, "stateDirectory": str(tmp_path / "state")}
+    reset(topic="out", query=query.id, batch=1, checkpoint=query.checkpoint, options=options)
+    for later in (1, 2):
+        held = client.describe_reader(name)
+        assert held.incarnation_number == number + later
+        with pytest.raises(FencedIncarnation, match=f"incarnation {number + later}.*incarnation {number}; stop"):
+            query.close_due(old, fixed)
+        assert client.describe_reader(name).streams == held.streams
+        query.run(rows_per_batch=30)  # the restart behind the reset, then another one
