@@ -36,6 +36,37 @@ def written_bytes(rows: Rows, keys: int, side: str) -> int:
     return sum(row["written_bytes"] for row in found)
 
 
+def local_bytes(rows: Rows, keys: int) -> int:
+    """Bytes of RocksDB's table files on the local disk that the updates made it write, at least."""
+    return sum(row.get("local_bytes", 0) for row in rows.select(what="update", keys=keys, side=ROCKSDB))
+
+
+def facts(rows: Rows) -> list[dict[str, Any]]:
+    """What is no goal: bytes with those of RocksDB's local files, sizes of log and checkpoints, the pace."""
+    found = []
+    for keys in keys_of(rows):
+        theirs = written_bytes(rows, keys, ROCKSDB)
+        for side in SIDES:
+            updates = rows.select(what="update", keys=keys, side=side)
+            if not updates:
+                continue
+            fact: dict[str, Any] = {"keys": keys, "side": side, "epochs": len(updates)}
+            fact["epoch_every_s"] = round((updates[-1]["at_s"] - updates[0]["at_s"]) / max(len(updates) - 1, 1), 3)
+            fact["written_bytes_an_epoch"] = round(written_bytes(rows, keys, side) / len(updates))
+            for name in ("checkpoint_bytes", "sidecar_bytes", "spark_bytes", "control_bytes", "local_bytes"):
+                if any(name in row for row in updates):
+                    fact[f"{name}_an_epoch"] = round(sum(row.get(name, 0) for row in updates) / len(updates))
+            if side == ROCKSDB:
+                fact["with_local_files_over_checkpoints_side"] = _over(theirs + local_bytes(rows, keys), rows, keys)
+            found.append(fact)
+    return found
+
+
+def _over(theirs: int, rows: Rows, keys: int) -> float | None:
+    ours = written_bytes(rows, keys, CHECKPOINTS)
+    return round(theirs / ours, 4) if ours else None
+
+
 def growth(rows: Rows, keys: int, side: str) -> float | None:
     """The largest log in the last third of the epochs to the largest in the third before; None with too few epochs."""
     sizes = [row["log_bytes"] for row in rows.select(what="update", keys=keys, side=side) if "log_bytes" in row]
@@ -139,8 +170,8 @@ def _sizes(axis: Any, rows: Rows, keys: int) -> None:
         for name, style in (("log_bytes", "-"), ("sink_bytes", "--")):
             values = [row.get(name, 0) / 1e6 for row in updates]
             if any(values):
-                axis.plot([row["at_s"] for row in updates], values, style, label=f"{side}: {name.split('_')[0]}")
-    _finish(axis, f"{keys:,} keys: MB of log and checkpoints, by seconds")
+                axis.plot(range(1, len(values) + 1), values, style, label=f"{side}: {name.split('_')[0]}")
+    _finish(axis, f"{keys:,} keys: MB of log and checkpoints, by epochs")
 
 
 def _written(axis: Any, rows: Rows, keys: int) -> None:
