@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, help="where the results go")
     parser.add_argument("--data", type=Path, help="a folder for all that is written, on the disk to measure")
     given = parser.parse_args()
-    loads = SMOKE if given.smoke else QUICK if given.quick else FULL
+    loads: Sequence[Load] = SMOKE if given.smoke else QUICK if given.quick else FULL
     mode = "smoke" if given.smoke else "quick" if given.quick else results.FULL
     wanted = ("minutes", "recoveries", "every_s")
     changed = {name: getattr(given, name) for name in wanted if getattr(given, name) is not None}

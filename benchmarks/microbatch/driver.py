@@ -31,7 +31,7 @@ Answer = dict[str, Any]
 WATCH_SECONDS = 0.02
 
 
-def session(directory: Path, heap: str, settings: Sequence[str]) -> SparkSession:
+def session(directory: Path, heap: str, settings: Sequence[str] = ()) -> SparkSession:
     """Two cores, as many state partitions, everything else as Spark has it but for how often an idle query looks for
     files, and `settings` (NAME=VALUE).
     """

@@ -302,13 +302,18 @@ class Table:
         if getattr(values, "dtype", None) != column.dtype:
             given = values if np.ndim(values) else np.broadcast_to(np.asarray(values), (len(rows),))
             values, nulls = exact.fixed(f"state column {name!r}", self._column(name).type, given, nulls, len(rows))
-        self._touches.rows(rows, (STATE_PREFIX + name, "n_" + name))
-        if nulls is None:
-            column[rows] = values
-            self._views["n_" + name][rows] = 0
-        else:
-            column[rows] = np.where(nulls, np.zeros((), column.dtype), values)
-            self._views["n_" + name][rows] = nulls
+        self._touches.rows(rows, (STATE_PREFIX + name,))
+        column[rows] = values if nulls is None else np.where(nulls, np.zeros((), column.dtype), values)
+        self._set_nulls("n_" + name, rows, nulls)
+
+    def _set_nulls(self, name: str, rows: Int64s, nulls: Bools | None) -> None:
+        """Note where a column is null; rows where that stays as it is change no page."""
+        flags = self._views[name]
+        wanted = np.zeros(len(rows), flags.dtype) if nulls is None else nulls.astype(flags.dtype)
+        changed = flags[rows] != wanted
+        if changed.any():
+            self._touches.rows(rows[changed], (name,))
+            flags[rows] = wanted
 
     def get_arrow(self, name: str, rows: Int64s) -> pa.Array:
         """A column of any type."""
@@ -440,7 +445,12 @@ class Table:
 
     def fill(self, rows: Int64s, batch: pa.RecordBatch) -> None:
         """Overwrite expiry and state of windows by a batch's."""
-        self.set_expires(rows, batch.column("expires").to_numpy())
+        self._touches.rows(rows, ())  # no array: checks the rows
+        expires_ms = batch.column("expires").to_numpy()
+        # Most footprints are of windows that were there: what stays as it is changes no page.
+        changed = self._views["expires"][rows] != expires_ms
+        if changed.any():
+            self.set_expires(rows[changed], expires_ms[changed])
         for name in self._columns:
             self.set_arrow(name, rows, batch.column(STATE_PREFIX + name))
 
