@@ -2,8 +2,8 @@
 
 Invariants:
 * All queries of a number of keys read the same rows, each from files of its own, and one query works at a time.
-* Every recovery's results are compared with averages computed here, and every query's files were dropped from the
-  page cache before.
+* Every recovery's results are compared with averages computed here, of windows that changed until the last epochs;
+  the query's files were dropped from the page cache before.
 * Bytes are those that a query's side has written to files for its recovery: Spark's checkpoint, and for Cairn what its
   sidecar wrote and the files of its checkpoints. RocksDB's table files on the local disk are counted apart.
 * A query that fails is over, and `left_out` says so; the others go on.
@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from benchmarks.harness.process import PeerFailed
@@ -52,7 +53,9 @@ BIG = {"stateLimit": "16g"}
 """With more than BIG_KEYS keys: the default of 2 GB is too low for the state and a copy that grows."""
 FILL_ROWS = 1_000_000
 """Rows of an epoch while windows are filled."""
-SETTLE_S = 60.0
+SETTLE_S = 30.0
+SNAPSHOT_INTERVALS = 2.2
+"""The first round of Spark's maintenance may come before enough epochs are there for a snapshot."""
 CLOSING_FILES = 2
 """The first moves the watermark, the next is the epoch in which windows are due."""
 _FAILURES = (DriverFailed, WrongResult, PeerFailed)
@@ -60,8 +63,8 @@ _FAILURES = (DriverFailed, WrongResult, PeerFailed)
 
 class Load(NamedTuple):
     """A number of keys, the queries that run with it, and their pace: `epochs` of updates, one every `every_s` seconds
-    as far as all queries keep up, for `minutes` at most; then so many recoveries of each query. `options` are further
-    ones of the query with checkpoints.
+    as far as all queries keep up, for `minutes` at most; then so many recoveries of each query. RocksDB's query gets
+    one of `rare` epochs. `options` are further ones of the query with checkpoints.
     """
 
     keys: int
@@ -69,16 +72,18 @@ class Load(NamedTuple):
     minutes: float
     epochs: int
     every_s: float
+    rare: int
     recoveries: int
     heap: str
     options: Mapping[str, str]
+    is_pinned: bool = False
+    """Whether updates have one processor, for a machine that is used by others too; recoveries always have all."""
 
-    @property
-    def scale(self) -> float:
-        """The length of a second: where epochs follow one another faster or slower than every EPOCH_S, all intervals of
-        both engines do too, so that an epoch has its share of what is done by the clock.
+    def seconds(self, of_hour: float, side: str) -> float:
+        """So many seconds of a query with an epoch every EPOCH_S. Where its epochs follow one another faster or slower,
+        all intervals of its engine are scaled, so that an epoch has its share of what is done by the clock.
         """
-        return self.every_s / EPOCH_S
+        return of_hour * self.every_s * (self.rare if side == ROCKSDB else 1) / EPOCH_S
 
 
 class Side(NamedTuple):
@@ -90,6 +95,8 @@ class Side(NamedTuple):
     files: CheckpointMeter
     sidecar: SidecarPeer | None
     """Of its own: the log's size and its bytes are the query's."""
+    log: WriteMeter | None
+    """Of the sidecar, from its start on: what it writes between two epochs counts too."""
 
     @property
     def label(self) -> dict[str, Any]:
@@ -113,14 +120,19 @@ class LongRun:
 
     def run(self) -> None:
         """Epochs, then recoveries; nothing is left behind."""
+        processors = os.sched_getaffinity(0)
         try:
+            if self._load.is_pinned:
+                os.sched_setaffinity(0, {max(processors)})
             for name in self._load.queries:
                 self._sides.append(self._side(name))
             self._run_epochs()
+            os.sched_setaffinity(0, processors)
             for number in range(self._load.recoveries):
                 for side in self._turned(number):
                     self._guarded(side, self._recover, side, number)
         finally:
+            os.sched_setaffinity(0, processors)
             for side in self._sides:
                 side.query.remove()
                 if side.sidecar is not None:
@@ -143,9 +155,12 @@ class LongRun:
             query.options |= BIG
         if name == CHECKPOINTS:
             intervals = {"checkpointEvery": EVERY_S, "checkpointMinEvery": MIN_EVERY_S}
-            query.options |= {name: f"{value * self._load.scale * 1000:.0f}ms" for name, value in intervals.items()}
+            query.options |= {
+                key: f"{self._load.seconds(value, CHECKPOINTS) * 1000:.0f}ms" for key, value in intervals.items()
+            }
             query.options |= {"checkpoints": sink.as_uri(), **self._load.options}
-        return Side(name, query, sink, CheckpointMeter(sink), sidecar)
+        log = None if sidecar is None else WriteMeter(sidecar.pid)
+        return Side(name, query, sink, CheckpointMeter(sink), sidecar, log)
 
     def _turned(self, number: int) -> list[Side]:
         at = number % len(self._sides)
@@ -162,19 +177,23 @@ class LongRun:
     # ---- epochs
 
     def _run_epochs(self) -> None:
-        settings = {MAINTENANCE_SETTING: f"{MAINTENANCE_S * self._load.scale * 1000:.0f}ms"}
+        maintenance_s = self._load.seconds(MAINTENANCE_S, ROCKSDB)
+        settings = {MAINTENANCE_SETTING: _ms(maintenance_s)}
         spark = SparkProcess(self._directory / "spark", self._load.heap, settings)
         try:
             spark.wait_ready()
-            for side in self._sides:
+            for side in reversed(self._sides):
                 self._guarded(side, side.query.start, spark)
                 self._guarded(side, self._fill, spark, side)
+            for side in self._sides:
+                self._wait_for_snapshot(side, maintenance_s)
             self._began = time.monotonic()
             number = 1
             while number <= self._load.epochs and self._wait_until((number - 1) * self._load.every_s):
-                epoch = data.update(self._load.keys, number)
+                epoch = updates_of(self._load.keys, number)
                 for side in self._turned(number):
-                    self._guarded(side, self._run_epoch, spark, side, number, epoch)
+                    if side.name != ROCKSDB or number % self._load.rare == 0:
+                        self._guarded(side, self._run_epoch, spark, side, number, epoch)
                 number += 1
             for side in self._turned(0):
                 self._note_rest(side, number)
@@ -191,9 +210,15 @@ class LongRun:
         for epoch in data.pieces(data.fill(side.query.keys), FILL_ROWS):
             self._run_epoch(spark, side, 0, epoch)
 
+    def _wait_for_snapshot(self, side: Side, maintenance_s: float) -> None:
+        """RocksDB's first snapshot holds what was filled, and does not count as an update."""
+        until = time.monotonic() + SNAPSHOT_INTERVALS * maintenance_s
+        while side.name == ROCKSDB and time.monotonic() < until and not any(side.query.checkpoint.rglob("*.zip")):
+            time.sleep(1.0)
+        self._note_rest(side, 0)
+
     def _run_epoch(self, spark: SparkProcess, side: Side, number: int, epoch: data.Epoch) -> None:
         os.sync()
-        meter = None if side.sidecar is None else WriteMeter(side.sidecar.pid)
         shown = side.query.reveal(epoch)
         # What a recovery closes is all that is compared: the rows of an hour would take gigabytes.
         side.query.epochs[-1] = data.of_windows(epoch, -data.EARLY_WINDOWS, -1)
@@ -202,8 +227,9 @@ class LongRun:
         figures["control_bytes"] = side.query.checkpointed() - side.query.file_bytes
         written = {"spark_bytes": side.query.file_bytes, "checkpoint_bytes": side.files.grown()}
         sizes = {"sink_bytes": size_of(side.sink)}
-        if side.sidecar is not None and meter is not None:
-            written["sidecar_bytes"] = meter.grown()
+        figures["first_bytes"] = sum(size_of(first) for first in side.sink.glob(f"*-{1:010}"))
+        if side.sidecar is not None and side.log is not None:
+            written["sidecar_bytes"] = side.log.grown()
             sizes["log_bytes"] = size_of(side.sidecar.data_path)
         else:
             figures["local_bytes"] = self._local.grown()
@@ -221,7 +247,13 @@ class LongRun:
             before = now
             time.sleep(2.0)
         side.query.checkpointed()
-        self._note("after", side, number, written_bytes=side.files.grown() + side.query.file_bytes)
+        log_bytes = 0 if side.log is None else side.log.grown()
+        self._note(
+            "after" if number else "fill",
+            side,
+            number,
+            written_bytes=side.files.grown() + side.query.file_bytes + log_bytes,
+        )
 
     def _note(self, what: str, side: Side, number: int, **figures: Any) -> None:
         at_s = time.monotonic() - self._began
@@ -251,7 +283,9 @@ class LongRun:
         finally:
             spark.kill()
             shutil.rmtree(place, ignore_errors=True)
-        figures: dict[str, Any] = {"query_s": ended - asked, "spark_start_s": ready - spark.began, "load_average": load}
+        figures: dict[str, Any] = {"query_s": ended - asked, "spark_start_s": ready - spark.began}
+        figures |= {"load_average": load, "processors": len(os.sched_getaffinity(0))}
+        figures["processors"] = len(os.sched_getaffinity(0))
         figures |= {"results": found.results, "dropped_bytes": dropped, **state_times(told["epochs"])}
         for name in ("checkpoint_bytes", "log_bytes"):
             figures[f"read_{name}"] = sum(epoch.get(name, 0) for epoch in told["epochs"])
@@ -260,6 +294,19 @@ class LongRun:
             figures["own_s"] = ended - began[0]
         self._note("recovery", side, number, **figures)
         self._say(f"{query.keys:,} keys, {side.name}, recovery {number}: {figures}")
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.0f}ms"
+
+
+def updates_of(keys: int, number: int) -> data.Epoch:
+    """The rows of `data.update`; those of keys with early windows go to an early one, another in each epoch: what a
+    recovery closes has changed until the end.
+    """
+    epoch = data.update(keys, number)
+    back_ms = (number % data.EARLY_WINDOWS + 1) * data.WINDOW_MS
+    return epoch._replace(times_ms=epoch.times_ms - np.where(epoch.keys % data.EARLY_SHARE == 0, back_ms, 0))
 
 
 def size_of(directory: Path) -> int:

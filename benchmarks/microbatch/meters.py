@@ -25,7 +25,9 @@ POLL_SECONDS = 0.005
 
 
 class CheckpointMeter:
-    """Bytes of files that came into being below a directory since the last look."""
+    """Bytes of files that came into being below a directory since the last look, drafts (*.tmp) when they have their
+    names.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -36,6 +38,8 @@ class CheckpointMeter:
         found = set()
         for path, _, names in os.walk(self._directory):
             for name in names:
+                if name.endswith(".tmp"):  # half of a file, which gets another name
+                    continue
                 full = os.path.join(path, name)
                 try:
                     status = os.stat(full)

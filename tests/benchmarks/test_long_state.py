@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.harness.report import Rows
 from benchmarks.lasting import report
-from benchmarks.lasting.running import CHECKPOINTS, LOG_ALONE, ROCKSDB, drop_cached, size_of
+from benchmarks.lasting.running import CHECKPOINTS, LOG_ALONE, ROCKSDB, drop_cached, size_of, updates_of
 from benchmarks.microbatch import data
 from benchmarks.microbatch.meters import TableFileMeter
 from tests.support.limits import PROGRAM_S
@@ -67,15 +67,17 @@ def test_a_log_that_goes_on_growing_misses_its_goal() -> None:
     assert (grown.value, grown.holds) == (1.5, False)
 
 
-def test_bytes_of_local_table_files_are_told_apart() -> None:
-    """They are no part of the goal, whose bytes are those that a recovery reads."""
+def test_a_first_checkpoint_is_no_update() -> None:
+    """It holds what was filled, and is told apart; so are RocksDB's files on the local disk."""
     rows = Rows()
-    for side, more in ((CHECKPOINTS, {}), (ROCKSDB, {"local_bytes": 30})):
+    more = {CHECKPOINTS: {"written_bytes": 120, "first_bytes": 100}, ROCKSDB: {"written_bytes": 20, "local_bytes": 30}}
+    for side, bytes_of in more.items():
         label = {"keys": 10, "side": side, "round": 1, "checkpoint_bytes": 0, "sink_bytes": 0, "at_s": 1.0}
-        rows.add(what="update", **label, written_bytes=20, **more)
+        rows.add(what="update", **label, **bytes_of)
     ours, theirs = report.facts(rows)
     assert ours["written_bytes_an_epoch"] == theirs["written_bytes_an_epoch"] == 20
-    assert theirs["with_local_files_over_checkpoints_side"] == 2.5
+    assert ours["over_rocksdb_with_first_checkpoint"] == 6.0
+    assert ours["over_rocksdb_with_its_local_files"] == 0.4
     assert [goal.value for goal in report.find_goals(rows)] == [1.0]
 
 
@@ -99,10 +101,20 @@ def test_pieces_of_an_epoch_begin_with_its_newest_event() -> None:
 
 def test_rows_of_other_windows_do_not_change_what_is_expected() -> None:
     """Of an epoch, the rows of the windows that are compared are enough."""
-    epochs = [data.fill(1_000), data.update(1_000, 1)]
+    epochs = [data.fill(1_000), updates_of(1_000, 1), updates_of(1_000, 2)]
     kept = [data.of_windows(epoch, -6, -1) for epoch in epochs]
-    assert not len(kept[1].keys)
+    assert 0 < len(kept[1].keys) < len(epochs[1].keys) / 50
     assert data.expected(kept, -2, -1) == data.expected(epochs, -2, -1)
+
+
+def test_windows_that_recoveries_close_change_until_the_end() -> None:
+    """Each of them in one of six epochs: a recovery that lost the newest epochs has other results."""
+    epochs = [data.fill(1_000), *(updates_of(1_000, number) for number in range(1, 7))]
+    for window in range(-data.EARLY_WINDOWS, 0):
+        results = [data.expected(epochs[:count], window, window) for count in range(1, 8)]
+        assert len(set(results)) == 2
+        assert {found.results for found in results} == {10}
+    assert max(epoch.times_ms.max() for epoch in epochs[1:]) <= epochs[0].times_ms.max()
 
 
 def test_sizes_are_those_of_all_files(tmp_path: Path) -> None:
