@@ -7,7 +7,7 @@ seconds gives in an hour, and then recoveries. Keys of updates are chosen evenly
 results/long_state.json and .png. A full run takes about 75 minutes of two cores, and 10 GB of memory.
 
 An hour takes 18 minutes with a million keys, and 30 with ten: an epoch comes every 3 or 5 seconds, and all intervals of
-the engines that are hours, minutes or seconds by default (the policy of checkpoints, Spark's maintenance) are shorter
+the engines (the policy of checkpoints, the check of retention, Spark's maintenance) are shorter than their defaults
 by the same factor, so that an epoch has the share of them that it would have. RocksDB's query, whose epochs take
 longer, gets every fourth epoch, and its interval is four times as long.
 

@@ -45,8 +45,10 @@ TOPIC = {"retention.ms": "60000", "retention.bytes": "-1", "segment.bytes": str(
 """Results may go after a minute: what is measured is what the state keeps in the log. With the default of seven days
 the log holds seven days, whatever a recovery needs."""
 EPOCH_S = 10.0
-EVERY_S, MIN_EVERY_S, MAINTENANCE_S = 600.0, 10.0, 60.0
-"""The default policy of checkpoints, and the default interval in which Spark writes snapshots of RocksDB."""
+EVERY_S, MIN_EVERY_S, RETENTION_CHECK_S, MAINTENANCE_S = 600.0, 10.0, 300.0, 60.0
+"""The defaults of an hour: the policy of checkpoints, how often a sidecar trims, how often Spark writes snapshots of
+RocksDB.
+"""
 MAINTENANCE_SETTING = "spark.sql.streaming.stateStore.maintenanceInterval"
 BIG_KEYS = 1_000_000
 BIG = {"stateLimit": "16g"}
@@ -144,7 +146,8 @@ class LongRun:
         directory.mkdir(parents=True)
         topic, sidecar = f"long-{text}-{keys}", None
         if name != ROCKSDB:
-            sidecar = SidecarPeer(directory)
+            flags = ("--retention-check-interval-ms", f"{self._load.seconds(RETENTION_CHECK_S, name) * 1000:.0f}")
+            sidecar = SidecarPeer(directory, flags=flags)
             sidecar.start()
             sidecar.wait_serving()
             _create_topic(sidecar.bootstrap, topic)
