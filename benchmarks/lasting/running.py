@@ -53,8 +53,8 @@ MAINTENANCE_SETTING = "spark.sql.streaming.stateStore.maintenanceInterval"
 BIG_KEYS = 1_000_000
 BIG = {"stateLimit": "16g"}
 """With more than BIG_KEYS keys: the default of 2 GB is too low for the state and a copy that grows."""
-FILL_ROWS = 1_000_000
-"""Rows of an epoch while windows are filled."""
+FILL_EPOCHS = 12
+"""In which windows are filled: enough for a first snapshot of RocksDB, which comes after ten."""
 SETTLE_S = 30.0
 SNAPSHOT_INTERVALS = 2.2
 """The first round of Spark's maintenance may come before enough epochs are there for a snapshot."""
@@ -209,8 +209,9 @@ class LongRun:
         return time.monotonic() - self._began < self._load.minutes * 60
 
     def _fill(self, spark: SparkProcess, side: Side) -> None:
-        """Windows open, in epochs of FILL_ROWS."""
-        for epoch in data.pieces(data.fill(side.query.keys), FILL_ROWS):
+        """Windows open, in FILL_EPOCHS epochs."""
+        whole = data.fill(side.query.keys)
+        for epoch in data.pieces(whole, -(-len(whole.keys) // FILL_EPOCHS)):
             self._run_epoch(spark, side, 0, epoch)
 
     def _wait_for_snapshot(self, side: Side, maintenance_s: float) -> None:
