@@ -1,15 +1,23 @@
 """Large states under many updates: the size of log and checkpoints over time, recovery at the end, and bytes written
 against Spark's RocksDB with changelog.
 
-`python benchmarks/long_state.py [--quick] [--smoke] [--minutes M]` runs the windowed average of
-benchmarks/stateful_spark.py with a million and ten million keys. An hour is scaled to M minutes: 360 epochs, as one
-every ten seconds gives in an hour, one behind the other, or fewer if the time is up; the policy's times are scaled by
-M/60. It writes results/long_state.json and .png. A full run takes about an hour of a quiet machine with two cores.
+`python benchmarks/long_state.py [--quick] [--smoke] [--minutes M] [--keys N] [--pin]` runs the windowed average of
+benchmarks/stateful_spark.py with a million and with ten million keys: 360 epochs of 100,000 rows, as one every ten
+seconds gives in an hour, and then recoveries. Keys of updates are chosen evenly among all. It writes
+results/long_state.json and .png. A full run takes about 75 minutes of two cores, and 10 GB of memory.
+
+An hour takes 18 minutes with a million keys, and 30 with ten: an epoch comes every 3 or 5 seconds, and all intervals of
+the engines (the policy of checkpoints, the check of retention, Spark's maintenance) are shorter than their defaults
+by the same factor, so that an epoch has the share of them that it would have. RocksDB's query, whose epochs take
+longer, gets every fourth epoch, and its interval is four times as long.
 
 Invariants:
 * Queries take turns, epoch by epoch, with the same rows; all write to the same file system.
-* Every recovery begins with kill -9 and without the host's memory, and its results are compared with what is right.
-* A load that fails is noted in `left_out`, and makes the results those of a partial run.
+* Apart from these intervals all settings are the defaults, but for those in benchmarks/lasting/running.py (`TOPIC`,
+  `BIG`), and the changelog of RocksDB.
+* Every recovery begins with kill -9 and without the host's memory, from files that are not in the page cache, and its
+  results are compared with what is right.
+* A query that fails is noted in `left_out`, and makes the results those of a partial run.
 """
 
 from __future__ import annotations
@@ -17,7 +25,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import tempfile
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,62 +35,70 @@ from benchmarks.harness import results
 from benchmarks.harness.process import PeerFailed
 from benchmarks.harness.report import Rows, machine, versions, write_json
 from benchmarks.lasting import report
-from benchmarks.lasting.running import CHECKPOINTS, EPOCHS_AN_HOUR, LOG_ALONE, ROCKSDB, Load, LongRun
+from benchmarks.lasting.running import CHECKPOINTS, LOG_ALONE, ROCKSDB, Load, LongRun
 from benchmarks.microbatch.process import DriverFailed
-from benchmarks.microbatch.running import WrongResult
 
-
-@dataclass(frozen=True)
-class Plan:
-    """What a run measures."""
-
-    mode: str
-    keys: tuple[int, ...]
-    minutes: float
-    epochs: int
-    recoveries: int
-    heap: str
-
-
-FULL = Plan("full", (1_000_000, 10_000_000), 15.0, EPOCHS_AN_HOUR, 3, "6g")
-QUICK = Plan("quick", (1_000_000,), 1.0, EPOCHS_AN_HOUR, 1, "3g")
-SMOKE = Plan("smoke", (1_000,), 1.0, 3, 1, "1g")
-LOG_ALONE_KEYS = 1_000_000
-"""With more keys the log alone is left out: three states of ten million keys do not fit beside each other."""
-
-
-def load_of(plan: Plan, keys: int) -> Load:
-    """The queries of a number of keys."""
-    queries = (CHECKPOINTS, LOG_ALONE, ROCKSDB) if keys <= LOG_ALONE_KEYS else (CHECKPOINTS, ROCKSDB)
-    return Load(keys, queries, plan.minutes, plan.epochs, plan.recoveries, plan.heap)
+EPOCHS = 360
+"""An hour of them, if one comes every ten seconds."""
+BOTH, ALL = (CHECKPOINTS, ROCKSDB), (CHECKPOINTS, LOG_ALONE, ROCKSDB)
+FULL = (
+    Load(1_000_000, ALL, 18.0, EPOCHS, 3.0, 4, 3, "4g", {}),
+    Load(10_000_000, BOTH, 30.0, EPOCHS, 5.0, 4, 3, "4g", {}),
+)
+"""Three states of ten million keys do not fit beside each other: the log alone is left out."""
+QUICK = (Load(1_000_000, ALL, 3.0, EPOCHS, 2.0, 2, 1, "3g", {}),)
+SMOKE = (Load(1_000, ALL, 1.0, 3, 0.5, 1, 1, "1g", {"checkpointMinState": "0", "checkpointEvery": "500ms"}),)
 
 
 def main() -> None:
     """Measure, print, keep."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a million keys for a minute")
+    parser.add_argument("--quick", action="store_true", help="a million keys for three minutes, checkpoints more often")
     parser.add_argument("--smoke", action="store_true", help="does it work at all")
-    parser.add_argument("--minutes", type=float, help="scale an hour of updates to so many minutes")
+    parser.add_argument("--minutes", type=float, help="so many minutes of updates")
     parser.add_argument("--keys", type=int, action="append", help="only so many keys")
+    parser.add_argument("--pin", dest="is_pinned", action="store_true", help="updates use one processor")
+    parser.add_argument("--every-s", type=float, help="an epoch every so many seconds; intervals of the engines follow")
     parser.add_argument("--recoveries", type=int, help="so many recoveries of each query, at most 6")
     parser.add_argument("--results", type=Path, help="where the results go")
     parser.add_argument("--data", type=Path, help="a folder for all that is written, on the disk to measure")
     given = parser.parse_args()
-    plan = SMOKE if given.smoke else QUICK if given.quick else FULL
-    changed = {name: getattr(given, name) for name in ("minutes", "keys", "recoveries") if getattr(given, name)}
-    mode = results.PARTIAL if plan is FULL and changed else plan.mode
-    plan = replace(plan, **changed)
+    loads: Sequence[Load] = SMOKE if given.smoke else QUICK if given.quick else FULL
+    mode = "smoke" if given.smoke else "quick" if given.quick else results.FULL
+    wanted = ("minutes", "recoveries", "every_s")
+    changed = {name: getattr(given, name) for name in wanted if getattr(given, name) is not None}
+    loads = [load._replace(is_pinned=given.is_pinned) for load in loads]
+    if mode == results.FULL and (changed or given.keys):
+        mode = results.PARTIAL
+    loads = [load._replace(**changed) for load in loads if not given.keys or load.keys in given.keys]
     folder = results.directory(parser, given.results, mode)
     console = Console(width=180)
     rows, left_out = Rows(), []
     data = Path(tempfile.mkdtemp(prefix="cairn-bench-long-", dir=given.data))
     before = machine(data)
+
+    def keep(where: Path, reached: str, missing: list[str]) -> None:
+        content: dict[str, Any] = {
+            "mode": reached,
+            "machine": before,
+            "versions": versions(),
+            "plan": [load._asdict() for load in loads],
+            "left_out": missing,
+            "goals": [goal._asdict() for goal in report.find_goals(rows)],
+            "facts": report.facts(rows),
+            "rows": rows.all,
+        }
+        write_json(where / "long_state.json", content)
+
     try:
-        for keys in plan.keys:
+        for load in loads:
+            run = LongRun(load, data, rows, console.log)
             try:
-                LongRun(load_of(plan, keys), data, rows, console.log).run()
-            except (DriverFailed, WrongResult, PeerFailed) as error:
-                left_out.append(f"{keys:,} keys: {type(error).__name__}: {error}")
+                run.run()
+            except (DriverFailed, PeerFailed) as error:
+                left_out.append(f"{load.keys:,} keys: {type(error).__name__}: {error}")
+            left_out += run.left_out
+            keep(results.partial(folder), results.PARTIAL, left_out)
     finally:
         shutil.rmtree(data, ignore_errors=True)
     if left_out and mode == results.FULL:
@@ -91,16 +107,7 @@ def main() -> None:
     report.print_tables(rows, goals, console)
     for line in left_out:
         console.print(f"left out: {line[:2000]}")
-    content: dict[str, Any] = {
-        "mode": mode,
-        "machine": before,
-        "versions": versions(),
-        "plan": asdict(plan),
-        "left_out": left_out,
-        "goals": [goal._asdict() for goal in goals],
-        "rows": rows.all,
-    }
-    write_json(folder / "long_state.json", content)
+    keep(folder, mode, left_out)
     report.draw(rows, mode, folder / "long_state.png")
     console.print(f"written: {folder / 'long_state.json'}")
 

@@ -31,9 +31,48 @@ def keys_of(rows: Rows) -> list[int]:
 
 
 def written_bytes(rows: Rows, keys: int, side: str) -> int:
-    """All bytes that the updates of a side made it write, its last checkpoints included."""
+    """All bytes that the updates of a side made it write, its last checkpoints included. The first checkpoint of each
+    partition holds what was filled, and does not count, as RocksDB's first snapshot does not.
+    """
     found = [row for what in ("update", "after") for row in rows.select(what=what, keys=keys, side=side)]
-    return sum(row["written_bytes"] for row in found)
+    first = max((row.get("first_bytes", 0) for row in found), default=0)
+    of_fill = max((row.get("first_bytes", 0) for row in rows.select(what="fill", keys=keys, side=side)), default=0)
+    return sum(row["written_bytes"] for row in found) - max(first - of_fill, 0)
+
+
+def an_epoch(rows: Rows, keys: int, side: str) -> float:
+    """These bytes, divided by the epochs; 0 without any."""
+    count = len(rows.select(what="update", keys=keys, side=side))
+    return written_bytes(rows, keys, side) / count if count else 0.0
+
+
+def local_bytes(rows: Rows, keys: int) -> int:
+    """Bytes of RocksDB's table files on the local disk that the updates made it write, at least."""
+    return sum(row.get("local_bytes", 0) for row in rows.select(what="update", keys=keys, side=ROCKSDB))
+
+
+def facts(rows: Rows) -> list[dict[str, Any]]:
+    """What is no goal: the pace, the kinds of bytes of an epoch, and those that the goal leaves out."""
+    found = []
+    for keys in keys_of(rows):
+        for side in SIDES:
+            updates = rows.select(what="update", keys=keys, side=side)
+            if not updates:
+                continue
+            fact: dict[str, Any] = {"keys": keys, "side": side, "epochs": len(updates)}
+            fact["epoch_every_s"] = round((updates[-1]["at_s"] - updates[0]["at_s"]) / max(len(updates) - 1, 1), 3)
+            fact["written_bytes_an_epoch"] = round(an_epoch(rows, keys, side))
+            for name in ("checkpoint_bytes", "sidecar_bytes", "spark_bytes", "control_bytes", "local_bytes"):
+                if any(name in row for row in updates):
+                    fact[f"{name}_an_epoch"] = round(sum(row.get(name, 0) for row in updates) / len(updates))
+            fact["first_checkpoint_bytes"] = max(row.get("first_bytes", 0) for row in updates)
+            if side == CHECKPOINTS and (theirs := an_epoch(rows, keys, ROCKSDB)):
+                whole = an_epoch(rows, keys, side) + fact["first_checkpoint_bytes"] / len(updates)
+                local = local_bytes(rows, keys) / len(rows.select(what="update", keys=keys, side=ROCKSDB))
+                fact["over_rocksdb_with_first_checkpoint"] = round(whole / theirs, 4)
+                fact["over_rocksdb_with_its_local_files"] = round(an_epoch(rows, keys, side) / (theirs + local), 4)
+            found.append(fact)
+    return found
 
 
 def growth(rows: Rows, keys: int, side: str) -> float | None:
@@ -52,11 +91,11 @@ def find_goals(rows: Rows) -> list[Goal]:
 
 def _goals(rows: Rows) -> Iterator[Goal]:
     for keys in keys_of(rows):
-        theirs = written_bytes(rows, keys, ROCKSDB)
+        theirs = an_epoch(rows, keys, ROCKSDB)
         for side in (CHECKPOINTS, LOG_ALONE):
-            ours = written_bytes(rows, keys, side)
+            ours = an_epoch(rows, keys, side)
             if ours and theirs:
-                yield at_most(f"bytes written, {keys:,} keys: {side} / {ROCKSDB}", ours / theirs, "×", BYTES)
+                yield at_most(f"bytes written an epoch, {keys:,} keys: {side} / {ROCKSDB}", ours / theirs, "×", BYTES)
         grown = growth(rows, keys, CHECKPOINTS)
         if grown is not None:
             name = f"largest log of the last third / of the third before, {keys:,} keys, with checkpoints"
@@ -83,7 +122,7 @@ def print_tables(rows: Rows, goals: list[Goal], console: Console) -> None:
             lines.append(
                 (
                     f"{keys:,}", side, str(len(updates)), _text(rows.median("wall_s", what="update", **wanted), 1, 2),
-                    f"{written_bytes(rows, keys, side) / len(updates) / 1e6:,.2f}",
+                    f"{an_epoch(rows, keys, side) / 1e6:,.2f}",
                     f"{sum(row['checkpoint_bytes'] for row in updates) / 1e6:,.0f}",
                     f"{max(logs) / 1e6:,.0f}", f"{logs[-1] / 1e6:,.0f}", f"{last['sink_bytes'] / 1e6:,.0f}",
                 )
@@ -139,19 +178,21 @@ def _sizes(axis: Any, rows: Rows, keys: int) -> None:
         for name, style in (("log_bytes", "-"), ("sink_bytes", "--")):
             values = [row.get(name, 0) / 1e6 for row in updates]
             if any(values):
-                axis.plot([row["at_s"] for row in updates], values, style, label=f"{side}: {name.split('_')[0]}")
-    _finish(axis, f"{keys:,} keys: MB of log and checkpoints, by seconds")
+                axis.plot(range(1, len(values) + 1), values, style, label=f"{side}: {name.split('_')[0]}")
+    _finish(axis, f"{keys:,} keys: MB of log and checkpoints, by epochs")
 
 
 def _written(axis: Any, rows: Rows, keys: int) -> None:
     for side in SIDES:
-        total, sums = 0.0, []
-        for row in rows.select(what="update", keys=keys, side=side):
+        total, numbers, sums = 0.0, [], []
+        updates = rows.select(what="update", keys=keys, side=side)
+        for count, row in enumerate(updates, 1):
             total += row["written_bytes"] / 1e6
-            sums.append(total)
+            numbers.append(row["round"])
+            sums.append((total - min(row.get("first_bytes", 0) / 1e6, total)) / count)
         if sums:
-            axis.plot(range(1, len(sums) + 1), sums, label=side)
-    _finish(axis, f"{keys:,} keys: MB written so far, by epochs")
+            axis.plot(numbers, sums, label=side)
+    _finish(axis, f"{keys:,} keys: MB written an epoch, mean so far, without the first checkpoint")
 
 
 def _recoveries(axis: Any, rows: Rows, keys: int) -> None:

@@ -13,7 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -126,13 +126,27 @@ DIGEST_SQL = (
 """Expressions over result columns `key` and `average`, in the order of Digest."""
 
 
+def of_windows(epoch: Epoch, first_window: int, last_window: int) -> Epoch:
+    """The rows of an epoch that lie in these windows."""
+    numbers = (epoch.times_ms - FIRST_MS) // WINDOW_MS
+    wanted = (numbers >= first_window) & (numbers <= last_window)
+    return Epoch(epoch.keys[wanted], epoch.prices[wanted], epoch.times_ms[wanted])
+
+
+def pieces(epoch: Epoch, rows: int) -> Iterator[Epoch]:
+    """The epoch as epochs of at most so many rows. The first has the newest event, so that event time stands still."""
+    order = np.roll(np.arange(len(epoch.keys)), -int(np.argmax(epoch.times_ms)))
+    for start in range(0, len(order), rows):
+        part = order[start : start + rows]
+        yield Epoch(epoch.keys[part], epoch.prices[part], epoch.times_ms[part])
+
+
 def expected(epochs: Sequence[Epoch], first_window: int, last_window: int) -> Digest:
     """The digest of the results of these windows, from these rows."""
-    keys = np.concatenate([epoch.keys for epoch in epochs])
-    prices = np.concatenate([epoch.prices for epoch in epochs])
-    numbers = np.concatenate([(epoch.times_ms - FIRST_MS) // WINDOW_MS for epoch in epochs])
-    wanted = (numbers >= first_window) & (numbers <= last_window)
+    parts = [of_windows(epoch, first_window, last_window) for epoch in epochs]
+    keys, prices, times_ms = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    numbers = (times_ms - FIRST_MS) // WINDOW_MS
     span = last_window - first_window + 1
-    windows, index = np.unique(keys[wanted] * span + numbers[wanted] - first_window, return_inverse=True)
-    sums = np.bincount(index, weights=prices[wanted].astype(np.float64), minlength=len(windows))
+    windows, index = np.unique(keys * span + numbers - first_window, return_inverse=True)
+    sums = np.bincount(index, weights=prices.astype(np.float64), minlength=len(windows))
     return digest(windows // span, sums / np.bincount(index, minlength=len(windows)))

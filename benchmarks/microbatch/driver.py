@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,11 +31,11 @@ Answer = dict[str, Any]
 WATCH_SECONDS = 0.02
 
 
-def session(directory: Path, heap: str) -> SparkSession:
+def session(directory: Path, heap: str, settings: Sequence[str] = ()) -> SparkSession:
     """Two cores, as many state partitions, everything else as Spark has it but for how often an idle query looks for
-    files.
+    files, and `settings` (NAME=VALUE).
     """
-    spark = (
+    builder = (
         SparkSession.builder.master(f"local[{engines.PARTITIONS}]")
         .appName("stateful")
         .config("spark.driver.memory", heap)
@@ -47,8 +48,10 @@ def session(directory: Path, heap: str) -> SparkSession:
         .config("spark.sql.shuffle.partitions", str(engines.PARTITIONS))
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.streaming.pollingDelay", "50ms")
-        .getOrCreate()
     )
+    for setting in settings:
+        builder = builder.config(*setting.split("=", 1))
+    spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
 
@@ -145,10 +148,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--heap", default="2g")
+    parser.add_argument("--setting", action="append", default=[], help="NAME=VALUE of Spark")
     options = parser.parse_args()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever else prints goes to the log
-    spark = session(options.directory, options.heap)
+    spark = session(options.directory, options.heap, options.setting)
     driver = Driver(spark)
     print(json.dumps({"ready": True, "at": time.time()}), file=answers, flush=True)
     for line in sys.stdin:

@@ -25,7 +25,9 @@ POLL_SECONDS = 0.005
 
 
 class CheckpointMeter:
-    """Bytes of files that came into being below a directory since the last look."""
+    """Bytes of files that came into being below a directory since the last look, drafts (*.tmp) when they have their
+    names.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -36,6 +38,8 @@ class CheckpointMeter:
         found = set()
         for path, _, names in os.walk(self._directory):
             for name in names:
+                if name.endswith(".tmp"):  # half of a file, which gets another name
+                    continue
                 full = os.path.join(path, name)
                 try:
                     status = os.stat(full)
@@ -45,6 +49,32 @@ class CheckpointMeter:
         new = found - self._known
         self._known |= found
         return sum(size for _, size, _ in new)
+
+
+class TableFileMeter:
+    """Bytes of RocksDB's table files that came into being below a directory since the last look. What came and went
+    in between is not seen: the bytes are a lower bound.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._known: set[tuple[int, int]] = set()
+
+    def grown(self) -> int:
+        """In bytes; a file with two names counts once."""
+        found: dict[tuple[int, int], int] = {}
+        for path, _, names in os.walk(self._directory):
+            for name in names:
+                if not name.endswith(".sst"):
+                    continue
+                try:
+                    status = os.stat(os.path.join(path, name))
+                except FileNotFoundError:  # compacted meanwhile
+                    continue
+                found[status.st_ino, status.st_mtime_ns] = status.st_size
+        new = found.keys() - self._known
+        self._known |= found.keys()
+        return sum(found[each] for each in new)
 
 
 class WriteMeter:

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,15 @@ class DriverFailed(RuntimeError):
 class SparkProcess:
     """A Spark with its queries."""
 
-    def __init__(self, directory: Path, heap: str = "2g") -> None:
-        """It begins to start at once; `wait_ready` waits for it."""
+    def __init__(self, directory: Path, heap: str = "2g", settings: Mapping[str, str] | None = None) -> None:
+        """It begins to start at once; `wait_ready` waits for it. `settings` are further ones of Spark."""
         directory.mkdir(parents=True, exist_ok=True)
         self._log_path = directory / "spark.log"
         command = [sys.executable, "-m", "benchmarks.microbatch.driver", "--directory", str(directory), "--heap", heap]
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        settings = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": path, "SPARK_LOCAL_IP": "127.0.0.1"}
+        for name, value in (settings or {}).items():
+            command += ["--setting", f"{name}={value}"]
+        environment = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": path, "SPARK_LOCAL_IP": "127.0.0.1"}
         self.began = time.time()
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
@@ -47,7 +50,7 @@ class SparkProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={**os.environ, **settings},
+                env={**os.environ, **environment},
                 cwd=ROOT,
                 start_new_session=True,
                 text=True,

@@ -303,15 +303,17 @@ class Table:
             given = values if np.ndim(values) else np.broadcast_to(np.asarray(values), (len(rows),))
             values, nulls = exact.fixed(f"state column {name!r}", self._column(name).type, given, nulls, len(rows))
         self._touches.rows(rows, (STATE_PREFIX + name,))
-        if nulls is not None:
-            values = np.where(nulls, np.zeros((), column.dtype), values)
-        column[rows] = values
-        # Flags seldom change: their pages stay out of the next increment.
-        flags = self._views["n_" + name]
-        is_new = flags[rows] != (0 if nulls is None else nulls)
-        if is_new.any():
-            self._touches.rows(rows, ("n_" + name,))
-            flags[rows] = 0 if nulls is None else nulls
+        column[rows] = values if nulls is None else np.where(nulls, np.zeros((), column.dtype), values)
+        self._set_nulls("n_" + name, rows, nulls)
+
+    def _set_nulls(self, name: str, rows: Int64s, nulls: Bools | None) -> None:
+        """Note where a column is null; rows where that stays as it is change no page."""
+        flags = self._views[name]
+        wanted = np.zeros(len(rows), flags.dtype) if nulls is None else nulls.astype(flags.dtype)
+        changed = flags[rows] != wanted
+        if changed.any():
+            self._touches.rows(rows[changed], (name,))
+            flags[rows] = wanted
 
     def get_arrow(self, name: str, rows: Int64s) -> pa.Array:
         """A column of any type."""
@@ -364,16 +366,17 @@ class Table:
 
     def set_expires(self, rows: Int64s, expires_ms: Int64s | int) -> None:
         """Say when windows expire; NEVER, if not at all."""
-        expires = self._views["expires"]
-        is_new = expires[rows] != expires_ms
-        if not is_new.any():
+        self._touches.rows(rows, ())  # no array: checks the rows
+        # Most footprints are of windows that were there: what stays as it is changes no page.
+        changed = self._views["expires"][rows] != expires_ms
+        if not changed.any():
             return
+        rows, expires_ms = rows[changed], np.broadcast_to(expires_ms, len(rows))[changed]
         self._touches.rows(rows, ("expires",))
-        expires[rows] = expires_ms
-        if len(rows):
-            earliest = int(np.min(expires_ms))
-            if earliest < self._counters[kernels.EARLIEST]:
-                self._counters[kernels.EARLIEST] = earliest
+        self._views["expires"][rows] = expires_ms
+        earliest = int(np.min(expires_ms))
+        if earliest < self._counters[kernels.EARLIEST]:
+            self._counters[kernels.EARLIEST] = earliest
 
     def due(self, watermark_ms: int) -> Int64s:
         """The rows of windows that expire at the watermark or before it, ascending."""

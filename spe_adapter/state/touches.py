@@ -118,7 +118,8 @@ class TrackedTouches:
             places = [(self._starts[name], self._widths[name]) for name in names]
             starts, widths = np.array(places, np.int64).reshape(-1, 2).T
             parts = [(start + at, width) for start, width in places for at in range(0, width, WORD_BYTES)]
-            arrays = _Arrays(starts.copy(), widths.copy(), *(column.copy() for column in np.array(parts, np.int64).T))
+            part_starts, part_widths = np.array(parts, np.int64).reshape(-1, 2).T
+            arrays = _Arrays(starts.copy(), widths.copy(), part_starts.copy(), part_widths.copy())
             self._arrays[names] = arrays
         return arrays
 

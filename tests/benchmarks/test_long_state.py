@@ -10,7 +10,9 @@ import pytest
 
 from benchmarks.harness.report import Rows
 from benchmarks.lasting import report
-from benchmarks.lasting.running import CHECKPOINTS, LOG_ALONE, ROCKSDB, size_of
+from benchmarks.lasting.running import CHECKPOINTS, LOG_ALONE, ROCKSDB, drop_cached, size_of, updates_of
+from benchmarks.microbatch import data
+from benchmarks.microbatch.meters import TableFileMeter
 from tests.support.limits import PROGRAM_S
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +67,56 @@ def test_a_log_that_goes_on_growing_misses_its_goal() -> None:
     assert (grown.value, grown.holds) == (1.5, False)
 
 
+def test_a_first_checkpoint_is_no_update() -> None:
+    """It holds what was filled, and is told apart; so are RocksDB's files on the local disk."""
+    rows = Rows()
+    more = {CHECKPOINTS: {"written_bytes": 120, "first_bytes": 100}, ROCKSDB: {"written_bytes": 20, "local_bytes": 30}}
+    for side, bytes_of in more.items():
+        label = {"keys": 10, "side": side, "round": 1, "checkpoint_bytes": 0, "sink_bytes": 0, "at_s": 1.0}
+        rows.add(what="update", **label, **bytes_of)
+    ours, theirs = report.facts(rows)
+    assert ours["written_bytes_an_epoch"] == theirs["written_bytes_an_epoch"] == 20
+    assert ours["over_rocksdb_with_first_checkpoint"] == 6.0
+    assert ours["over_rocksdb_with_its_local_files"] == 0.4
+    assert [goal.value for goal in report.find_goals(rows)] == [1.0]
+
+
+def test_table_files_with_two_names_count_once(tmp_path: Path) -> None:
+    """A snapshot of RocksDB links its table files; other files are none."""
+    (tmp_path / "a.sst").write_bytes(bytes(7))
+    (tmp_path / "b.sst").hardlink_to(tmp_path / "a.sst")
+    (tmp_path / "c.log").write_bytes(bytes(100))
+    meter = TableFileMeter(tmp_path)
+    assert (meter.grown(), meter.grown()) == (7, 0)
+
+
+def test_pieces_of_an_epoch_begin_with_its_newest_event() -> None:
+    """All rows are there once, and event time does not move behind the first piece."""
+    whole = data.fill(1_000)
+    parts = list(data.pieces(whole, 30_000))
+    assert [len(part.keys) for part in parts][:-1] == [30_000] * (len(parts) - 1)
+    assert parts[0].times_ms[0] == whole.times_ms.max()
+    assert data.expected(parts, -6, 0) == data.expected([whole], -6, 0)
+
+
+def test_rows_of_other_windows_do_not_change_what_is_expected() -> None:
+    """Of an epoch, the rows of the windows that are compared are enough."""
+    epochs = [data.fill(1_000), updates_of(1_000, 1), updates_of(1_000, 2)]
+    kept = [data.of_windows(epoch, -6, -1) for epoch in epochs]
+    assert 0 < len(kept[1].keys) < len(epochs[1].keys) / 50
+    assert data.expected(kept, -2, -1) == data.expected(epochs, -2, -1)
+
+
+def test_windows_that_recoveries_close_change_until_the_end() -> None:
+    """Each of them in one of six epochs: a recovery that lost the newest epochs has other results."""
+    epochs = [data.fill(1_000), *(updates_of(1_000, number) for number in range(1, 7))]
+    for window in range(-data.EARLY_WINDOWS, 0):
+        results = [data.expected(epochs[:count], window, window) for count in range(1, 8)]
+        assert len(set(results)) == 2
+        assert {found.results for found in results} == {10}
+    assert max(epoch.times_ms.max() for epoch in epochs[1:]) <= epochs[0].times_ms.max()
+
+
 def test_sizes_are_those_of_all_files(tmp_path: Path) -> None:
     """Below the directory; one that is not there has none."""
     (tmp_path / "a/b").mkdir(parents=True)
@@ -72,3 +124,4 @@ def test_sizes_are_those_of_all_files(tmp_path: Path) -> None:
     (tmp_path / "d").write_bytes(bytes(5))
     assert size_of(tmp_path) == 12
     assert size_of(tmp_path / "nothing") == 0
+    assert drop_cached(tmp_path) == 12

@@ -193,3 +193,31 @@ def test_memory_of_a_private_table_is_charged_and_let_go() -> None:
     assert (block.pages.read(block.pages.ids) == before).all()
     block.pages.release()
     assert table.live == 101
+
+
+def test_what_a_footprint_leaves_as_it_is_changes_no_page() -> None:
+    """New values of windows that were there: neither their expiry nor the flags of their nulls are written again."""
+    many: Windows = {(b"key %d" % number, 0): (number, None) for number in range(CAPACITY)}
+    blocks = PagedBlocks(MIN_PAGE_BYTES)
+    table = Table.in_memory(SCHEMA, CAPACITY, SEED, blocks)
+    table.put(batch_of(many), (1, 2, 3))
+    first = blocks.freeze()
+    assert first is not None
+    first.pages.release()
+    table.put(batch_of({key: (total + 1, name) for key, (total, name) in many.items() if total is not None}), (2, 3, 4))
+    second = blocks.freeze(first.point)
+    assert second is not None
+    layout = Layout(SCHEMA, table.capacity, table.arena_bytes)
+
+    def changed(name: str) -> bool:
+        start, end = layout.starts[name], layout.starts[name] + layout.widths[name] * CAPACITY
+        # An array shares its outer pages with its neighbours.
+        inner = range(start // MIN_PAGE_BYTES + 1, end // MIN_PAGE_BYTES)
+        assert len(inner)
+        return bool(np.isin(inner, second.pages.ids).any())
+
+    assert not changed("expires")
+    assert changed("s_total")
+    assert changed("ordinal")
+    second.pages.release()
+    blocks.close()
