@@ -71,6 +71,10 @@ PUBLIC: Final[Mapping[str, Mapping[str, str]]] = {
         "on_spark": "spe_adapter.continuous.spark",
         "SparkQuery": "spe_adapter.continuous.spark",
     },
+    "Checkpoints of state": {
+        "CheckpointSettings": "spe_adapter.checkpoint.settings",
+        "PolicySettings": "spe_adapter.checkpoint.policy",
+    },
     "Policies: what a recovery may cost": {
         "NoChecks": "spe_adapter.cec.policy",
         "Targets": "spe_adapter.cec.policy",

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from spe_adapter.cec.policy import Budget, CostBenefit, Costs, NoChecks, Targets
+from spe_adapter.checkpoint.policy import PolicySettings
+from spe_adapter.checkpoint.settings import CheckpointSettings
 from spe_adapter.continuous.errors import FragmentRefused, InputTrimmed
 from spe_adapter.continuous.fragment import EpochLimits, Fragment, TopicSource
 from spe_adapter.continuous.runner import Options, Runner
@@ -55,6 +57,7 @@ __all__ = [
     "Chain",
     "CheckpointDiffers",
     "CheckpointRefused",
+    "CheckpointSettings",
     "CostBenefit",
     "Costs",
     "Counting",
@@ -82,6 +85,7 @@ __all__ = [
     "OperatorHarness",
     "Options",
     "Pipeline",
+    "PolicySettings",
     "QueryNotFound",
     "Reset",
     "ResetRefused",

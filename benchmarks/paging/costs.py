@@ -2,7 +2,8 @@
 
 Invariants:
 * All ways take turns within a round, in one process.
-* Every state that was read back is compared with the state that was written.
+* Every state that was read back is compared with the state that was written. Reading back is `recover` into anonymous
+  memory: pages and their table, without the state directory's files, and without the log that a task reads behind.
 """
 
 from __future__ import annotations

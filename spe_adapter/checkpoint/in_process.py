@@ -144,6 +144,8 @@ class InProcessCheckpoints:
                 if outcome.manifest is not None:
                     size_bytes, seconds = outcome.manifest.own_bytes, outcome.write_s
                     self._policy.succeeded(covered, size_bytes, seconds, now_s)
+                elif outcome.state is CheckpointState.SKIPPED:
+                    self._policy.found_nothing(now_s)
                 else:
                     self._policy.failed(now_s)
 

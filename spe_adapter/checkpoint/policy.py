@@ -8,12 +8,14 @@ Invariants:
 * Estimates are smoothed, start from the defaults that are stated here, and stay within bounds, whatever is measured.
 * Between two checkpoints of a unit there are at least `min_every_s` seconds, failed ones included; with changes, there
   are at most `every_s`, but for state below `min_state_bytes`, which has none at all.
+* After a try that found no newer version there is none before the next epoch.
 
 Source: SGuard, section 3 (cost of a checkpoint against what must be processed again); CEC, section II (what the log
 alone costs).
 """
 
 import math
+from collections import deque
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
@@ -31,6 +33,8 @@ MAX_SECONDS: Final = 1e6
 _MIN_RATE: Final = 1e3
 _MAX_RATE: Final = 1e11
 _MAX_FAILURES: Final = 6
+MAX_LOGGED: Final = 1024
+"""Epochs of a unit that are counted apart; of more the oldest are counted together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,33 @@ class MeasuredRates:
         return min(size_bytes / self._sink_rate.value + self._fixed_s.value, MAX_SECONDS)
 
 
+class LoggedEpochs:
+    """Control bytes of the epochs that are in the log and in no checkpoint yet, in the order of their notes.
+
+    What is frozen is older than the newest epoch: a task tells of an epoch whose changes reach the base with the next.
+    """
+
+    def __init__(self) -> None:
+        self._epochs: deque[tuple[int, int, int]] = deque()
+        """Number of the newest, bytes and number of epochs that are counted together."""
+
+    def add(self, epoch: int, log_bytes: int) -> None:
+        """Note an epoch."""
+        self._epochs.append((epoch, log_bytes, 1))
+        if len(self._epochs) > MAX_LOGGED:
+            (_, first_bytes, first_count), (newest, more_bytes, more) = self._epochs.popleft(), self._epochs.popleft()
+            self._epochs.appendleft((newest, first_bytes + more_bytes, first_count + more))
+
+    def take(self, epoch: int) -> tuple[int, int]:
+        """Control bytes and number of the epochs up to `epoch`, which a checkpoint covers now.
+
+        Up to the last note of such an epoch: the higher numbers before it are of the query's time before a reset.
+        """
+        last = max((place for place, known in enumerate(self._epochs) if known[0] <= epoch), default=-1)
+        covered = [self._epochs.popleft() for _ in range(last + 1)]
+        return sum(known[1] for known in covered), sum(known[2] for known in covered)
+
+
 class UnitPolicy:
     """Decides for one unit. `now_s` is any clock that does not go back; the first `epoch` starts the interval."""
 
@@ -118,6 +149,12 @@ class UnitPolicy:
         self._last_s: float | None = None
         self._tried_s = -math.inf
         self._failures = 0
+        self._noted = 0
+        """Epochs since the beginning."""
+        self._noted_at_start = 0
+        """That number when the last try began."""
+        self._is_exhausted = False
+        """The last try found no newer version, and no epoch has ended since it began."""
         self.log_bytes = 0
         """Control bytes behind the last checkpoint."""
         self.state_bytes = 0
@@ -129,12 +166,14 @@ class UnitPolicy:
         self.log_bytes += max(log_bytes, 0)
         self.state_bytes = max(state_bytes, 0)
         self.epochs += 1
+        self._noted += 1
+        self._is_exhausted = False
         if self._last_s is None:
             self._last_s = now_s
 
     def is_due(self, now_s: float) -> bool:
         """Whether to write a checkpoint now."""
-        if not self.epochs or self.state_bytes < self.settings.min_state_bytes:
+        if not self.epochs or self._is_exhausted or self.state_bytes < self.settings.min_state_bytes:
             return False
         if now_s < self._tried_s + self.settings.min_every_s * 2**self._failures:
             return False
@@ -151,6 +190,7 @@ class UnitPolicy:
     def started(self, now_s: float) -> tuple[int, int]:
         """Note that a checkpoint begins; what `succeeded` is given: control bytes and epochs that it will cover."""
         self._tried_s = now_s
+        self._noted_at_start = self._noted
         return self.log_bytes, self.epochs
 
     def succeeded(self, covered: tuple[int, int], size_bytes: int, seconds: float, now_s: float) -> None:
@@ -163,6 +203,11 @@ class UnitPolicy:
         self._last_s = self._tried_s = now_s
         self._failures = 0
         self._costs.written(size_bytes, seconds)
+
+    def found_nothing(self, now_s: float) -> None:
+        """Note a try that found no version newer than the last checkpoint: the next one is after another epoch."""
+        self._tried_s = now_s
+        self._is_exhausted = self._noted == self._noted_at_start
 
     def failed(self, now_s: float) -> None:
         """Note a checkpoint that came to nothing: the next try waits, longer each time."""

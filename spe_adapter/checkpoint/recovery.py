@@ -3,7 +3,9 @@
 Invariants:
 * Content comes from files whose every byte was checked, and whose manifest names them; all pages of one checkpoint, or
   CheckpointDamaged. Whoever builds state from the pages throws it away at that error.
-* The registry may be lost, and the listing may be late: what both know is tried, newest first.
+* The listing of the sink says which checkpoints there are: a recovery gives no registry, since a coordinator that is
+  away would cost time, and what lies in a sink that cannot be listed can hardly be read. Where a registry is given, it
+  may be lost: what both know is tried, newest first.
 * Memory is bounded: at most QUEUED runs wait for their consumer.
 
 Source: SGuard, sections 4.4 (load) and 5 (parallel reads).

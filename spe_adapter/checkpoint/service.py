@@ -5,7 +5,7 @@ committed version, when the policy says so, and writes it (`manager`).
 
 Invariants:
 * Bounded: MAX_UNITS units, UNITS_AT_ONCE of them being checkpointed, CHUNKS_AT_ONCE chunks being written in runs of a
-  MiB. Notes beyond that are dropped: the next epoch sends another.
+  MiB. Notes beyond that, and beyond the file of notes (`service_place`), are dropped: the next epoch sends another.
 * A task neither waits for the service nor fails with it; a unit that cannot be served is a log line.
 * It ends when nothing has come for `idle_s`, and when its socket or its directory is gone.
 
@@ -32,8 +32,8 @@ from spe_adapter.checkpoint.errors import ServiceRefused
 from spe_adapter.checkpoint.events import DATAGRAM_REFUSED, SERVICE_ENDED, SERVICE_STARTED, UNIT_REFUSED
 from spe_adapter.checkpoint.manager import CheckpointManager, Outcome
 from spe_adapter.checkpoint.names import Unit
-from spe_adapter.checkpoint.policy import MeasuredRates, UnitPolicy
-from spe_adapter.checkpoint.service_place import SOCKET, STATUS, listen, place_of, turn_log
+from spe_adapter.checkpoint.policy import LoggedEpochs, MeasuredRates, UnitPolicy
+from spe_adapter.checkpoint.service_place import SOCKET, STATUS, kept_notes, listen, place_of, turn_log
 from spe_adapter.checkpoint.settings import settings_of
 from spe_adapter.checkpoint.sites import Sites
 from spe_adapter.checkpoint.snapshot import Freeze
@@ -59,7 +59,7 @@ class _Served:
         self.manager = manager
         self.epoch = note.epoch
         self.running: Future[Outcome] | None = None
-        self.covered = (0, 0)
+        self.logged = LoggedEpochs()
         self.last: Outcome | None = None
 
 
@@ -132,6 +132,9 @@ class IoService:
     def _heard(self, listening: socket.socket, sites: Sites) -> bool:
         """Take the notes that are there; waits for the first one for at most TICK_S."""
         heard = False
+        for data in kept_notes(self._directory):
+            heard = True
+            self._understand(data, sites)
         listening.settimeout(TICK_S)
         for _ in range(MAX_DRAINED):
             try:
@@ -140,11 +143,14 @@ class IoService:
                 break
             listening.setblocking(False)
             heard = True
-            try:
-                self._take(decode_note(data), sites)
-            except ServiceRefused as error:
-                self._report(DATAGRAM_REFUSED, error=error)
+            self._understand(data, sites)
         return heard
+
+    def _understand(self, data: bytes, sites: Sites) -> None:
+        try:
+            self._take(decode_note(data), sites)
+        except ServiceRefused as error:
+            self._report(DATAGRAM_REFUSED, error=error)
 
     def _take(self, note: EpochNote, sites: Sites) -> None:
         served = self._units.get(note.unit)
@@ -158,6 +164,7 @@ class IoService:
                 return
         self._units.move_to_end(note.unit)
         served.epoch = note.epoch
+        served.logged.add(note.epoch, note.log_bytes)
         served.policy.epoch(note.log_bytes, note.state_bytes, self._clock.monotonic_s())
         self._costs.recovered(note.loaded_bytes, note.loaded_s)
         if len(self._units) > MAX_UNITS:
@@ -180,7 +187,7 @@ class IoService:
             if free <= 0:
                 break
             if served.running is None and served.policy.is_due(now_s):
-                served.covered = served.policy.started(now_s)
+                served.policy.started(now_s)
                 served.running = pool.submit(served.manager.checkpoint)
                 free -= 1
 
@@ -190,10 +197,15 @@ class IoService:
         for unit, served in self._units.items():
             if served.running is None or not served.running.done():
                 continue
-            outcome = served.last = _outcome(served.running, unit, self._report)
+            outcome = _outcome(served.running, unit, self._report)
             served.running = None
+            if outcome.state is not CheckpointState.SKIPPED or served.last is None:
+                served.last = outcome  # the status goes on telling of the last checkpoint when nothing is newer
             if outcome.manifest is not None:
-                served.policy.succeeded(served.covered, outcome.manifest.own_bytes, outcome.write_s, now_s)
+                covered = served.logged.take(outcome.manifest.header.epoch)
+                served.policy.succeeded(covered, outcome.manifest.own_bytes, outcome.write_s, now_s)
+            elif outcome.state is CheckpointState.SKIPPED:
+                served.policy.found_nothing(now_s)
             else:
                 served.policy.failed(now_s)
 

@@ -7,6 +7,8 @@ Invariants:
   many tasks at once start one service.
 * The service is no child of its starter: the starter neither waits for it nor keeps it from ending. It inherits the
   lock and its log file, nothing else.
+* What nobody hears is kept in a file of at most MAX_KEPT_BYTES, which the service takes when it starts and at each of
+  its rounds: an idle query sends no other note.
 * `notify` never blocks and never raises for what the service or its directory may be like.
 """
 
@@ -32,6 +34,9 @@ LOG: Final = "log"
 OLD_LOG: Final = ".old"
 MAX_LOG_BYTES: Final = 1 << 20
 """A longer log is renamed, when a service starts and while it runs; so there are two files at most."""
+NOTES: Final = "notes"
+"""Notes that nobody heard, a line each."""
+MAX_KEPT_BYTES: Final = 1 << 20
 LOCK_OPTION: Final = "--lock-descriptor"
 _OPEN: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -44,13 +49,17 @@ def place_of(state_directory: Path) -> Path:
 def notify(state_directory: Path, note: EpochNote, command: Sequence[str] | None = None) -> bool:
     """Send a note to the service of a state directory, which is started if it does not run.
 
-    False: the note was not taken (the service starts, or is behind); the next epoch's note says enough. `command`: what
-    to start, by default this release's service. The state directory is the caller's own, as `spe_adapter.state` checks.
+    False: the note was not heard (the service starts, or is behind) and is kept for the service, if there is room.
+    `command`: what to start, by default this release's service. The state directory is the caller's own, as
+    `spe_adapter.state` checks.
     """
     try:
         data = encode_note(note)
-        if _send(place_of(state_directory), data):
+        place = place_of(state_directory)
+        if _send(place, data):
             return True
+        place.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+        _keep(place, data)
         start(state_directory, command)
     except (OSError, ServiceRefused):
         return False
@@ -71,6 +80,38 @@ def _send(place: Path, data: bytes) -> bool:
     finally:
         os.close(descriptor)
     return True
+
+
+def _keep(place: Path, data: bytes) -> None:
+    """Add a note to the file of notes, unless the file is full or the service reads it just now. Raises OSError."""
+    descriptor = os.open(place / NOTES, _OPEN | os.O_APPEND, FILE_MODE)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        if os.fstat(descriptor).st_size + len(data) < MAX_KEPT_BYTES:
+            os.write(descriptor, data + b"\n")
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(descriptor)
+
+
+def kept_notes(state_directory: Path) -> list[bytes]:
+    """The notes that nobody heard, in their order; the file is empty afterwards, as is a file that cannot be read."""
+    try:
+        descriptor = os.open(place_of(state_directory) / NOTES, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return []
+    try:
+        if not os.fstat(descriptor).st_size:
+            return []
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        data = os.pread(descriptor, MAX_KEPT_BYTES, 0)
+        os.ftruncate(descriptor, 0)
+    except OSError:  # a task writes; the next round reads
+        return []
+    finally:
+        os.close(descriptor)
+    return data.splitlines()
 
 
 def socket_path(directory: int) -> str:

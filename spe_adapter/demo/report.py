@@ -19,7 +19,7 @@ SVG: Final = "http://www.w3.org/2000/svg"
 """The name of the format, not an address: nothing is fetched."""
 QUERIES: Final = {
     "averages": ("prices per item, Spark's own aggregation into the exactly-once sink", "#00798c"),
-    "spendings": ("sums per customer, a stateful query that checkpoints into its own output", "#2e933c"),
+    "spendings": ("sums per customer, a stateful query with its state in its output and in checkpoints", "#2e933c"),
 }
 """What each query does, and its colour."""
 COLOURS: Final = {"Spark": "#d1495b", "sidecar": "#edae49", "Spark and sidecar": "#7b2d8b"}

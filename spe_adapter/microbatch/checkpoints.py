@@ -41,7 +41,9 @@ def log_event(event: LogEvent, /, **fields: object) -> None:
 
 
 class LoggedRecovery(NamedTuple):
-    """What a task read of the log to open its state: bytes of control batches, and the seconds that it took."""
+    """What a task read of the log to open its state. `log_bytes`: of control batches; `seconds`: of a load from the log
+    alone, 0.0 for any other way, since the time to load a checkpoint says nothing of the log.
+    """
 
     log_bytes: int
     seconds: float

@@ -172,7 +172,8 @@ class _TaskExecution:
                 _log.warning("query %s, partition %d: %s", self._plan.query, self._partition, error)
             if state.how == "checkpoint" and offered is not None:
                 self._loaded = offered.read
-            self._recovery = LoggedRecovery(loader.log_bytes, state.load_seconds if loader.log_bytes else 0.0)
+            is_measure = state.how == "loaded" and not state.refused_checkpoints
+            self._recovery = LoggedRecovery(loader.log_bytes, state.load_seconds if is_measure else 0.0)
             yield state
 
     def _wanted(self) -> Tag | None:

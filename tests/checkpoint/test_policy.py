@@ -13,6 +13,8 @@ from spe_adapter.checkpoint.policy import (
     DEFAULT_FIXED_S,
     DEFAULT_RECOVERY_S_PER_BYTE,
     DEFAULT_SINK_BYTES_PER_S,
+    MAX_LOGGED,
+    LoggedEpochs,
     MeasuredRates,
     PolicySettings,
     UnitPolicy,
@@ -111,6 +113,45 @@ def test_failures_are_tried_again_later_each_time() -> None:
     policy.succeeded(policy.started(now_s), 1, 1.0, now_s)
     policy.epoch(1, 1, now_s)
     assert policy.is_due(now_s + 1.0)
+
+
+def test_a_try_that_finds_nothing_new_waits_for_the_next_epoch_alone() -> None:
+    """However late it is: no other try before an epoch ends; then there is no longer wait than usual."""
+    policy = UnitPolicy(PolicySettings(every_s=1.0, min_every_s=1.0, min_state_bytes=0), MeasuredRates())
+    policy.epoch(1 << 40, 1, 0.0)
+    for now_s in (10.0, 20.0, 30.0):
+        assert policy.is_due(now_s)
+        policy.started(now_s)
+        policy.found_nothing(now_s)
+        assert not policy.is_due(now_s + 1e6)
+        policy.epoch(1, 1, now_s)
+        assert policy.is_due(now_s + 1.0)
+    policy.started(40.0)
+    policy.epoch(1, 1, 40.0)
+    policy.found_nothing(41.0)
+    assert policy.is_due(42.0), "the epoch that ended meanwhile may have made a new version"
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, MIB)), max_size=60), st.integers(0, 20))
+def test_a_checkpoint_covers_the_epochs_up_to_its_own(notes: list[tuple[int, int]], frozen: int) -> None:
+    """All up to the last note of such an epoch are covered, once; those behind stay, and are covered by a later one."""
+    logged = LoggedEpochs()
+    for epoch, log_bytes in notes:
+        logged.add(epoch, log_bytes)
+    last = max((place for place, note in enumerate(notes) if note[0] <= frozen), default=-1)
+    assert logged.take(frozen) == (sum(note[1] for note in notes[: last + 1]), last + 1)
+    assert logged.take(frozen) == (0, 0)
+    assert logged.take(20) == (sum(note[1] for note in notes[last + 1 :]), len(notes) - last - 1)
+
+
+def test_epochs_that_no_checkpoint_covers_are_bounded() -> None:
+    """Of very many epochs the oldest are counted together, and as covered only when all of them are."""
+    logged = LoggedEpochs()
+    for epoch in range(2 * MAX_LOGGED):
+        logged.add(epoch, 1)
+    assert logged.take(MAX_LOGGED - 1) == (0, 0)
+    assert logged.take(MAX_LOGGED) == (MAX_LOGGED + 1, MAX_LOGGED + 1)
+    assert logged.take(3 * MAX_LOGGED) == (MAX_LOGGED - 1, MAX_LOGGED - 1)
 
 
 @pytest.mark.parametrize("values", [{"every_s": -1}, {"weight": math.nan}, {"min_every_s": 700}, {"every_s": True}])

@@ -27,7 +27,17 @@ from spe_adapter.checkpoint.names import Unit
 from spe_adapter.checkpoint.policy import PolicySettings
 from spe_adapter.checkpoint.recovery import Finder
 from spe_adapter.checkpoint.service import read_status
-from spe_adapter.checkpoint.service_place import LOG, MAX_LOG_BYTES, OLD_LOG, SOCKET, notify, place_of
+from spe_adapter.checkpoint.service_place import (
+    LOG,
+    MAX_KEPT_BYTES,
+    MAX_LOG_BYTES,
+    NOTES,
+    OLD_LOG,
+    SOCKET,
+    kept_notes,
+    notify,
+    place_of,
+)
 from spe_adapter.checkpoint.settings import CheckpointSettings, settings_of
 from spe_adapter.state.query import usage
 from spe_adapter.state.versions import StateDirectory
@@ -137,6 +147,44 @@ def test_a_note_starts_the_service_which_checkpoints_and_a_lost_state_comes_back
     assert descriptors == ["/dev/null", str(place / LOG), str(place / LOG)]
     assert os.getpriority(os.PRIO_PROCESS, process) >= 10
     assert os.getsid(process) != os.getsid(0)
+
+
+def test_the_note_that_starts_the_service_is_heard(root: Path, tmp_path: Path) -> None:
+    """A query that goes idle after the epochs that started the service: its base is checkpointed, and what the base
+    does not have yet counts as log behind the checkpoint. An epoch that changes nothing brings no checkpoint.
+    """
+    sink = tmp_path / "sink"
+    advance(root, 0)
+    assert not told(root, sink, 0)
+    assert not notify(root, EpochNote(UNIT, TAGS[1].epoch, 77, 1 << 20, settings(sink)))
+    wait_until(lambda: newest(sink) == TAGS[0].epoch, "a checkpoint")
+    unit = wait_until(lambda: [one for one in shown(root) if one.get("checkpoint") and not one["running"]], "a status")
+    assert [(one["epoch"], one["log_bytes"]) for one in unit] == [(TAGS[1].epoch, 77)]
+    assert not (place_of(root) / NOTES).read_bytes()
+
+
+def shown(root: Path) -> list[dict[str, Any]]:
+    """The units in the status of the service."""
+    status = read_status(root)
+    return [] if status is None else status["units"]  # type: ignore[no-any-return]
+
+
+def test_kept_notes_are_bounded_and_read_once(root: Path, tmp_path: Path) -> None:
+    """Without a service that reads them: as many as there is room for, in their order, and never the same again."""
+    nothing = ("/bin/true",)
+    notes = [EpochNote(UNIT, epoch, 1, 1, settings(tmp_path)) for epoch in range(3)]
+    assert not any(notify(root, note, nothing) for note in notes)
+    assert [decode_note(data) for data in kept_notes(root)] == notes
+    assert kept_notes(root) == []
+    file = place_of(root) / NOTES
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    file.write_bytes(b"x" * MAX_KEPT_BYTES)
+    assert not notify(root, notes[0], nothing)
+    assert file.stat().st_size == MAX_KEPT_BYTES
+    file.unlink()
+    file.mkdir()
+    assert not notify(root, notes[0], nothing)
+    assert kept_notes(root) == []
 
 
 @pytest.mark.crash

@@ -15,11 +15,13 @@ import pytest
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.errors import InvalidConfig
 from spe_adapter.checkpoint.bases import freezing
+from spe_adapter.checkpoint.datagram import MAX_DATAGRAM_BYTES, EpochNote, decode_note
 from spe_adapter.checkpoint.directory_sink import DirectorySink
 from spe_adapter.checkpoint.manager import CheckpointManager, ManagerTools, Outcome
 from spe_adapter.checkpoint.names import Unit
 from spe_adapter.checkpoint.policy import PolicySettings
 from spe_adapter.checkpoint.service import read_status
+from spe_adapter.checkpoint.service_place import listen, place_of
 from spe_adapter.checkpoint.settings import settings_of
 from spe_adapter.epochs.scan import ends
 from spe_adapter.errors import StateTrimmed
@@ -321,6 +323,36 @@ def test_the_service_writes_what_a_lost_host_needs(sidecar: Sidecar, tmp_path: P
     assert dict(query.go(**options).how) == {"checkpoint": PARTITIONS}
     assert by_key(query.told()) == by_key(model.told)
     shutil.rmtree(query.root)  # ends the service
+
+
+def test_the_rate_of_the_log_is_measured_where_the_log_alone_was_read(sidecar: Sidecar, tmp_path: Path) -> None:
+    """The service hears the time of a load from the log; not that of a checkpoint, with some log behind it."""
+    query = Checkpointed(sidecar.address, "measured", tmp_path)
+    with Client(parse_addresses(sidecar.address)) as connected:
+        prepare_topic(connected, query.topic, PARTITIONS, PARTITIONS)
+    epochs = iter(rows_of(5, ROWS, 10))
+
+    def heard() -> tuple[dict[str, int], list[EpochNote]]:
+        place_of(query.root).mkdir(parents=True, exist_ok=True)
+        query.root.chmod(0o700)
+        with listen(query.root) as service:
+            query.rows += next(epochs)
+            progress = query.go()
+            service.setblocking(False)
+            notes = [decode_note(service.recv(MAX_DATAGRAM_BYTES)) for _ in range(PARTITIONS)]
+        return dict(progress.how), notes
+
+    heard(), heard()
+    query.lose_memory()
+    how, notes = heard()
+    assert how == {"loaded": PARTITIONS}
+    assert all(note.loaded_bytes > 0 and note.loaded_s > 0 for note in notes)
+    assert all(query.write_checkpoint(partition).is_complete for partition in range(PARTITIONS))
+    heard()
+    query.lose_memory()
+    how, notes = heard()
+    assert how == {"checkpoint": PARTITIONS}
+    assert all(note.loaded_bytes > 0 and note.loaded_s == 0 for note in notes)
 
 
 def kill_service(process: int) -> None:
