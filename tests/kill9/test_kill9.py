@@ -21,7 +21,7 @@ from tests.support.sidecar import Sidecar
 
 pytestmark = pytest.mark.crash
 
-KILLS, LONG_KILLS = 50, 500
+KILLS, LONG_KILLS = 20, 500
 
 PARTITIONS = 2
 SHORTEST_LIFE_S, LONGEST_LIFE_S = 0.02, 0.35
