@@ -8,7 +8,7 @@ from typing import Final
 
 from logstore.errors import CairnError, InvalidConfig
 from spe_adapter.checkpoint.policy import PolicySettings
-from spe_adapter.checkpoint.settings import DEFAULT_REPLICAS, CheckpointSettings
+from spe_adapter.checkpoint.settings import ANY_HOST, DEFAULT_REPLICAS, CheckpointSettings
 from spe_adapter.datasource.options import OptionReader
 from spe_adapter.microbatch.sizes import size_option
 
@@ -29,8 +29,6 @@ CHECKPOINT_OPTIONS: Final = frozenset(
         "checkpointWeight",
     )
 )
-ANY_HOST: Final = "*"
-"""In place of `checkpointHost`: each host has the name that it gives itself."""
 _DEFAULT_POLICY: Final = PolicySettings()
 _DEFAULT_USER: Final = "cairn"
 _MS_PER_S: Final = 1000

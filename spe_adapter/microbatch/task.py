@@ -10,9 +10,8 @@ Invariants:
 Source: CEC paper, section II.B; docs/decisions/0010.
 """
 
-import logging
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +28,7 @@ from spe_adapter.epochs.client import StagedStream, TaskAttempt, connect
 from spe_adapter.epochs.marks import OpenWindows, StatePartition, control_batches, epoch_mark
 from spe_adapter.errors import NoTaskContext, SchemaRefused
 from spe_adapter.host import Host, ThisHost, host_name
-from spe_adapter.microbatch.checkpoints import LoggedRecovery, OfferedCheckpoints, tell_service
+from spe_adapter.microbatch.checkpoints import LoggedRecovery, OfferedCheckpoints, entered, tell_service
 from spe_adapter.microbatch.epoch import (
     INITIAL_BATCH,
     MOVED,
@@ -59,8 +58,6 @@ from spe_adapter.state.store import Changes
 from spe_adapter.state.versions import OpenState, StateDirectory
 from spe_adapter.workers.collector import spare_loaded_code
 from spe_adapter.workers.context import PLAN_PROPERTY, attempt_name, local_property, task_context
-
-_log = logging.getLogger(__name__)
 
 
 class Task:
@@ -153,7 +150,7 @@ class _TaskExecution:
 
     @contextmanager
     def _opened(self, directory: StateDirectory, loader: LogLoader, schema: pa.Schema) -> Iterator[OpenState]:
-        """The state to start from, under its lock."""
+        """The state to start from, under its lock. Raises StateAway if it is in a sink that stays away."""
         wanted = self._wanted()
         settings = self._fixed.options.checkpoints
         offered = None
@@ -167,9 +164,11 @@ class _TaskExecution:
             loader.limit_tuples = DEFAULT_LIMIT_TUPLES
             return () if offered is None else offered()
 
-        with directory.open(self._partition, schema, self._fixed.fingerprint, wanted, loader, checkpoints) as state:
-            for error in state.refused_checkpoints:
-                _log.warning("query %s, partition %d: %s", self._plan.query, self._partition, error)
+        def opened() -> AbstractContextManager[OpenState]:
+            return directory.open(self._partition, schema, self._fixed.fingerprint, wanted, loader, checkpoints)
+
+        with ExitStack() as stack:
+            state = entered(stack, opened, offered, self._host.network)
             if state.how == "checkpoint" and offered is not None:
                 self._loaded = offered.read
             self._recovery = LoggedRecovery(loader.log_bytes, state.load_seconds if loader.log_bytes else 0.0)
