@@ -10,7 +10,9 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from logstore.base.events import Report, ignore
-from scheduler.client import CoordinatorClient
+from scheduler.client import CoordinatorClient, CoordinatorError
+from scheduler.client.core import parse_url
+from scheduler.hdfs.errors import PlanTableError
 from scheduler.hdfs.plan_table import PlanTable
 from spe_adapter.checkpoint.directory_sink import DirectorySink
 from spe_adapter.checkpoint.errors import CheckpointUrlRefused
@@ -57,6 +59,7 @@ class CheckpointSettings:
             raise CheckpointUrlRefused(f"replicas={self.replicas}: must be from 1 to {MAX_REPLICAS}")
         if self.coordinator and not self.host:
             raise CheckpointUrlRefused(f"coordinator={self.coordinator!r}: needs the name of this host in its topology")
+        _check_addresses(self.plans, self.coordinator)
         if self.max_bytes_per_s < 0:
             raise CheckpointUrlRefused(f"max_bytes_per_s={self.max_bytes_per_s}: must be 0 (no bound) or more")
 
@@ -92,6 +95,21 @@ def settings_of(values: dict[str, Any]) -> CheckpointSettings:
         return CheckpointSettings(**{**values, "policy": PolicySettings(**policy)})
     except TypeError as error:
         raise CheckpointUrlRefused(f"settings of checkpoints: {values}: {error}") from error
+
+
+def _check_addresses(plans: str, coordinator: str) -> None:
+    """Raise CheckpointUrlRefused for addresses that no client takes. Nothing is connected to."""
+    try:
+        if plans:
+            PlanTable(plans, "").close()
+        if coordinator:
+            parse_url(coordinator)
+    except PlanTableError as error:
+        raise CheckpointUrlRefused(f"plans={plans!r}, the plan table: {error}") from error
+    except CoordinatorError as error:
+        raise CheckpointUrlRefused(f"coordinator={coordinator!r}: {error}") from error
+    except ValueError as error:
+        raise CheckpointUrlRefused(f"plans={plans!r} is no address: {error}; write http://HOST:PORT") from error
 
 
 def parse_sink_url(url: str) -> tuple[str, str]:

@@ -25,6 +25,7 @@ from spe_adapter.checkpoint.recovery import Finder
 from spe_adapter.checkpoint.refusals import Refusals, newer_than_log, unrelated
 from spe_adapter.checkpoint.service_place import notify
 from spe_adapter.checkpoint.settings import CheckpointSettings, open_sink_to_read
+from spe_adapter.checkpoint.troubles import trouble_of
 from spe_adapter.errors import StateTrimmed
 from spe_adapter.host import host_name
 from spe_adapter.state.storage import BaseCheckpoint
@@ -43,12 +44,14 @@ class LoggedRecovery(NamedTuple):
     seconds: float
 
 
-def tell_service(settings: CheckpointSettings, root: Path, note: EpochNote, recovery: LoggedRecovery) -> None:
+def tell_service(settings: CheckpointSettings, root: Path, note: EpochNote, recovery: LoggedRecovery) -> str:
     """Tell the I/O service of the state directory `root` that an epoch of a partition has ended; `note` gets these
-    settings. Never raises, never waits: a lost note is made up for by the next.
+    settings. Never raises, never waits: a lost note is made up for by the next. Returns why the service wrote no
+    checkpoint when it last tried, empty if it did, or did not try.
     """
     here = settings.on_host(host_name())
     notify(root, note._replace(settings=here.described(), loaded_bytes=recovery.log_bytes, loaded_s=recovery.seconds))
+    return trouble_of(root, note.unit)
 
 
 class OfferedCheckpoints:

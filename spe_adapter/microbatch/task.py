@@ -228,7 +228,7 @@ class _TaskExecution:
             delta_bytes = state.publish(tag, end.changes, mark)
         self._at("task after delta")
         state_bytes = state.base.size_bytes + overlay.size_bytes
-        self._tell(sum(memoryview(batch).nbytes for batch in controls), state.base.size_bytes)
+        trouble = self._tell(sum(memoryview(batch).nbytes for batch in controls), state.base.size_bytes)
         return TaskReport(
             partition=self._partition,
             epoch=plan.epoch,
@@ -255,18 +255,21 @@ class _TaskExecution:
             host=host_name(),
             checkpoint_epoch=-1 if self._loaded is None else self._loaded.header.epoch,
             checkpoint_bytes=0 if self._loaded is None else self._loaded.all_bytes,
+            checkpoint_error=trouble,
             log_bytes=self._recovery.log_bytes,
             next_wall_ms=processor.next_wall_ms,
         )
 
-    def _tell(self, log_bytes: int, state_bytes: int) -> None:
-        """Tell the host's I/O service what this epoch has added to the log, if the query has checkpoints."""
+    def _tell(self, log_bytes: int, state_bytes: int) -> str:
+        """Tell the host's I/O service what this epoch has added to the log, if the query has checkpoints; what troubles
+        the service.
+        """
         settings = self._fixed.options.checkpoints
-        if settings is not None:
-            unit = Unit(self._plan.query, self._partition)
-            tell_service(
-                settings, self._root, EpochNote(unit, self._plan.epoch, log_bytes, state_bytes, {}), self._recovery
-            )
+        if settings is None:
+            return ""
+        unit = Unit(self._plan.query, self._partition)
+        note = EpochNote(unit, self._plan.epoch, log_bytes, state_bytes, {})
+        return tell_service(settings, self._root, note, self._recovery)
 
     def _process(self, batches: Iterator[Received], processor: Processor, output: StagedStream) -> None:
         """Process all rows, then close the windows that are due by the watermark."""
