@@ -94,6 +94,7 @@ PUBLIC: Final[Mapping[str, Mapping[str, str]]] = {
         "StateSchemaRefused": "spe_adapter.state.errors",
         "StateValueRefused": "spe_adapter.state.errors",
         "StateTrimmed": "spe_adapter.errors",
+        "StateAway": "spe_adapter.errors",
         "StateCleaned": "spe_adapter.errors",
         "StateInconsistent": "spe_adapter.errors",
         "OperatorChanged": "spe_adapter.operators.errors",

@@ -19,6 +19,12 @@ class StateTrimmed(CairnError):
     """The part of a log that holds some of a query's open windows, or the epoch asked for, was trimmed away."""
 
 
+class StateAway(CairnError):
+    """The log begins behind a checkpoint, and the place of the checkpoints cannot be read now: nothing is known to be
+    lost. The message names the place and the cause; a later start may succeed.
+    """
+
+
 class StateCleaned(StateTrimmed):
     """Records of a query's state that are needed were removed from the log, as `stateHistory` = recovery allows."""
 

@@ -159,7 +159,8 @@ class LongRun:
         if name == CHECKPOINTS:
             intervals = {"checkpointEvery": EVERY_S, "checkpointMinEvery": MIN_EVERY_S}
             query.options |= {
-                key: f"{self._load.seconds(value, CHECKPOINTS) * 1000:.0f}ms" for key, value in intervals.items()
+                key: f"{max(self._load.seconds(value, CHECKPOINTS) * 1000, 1000):.0f}ms"
+                for key, value in intervals.items()
             }
             query.options |= {"checkpoints": sink.as_uri(), **self._load.options}
         log = None if sidecar is None else WriteMeter(sidecar.pid)

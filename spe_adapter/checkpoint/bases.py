@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from spe_adapter.checkpoint.events import CHECKPOINT_REFUSED
 from spe_adapter.checkpoint.manifest import Manifest
 from spe_adapter.checkpoint.names import Unit
 from spe_adapter.checkpoint.recovery import Finder, read_pages
@@ -72,6 +73,10 @@ class StoredBase(NamedTuple):
             yield from reader
         finally:
             reader.close()
+
+    def refused(self, error: Exception) -> None:
+        """Report that the checkpoint was not used, and why."""
+        self.finder.report(CHECKPOINT_REFUSED, checkpoint=str(self.manifest.name), error=error)
 
 
 def stored_bases(

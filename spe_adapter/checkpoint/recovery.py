@@ -84,9 +84,10 @@ class Finder:
             self.report(CHECKPOINT_REFUSED, checkpoint=unit.name, error=f"the registry: {error}")
         try:
             seqs.update(name.seq for name in self.sink.names() if name.unit == unit.name)
-        except CheckpointFailed:
+        except CheckpointFailed as error:
             if not seqs:
                 raise
+            self.report(CHECKPOINT_REFUSED, checkpoint=unit.name, error=error)
         valid = sorted((seq for seq in seqs if 1 <= seq <= MAX_SEQ), reverse=True)
         return [checkpoint_name(unit, seq) for seq in valid[:MAX_LOOKED_AT]]
 

@@ -6,7 +6,8 @@ committed version, when the policy says so, and writes it (`manager`).
 Invariants:
 * Bounded: MAX_UNITS units, UNITS_AT_ONCE of them being checkpointed, CHUNKS_AT_ONCE chunks being written in runs of a
   MiB. Notes beyond that, and beyond the file of notes (`service_place`), are dropped: the next epoch sends another.
-* A task neither waits for the service nor fails with it; a unit that cannot be served is a log line.
+* A task neither waits for the service nor fails with it; a unit that cannot be served is a log line, stands in the
+  status, and is said to its tasks (`troubles`).
 * It ends when nothing has come for `idle_s`, and when its socket or its directory is gone.
 
 Source: SGuard, section 3 (I/O service), section 5.
@@ -38,6 +39,7 @@ from spe_adapter.checkpoint.settings import settings_of
 from spe_adapter.checkpoint.sites import Sites
 from spe_adapter.checkpoint.snapshot import Freeze
 from spe_adapter.checkpoint.steps import CheckpointState
+from spe_adapter.checkpoint.troubles import RefusedUnits, TroublesFile
 from spe_adapter.host import host_name
 
 MAX_UNITS: Final = 4096
@@ -82,6 +84,8 @@ class IoService:
         self._costs = MeasuredRates()
         self._units: OrderedDict[Unit, _Served] = OrderedDict()
         self._stop = threading.Event()
+        self._refused = RefusedUnits()
+        self._troubles = TroublesFile(state_directory)
         self._written_status = ""
 
     def stop(self) -> None:
@@ -161,7 +165,10 @@ class IoService:
                 served = self._units[note.unit] = self._served(note, sites)
             except Exception as error:  # noqa: BLE001 - what one unit asks for costs the checkpoints of no other
                 self._report(UNIT_REFUSED, unit=note.unit.name, error=error)
+                self._refused.refuse(note.unit, error)
+                self._units.pop(note.unit, None)  # it was served with other settings
                 return
+            self._refused.served(note.unit)
         self._units.move_to_end(note.unit)
         served.epoch = note.epoch
         served.logged.add(note.epoch, note.log_bytes)
@@ -213,7 +220,15 @@ class IoService:
 
     def _show(self) -> None:
         """Write the status file if anything has changed. A file that cannot be written is no error."""
-        text = json.dumps({"process": os.getpid(), "units": [_shown(*item) for item in self._units.items()]})
+        refused = self._refused.errors
+        failed = {unit: served.last.error for unit, served in self._units.items() if served.last and served.last.error}
+        self._troubles.write({**failed, **refused})
+        status = {
+            "process": os.getpid(),
+            "units": [_shown(*item) for item in self._units.items()],
+            "refused": [{"query": unit.query, "partition": unit.partition, "error": refused[unit]} for unit in refused],
+        }
+        text = json.dumps(status)
         if text == self._written_status:
             return
         path = place_of(self._directory) / STATUS

@@ -1,6 +1,6 @@
 """The files of the I/O service, below a state directory, and the start of the service.
 
-    STATE_DIRECTORY/.io-service/   lock (flock of the one service), socket, status.json, log
+    STATE_DIRECTORY/.io-service/   lock (flock of the one service), socket, status.json, troubles.json, log
 
 Invariants:
 * One service per state directory: the lock is taken before the process is started and handed to the process, so that

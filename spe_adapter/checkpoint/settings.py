@@ -4,13 +4,15 @@ Invariant: a secret is given as the name of its file; the file is read when the 
 """
 
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from logstore.base.events import Report, ignore
-from scheduler.client import CoordinatorClient
+from scheduler.client import CoordinatorClient, CoordinatorError
+from scheduler.client.core import parse_url
+from scheduler.hdfs.errors import PlanTableError
 from scheduler.hdfs.plan_table import PlanTable
 from spe_adapter.checkpoint.directory_sink import DirectorySink
 from spe_adapter.checkpoint.errors import CheckpointUrlRefused
@@ -24,6 +26,8 @@ MAX_TOKEN_BYTES: Final = 4096
 COORDINATOR_PATIENCE_S: Final = 20.0
 """How long a coordinator may be away before a checkpoint is written without a plan."""
 SINK_PATIENCE_S: Final = 30.0
+ANY_HOST: Final = "*"
+"""In place of a host: each host has the name that it gives itself."""
 _HDFS_PATH: Final = re.compile(r"(/[^/\\:]+)+")
 
 
@@ -33,8 +37,9 @@ class CheckpointSettings:
 
     `sink`: file:///DIRECTORY, or hdfs://HOST:PORT/DIRECTORY (webhdfs:// means the same; the port is WebHDFS's);
     `user`: HDFS's user; `plans`, `plans_token_file`: the NameNode's plan table; `coordinator`,
-    `coordinator_token_file`: Peace's coordinator; `host`: this host's name in its topology; `replicas`: of each chunk;
-    `max_bytes_per_s`: bound of the rate of writing, 0: none; `policy`: when.
+    `coordinator_token_file`: Peace's coordinator; `host`: this host's name in its topology, ANY_HOST for the name that
+    each host gives itself; `replicas`: of each chunk; `max_bytes_per_s`: bound of the rate of writing, 0: none;
+    `policy`: when.
     """
 
     sink: str
@@ -54,8 +59,13 @@ class CheckpointSettings:
             raise CheckpointUrlRefused(f"replicas={self.replicas}: must be from 1 to {MAX_REPLICAS}")
         if self.coordinator and not self.host:
             raise CheckpointUrlRefused(f"coordinator={self.coordinator!r}: needs the name of this host in its topology")
+        _check_addresses(self.plans, self.coordinator)
         if self.max_bytes_per_s < 0:
             raise CheckpointUrlRefused(f"max_bytes_per_s={self.max_bytes_per_s}: must be 0 (no bound) or more")
+
+    def on_host(self, name: str) -> "CheckpointSettings":
+        """The settings on the host that gives itself this name."""
+        return replace(self, host=name) if self.host == ANY_HOST else self
 
     def described(self) -> dict[str, Any]:
         """The settings as JSON values; only what differs from the defaults."""
@@ -85,6 +95,21 @@ def settings_of(values: dict[str, Any]) -> CheckpointSettings:
         return CheckpointSettings(**{**values, "policy": PolicySettings(**policy)})
     except TypeError as error:
         raise CheckpointUrlRefused(f"settings of checkpoints: {values}: {error}") from error
+
+
+def _check_addresses(plans: str, coordinator: str) -> None:
+    """Raise CheckpointUrlRefused for addresses that no client takes. Nothing is connected to."""
+    try:
+        if plans:
+            PlanTable(plans, "").close()
+        if coordinator:
+            parse_url(coordinator)
+    except PlanTableError as error:
+        raise CheckpointUrlRefused(f"plans={plans!r}, the plan table: {error}") from error
+    except CoordinatorError as error:
+        raise CheckpointUrlRefused(f"coordinator={coordinator!r}: {error}") from error
+    except ValueError as error:
+        raise CheckpointUrlRefused(f"plans={plans!r} is no address: {error}; write http://HOST:PORT") from error
 
 
 def parse_sink_url(url: str) -> tuple[str, str]:
@@ -121,6 +146,13 @@ def open_sink(settings: CheckpointSettings, report: Report = ignore, patience_s:
     if settings.plans:
         plans = PlanTable(settings.plans, read_token(settings.plans_token_file) or "")
     return HdfsSink(HdfsSinkSettings(address, path, settings.user, patience_s), plans, report)
+
+
+def open_sink_to_read(
+    settings: CheckpointSettings, report: Report = ignore, patience_s: float = SINK_PATIENCE_S
+) -> Sink:
+    """The sink of the settings for a reader, who needs no plans and so no token. See `open_sink`."""
+    return open_sink(replace(settings, plans="", plans_token_file=""), report, patience_s)
 
 
 def open_coordinator(settings: CheckpointSettings) -> CoordinatorClient | None:

@@ -11,14 +11,13 @@ Source: CEC paper, section II.B ("Constructing an EC"); SGuard, section 4.4; doc
 """
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from logstore.base.events import LogEvent
 from logstore.client.blocking import Client, TopicPartition
 from logstore.errors import CairnError
 from spe_adapter.cec.control import Mark
@@ -28,7 +27,8 @@ from spe_adapter.checkpoint.errors import CheckpointFailed
 from spe_adapter.checkpoint.manifest import Manifest
 from spe_adapter.checkpoint.names import Unit
 from spe_adapter.checkpoint.recovery import Finder
-from spe_adapter.checkpoint.settings import CheckpointSettings, open_sink
+from spe_adapter.checkpoint.refusals import Refusals, newer_than_log
+from spe_adapter.checkpoint.settings import CheckpointSettings, open_sink_to_read
 from spe_adapter.checkpoint.sinks import Sink
 from spe_adapter.codec.kernels import Int64s
 from spe_adapter.epochs.lookup import state_columns
@@ -41,7 +41,6 @@ from spe_adapter.state.table import Table, anonymous
 PATIENCE_S: Final = 10.0
 """How long a sink that is away is waited for."""
 _ROWS_AT_ONCE: Final = 1 << 16
-_MAX_REASONS: Final = 4
 
 
 class GroupMark(NamedTuple):
@@ -91,8 +90,8 @@ def whole_state(
     """All open windows of a query in a stream, as of an epoch (None: the newest). `checkpoints`: where those of the
     query are, for a log that begins behind one of them.
 
-    Raises StateTrimmed if the log alone has not all, and no checkpoint has the rest; StateInconsistent, CorruptBatch,
-    CheckpointUrlRefused and the client's errors.
+    Raises StateTrimmed if the log alone has not all, and no checkpoint has the rest; StateAway if the checkpoints
+    cannot be read; StateInconsistent, CorruptBatch and the client's errors.
     """
     try:
         eventual = reconstruct(client, stream, query, as_of)
@@ -102,7 +101,7 @@ def whole_state(
                 f"{error}. If the query writes checkpoints, name their place with the option 'checkpoints' "
                 "(--checkpoints URL of a command)"
             ) from error
-        return _Search(client, stream, query, as_of).found(checkpoints, error)
+        return _Search(client, stream, query, as_of, checkpoints).found(error)
     return WholeState(eventual, _logged(eventual))
 
 
@@ -116,39 +115,42 @@ def _logged(eventual: EventualCheckpoint) -> tuple[WindowsOfEpoch, ...]:
 class _Search:
     """The search for a checkpoint from which the log leads to the epoch."""
 
-    def __init__(self, client: Client, stream: TopicPartition, query: str, as_of: int | None) -> None:
+    def __init__(
+        self, client: Client, stream: TopicPartition, query: str, as_of: int | None, settings: CheckpointSettings
+    ) -> None:
         self._client = client
         self._stream = stream
         self._query = query
         self._as_of = as_of
-        self._reasons: list[str] = []
-        """Why checkpoints were not used."""
+        self._settings = settings
+        self._refusals = Refusals(settings, Unit(query, stream.partition))
 
-    def found(self, settings: CheckpointSettings, lost: StateTrimmed) -> WholeState:
-        """The state from the newest checkpoint that serves. Raises StateTrimmed."""
-        with closing(open_sink(settings, self._report, PATIENCE_S)) as sink:
-            try:
-                for stored in self._stored(sink):
-                    state = self._tried(stored)
-                    if state is not None:
-                        return state
-            except CheckpointFailed as error:
-                self._reasons.append(str(error))
-        reasons = "; ".join(self._reasons[:_MAX_REASONS]) or "there is none"
-        raise type(lost)(f"{lost}; and no checkpoint at {settings.sink} has the rest: {reasons}") from lost
-
-    def _report(self, event: LogEvent, /, **fields: object) -> None:
-        if "error" in fields:
-            self._reasons.append(f"{fields.get('checkpoint', event.name)}: {fields['error']}")
+    def found(self, lost: StateTrimmed) -> WholeState:
+        """The state from the newest checkpoint that serves. Raises StateTrimmed, and StateAway if the checkpoints
+        cannot be read.
+        """
+        refusals = self._refusals
+        with (
+            suppress(CheckpointFailed),
+            refusals.looking(),
+            closing(open_sink_to_read(self._settings, refusals, PATIENCE_S)) as sink,
+        ):
+            for stored in self._stored(sink):
+                state = self._tried(stored)
+                if state is not None:
+                    return state
+        raise refusals.explained(lost) from lost
 
     def _stored(self, sink: Sink) -> Iterator[StoredBase]:
         """The checkpoints of the stream's unit, newest first. The log of a continuous query has its instance's name."""
-        finder = Finder(sink, report=self._report)
+        finder = Finder(sink, report=self._refusals)
         partition = self._stream.partition
         for query in dict.fromkeys((self._query, self._query.removesuffix(f".{partition}"))):
             for manifest in finder.checkpoints(Unit(query, partition)):
                 if self._as_of is None or manifest.header.epoch <= self._as_of:
                     yield StoredBase(finder, manifest)
+                else:
+                    self._refusals.note(manifest.name, newer_than_log(manifest.header.epoch, self._as_of))
 
     def _tried(self, stored: StoredBase) -> WholeState | None:
         """The state by way of a checkpoint, None if it does not serve."""
@@ -161,14 +163,14 @@ class _Search:
                 return WholeState(eventual, _logged(eventual))
             schema = self._columns(eventual.mark)
             if fingerprint_of(schema, eventual.mark.operator).hex() != header.fingerprint:
-                self._reasons.append(f"{name}: is of another operator, or of other columns")
+                self._refusals.note(name, "is of another operator, or of other columns")
                 return None
             table = load_table(schema, stored.described, stored.runs(), anonymous)
         except StateTrimmed:
-            self._reasons.append(f"{name}: the log does not lead on from its epoch {header.epoch}")
+            self._refusals.note(name, f"the log does not lead on from its epoch {header.epoch}")
             return None
         except (CairnError, OSError) as error:
-            self._reasons.append(f"{name}: {error}")
+            self._refusals.note(name, error)
             return None
         return WholeState(eventual, _joined(eventual, table, stored.manifest), stored.manifest)
 

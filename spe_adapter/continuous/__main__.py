@@ -18,7 +18,8 @@ from types import FrameType
 
 from logstore.errors import CairnError
 from spe_adapter.cec.policy import DEFAULT_Q, DEFAULT_U, PER_WINDOW, Targets
-from spe_adapter.checkpoint.settings import CheckpointSettings
+from spe_adapter.checkpoint.policy import PolicySettings
+from spe_adapter.checkpoint.settings import ANY_HOST, CheckpointSettings
 from spe_adapter.continuous.calibration import cost_benefit
 from spe_adapter.continuous.errors import FragmentRefused
 from spe_adapter.continuous.fragment import EpochLimits, Fragment
@@ -35,8 +36,7 @@ def main(arguments: Sequence[str]) -> int:
         options = Options(
             given.servers, partial(Targets, given.q, given.u, PER_WINDOW), EpochLimits(epoch_ms=given.epoch_ms)
         )
-        if given.checkpoints is not None:
-            options = replace(options, checkpoints=CheckpointSettings(given.checkpoints))
+        options = replace(options, checkpoints=_checkpoints(given))
         if given.mtbf_s is not None:
             policy = cost_benefit(fragment, given.partition, options, given.mtbf_s)
             options = replace(options, policy=policy)
@@ -77,8 +77,41 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         metavar="URL",
         help="write the state beside the log: file:///DIRECTORY, hdfs://HOST:PORT/DIRECTORY",
     )
+    settings = parser.add_argument_group("checkpoints", "docs/checkpoints.md says what they mean")
+    settings.add_argument("--checkpoint-every-s", type=float, help="at the latest after so many seconds (600)")
+    settings.add_argument("--checkpoint-min-every-s", type=float, help="not more often (10)")
+    settings.add_argument("--checkpoint-user", help="HDFS's user (cairn)")
+    settings.add_argument("--checkpoint-plans", metavar="URL", help="the NameNode's plan table, http://HOST:PORT")
+    settings.add_argument("--checkpoint-plans-token", metavar="FILE", help="the file with its token")
+    settings.add_argument("--checkpoint-coordinator", metavar="URL", help="Peace's coordinator, http://HOST:PORT")
+    settings.add_argument("--checkpoint-coordinator-token", metavar="FILE", help="the file with its token")
+    settings.add_argument("--checkpoint-host", help="this host's name in the topology (the name it gives itself)")
+    settings.add_argument("--checkpoint-replicas", type=int, help="of each chunk (3)")
     parser.add_argument("--report-s", type=float, default=1.0, help="least time between two lines of progress")
     return parser.parse_args(arguments)
+
+
+def _checkpoints(given: argparse.Namespace) -> CheckpointSettings | None:
+    """The settings of checkpoints; None without a place. Raises FragmentRefused and CheckpointUrlRefused."""
+    fields = {
+        "user": given.checkpoint_user,
+        "plans": given.checkpoint_plans,
+        "plans_token_file": given.checkpoint_plans_token,
+        "coordinator": given.checkpoint_coordinator,
+        "coordinator_token_file": given.checkpoint_coordinator_token,
+        "host": given.checkpoint_host,
+        "replicas": given.checkpoint_replicas,
+    }
+    times = {"every_s": given.checkpoint_every_s, "min_every_s": given.checkpoint_min_every_s}
+    fields = {name: value for name, value in fields.items() if value is not None}
+    times = {name: value for name, value in times.items() if value is not None}
+    if given.checkpoints is None:
+        if fields or times:
+            raise FragmentRefused("options of checkpoints without a place for them; name it with --checkpoints URL")
+        return None
+    if "every_s" in times:
+        times.setdefault("min_every_s", min(PolicySettings().min_every_s, times["every_s"]))
+    return CheckpointSettings(given.checkpoints, policy=PolicySettings(**times), **{"host": ANY_HOST, **fields})
 
 
 def _load(place: str) -> Fragment:
@@ -105,7 +138,8 @@ def _reporter(period_s: float) -> Callable[[Event], None]:
             if now_s < next_s:
                 return
             next_s = now_s + period_s
-            fields = {"event": "epoch", **event.figures._asdict(), "lag": event.lag}
+            checkpoint = {"checkpoint_epoch": event.checkpoint.epoch, "checkpoint_error": event.checkpoint.error}
+            fields = {"event": "epoch", **event.figures._asdict(), "lag": event.lag, **checkpoint}
         else:
             fields = {"event": "recovered", **event._asdict()}
         sys.stdout.write(json.dumps(fields) + "\n")

@@ -10,7 +10,6 @@ Invariants:
 Source: CEC paper, sections II.B (recovery) and III (foreground and background path).
 """
 
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, Protocol
@@ -20,18 +19,19 @@ from spe_adapter.cec.control import End, decode
 from spe_adapter.cec.reconstruct import EventualCheckpoint, Floor
 from spe_adapter.checkpoint.bases import StoredBase
 from spe_adapter.checkpoint.errors import CheckpointFailed
+from spe_adapter.checkpoint.refusals import newer_than_log
 from spe_adapter.continuous.core import Core, Figures, ReplayEpoch
 from spe_adapter.continuous.errors import FragmentRefused, InputTrimmed
 from spe_adapter.continuous.fragment import CheckedFragment, EpochLimits
 from spe_adapter.continuous.inputs import RecordRun, SourceBuffer, choose
-from spe_adapter.continuous.paged_state import CoveredVersion
+from spe_adapter.continuous.paged_state import NO_CHECKPOINT, CheckpointStatus, CoveredVersion
 from spe_adapter.continuous.port import FENCE_EPOCH, Port
 from spe_adapter.errors import StateTrimmed
 from spe_adapter.pages.errors import PagesRefused
 from spe_adapter.state.errors import StateDamaged
 from spe_adapter.state.table import Table
 
-_log = logging.getLogger(__name__)
+_MS_PER_S: Final = 1000.0
 IDLE_MS: Final = 200
 """How long an idle runner waits until it checks whether it should stop."""
 
@@ -53,10 +53,13 @@ class Recovered(NamedTuple):
 
 
 class FragmentProgress(NamedTuple):
-    """The event of a committed epoch: its figures, and `lag`, the offsets of the sources that were still to be read."""
+    """The event of a committed epoch: its figures, and `lag`, the offsets of the sources that were still to be read.
+    `checkpoint` says which checkpoint is the newest, and whether the last one failed; always empty without a sink.
+    """
 
     figures: Figures
     lag: int
+    checkpoint: CheckpointStatus = CheckpointStatus()
 
 
 class FetchOutcome(NamedTuple):
@@ -72,6 +75,22 @@ class UnitCheckpoints(Protocol):
     def stored(self) -> Iterable[StoredBase]:
         """Those that are complete, newest first; none if the sink is away."""
 
+    def unused(self, stored: StoredBase, why: str) -> None:
+        """A checkpoint of `stored` does not serve."""
+
+    def wait_for_sink(self, lost: StateTrimmed) -> None:
+        """The log alone does not suffice: return when `stored` should be asked again. Raises StateAway if the sink
+        stays away, and StateTrimmed, with what is known of the checkpoints, if it was read.
+        """
+
+    def recovered(self, log_bytes: int, seconds: float, epoch: int) -> None:
+        """The state was loaded in so many seconds, from a checkpoint of an epoch (NO_CHECKPOINT: from the log alone)
+        and so many bytes of control batches.
+        """
+
+    def status(self) -> CheckpointStatus:
+        """How the checkpoints stand."""
+
     def complete(self) -> Sequence[CoveredVersion]:
         """Those that became complete since the last call."""
 
@@ -86,8 +105,8 @@ Observe = Callable[[Event], None]
 class Loop:
     """Drives a core: call `recover` once, then `step` repeatedly, then `finish`. `observe` gets the events.
 
-    Raises InputTrimmed, StateTrimmed, ReplayDiverged, WrongPartition, CommitLost, FencedIncarnation (a newer runner has
-    taken over), what the operator and the steps raise, and what the port raises.
+    Raises InputTrimmed, StateTrimmed, StateAway, ReplayDiverged, WrongPartition, CommitLost, FencedIncarnation (a newer
+    runner has taken over), what the operator and the steps raise, and what the port raises.
     """
 
     def __init__(
@@ -132,6 +151,10 @@ class Loop:
         eventual, table = self._reconstructed(last)
         epochs = self._core.load(eventual, last, table)
         loaded_ms = self._port.monotonic_ms()
+        checkpoint_epoch = NO_CHECKPOINT if table is None else eventual.oldest_epoch
+        if self._checkpoints is not None:
+            seconds = (loaded_ms - started_ms) / _MS_PER_S
+            self._checkpoints.recovered(eventual.scanned.control_bytes, seconds, checkpoint_epoch)
         self._open(self._core.positions)
         records = self._replay(epochs)
         self._core.end_replay([buffer.position for buffer in self._inputs])
@@ -139,7 +162,7 @@ class Loop:
         self._observe(
             Recovered(
                 last, self._core.windows, eventual.scanned.tuples, loaded_ms - started_ms, len(epochs), records,
-                replayed_ms - loaded_ms, -1 if table is None else eventual.oldest_epoch,
+                replayed_ms - loaded_ms, checkpoint_epoch,
             )
         )  # fmt: skip
 
@@ -161,22 +184,43 @@ class Loop:
 
     def _reconstructed(self, last: int) -> tuple[EventualCheckpoint, Table | None]:
         """The eventual checkpoint; with the table of a checkpoint, where the log alone does not give all sooner. A
-        checkpoint that cannot be read, or is of another way than the log's, costs itself.
+        sink that is away is waited for only if the log alone does not suffice.
+        """
+        checkpoints = self._checkpoints
+        if checkpoints is None:
+            return self._reconstruct(), None
+        while True:
+            found = self._from_checkpoint(checkpoints, last)
+            if found is not None:
+                return found
+            try:
+                return self._reconstruct(), None
+            except StateTrimmed as error:
+                checkpoints.wait_for_sink(error)
+
+    def _from_checkpoint(
+        self, checkpoints: UnitCheckpoints, last: int
+    ) -> tuple[EventualCheckpoint, Table | None] | None:
+        """The state by way of the newest checkpoint that serves, None if there is none. A checkpoint that cannot be
+        read, or is of another way than the log's, costs itself.
         """
         state = self._core.state
-        for stored in () if self._checkpoints is None else self._checkpoints.stored():
+        for stored in checkpoints.stored():
             described = stored.described
-            if described.fingerprint != state.fingerprint or described.tag.epoch > last:
+            if described.tag.epoch > last:
+                checkpoints.unused(stored, newer_than_log(described.tag.epoch, last))
+                continue
+            if described.fingerprint != state.fingerprint:
+                checkpoints.unused(stored, "is of another operator's state, or of other columns")
                 continue
             try:
                 eventual = self._reconstruct(Floor(*described.tag))
                 table = state.loaded(described, stored.runs()) if eventual.floor_reached else None
             except (StateDamaged, PagesRefused, CheckpointFailed, StateTrimmed, OSError) as error:
-                query = self._plan.fragment.query
-                _log.warning("query %r: checkpoint of epoch %d: %s", query, described.tag.epoch, error)
+                stored.refused(error)
             else:
                 return eventual, table
-        return self._reconstruct(), None
+        return None
 
     def _reconstruct(self, floor: Floor | None = None) -> EventualCheckpoint:
         """Read the output stream backwards until every open window is found, or down to the version of a checkpoint."""
@@ -266,7 +310,8 @@ class Loop:
         while len(self._in_flight) >= self._limits.in_flight:
             self._reap(wait=True)
         self._port.commit(output)
-        self._in_flight.append(FragmentProgress(figures, lag))
+        checkpoint = CheckpointStatus() if self._checkpoints is None else self._checkpoints.status()
+        self._in_flight.append(FragmentProgress(figures, lag, checkpoint))
         if self._checkpoints is not None:
             for version in self._checkpoints.complete():
                 self._core.cover(version)

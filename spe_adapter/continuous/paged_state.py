@@ -9,7 +9,7 @@ Source: SGuard, section 4.4; CEC paper, section II.B.
 
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -29,6 +29,18 @@ class CoveredVersion(NamedTuple):
     epoch: int
     emitted: int
     seen: int
+
+
+NO_CHECKPOINT: Final = -1
+
+
+class CheckpointStatus(NamedTuple):
+    """The epoch of the newest complete checkpoint that a runner knows, NO_CHECKPOINT without any; and why the last
+    checkpoint that was tried failed, empty if it did not.
+    """
+
+    epoch: int = NO_CHECKPOINT
+    error: str = ""
 
 
 class PagedState:

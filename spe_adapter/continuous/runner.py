@@ -151,7 +151,9 @@ class Runner:
             checkpoints = None
             if settings is not None:
                 unit = Unit(self._fragment.query, self._partition)
-                checkpoints = stack.enter_context(closing(RunnerCheckpoints(unit, settings, core.freeze)))
+                checkpoints = stack.enter_context(
+                    closing(RunnerCheckpoints(unit, settings, core.freeze, self._host.network))
+                )
             registration = self._registration(stack, core, port)
 
             def observe(event: Event) -> None:

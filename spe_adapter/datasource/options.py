@@ -124,6 +124,7 @@ HARMLESS_SINK_OPTIONS: Final[Mapping[str, str]] = {
     "kafka.send.buffer.bytes": "the operating system tunes its buffers",
 }
 
+_MS_PER_S: Final = 1000
 _UNITS_MS: Final = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION: Final = re.compile(r"\s*(\d+)\s*([a-z]*)\s*", re.IGNORECASE)
 
@@ -239,6 +240,20 @@ class OptionReader:
         if match is None or unit is None:
             raise InvalidConfig(f"option {name!r} is {text!r}; allowed: a number and one of ms, s, m, h, d")
         return int(match[1]) * unit
+
+    def seconds(self, name: str, default_s: float, least_s: float) -> float:
+        """A time such as `15m`, `30s` or `1500ms`, with its unit, of at least `least_s`; in seconds."""
+        text = self.text(name)
+        if text is None:
+            return default_s
+        if text.strip().isdecimal():
+            raise InvalidConfig(
+                f"option {name!r} is {text!r}, without a unit; write {text}s for seconds, or ms, m, h, d"
+            )
+        seconds = self.duration_ms(name, 0) / _MS_PER_S
+        if seconds < least_s:
+            raise InvalidConfig(f"option {name!r} is {text!r}; allowed: at least {least_s:g}s")
+        return seconds
 
     def servers(self) -> tuple[Address, ...]:
         """The sidecar's addresses."""

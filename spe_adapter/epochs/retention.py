@@ -166,12 +166,18 @@ def how_lost(client: Client, name: str, stream: TopicPartition) -> str:
             "query runs without a registration. Then the retention of the topic takes what open windows need"
         )
     places = [(entry.topic, entry.partition) for entry in reader.released]
-    is_released = (stream.topic, stream.partition) in places
+    if (stream.topic, stream.partition) not in places:
+        held = [entry.offset for entry in reader.streams if (entry.topic, entry.partition) == stream]
+        return (
+            f"Reader {name!r} {f'holds the stream from offset {held[0]} on' if held else 'does not hold the stream'}. "
+            "What lay in front of that went because checkpoints had covered it, because a client deleted records by "
+            "offset, or because the reader was released for a time (then the sidecar's log says reader_released: see "
+            "reader-hold-bytes and reader-hold-ms)"
+        )
     return (
-        f"Reader {name!r} {'was' if is_released else 'had been'} released from the stream: it kept more than "
-        "reader-hold-bytes beyond the retention, or acknowledged nothing for reader-hold-ms while the query was down. "
-        "These are settings of the sidecar, whose log says reader_released; raise them, or the retention of the topic"
-        + ("" if is_released else ". Or a client deleted the records by offset")
+        f"Reader {name!r} was released from the stream: it kept more than reader-hold-bytes beyond the retention, or "
+        "acknowledged nothing for reader-hold-ms while the query was down. These are settings of the sidecar, whose "
+        "log says reader_released; raise them, or the retention of the topic"
     )
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from logstore.errors import CairnError, InvalidConfig
 from spe_adapter.checkpoint.policy import PolicySettings
-from spe_adapter.checkpoint.settings import DEFAULT_REPLICAS, CheckpointSettings
+from spe_adapter.checkpoint.settings import ANY_HOST, DEFAULT_REPLICAS, CheckpointSettings
 from spe_adapter.datasource.options import OptionReader
 from spe_adapter.microbatch.sizes import size_option
 
@@ -29,11 +29,10 @@ CHECKPOINT_OPTIONS: Final = frozenset(
         "checkpointWeight",
     )
 )
-ANY_HOST: Final = "*"
-"""In place of `checkpointHost`: each host has the name that it gives itself."""
 _DEFAULT_POLICY: Final = PolicySettings()
 _DEFAULT_USER: Final = "cairn"
-_MS_PER_S: Final = 1000
+LEAST_S: Final = 1.0
+"""Of the times between checkpoints: a checkpoint alone takes tenths of a second."""
 
 
 def checkpoint_settings(reader: OptionReader) -> CheckpointSettings | None:
@@ -65,11 +64,10 @@ def checkpoint_settings(reader: OptionReader) -> CheckpointSettings | None:
 
 
 def _policy(reader: OptionReader) -> PolicySettings:
-    every_s = reader.duration_ms("checkpointEvery", int(_DEFAULT_POLICY.every_s * _MS_PER_S)) / _MS_PER_S
-    least_ms = int(min(_DEFAULT_POLICY.min_every_s, every_s) * _MS_PER_S)
+    every_s = reader.seconds("checkpointEvery", _DEFAULT_POLICY.every_s, LEAST_S)
     return PolicySettings(
         every_s=every_s,
-        min_every_s=reader.duration_ms("checkpointMinEvery", least_ms) / _MS_PER_S,
+        min_every_s=reader.seconds("checkpointMinEvery", min(_DEFAULT_POLICY.min_every_s, every_s), LEAST_S),
         min_state_bytes=size_option(reader, "checkpointMinState", _DEFAULT_POLICY.min_state_bytes, least=0),
         weight=_weight(reader),
     )

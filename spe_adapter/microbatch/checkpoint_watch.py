@@ -23,14 +23,14 @@ from logstore.client.blocking import Client, TopicPartition
 from logstore.errors import CairnError
 from spe_adapter.cec.control import EndPositions
 from spe_adapter.checkpoint.errors import CheckpointFailed
+from spe_adapter.checkpoint.log_lines import log_event
 from spe_adapter.checkpoint.manifest import Manifest, decode_manifest
 from spe_adapter.checkpoint.names import CheckpointName, Unit
 from spe_adapter.checkpoint.retention_rules import KEPT, RECENT, recoverable
-from spe_adapter.checkpoint.settings import CheckpointSettings, open_sink
+from spe_adapter.checkpoint.settings import CheckpointSettings, open_sink_to_read
 from spe_adapter.checkpoint.sinks import Sink
 from spe_adapter.epochs.scan import find_head
 from spe_adapter.host import Host
-from spe_adapter.microbatch.checkpoints import log_event
 from spe_adapter.microbatch.epoch import QueryDefinition
 from spe_adapter.microbatch.epoch_end import NOT_COVERED
 from spe_adapter.state.layout import fingerprint_of
@@ -173,7 +173,7 @@ class CheckpointWatch:
         """The recoverable checkpoints of each partition, newest first."""
         units = {unit.name: unit for unit in (Unit(self._query, partition) for partition in range(self._partitions))}
         found: dict[int, list[Manifest]] = {}
-        with closing(open_sink(self._settings, log_event, WATCH_S)) as sink:
+        with closing(open_sink_to_read(self._settings, log_event, WATCH_S)) as sink:
             seqs: dict[str, set[int]] = defaultdict(set)
             for name in sink.names():
                 if name.unit in units:

@@ -5,39 +5,36 @@ Invariants:
 * A checkpoint is offered only if its epoch is not newer than the wanted version. That its attempt is the one that the
   log has is checked against the log before the checkpoint is used (`StateSource.since`).
 * Neither the I/O service nor a sink that is away costs an epoch: without a checkpoint the log is read.
+* Where the log alone does not suffice, a sink that is away is waited for, and then named: it is not lost state.
 
 Source: SGuard, sections 3 (checkpoint manager, I/O service) and 5; docs/decisions/0024.
 """
 
-import logging
-from collections.abc import Iterator
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from logstore.base.events import Level, LogEvent
+from logstore.client.network import Network
 from spe_adapter.checkpoint.bases import stored_bases
 from spe_adapter.checkpoint.datagram import EpochNote
+from spe_adapter.checkpoint.log_lines import log_event
 from spe_adapter.checkpoint.manifest import Manifest
 from spe_adapter.checkpoint.names import Unit
 from spe_adapter.checkpoint.recovery import Finder
+from spe_adapter.checkpoint.refusals import Refusals, newer_than_log, unrelated
 from spe_adapter.checkpoint.service_place import notify
-from spe_adapter.checkpoint.settings import CheckpointSettings, open_sink
+from spe_adapter.checkpoint.settings import CheckpointSettings, open_sink_to_read
+from spe_adapter.checkpoint.troubles import trouble_of
+from spe_adapter.errors import StateTrimmed
 from spe_adapter.host import host_name
-from spe_adapter.microbatch.checkpoint_options import ANY_HOST
 from spe_adapter.state.storage import BaseCheckpoint
+from spe_adapter.state.versions import OpenState
 
 RECOVERY_PATIENCE_S: Final = 5.0
 """How long a task waits for a sink that is away: the log may have all that is needed."""
-_LEVELS: Final = {Level.INFO: logging.INFO, Level.WARNING: logging.WARNING, Level.ERROR: logging.ERROR}
-_log = logging.getLogger(__name__)
-
-
-def log_event(event: LogEvent, /, **fields: object) -> None:
-    """Report an event of checkpoints in the log of this process."""
-    said = " ".join(f"{name}={value}" for name, value in fields.items())
-    _log.log(_LEVELS[event.level], "%s %s", event.name, said)
+AWAY_S: Final = 60.0
+"""How long a task waits for a sink that is away when the log alone does not suffice."""
 
 
 class LoggedRecovery(NamedTuple):
@@ -49,32 +46,70 @@ class LoggedRecovery(NamedTuple):
     seconds: float
 
 
-def tell_service(settings: CheckpointSettings, root: Path, note: EpochNote, recovery: LoggedRecovery) -> None:
+def tell_service(settings: CheckpointSettings, root: Path, note: EpochNote, recovery: LoggedRecovery) -> str:
     """Tell the I/O service of the state directory `root` that an epoch of a partition has ended; `note` gets these
-    settings. Never raises, never waits: a lost note is made up for by the next.
+    settings. Never raises, never waits: a lost note is made up for by the next. Returns why the service wrote no
+    checkpoint when it last tried, empty if it did, or did not try.
     """
-    here = settings if settings.host != ANY_HOST else replace(settings, host=host_name())
+    here = settings.on_host(host_name())
     notify(root, note._replace(settings=here.described(), loaded_bytes=recovery.log_bytes, loaded_s=recovery.seconds))
+    return trouble_of(root, note.unit)
 
 
 class OfferedCheckpoints:
-    """The checkpoints of a partition that may lead to a version; `read` is the one whose pages were read last."""
+    """The checkpoints of a partition that may lead to a version; `read` is the one whose pages were read last, and
+    `refusals` says why others were not.
+    """
 
     def __init__(self, settings: CheckpointSettings, unit: Unit, wanted_epoch: int | None) -> None:
         self._settings = settings
         self._unit = unit
         self._wanted_epoch = wanted_epoch
         self.read: Manifest | None = None
+        self.refusals = Refusals(settings, unit, log_event)
 
     def __call__(self) -> Iterator[BaseCheckpoint]:
         """Newest first. Raises errors of the sink (CheckpointFailed) if it cannot be listed."""
         if self._wanted_epoch is None:
             return
-        with closing(open_sink(self._settings, log_event, RECOVERY_PATIENCE_S)) as sink:
+        refusals = self.refusals
+        with refusals.looking(), closing(open_sink_to_read(self._settings, refusals, RECOVERY_PATIENCE_S)) as sink:
             # The files alone say what is complete: a coordinator that is away would cost time, and tell no more.
-            for stored in stored_bases(Finder(sink, report=log_event), self._unit, self._is_usable):
+            for stored in stored_bases(Finder(sink, report=refusals), self._unit, self._is_usable):
                 self.read = stored.manifest
+                known = refusals.count
                 yield stored
+                if refusals.count == known:  # it was neither loaded nor refused with an error
+                    refusals.note(stored.manifest.name, unrelated(stored.manifest))
+
+    def wait_for_sink(self, lost: StateTrimmed, network: Network) -> None:
+        """Return when checkpoints should be looked for again, after the log alone proved not to suffice.
+
+        Raises StateAway, or StateTrimmed if the sink was read.
+        """
+        self.refusals.wait_for_sink(lost, network, AWAY_S)
 
     def _is_usable(self, manifest: Manifest) -> bool:
-        return self._wanted_epoch is not None and manifest.header.epoch <= self._wanted_epoch
+        epoch = manifest.header.epoch
+        if self._wanted_epoch is not None and epoch <= self._wanted_epoch:
+            return True
+        self.refusals.note(manifest.name, newer_than_log(epoch, self._wanted_epoch))
+        return False
+
+
+def entered(
+    stack: ExitStack,
+    opened: Callable[[], AbstractContextManager[OpenState]],
+    offered: OfferedCheckpoints | None,
+    network: Network,
+) -> OpenState:
+    """The state that `opened` gives, entered on a stack; opened again while the log alone does not suffice and the sink
+    of the offered checkpoints is away. No lock is held while it waits. Raises StateAway, and what `opened` raises.
+    """
+    while True:
+        try:
+            return stack.enter_context(opened())
+        except StateTrimmed as error:
+            if offered is None:
+                raise
+            offered.wait_for_sink(error, network)

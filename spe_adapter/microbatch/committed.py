@@ -82,8 +82,9 @@ class EpochProgress:
     (q), `load_seconds` and each of `task_seconds`. `how` counts partitions by the origin of their state; `started_ms`
     is the start of the first task, by its host's clock. `checkpoint_epoch` is the epoch up to which each partition has
     a complete checkpoint that the driver knows, None without; `checkpoint_bytes` (a sum) were read from checkpoints to
-    open state, `log_bytes` (a sum) from the log. Before the first epoch of this incarnation, fields that the log
-    does not have are empty or 0.
+    open state, `log_bytes` (a sum) from the log. `checkpoint_error` says of the first partition whose host cannot write
+    checkpoints, or whose last checkpoint failed, which it is, and why; empty without any. Before the first epoch of
+    this incarnation, fields that the log does not have are empty or 0.
     """
 
     batch: int
@@ -108,6 +109,7 @@ class EpochProgress:
     checkpoint_epoch: int | None = None
     checkpoint_bytes: int = 0
     log_bytes: int = 0
+    checkpoint_error: str = ""
 
 
 def progress_of(last: CommittedEpoch) -> EpochProgress:
@@ -139,6 +141,14 @@ def progress_of(last: CommittedEpoch) -> EpochProgress:
         checkpoint_epoch=_checkpoint_epoch(last.progress),
         checkpoint_bytes=sum(report.checkpoint_bytes for report in reports),
         log_bytes=sum(report.log_bytes for report in reports),
+        checkpoint_error=next(
+            (
+                f"partition {report.partition}, host {report.host}: {report.checkpoint_error}"
+                for report in reports
+                if report.checkpoint_error
+            ),
+            "",
+        ),
     )
 
 

@@ -181,7 +181,8 @@ class TaskReport:
     this epoch. `next_wall_ms` is the processing time from which on a timer is due (None: none). `how` says where
     the state came from: MOVED, or see `state.versions.OpenState`. `host` is the host on which the task left state
     in memory. `checkpoint_epoch` and `checkpoint_bytes`: of the checkpoint that was loaded, -1 and 0 if none was.
-    `log_bytes`: of the control batches that were read to open the state.
+    `checkpoint_error`: why this partition had no checkpoint when its host last tried, empty if it had. `log_bytes`: of
+    the control batches that were read to open the state.
     """
 
     partition: int
@@ -211,6 +212,7 @@ class TaskReport:
     checkpoint_bytes: int = 0
     log_bytes: int = 0
     next_wall_ms: int | None = None
+    checkpoint_error: str = ""
 
     def to_json(self) -> str:
         """The JSON text for a row."""

@@ -9,6 +9,7 @@ Source: CEC paper, section II.B ("Constructing an EC").
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from typing import Final
 
 import numpy as np
@@ -25,8 +26,8 @@ from spe_adapter.epochs.lookup import state_columns
 from spe_adapter.epochs.retention import how_lost
 from spe_adapter.epochs.scan import ControlScan, find_head, reconstruct
 from spe_adapter.errors import StateCleaned, StateInconsistent, StateTrimmed
-from spe_adapter.host import new_seed
-from spe_adapter.microbatch.checkpoints import OfferedCheckpoints
+from spe_adapter.host import ThisHost, new_seed
+from spe_adapter.microbatch.checkpoints import OfferedCheckpoints, entered
 from spe_adapter.microbatch.epoch import EpochPlan, QueryDefinition, reader_name
 from spe_adapter.microbatch.options import StatefulOptions
 from spe_adapter.operators.combining import NULL_PARTITION
@@ -199,7 +200,9 @@ def _checkpointed_windows(
     loader.limit_tuples = DEFAULT_LIMIT_TUPLES
     offered = OfferedCheckpoints(options.checkpoints, Unit(plan.query, former), plan.parent_epoch)
     directory = state_directory(options, f"{plan.query}.before-{plan.layout}")
-    with directory.open(former, schema, operator, tag, loader, offered) as state:
+    with ExitStack() as stack:
+        network = ThisHost().network
+        state = entered(stack, lambda: directory.open(former, schema, operator, tag, loader, offered), offered, network)
         rows = state.base.live_rows()
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             yield state.base.take(rows[start : start + _ROWS_AT_ONCE])

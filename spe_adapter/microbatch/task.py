@@ -10,9 +10,8 @@ Invariants:
 Source: CEC paper, section II.B; docs/decisions/0010.
 """
 
-import logging
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +28,7 @@ from spe_adapter.epochs.client import StagedStream, TaskAttempt, connect
 from spe_adapter.epochs.marks import OpenWindows, StatePartition, control_batches, epoch_mark
 from spe_adapter.errors import NoTaskContext, SchemaRefused
 from spe_adapter.host import Host, ThisHost, host_name
-from spe_adapter.microbatch.checkpoints import LoggedRecovery, OfferedCheckpoints, tell_service
+from spe_adapter.microbatch.checkpoints import LoggedRecovery, OfferedCheckpoints, entered, tell_service
 from spe_adapter.microbatch.epoch import (
     INITIAL_BATCH,
     MOVED,
@@ -59,8 +58,6 @@ from spe_adapter.state.store import Changes
 from spe_adapter.state.versions import OpenState, StateDirectory
 from spe_adapter.workers.collector import spare_loaded_code
 from spe_adapter.workers.context import PLAN_PROPERTY, attempt_name, local_property, task_context
-
-_log = logging.getLogger(__name__)
 
 
 class Task:
@@ -153,7 +150,7 @@ class _TaskExecution:
 
     @contextmanager
     def _opened(self, directory: StateDirectory, loader: LogLoader, schema: pa.Schema) -> Iterator[OpenState]:
-        """The state to start from, under its lock."""
+        """The state to start from, under its lock. Raises StateAway if it is in a sink that stays away."""
         wanted = self._wanted()
         settings = self._fixed.options.checkpoints
         offered = None
@@ -167,9 +164,11 @@ class _TaskExecution:
             loader.limit_tuples = DEFAULT_LIMIT_TUPLES
             return () if offered is None else offered()
 
-        with directory.open(self._partition, schema, self._fixed.fingerprint, wanted, loader, checkpoints) as state:
-            for error in state.refused_checkpoints:
-                _log.warning("query %s, partition %d: %s", self._plan.query, self._partition, error)
+        def opened() -> AbstractContextManager[OpenState]:
+            return directory.open(self._partition, schema, self._fixed.fingerprint, wanted, loader, checkpoints)
+
+        with ExitStack() as stack:
+            state = entered(stack, opened, offered, self._host.network)
             if state.how == "checkpoint" and offered is not None:
                 self._loaded = offered.read
             is_measure = state.how == "loaded" and not state.refused_checkpoints
@@ -230,7 +229,7 @@ class _TaskExecution:
             delta_bytes = state.publish(tag, end.changes, mark)
         self._at("task after delta")
         state_bytes = state.base.size_bytes + overlay.size_bytes
-        self._tell(sum(memoryview(batch).nbytes for batch in controls), state.base.size_bytes)
+        trouble = self._tell(sum(memoryview(batch).nbytes for batch in controls), state.base.size_bytes)
         return TaskReport(
             partition=self._partition,
             epoch=plan.epoch,
@@ -257,18 +256,21 @@ class _TaskExecution:
             host=host_name(),
             checkpoint_epoch=-1 if self._loaded is None else self._loaded.header.epoch,
             checkpoint_bytes=0 if self._loaded is None else self._loaded.all_bytes,
+            checkpoint_error=trouble,
             log_bytes=self._recovery.log_bytes,
             next_wall_ms=processor.next_wall_ms,
         )
 
-    def _tell(self, log_bytes: int, state_bytes: int) -> None:
-        """Tell the host's I/O service what this epoch has added to the log, if the query has checkpoints."""
+    def _tell(self, log_bytes: int, state_bytes: int) -> str:
+        """Tell the host's I/O service what this epoch has added to the log, if the query has checkpoints; what troubles
+        the service.
+        """
         settings = self._fixed.options.checkpoints
-        if settings is not None:
-            unit = Unit(self._plan.query, self._partition)
-            tell_service(
-                settings, self._root, EpochNote(unit, self._plan.epoch, log_bytes, state_bytes, {}), self._recovery
-            )
+        if settings is None:
+            return ""
+        unit = Unit(self._plan.query, self._partition)
+        note = EpochNote(unit, self._plan.epoch, log_bytes, state_bytes, {})
+        return tell_service(settings, self._root, note, self._recovery)
 
     def _process(self, batches: Iterator[Received], processor: Processor, output: StagedStream) -> None:
         """Process all rows, then close the windows that are due by the watermark."""

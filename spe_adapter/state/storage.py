@@ -56,6 +56,9 @@ class BaseCheckpoint(Protocol):
     def runs(self) -> PageRuns:
         """The pages. May raise any CairnError or OSError: then the state is loaded in another way."""
 
+    def refused(self, error: Exception) -> None:
+        """Take note of why the checkpoint could not be loaded."""
+
 
 def fill_pages(block: Bytes, page_bytes: int, runs: PageRuns, step: Step) -> None:
     """Fill a block of zeros with the pages of a checkpoint. Raises StateDamaged for pages that lie outside of it."""

@@ -526,6 +526,7 @@ class VersionLoader:
                         return True
                 except (CairnError, OSError) as error:
                     self.refused.append(error)
+                    checkpoint.refused(error)
         except (CairnError, OSError) as error:
             self.refused.append(error)
         return False

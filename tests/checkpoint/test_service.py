@@ -39,6 +39,7 @@ from spe_adapter.checkpoint.service_place import (
     place_of,
 )
 from spe_adapter.checkpoint.settings import CheckpointSettings, settings_of
+from spe_adapter.checkpoint.troubles import trouble_of
 from spe_adapter.state.query import usage
 from spe_adapter.state.versions import StateDirectory
 from tests.state.conftest import OPERATOR, QUERY, SCHEMA, note_of, windows_of
@@ -288,6 +289,30 @@ def test_notes_that_are_not_understood_change_nothing(root: Path, tmp_path: Path
     assert "datagram_refused" in log
     assert "unit_refused" in log
     assert read_status(root)["process"] == process  # type: ignore[index]
+
+
+def test_a_unit_that_is_refused_is_said(root: Path, tmp_path: Path) -> None:
+    """A token file that is missing on this host: the status names the unit and the file, and so do the tasks that ask.
+    When the file is there, the unit is served, and nothing is said any more.
+    """
+    token = tmp_path / "no such token"
+    values = CheckpointSettings(
+        (tmp_path / "sink").as_uri(),
+        coordinator="http://127.0.0.1:1",
+        coordinator_token_file=str(token),
+        host="h",
+    ).described()
+    note = EpochNote(UNIT, 1, 1, 1, values)
+    assert trouble_of(root, UNIT) == ""
+    said = wait_until(lambda: notify(root, note) and trouble_of(root, UNIT), "trouble")
+    assert str(token) in said
+    (refused,) = wait_until(lambda: (read_status(root) or {}).get("refused"), "the status")
+    assert (refused["query"], refused["partition"], refused["error"]) == (UNIT.query, UNIT.partition, said)
+    assert trouble_of(root, Unit(QUERY, 1)) == ""
+    token.write_text("secret")
+    wait_until(lambda: notify(root, note) and not trouble_of(root, UNIT), "an end of the trouble")
+    wait_until(lambda: read_status(root)["refused"] == [], "a status without it")  # type: ignore[index]
+    assert [shown["query"] for shown in read_status(root)["units"]] == [QUERY]  # type: ignore[index]
 
 
 def test_notes_are_bounded_and_come_back(tmp_path: Path) -> None:

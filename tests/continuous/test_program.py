@@ -57,6 +57,40 @@ def test_the_program_runs_and_ends_when_told(tmp_path: Path) -> None:
         assert consumed(sidecar.address, "out-program") == expected(ROWS)
 
 
+def test_settings_of_checkpoints_are_taken(tmp_path: Path) -> None:
+    """All settings have flags; each line of an epoch says how the checkpoints stand. Flags without a place for
+    checkpoints, and an address that is none, are refused with exit code 1.
+    """
+    (tmp_path / "token").write_text("secret")
+    (tmp_path / "sink").touch()  # nothing can be written there
+    flags = {
+        "checkpoint-coordinator": "http://127.0.0.1:1",
+        "checkpoint-coordinator-token": str(tmp_path / "token"),
+        "checkpoint-plans": "http://127.0.0.1:1",
+        "checkpoint-plans-token": str(tmp_path / "token"),
+        "checkpoint-every-s": "5",
+        "checkpoint-user": "somebody",
+        "checkpoint-replicas": "2",
+    }
+    words = [word for name, value in flags.items() for word in (f"--{name}", value)]
+    place = ("--checkpoints", (tmp_path / "sink").as_uri())
+    with Sidecar(tmp_path / "data") as sidecar:
+        create(sidecar.address, "in")
+        produce(sidecar.address, "in", ROWS)
+        with run(sidecar.address, *place, *words) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            epoch = json.loads(process.stdout.readline())
+            assert (epoch["checkpoint_epoch"], epoch["checkpoint_error"]) == (-1, "")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE_S) == 0
+        for refused, why in ((words, "--checkpoints URL"), ([*place, "--checkpoint-coordinator", "c:1"], "'c:1'")):
+            with run(sidecar.address, *refused) as process:
+                assert process.wait(PATIENCE_S) == 1
+                assert process.stderr is not None
+                assert why in process.stderr.read()
+
+
 def test_a_fragment_that_is_none_is_refused(tmp_path: Path) -> None:
     """The message says what was found under the name; the exit code is 1."""
     for name, message in ((f"{HERE}:ROWS", "is a list"), ("no.such.module:x", "names no fragment"), ("x", "write")):

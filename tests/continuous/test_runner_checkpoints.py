@@ -24,7 +24,8 @@ from spe_adapter.continuous import core as core_module
 from spe_adapter.continuous.checkpoints import covered_version
 from spe_adapter.continuous.core import Core
 from spe_adapter.continuous.loop import Recovered
-from spe_adapter.continuous.paged_state import CoveredVersion, bring_up
+from spe_adapter.continuous.paged_state import CheckpointStatus, CoveredVersion, bring_up
+from spe_adapter.errors import StateTrimmed
 from spe_adapter.state.table import Table
 from tests.continuous.processes import RunnerProcess, Work, expected, produce
 from tests.continuous.stories import Story, tell
@@ -59,6 +60,20 @@ class AtOnce:
         """See UnitCheckpoints."""
         new, self._new = self._new, []
         return new
+
+    def unused(self, stored: StoredBase, why: str) -> None:
+        """See UnitCheckpoints."""
+
+    def wait_for_sink(self, lost: StateTrimmed) -> None:
+        """See UnitCheckpoints: the sink is there."""
+        raise lost
+
+    def recovered(self, log_bytes: int, seconds: float, epoch: int) -> None:
+        """See UnitCheckpoints."""
+
+    def status(self) -> CheckpointStatus:
+        """See UnitCheckpoints."""
+        return CheckpointStatus()
 
     def ended(self, log_bytes: int, state_bytes: int) -> None:
         """See UnitCheckpoints."""

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
+from logstore.client.network import Network
 from spe_adapter.cec.policy import Targets
 from spe_adapter.checkpoint.directory_sink import DirectorySink
 from spe_adapter.checkpoint.names import Unit
 from spe_adapter.checkpoint.policy import PolicySettings
 from spe_adapter.checkpoint.recovery import Finder
+from spe_adapter.checkpoint.refusals import Refusals
 from spe_adapter.checkpoint.settings import CheckpointSettings
 from spe_adapter.checkpoint.whole_state import whole_state
+from spe_adapter.continuous import checkpoints as runner_checkpoints
 from spe_adapter.continuous.fragment import EpochLimits
-from spe_adapter.continuous.loop import Event, FragmentProgress
+from spe_adapter.continuous.loop import Event as RunnerEvent
+from spe_adapter.continuous.loop import FragmentProgress, Recovered
+from spe_adapter.continuous.paged_state import NO_CHECKPOINT, CheckpointStatus
 from spe_adapter.continuous.runner import Options, Runner
 from spe_adapter.epochs.lookup import only_query
 from spe_adapter.epochs.scan import ends
-from spe_adapter.errors import StateTrimmed
+from spe_adapter.errors import StateAway, StateTrimmed
 from tests.continuous.processes import WINDOW, Work, create, described, produce
+from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
 
 KEYS = 40
@@ -73,15 +82,102 @@ def test_windows_are_those_of_their_epochs(tmp_path: Path, settings: CheckpointS
     assert found == wanted
 
 
-def run(servers: str, settings: CheckpointSettings) -> None:
-    """Process all records, in many epochs."""
+def test_a_sink_that_cannot_be_read_is_no_lost_state(
+    tmp_path: Path, settings: CheckpointSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory that is not mounted: the runner waits for it, and then names it. Emptied: the error says that there
+    is no checkpoint, and blames no release of the reader, which still holds the stream.
+    """
+    sink = tmp_path / "sink"
+    with Sidecar(tmp_path / "data") as sidecar, Client(parse_addresses(sidecar.address)) as client:
+        create(sidecar.address, "in")
+        produce(sidecar.address, "in", [value(record) for record in range(RECORDS)])
+        run(sidecar.address, settings)
+        stream = TopicPartition("out-sums", 0)
+        (newest, *_) = Finder(DirectorySink(sink)).checkpoints(Unit("sums", 0))
+        behind = (offset for end, offset in ends(client, stream) if end.epoch < newest.header.epoch)
+        client.delete_records(stream, next(behind))
+        sink.rename(tmp_path / "elsewhere")
+        with monkeypatch.context() as at_once:
+            at_once.setattr(runner_checkpoints, "AWAY_S", 0.0)
+            with pytest.raises(
+                StateAway, match=rf"checkpoints at {sink.as_uri()}.* cannot be read: .*no such dir"
+            ) as raised:
+                recovered(sidecar.address, settings)
+        assert "reader" not in str(raised.value)
+        asked = Event()
+
+        class Waiting(Refusals):
+            def wait_for_sink(self, lost: StateTrimmed, network: Network, patience_s: float) -> None:
+                asked.set()
+                super().wait_for_sink(lost, network, patience_s)
+
+        def mount() -> None:
+            assert asked.wait(PATIENCE_S)
+            (tmp_path / "elsewhere").rename(sink)
+
+        with monkeypatch.context() as waiting:
+            waiting.setattr(runner_checkpoints, "Refusals", Waiting)
+            thread = Thread(target=mount)
+            thread.start()
+            assert recovered(sidecar.address, settings).checkpoint_epoch == newest.header.epoch
+            thread.join()
+        shutil.rmtree(sink)
+        sink.mkdir()
+        with pytest.raises(
+            StateTrimmed, match=rf"no checkpoint at {sink.as_uri()} has the rest: there is none"
+        ) as emptied:
+            recovered(sidecar.address, settings)
+    assert "holds the stream from offset" in str(emptied.value)
+    assert "was released from" not in str(emptied.value)
+
+
+def test_checkpoints_that_fail_are_said(
+    tmp_path: Path, settings: CheckpointSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A sink that cannot be written: lines in the log, and the cause in the progress of epochs; with a sink that can,
+    the progress has the epoch of the newest checkpoint.
+    """
+    (tmp_path / "file").touch()
+    bad = replace(settings, sink=(tmp_path / "file" / "sink").as_uri())
+    with Sidecar(tmp_path / "data") as sidecar:
+        create(sidecar.address, "in")
+        produce(sidecar.address, "in", [value(record) for record in range(RECORDS)])
+        failed = run(sidecar.address, bad)
+        assert all(status.epoch == NO_CHECKPOINT for status in failed)
+        assert any("Not a directory" in status.error for status in failed)
+        assert "checkpoint_failed" in caplog.text
+        produce(sidecar.address, "in", [value(record) for record in range(RECORDS)])
+        written = run(sidecar.address, settings, 2 * RECORDS)
+        assert max(status.epoch for status in written) > 0
+        assert recovered(sidecar.address, settings).checkpoint_epoch > 0
+
+
+def recovered(servers: str, settings: CheckpointSettings) -> Recovered:
+    """What a runner says of its recovery; it does nothing else."""
+    events: list[RunnerEvent] = []
+    Runner(described(Work(servers, "sums", 0)), 0, options(servers, settings), observe=events.append).run(lambda: True)
+    (found,) = (event for event in events if isinstance(event, Recovered))
+    return found
+
+
+def options(servers: str, settings: CheckpointSettings) -> Options:
+    """Many epochs, no footprints but the first ones."""
+    limits = EpochLimits(epoch_records=100, epoch_ms=20, run_records=50)
+    return Options(servers, lambda: Targets(10**6, 10**6), limits, checkpoints=settings)
+
+
+def run(servers: str, settings: CheckpointSettings, records: int = RECORDS) -> list[CheckpointStatus]:
+    """Process so many records, in many epochs; what each epoch said of the checkpoints."""
+    said: list[CheckpointStatus] = []
     committed = 0
 
-    def observe(event: Event) -> None:
+    def observe(event: RunnerEvent) -> None:
         nonlocal committed
         if isinstance(event, FragmentProgress):
             committed = event.figures.records
+            said.append(event.checkpoint)
 
-    limits = EpochLimits(epoch_records=100, epoch_ms=20, run_records=50)
-    options = Options(servers, lambda: Targets(10**6, 10**6), limits, checkpoints=settings)
-    Runner(described(Work(servers, "sums", RECORDS)), 0, options, observe=observe).run(lambda: committed >= RECORDS)
+    fragment = described(Work(servers, "sums", records))
+    Runner(fragment, 0, options(servers, settings), observe=observe).run(lambda: committed >= records)
+    return said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import signal
 import uuid
@@ -25,6 +26,7 @@ from spe_adapter.checkpoint.service_place import listen, place_of
 from spe_adapter.checkpoint.settings import settings_of
 from spe_adapter.epochs.scan import ends
 from spe_adapter.errors import StateTrimmed
+from spe_adapter.host import host_name
 from spe_adapter.microbatch.committed import EpochProgress, progress_of
 from spe_adapter.microbatch.driver import QueryDriver
 from spe_adapter.microbatch.epoch import QueryDefinition, log_epoch, reader_name
@@ -266,6 +268,19 @@ def test_a_sink_that_is_away_costs_no_epoch(
         ({"checkpoints": "file:///x", "checkpointWeight": "much"}, "'checkpointWeight' is 'much'"),
         ({"checkpoints": "file:///x", "checkpointEvery": "5s", "checkpointMinEvery": "6s"}, "min_every_s=6"),
         ({"checkpoints": "file:///x", "checkpointRate": "fast"}, "'checkpointRate' is 'fast'"),
+        ({"checkpoints": "file:///x", "checkpointEvery": "5"}, "'checkpointEvery' is '5', without a unit; write 5s"),
+        ({"checkpoints": "file:///x", "checkpointEvery": "999ms"}, "'checkpointEvery' is '999ms'.*at least 1s"),
+        ({"checkpoints": "file:///x", "checkpointMinEvery": "0s"}, "'checkpointMinEvery' is '0s'.*at least 1s"),
+        ({"checkpoints": "file:///x", "checkpointCoordinator": "coordinator:9880"}, "'coordinator:9880' is no address"),
+        ({"checkpoints": "file:///x", "checkpointCoordinator": "http://c:port"}, "'http://c:port' is no address"),
+        (
+            {"checkpoints": "hdfs://h:1/x", "checkpointPlans": "namenode:9875"},
+            "plans='namenode:9875'.*http://HOST:PORT",
+        ),
+        (
+            {"checkpoints": "hdfs://h:1/x", "checkpointPlans": "http://n:port"},
+            "plans='http://n:port'.*http://HOST:PORT",
+        ),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, str], said: str) -> None:
@@ -304,7 +319,7 @@ def test_the_service_writes_what_a_lost_host_needs(sidecar: Sidecar, tmp_path: P
     query, model = Checkpointed(sidecar.address, "served", tmp_path), Model()
     with Client(parse_addresses(sidecar.address)) as connected:
         prepare_topic(connected, query.topic, PARTITIONS, PARTITIONS)
-    options = {"checkpointMinState": "0", "checkpointEvery": "10ms", "checkpointMinEvery": "0ms"}
+    options = {"checkpointMinState": "0", "checkpointEvery": "1s", "checkpointMinEvery": "1s"}
     epochs = iter(rows_of(400, ROWS, 10))
     progress = None
     while progress is None or progress.checkpoint_epoch is None:
@@ -353,6 +368,22 @@ def test_the_rate_of_the_log_is_measured_where_the_log_alone_was_read(sidecar: S
     how, notes = heard()
     assert how == {"checkpoint": PARTITIONS}
     assert all(note.loaded_bytes > 0 and note.loaded_s == 0 for note in notes)
+
+
+def test_a_host_that_cannot_write_checkpoints_says_so(sidecar: Sidecar, tmp_path: Path) -> None:
+    """A token file that only some hosts have: the progress names the host, the partition and the file."""
+    query, token = Checkpointed(sidecar.address, "troubled", tmp_path), tmp_path / "no such token"
+    with Client(parse_addresses(sidecar.address)) as connected:
+        prepare_topic(connected, query.topic, PARTITIONS, PARTITIONS)
+    options = {"checkpointCoordinator": "http://127.0.0.1:1", "checkpointCoordinatorToken": str(token)}
+    epochs = iter(rows_of(400, ROWS, 10))
+    error = ""
+    while not error:
+        query.rows += next(epochs)  # ends if nothing is said
+        error = query.go(**options).checkpoint_error
+        Event().wait(0.1)
+    assert re.match(rf"partition \d, host {re.escape(host_name())}: CheckpointUrlRefused: .*{token}", error)
+    shutil.rmtree(query.root)  # ends the service
 
 
 def kill_service(process: int) -> None:

@@ -6,16 +6,24 @@ import json
 import random
 import shutil
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 import pytest
 
 from logstore.cli import main
 from logstore.client.blocking import Client, TopicPartition
+from logstore.client.network import Network
 from logstore.errors import InvalidConfig
+from spe_adapter.checkpoint.errors import CheckpointUrlRefused
+from spe_adapter.checkpoint.names import Unit
+from spe_adapter.checkpoint.refusals import Refusals
+from spe_adapter.checkpoint.settings import CheckpointSettings, open_sink, open_sink_to_read
 from spe_adapter.datasource.state_reader import parse_state
-from spe_adapter.errors import StateTrimmed
+from spe_adapter.errors import StateAway, StateTrimmed
+from spe_adapter.host import ThisHost
+from spe_adapter.microbatch import checkpoints
+from spe_adapter.microbatch.checkpoints import OfferedCheckpoints
 from spe_adapter.microbatch.state_loader import committed_state
 from spe_adapter.tools.fork import fork
 from spe_adapter.tools.reset import reset
@@ -198,3 +206,95 @@ def test_a_place_that_is_none_is_refused() -> None:
     """The message names the option and its value."""
     with pytest.raises(InvalidConfig, match=r"'checkpoints'.*'s3://bucket' names no place"):
         parse_state({"state": "t", "kafka.bootstrap.servers": "127.0.0.1:1", "checkpoints": "s3://bucket"})
+
+
+# ---- a sink that cannot be read
+
+
+def recover(query: Checkpointed, **options: str) -> dict[str, int]:
+    """The host has lost its memory, and the query runs one more batch; how its partitions came by their state."""
+    query.lose_memory()
+    query.rows = [row for rows in input_batches()[: BATCHES + 1] for row in rows]
+    return dict(query.go(**options).how)
+
+
+def test_a_sink_that_is_away_is_named_and_is_no_lost_state(
+    trimmed: Checkpointed, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unmounted directory, an HDFS that does not answer, a place that cannot be listed: the error says that the
+    checkpoints there cannot be read, and why. A directory that is mounted while tasks wait gives the state.
+    """
+    (tmp_path / "file").touch()
+    trimmed.sink.rename(tmp_path / "elsewhere")
+    unlisted = (tmp_path / "file" / "sink").as_uri()
+    with monkeypatch.context() as at_once:
+        at_once.setattr(checkpoints, "AWAY_S", 0.0)
+        for place, cause in (
+            (trimmed.sink.as_uri(), "there is no such directory"),
+            ("hdfs://127.0.0.1:1/x", "127.0.0.1"),
+            (unlisted, "Not a directory"),
+        ):
+            with pytest.raises(StateAway, match=rf"checkpoints at {place}.* cannot be read: .*{cause}") as raised:
+                recover(trimmed, checkpoints=place)
+            assert "reader" not in str(raised.value)
+    assert "checkpoint_refused" in caplog.text
+    found_nothing = Event()
+
+    def mount() -> None:
+        assert found_nothing.wait(PATIENCE_S)
+        (tmp_path / "elsewhere").rename(trimmed.sink)
+
+    class Waiting(Refusals):
+        def wait_for_sink(self, lost: StateTrimmed, network: Network, patience_s: float) -> None:
+            found_nothing.set()
+            super().wait_for_sink(lost, network, patience_s)
+
+    monkeypatch.setattr(checkpoints, "Refusals", Waiting)
+    thread = Thread(target=mount)
+    thread.start()
+    try:
+        assert recover(trimmed) == {"checkpoint": PARTITIONS}
+    finally:
+        found_nothing.set()
+        thread.join()
+
+
+def test_a_sink_without_the_checkpoint_is_named(trimmed: Checkpointed) -> None:
+    """Emptied, or of a longer log: the error names the sink and what is there, and blames no release of the reader."""
+    with pytest.raises(StateTrimmed, match=r"\.0-\d+: is of epoch \d+, newer than epoch 3, where the log ends"):
+        look_for(trimmed, 3)
+    shutil.rmtree(trimmed.sink)
+    trimmed.sink.mkdir()
+    place = trimmed.sink.as_uri()
+    with pytest.raises(StateTrimmed, match=rf"no checkpoint at {place} has the rest: there is none of") as raised:
+        recover(trimmed)
+    assert "holds the stream from offset" in str(raised.value)
+    assert "was released from" not in str(raised.value)
+
+
+def look_for(query: Checkpointed, epoch: int) -> None:
+    """What a task says that looks for the state of an epoch of a log that was restored from a copy."""
+    settings = query.fixed({"checkpoints": query.sink.as_uri()}).options.checkpoints
+    assert settings is not None
+    offered = OfferedCheckpoints(settings, Unit(query.id, 0), epoch)
+    assert list(offered()) == []
+    offered.wait_for_sink(StateTrimmed("some windows are missing"), ThisHost().network)
+
+
+def test_a_damaged_file_is_an_event(trimmed: Checkpointed, caplog: pytest.LogCaptureFixture) -> None:
+    """A line `checkpoint_refused` names the checkpoint and the file."""
+    newest = max(trimmed.sink.glob("*.0-*"))
+    (newest / "000").write_bytes(b"nothing of this is right")
+    assert recover(trimmed) == {"checkpoint": PARTITIONS}
+    lines = [record.getMessage() for record in caplog.records if "checkpoint_refused" in record.getMessage()]
+    assert len(lines) == 1
+    assert f"checkpoint={newest.name}" in lines[0]
+    assert str(newest / "000") in lines[0]
+
+
+def test_a_reader_needs_no_token_of_the_plan_table() -> None:
+    """A task that loads a checkpoint opens the sink without the file of the token, which only writers have."""
+    settings = CheckpointSettings("hdfs://127.0.0.1:1/x", plans="http://127.0.0.1:1", plans_token_file="/no/such/file")
+    open_sink_to_read(settings).close()
+    with pytest.raises(CheckpointUrlRefused, match="/no/such/file"):
+        open_sink(settings)

@@ -38,6 +38,9 @@ class Written(NamedTuple):
         """The pages, as they were read."""
         return iter(self.pages)
 
+    def refused(self, error: Exception) -> None:
+        """See BaseCheckpoint: the state says it too."""
+
 
 def written(frozen: FrozenVersion, before: Written | None = None, run: int = 3) -> Written:
     """Read all frozen pages, some at a time, and release them."""
@@ -272,12 +275,17 @@ def test_a_sink_that_fails_is_not_the_end(root: Path, tmp_path: Path) -> None:
     advance(root, 1)
     checkpoint = written(frozen_of(root))
 
+    noted: list[str] = []
+
     class Unreadable(NamedTuple):
         described: BaseDescription
 
         def runs(self) -> PageRuns:
             yield checkpoint.pages[0]
             raise OSError("the disk is gone")
+
+        def refused(self, error: Exception) -> None:
+            noted.append(str(error))
 
     def unlisted() -> Iterable[BaseCheckpoint]:
         raise StateDamaged("no list")
@@ -289,4 +297,5 @@ def test_a_sink_that_fails_is_not_the_end(root: Path, tmp_path: Path) -> None:
             assert len(state.refused_checkpoints) == 1
             assert windows_of(state.base) == HISTORY.at(TAGS[1])
         directory(tmp_path / "new").remove()
+    assert noted == ["the disk is gone"]
     assert list(no_checkpoints()) == []
