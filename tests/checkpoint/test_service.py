@@ -166,7 +166,7 @@ def test_the_note_that_starts_the_service_is_heard(root: Path, tmp_path: Path) -
 def shown(root: Path) -> list[dict[str, Any]]:
     """The units in the status of the service."""
     status = read_status(root)
-    return [] if status is None else status["units"]  # type: ignore[no-any-return]
+    return [] if status is None else status["units"]
 
 
 def test_kept_notes_are_bounded_and_read_once(root: Path, tmp_path: Path) -> None:
