@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `cairn readers`."""
     parser.add_argument("--servers", default=DEFAULT_SERVERS, help="the sidecar, HOST:PORT (default: %(default)s)")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    actions.add_parser("list", help="the names of all readers, and how far behind each of them is")
+    listing = actions.add_parser("list", help="the names of all readers, and how far behind each of them is")
     show = actions.add_parser("show", help="one reader, stream by stream")
     show.add_argument("reader")
     add = actions.add_parser("add", help="register a reader: records that it has not acknowledged stay")
@@ -30,6 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add.add_argument("--group", default="", help="acknowledge what this Kafka consumer group commits")
     remove = actions.add_parser("remove", help="remove a reader: it holds nothing any more")
     remove.add_argument("reader")
+    for action in (listing, show, add, remove):  # behind the action as well; only what is given there counts
+        action.add_argument("--servers", default=argparse.SUPPRESS, help="the sidecar, as in front of the action")
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -133,6 +133,15 @@ class DirectorySink:
         except OSError as error:
             raise _failed(error, path) from error
 
+    def is_there(self) -> bool:
+        """Whether the directory is there. Raises SinkFailed if that cannot be told."""
+        try:
+            return stat.S_ISDIR(self._root.stat().st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise _failed(error, self._root) from error
+
     def names(self) -> list[CheckpointName]:
         """All checkpoints here."""
         try:

@@ -147,6 +147,16 @@ class HdfsSink:
 
             yield self._tried(path, attempt)
 
+    def is_there(self) -> bool:
+        """Whether the directory is there."""
+
+        def attempt(excluded: tuple[str, ...]) -> bool:
+            with self._client(excluded) as client:
+                status = client.status(self._settings.root, strict=False)
+                return status is not None and status["type"] == "DIRECTORY"
+
+        return self._tried(self._settings.root, attempt)
+
     def names(self) -> list[CheckpointName]:
         """All checkpoints here."""
         found = [parse_name(entry) for entry, _ in self._entries(self._settings.root)]

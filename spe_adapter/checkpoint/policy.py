@@ -6,8 +6,8 @@
 Invariants:
 * No clock, no I/O: times and measurements come in as arguments.
 * Estimates are smoothed, start from the defaults that are stated here, and stay within bounds, whatever is measured.
-* Between two checkpoints of a unit there are at least `min_every_s` seconds, failed ones included; with changes, there
-  are at most `every_s`, but for state below `min_state_bytes`, which has none at all.
+* Between two checkpoints of a unit there are at least `min_every_s` seconds, failed ones included; while epochs go on,
+  there are at most `every_s`, but for state below `min_state_bytes`, which has none at all.
 * After a try that found no newer version there is none before the next epoch.
 
 Source: SGuard, section 3 (cost of a checkpoint against what must be processed again); CEC, section II (what the log

@@ -96,7 +96,7 @@ def _keep(place: Path, data: bytes) -> None:
 
 
 def kept_notes(state_directory: Path) -> list[bytes]:
-    """The notes that nobody heard, in their order; the file is empty afterwards, as is a file that cannot be read."""
+    """The notes that nobody heard, in their order; none if the file cannot be read. The file is empty afterwards."""
     try:
         descriptor = os.open(place_of(state_directory) / NOTES, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:

@@ -46,6 +46,9 @@ class Sink(Protocol):
     def url(self) -> str:
         """Where it is."""
 
+    def is_there(self) -> bool:
+        """Whether the sink's directory is there. The first checkpoint makes a missing one."""
+
     def claim(self, name: CheckpointName) -> None:
         """Make the directory of a checkpoint for this writer alone. Raises CheckpointTaken."""
 

@@ -205,6 +205,7 @@ class OptionReader:
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = {name.lower(): value for name, value in options.items()}
+        self._spelled = {name.lower(): name for name in options}
 
     def text(self, name: str) -> str | None:
         """An option, or None."""
@@ -273,7 +274,9 @@ class OptionReader:
                 meant = {one.lower(): one for one in known}
                 near = get_close_matches(name, meant, n=1)
                 hint = f" (did you mean {meant[near[0]]}?)" if near else ""
-                raise InvalidConfig(f"option {name!r} is not one of the {what}'s{hint}: {', '.join(sorted(known))}")
+                raise InvalidConfig(
+                    f"option {self._spelled[name]!r} is not one of the {what}'s{hint}: {', '.join(sorted(known))}"
+                )
 
     def refuse(self, names: tuple[str, ...], reason: str) -> None:
         """Refuse options that have no meaning here."""

@@ -23,7 +23,7 @@ from spe_adapter.microbatch.errors import BatchesMissing
 @dataclass(frozen=True, slots=True)
 class CommittedEpoch:
     """The last committed epoch: the positions in its END, and for each of its partitions the attempt that counts and
-    the epoch of the oldest footprint of an open window.
+    the epoch of the oldest footprint of an open window. `open_windows`: N of all partitions, as the log has it.
     """
 
     epoch: int
@@ -33,6 +33,7 @@ class CommittedEpoch:
     max_events_ms: tuple[int | None, ...]
     reports: tuple[TaskReport, ...] = ()
     seconds: float = 0.0
+    open_windows: int = 0
 
 
 def read_committed(client: Client, topic: str, query: str, last_epoch: int) -> CommittedEpoch:
@@ -46,7 +47,7 @@ def read_committed(client: Client, topic: str, query: str, last_epoch: int) -> C
             "topic that the query had before, or start with a new checkpoint and a new topic"
         )
     progress = EndPositions.from_json(head.end.positions)
-    parents, oldest_epochs, max_events_ms = [], [], tuple[int | None, ...]()
+    parents, oldest_epochs, max_events_ms, open_windows = [], [], tuple[int | None, ...](), 0
     for partition in range(progress.partitions):
         own = find_head(client, TopicPartition(topic, partition), query)
         if own is None or own.mark is None or own.end.epoch != last_epoch:
@@ -55,8 +56,11 @@ def read_committed(client: Client, topic: str, query: str, last_epoch: int) -> C
         mark = own.mark
         parents.append(Parent(mark.attempt, mark.emitted, mark.seen, mark.sequence))
         oldest_epochs.append(mark.oldest_epoch)
+        open_windows += mark.open_windows
         max_events_ms = newest_of(max_events_ms, mark.max_events_ms)
-    return CommittedEpoch(last_epoch, progress, tuple(parents), tuple(oldest_epochs), max_events_ms)
+    return CommittedEpoch(
+        last_epoch, progress, tuple(parents), tuple(oldest_epochs), max_events_ms, open_windows=open_windows
+    )
 
 
 def _check_not_trimmed(client: Client, stream: TopicPartition, query: str, last_epoch: int) -> None:
@@ -122,7 +126,7 @@ def progress_of(last: CommittedEpoch) -> EpochProgress:
         closing=last.progress.closing,
         watermark_ms=last.progress.watermark_ms,
         late_watermark_ms=last.progress.late_watermark_ms,
-        windows=sum(report.open_windows for report in reports),
+        windows=sum(report.open_windows for report in reports) if reports else last.open_windows,
         extent=max((report.extent for report in reports), default=0),
         records=sum(report.records for report in reports),
         moved=sum(report.moved for report in reports),

@@ -91,6 +91,13 @@ def main(arguments: argparse.Namespace) -> int:
                 client = stack.enter_context(
                     CoordinatorClient(arguments.coordinator, token=token, patience_s=PATIENCE_S)
                 )
+            if sink is not None and not sink.is_there():
+                print(
+                    f"cairn checkpoints {arguments.action}: --sink {arguments.sink} names no directory; write the URL "
+                    "as in the query's option 'checkpoints', whose first checkpoint makes the directory",
+                    file=sys.stderr,
+                )
+                return EXIT_FAILED
             return _ACTIONS[arguments.action](arguments, sink, client)
     except (CairnError, CoordinatorError, OSError) as error:
         print(f"cairn checkpoints {arguments.action}: {error}", file=sys.stderr)

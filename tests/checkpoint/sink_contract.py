@@ -38,6 +38,7 @@ def a_number_has_one_writer(sink: Sink) -> None:
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(claimed, range(8))) == 1
     assert sink.names() == [NAME]
+    assert sink.is_there()
     assert sink.manifest(NAME) is None
 
 

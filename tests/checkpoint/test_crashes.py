@@ -82,6 +82,10 @@ class FaultySink:
         self.before("read")
         return self.inner.read(name, file)
 
+    def is_there(self) -> bool:
+        """As the sink does."""
+        return self.inner.is_there()
+
     def names(self) -> list[CheckpointName]:
         """As the sink does."""
         self.before("names")

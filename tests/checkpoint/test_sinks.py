@@ -18,6 +18,7 @@ def test_a_directory_is_a_sink(contract: Contract, tmp_path: Path) -> None:
     """Each promise of the contract; the root is made when it is needed."""
     sink = DirectorySink(tmp_path / "deep" / "root")
     assert sink.names() == []
+    assert not sink.is_there()
     contract(sink)
 
 

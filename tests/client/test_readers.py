@@ -160,6 +160,9 @@ def test_the_command_line(sidecar: Sidecar) -> None:
     with connected(sidecar) as client:
         client.create_topic(TOPIC, 2)
         assert cli(sidecar, "list").stdout == "no reader is registered\n"
+        behind = [sys.executable, "-m", "logstore.cli", "readers", "list", "--servers", sidecar.address]
+        told = subprocess.run(behind, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+        assert told.stdout == "no reader is registered\n"
         assert cli(sidecar, "add", "a", TOPIC).stdout == "registered: a holds 2 streams\n"
         again = cli(sidecar, "add", "a", TOPIC)
         assert again.returncode == 1

@@ -84,6 +84,7 @@ def test_offsets_for_each_partition() -> None:
         ({**BASE, "kafka.security.protocol": "SSL"}, True, "allowed: PLAINTEXT"),
         ({**BASE, "kafka.auto.offset.reset": "latest"}, True, "'kafka.auto.offset.reset' is not one of"),
         ({**BASE, "maxOffsetPerTrigger": "5"}, True, "source's (did you mean maxOffsetsPerTrigger?): "),
+        ({**BASE, "maxOffsetPerTrigger": "5"}, True, "option 'maxOffsetPerTrigger' is not one of"),
         ({**BASE, "kafka.isolation.level": "serializable"}, True, "allowed: read_uncommitted, read_committed"),
     ],
 )

@@ -27,7 +27,7 @@ from spe_adapter.checkpoint.settings import settings_of
 from spe_adapter.epochs.scan import ends
 from spe_adapter.errors import StateTrimmed
 from spe_adapter.host import host_name
-from spe_adapter.microbatch.committed import EpochProgress, progress_of
+from spe_adapter.microbatch.committed import EpochProgress, progress_of, read_committed
 from spe_adapter.microbatch.driver import QueryDriver
 from spe_adapter.microbatch.epoch import QueryDefinition, log_epoch, reader_name
 from spe_adapter.microbatch.epoch_end import NOT_COVERED
@@ -118,6 +118,8 @@ def test_a_lost_host_loads_checkpoints_and_the_log_behind_them(eager: Sidecar, c
         assert all(query.write_checkpoint(partition).is_complete for partition in range(PARTITIONS))
     progress = go(3)
     assert progress.checkpoint_epoch is not None
+    before_an_epoch = progress_of(read_committed(client, query.topic, query.id, progress.epoch))
+    assert before_an_epoch.windows == progress.windows > 0
     query.lose_memory()
     progress = go(1)
     assert dict(progress.how) == {"checkpoint": PARTITIONS}
@@ -262,6 +264,7 @@ def test_a_sink_that_is_away_costs_no_epoch(
     ("options", "said"),
     [
         ({"checkpointEvery": "1m"}, "'checkpointEvery' is '1m', without a place"),
+        ({"checkpointEvry": "1m"}, "option 'checkpointEvry' is not one of"),
         ({"checkpoints": "s3://bucket"}, "'s3://bucket' names no place"),
         ({"checkpoints": "file:///x", "checkpointReplicas": "0"}, "'checkpointReplicas'.*'0'"),
         ({"checkpoints": "file:///x", "checkpointReplicas": "65"}, "replicas=65"),
