@@ -114,7 +114,7 @@ class LongRun:
             query.options |= {
                 "checkpoints": sink.as_uri(),
                 "checkpointEvery": f"{max(int(EVERY_S * scale * 1000), 1000)}ms",
-                "checkpointMinEvery": f"{max(int(MIN_EVERY_S * scale * 1000), 1000)}ms",
+                "checkpointMinEvery": f"{max(int(MIN_EVERY_S * scale * 1000), 500)}ms",
                 "checkpointMinState": "0",
             }
         return Side(name, query, sink, CheckpointMeter(sink))
