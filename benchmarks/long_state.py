@@ -47,7 +47,7 @@ FULL = (
 )
 """Three states of ten million keys do not fit beside each other: the log alone is left out."""
 QUICK = (Load(1_000_000, ALL, 3.0, EPOCHS, 2.0, 2, 1, "3g", {}),)
-SMOKE = (Load(1_000, ALL, 1.0, 3, 0.5, 1, 1, "1g", {"checkpointMinState": "0", "checkpointEvery": "500ms"}),)
+SMOKE = (Load(1_000, ALL, 1.0, 3, 0.5, 1, 1, "1g", {"checkpointMinState": "0", "checkpointEvery": "1s"}),)
 
 
 def main() -> None:

@@ -45,9 +45,13 @@ class Refusals:
 
     def note(self, what: object, why: object) -> None:
         """Note why a checkpoint, or the whole sink, was not used: an error or a sentence."""
-        self._unread = self._unread or isinstance(why, SinkFailed | CheckpointUrlRefused | OSError)
-        if len(self._reasons) < MAX_REASONS:
-            self._reasons.append(f"{what}: {why}")
+        reason = f"{what}: {why}"
+        if isinstance(why, SinkFailed | CheckpointUrlRefused | OSError) and not self._unread:
+            self._unread = True
+            self._reasons.insert(0, reason)  # the cause of the error is among those that are kept
+        else:
+            self._reasons.append(reason)
+        del self._reasons[MAX_REASONS:]
 
     @contextmanager
     def looking(self) -> Iterator[None]:

@@ -170,9 +170,9 @@ def how_lost(client: Client, name: str, stream: TopicPartition) -> str:
         held = [entry.offset for entry in reader.streams if (entry.topic, entry.partition) == stream]
         return (
             f"Reader {name!r} {f'holds the stream from offset {held[0]} on' if held else 'does not hold the stream'}. "
-            "What lay in front of that went because checkpoints had covered it, because a client deleted records by "
-            "offset, or because the reader was released for a time (then the sidecar's log says reader_released: see "
-            "reader-hold-bytes and reader-hold-ms)"
+            "What lay in front of that went because checkpoints cover it (then name their place), because a client "
+            "deleted records by offset, or because the reader was released for a time (then the sidecar's log says "
+            "reader_released: see reader-hold-bytes and reader-hold-ms)"
         )
     return (
         f"Reader {name!r} was released from the stream: it kept more than reader-hold-bytes beyond the retention, or "

@@ -32,7 +32,9 @@ CHECKPOINT_OPTIONS: Final = frozenset(
 _DEFAULT_POLICY: Final = PolicySettings()
 _DEFAULT_USER: Final = "cairn"
 LEAST_S: Final = 1.0
-"""Of the times between checkpoints: a checkpoint alone takes tenths of a second."""
+"""Of `checkpointEvery`: a checkpoint alone takes tenths of a second. Who wants checkpoints closer together where the
+log grows fast says so with `checkpointMinEvery`.
+"""
 
 
 def checkpoint_settings(reader: OptionReader) -> CheckpointSettings | None:
@@ -67,7 +69,7 @@ def _policy(reader: OptionReader) -> PolicySettings:
     every_s = reader.seconds("checkpointEvery", _DEFAULT_POLICY.every_s, LEAST_S)
     return PolicySettings(
         every_s=every_s,
-        min_every_s=reader.seconds("checkpointMinEvery", min(_DEFAULT_POLICY.min_every_s, every_s), LEAST_S),
+        min_every_s=reader.seconds("checkpointMinEvery", min(_DEFAULT_POLICY.min_every_s, every_s), 0.0),
         min_state_bytes=size_option(reader, "checkpointMinState", _DEFAULT_POLICY.min_state_bytes, least=0),
         weight=_weight(reader),
     )

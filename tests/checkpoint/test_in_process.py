@@ -16,8 +16,10 @@ from spe_adapter.checkpoint.manifest import Manifest
 from spe_adapter.checkpoint.names import MANIFEST
 from spe_adapter.checkpoint.policy import PolicySettings
 from spe_adapter.checkpoint.recovery import Finder
-from spe_adapter.checkpoint.settings import CheckpointSettings
+from spe_adapter.checkpoint.refusals import MAX_REASONS, Refusals, newer_than_log
+from spe_adapter.checkpoint.settings import ANY_HOST, CheckpointSettings
 from spe_adapter.checkpoint.snapshot import Snapshot
+from spe_adapter.errors import StateAway, StateTrimmed
 from tests.checkpoint.state import UNIT, PagedState, manager_of, recovered
 from tests.checkpoint.test_service import wait_until
 
@@ -85,6 +87,30 @@ def test_an_owner_that_ends_lets_nobody_wait(tmp_path: Path) -> None:
     runner.checkpoints.epoch(1, 1)
     runner.checkpoints.close()
     assert not list(tmp_path.glob(f"*/{MANIFEST}"))
+
+
+def test_each_host_has_the_name_that_it_gives_itself() -> None:
+    """`*` becomes the name; a name that is given stays."""
+    settings = CheckpointSettings("file:///x", coordinator="http://127.0.0.1:1", host=ANY_HOST)
+    assert settings.on_host("h1").host == "h1"
+    assert settings.on_host("h1").on_host("h2").host == "h1"
+
+
+def test_of_many_reasons_the_one_that_matters_is_said(tmp_path: Path) -> None:
+    """A sink that could not be read is named also behind many checkpoints that do not fit."""
+    (tmp_path / "sink").mkdir()
+    refusals = Refusals(CheckpointSettings((tmp_path / "sink").as_uri()), UNIT)
+    with refusals.looking():
+        for seq in range(MAX_REASONS):
+            refusals.note(seq, newer_than_log(10 + seq, 9))
+        assert isinstance(refusals.explained(StateTrimmed("some windows are missing")), StateTrimmed)
+        refusals.note("the next one", SinkFailed("a disk is away"))
+    error = refusals.explained(StateTrimmed("some windows are missing"))
+    assert isinstance(error, StateAway)
+    assert "a disk is away" in str(error)
+    with refusals.looking():
+        pass
+    assert isinstance(refusals.explained(StateTrimmed("lost")), StateTrimmed)
 
 
 @pytest.mark.parametrize("epochs", [1, 3])

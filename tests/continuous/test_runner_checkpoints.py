@@ -24,7 +24,7 @@ from spe_adapter.continuous import core as core_module
 from spe_adapter.continuous.checkpoints import covered_version
 from spe_adapter.continuous.core import Core
 from spe_adapter.continuous.loop import Recovered
-from spe_adapter.continuous.paged_state import CheckpointStatus, CoveredVersion, bring_up
+from spe_adapter.continuous.paged_state import NO_CHECKPOINT, CheckpointStatus, CoveredVersion, bring_up
 from spe_adapter.errors import StateTrimmed
 from spe_adapter.state.table import Table
 from tests.continuous.processes import RunnerProcess, Work, expected, produce
@@ -49,6 +49,7 @@ class AtOnce:
         self._new: list[CoveredVersion] = []
         self._manager = CheckpointManager(UNIT, core.freeze, ManagerTools(sink))
         self.loads = 0
+        self.recoveries: list[int] = []
 
     def stored(self) -> Iterator[StoredBase]:
         """See UnitCheckpoints."""
@@ -70,6 +71,9 @@ class AtOnce:
 
     def recovered(self, log_bytes: int, seconds: float, epoch: int) -> None:
         """See UnitCheckpoints."""
+        assert log_bytes > 0
+        assert seconds >= 0
+        self.recoveries.append(epoch)
 
     def status(self) -> CheckpointStatus:
         """See UnitCheckpoints."""
@@ -172,10 +176,18 @@ def test_a_checkpoint_saves_replay() -> None:
     plain = tell(story, faults)
     with tempfile.TemporaryDirectory() as directory:
         sink, random = DirectorySink(Path(directory)), Random(7)
-        covered = tell(story, faults, checkpoints=lambda core: AtOnce(core, sink, random, damage=False))
+        made: list[AtOnce] = []
+
+        def checkpoints(core: Core) -> AtOnce:
+            made.append(AtOnce(core, sink, random, damage=False))
+            return made[-1]
+
+        covered = tell(story, faults, checkpoints=checkpoints)
     assert covered.results == plain.results
     loaded = [event.checkpoint_epoch for event in covered.counts.events if isinstance(event, Recovered)]
     assert max(loaded) > 0
+    told = {epoch for each in made for epoch in each.recoveries}
+    assert set(loaded) - {NO_CHECKPOINT} <= told, "the cost of each recovery is told"
     assert replayed(list(covered.counts.events)) < replayed(list(plain.counts.events))
 
 

@@ -64,7 +64,7 @@ class Lives:
         save(self.directory / "faults.json", faults)
         options = {
             "checkpoints": self.sink.as_uri(), "checkpointCoordinator": url, "checkpointHost": NODES[0].name,
-            "checkpointReplicas": 2, "checkpointMinState": 0, "checkpointEvery": "50ms", "checkpointMinEvery": "50ms",
+            "checkpointReplicas": 2, "checkpointMinState": 0, "checkpointEvery": "1s", "checkpointMinEvery": "50ms",
             "checkpointWeight": 1e9, "stateHistory": "recovery", "extentLimit": 1_000_000,
         }  # fmt: skip
         settings = {
