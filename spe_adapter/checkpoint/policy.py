@@ -1,6 +1,6 @@
 """When a unit is checkpointed: when recovering from its log would cost more than writing a checkpoint.
 
-    cost of recovery = control bytes since the last checkpoint x seconds per byte (measured in recoveries)
+    cost of recovery = control bytes since the last checkpoint x seconds per byte (measured in loads from the log alone)
     cost of a checkpoint = bytes that changed / rate of the sink (measured in checkpoints)
 
 Invariants:
@@ -8,7 +8,8 @@ Invariants:
 * Estimates are smoothed, start from the defaults that are stated here, and stay within bounds, whatever is measured.
 * Between two checkpoints of a unit there are at least `min_every_s` seconds, failed ones included; while epochs go on,
   there are at most `every_s`, but for state below `min_state_bytes`, which has none at all.
-* After a try that found no newer version there is none before the next epoch.
+* A try that found no newer version is repeated later each time, until an epoch ends: an idle unit costs little, and its
+  next epoch waits no longer than usual.
 
 Source: SGuard, section 3 (cost of a checkpoint against what must be processed again); CEC, section II (what the log
 alone costs).
@@ -33,6 +34,7 @@ MAX_SECONDS: Final = 1e6
 _MIN_RATE: Final = 1e3
 _MAX_RATE: Final = 1e11
 _MAX_FAILURES: Final = 6
+_EMPTY_TRY_S: Final = 1.0
 MAX_LOGGED: Final = 1024
 """Epochs of a unit that are counted apart; of more the oldest are counted together."""
 
@@ -149,12 +151,8 @@ class UnitPolicy:
         self._last_s: float | None = None
         self._tried_s = -math.inf
         self._failures = 0
-        self._noted = 0
-        """Epochs since the beginning."""
-        self._noted_at_start = 0
-        """That number when the last try began."""
-        self._is_exhausted = False
-        """The last try found no newer version, and no epoch has ended since it began."""
+        self._empty_tries = 0
+        """Tries since the last epoch that found no newer version."""
         self.log_bytes = 0
         """Control bytes behind the last checkpoint."""
         self.state_bytes = 0
@@ -166,16 +164,18 @@ class UnitPolicy:
         self.log_bytes += max(log_bytes, 0)
         self.state_bytes = max(state_bytes, 0)
         self.epochs += 1
-        self._noted += 1
-        self._is_exhausted = False
+        self._empty_tries = 0
         if self._last_s is None:
             self._last_s = now_s
 
     def is_due(self, now_s: float) -> bool:
         """Whether to write a checkpoint now."""
-        if not self.epochs or self._is_exhausted or self.state_bytes < self.settings.min_state_bytes:
+        if not self.epochs or self.state_bytes < self.settings.min_state_bytes:
             return False
-        if now_s < self._tried_s + self.settings.min_every_s * 2**self._failures:
+        least_s = self.settings.min_every_s * 2**self._failures
+        if self._empty_tries:  # an idle unit must not keep the service busy
+            least_s = max(least_s, max(self.settings.min_every_s, _EMPTY_TRY_S) * 2**self._empty_tries)
+        if now_s < self._tried_s + least_s:
             return False
         if now_s >= (self._last_s or 0.0) + self.settings.every_s:
             return True
@@ -190,7 +190,6 @@ class UnitPolicy:
     def started(self, now_s: float) -> tuple[int, int]:
         """Note that a checkpoint begins; what `succeeded` is given: control bytes and epochs that it will cover."""
         self._tried_s = now_s
-        self._noted_at_start = self._noted
         return self.log_bytes, self.epochs
 
     def succeeded(self, covered: tuple[int, int], size_bytes: int, seconds: float, now_s: float) -> None:
@@ -205,9 +204,9 @@ class UnitPolicy:
         self._costs.written(size_bytes, seconds)
 
     def found_nothing(self, now_s: float) -> None:
-        """Note a try that found no version newer than the last checkpoint: the next one is after another epoch."""
+        """Note a try that found no version newer than the last checkpoint, or a base that is in use."""
         self._tried_s = now_s
-        self._is_exhausted = self._noted == self._noted_at_start
+        self._empty_tries = min(self._empty_tries + 1, _MAX_FAILURES)
 
     def failed(self, now_s: float) -> None:
         """Note a checkpoint that came to nothing: the next try waits, longer each time."""

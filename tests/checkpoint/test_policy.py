@@ -115,21 +115,24 @@ def test_failures_are_tried_again_later_each_time() -> None:
     assert policy.is_due(now_s + 1.0)
 
 
-def test_a_try_that_finds_nothing_new_waits_for_the_next_epoch_alone() -> None:
-    """However late it is: no other try before an epoch ends; then there is no longer wait than usual."""
-    policy = UnitPolicy(PolicySettings(every_s=1.0, min_every_s=1.0, min_state_bytes=0), MeasuredRates())
+@pytest.mark.parametrize("min_every_s", [0.0, 1.0])
+def test_tries_that_find_nothing_new_delay_no_later_epoch(min_every_s: float) -> None:
+    """They come later each time while no epoch ends; after an epoch the wait is as short as ever."""
+    policy = UnitPolicy(PolicySettings(every_s=1.0, min_every_s=min_every_s, min_state_bytes=0), MeasuredRates())
     policy.epoch(1 << 40, 1, 0.0)
-    for now_s in (10.0, 20.0, 30.0):
-        assert policy.is_due(now_s)
+    now_s, waits = 10.0, []
+    for _ in range(8):
         policy.started(now_s)
         policy.found_nothing(now_s)
-        assert not policy.is_due(now_s + 1e6)
-        policy.epoch(1, 1, now_s)
-        assert policy.is_due(now_s + 1.0)
-    policy.started(40.0)
-    policy.epoch(1, 1, 40.0)
-    policy.found_nothing(41.0)
-    assert policy.is_due(42.0), "the epoch that ended meanwhile may have made a new version"
+        wait_s = next(seconds for seconds in range(1, 1000) if policy.is_due(now_s + seconds))
+        waits.append(wait_s)
+        now_s += wait_s
+    assert waits == [2, 4, 8, 16, 32, 64, 64, 64]
+    policy.started(now_s)
+    policy.found_nothing(now_s)
+    policy.epoch(1, 1, now_s)
+    assert policy.is_due(now_s + 0.9) is (min_every_s == 0)
+    assert policy.is_due(now_s + 1.0)
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, MIB)), max_size=60), st.integers(0, 20))
