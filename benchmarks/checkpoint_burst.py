@@ -57,7 +57,7 @@ class Plan:
     policies: tuple[str, ...] = (DEFAULT, PEACE, OWN_DISK)
 
 
-FULL = Plan("full", 5, 12_337_000, Work(300_000, every_s=0.5, updates=500, quiet_s=10.0), 1500.0, warm=True)
+FULL = Plan("full", 3, 12_337_000, Work(300_000, every_s=0.5, updates=500, quiet_s=10.0), 1500.0, warm=True)
 QUICK = Plan(
     "quick",
     1,
@@ -168,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and leave its results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one round with a quarter of the state")
-    parser.add_argument("--rounds", type=_rounds, help="how many (default: 5; quick: 1)")
+    parser.add_argument("--rounds", type=_rounds, help="how many (default: 3; quick: 1)")
     parser.add_argument("--seed", type=int, default=0, help="which hosts write, and all chance (default: %(default)s)")
     parser.add_argument(
         "--results", type=Path, help="where results go (default: benchmarks/results; shorter runs: build/benchmarks)"
