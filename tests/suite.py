@@ -1,7 +1,8 @@
 """The whole test run: the checks, then pytest in parts, each with a time it should stay within; a table at the end.
 
 `./run test` calls it. Each part is a process of its own, so that what one leaves in memory cannot help or hurt another.
-The parts run in two lanes beside each other, those of a lane one after another. A part's output is shown when it has
+The parts run in two lanes beside each other, those of a lane one after another; the lane of Spark, when it has no more
+parts of its own, takes those of the other lane that wait. A part's output is shown when it has
 ended, and once a minute how far the running ones are; a part that runs alone is shown as it runs.
 The last line counts everything: `N passed, N failed, N skipped`. The exit code is 1 if anything failed.
 """
@@ -56,15 +57,15 @@ class Part:
 
 CORE = (
     *("base", "disk", "format", "kafka", "client", "codec"),
-    *("cec", "pages", "state", "operators", "checkpoint"),
     *("topology", "calibration", "peace", "simulation"),
-    "continuous",
 )
+STATE = ("cec", "pages", "state", "operators", "checkpoint", "continuous")
 PARTS = (
     Part("checks", (), 90, 120, Lane.COMPUTE),
     Part("static", ("static",), 90, 90, Lane.COMPUTE),
     Part("crash", ("crash", "epochs", "log"), 750, 60 * 60, Lane.COMPUTE),
-    Part("core", CORE, 420, 60 * 60, Lane.COMPUTE),
+    Part("state", STATE, 300, 60 * 60, Lane.COMPUTE),
+    Part("core", CORE, 240, 60 * 60, Lane.COMPUTE),
     Part("services", ("coordinator", "sidecar", "kill9"), 330, 30 * 60, Lane.COMPUTE),
     Part("spark", ("datasource",), 540, 30 * 60, Lane.SPARK),
     Part("stateful", ("microbatch",), 420, 30 * 60, Lane.SPARK),
@@ -183,16 +184,26 @@ def run_part(part: Part, *, long: bool, options: Sequence[str], output: IO[str])
 class Running:
     """The parts that run now, each with its output, and how far they are."""
 
-    def __init__(self, *, long: bool, options: Sequence[str], live: bool) -> None:
+    def __init__(self, parts: Sequence[Part], *, long: bool, options: Sequence[str], live: bool) -> None:
+        self._waiting = {lane: [part for part in parts if part.lane is lane] for lane in Lane}
         self._long = long
         self._options = options
         self._live = live
         self._lock = Lock()
         self._now = dict[str, tuple[float, Path]]()
 
-    def lane(self, parts: Sequence[Part]) -> list[Outcome]:
-        """Run these parts one after another."""
-        return [self._run(part) for part in parts]
+    def lane(self, lane: Lane) -> list[Outcome]:
+        """Run the parts of a lane one after another, then what else waits and can run beside a Spark."""
+        outcomes = []
+        while (part := self._next(lane)) is not None:
+            outcomes.append(self._run(part))
+        return outcomes
+
+    def _next(self, lane: Lane) -> Part | None:
+        with self._lock:
+            if self._waiting[lane]:
+                return self._waiting[lane].pop(0)
+            return self._waiting[Lane.COMPUTE].pop() if self._waiting[Lane.COMPUTE] else None
 
     def show(self) -> None:
         """Print a line that says how far the running parts are."""
@@ -228,9 +239,9 @@ def how_far(output: Path) -> str:
 
 def run_lanes(parts: Sequence[Part], *, long: bool, options: Sequence[str]) -> list[Outcome]:
     """Run the parts, those of a lane one after another; the outcomes in the order of the parts."""
-    running = Running(long=long, options=options, live=len(parts) == 1)
+    running = Running(parts, long=long, options=options, live=len(parts) == 1)
     with ThreadPoolExecutor() as pool:
-        lanes = [pool.submit(running.lane, [part for part in parts if part.lane is lane]) for lane in Lane]
+        lanes = [pool.submit(running.lane, lane) for lane in Lane]
         while wait(lanes, SHOW_S if len(parts) > 1 else None).not_done:
             running.show()
         outcomes = {outcome.name: outcome for lane in lanes for outcome in lane.result()}

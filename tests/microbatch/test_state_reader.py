@@ -138,7 +138,7 @@ def test_named_states_have_their_keys_and_times(sidecar: Sidecar, tmp_path: Path
         ({"state": " "}, "'state' is empty"),
         ({"epoch": "-1"}, "'epoch' is '-1'"),
         ({"epoch": "1", "batch": "1"}, r"'epoch' \(1\) and 'batch' \(1\)"),
-        ({"startingOffsets": "earliest"}, "startingoffsets"),
+        ({"startingOffsets": "earliest"}, "startingOffsets"),
         ({"kafka.bootstrap.servers": ""}, "kafka.bootstrap.servers"),
     ],
 )
