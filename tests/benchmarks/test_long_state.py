@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import long_state
+from benchmarks.harness import results
 from benchmarks.harness.report import Rows
 from benchmarks.lasting import report
 from benchmarks.lasting.running import CHECKPOINTS, LOG_ALONE, ROCKSDB, drop_cached, size_of, updates_of
@@ -111,10 +113,26 @@ def test_windows_that_recoveries_close_change_until_the_end() -> None:
     """Each of them in one of six epochs: a recovery that lost the newest epochs has other results."""
     epochs = [data.fill(1_000), *(updates_of(1_000, number) for number in range(1, 7))]
     for window in range(-data.EARLY_WINDOWS, 0):
-        results = [data.expected(epochs[:count], window, window) for count in range(1, 8)]
-        assert len(set(results)) == 2
-        assert {found.results for found in results} == {10}
+        digests = [data.expected(epochs[:count], window, window) for count in range(1, 8)]
+        assert len(set(digests)) == 2
+        assert {found.results for found in digests} == {10}
     assert max(epoch.times_ms.max() for epoch in epochs[1:]) <= epochs[0].times_ms.max()
+
+
+def test_a_run_goes_on_only_where_the_measured_code_is_the_same(tmp_path: Path) -> None:
+    """Rows and pieces of the run before are kept; of another or an unknown commit nothing is."""
+    partial = tmp_path / "long_state.json"
+    commit = results.commit()["commit"]
+    piece = {"keys": 10, "commit": commit}
+    partial.write_text(json.dumps({"pieces": [piece], "rows": [{"what": "update", "keys": 10}]}))
+    rows = Rows()
+    if results.measures_the_same("long_state", commit):
+        assert long_state.resumed(partial, rows) == [piece]
+        assert rows.select(keys=10) == [{"what": "update", "keys": 10}]
+    assert long_state.resumed(None, Rows()) == []
+    partial.write_text(json.dumps({"pieces": [{**piece, "commit": "0" * 40}], "rows": []}))
+    with pytest.raises(SystemExit, match="the measured code has changed"):
+        long_state.resumed(partial, Rows())
 
 
 def test_sizes_are_those_of_all_files(tmp_path: Path) -> None:
