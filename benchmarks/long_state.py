@@ -7,7 +7,7 @@ one every ten seconds gives in an hour, and then recoveries. Keys of updates are
 results/long_state.json and .png. A full run takes about an hour of two cores, and 10 GB of memory; `--resume` goes on
 behind the loads that a run that ended early has measured.
 
-An epoch comes every 3 seconds with a million keys, and every 5 with ten, for 18 and for 20 minutes; all intervals of
+An epoch comes every 3 seconds with a million keys, and every 7 with ten, for 18 and for 21 minutes; all intervals of
 the engines (the policy of checkpoints, the check of retention, Spark's maintenance) are shorter than their defaults
 by the same factor, so that an epoch has the share of them that it would have. RocksDB's query, whose epochs take
 longer, gets every fourth epoch, and its interval is four times as long.
@@ -47,7 +47,7 @@ EPOCHS = 360
 BOTH, ALL = (CHECKPOINTS, ROCKSDB), (CHECKPOINTS, LOG_ALONE, ROCKSDB)
 FULL = (
     Load(1_000_000, ALL, 18.0, EPOCHS, 3.0, 4, 3, "4g", {}),
-    Load(10_000_000, BOTH, 20.0, EPOCHS, 5.0, 4, 2, "4g", {}),
+    Load(10_000_000, BOTH, 21.0, EPOCHS, 7.0, 4, 2, "4g", {}),
 )
 """Three states of ten million keys do not fit beside each other: the log alone is left out."""
 QUICK = (Load(1_000_000, ALL, 3.0, EPOCHS, 2.0, 2, 1, "3g", {}),)
