@@ -32,8 +32,8 @@ def keys_of(rows: Rows) -> list[int]:
 
 
 class Written(NamedTuple):
-    """Bytes that an epoch of updates makes a side write: those of every epoch, and those of its checkpoints or snapshots,
-    which come in bursts. `bursts` is how many epochs had one; 0: `burst_bytes` are unknown.
+    """Bytes that an epoch of updates makes a side write: those of every epoch, and those of its checkpoints or
+    snapshots, which come in bursts. `bursts` is how many epochs had one; 0: `burst_bytes` are unknown.
     """
 
     steady_bytes: float
