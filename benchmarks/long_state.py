@@ -1,12 +1,13 @@
 """Large states under many updates: the size of log and checkpoints over time, recovery at the end, and bytes written
 against Spark's RocksDB with changelog.
 
-`python benchmarks/long_state.py [--quick] [--smoke] [--minutes M] [--keys N] [--pin]` runs the windowed average of
-benchmarks/stateful_spark.py with a million and with ten million keys: 360 epochs of 100,000 rows, as one every ten
-seconds gives in an hour, and then recoveries. Keys of updates are chosen evenly among all. It writes
-results/long_state.json and .png. A full run takes about 75 minutes of two cores, and 10 GB of memory.
+`python benchmarks/long_state.py [--quick] [--smoke] [--minutes M] [--keys N] [--pin] [--resume JSON]` runs the windowed
+average of benchmarks/stateful_spark.py with a million and with ten million keys: up to 360 epochs of 100,000 rows, as
+one every ten seconds gives in an hour, and then recoveries. Keys of updates are chosen evenly among all. It writes
+results/long_state.json and .png. A full run takes about an hour of two cores, and 10 GB of memory; `--resume` goes on
+behind the loads that a run that ended early has measured.
 
-An hour takes 18 minutes with a million keys, and 30 with ten: an epoch comes every 3 or 5 seconds, and all intervals of
+An epoch comes every 3 seconds with a million keys, and every 7 with ten, for 18 and for 21 minutes; all intervals of
 the engines (the policy of checkpoints, the check of retention, Spark's maintenance) are shorter than their defaults
 by the same factor, so that an epoch has the share of them that it would have. RocksDB's query, whose epochs take
 longer, gets every fourth epoch, and its interval is four times as long.
@@ -23,6 +24,9 @@ Invariants:
 from __future__ import annotations
 
 import argparse
+import datetime as dt
+import json
+import os
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -43,11 +47,26 @@ EPOCHS = 360
 BOTH, ALL = (CHECKPOINTS, ROCKSDB), (CHECKPOINTS, LOG_ALONE, ROCKSDB)
 FULL = (
     Load(1_000_000, ALL, 18.0, EPOCHS, 3.0, 4, 3, "4g", {}),
-    Load(10_000_000, BOTH, 30.0, EPOCHS, 5.0, 4, 3, "4g", {}),
+    Load(10_000_000, BOTH, 21.0, EPOCHS, 7.0, 4, 2, "4g", {}),
 )
 """Three states of ten million keys do not fit beside each other: the log alone is left out."""
 QUICK = (Load(1_000_000, ALL, 3.0, EPOCHS, 2.0, 2, 1, "3g", {}),)
 SMOKE = (Load(1_000, ALL, 1.0, 3, 0.5, 1, 1, "1g", {"checkpointMinState": "0", "checkpointEvery": "1s"}),)
+
+
+def resumed(path: Path | None, rows: Rows) -> list[dict[str, Any]]:
+    """The pieces of a run that ended early; their rows go to `rows`. A piece is a load, with its commit and its time.
+    Ends the program if what is measured has changed since.
+    """
+    if path is None:
+        return []
+    content = json.loads(path.read_text(encoding="utf-8"))
+    pieces: list[dict[str, Any]] = content["pieces"]
+    for piece in pieces:
+        if not results.measures_the_same("long_state", piece["commit"]):
+            raise SystemExit(f"--resume {path}: the measured code has changed since {piece['commit']}; measure anew")
+    rows.all += content["rows"]
+    return pieces
 
 
 def main() -> None:
@@ -60,6 +79,7 @@ def main() -> None:
     parser.add_argument("--pin", dest="is_pinned", action="store_true", help="updates use one processor")
     parser.add_argument("--every-s", type=float, help="an epoch every so many seconds; intervals of the engines follow")
     parser.add_argument("--recoveries", type=int, help="so many recoveries of each query, at most 6")
+    parser.add_argument("--resume", type=Path, help="partial results of the same measured code, to go on with")
     parser.add_argument("--results", type=Path, help="where the results go")
     parser.add_argument("--data", type=Path, help="a folder for all that is written, on the disk to measure")
     given = parser.parse_args()
@@ -74,6 +94,8 @@ def main() -> None:
     folder = results.directory(parser, given.results, mode)
     console = Console(width=180)
     rows, left_out = Rows(), []
+    pieces = resumed(given.resume, rows)
+    loads = [load for load in loads if load.keys not in {piece["keys"] for piece in pieces}]
     data = Path(tempfile.mkdtemp(prefix="cairn-bench-long-", dir=given.data))
     before = machine(data)
 
@@ -82,7 +104,7 @@ def main() -> None:
             "mode": reached,
             "machine": before,
             "versions": versions(),
-            "plan": [load._asdict() for load in loads],
+            "pieces": pieces,
             "left_out": missing,
             "goals": [goal._asdict() for goal in report.find_goals(rows)],
             "facts": report.facts(rows),
@@ -93,11 +115,13 @@ def main() -> None:
     try:
         for load in loads:
             run = LongRun(load, data, rows, console.log)
+            piece = {**load._asdict(), **results.commit(), "load_average_before": os.getloadavg()[0]}
             try:
                 run.run()
             except (DriverFailed, PeerFailed) as error:
                 left_out.append(f"{load.keys:,} keys: {type(error).__name__}: {error}")
             left_out += run.left_out
+            pieces.append({**piece, "finished": dt.datetime.now(dt.UTC).isoformat(timespec="seconds")})
             keep(results.partial(folder), results.PARTIAL, left_out)
     finally:
         shutil.rmtree(data, ignore_errors=True)

@@ -109,6 +109,11 @@ def commit() -> dict[str, Any]:
         return {"commit": "unknown: not a git checkout", "uncommitted": False}
 
 
+def measures_the_same(name: str, since: str) -> bool:
+    """Whether the code that a benchmark measures is what it was at a commit, as far as git knows."""
+    return _changed_lines(since, MEASURED[name]) == 0
+
+
 def states(results: Path = RESULTS) -> list[State]:
     """The state of every result in a folder, by name. Raises KeyError for a result without its commit."""
     found = []

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 from rich.console import Console
 
 from benchmarks.harness import intervals
+from benchmarks.harness.meter import median
 from benchmarks.harness.report import Goal, Rows, at_most, print_goals, print_rows
 from benchmarks.lasting.running import CHECKPOINTS, LOG_ALONE, ROCKSDB
 
@@ -30,47 +31,72 @@ def keys_of(rows: Rows) -> list[int]:
     return sorted({row["keys"] for row in rows.all})
 
 
-def written_bytes(rows: Rows, keys: int, side: str) -> int:
-    """All bytes that the updates of a side made it write, its last checkpoints included. The first checkpoint of each
-    partition holds what was filled, and does not count, as RocksDB's first snapshot does not.
+class Written(NamedTuple):
+    """Bytes that an epoch of updates makes a side write: those of every epoch, and those of its checkpoints or
+    snapshots, which come in bursts. `bursts` is how many epochs had one; 0: `burst_bytes` are unknown.
+    """
+
+    steady_bytes: float
+    burst_bytes: float
+    bursts: int
+
+    @property
+    def total_bytes(self) -> float:
+        """All of them."""
+        return self.steady_bytes + self.burst_bytes
+
+
+def written(rows: Rows, keys: int, side: str) -> Written | None:
+    """What an epoch writes; None without epochs.
+
+    A burst is what is written beyond twice the middle epoch. The first checkpoint of each partition holds what was
+    filled, and does not count, as RocksDB's first snapshot, which comes before the updates, does not. From there to the
+    last burst there are whole intervals: it does not matter when the updates began and ended.
     """
     found = [row for what in ("update", "after") for row in rows.select(what=what, keys=keys, side=side)]
-    first = max((row.get("first_bytes", 0) for row in found), default=0)
-    of_fill = max((row.get("first_bytes", 0) for row in rows.select(what="fill", keys=keys, side=side)), default=0)
-    return sum(row["written_bytes"] for row in found) - max(first - of_fill, 0)
-
-
-def an_epoch(rows: Rows, keys: int, side: str) -> float:
-    """These bytes, divided by the epochs; 0 without any."""
     count = len(rows.select(what="update", keys=keys, side=side))
-    return written_bytes(rows, keys, side) / count if count else 0.0
-
-
-def local_bytes(rows: Rows, keys: int) -> int:
-    """Bytes of RocksDB's table files on the local disk that the updates made it write, at least."""
-    return sum(row.get("local_bytes", 0) for row in rows.select(what="update", keys=keys, side=ROCKSDB))
+    if not count:
+        return None
+    of_fill = max((row.get("first_bytes", 0) for row in rows.select(what="fill", keys=keys, side=side)), default=0)
+    middle = median([row["written_bytes"] for row in found[:count]])
+    first, began, total, last, bursts = of_fill, 0, 0.0, 0, 0
+    steady = 0.0
+    for number, row in enumerate(found, 1):
+        size, grown = row["written_bytes"], max(row.get("first_bytes", 0) - first, 0)
+        if grown:
+            first, began, total, bursts = first + grown, number, 0.0, 0
+            size -= grown
+        more = size - middle if size > 2 * middle else 0.0
+        steady += size - more
+        if more and not grown:
+            total, last, bursts = total + more, number, bursts + 1
+    return Written(steady / count, total / (last - began) if bursts else 0.0, bursts)
 
 
 def facts(rows: Rows) -> list[dict[str, Any]]:
     """What is no goal: the pace, the kinds of bytes of an epoch, and those that the goal leaves out."""
     found = []
     for keys in keys_of(rows):
+        theirs = written(rows, keys, ROCKSDB)
         for side in SIDES:
-            updates = rows.select(what="update", keys=keys, side=side)
-            if not updates:
+            updates, ours = rows.select(what="update", keys=keys, side=side), written(rows, keys, side)
+            if ours is None:
                 continue
             fact: dict[str, Any] = {"keys": keys, "side": side, "epochs": len(updates)}
             fact["epoch_every_s"] = round((updates[-1]["at_s"] - updates[0]["at_s"]) / max(len(updates) - 1, 1), 3)
-            fact["written_bytes_an_epoch"] = round(an_epoch(rows, keys, side))
+            fact |= {"steady_bytes_an_epoch": round(ours.steady_bytes), "burst_bytes_an_epoch": round(ours.burst_bytes)}
+            fact["epochs_with_bursts"] = ours.bursts
             for name in ("checkpoint_bytes", "sidecar_bytes", "spark_bytes", "control_bytes", "local_bytes"):
                 if any(name in row for row in updates):
                     fact[f"{name}_an_epoch"] = round(sum(row.get(name, 0) for row in updates) / len(updates))
             fact["first_checkpoint_bytes"] = max(row.get("first_bytes", 0) for row in updates)
-            if side == CHECKPOINTS and (theirs := an_epoch(rows, keys, ROCKSDB)):
-                whole = an_epoch(rows, keys, side) + fact["first_checkpoint_bytes"] / len(updates)
-                local = local_bytes(rows, keys) / len(rows.select(what="update", keys=keys, side=ROCKSDB))
-                fact["over_rocksdb_with_first_checkpoint"] = round(whole / theirs, 4)
-                fact["over_rocksdb_with_its_local_files"] = round(an_epoch(rows, keys, side) / (theirs + local), 4)
+            if side == CHECKPOINTS and theirs is not None:
+                count = len(rows.select(what="update", keys=keys, side=ROCKSDB))
+                local = sum(row.get("local_bytes", 0) for row in rows.select(what="update", keys=keys, side=ROCKSDB))
+                whole = ours.total_bytes + fact["first_checkpoint_bytes"] / len(updates)
+                fact["over_rocksdb_with_first_checkpoint"] = round(whole / theirs.total_bytes, 4)
+                with_local = theirs.total_bytes + local / count
+                fact["over_rocksdb_with_its_local_files"] = round(ours.total_bytes / with_local, 4)
             found.append(fact)
     return found
 
@@ -91,11 +117,12 @@ def find_goals(rows: Rows) -> list[Goal]:
 
 def _goals(rows: Rows) -> Iterator[Goal]:
     for keys in keys_of(rows):
-        theirs = an_epoch(rows, keys, ROCKSDB)
+        theirs = written(rows, keys, ROCKSDB)
         for side in (CHECKPOINTS, LOG_ALONE):
-            ours = an_epoch(rows, keys, side)
-            if ours and theirs:
-                yield at_most(f"bytes written an epoch, {keys:,} keys: {side} / {ROCKSDB}", ours / theirs, "×", BYTES)
+            ours = written(rows, keys, side)
+            if ours is not None and theirs is not None:
+                name = f"bytes written an epoch, {keys:,} keys: {side} / {ROCKSDB}"
+                yield at_most(name, ours.total_bytes / theirs.total_bytes, "×", BYTES)
         grown = growth(rows, keys, CHECKPOINTS)
         if grown is not None:
             name = f"largest log of the last third / of the third before, {keys:,} keys, with checkpoints"
@@ -117,12 +144,12 @@ def print_tables(rows: Rows, goals: list[Goal], console: Console) -> None:
             updates = rows.select(what="update", **wanted)
             if not updates:
                 continue
-            last = updates[-1]
+            last, ours = updates[-1], written(rows, keys, side)
             logs = [row.get("log_bytes", 0) for row in updates]
             lines.append(
                 (
                     f"{keys:,}", side, str(len(updates)), _text(rows.median("wall_s", what="update", **wanted), 1, 2),
-                    f"{an_epoch(rows, keys, side) / 1e6:,.2f}",
+                    _text(None if ours is None else ours.total_bytes, 1e-6, 2),
                     f"{sum(row['checkpoint_bytes'] for row in updates) / 1e6:,.0f}",
                     f"{max(logs) / 1e6:,.0f}", f"{logs[-1] / 1e6:,.0f}", f"{last['sink_bytes'] / 1e6:,.0f}",
                 )

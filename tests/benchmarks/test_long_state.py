@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import long_state
+from benchmarks.harness import results
 from benchmarks.harness.report import Rows
 from benchmarks.lasting import report
 from benchmarks.lasting.running import CHECKPOINTS, LOG_ALONE, ROCKSDB, drop_cached, size_of, updates_of
@@ -43,14 +45,23 @@ def test_smoke_run(tmp_path: Path) -> None:
     assert set(Path("/dev/shm").glob("cairn-bench-*")) == before
 
 
-def test_bytes_of_the_last_checkpoints_count() -> None:
-    """What is written behind the last epoch belongs to the updates, what filled the state does not."""
+def test_bursts_count_over_whole_intervals() -> None:
+    """The first checkpoint holds what was filled and begins the first interval; what comes behind the last epoch ends
+    the last one. What filled the state is no update.
+    """
     rows = Rows()
     label = {"keys": 10, "side": CHECKPOINTS}
-    rows.add(what="fill", **label, round=0, written_bytes=1_000)
-    rows.add(what="update", **label, round=1, written_bytes=30)
-    rows.add(what="after", **label, round=2, written_bytes=12)
-    assert report.written_bytes(rows, 10, CHECKPOINTS) == 42
+    rows.add(what="fill", **label, round=0, written_bytes=10_000, first_bytes=0)
+    for number in range(1, 14):
+        first = 1_000 if number >= 3 else 0
+        more = {3: 1_000, 8: 500}.get(number, 0)
+        rows.add(what="update", **label, round=number, written_bytes=13 + more, first_bytes=first)
+    rows.add(what="after", **label, round=14, written_bytes=613, first_bytes=1_000)
+    found = report.written(rows, 10, CHECKPOINTS)
+    assert found is not None
+    assert (found.steady_bytes, found.bursts) == (14.0, 2)
+    assert found.burst_bytes == (500 + 600) / 11
+    assert report.written(rows, 10, ROCKSDB) is None
 
 
 def test_a_log_that_goes_on_growing_misses_its_goal() -> None:
@@ -75,7 +86,7 @@ def test_a_first_checkpoint_is_no_update() -> None:
         label = {"keys": 10, "side": side, "round": 1, "checkpoint_bytes": 0, "sink_bytes": 0, "at_s": 1.0}
         rows.add(what="update", **label, **bytes_of)
     ours, theirs = report.facts(rows)
-    assert ours["written_bytes_an_epoch"] == theirs["written_bytes_an_epoch"] == 20
+    assert ours["steady_bytes_an_epoch"] == theirs["steady_bytes_an_epoch"] == 20
     assert ours["over_rocksdb_with_first_checkpoint"] == 6.0
     assert ours["over_rocksdb_with_its_local_files"] == 0.4
     assert [goal.value for goal in report.find_goals(rows)] == [1.0]
@@ -111,10 +122,26 @@ def test_windows_that_recoveries_close_change_until_the_end() -> None:
     """Each of them in one of six epochs: a recovery that lost the newest epochs has other results."""
     epochs = [data.fill(1_000), *(updates_of(1_000, number) for number in range(1, 7))]
     for window in range(-data.EARLY_WINDOWS, 0):
-        results = [data.expected(epochs[:count], window, window) for count in range(1, 8)]
-        assert len(set(results)) == 2
-        assert {found.results for found in results} == {10}
+        digests = [data.expected(epochs[:count], window, window) for count in range(1, 8)]
+        assert len(set(digests)) == 2
+        assert {found.results for found in digests} == {10}
     assert max(epoch.times_ms.max() for epoch in epochs[1:]) <= epochs[0].times_ms.max()
+
+
+def test_a_run_goes_on_only_where_the_measured_code_is_the_same(tmp_path: Path) -> None:
+    """Rows and pieces of the run before are kept; of another or an unknown commit nothing is."""
+    partial = tmp_path / "long_state.json"
+    commit = results.commit()["commit"]
+    piece = {"keys": 10, "commit": commit}
+    partial.write_text(json.dumps({"pieces": [piece], "rows": [{"what": "update", "keys": 10}]}))
+    rows = Rows()
+    if results.measures_the_same("long_state", commit):
+        assert long_state.resumed(partial, rows) == [piece]
+        assert rows.select(keys=10) == [{"what": "update", "keys": 10}]
+    assert long_state.resumed(None, Rows()) == []
+    partial.write_text(json.dumps({"pieces": [{**piece, "commit": "0" * 40}], "rows": []}))
+    with pytest.raises(SystemExit, match="the measured code has changed"):
+        long_state.resumed(partial, Rows())
 
 
 def test_sizes_are_those_of_all_files(tmp_path: Path) -> None:
