@@ -233,6 +233,7 @@ class Table:
         self._counters[kernels.USED] += fresh
         self._counters[kernels.OCCUPIED] += count
         self._refs[rows] = kernels.REF_HIDDEN
+        self._views["expires"][rows] = NEVER  # never used memory is 0, which would look like an expiry at 0
         return rows
 
     def _blank(self, rows: Int64s) -> None:

@@ -236,6 +236,18 @@ def test_a_fresh_window_of_an_old_name_is_new(kind: type[Direct] | type[Overlay]
     assert changes.closed.num_rows == changes.transient.num_rows == 0
 
 
+@pytest.mark.parametrize("kind", [Direct, Overlay])
+def test_a_window_that_expires_at_0_is_due_at_0(kind: type[Direct] | type[Overlay]) -> None:
+    """Memory that was never used is 0 too: an expiry at 0 is told from it, in a new window and in a changed copy."""
+    for at_zero in ("copied", "new"):
+        store = kind(filled({(b"a", 0): Window(0 if at_zero == "copied" else 9, 7, "x")}))
+        ids, _ = store.ensure(*columns([(b"a", 0), (b"b", 0)]))
+        store.set("total", ids[:1], 8)
+        if at_zero == "new":
+            store.set_expires(ids[1:], 0)
+        assert store.due(0).tolist() == ids[: 1 if at_zero == "copied" else None][-1:].tolist()
+
+
 def test_a_store_tells_no_more_than_is_asked_for() -> None:
     """Without other changes: what opened, was renewed, closed or is to be checked; without windows: nothing."""
     old: dict[Identity, Window] = {
