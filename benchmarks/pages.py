@@ -2,7 +2,7 @@
 
 `python benchmarks/pages.py [--quick] [--smoke]` measures tables 5 to 7 and figures 6 to 9 of the paper with the
 product's own operators, tables, pages and checkpoint manager, and writes results/pages.json and .png. A full run takes
-about 20 minutes of a quiet machine with two cores.
+about 20 minutes of a quiet machine with two cores, of which latencies take 13.
 
 What is measured: the time per tuple of an aggregate and a join, with and without pages; the time to prepare a
 checkpoint; the latency of epochs while a checkpoint is written in seven ways, with 1, 4 and 64 partitions; that of
@@ -47,6 +47,12 @@ from benchmarks.paging.latency import measure_latency
 from benchmarks.paging.tasks import measure_bounded, measure_tasks
 
 KINDS = (PLAIN, NONE, PAGES, SMALL_PAGES, PAGES_PROCESS, COPY, SERIALIZED_ASIDE, SERIALIZED, FORK)
+JUDGED = (PAGES, PAGES_PROCESS)
+"""The kinds that a user gets: a continuous runner writes by a thread, the I/O service is a process."""
+MANY = 16
+"""An operator of more partitions is fed in the judged kinds alone: its checkpoints take seconds."""
+SEED = 12
+"""Of the order of kinds and of blocks."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +69,13 @@ class Plan:
     state: int
     """For latencies, tasks and the bound on memory."""
     partitions: tuple[int, ...]
-    cycles: int
-    """Checkpoints of each kind whose latencies count."""
-    quiet_s: float
+    turns: int
+    """Of each kind, of those that count; the unit of the bootstrap."""
+    many_turns: int
+    """The same for operators of many partitions."""
+    epochs: int
+    """In checkpoints, of a turn of a judged kind, at minimum; as many without."""
+    seed: int
     epoch_rows: int
     interval_s: float
     """An epoch of a continuous runner is 50 ms unless told otherwise."""
@@ -77,18 +87,18 @@ class Plan:
 FULL = Plan(
     mode="full", rounds=6, aggregate=(MB, 10 * MB, 100 * MB), aggregate_rows=1_000_000,
     join=(MB // 4, MB // 2, MB, 16 * MB), prepare=(MB, 4 * MB, 16 * MB, 64 * MB, 128 * MB, 256 * MB), state=128 * MB,
-    partitions=(1, 4, 64), cycles=12, quiet_s=1.0, epoch_rows=2_000, interval_s=0.05,
+    partitions=(1, 4, 64), turns=20, many_turns=6, epochs=51, seed=SEED, epoch_rows=2_000, interval_s=0.05,
     read=(64 * MB, 128 * MB, 256 * MB, 512 * MB), task_rows=(10_000, 100_000), bounded_rows=100_000,
 )  # fmt: skip
 QUICK = Plan(
     mode="quick", rounds=3, aggregate=(MB, 10 * MB), aggregate_rows=200_000, join=(MB // 4, MB),
-    prepare=(MB, 16 * MB, 64 * MB), state=32 * MB, partitions=(1, 4), cycles=3, quiet_s=1.0, epoch_rows=2_000,
-    interval_s=0.05, read=(32 * MB, 128 * MB), task_rows=(10_000,), bounded_rows=20_000,
+    prepare=(MB, 16 * MB, 64 * MB), state=32 * MB, partitions=(1, 4), turns=4, many_turns=1, epochs=10, seed=SEED,
+    epoch_rows=2_000, interval_s=0.05, read=(32 * MB, 128 * MB), task_rows=(10_000,), bounded_rows=20_000,
 )  # fmt: skip
 SMOKE = Plan(
     mode="smoke", rounds=1, aggregate=(MB,), aggregate_rows=10_000, join=(MB // 4,), prepare=(MB,), state=2 * MB,
-    partitions=(4,), cycles=1, quiet_s=0.2, epoch_rows=200, interval_s=0.02, read=(2 * MB,), task_rows=(1_000,),
-    bounded_rows=500,
+    partitions=(4,), turns=1, many_turns=1, epochs=2, seed=SEED, epoch_rows=200, interval_s=0.02, read=(2 * MB,),
+    task_rows=(1_000,), bounded_rows=500,
 )  # fmt: skip
 
 
@@ -128,14 +138,20 @@ class Benchmark:
 
     def _latency(self, partitions: int) -> None:
         plan = self._plan
+        kinds, turns = (KINDS, plan.turns) if partitions <= MANY else (JUDGED, plan.many_turns)
         feds = [
             Fed(
-                kind, partitions, plan.state, plan.epoch_rows, plan.interval_s, plan.quiet_s,
+                kind, partitions, plan.state, plan.epoch_rows, plan.interval_s, self._epochs(kind),
                 str(self._directory / f"{kind}-{partitions}"),
             )
-            for kind in KINDS
+            for kind in kinds
         ]  # fmt: skip
-        measure_latency(self.rows, feds, plan.cycles)
+        measure_latency(self.rows, feds, turns, plan.seed)
+
+    def _epochs(self, kind: str) -> int:
+        """Epochs in checkpoints of a turn."""
+        share = 1 if kind in JUDGED else 3 if kind == NONE else 10
+        return max(self._plan.epochs // share, 1)
 
 
 def main() -> None:
@@ -150,15 +166,18 @@ def main() -> None:
         default=[],
         help="only this part: aggregate, join, prepare, read, task, bounded, latency 1, …",
     )
+    parser.add_argument("--seed", type=int, default=SEED, help=f"of the order of kinds and blocks (default {SEED})")
     parser.add_argument("--results", type=Path, help="where the results go")
     parser.add_argument("--data", type=Path, help="a folder for checkpoints and states, on the disk to measure")
     given = parser.parse_args()
-    plan = SMOKE if given.smoke else QUICK if given.quick else FULL
-    mode = results.PARTIAL if plan is FULL and (given.part or given.rounds) else plan.mode
+    chosen = SMOKE if given.smoke else QUICK if given.quick else FULL
+    plan = replace(chosen, seed=given.seed)
+    mode = results.PARTIAL if chosen is FULL and (given.part or given.rounds) else plan.mode
     if given.rounds:
-        plan = replace(plan, rounds=given.rounds, cycles=given.rounds)
+        plan = replace(plan, rounds=given.rounds, turns=given.rounds, many_turns=given.rounds)
     folder = results.directory(parser, given.results, mode)
     console = Console(width=200)
+    console.print(f"seed of the order of kinds and blocks: {plan.seed}")
     data = Path(tempfile.mkdtemp(prefix="cairn-bench-pages-", dir=given.data))
     benchmark = Benchmark(plan, data, console)
     before = machine(data)

@@ -1,12 +1,17 @@
-"""One operator that is fed at a fixed rate, in a process of its own, while checkpoints of a kind are taken.
+"""One operator that is fed at a fixed rate, in a process of its own, with and without checkpoints of a kind in turn.
 
-`python -m benchmarks.paging.feeding` reads a line of JSON that describes the operator (`Fed`), prints `ready`, and
-answers each further line with a line of JSON: the latencies of a cycle's epochs.
+`python -m benchmarks.paging.feeding` reads a line of JSON that describes the operator (`Fed`), prints what is fed, and
+answers each further line, a seed, with a line of JSON: the latencies of a turn's epochs.
 
 Invariants:
-* An epoch is due at a fixed moment, whatever the epochs before it took; its latency counts from that moment.
-* A cycle begins without a checkpoint, and ends when the checkpoints of all partitions are durable. Partitions are
-  checkpointed one after the other.
+* An epoch is due at a fixed moment, whatever the epochs before it took; its latency counts from that moment. So a
+  freeze between two epochs delays the next one only as far as it lasts beyond that epoch's moment.
+* An epoch lies *in a checkpoint* if any moment between its being due and its end lies between the begin of a
+  partition's checkpoint and the moment at which the writer finds it durable, or if the epoch is overdue when
+  the last checkpoint ends. Each epoch counts once.
+* Both sides are epochs of the same operator in the same process with the same input, a fraction of a second apart. A
+  turn's first epochs, and the epoch behind each checkpoint, count for neither side.
+* Partitions are checkpointed one after the other.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,19 +31,59 @@ from benchmarks.paging.state import Split, split, windows_for
 
 DRAWN_EPOCHS = 64
 """Epochs whose input is drawn beforehand; they come again and again."""
+MOST_LATE = 400
+"""Epochs in a row that are late, before the operator is given up."""
+MOST_CHECKPOINTS = 3
+"""For each epoch in a checkpoint that is wanted: one that ends before the next epoch is due has none."""
+WARM_EPOCHS = 3
+"""At the begin of a turn: other operators ran before."""
 
 
 @dataclass(frozen=True)
 class Fed:
-    """An operator and its input. `state_bytes` of all partitions; an epoch of `rows` rows each `interval_s`."""
+    """An operator and its input. `state_bytes` of all partitions; an epoch of `rows` rows each `interval_s`; so many
+    `epochs` in checkpoints in each turn, at minimum, and as many without.
+    """
 
     kind: str
     partitions: int
     state_bytes: int
     rows: int
     interval_s: float
-    quiet_s: float
+    epochs: int
     directory: str
+
+
+class _Clocked:
+    """The epochs of a turn: each at its moment."""
+
+    def __init__(self, interval_s: float, epoch: Callable[[], None]) -> None:
+        self._interval_s = interval_s
+        self._epoch = epoch
+        self._due = time.perf_counter()
+        self.latencies: list[float] = []
+        """Of all epochs."""
+
+    def next(self) -> tuple[float, float]:
+        """One more epoch: when it was due, and when it ended."""
+        due = self._due
+        pause = due - time.perf_counter()
+        if pause > 0:
+            time.sleep(pause)
+        self._epoch()
+        ended = time.perf_counter()
+        self.latencies.append(ended - due)
+        self._due += self._interval_s
+        return due, ended
+
+    def catch_up(self) -> list[tuple[float, float]]:
+        """Epochs until none is overdue. Raises RuntimeError if that takes too many."""
+        late = []
+        while time.perf_counter() > self._due:
+            late.append(self.next())
+            if len(late) > MOST_LATE:
+                raise RuntimeError(f"{MOST_LATE} epochs in a row were late: the operator cannot keep up with its input")
+        return late
 
 
 class Feeder:
@@ -50,6 +96,8 @@ class Feeder:
         self._input = [self._operator.draw(random, fed.rows) for _ in range(DRAWN_EPOCHS)]
         self._checkpointer: Checkpointer = MAKE[fed.kind](Path(fed.directory))
         self._fed_epochs = 0
+        self._per_checkpoint = 4
+        """Epochs in the last checkpoint."""
         for _ in range(DRAWN_EPOCHS):
             self._epoch()
 
@@ -57,48 +105,67 @@ class Feeder:
         self._operator.process(self._input[self._fed_epochs % DRAWN_EPOCHS])
         self._fed_epochs += 1
 
-    def cycle(self) -> dict[str, Any]:
-        """Epochs without a checkpoint, then those during one, then a few more."""
-        fed = self._fed
-        began = time.perf_counter()
-        quiet = int(fed.quiet_s / fed.interval_s)
-        latencies: list[float] = []
+    def turn(self, seed: int) -> dict[str, Any]:
+        """Blocks of epochs in and without checkpoints, which of the two first as the seed says for each pair."""
+        random = np.random.default_rng(seed)
+        clocked = _Clocked(self._fed.interval_s, self._epoch)
+        for _ in range(WARM_EPOCHS):
+            clocked.next()
+        inside: list[float] = []
+        without: list[float] = []
         stops: list[float] = []
-        marks: list[tuple[float, float]] = []
-        """Of each epoch: when it was due, and when it ended."""
-        todo = list(enumerate(self._operator.partitions))
-        from_s = to_s = 0.0
-        number = after = 0
-        while after < quiet // 4:
-            due = began + number * fed.interval_s
-            pause = due - time.perf_counter()
-            if pause > 0:
-                time.sleep(pause)
-            self._epoch()
-            ended = time.perf_counter()
-            latencies.append(ended - due)
-            marks.append((due, ended))
-            number += 1
-            if number < quiet:
-                continue
-            from_s = from_s or time.perf_counter()
-            if not self._checkpointer.is_done():
-                continue
-            if todo:
-                started = time.perf_counter()
-                self._checkpointer.begin(*todo.pop(0))
-                stops.append(time.perf_counter() - started)
-            else:
-                to_s = to_s or time.perf_counter()
-                after += 1
-        during = [ended >= from_s and due <= to_s for due, ended in marks]
+        took: list[float] = []
+        while len(inside) < self._fed.epochs and len(took) < MOST_CHECKPOINTS * self._fed.epochs:
+            checkpoint_first = bool(random.integers(2))
+            missing = len(inside) - len(without)
+            if not checkpoint_first:
+                without += self._quiet(clocked, max(self._per_checkpoint + missing, 1))
+            block, seconds = self._in_checkpoint(clocked, stops)
+            inside += block
+            took.append(seconds)
+            self._per_checkpoint = len(block)
+            if checkpoint_first:
+                without += self._quiet(clocked, max(len(inside) - len(without), 1))
         return {
-            "quiet": latencies[: quiet - 1],
-            "during": [took for took, is_in in zip(latencies, during, strict=True) if is_in],
-            "all": latencies,
+            "quiet": without,
+            "during": inside,
+            "all": clocked.latencies[WARM_EPOCHS:],
             "stops": stops,
-            "checkpoint_s": to_s - from_s,
+            "checkpoint_s": took,
         }
+
+    @staticmethod
+    def _quiet(clocked: _Clocked, count: int) -> list[float]:
+        clocked.catch_up()
+        return [ended - due for due, ended in (clocked.next() for _ in range(count))]
+
+    def _in_checkpoint(self, clocked: _Clocked, stops: list[float]) -> tuple[list[float], float]:
+        """Checkpoint all partitions: the latencies of the epochs in it, and the seconds that it took.
+
+        A kind that takes no checkpoints has as many epochs here as one that takes a few epochs for each.
+        """
+        checkpointer = self._checkpointer
+        if not checkpointer.takes_any:
+            return self._quiet(clocked, self._per_checkpoint), 0.0
+        todo = list(enumerate(self._operator.partitions))
+        clocked.catch_up()
+        epochs: list[tuple[float, float]] = []
+        spans: list[tuple[float, float]] = []
+        while True:
+            if checkpointer.is_done():
+                if spans:
+                    spans[-1] = spans[-1][0], checkpointer.durable_s
+                if not todo:
+                    break
+                began = time.perf_counter()
+                checkpointer.begin(*todo.pop(0))
+                stops.append(time.perf_counter() - began)
+                spans.append((began, began))
+            epochs.append(clocked.next())
+        held_up = clocked.catch_up()
+        clocked.next()
+        inside = [each for each in epochs if any(each[1] >= begun and each[0] <= done for begun, done in spans)]
+        return [ended - due for due, ended in inside + held_up], spans[-1][1] - spans[0][0]
 
     def described(self) -> dict[str, Any]:
         """What is fed."""
@@ -119,8 +186,8 @@ def main() -> None:
     feeder = Feeder(Fed(**json.loads(sys.stdin.readline())))
     try:
         print(json.dumps(feeder.described()), flush=True)
-        for _ in sys.stdin:
-            print(json.dumps(feeder.cycle()), flush=True)
+        for line in sys.stdin:
+            print(json.dumps(feeder.turn(int(line))), flush=True)
     finally:
         feeder.close()
 

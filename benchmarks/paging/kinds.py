@@ -12,6 +12,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +52,9 @@ class Checkpointer(ABC):
         self.directory = directory
         self._thread: threading.Thread | None = None
         self.error: BaseException | None = None
+        self.durable_s = 0.0
+        """When the last checkpoint was durable, by `time.perf_counter`."""
+        self.takes_any = True
         self.copied_pages = 0
         """Pages that were copied aside for the last checkpoint."""
         self.all_pages = 0
@@ -80,6 +84,7 @@ class Checkpointer(ABC):
             work()
         except Exception as error:  # noqa: BLE001 - raised again where the operator asks
             self.error = error
+        self.durable_s = time.perf_counter()
 
     def path(self, number: int) -> Path:
         """Where the checkpoint of a partition goes."""
@@ -88,6 +93,10 @@ class Checkpointer(ABC):
 
 class Nothing(Checkpointer):
     """No checkpoints."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.takes_any = False
 
     def begin(self, number: int, partition: Partition) -> None:
         """Nothing to do."""
@@ -100,7 +109,7 @@ class FromPages(Checkpointer):
         """Freeze."""
         table = partition.table
         self.all_pages = -(-table.tracked_bytes // PAGE_BYTES[PAGES])
-        frozen = partition.freeze(copies=1 << 24)
+        frozen = partition.freeze()
         snapshot = partition.snapshot(frozen)
         unit = Unit("pages", number)
         manager = CheckpointManager(unit, lambda since: snapshot, ManagerTools(DirectorySink(self.directory)))
@@ -123,7 +132,7 @@ class FromPagesElsewhere(Checkpointer):
 
     def begin(self, number: int, partition: Partition) -> None:
         """Freeze, and tell the writer."""
-        frozen = partition.freeze(copies=1 << 24)
+        frozen = partition.freeze()
         told = (number, frozen.pages.handle, frozen.pages.ids, partition.header())
         pipe: Any = self._writer.stdin
         answers: Any = self._writer.stdout
@@ -180,6 +189,7 @@ class Serialized(Checkpointer):
     def begin(self, number: int, partition: Partition) -> None:
         """Serialize, write, sync."""
         write(self.path(number), memoryview(serialized(partition)))
+        self.durable_s = time.perf_counter()
 
 
 class Forked(Checkpointer):

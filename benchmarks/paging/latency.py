@@ -14,6 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, cast
 
+import numpy as np
+
 from benchmarks.harness.report import Rows
 from benchmarks.paging.feeding import Fed
 
@@ -36,9 +38,9 @@ class Operator:
         """Wait until the operator has its state."""
         self.described = self._answer()
 
-    def cycle(self) -> dict[str, Any]:
-        """Feed the operator through one checkpoint."""
-        return self._ask("cycle")
+    def turn(self, seed: int) -> dict[str, Any]:
+        """Feed the operator through some checkpoints."""
+        return self._ask(str(seed))
 
     def _ask(self, line: str) -> dict[str, Any]:
         self._told.write(line + "\n")
@@ -60,24 +62,26 @@ class Operator:
         shutil.rmtree(self.fed.directory, ignore_errors=True)
 
 
-def measure_latency(rows: Rows, feds: Sequence[Fed], rounds: int) -> None:
-    """A cycle of each operator in each round; all have the same partitions and state."""
+def measure_latency(rows: Rows, feds: Sequence[Fed], rounds: int, seed: int) -> None:
+    """A turn of each operator in each round, in an order that the seed shuffles; all have the same state."""
+    random = np.random.default_rng(seed)
     operators: list[Operator] = []
     try:
         operators.extend(Operator(fed) for fed in feds)
         for operator in operators:
             operator.wait_ready()
-        for operator in operators:
-            operator.cycle()
-        for number in range(rounds):
-            at = number % len(operators)
-            for operator in [*operators[at:], *operators[:at]]:
-                told = operator.cycle()
+        for number in range(-1, rounds):
+            for at in random.permutation(len(operators)).tolist():
+                operator = operators[at]
+                told = operator.turn(int(random.integers(1 << 31)))
+                if number < 0:  # the first turn loads compiled code
+                    continue
                 label = {"kind": operator.fed.kind, "partitions": operator.fed.partitions, "round": number}
                 size = {"bytes": operator.fed.state_bytes, "content_bytes": operator.described["content_bytes"]}
-                figures = {name: [round(each * 1000, 3) for each in told[name]] for name in ("quiet", "during", "all")}
-                stops = [round(each * 1000, 3) for each in told["stops"]]
-                rows.add(what="latency", **label, **size, **figures, stops=stops, checkpoint_s=told["checkpoint_s"])
+                names = ("quiet", "during", "all", "stops")
+                figures = {name: [round(each * 1000, 3) for each in told[name]] for name in names}
+                seconds = [round(each, 4) for each in told["checkpoint_s"]]
+                rows.add(what="latency", **label, **size, **figures, checkpoint_s=seconds)
     finally:
         for operator in operators:
             operator.close()

@@ -112,7 +112,7 @@ def test_goals_are_judged_by_what_was_measured() -> None:
     for number in range(4):
         figures = {"quiet": [10.0, 11.0], "during": [20.0, 22.0], "all": [10.0, 11.0, 20.0, 22.0], "stops": [1.0]}
         label = {"kind": "pages_process", "partitions": 1, "round": number, "bytes": 1}
-        rows.add(what="latency", **label, **figures, checkpoint_s=1.0)
+        rows.add(what="latency", **label, **figures, checkpoint_s=[1.0, 2.0])
     (goal,) = report.find_goals(rows)
     assert (goal.value, goal.holds, goal.n) == (2.0, False, 4)
     (told,) = report.summary(rows)
