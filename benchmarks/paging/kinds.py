@@ -15,6 +15,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,12 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.paging.state import Partition
-from spe_adapter.checkpoint.directory_sink import DirectorySink
+from logstore.base.events import ignore
+from logstore.base.system import SystemClock
 from spe_adapter.checkpoint.manager import CheckpointManager, ManagerTools
 from spe_adapter.checkpoint.names import Unit
+from spe_adapter.checkpoint.settings import CheckpointSettings
+from spe_adapter.checkpoint.sites import open_site
 from spe_adapter.codec.kernels import Bytes
 
 NONE, PLAIN = "none", "plain"
@@ -105,6 +109,10 @@ class Nothing(Checkpointer):
 class FromPages(Checkpointer):
     """Pages are frozen; the product's checkpoint manager writes them on threads of the operator's process."""
 
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self._tools = product_tools(directory, None)
+
     def begin(self, number: int, partition: Partition) -> None:
         """Freeze."""
         table = partition.table
@@ -112,7 +120,7 @@ class FromPages(Checkpointer):
         frozen = partition.freeze()
         snapshot = partition.snapshot(frozen)
         unit = Unit("pages", number)
-        manager = CheckpointManager(unit, lambda since: snapshot, ManagerTools(DirectorySink(self.directory)))
+        manager = CheckpointManager(unit, lambda since: snapshot, self._tools)
 
         def write() -> None:
             outcome = manager.checkpoint()
@@ -224,6 +232,12 @@ class Forked(Checkpointer):
                 raise RuntimeError(f"the child that writes ended with {how}")
 
         self.beside(wait)
+
+
+def product_tools(directory: Path, pool: Executor | None) -> ManagerTools:
+    """What a manager works with below a directory by the settings that a user gets."""
+    settings = CheckpointSettings(directory.absolute().as_uri())
+    return open_site(settings, SystemClock(), ignore, threading.Event(), pool).tools
 
 
 MAKE: dict[str, Callable[[Path], Checkpointer]] = {

@@ -8,13 +8,15 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from benchmarks.paging.kinds import product_tools
 from spe_adapter.checkpoint.__main__ import NICENESS
-from spe_adapter.checkpoint.directory_sink import DirectorySink
-from spe_adapter.checkpoint.manager import CheckpointManager, ManagerTools
+from spe_adapter.checkpoint.manager import CheckpointManager
 from spe_adapter.checkpoint.names import Unit
+from spe_adapter.checkpoint.service import CHUNKS_AT_ONCE
 from spe_adapter.checkpoint.snapshot import Snapshot
 from spe_adapter.pages.frozen import FrozenPages
 
@@ -27,7 +29,7 @@ def given(snapshot: Snapshot, _since: object) -> Snapshot:
 def main() -> None:
     """Write until the input ends."""
     os.nice(NICENESS)
-    tools = ManagerTools(DirectorySink(Path(sys.argv[1])))
+    tools = product_tools(Path(sys.argv[1]), ThreadPoolExecutor(CHUNKS_AT_ONCE))
     while True:
         try:
             number, handle, ids, header = pickle.load(sys.stdin.buffer)
