@@ -69,8 +69,8 @@ def reserve(table: PageTable, words: int) -> Room | None:
 
 def write(descriptor: int, table: PageTable, room: Room, freeze: int, words: Int64s, values: Int64s) -> None:
     """Write a record into its room. The caller makes the head lead to the record (`publish`). Raises OSError."""
-    head = np.array([freeze, table.head[NEWEST_RECORD], len(words)], np.int64)
-    write_all(descriptor, [part.data.cast("B") for part in (head, words, values)], at=_aside(table, room.at))
+    record = np.concatenate(((freeze, table.head[NEWEST_RECORD], len(words)), words, values), dtype=np.int64)
+    write_all(descriptor, [record.data.cast("B")], at=_aside(table, room.at))
 
 
 def write_all(descriptor: int, parts: list[memoryview], at: int) -> None:

@@ -33,8 +33,8 @@ import numpy as np
 from spe_adapter.codec.kernels import Bytes, Int64s
 from spe_adapter.pages import before_images, freeze_lock
 from spe_adapter.pages.before_images import WORD_BYTES, WORD_SHIFT
-from spe_adapter.pages.errors import FreezeRefused
-from spe_adapter.pages.kernels import fence
+from spe_adapter.pages.errors import FreezeRefused, PagesRefused
+from spe_adapter.pages.kernels import fence, load, mark_held
 from spe_adapter.pages.page_table import (
     ACTIVE,
     ASIDE_AT,
@@ -86,6 +86,7 @@ class PageMemory:
         self._words: Int64s = data[: len(data) // WORD_BYTES * WORD_BYTES].view(np.int64)
         self._descriptor = descriptor
         self._step = step
+        load()
 
     def touch(self, numbers: Int64s, words: ChangedWords | None = None) -> None:
         """Announce a change of pages (int64 page numbers, in any order): what is frozen is copied aside. `words` says
@@ -165,10 +166,13 @@ class PageMemory:
             self.reclaim()
             return
         is_changed: Bytes = np.zeros(self.table.pages, np.uint8)
-        is_changed[numbers[self.table.is_held(numbers, active)]] = 1
-        held = np.flatnonzero(is_changed)
-        if not len(held):
+        table = self.table
+        count = mark_held(numbers, table.hold, table.done, table.mark, SLOT_BITS, active, is_changed)
+        if count < 0:
+            raise PagesRefused(f"pages {numbers.min()} to {numbers.max()}: there are {table.pages}")
+        if not count:
             return
+        held = np.flatnonzero(is_changed)
         if not freeze_lock.is_held(self._descriptor):
             self.cancel()
         elif words is None or not self._note_words(held, words(is_changed), active):

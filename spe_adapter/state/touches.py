@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from spe_adapter.codec.columns import BytesColumn
 from spe_adapter.codec.kernels import Bytes, Int64s
 from spe_adapter.pages.before_images import WORD_BYTES, WORD_SHIFT
-from spe_adapter.pages.kernels import mark_groups, pages_of_groups
+from spe_adapter.pages.kernels import mark_groups, pages_of_groups, words_of_rows
 from spe_adapter.pages.page_memory import PageMemory
 from spe_adapter.state import kernels
 from spe_adapter.state.errors import StateDamaged
@@ -86,7 +86,7 @@ class TrackedTouches:
         """
         arrays = self._arrays_of(self._all if names is None else tuple(names))
         self._mark_rows(rows, arrays)
-        self._announce(lambda: [_words_of_rows(rows, arrays)])
+        self._announce(lambda pages: [self._words_of_rows(rows, arrays, pages)])
 
     def new_rows(self, count: int, key_bytes: int, identities: kernels.Grid, counters: Int64s) -> None:
         """The rows that the next `count` insertions take, and the part of the arena for their keys."""
@@ -96,7 +96,7 @@ class TrackedTouches:
         arrays = self._arrays_of(self._all)
         self._mark_rows(rows, arrays)
         arena = self._mark_arena(int(counters[kernels.ARENA_USED]), key_bytes)
-        self._announce(lambda: [_words_of_rows(rows, arrays), arena])
+        self._announce(lambda pages: [self._words_of_rows(rows, arrays, pages), self._inside(arena, pages)])
 
     def values(self, rows: Int64s, name: str, parts: BytesColumn, refs: Int64s, counters: Int64s) -> None:
         """Values of varying width of rows: their references and their bytes in the arena."""
@@ -109,7 +109,11 @@ class TrackedTouches:
             raise StateDamaged("a reference leads outside the arena")
         arena = self._mark_arena(int(counters[kernels.ARENA_USED]), appended)
         self._announce(
-            lambda: [_words_of_rows(rows, arrays), arena, _words_in_place(refs[rows], parts.offsets, self._arena_at)]
+            lambda pages: [
+                self._words_of_rows(rows, arrays, pages),
+                self._inside(arena, pages),
+                self._inside(_words_in_place(refs[rows], parts.offsets, self._arena_at), pages),
+            ]
         )
 
     def _arrays_of(self, names: tuple[str, ...]) -> _Arrays:
@@ -138,25 +142,33 @@ class TrackedTouches:
         self._pages[start >> self._page_shift : (last >> self._page_shift) + 1] = 1
         return np.arange(start >> WORD_SHIFT, (last >> WORD_SHIFT) + 1, dtype=np.int64)
 
-    def _announce(self, words: Callable[[], list[Int64s]]) -> None:
-        """Announce the marked pages; `words` gives the words that change, but for the counters."""
+    def _announce(self, words: Callable[[Bytes], list[Int64s]]) -> None:
+        """Announce the marked pages; `words` gives the words that change in pages whose byte is not 0, but for the
+        counters.
+        """
         self._pages[0] = 1  # the counters, which every change changes
         numbers = np.flatnonzero(self._pages)
         self._pages[numbers] = 0
 
         def changed(pages: Bytes) -> Int64s:
-            all_words = np.concatenate((_COUNTER_WORDS, *words()))
-            return all_words[pages[all_words >> (self._page_shift - WORD_SHIFT)] != 0]
+            return np.concatenate((self._inside(_COUNTER_WORDS, pages), *words(pages)))
 
         self._memory.touch(numbers, changed)
 
+    def _inside(self, words: Int64s, pages: Bytes) -> Int64s:
+        """Those of some words that lie in pages whose byte is not 0."""
+        return words[pages[words >> (self._page_shift - WORD_SHIFT)] != 0]
 
-def _words_of_rows(rows: Int64s, arrays: _Arrays) -> Int64s:
-    """The words that hold rows of arrays."""
-    at = np.asarray(rows, np.int64) * arrays.part_widths[:, None]
-    at += arrays.part_starts[:, None]
-    at >>= WORD_SHIFT
-    return at.ravel()
+    def _words_of_rows(self, rows: Int64s, arrays: _Arrays, pages: Bytes) -> Int64s:
+        """The words that hold rows of arrays, and lie in pages whose byte is not 0."""
+        words = np.empty(len(rows) * len(arrays.part_starts), np.int64)
+        count = words_of_rows(
+            np.require(rows, np.int64, ["C", "W"]), arrays.part_starts, arrays.part_widths, WORD_SHIFT,
+            self._page_shift - WORD_SHIFT, pages, words,
+        )  # fmt: skip
+        if count < 0:
+            raise StateDamaged("a row lies outside the pages of the table")
+        return words[:count]
 
 
 def _words_in_place(refs: Int64s, offsets: NDArray[np.int32], arena_at: int) -> Int64s:
