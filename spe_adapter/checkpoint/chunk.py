@@ -2,6 +2,8 @@
 
     header (64 bytes) | page numbers, CRC | run of pages, CRC | run of pages, CRC | …
 
+A run has its form and its length in front: most runs are compressed (`packing`).
+
 Invariants:
 * A chunk is written front to back from pages that are read as they are written: memory is bounded by one run.
 * Every byte is covered by a CRC-32C, and the header names the checkpoint and the thread: a file that was swapped, torn
@@ -18,10 +20,11 @@ from crc32c import crc32c
 
 from spe_adapter.checkpoint.errors import CheckpointDamaged, CheckpointVersionUnknown
 from spe_adapter.checkpoint.names import CheckpointName
+from spe_adapter.checkpoint.packing import packed, unpacked
 from spe_adapter.checkpoint.snapshot import PageSnapshot
 from spe_adapter.codec.kernels import Bytes, Int64s
 
-VERSION: Final = 1
+VERSION: Final = 2
 MAX_CHUNK_BYTES: Final = 64 << 20
 """Pages of a chunk: HDFS's default block is twice as long, Peace's paper has 64 MB."""
 RUN_BYTES: Final = 1 << 20
@@ -32,6 +35,8 @@ MAX_PAGES: Final = MAX_CHUNK_BYTES // MIN_PAGE_BYTES
 _MAGIC: Final = b"cairnpgs"
 _HEADER: Final = struct.Struct(">8sIIIIQQ16s4x")
 """Magic, version, page size, pages in a run, thread, pages, sequence number, digest of the unit; CRC behind it."""
+_RUN: Final = struct.Struct(">II")
+"""Form of a run, bytes of its content."""
 _CRC: Final = struct.Struct(">I")
 HEADER_BYTES: Final = _HEADER.size + _CRC.size
 
@@ -52,10 +57,15 @@ def run_pages_of(page_bytes: int) -> int:
     return max(1, RUN_BYTES // page_bytes)
 
 
-def chunk_bytes(pages: int, page_bytes: int) -> int:
-    """Bytes of a chunk file with so many pages."""
+def max_chunk_bytes(pages: int, page_bytes: int) -> int:
+    """The most bytes that a chunk file with so many pages has: what it has if no run becomes smaller."""
+    return min_chunk_bytes(pages, page_bytes) + pages * page_bytes
+
+
+def min_chunk_bytes(pages: int, page_bytes: int) -> int:
+    """Bytes of a chunk file with so many pages without the content of its runs."""
     runs = -(-pages // run_pages_of(page_bytes))
-    return HEADER_BYTES + pages * 8 + _CRC.size + pages * page_bytes + runs * _CRC.size
+    return HEADER_BYTES + pages * 8 + _CRC.size + runs * (_RUN.size + _CRC.size)
 
 
 def unit_digest(unit: str) -> bytes:
@@ -63,7 +73,7 @@ def unit_digest(unit: str) -> bytes:
     return blake2b(unit.encode(), digest_size=16).digest()
 
 
-def encode_chunk(name: CheckpointName, thread: int, ids: Int64s, pages: PageSnapshot) -> Iterator[bytes | memoryview]:
+def encode_chunk(name: CheckpointName, thread: int, ids: Int64s, pages: PageSnapshot) -> Iterator[bytes]:
     """The bytes of a chunk in pieces, each of at most one run; pages are read when their piece is asked for.
 
     Raises what `PageSnapshot.read` raises.
@@ -73,9 +83,9 @@ def encode_chunk(name: CheckpointName, thread: int, ids: Int64s, pages: PageSnap
     numbers = ids.astype(">i8").tobytes()
     yield fixed + _CRC.pack(crc32c(fixed)) + numbers + _CRC.pack(crc32c(numbers))
     for first in range(0, len(ids), run_pages):
-        data = np.ascontiguousarray(pages.read(ids[first : first + run_pages])).reshape(-1).data
-        yield data
-        yield _CRC.pack(crc32c(data))
+        form, content = packed(np.ascontiguousarray(pages.read(ids[first : first + run_pages])).reshape(-1))
+        head = _RUN.pack(form, len(content))
+        yield b"".join((head, content, _CRC.pack(crc32c(content, crc32c(head)))))
 
 
 def decode_header(data: bytes, file: str) -> ChunkHeader:
@@ -98,8 +108,8 @@ def decode_header(data: bytes, file: str) -> ChunkHeader:
 class ChunkReader:
     """Takes the bytes of a chunk front to back, in pieces of any size, and gives runs of pages once they are checked.
 
-    `feed` raises CheckpointDamaged, and at the end `close` does if bytes are missing. Runs are views of the bytes that
-    were fed, as far as they lie in one piece.
+    `feed` raises CheckpointDamaged, and at the end `close` does if bytes are missing. Runs that are stored as they are
+    are views of the bytes that were fed, as far as they lie in one piece.
     """
 
     def __init__(self, file: str, name: CheckpointName, thread: int) -> None:
@@ -107,10 +117,12 @@ class ChunkReader:
         self._name = name
         self._thread = thread
         self._begun = bytearray()
-        """The begin of an element (header, page numbers, a run) whose rest has not come yet."""
+        """The begin of an element (header, page numbers, the head of a run, a run) whose rest has not come yet."""
         self._header: ChunkHeader | None = None
         self._ids: Int64s | None = None
         self._done = 0
+        self._head = b""
+        """Form and length of the run that follows; empty in front of them."""
         self.crc32c = 0
         """Of all bytes so far."""
         self.size_bytes = 0
@@ -146,13 +158,25 @@ class ChunkReader:
             return HEADER_BYTES
         if self._ids is None:
             return self._header.pages * 8 + _CRC.size
-        pages = min(self._header.run_pages, self._header.pages - self._done)
-        return pages * self._header.page_bytes + _CRC.size if pages else 0
+        run_bytes = self._run_bytes(self._header)
+        if not self._head:
+            return _RUN.size if run_bytes else 0
+        _, length = _RUN.unpack(self._head)
+        if not 1 <= length <= run_bytes:
+            raise CheckpointDamaged(f"{self._file}: a run of {run_bytes} bytes is stored in {length}")
+        return int(length) + _CRC.size
+
+    def _run_bytes(self, header: ChunkHeader) -> int:
+        """Bytes of the next run's pages, 0 behind the last one."""
+        return min(header.run_pages, header.pages - self._done) * header.page_bytes
 
     def _taken(self, element: memoryview) -> Iterator[tuple[Int64s, Bytes]]:
         """Check an element; the run if it is one."""
         if self._header is None:
             self._header = self._checked_header(decode_header(bytes(element), self._file))
+            return
+        if self._ids is not None and not self._head:
+            self._head = bytes(element)
             return
         body = element[: -_CRC.size]
         (checksum,) = _CRC.unpack_from(element, len(body))
@@ -160,10 +184,13 @@ class ChunkReader:
             self._ids = self._numbers(body, checksum)
             return
         numbers = self._ids[self._done : self._done + self._header.run_pages]
-        if crc32c(body) != checksum:
-            raise CheckpointDamaged(f"{self._file}: the CRC of pages {numbers[0]} to {numbers[-1]} differs")
-        self._done += len(numbers)
-        yield numbers, np.frombuffer(body, np.uint8).reshape(len(numbers), self._header.page_bytes)
+        where = f"{self._file}: pages {numbers[0]} to {numbers[-1]}"
+        if crc32c(body, crc32c(self._head)) != checksum:
+            raise CheckpointDamaged(f"{where}: the CRC differs")
+        form, _ = _RUN.unpack(self._head)
+        content = unpacked(form, body, self._run_bytes(self._header), where)
+        self._done, self._head = self._done + len(numbers), b""
+        yield numbers, content.reshape(len(numbers), self._header.page_bytes)
 
     def _checked_header(self, header: ChunkHeader) -> ChunkHeader:
         if (header.seq, header.unit_digest) != (self._name.seq, unit_digest(self._name.unit)):

@@ -72,14 +72,16 @@ class DirectorySink:
         self._step(f"write {name}/{file}")
         try:
             with os.fdopen(os.open(draft, _DRAFT, FILE_MODE), "wb", buffering=0) as target:
+                wanted_bytes = 0
                 for piece in content.pieces():
                     self._step(f"piece of {name}/{file}")
                     _write_all(target.fileno(), piece)
+                    wanted_bytes += len(piece)
                 self._step(f"sync {name}/{file}")
                 os.fdatasync(target.fileno())
                 written = os.fstat(target.fileno()).st_size
-            if written != content.size_bytes:
-                raise SinkFailed(f"{path}: {written} bytes were written, not {content.size_bytes}")
+            if written != wanted_bytes:
+                raise SinkFailed(f"{path}: {written} bytes were written, not {wanted_bytes}")
             self._step(f"rename {name}/{file}")
             draft.rename(path)
         except OSError as error:

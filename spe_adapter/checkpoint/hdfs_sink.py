@@ -91,7 +91,7 @@ class HdfsSink:
             planned = bool(content.chain) and self._push(path, content.chain)
             with self._client(tuple(node for node in excluded if node not in content.chain)) as client:
                 pieces = (bytes(piece) for piece in content.pieces())
-                put(client, path, pieces, content.size_bytes, replicas)
+                put(client, path, pieces, content.max_bytes, replicas)
                 led_to = client.led_to
             if planned:
                 return content.chain if self._followed(path) else ()

@@ -142,8 +142,8 @@ class InProcessCheckpoints:
             now_s = self._clock.monotonic_s()
             with self._lock:
                 if outcome.manifest is not None:
-                    size_bytes, seconds = outcome.manifest.own_bytes, outcome.write_s
-                    self._policy.succeeded(covered, size_bytes, seconds, now_s)
+                    page_bytes, seconds = outcome.manifest.own_page_bytes, outcome.write_s
+                    self._policy.succeeded(covered, page_bytes, seconds, now_s)
                 elif outcome.state is CheckpointState.SKIPPED:
                     self._policy.found_nothing(now_s)
                 else:

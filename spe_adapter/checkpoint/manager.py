@@ -28,7 +28,7 @@ from logstore.base.events import Report, ignore
 from logstore.base.system import SystemClock
 from logstore.errors import CairnError
 from scheduler.client import CoordinatorError, CoordinatorRefused, Go
-from spe_adapter.checkpoint.chunk import MAX_CHUNK_BYTES, chunk_bytes, encode_chunk
+from spe_adapter.checkpoint.chunk import MAX_CHUNK_BYTES, encode_chunk, max_chunk_bytes
 from spe_adapter.checkpoint.errors import (
     CheckpointDamaged,
     CheckpointFailed,
@@ -265,6 +265,7 @@ class CheckpointManager:
             checkpoint=manifest.seq,
             epoch=manifest.header.epoch,
             bytes=manifest.own_bytes,
+            page_bytes=manifest.own_page_bytes,
             files=len(manifest.files),
             builds_on=len(manifest.bases),
             planned=manifest.is_planned,
@@ -471,11 +472,11 @@ class _Writing:
 
     def _write(self, thread: int, chain: tuple[str, ...], go: Go | None) -> None:
         ids = self._shares[thread]
-        checksum = 0
+        checksum = size_bytes = 0
 
-        def pieces() -> Iterator[bytes | memoryview]:
-            nonlocal checksum
-            checksum = 0
+        def pieces() -> Iterator[bytes]:
+            nonlocal checksum, size_bytes
+            checksum = size_bytes = 0
             encoded = encode_chunk(self._name, thread, ids, self._pages)
             while True:
                 if go is not None and go.revoked:
@@ -485,12 +486,12 @@ class _Writing:
                     if piece is None:
                         return
                     checksum = crc32c(piece, checksum)
+                    size_bytes += len(piece)
                 if self._tools.throttle is not None:
                     self._tools.throttle.take(len(piece))
                 yield piece
 
-        size_bytes = chunk_bytes(len(ids), self._pages.page_bytes)
-        content = FileContent(size_bytes, pieces, chain, self._tools.replicas)
+        content = FileContent(max_chunk_bytes(len(ids), self._pages.page_bytes), pieces, chain, self._tools.replicas)
         hosts = self._tools.sink.write(self._name, thread_name(thread), content)
         if go is not None and hosts == chain:
             hosts = go.hosts[1:]

@@ -20,7 +20,13 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from crc32c import crc32c
 
-from spe_adapter.checkpoint.chunk import MAX_CHUNK_BYTES, MAX_PAGE_BYTES, MIN_PAGE_BYTES, chunk_bytes
+from spe_adapter.checkpoint.chunk import (
+    MAX_CHUNK_BYTES,
+    MAX_PAGE_BYTES,
+    MIN_PAGE_BYTES,
+    max_chunk_bytes,
+    min_chunk_bytes,
+)
 from spe_adapter.checkpoint.errors import CheckpointDamaged, CheckpointVersionUnknown
 from spe_adapter.checkpoint.names import (
     MAX_PARTITION,
@@ -35,7 +41,7 @@ from spe_adapter.checkpoint.ranges import check_ranges, count_of, ids_of, ranges
 from spe_adapter.checkpoint.snapshot import VersionHeader
 from spe_adapter.codec.kernels import Int64s
 
-VERSION: Final = 1
+VERSION: Final = 2
 MAX_VALUE: Final = 2**62
 _HEAD: Final = re.compile(rb"cairn-checkpoint (\d{1,9}) ([0-9a-f]{8}) (\d{1,9})\n")
 _MAX_HEAD_BYTES: Final = 64
@@ -122,6 +128,16 @@ class Manifest(NamedTuple):
     def all_bytes(self) -> int:
         """Bytes of all files that a recovery reads."""
         return sum(file.size_bytes for part in self.parts for file in part.files)
+
+    @property
+    def own_page_bytes(self) -> int:
+        """Bytes of the pages in its own files; files are smaller, as far as pages can be compressed."""
+        return sum(file.pages for file in self.files) * self.page_bytes
+
+    @property
+    def all_page_bytes(self) -> int:
+        """Bytes of the pages in all files that a recovery reads."""
+        return sum(file.pages for part in self.parts for file in part.files) * self.page_bytes
 
     @property
     def state_bytes(self) -> int:
@@ -264,7 +280,8 @@ def _file(fields: Mapping[str, Any], page_bytes: int) -> CheckpointFile:
         tuple(str(host) for host in fields["hosts"]),
     )
     check_ranges(file.ranges)
-    if file.size_bytes != chunk_bytes(file.pages, page_bytes) or file.pages * page_bytes > 2 * MAX_CHUNK_BYTES:
+    least_bytes, most_bytes = min_chunk_bytes(file.pages, page_bytes), max_chunk_bytes(file.pages, page_bytes)
+    if not least_bytes < file.size_bytes <= most_bytes or file.pages * page_bytes > 2 * MAX_CHUNK_BYTES:
         raise ValueError(f"file {file.name} with {file.pages} pages has {file.size_bytes} bytes")
     return file
 

@@ -20,7 +20,7 @@ RECENT: Final = 8
 MAX_CHAIN: Final = 8
 """Checkpoints that an incremental one may build on: a recovery opens the files of all of them."""
 MAX_GARBAGE_SHARE: Final = 0.5
-"""Share of the bytes read in a recovery that newer files supersede; beyond it a full checkpoint is written."""
+"""Share of the pages read in a recovery that newer files supersede; beyond it a full checkpoint is written."""
 
 
 def newest_first(manifests: Iterable[Manifest]) -> list[Manifest]:
@@ -53,9 +53,8 @@ def to_remove(manifests: Collection[Manifest], seqs: Collection[int]) -> list[in
 
 
 def garbage_share(manifest: Manifest) -> float:
-    """The share of the bytes of all its files that newer ones supersede."""
-    live = sum(len(found.ids) for found in manifest.live()) * manifest.page_bytes
-    return 1.0 - live / manifest.all_bytes if manifest.all_bytes else 0.0
+    """The share of the pages in all its files that newer files supersede."""
+    return 1.0 - manifest.state_bytes / manifest.all_page_bytes if manifest.all_page_bytes else 0.0
 
 
 def may_build_on(manifest: Manifest, seqs: Collection[int]) -> bool:

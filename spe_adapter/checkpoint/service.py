@@ -210,7 +210,7 @@ class IoService:
                 served.last = outcome  # the status goes on telling of the last checkpoint when nothing is newer
             if outcome.manifest is not None:
                 covered = served.logged.take(outcome.manifest.header.epoch)
-                served.policy.succeeded(covered, outcome.manifest.own_bytes, outcome.write_s, now_s)
+                served.policy.succeeded(covered, outcome.manifest.own_page_bytes, outcome.write_s, now_s)
             elif outcome.state is CheckpointState.SKIPPED:
                 served.policy.found_nothing(now_s)
             else:

@@ -22,12 +22,11 @@ Pieces = Callable[[], Iterator[bytes | memoryview]]
 
 
 class FileContent(NamedTuple):
-    """What is written as a file. `chain`: the addresses of the hosts that a plan names, in order, none without a plan.
-
-    `replicas`: how many hosts are to keep it, where the sink has replicas.
+    """What is written as a file: `pieces`, of at most `max_bytes` together. `chain`: the addresses of the hosts that a
+    plan names, in order, none without a plan. `replicas`: how many hosts are to keep it, where the sink has replicas.
     """
 
-    size_bytes: int
+    max_bytes: int
     pieces: Pieces
     chain: tuple[str, ...] = ()
     replicas: int = 1

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import struct
 from random import Random
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spe_adapter.checkpoint.chunk import HEADER_BYTES, ChunkReader, chunk_bytes, encode_chunk
+from spe_adapter.checkpoint.chunk import HEADER_BYTES, ChunkReader, encode_chunk, max_chunk_bytes, min_chunk_bytes
 from spe_adapter.checkpoint.errors import CheckpointDamaged, CheckpointVersionUnknown
 from spe_adapter.checkpoint.manifest import (
+    VERSION,
     CheckpointFile,
     Manifest,
     Part,
@@ -23,20 +26,29 @@ from spe_adapter.checkpoint.manifest import (
     parts_over,
 )
 from spe_adapter.checkpoint.names import MAX_SEQ, Unit, checkpoint_name, parse_name, query_of
+from spe_adapter.checkpoint.packing import Form, packed, unpacked
 from spe_adapter.checkpoint.ranges import count_of, ids_of, ranges_of
 from spe_adapter.checkpoint.snapshot import VersionHeader
 from tests.checkpoint.state import FrozenArray
 
 NAME = checkpoint_name(Unit("q", 1), 7)
 HEADER = VersionHeader("print", 5, "5-a", 100, 200, b"\x01note", {"k": [1]})
-GOLDEN_HEADER = "636169726e70677300000001000002000000080000000002000000000000000300000000000000076b9a"
+GOLDEN_HEADER = "636169726e70677300000002000002000000080000000002000000000000000300000000000000076b9a"
 
 
-def chunk(pages: int = 3, seed: int = 1, thread: int = 2) -> tuple[bytes, FrozenArray]:
-    """The bytes of a chunk, and its pages."""
-    content = np.frombuffer(Random(seed).randbytes(pages * 512), np.uint8).reshape(pages, 512)
+def chunk(pages: int = 3, seed: int = 1, thread: int = 2, bits: int = 64) -> tuple[bytes, FrozenArray]:
+    """The bytes of a chunk, and its pages: words of so many random bits."""
+    random = Random(seed)
+    words = np.array([random.getrandbits(bits) for _ in range(pages * 64)], np.uint64)
+    content = words.view(np.uint8).reshape(pages, 512)
     frozen = FrozenArray(content, np.arange(pages, dtype=np.int64))
     return b"".join(bytes(piece) for piece in encode_chunk(NAME, thread, frozen.ids, frozen)), frozen
+
+
+def zstd(content: bytes) -> bytes:
+    """Compressed bytes."""
+    compressed: bytes = pa.Codec("zstd").compress(content, asbytes=True)
+    return compressed
 
 
 def read(data: bytes, cut: int = 0) -> dict[int, bytes]:
@@ -50,28 +62,29 @@ def read(data: bytes, cut: int = 0) -> dict[int, bytes]:
     return found
 
 
-def test_a_chunk_is_as_long_as_its_manifest_will_say_and_begins_as_documented() -> None:
+def test_a_chunk_of_noise_has_the_greatest_length_and_begins_as_documented() -> None:
     """The length follows from the pages; magic, version, sizes and numbers stand where docs/format.md says."""
     data, _ = chunk()
-    assert len(data) == chunk_bytes(3, 512)
+    assert len(data) == max_chunk_bytes(3, 512)
     assert data[:42].hex()[:80] == GOLDEN_HEADER[:80]
     assert HEADER_BYTES == 64
 
 
 @pytest.mark.parametrize("cut", [0, 1, 63, 64, 513, 4096])
-@pytest.mark.parametrize("pages", [1, 2, 2048, 2049, 5000])
-def test_a_chunk_is_read_in_pieces_of_any_size(pages: int, cut: int) -> None:
+@pytest.mark.parametrize(("pages", "bits"), [(1, 64), (2, 20), (2048, 20), (2049, 64), (5000, 20)])
+def test_a_chunk_is_read_in_pieces_of_any_size(pages: int, bits: int, cut: int) -> None:
     """Whole, byte by byte and in between, the pages are those that were written."""
     if cut == 1 and pages > 2:
         cut = 1000
-    data, frozen = chunk(pages)
+    data, frozen = chunk(pages, bits=bits)
     found = read(data, cut)
     assert found == {number: frozen.read(np.array([number]))[0].tobytes() for number in range(pages)}
 
 
-def test_every_changed_bit_of_a_chunk_is_noticed() -> None:
+@pytest.mark.parametrize("bits", [64, 20])
+def test_every_changed_bit_of_a_chunk_is_noticed(bits: int) -> None:
     """No flipped bit, cut or addition gives pages: the error names the file."""
-    data, _ = chunk(2)
+    data, _ = chunk(2, bits=bits)
     for place in range(len(data)):
         changed = bytearray(data)
         changed[place] ^= 1 << place % 8
@@ -82,6 +95,53 @@ def test_every_changed_bit_of_a_chunk_is_noticed() -> None:
             read(data[:end])
     with pytest.raises(CheckpointDamaged, match="behind the last page"):
         read(data + b"\0")
+
+
+def test_words_of_few_bits_are_stored_in_few_bytes() -> None:
+    """Of 8-byte words with 20 random bits, 20 bits and some more are stored."""
+    data, _ = chunk(4096, bits=20)
+    assert len(data) < max_chunk_bytes(4096, 512) * (20 + 4) / 64
+
+
+@pytest.mark.parametrize(
+    ("form", "content"),
+    [
+        (3, bytes(512)),
+        (2**32 - 1, bytes(512)),
+        (Form.PLAIN, bytes(511)),
+        (Form.PLAIN, bytes(513)),
+        (Form.PLAIN, b""),
+        (Form.ZSTD, bytes(100)),
+        (Form.ZSTD, zstd(bytes(511))),
+        (Form.ZSTD, zstd(bytes(513))),
+        (Form.ZSTD, zstd(bytes(1 << 30))),
+        (Form.ZSTD, zstd(bytes(512)) + b"x"),
+        (Form.TRANSPOSED_ZSTD, zstd(bytes(511))),
+        (Form.TRANSPOSED_ZSTD, zstd(bytes(1024))),
+    ],
+)
+def test_a_run_that_is_stored_impossibly_is_damaged(form: int, content: bytes) -> None:
+    """With a right CRC too: no other content, no memory beyond the page, no other error."""
+    data, _ = chunk(1)
+    run = struct.pack(">II", form, len(content)) + content
+    with pytest.raises(CheckpointDamaged, match="file") as raised:
+        read(data[: 64 + 8 + 4] + run + struct.pack(">I", crc32c(run)))
+    assert raised.type is CheckpointDamaged
+
+
+@given(
+    st.integers(1, 400), st.integers(0, 7), st.sampled_from([1, 8, 20, 64]), st.integers(0, 9), st.integers(0, 2**32)
+)
+def test_what_is_packed_is_unpacked(words: int, odd: int, bits: int, stretch: int, seed: int) -> None:
+    """Any bytes come back, in no more than they were; the same bytes are packed alike."""
+    random = Random(seed)
+    content = b"".join(random.getrandbits(bits).to_bytes(8, "little") for _ in range(words)) * 2**stretch
+    run = np.frombuffer(content + bytes(odd), np.uint8)
+    form, stored = packed(run)
+    assert len(stored) <= len(run)
+    assert (unpacked(form, memoryview(stored), len(run), "file") == run).all()
+    again, stored_again = packed(run.copy())
+    assert (form, bytes(stored)) == (again, bytes(stored_again))
 
 
 def test_a_chunk_of_another_checkpoint_thread_or_version_is_refused() -> None:
@@ -96,8 +156,8 @@ def test_a_chunk_of_another_checkpoint_thread_or_version_is_refused() -> None:
 
 def manifest() -> Manifest:
     """A manifest over a base."""
-    own = CheckpointFile(0, chunk_bytes(3, 512), 5, (4, 2, 9, 1), ("h1", "h2"))
-    base = CheckpointFile(0, chunk_bytes(10, 512), 6, (0, 10), ())
+    own = CheckpointFile(0, max_chunk_bytes(3, 512), 5, (4, 2, 9, 1), ("h1", "h2"))
+    base = CheckpointFile(0, max_chunk_bytes(10, 512), 6, (0, 10), ())
     return Manifest(Unit("q", 1), 7, HEADER, 512, (Part(7, (own,)), Part(3, (base,))), True, 1234)
 
 
@@ -105,7 +165,7 @@ def test_a_manifest_says_again_what_it_was_given() -> None:
     """Every field comes back; the first line names format, CRC and length."""
     data = encode_manifest(manifest())
     assert decode_manifest(data, NAME, "M") == manifest()
-    assert data.startswith(b"cairn-checkpoint 1 ")
+    assert data.startswith(b"cairn-checkpoint 2 ")
 
 
 def test_every_changed_bit_of_a_manifest_is_noticed() -> None:
@@ -119,8 +179,8 @@ def test_every_changed_bit_of_a_manifest_is_noticed() -> None:
     for end in range(len(data)):
         with pytest.raises(CheckpointDamaged):
             decode_manifest(data[:end], NAME, "M")
-    with pytest.raises(CheckpointVersionUnknown, match="version 2"):
-        decode_manifest(data.replace(b"checkpoint 1", b"checkpoint 2", 1), NAME, "M")
+    with pytest.raises(CheckpointVersionUnknown, match="version 3"):
+        decode_manifest(data.replace(b"checkpoint 2", b"checkpoint 3", 1), NAME, "M")
     with pytest.raises(CheckpointDamaged, match="is the manifest of"):
         decode_manifest(data, NAME._replace(seq=8), "M")
 
@@ -137,6 +197,8 @@ def test_every_changed_bit_of_a_manifest_is_noticed() -> None:
         (("query",), "\ud800"),
         (("parts", 0, "seq"), 0),
         (("parts", 0, "files", 0, "thread"), -1),
+        (("parts", 0, "files", 0, "bytes"), min_chunk_bytes(3, 512)),
+        (("parts", 0, "files", 0, "bytes"), max_chunk_bytes(3, 512) + 1),
         (("parts", 0, "files", 0, "ranges"), [0, 6, 10, -3]),
         (("parts", 0, "files", 0, "ranges"), [2**63, 3]),
         (("parts", 0, "files", 0, "ranges"), [4, 2, 9]),
@@ -151,9 +213,10 @@ def test_a_manifest_of_impossible_values_is_damaged(path: tuple[str | int, ...],
         place = place[name]
     place[path[-1]] = value
     body = json.dumps(fields).encode()
-    data = b"cairn-checkpoint 1 %08x %d\n" % (crc32c(body), len(body)) + body
-    with pytest.raises(CheckpointDamaged, match="M"):
+    data = b"cairn-checkpoint %d %08x %d\n" % (VERSION, crc32c(body), len(body)) + body
+    with pytest.raises(CheckpointDamaged, match="M") as raised:
         decode_manifest(data, NAME, "M").live()
+    assert raised.type is CheckpointDamaged
 
 
 def test_a_page_counts_in_its_newest_file_only() -> None:
@@ -169,7 +232,7 @@ def test_parts_over_many_bases_are_the_newest_pages(changes: list[set[int]]) -> 
     model: dict[int, int] = {}
     for seq, changed in enumerate(changes, 1):
         ids = np.array(sorted(changed), np.int64)
-        file = CheckpointFile(0, chunk_bytes(len(ids), 512), 0, tuple(ranges_of(ids)))
+        file = CheckpointFile(0, max_chunk_bytes(len(ids), 512), 0, tuple(ranges_of(ids)))
         base = Manifest(Unit("q", 1), seq, HEADER, 512, parts_over([file], seq, base))
         model |= dict.fromkeys(changed, seq)
         found = {int(number): live.name.seq for live in base.live() for number in live.ids}
