@@ -6,6 +6,7 @@ A run has its form and its length in front: most runs are compressed (`packing`)
 
 Invariants:
 * A chunk is written front to back from pages that are read as they are written: memory is bounded by one run.
+* A reader needs memory for one run, which has at most MAX_PAGE_BYTES.
 * Every byte is covered by a CRC-32C, and the header names the checkpoint and the thread: a file that was swapped, torn
   or changed is an error that names the file, never other content.
 """
@@ -100,7 +101,12 @@ def decode_header(data: bytes, file: str) -> ChunkHeader:
     if _CRC.unpack_from(data, _HEADER.size)[0] != crc32c(data[: _HEADER.size]):
         raise CheckpointDamaged(f"{file}: the header's CRC differs")
     _, _, page_bytes, run_pages, thread, pages, seq, digest = _HEADER.unpack_from(data)
-    if not MIN_PAGE_BYTES <= page_bytes <= MAX_PAGE_BYTES or not 1 <= pages <= MAX_PAGES or run_pages < 1:
+    if (
+        not MIN_PAGE_BYTES <= page_bytes <= MAX_PAGE_BYTES
+        or not 1 <= pages <= MAX_PAGES
+        or pages * page_bytes > 2 * MAX_CHUNK_BYTES
+        or run_pages != run_pages_of(page_bytes)
+    ):
         raise CheckpointDamaged(f"{file}: {pages} pages of {page_bytes} bytes in runs of {run_pages}: out of range")
     return ChunkHeader(page_bytes, run_pages, thread, pages, seq, digest)
 

@@ -18,6 +18,10 @@ class CheckpointVersionUnknown(CheckpointDamaged):
     """A checkpoint was written in a format that this release does not know; the message names both versions."""
 
 
+class CheckpointVersionOld(CheckpointVersionUnknown):
+    """A checkpoint was written in a format that this release does not read any more: nothing newer builds on it."""
+
+
 class CheckpointTaken(CheckpointFailed):
     """Another writer has this sequence number of the unit; the next number may be free."""
 

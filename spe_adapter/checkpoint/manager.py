@@ -33,6 +33,7 @@ from spe_adapter.checkpoint.errors import (
     CheckpointDamaged,
     CheckpointFailed,
     CheckpointTaken,
+    CheckpointVersionOld,
     CheckpointVersionUnknown,
     SnapshotRefused,
 )
@@ -265,7 +266,7 @@ class CheckpointManager:
             checkpoint=manifest.seq,
             epoch=manifest.header.epoch,
             bytes=manifest.own_bytes,
-            page_bytes=manifest.own_page_bytes,
+            pages_bytes=manifest.own_page_bytes,
             files=len(manifest.files),
             builds_on=len(manifest.bases),
             planned=manifest.is_planned,
@@ -383,6 +384,8 @@ class CheckpointManager:
             return
         try:
             self._manifests[seq] = decode_manifest(data, name, f"{self._tools.sink.url}/{name}")
+        except CheckpointVersionOld as error:
+            self._tools.report(CHECKPOINT_NOT_REMOVED, checkpoint=str(name), error=error)
         except CheckpointVersionUnknown:
             raise  # what a newer release builds on is not known: nothing is removed
         except CheckpointDamaged as error:

@@ -7,7 +7,8 @@ pages which did not change. So a recovery reads one manifest, and a damaged mani
     {JSON}
 
 Invariants:
-* A manifest that is torn, or has a changed byte, is CheckpointDamaged; another version is CheckpointVersionUnknown.
+* A manifest that is torn, or has a changed byte, is CheckpointDamaged; another version is CheckpointVersionUnknown,
+  or CheckpointVersionOld.
 * Every page of the state is in exactly one of the parts that the manifest calls live.
 * Every value is within its bounds before anything is made of it: a manifest may have been written by anybody.
 """
@@ -27,7 +28,7 @@ from spe_adapter.checkpoint.chunk import (
     max_chunk_bytes,
     min_chunk_bytes,
 )
-from spe_adapter.checkpoint.errors import CheckpointDamaged, CheckpointVersionUnknown
+from spe_adapter.checkpoint.errors import CheckpointDamaged, CheckpointVersionOld, CheckpointVersionUnknown
 from spe_adapter.checkpoint.names import (
     MAX_PARTITION,
     MAX_SEQ,
@@ -212,14 +213,15 @@ def _described(file: CheckpointFile) -> dict[str, Any]:
 
 
 def decode_manifest(data: bytes, name: CheckpointName, where: str) -> Manifest:
-    """The manifest of checkpoint `name`; `where` is named in errors. Raises CheckpointDamaged and
-    CheckpointVersionUnknown.
+    """The manifest of checkpoint `name`; `where` is named in errors. Raises CheckpointDamaged,
+    CheckpointVersionUnknown and CheckpointVersionOld.
     """
     head = _HEAD.match(data[:_MAX_HEAD_BYTES])
     if head is None:
         raise CheckpointDamaged(f"{where}: begins with {data[:24]!r}: no manifest of a checkpoint")
-    if int(head[1]) != VERSION:
-        raise CheckpointVersionUnknown(f"{where}: format version {int(head[1])}; this release reads version {VERSION}")
+    if (version := int(head[1])) != VERSION:
+        kind = CheckpointVersionOld if version < VERSION else CheckpointVersionUnknown
+        raise kind(f"{where}: format version {version}; this release reads version {VERSION}")
     body = data[head.end() :]
     if len(body) != int(head[3]):
         raise CheckpointDamaged(f"{where}: {len(body)} bytes behind the first line, which says {int(head[3])}")

@@ -68,8 +68,9 @@ def _form_for(run: Bytes) -> Form:
     """The form that makes samples from all over the run smallest."""
     size_bytes = len(run)
     if size_bytes > _SAMPLES * _SAMPLE_BYTES:
-        stride = size_bytes // _SAMPLES // _WORD_BYTES * _WORD_BYTES
-        run = np.concatenate([run[place * stride : place * stride + _SAMPLE_BYTES] for place in range(_SAMPLES)])
+        # Not at the beginnings of pages, where arrays and values may have heads.
+        stride = size_bytes // (_SAMPLES + 1) // _WORD_BYTES * _WORD_BYTES
+        run = np.concatenate([run[place * stride :][:_SAMPLE_BYTES] for place in range(1, _SAMPLES + 1)])
     forms = [Form.ZSTD] if size_bytes % _WORD_BYTES else [Form.TRANSPOSED_ZSTD, Form.ZSTD]
     sizes = {form: len(_compressed(run, form)) for form in forms}
     best = min(forms, key=lambda form: sizes[form])

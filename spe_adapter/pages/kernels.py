@@ -74,9 +74,10 @@ def mark_held(
     many, -1 if a page lies outside.
     """
     count = 0
+    pages = min(hold.shape[0], done.shape[0], mark.shape[0], held.shape[0])
     for item in range(numbers.shape[0]):
         page = numbers[item]
-        if page < 0 or page >= hold.shape[0] or page >= held.shape[0]:
+        if page < 0 or page >= pages:
             return -1
         if hold[page] == freeze and done[page] != freeze and mark[page] >> slot_bits != freeze:
             held[page] = 1

@@ -146,14 +146,6 @@ class PageTable:
         """The pages that changed after the freeze `since`, or ever; ascending."""
         return np.flatnonzero(self.stamp > (UNTOUCHED if since is None else max(since, UNTOUCHED)))
 
-    def is_held(self, numbers: Int64s, freeze: int) -> Bools:
-        """Which pages must be copied aside before they change."""
-        return (
-            (self.hold[numbers] == freeze)
-            & (self.done[numbers] != freeze)
-            & (self.mark[numbers] >> SLOT_BITS != freeze)
-        )
-
     def is_allocated(self, numbers: Int64s) -> Bools:
         """Which pages are allocated."""
         return self.stamp[numbers] != UNALLOCATED

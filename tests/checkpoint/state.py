@@ -50,7 +50,7 @@ class PagedState:
 
     def __init__(self, pages: int, random: Random, page_bytes: int = PAGE_BYTES) -> None:
         self.random = random
-        self.content: Bytes = np.frombuffer(random.randbytes(pages * page_bytes), np.uint8).reshape(pages, -1).copy()
+        self.content: Bytes = np.array([_page(random, page_bytes) for _ in range(pages)])
         self.epoch = 1
         self.number = 0
         self.frozen: list[FrozenArray] = []
@@ -62,8 +62,7 @@ class PagedState:
         """The next epoch: some pages change."""
         chosen = self.random.sample(range(len(self.content)), min(pages, len(self.content)))
         for page in chosen:
-            size = self.content.shape[1]
-            self.content[page] = np.frombuffer(self.random.randbytes(size), np.uint8)
+            self.content[page] = _page(self.random, self.content.shape[1])
         self._changed[chosen] = self.number + 1
         self.epoch += 1
         self._note()
@@ -79,6 +78,16 @@ class PagedState:
 
     def _note(self) -> None:
         self.versions[self.epoch] = self.content.tobytes()
+
+
+def _page(random: Random, page_bytes: int) -> Bytes:
+    """A page of noise, of noise that repeats, or of small words: of each form that runs are stored in."""
+    kind = random.randrange(3)
+    if kind == 0:
+        return np.frombuffer(random.randbytes(page_bytes), np.uint8)
+    if kind == 1:
+        return np.frombuffer(random.randbytes(page_bytes // 8) * 8, np.uint8)
+    return np.array([random.randrange(1000) for _ in range(page_bytes // 8)], np.int64).view(np.uint8)
 
 
 def rebuilt(manifest: Manifest, runs: PageRuns) -> bytes:

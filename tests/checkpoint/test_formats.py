@@ -129,6 +129,18 @@ def test_a_run_that_is_stored_impossibly_is_damaged(form: int, content: bytes) -
     assert raised.type is CheckpointDamaged
 
 
+@pytest.mark.parametrize(
+    ("page_bytes", "run_pages", "pages"),
+    [(16 << 20, 8, 8), (16 << 20, 2**32 - 1, 131_072), (512, 2**32 - 1, 1), (512, 1, 1), (65_536, 16, 4096)],
+)
+def test_a_header_cannot_ask_for_more_memory_than_a_chunk_has(page_bytes: int, run_pages: int, pages: int) -> None:
+    """Sizes that no writer gives are refused with the header, before any memory is taken."""
+    data, _ = chunk(1)
+    fixed = data[:12] + struct.pack(">II", page_bytes, run_pages) + data[20:24] + struct.pack(">Q", pages) + data[32:60]
+    with pytest.raises(CheckpointDamaged, match="out of range"):
+        list(ChunkReader("file", NAME, 2).feed(fixed + struct.pack(">I", crc32c(fixed))))
+
+
 @given(
     st.integers(1, 400), st.integers(0, 7), st.sampled_from([1, 8, 20, 64]), st.integers(0, 9), st.integers(0, 2**32)
 )

@@ -8,12 +8,14 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from crc32c import crc32c
 
+from logstore.base.events import LogEvent, Report
 from spe_adapter.checkpoint import steps
 from spe_adapter.checkpoint.chunk import MAX_CHUNK_BYTES
 from spe_adapter.checkpoint.directory_sink import DirectorySink
 from spe_adapter.checkpoint.manager import CheckpointManager, ManagerTools, chunk_count
-from spe_adapter.checkpoint.manifest import Manifest
+from spe_adapter.checkpoint.manifest import VERSION, Manifest
 from spe_adapter.checkpoint.names import checkpoint_name
 from spe_adapter.checkpoint.recovery import MAX_TRIED, Finder
 from spe_adapter.checkpoint.retention_rules import KEPT, MAX_CHAIN, RECENT
@@ -191,6 +193,33 @@ def test_a_host_that_a_unit_has_left_displaces_no_checkpoint(tmp_path: Path) -> 
         epochs = [manifest.header.epoch for manifest in Finder(DirectorySink(tmp_path)).checkpoints(UNIT)]
         assert epochs[:KEPT] == newest == [present.epoch, present.epoch - 1]
         assert len(list(tmp_path.iterdir())) <= RECENT + MAX_CHAIN
+
+
+def test_checkpoints_of_an_old_format_go_behind_new_ones(tmp_path: Path) -> None:
+    """A version that is not read any more keeps nothing in the sink; an unknown one may build on anything."""
+    for old_version, left in ((VERSION - 1, [KEPT + 2, KEPT + 3]), (VERSION + 1, [1, *range(2, KEPT + 4)])):
+        root = tmp_path / str(old_version)
+        sink = DirectorySink(root)
+        name = checkpoint_name(UNIT, 1)
+        sink.claim(name)
+        sink.seal(name, b"cairn-checkpoint %d %08x 2\n{}" % (old_version, crc32c(b"{}")))
+        state = PagedState(20, Random(12))
+        told: list[str] = []
+        for _ in range(KEPT + 2):
+            state.change(len(state.content))
+            manager = CheckpointManager(UNIT, state.freeze, ManagerTools(sink, report=_into(told)))
+            assert manager.checkpoint().is_complete
+        assert sorted(name.seq for name in sink.names()) == left
+        assert any(f"format version {old_version}" in line for line in told)
+
+
+def _into(told: list[str]) -> Report:
+    """A report that keeps the fields of events as text."""
+
+    def report(_: LogEvent, /, **fields: object) -> None:
+        told.append(str(fields))
+
+    return report
 
 
 @pytest.mark.parametrize("event", [steps.CheckpointEvent.SEAL, steps.CheckpointEvent.ACKNOWLEDGE])
