@@ -16,6 +16,9 @@ from benchmarks.paging.kinds import TITLES
 from benchmarks.paging.report import READ_S, size_text
 from benchmarks.paging.tasks import TENTH, UNBOUNDED
 
+ENOUGH = 500
+"""Epochs of which a 99th percentile is drawn."""
+
 WAYS = (f"{FREEZE} 64 KB", f"{FREEZE} 8 KB", COPY, ARROW, PICKLE, DICT)
 
 
@@ -71,12 +74,17 @@ def _latencies(axis: Any, rows: Rows, partitions: int) -> None:
             quiet = np.concatenate([row["quiet"] for row in of])
             axis.plot(at + np.linspace(-0.3, 0.3, len(values)), values, ".", markersize=3)
             axis.plot([at - 0.35, at + 0.35], [np.percentile(quiet, 99)] * 2, "k-")
-        names.append(kind.replace("_", "\n"))
+            if len(values) >= ENOUGH:
+                axis.plot([at - 0.35, at + 0.35], [np.percentile(values, 99)] * 2, "r-")
+            names.append(kind.replace("_", "\n") + f"\nn={len(values)}")
+        else:
+            names.append(kind.replace("_", "\n") + "\nnot measured")
     axis.set_xticks(range(len(names)), names)
     axis.set_yscale("log")
     theirs = ", ".join(f"{name} {by[partitions][0]:g}" for name, by in paper.LATENCY_MS.items())
+    lines = "black: p99 without; red: with; plain, none: a second block without"
     axis.set_title(
-        f"{partitions} partitions: ms of all epochs in checkpoints (line: p99 without)\npaper, means: {theirs}",
+        f"{partitions} partitions: ms of epochs in checkpoints\n({lines})\npaper, means: {theirs}",
         fontsize=6,
     )
 

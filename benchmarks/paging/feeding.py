@@ -1,7 +1,7 @@
 """One operator that is fed at a fixed rate, in a process of its own, with and without checkpoints of a kind in turn.
 
 `python -m benchmarks.paging.feeding` reads a line of JSON that describes the operator (`Fed`), prints what is fed, and
-answers each further line, a seed, with a line of JSON: the latencies of a turn's epochs.
+answers each further line, a seed and a number of epochs, with a line of JSON: the latencies of a turn's epochs.
 
 Invariants:
 * An epoch is due at a fixed moment, whatever the epochs before it took; its latency counts from that moment. So a
@@ -10,7 +10,7 @@ Invariants:
   partition's checkpoint and the moment at which the writer finds it durable, or if the epoch is overdue when
   the last checkpoint ends. Each epoch counts once.
 * Both sides are epochs of the same operator in the same process with the same input, a fraction of a second apart. A
-  turn's first epochs, and the epoch behind each checkpoint, count for neither side.
+  turn's first epochs, and one or two behind each checkpoint, count for neither side.
 * Partitions are checkpointed one after the other.
 """
 
@@ -33,8 +33,10 @@ DRAWN_EPOCHS = 64
 """Epochs whose input is drawn beforehand; they come again and again."""
 MOST_LATE = 400
 """Epochs in a row that are late, before the operator is given up."""
-MOST_CHECKPOINTS = 3
-"""For each epoch in a checkpoint that is wanted: one that ends before the next epoch is due has none."""
+MOST_EPOCHS = 6
+"""Epochs of a turn, for each epoch in a checkpoint that is wanted: a checkpoint that ends before the next epoch is due
+has none.
+"""
 WARM_EPOCHS = 3
 """At the begin of a turn: other operators ran before."""
 
@@ -105,8 +107,10 @@ class Feeder:
         self._operator.process(self._input[self._fed_epochs % DRAWN_EPOCHS])
         self._fed_epochs += 1
 
-    def turn(self, seed: int) -> dict[str, Any]:
-        """Blocks of epochs in and without checkpoints, which of the two first as the seed says for each pair."""
+    def turn(self, seed: int, epochs: int) -> dict[str, Any]:
+        """Blocks of epochs in and without checkpoints, which of the two first as the seed says for each pair; so many
+        `epochs` in checkpoints, unless that takes MOST_EPOCHS for each.
+        """
         random = np.random.default_rng(seed)
         clocked = _Clocked(self._fed.interval_s, self._epoch)
         for _ in range(WARM_EPOCHS):
@@ -115,7 +119,7 @@ class Feeder:
         without: list[float] = []
         stops: list[float] = []
         took: list[float] = []
-        while len(inside) < self._fed.epochs and len(took) < MOST_CHECKPOINTS * self._fed.epochs:
+        while len(inside) < epochs and len(clocked.latencies) < MOST_EPOCHS * epochs:
             checkpoint_first = bool(random.integers(2))
             missing = len(inside) - len(without)
             if not checkpoint_first:
@@ -187,7 +191,8 @@ def main() -> None:
     try:
         print(json.dumps(feeder.described()), flush=True)
         for line in sys.stdin:
-            print(json.dumps(feeder.turn(int(line))), flush=True)
+            seed, epochs = map(int, line.split())
+            print(json.dumps(feeder.turn(seed, epochs)), flush=True)
     finally:
         feeder.close()
 

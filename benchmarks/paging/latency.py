@@ -19,6 +19,9 @@ import numpy as np
 from benchmarks.harness.report import Rows
 from benchmarks.paging.feeding import Fed
 
+WARM_EPOCHS = 12
+"""Epochs in checkpoints of the first turn, which does not count."""
+
 
 class Operator:
     """One fed operator's process."""
@@ -38,9 +41,9 @@ class Operator:
         """Wait until the operator has its state."""
         self.described = self._answer()
 
-    def turn(self, seed: int) -> dict[str, Any]:
-        """Feed the operator through some checkpoints."""
-        return self._ask(str(seed))
+    def turn(self, seed: int, epochs: int) -> dict[str, Any]:
+        """Feed the operator through checkpoints, so that there are so many epochs in them."""
+        return self._ask(f"{seed} {epochs}")
 
     def _ask(self, line: str) -> dict[str, Any]:
         self._told.write(line + "\n")
@@ -73,8 +76,10 @@ def measure_latency(rows: Rows, feds: Sequence[Fed], rounds: int, seed: int) -> 
         for number in range(-1, rounds):
             for at in random.permutation(len(operators)).tolist():
                 operator = operators[at]
-                told = operator.turn(int(random.integers(1 << 31)))
-                if number < 0:  # the first turn loads compiled code
+                turn_seed, epochs = int(random.integers(1 << 31)), operator.fed.epochs
+                # The first turn loads compiled code.
+                told = operator.turn(turn_seed, epochs if number >= 0 else min(epochs, WARM_EPOCHS))
+                if number < 0:
                     continue
                 label = {"kind": operator.fed.kind, "partitions": operator.fed.partitions, "round": number}
                 size = {"bytes": operator.fed.state_bytes, "content_bytes": operator.described["content_bytes"]}
