@@ -108,7 +108,7 @@ def words_of_rows(
 
 
 @cache
-def load() -> None:
+def load_loops() -> None:
     """Load, or compile, what only a change of frozen pages calls: the first change would wait for it."""
     words, flags = np.zeros(1, np.int64), np.zeros(1, np.uint8)
     fence()

@@ -34,7 +34,7 @@ from spe_adapter.codec.kernels import Bytes, Int64s
 from spe_adapter.pages import before_images, freeze_lock
 from spe_adapter.pages.before_images import WORD_BYTES, WORD_SHIFT
 from spe_adapter.pages.errors import FreezeRefused, PagesRefused
-from spe_adapter.pages.kernels import fence, load, mark_held
+from spe_adapter.pages.kernels import fence, load_loops, mark_held
 from spe_adapter.pages.page_table import (
     ACTIVE,
     ASIDE_AT,
@@ -86,7 +86,7 @@ class PageMemory:
         self._words: Int64s = data[: len(data) // WORD_BYTES * WORD_BYTES].view(np.int64)
         self._descriptor = descriptor
         self._step = step
-        load()
+        load_loops()
 
     def touch(self, numbers: Int64s, words: ChangedWords | None = None) -> None:
         """Announce a change of pages (int64 page numbers, in any order): what is frozen is copied aside. `words` says

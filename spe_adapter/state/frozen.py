@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from spe_adapter.pages.errors import FreezeRefused
 from spe_adapter.pages.frozen import FrozenPages
-from spe_adapter.pages.kernels import load
+from spe_adapter.pages.kernels import load_loops
 from spe_adapter.pages.page_memory import PageMemory
 from spe_adapter.state.errors import StateDamaged
 from spe_adapter.state.files import StateEnvironment, is_in_place, lock, map_start, open_file, unlock_and_close
@@ -77,7 +77,7 @@ def freeze_base(
     environment = StateEnvironment() if environment is None else environment
     directory = QueryDirectory(default_root() if root is None else Path(root), query, environment, limit_s)
     path = directory.base(partition)
-    load()  # tasks wait for the lock, and shall not wait for the compiler
+    load_loops()  # tasks wait for the lock, and shall not wait for the compiler
     descriptor = open_file(path)
     if descriptor is None:
         return None

@@ -32,7 +32,7 @@ import pyarrow as pa
 
 from logstore.errors import CairnError
 from spe_adapter.codec.kernels import Bytes
-from spe_adapter.pages.kernels import load
+from spe_adapter.pages.kernels import load_loops
 from spe_adapter.state.delta import (
     ENSURE,
     REMOVE,
@@ -178,7 +178,7 @@ class StateDirectory:
         directory = QueryDirectory(self.root, query, environment, lock_limit_s)
         self._storage = StateStorage(directory, limit_bytes, seed, environment, lock_limit_s, memory_bytes=memory_bytes)
         self._boot = boot_id()
-        load()  # before there is a lock that others wait for
+        load_loops()  # before there is a lock that others wait for
 
     @contextmanager
     def open(
