@@ -5,14 +5,14 @@ Invariants:
 * A waiting task costs no thread; readers are bounded (`READERS`).
 """
 
-import errno
 from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
 import trio
 
+from logstore.disk.readers import ReaderThreads
 from logstore.disk.writers import WriterThreads
 from logstore.errors import CairnError, CorruptChunk, OffsetOutOfRange, UnknownTopicOrPartition
 from logstore.events import DISK_FULL, DISK_FULL_OVER, LOOK_UP_INEXACT
@@ -25,6 +25,7 @@ from logstore.log.jobs import DiskJob, WriteFile
 from logstore.log.read_ahead import ReadAhead, ReadPosition, split
 from logstore.log.reading import ReadResult, TimeFound
 from logstore.log.scanning import ScanRange, ScanResult
+from logstore.log.space import is_full
 from logstore.log.store import Store
 from logstore.log.stream import Stream
 from logstore.log.tail import TailEntry
@@ -38,11 +39,14 @@ AHEAD_BYTES = 1 << 20
 AHEAD_TOTAL_BYTES = 8 << 20
 SCAN_CHUNKS = 64
 """Most chunks that one scan reads, so that the answer arrives before the client times out."""
-FULL = (errno.ENOSPC, errno.EDQUOT)
 FIRST_CHECK_S = 30.0
 """Latest time of the first retention check after a start: a sidecar may run for less than the check interval."""
 SAVE_INTERVAL_S = 2.0
 """How often acknowledgements of readers are made durable: retention by size waits for them."""
+LOOK_INTERVAL_S = 1.0
+"""How often the room on the disk is looked at: others may fill it, and appends go on as soon as there is room again."""
+REST_INTERVAL_S = 5.0
+"""A stream without writes for once to twice as long is quiet: after a kill it is opened without a look at its data."""
 _INEXACT = "the batch does not decompress, or to more than 64 MiB; its record may be at a later offset"
 
 
@@ -53,12 +57,14 @@ class StoreEngine:
         self.store = store
         self._fs = fs
         self._writers = writers
-        self._readers = trio.CapacityLimiter(READERS)
-        self._look_ups = trio.CapacityLimiter(1)
+        self._readers = ReaderThreads(READERS)
+        self._look_ups = ReaderThreads(1)
         self._ahead = ReadAhead(AHEAD_TOTAL_BYTES)
         self._reading_ahead: dict[ReadPosition, trio.Event] = {}
         self._nursery = nursery
         self._refused_bytes = 0
+        self.disk_error: str | None = None
+        """The error of the last disk job if the disk refused it; None once a job has succeeded again."""
         self._is_settling = False
         self._after_settling: list[Callable[[], None]] = []
 
@@ -100,15 +106,20 @@ class StoreEngine:
         """
         written = sum(len(part) for step in job.operations if isinstance(step, WriteFile) for part in step.buffers)
         errors = [error for error in (failure, *(error for _, error in job.skipped)) if error is not None]
-        full = next((error for error in errors if error.errno in FULL), None)
+        if failure is not None:
+            self.disk_error = failure.strerror or str(failure)
+        full = next((error for error in errors if is_full(error)), None)
         if full is not None:
             if not self._refused_bytes:
                 self.store.report(DISK_FULL, error=full.strerror)
+            self.store.space.refused()
             self._refused_bytes = max(1, written)
         elif self._refused_bytes and failure is None:
             self._refused_bytes = max(0, self._refused_bytes - written)
             if not self._refused_bytes:
                 self.store.report(DISK_FULL_OVER)
+        if self.disk_error is not None and failure is None and written and not self._refused_bytes:
+            self.disk_error = None
 
     def after_settling(self, callback: Callable[[], None]) -> bool:
         """Call `callback` once all jobs that finished together have settled and the next jobs are started.
@@ -129,6 +140,13 @@ class StoreEngine:
             self.kick()
             await trio.sleep(interval_s)
 
+    async def run_looks(self) -> None:
+        """Look at the room on the disk at intervals; runs until cancelled."""
+        while True:
+            self.store.space.look()
+            self.kick()
+            await trio.sleep(LOOK_INTERVAL_S)
+
     async def run_saves(self) -> None:
         """Make durable what readers acknowledged; runs until cancelled."""
         while True:
@@ -136,9 +154,27 @@ class StoreEngine:
             self.store.save_readers()
             self.kick()
 
+    async def run_reads(self) -> None:
+        """Wake the tasks whose reads and look-ups have finished; runs until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._readers.run_wake_ups)
+            nursery.start_soon(self._look_ups.run_wake_ups)
+
+    def stop_readers(self) -> None:
+        """End the reader threads; no task may read any more."""
+        self._readers.stop()
+        self._look_ups.stop()
+
+    async def run_rests(self) -> None:
+        """Put streams that are not written to into the table of quiet streams; runs until cancelled."""
+        while True:
+            await trio.sleep(REST_INTERVAL_S)
+            self.store.quiet.rest()
+            self.kick()
+
     async def offload(self, work: Callable[[], T]) -> T:
         """Run blocking reads on a reader thread."""
-        return await trio.to_thread.run_sync(work, limiter=self._readers)
+        return await self._readers.run(work)
 
     async def read(self, stream: Stream, offset: int, max_bytes: int, *, include_control: bool = False) -> ReadResult:
         """Read whole batches, starting with the batch that holds `offset`: at least one, up to `max_bytes`; none at the
@@ -226,6 +262,7 @@ class StoreEngine:
 
         Raises CorruptChunk, OSError.
         """
+        await self._written_out(stream)
         start = stream.log_start_offset
         for view in stream.chunk_views(start):
             if view.max_timestamp >= timestamp_ms:
@@ -244,6 +281,7 @@ class StoreEngine:
 
         Raises CorruptChunk, OSError.
         """
+        await self._written_out(stream)
         start = stream.log_start_offset
         newest: TimeFound | None = None
         for view in sorted(stream.chunk_views(start), key=lambda view: view.max_timestamp, reverse=True):
@@ -259,13 +297,18 @@ class StoreEngine:
                 newest = found
         return newest
 
+    async def _written_out(self, stream: Stream) -> None:
+        """Bring what the journal has of a stream into its chunk, where look-ups find it. Raises StorageFailed."""
+        if stream.has_unwritten:
+            await self.wait(stream.write_backlog())
+
     async def _look_up(
         self, stream: Stream, view: ChunkView, find: Callable[[ChunkView], TimeFound | None]
     ) -> TimeFound | None:
         """Run one look-up at a time, because each may decompress a batch to many times its size."""
         while True:
             try:
-                found = await trio.to_thread.run_sync(find, view, limiter=self._look_ups)
+                found = await self._look_ups.run(partial(find, view))
                 break
             except (CorruptChunk, FileNotFoundError):
                 cleaned = await self._cleaned_since(stream, view)
@@ -310,6 +353,7 @@ class StoreEngine:
         self, stream: Stream, wanted: ScanRange, max_bytes: int, *, at_least_one: bool
     ) -> ScanResult | None:
         """The control batches of the next older chunk; None: the chunk is damaged, and newer batches are found."""
+        await self._written_out(stream)
         view = stream.chunk_below(wanted.before_offset)
         if view is not None:
             # Who has registered as a reader, and then scans, must not find what the exchange is about to remove.
@@ -386,17 +430,20 @@ def _from_tail(entries: list[TailEntry], offset: int, *, include_control: bool) 
 async def open_engine(store: Store, fs: FileSystem) -> AsyncIterator[StoreEngine]:
     """Run a store during the `async with` block; at its end, finish and persist all pending work."""
     writers = WriterThreads(fs, store.settings.io_window)
-    try:
+    with ExitStack() as stack:
+        stack.callback(writers.stop)
         async with trio.open_nursery() as nursery:
             engine = StoreEngine(store, fs, writers, nursery)
+            stack.callback(engine.stop_readers)
             nursery.start_soon(engine.run_jobs)
+            nursery.start_soon(engine.run_reads)
             nursery.start_soon(engine.run_ticks)
             nursery.start_soon(engine.run_saves)
+            nursery.start_soon(engine.run_looks)
+            nursery.start_soon(engine.run_rests)
             try:
                 yield engine
             finally:
                 with trio.CancelScope(shield=True):
                     await engine.wait(store.close())
                 nursery.cancel_scope.cancel()
-    finally:
-        writers.stop()

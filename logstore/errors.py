@@ -108,6 +108,10 @@ class UnknownTopicOrPartition(CairnError):
     """The topic or partition does not exist."""
 
 
+class UnknownTopicId(UnknownTopicOrPartition):
+    """No topic has this id: it was deleted, or never was."""
+
+
 class TopicExists(CairnError):
     """A topic with this name exists."""
 
@@ -122,6 +126,37 @@ class InvalidPartitions(CairnError):
 
 class InvalidConfig(CairnError):
     """A setting with an invalid name or value; the message names both and the allowed values."""
+
+
+# ---- rights and quotas
+
+
+class NotAuthorized(CairnError):
+    """The caller has no right to do this."""
+
+
+class TopicAuthorizationFailed(NotAuthorized):
+    """No right on a topic."""
+
+
+class GroupAuthorizationFailed(NotAuthorized):
+    """No right on a group, or on the reader of that name."""
+
+
+class ClusterAuthorizationFailed(NotAuthorized):
+    """No right on the cluster."""
+
+
+class TransactionalIdAuthorizationFailed(NotAuthorized):
+    """No right on a transactional id: on the query of that name."""
+
+
+class InvalidAcl(CairnError):
+    """An access control list entry that says nothing, or one too many."""
+
+
+class InvalidQuota(CairnError):
+    """A quota of an unknown kind, for an unknown kind of client, or out of range."""
 
 
 # ---- epochs

@@ -11,9 +11,16 @@ Invariants every `FileSystem` must keep (docs/format.md, "Disk assumptions"):
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 Buffer = bytes | bytearray | memoryview
+
+
+class DiskSpace(NamedTuple):
+    """The room on the disk below a data directory. `free_bytes`: what this process may still use."""
+
+    free_bytes: int
+    total_bytes: int
 
 
 class FileSystem(Protocol):
@@ -54,6 +61,9 @@ class FileSystem(Protocol):
 
     def size(self, path: str) -> int:
         """Size of a file in bytes."""
+
+    def space(self) -> DiskSpace:
+        """The room on the disk, as it is now. A quota of the user may allow less."""
 
     def read(self, path: str, position: int, length: int, *, drop_cache: bool = False) -> bytes:
         """Up to `length` bytes from `position`; fewer only at the end of the file.

@@ -58,3 +58,26 @@ def locked_directory(path: Path, program: str) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def watched_directory(path: Path) -> Iterator[bool]:
+    """Keep other processes from locking a data directory while it is read; whether that was possible.
+
+    False: a process holds it, and may change it. Several may watch a directory at once. Nothing is made or written:
+    a directory without a lock file, such as a copy, is nobody's. Raises OSError.
+    """
+    try:
+        descriptor = os.open(path / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield True
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)

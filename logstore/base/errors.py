@@ -22,3 +22,7 @@ class FieldError(CairnError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
         self.field = field
+
+
+class TlsError(CairnError):
+    """A certificate, a key or a certificate authority that cannot be used; the message names the file."""

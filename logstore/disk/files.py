@@ -10,13 +10,15 @@ Invariants:
 import errno
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from logstore.base.directory import DIRECTORY_MODE, FILE_MODE
-from logstore.interfaces import Buffer
+from logstore.disk.meter import DiskMeter
+from logstore.interfaces import Buffer, DiskSpace
 
 MAX_DESCRIPTORS = 256
 """Descriptors cached for writing: one for each busy chunk, below common limits of open files."""
@@ -40,6 +42,7 @@ class OsFiles:
         self._root = root
         self._lock = threading.Lock()
         self._handles: OrderedDict[str, _Handle] = OrderedDict()
+        self.meter = DiskMeter()
 
     def _path(self, path: str) -> str:
         if path.startswith("/") or ".." in path.split("/"):
@@ -92,17 +95,22 @@ class OsFiles:
             filled = [buffer for buffer in buffers if len(buffer)]  # for empty buffers, the kernel writes nothing
             for start in range(0, len(filled), MAX_VECTORS):
                 position = _write_all(descriptor, position, filled[start : start + MAX_VECTORS])
+        self.meter.note_write(sum(map(len, filled)))
 
     def sync(self, path: str) -> None:
         """See FileSystem."""
         with self._opened(path) as descriptor:
+            begun_s = time.perf_counter()
             os.fdatasync(descriptor)
+            self.meter.note_sync(time.perf_counter() - begun_s)
 
     def sync_directory(self, path: str) -> None:
         """See FileSystem."""
         descriptor = os.open(self._path(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
+            begun_s = time.perf_counter()
             os.fsync(descriptor)
+            self.meter.note_directory_sync(time.perf_counter() - begun_s)
         finally:
             os.close(descriptor)
 
@@ -151,6 +159,11 @@ class OsFiles:
         """See FileSystem."""
         return os.stat(self._path(path)).st_size
 
+    def space(self) -> DiskSpace:
+        """See FileSystem. Blocks that are reserved for root count as used, also for root."""
+        found = os.statvfs(self._root)
+        return DiskSpace(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
+
     def read(self, path: str, position: int, length: int, *, drop_cache: bool = False) -> bytes:
         """See FileSystem."""
         descriptor = os.open(self._path(path), os.O_RDONLY | os.O_CLOEXEC)
@@ -161,6 +174,7 @@ class OsFiles:
                 if not more:
                     break
                 data += more
+            self.meter.note_read(len(data))
             if drop_cache:
                 os.posix_fadvise(descriptor, position, length, os.POSIX_FADV_DONTNEED)
             return data

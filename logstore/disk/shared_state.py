@@ -18,7 +18,8 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import NamedTuple
 
 from logstore.base.clock import Clock
@@ -29,6 +30,8 @@ GONE_PREFIX = ".reclaimed."
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK_MODE = 0o600
+MAX_COUNTED_FILES = 20_000
+"""Files that `usage` looks at: a tenth of a second."""
 
 
 class Reclaimed(NamedTuple):
@@ -69,6 +72,29 @@ class SharedState:
             return [outcome for outcome in found if outcome is not None]
         finally:
             os.close(root)
+
+    def usage(self) -> dict[str, int]:
+        """Bytes in use by query, of at most MAX_COUNTED_FILES files; empty if the root is missing or another user's."""
+        try:
+            root = os.open(self.root, _DIRECTORY)
+        except OSError:
+            return {}
+        found: dict[str, int] = {}
+        left = MAX_COUNTED_FILES
+        try:
+            if os.fstat(root).st_uid != os.geteuid():
+                return {}
+            for name in sorted(os.listdir(root)):
+                if name.startswith(GONE_PREFIX) or left <= 0:
+                    continue
+                with suppress(OSError), _directory(root, name) as query:
+                    if query is not None:
+                        sizes = list(islice(_sizes(query), left))
+                        found[name] = sum(sizes)
+                        left -= len(sizes)
+        finally:
+            os.close(root)
+        return found
 
     def _look(self, root: int, name: str) -> Reclaimed | Kept | None:
         try:
@@ -122,6 +148,14 @@ def _directory(root: int, name: str) -> Iterator[int | None]:
         yield descriptor if os.fstat(descriptor).st_uid == os.geteuid() else None
     finally:
         os.close(descriptor)
+
+
+def _sizes(query: int) -> Iterator[int]:
+    """Bytes in use by each file below an open directory; a file that goes meanwhile is passed over."""
+    for _, _, files, descriptor in os.fwalk(".", follow_symlinks=False, dir_fd=query):
+        for name in files:
+            with suppress(OSError):
+                yield os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_blocks * 512
 
 
 def _exists(directory: int, name: str) -> bool:

@@ -19,12 +19,11 @@ Invariants:
 Sources: docs/format.md, "Epochs"; CEC paper, section IX.
 """
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Final
 
 from logstore.base.events import Report
-from logstore.base.states import following
 from logstore.epochs.append_group import check_part, holds_end
 from logstore.epochs.ledger_entries import (
     BUSY,
@@ -32,7 +31,6 @@ from logstore.epochs.ledger_entries import (
     INCARNATIONS,
     LAST,
     MAX_INCARNATIONS,
-    TRANSITIONS,
     CommitRecord,
     EpochEvent,
     EpochState,
@@ -47,6 +45,7 @@ from logstore.epochs.ledger_entries import (
     encode_last_epoch,
 )
 from logstore.epochs.publisher import CommitInProgress, EpochPublisher
+from logstore.epochs.query import Query, QueryProgress, Search
 from logstore.epochs.staging import StagedAttempt, Staging
 from logstore.errors import CairnError, CorruptFile, FencedIncarnation, MalformedRequest, StagedMissing, StaleEpoch
 from logstore.events import EPOCH_ROLLED_FORWARD, EPOCH_STUCK, STAGED_DATA_EXPIRED
@@ -59,6 +58,7 @@ from logstore.format.epoch_api import (
     StageReply,
     StageRequest,
 )
+from logstore.format.operator_api import QuerySummary
 from logstore.format.staged import AttemptKey
 from logstore.interfaces import Buffer
 from logstore.log.coroutines import all_settled, start
@@ -69,47 +69,6 @@ DEFAULT_STAGED_AGE_MS: Final = 24 * 3600 * 1000
 """Age at which staged output of uncommitted epochs is dropped; its query would stage it again."""
 DEFAULT_FORGET_MS: Final = 7 * 24 * 3600 * 1000
 """How long a batch job, or a query that never committed an epoch, is remembered."""
-
-
-@dataclass(frozen=True, slots=True)
-class Search:
-    """A stream that must be searched for a committed epoch's END after a restart."""
-
-    query: str
-    target: Target
-    from_offset: int
-
-
-@dataclass(eq=False, slots=True)
-class _Query:
-    """The state of a query.
-
-    `admitted` settles once the newest incarnation is durable. `carried_out` settles once the epoch in progress is in
-    all its streams, or fails with the error that prevented that.
-    """
-
-    name: str
-    incarnations: Incarnations
-    admitted: Ticket[None]
-    last: LastEpoch | None = None
-    state: EpochState = EpochState.IDLE
-    commit: CommitInProgress | None = None
-    carried_out: Ticket[None] = field(default_factory=lambda: Ticket.succeeded(None))
-
-    def move(self, event: EpochEvent) -> None:
-        """Take the step for `event` in TRANSITIONS."""
-        self.state = following(TRANSITIONS, self.state, event, f"query {self.name!r}")
-
-    @property
-    def under_way(self) -> CommitInProgress:
-        """The commit in progress; only for states that have one."""
-        if self.commit is None:
-            raise AssertionError(f"query {self.name!r} has no commit in state {self.state.value}")
-        return self.commit
-
-    def covers(self, key: AttemptKey) -> bool:
-        """Whether the commit in progress may still need an attempt's staged data."""
-        return self.commit is not None and self.state is not EpochState.PUBLISHED and self.commit.covers(key)
 
 
 class Epochs:
@@ -131,8 +90,14 @@ class Epochs:
         self._report = report
         self._staged_age_ms = staged_age_ms
         self._forget_ms = forget_ms
-        self._queries: dict[str, _Query] = {}
+        self._queries: dict[str, Query] = {}
+        self.committed = 0
+        """Epochs whose commit became durable since the start."""
+        self.aborted = 0
+        """Requests since the start that dropped an epoch's staged output."""
         self._recover()
+        store.space.promise(lambda: staging.used_bytes)
+        store.space.when_short(self._expire_all)
 
     # ---- at start
 
@@ -143,7 +108,7 @@ class Epochs:
         """
         for key, value in self._ledger.items(INCARNATIONS):
             name = key.removeprefix(INCARNATIONS)
-            self._queries[name] = _Query(name, decode_incarnations(name, value), Ticket.succeeded(None))
+            self._queries[name] = Query(name, decode_incarnations(name, value), Ticket.succeeded(None))
         for key, value in self._ledger.items(LAST):
             name = key.removeprefix(LAST)
             self._known(name, key).last = decode_last_epoch(name, value)
@@ -164,7 +129,7 @@ class Epochs:
         for query in self._queries.values():
             self._drop_old(query)
 
-    def _known(self, name: str, key: str) -> _Query:
+    def _known(self, name: str, key: str) -> Query:
         query = self._queries.get(name)
         if query is None:
             raise CorruptFile(f"the ledger has {key!r} without {INCARNATIONS + name!r}; restore it from a copy")
@@ -234,6 +199,7 @@ class Epochs:
             position += part.length_bytes
         if position != len(data):
             raise MalformedRequest(f"parts of {position} bytes in all, but {len(data)} bytes of data")
+        self._store.space.admit(len(data), promised_bytes=len(data))
         query = self._admit(request.query, request.incarnation, now_ms)
         staged = self._staging.stage(key, request.position, request.parts, request.data, now_ms=now_ms)
         return start(self._answer_staged(query.admitted, staged))
@@ -254,7 +220,7 @@ class Epochs:
         self._refuse_fenced(request.query, request.incarnation)
         return start(self._commit(self._admit(request.query, request.incarnation, now_ms), request, now_ms))
 
-    async def _commit(self, query: _Query, request: EpochCommitRequest, now_ms: int) -> EpochCommitReply:
+    async def _commit(self, query: Query, request: EpochCommitRequest, now_ms: int) -> EpochCommitReply:
         """Take an epoch from the request to the answer."""
         await query.admitted
         await self._wait_for_turn(query)
@@ -268,7 +234,7 @@ class Epochs:
         await query.carried_out
         return EpochCommitReply("committed", request.epoch)
 
-    async def _wait_for_turn(self, query: _Query) -> None:
+    async def _wait_for_turn(self, query: Query) -> None:
         """Wait until no epoch of the query is in progress. Raises the error of the epoch before, if it failed."""
         while query.state in BUSY:
             if query.state is EpochState.COMMITTED:
@@ -277,7 +243,7 @@ class Epochs:
                 self._retry(query)
             await query.carried_out
 
-    async def _carry_out(self, query: _Query, commit: CommitInProgress) -> None:
+    async def _carry_out(self, query: Query, commit: CommitInProgress) -> None:
         """Write the record, then publish the epoch. Raises StorageFailed, CorruptFile, UnknownTopicOrPartition."""
         await self._record(query, commit)
         await self._publish(query, commit)
@@ -293,7 +259,7 @@ class Epochs:
             return Ticket.succeeded(AbortReply(0))
         return start(self._abort(query, request))
 
-    async def _abort(self, query: _Query, request: AbortRequest) -> AbortReply:
+    async def _abort(self, query: Query, request: AbortRequest) -> AbortReply:
         await self._retract(query)
         attempts = [
             attempt
@@ -301,7 +267,12 @@ class Epochs:
             if (attempt.key.incarnation, attempt.key.epoch) == (request.incarnation, request.epoch)
             and not query.covers(attempt.key)
         ]
+        self.aborted += bool(attempts)
         return AbortReply(self._staging.drop(attempts))
+
+    def progress(self) -> list[QueryProgress]:
+        """All queries that are remembered, sorted by name."""
+        return [query.progress for _, query in sorted(self._queries.items())]
 
     def describe(self, query_name: str) -> DescribeReply:
         """The state of a query."""
@@ -316,6 +287,38 @@ class Epochs:
             positions=query.last.positions if query is not None and query.last is not None else "",
             incarnation_number=query.incarnations.count if query is not None else 0,
         )
+
+    def names(self) -> list[str]:
+        """The names of all queries, unordered."""
+        return list(self._queries)
+
+    def summaries(self, names: Iterable[str]) -> tuple[QuerySummary, ...]:
+        """What operators see of these queries; names that are not known are left out."""
+        staged_bytes: Counter[str] = Counter()
+        attempts: Counter[str] = Counter()
+        for attempt in self._staging.all_attempts():
+            staged_bytes[attempt.key.query] += attempt.size_bytes
+            attempts[attempt.key.query] += 1
+        return tuple(
+            query.summary(staged_bytes=staged_bytes[name], staged_attempts=attempts[name])
+            for name in names
+            if (query := self._queries.get(name)) is not None
+        )
+
+    @property
+    def staged_bytes(self) -> int:
+        """Bytes of all staged output that is not removed yet."""
+        return self._staging.used_bytes
+
+    def output_topics(self, request: EpochCommitRequest) -> set[str]:
+        """The topics that the attempts of a commit have staged output for; none for an epoch that is committed."""
+        topics: set[str] = set()
+        for task in request.tasks:
+            key = AttemptKey(request.query, request.incarnation, request.epoch, task.task, task.attempt)
+            attempt = self._staging.get(key)
+            if attempt is not None:
+                topics |= {part.topic for segment in attempt.segments for part in segment.header.parts}
+        return topics
 
     def tick(self, *, now_ms: int) -> None:
         """Retry failed steps, and drop staged data and queries that are too old. Call it every few seconds."""
@@ -338,11 +341,11 @@ class Epochs:
                 f"{query.incarnations.tokens[-1]!r}; stop this one"
             )
 
-    def _admit(self, name: str, incarnation: str, now_ms: int) -> _Query:
+    def _admit(self, name: str, incarnation: str, now_ms: int) -> Query:
         """The query, with `incarnation` as its newest; `admitted` settles when the incarnation is durable."""
         query = self._queries.get(name)
         if query is None:
-            query = self._queries[name] = _Query(name, Incarnations((incarnation,), 1, now_ms), Ticket())
+            query = self._queries[name] = Query(name, Incarnations((incarnation,), 1, now_ms), Ticket())
         elif query.incarnations.tokens[-1] != incarnation:
             former = query.incarnations
             remembered = (*former.tokens, incarnation)[-MAX_INCARNATIONS:]
@@ -356,7 +359,7 @@ class Epochs:
 
     # ---- committing
 
-    def _answer_old(self, query: _Query, request: EpochCommitRequest, last: LastEpoch) -> EpochCommitReply:
+    def _answer_old(self, query: Query, request: EpochCommitRequest, last: LastEpoch) -> EpochCommitReply:
         """The answer for an epoch that is not above the last one: duplicate, error (rewound), or skipped."""
         if request.epoch == last.epoch:
             self._drop_old(query)
@@ -370,7 +373,7 @@ class Epochs:
         self._drop_old(query)
         return EpochCommitReply("skipped", last.epoch)
 
-    def _make_record(self, query: _Query, request: EpochCommitRequest) -> CommitRecord:
+    def _make_record(self, query: Query, request: EpochCommitRequest) -> CommitRecord:
         """The record of the commit that a request asks for. Raises StagedMissing, UnknownTopicOrPartition."""
         places: set[tuple[str, int]] = set()
         for task in request.tasks:
@@ -404,7 +407,7 @@ class Epochs:
                 f"{segments} staged segments, {here} are here; nothing was committed, run the epoch again"
             )
 
-    def _replace_commit(self, query: _Query, commit: CommitInProgress) -> None:
+    def _replace_commit(self, query: Query, commit: CommitInProgress) -> None:
         """Set `commit` as the query's commit; it takes over earlier commits whose record may still be on disk."""
         self._pin(commit)
         if query.commit is not None:
@@ -413,7 +416,7 @@ class Epochs:
         query.commit = commit
         query.move(EpochEvent.COMMIT)
 
-    async def _record(self, query: _Query, commit: CommitInProgress) -> None:
+    async def _record(self, query: Query, commit: CommitInProgress) -> None:
         """Make the commit record durable; from then on this life or the next publishes the epoch.
 
         Raises StorageFailed.
@@ -429,12 +432,13 @@ class Epochs:
             query.move(EpochEvent.REFUSED)
             raise
         query.move(EpochEvent.RECORDED)
+        self.committed += 1
         query.last = commit.last
         for earlier in commit.earlier:
             earlier.release_pins()
         commit.earlier.clear()
 
-    async def _retract(self, query: _Query) -> None:
+    async def _retract(self, query: Query) -> None:
         """Make sure that a commit record whose write failed is not on disk: the next put replaces it.
 
         An older commit record that may be on disk instead is already published, so this put also finishes it.
@@ -446,7 +450,7 @@ class Epochs:
             query.move(EpochEvent.RETRACTED)
             self._let_go(query)
 
-    async def _remove_record(self, query: _Query) -> bool:
+    async def _remove_record(self, query: Query) -> bool:
         """Remove the query's commit record from the ledger; returns whether the removal is durable."""
         removed = self._ledger.put({f"{COMMIT_RECORD}{query.name}": None})
         await removed.settled()
@@ -460,7 +464,7 @@ class Epochs:
             if stream is not None:
                 commit.pins.append(stream.pin(target.start_offset))
 
-    async def _publish(self, query: _Query, commit: CommitInProgress) -> None:
+    async def _publish(self, query: Query, commit: CommitInProgress) -> None:
         """Append the epoch's groups; then start dropping its staged data and removing its commit record.
 
         The answer awaits neither removal.
@@ -479,11 +483,11 @@ class Epochs:
         self._drop_old(query)
         start(self._finish(query, commit))
 
-    def _retry(self, query: _Query) -> None:
+    def _retry(self, query: Query) -> None:
         query.move(EpochEvent.RETRY)
         query.carried_out = start(self._publish(query, query.under_way))
 
-    async def _finish(self, query: _Query, commit: CommitInProgress) -> None:
+    async def _finish(self, query: Query, commit: CommitInProgress) -> None:
         """Remove the commit record: the epoch is in all its streams. The pins hold until the removal is durable."""
         if commit.finishing:
             return
@@ -494,21 +498,26 @@ class Epochs:
             query.move(EpochEvent.FINISHED)
             self._let_go(query)
 
-    def _let_go(self, query: _Query) -> None:
+    def _let_go(self, query: Query) -> None:
         if query.commit is not None:
             query.commit.release_pins()
             query.commit = None
 
     # ---- forgetting
 
-    def _drop_old(self, query: _Query) -> None:
+    def _drop_old(self, query: Query) -> None:
         """Drop staged data of epochs that are finished."""
         if query.last is not None:
             last_epoch = query.last.epoch
             attempts = self._staging.attempts(query.name)
             self._staging.drop([a for a in attempts if a.key.epoch <= last_epoch and not query.covers(a.key)])
 
-    def _expire(self, query: _Query, now_ms: int) -> None:
+    def _expire_all(self) -> None:
+        now_ms = self._store.clock.wall_ms()
+        for query in list(self._queries.values()):
+            self._expire(query, now_ms)
+
+    def _expire(self, query: Query, now_ms: int) -> None:
         attempts = self._staging.attempts(query.name)
         old = [a for a in attempts if a.last_staged_ms + self._staged_age_ms < now_ms and not query.covers(a.key)]
         if old:

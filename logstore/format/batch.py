@@ -141,6 +141,31 @@ def check_batch(buffer: Buffer, position: int = 0) -> BatchHeader:
     return header
 
 
+_RUN = struct.Struct(">qiibIhi30xi")
+"""The fields of a header that `intact_run` looks at."""
+
+
+def intact_run(buffer: memoryview, at: int, end: int, base_offset: int, end_offset: int) -> tuple[int, int]:
+    """How far whole and intact batches without control records follow each other from `at`: their end, at most `end`,
+    and the offset after them, at most `end_offset`. The first of them has `base_offset`, each following one the offset
+    after the one before.
+
+    The checks are those of `check_batch`, in one loop. What ends the run is left to the caller: nothing is raised.
+    """
+    while at + HEADER_BYTES <= end:
+        base, length, epoch, magic, crc, attributes, last_delta, records = _RUN.unpack_from(buffer, at)
+        after = at + length + LENGTH_OVERHEAD
+        next_offset = base + last_delta + 1
+        if base != base_offset or epoch != LEADER_EPOCH or magic != 2 or attributes & CONTROL_BIT or after > end:
+            break
+        if length < _EMPTY_LENGTH or next_offset > end_offset or last_delta < 0 or not 0 <= records <= last_delta + 1:
+            break
+        if crc32c(buffer[at + CRC_START : after]) != crc:
+            break
+        at, base_offset = after, next_offset
+    return at, base_offset
+
+
 def iterate_batches(buffer: Buffer) -> Iterator[tuple[int, BatchHeader]]:
     """Positions and checked headers of batches end to end.
 

@@ -475,8 +475,10 @@ _PLAIN_ERRORS: Final[Mapping[str, type[CairnError]]] = {
 } | {
     kind.__name__: kind
     for kind in (
+        errors.ClusterAuthorizationFailed,
         errors.CorruptBatch,
         errors.CorruptFile,
+        errors.GroupAuthorizationFailed,
         errors.InvalidConfig,
         errors.InvalidPartitions,
         errors.InvalidRecord,
@@ -489,6 +491,8 @@ _PLAIN_ERRORS: Final[Mapping[str, type[CairnError]]] = {
         errors.StaleEpoch,
         errors.StorageFailed,
         errors.TooManyReaders,
+        errors.TopicAuthorizationFailed,
+        errors.TransactionalIdAuthorizationFailed,
         errors.UnknownReader,
         errors.UnknownTopicOrPartition,
         errors.UnsupportedBatchFormat,

@@ -12,7 +12,7 @@ Invariants:
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,9 +22,11 @@ from logstore.format.index import (
     NO_TIMESTAMP,
     TYPE_SHIFT,
     UNKNOWN_TIME,
+    IndexBlock,
     IndexColumns,
     IndexEntry,
     decode_columns,
+    encode_block,
 )
 from logstore.interfaces import FileSystem
 from logstore.log.ticket import Ticket
@@ -193,6 +195,8 @@ class Chunk:
     max_timestamp: int = NO_TIMESTAMP
     written_ms: int = UNKNOWN_TIME
     """The retention clock at the last append to the chunk (`logstore.log.retention`)."""
+    opened_ms: int = UNKNOWN_TIME
+    """The retention clock at the first append to the chunk, or a little later; of sealed chunks it may be unknown."""
     index: SparseIndex | None = field(default_factory=SparseIndex)
     """Kept in memory while the chunk is written; the index of a sealed chunk is loaded when a reader needs it."""
     index_bytes: int = 0
@@ -227,6 +231,16 @@ class Chunk:
         """Path of the producer snapshots."""
         return f"{self.directory}/{chunk_name(self.base_offset, PRODUCERS_SUFFIX)}"
 
+    def note_write(self, now_ms: int) -> None:
+        """Note when the chunk was written, by the retention clock."""
+        self.written_ms = now_ms
+        if self.opened_ms == UNKNOWN_TIME and self.size_bytes:
+            self.opened_ms = now_ms
+
+    def seal(self) -> bytes:
+        """The index block that says that nothing follows in the index."""
+        return encode_block(IndexBlock(self.size_bytes, self.next_offset, self.max_timestamp, [], self.written_ms))
+
     def view(self, *, is_cold: bool = False) -> "ChunkView":
         """An immutable view of the chunk for a reader thread."""
         return ChunkView(
@@ -258,6 +272,16 @@ class ChunkView:
     revision: int = 0
 
 
+def newest(chunks: Sequence[Chunk], is_wanted: Callable[[Chunk], bool]) -> ChunkView | None:
+    """The newest chunk of a stream that is wanted, as of now; None if there is none."""
+    newer_bytes = 0
+    for chunk in reversed(chunks):
+        if is_wanted(chunk):
+            return chunk.view(is_cold=newer_bytes > WARM_BYTES)
+        newer_bytes += chunk.size_bytes
+    return None
+
+
 class IndexCache:
     """Indexes of sealed chunks; evicts the least recently loaded. For reader threads; a lost race costs one load.
 
@@ -267,6 +291,11 @@ class IndexCache:
     def __init__(self, max_bytes: int = INDEX_CACHE_BYTES) -> None:
         self._max_bytes = max_bytes
         self._indexes: OrderedDict[tuple[str, int], SparseIndex] = OrderedDict()
+
+    @property
+    def size_bytes(self) -> int:
+        """Approximate size of all indexes in memory."""
+        return sum(kept.size_bytes for kept in list(self._indexes.values()))
 
     def load(self, fs: FileSystem, view: ChunkView) -> SparseIndex | None:
         """The index of a chunk, from memory or from its file; None if the file does not hold all of it."""
@@ -285,7 +314,7 @@ class IndexCache:
     def keep(self, view: ChunkView, index: SparseIndex) -> None:
         """Keep an index; evict the least recently loaded ones if the cache exceeds its limit."""
         self._indexes[view.index_path, view.size_bytes] = index
-        total = sum(kept.size_bytes for kept in list(self._indexes.values()))
+        total = self.size_bytes
         while total > self._max_bytes and len(self._indexes) > 1:
             total -= self._indexes.popitem(last=False)[1].size_bytes
 

@@ -20,7 +20,7 @@ Invariants:
   trim under way takes is not exchanged.
 * One chunk at a time, piece by piece, and not faster than `CleaningLimits` allow. A chunk that is damaged, and a disk
   that fails, end the cleaning of a stream for this life: a name whose sync failed may be lost, and then newer chunks
-  must not be cleaned.
+  must not be cleaned. A disk without room for the copy ends a round only.
 
 Source: docs/decisions/0031-cleaning.md.
 """
@@ -29,7 +29,7 @@ import errno
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from logstore.base.events import Report
 from logstore.errors import CairnError, CorruptBatch
@@ -54,6 +54,7 @@ from logstore.log.jobs import (
 )
 from logstore.log.readers import CleanLimit
 from logstore.log.reading import FoundBatch, load_index, walk_batches
+from logstore.log.space import is_full
 from logstore.log.stream import Stream
 from logstore.log.ticket import Ticket
 
@@ -158,12 +159,28 @@ def _query_of(begin: Buffer) -> str | None:
     return control.query if isinstance(control, Begin) else None
 
 
+class StreamHolder(Protocol):
+    """Keeps streams awake, so that their files may change (`logstore.log.quiet`)."""
+
+    def hold(self, stream: Stream) -> Ticket[None]:
+        """Settles once the stream's files may change, until `release`. Fails with StorageFailed."""
+
+    def release(self, stream: Stream) -> None:
+        """Undo `hold`."""
+
+
 class LogCleaner:
     """Cleans the streams of a store. `clean` starts a round; `more` lets a round that is under way go on."""
 
     def __init__(
-        self, notify: Callable[[JobSource], None], report: Report, indexes: IndexCache, limits: CleaningLimits
+        self,
+        notify: Callable[[JobSource], None],
+        report: Report,
+        indexes: IndexCache,
+        limits: CleaningLimits,
+        quiet: StreamHolder,
     ) -> None:
+        self._quiet = quiet
         self._limits = limits
         self._jobs = BackgroundJobs(notify)
         self._report = report
@@ -228,10 +245,23 @@ class LogCleaner:
         gain = sum(chunk.state_bytes or 0 for chunk in found)
         if gain < max(self._limits.gain_bytes, self._limits.gain_share * sum(chunk.size_bytes for chunk in found)):
             return
-        for chunk in found:
-            may_go = partial(_may_go, stream, chunk, limit.queries, current)
+        cleaned = start(self._clean_chunks(stream, found, limit.queries, current))
+        await cleaned.settled()
+        self._quiet.release(stream)
+        cleaned.result()
+
+    async def _clean_chunks(
+        self,
+        stream: Stream,
+        chunks: Sequence[Chunk],
+        queries: frozenset[str],
+        current: Callable[[], CleanLimit | None],
+    ) -> None:
+        await self._quiet.hold(stream)
+        for chunk in chunks:
+            may_go = partial(_may_go, stream, chunk, queries, current)
             # Chunks are cleaned from the oldest on: behind a chunk that stays, all stay.
-            if self._stopping or not await self._clean_chunk(stream, chunk, limit.queries, may_go):
+            if self._stopping or not await self._clean_chunk(stream, chunk, queries, may_go):
                 return
 
     async def _measure(self, chunk: Chunk) -> None:
@@ -248,17 +278,15 @@ class LogCleaner:
         old content, or the new one without an index.
         """
         copy = ChunkCopy(replace(chunk.view(), is_cold=True), chunk.cleaned_path, queries, self._limits.piece_bytes)
-        await self._jobs.run([Create(copy.target)])
-        while not copy.is_done:
-            await self._take_budget()
-            if self._stopping or not may_go():
+        try:
+            if not await self._copy(copy, may_go):
                 await self._jobs.run([RemoveFile(copy.target, optional=True)])
                 return False
-            try:
-                await self._jobs.run([WorkOnFile(copy.target, copy.piece)])
-            except CairnError:
-                await self._jobs.run([RemoveFile(copy.target, optional=True)])
-                raise
+        except CairnError as error:
+            await self._jobs.run([RemoveFile(copy.target, optional=True)])
+            if is_full(error.__cause__):
+                return False
+            raise
         if copy.written >= chunk.size_bytes:
             await self._jobs.run([RemoveFile(copy.target, optional=True)])
             chunk.cleaned_for, chunk.state_bytes = queries, 0
@@ -271,6 +299,16 @@ class LogCleaner:
         await exchanged.settled()
         pin.release()
         exchanged.result()
+        return True
+
+    async def _copy(self, copy: ChunkCopy, may_go: Callable[[], bool]) -> bool:
+        """Whether the whole chunk is copied; False: it need not be any more. Raises StorageFailed."""
+        await self._jobs.run([Create(copy.target)])
+        while not copy.is_done:
+            await self._take_budget()
+            if self._stopping or not may_go():
+                return False
+            await self._jobs.run([WorkOnFile(copy.target, copy.piece)])
         return True
 
     async def _take_budget(self) -> None:

@@ -14,7 +14,7 @@ A ledger does not interpret its keys and values.
 from collections.abc import Callable, Iterator, Mapping
 
 from logstore.errors import CorruptFile, StorageFailed
-from logstore.format.journal import KIND_CHANGES, KIND_SNAPSHOT, JournalFrame, encode_frame, scan_frames
+from logstore.format.ledger_frame import KIND_CHANGES, KIND_SNAPSHOT, LedgerFrame, encode_frame, scan_frames
 from logstore.interfaces import FileSystem
 from logstore.log.jobs import Create, DiskJob, JobSource, Operation, RemoveFile, Rename, Sync, SyncDirectory, WriteFile
 from logstore.log.ticket import Ticket
@@ -26,7 +26,7 @@ ROLL_BYTES = 1 << 20
 
 
 class Ledger:
-    """A durable map from text to bytes, kept in memory and in a journal."""
+    """A durable map from text to bytes, kept in memory and in an append-only file."""
 
     def __init__(self, name: str, notify: Callable[[JobSource], None]) -> None:
         self.name = name
@@ -112,7 +112,7 @@ class Ledger:
         merged: dict[str, bytes | None] = {}
         for changes, _ in batch:
             merged.update(changes)
-        frame = encode_frame(JournalFrame(KIND_CHANGES, self._size_bytes, merged))
+        frame = encode_frame(LedgerFrame(KIND_CHANGES, self._size_bytes, merged))
         path = _path(self.name, self._generation)
         operations: list[Operation] = [WriteFile(path, self._size_bytes, [frame]), Sync(path)]
         generation, size_bytes = self._generation, self._size_bytes + len(frame)
@@ -120,7 +120,7 @@ class Ledger:
 
     def _roll_job(self, batch: list[tuple[Mapping[str, bytes | None], Ticket[None]]]) -> DiskJob:
         generation = self._generation + 1
-        frame = encode_frame(JournalFrame(KIND_SNAPSHOT, 0, self._visible))
+        frame = encode_frame(LedgerFrame(KIND_SNAPSHOT, 0, self._visible))
         path, new = _path(self.name, generation), f"{_path(self.name, generation)}.new"
         operations: list[Operation] = [
             Create(new),

@@ -5,6 +5,7 @@ Invariants:
   `fail_pending` forgets all pending batches, because the stream fails all appends after a failed sync.
 * The duplicate of a pending batch gets the ticket of that batch: both get the same answer at the same time.
 * At most `max_producers` are remembered; the one that wrote least recently is evicted first.
+* What `load_packed` was given is decoded at the first use: most streams of a sidecar with many are not written to.
 
 Source: KIP-98, KIP-360.
 """
@@ -15,7 +16,13 @@ from typing import Generic, NamedTuple, TypeVar
 
 from logstore.errors import InvalidProducerEpoch, OutOfOrderSequence
 from logstore.format.batch import BatchHeader
-from logstore.format.snapshot import ProducerBatch, ProducerEntry
+from logstore.format.snapshot import (
+    ProducerBatch,
+    ProducerEntry,
+    ProducerSnapshot,
+    decode_snapshots,
+    encode_snapshot,
+)
 
 REMEMBERED_BATCHES = 5
 """The number of requests that an idempotent client may have in flight."""
@@ -41,10 +48,28 @@ class Duplicate(NamedTuple, Generic[T]):
 class ProducerTable(Generic[T]):
     """A stream's state of its idempotent producers. T is the ticket type of pending batches."""
 
+    __slots__ = ("_expired_ms", "_known", "_max_producers", "_packed", "_pending")
+
     def __init__(self, max_producers: int = 10_000) -> None:
         self._max_producers = max_producers
-        self._durable: OrderedDict[int, ProducerEntry] = OrderedDict()
+        self._known: OrderedDict[int, ProducerEntry] | None = None
+        self._packed = b""
+        self._expired_ms = 0
         self._pending: dict[int, list[_Pending[T]]] = {}
+
+    @property
+    def _durable(self) -> OrderedDict[int, ProducerEntry]:
+        """The producers with synced batches; made at the first use."""
+        known = self._known
+        if known is None:
+            known = self._known = OrderedDict()
+            if self._packed:
+                snapshots, _ = decode_snapshots(self._packed)
+                self._packed = b""
+                self.load(entry for found in snapshots for entry in found.producers)
+                self.expire(self._expired_ms)
+                known = self._known
+        return known
 
     def admit(self, header: BatchHeader, ticket: T) -> Duplicate[T] | None:
         """Add a batch as pending, or return the batch that it duplicates.
@@ -120,17 +145,31 @@ class ProducerTable(Generic[T]):
 
     def expire(self, before_ms: int) -> None:
         """Forget producers that have not written since `before_ms` (wall time)."""
+        if self._known is None:
+            self._expired_ms = before_ms
+            return
         for producer_id in [key for key, entry in self._durable.items() if entry.last_append_ms < before_ms]:
             if producer_id not in self._pending:
                 del self._durable[producer_id]
 
     def load(self, entries: Iterable[ProducerEntry]) -> None:
         """Start from a snapshot."""
-        self._durable = OrderedDict((entry.producer_id, entry) for entry in entries)
+        self._known = OrderedDict((entry.producer_id, entry) for entry in entries)
+
+    def load_packed(self, snapshot: bytes) -> None:
+        """Start from an encoded snapshot (`logstore.format.snapshot`; empty: no producers), decoded when it is used."""
+        self._known, self._packed = None, snapshot
 
     def entries(self) -> list[ProducerEntry]:
         """All producers with synced batches, least recently written first."""
         return list(self._durable.values())
+
+    def packed(self, position: int, next_offset: int) -> bytes:
+        """An encoded snapshot for `load_packed`, as of a position in the last chunk; empty without producers."""
+        if self._known is None:
+            return self._packed
+        entries = self.entries()
+        return encode_snapshot(ProducerSnapshot(position, next_offset, entries)) if entries else b""
 
 
 def _last_sequence(header: BatchHeader) -> int:

@@ -16,6 +16,7 @@ from logstore.format.batch import (
     BatchHeader,
     check_batch,
     empty_batch,
+    intact_run,
     parse_header,
 )
 from logstore.format.compression import open_records
@@ -46,13 +47,17 @@ class ReadResult(NamedTuple):
 
 
 class FoundBatch(NamedTuple):
-    """A checked batch, and its place in the piece of the file that was read."""
+    """A checked batch, or a run of them, and its place in the piece of the file that was read.
+
+    A run has the header of its first batch; `next_offset` is the offset after its last.
+    """
 
     position: int
     header: BatchHeader
     buffer: memoryview
     window: memoryview
     window_at: int
+    next_offset: int
 
 
 def read_chunk(
@@ -68,7 +73,8 @@ def read_chunk(
     run: FoundBatch | None = None
     next_offset = offset
     try:
-        for found in walk_batches(fs, view, start, offset, max(READ_BYTES, min(max_bytes, WINDOW_LIMIT_BYTES))):
+        window_bytes = max(READ_BYTES, min(max_bytes, WINDOW_LIMIT_BYTES))
+        for found in walk_batches(fs, view, start, offset, window_bytes, run_bytes=max_bytes):
             if buffers and size + len(found.buffer) > max_bytes:
                 break
             if found.header.is_control and not include_control:
@@ -83,7 +89,7 @@ def read_chunk(
                 run_bytes += len(found.buffer)
                 buffers[-1] = run.window[run.window_at : run.window_at + run_bytes]
                 size += len(found.buffer)
-            next_offset = found.header.next_offset
+            next_offset = found.next_offset
             walked_bytes += len(found.buffer)
             if size >= max_bytes or walked_bytes >= max(max_bytes, WALK_LIMIT_BYTES):
                 break
@@ -114,12 +120,19 @@ def load_index(fs: FileSystem, cache: IndexCache, view: ChunkView) -> SparseInde
 
 
 def walk_batches(
-    fs: FileSystem, view: ChunkView, start: tuple[int, int] | None, offset: int, window_bytes: int
+    fs: FileSystem,
+    view: ChunkView,
+    start: tuple[int, int] | None,
+    offset: int,
+    window_bytes: int,
+    *,
+    run_bytes: int = 0,
 ) -> Iterator[FoundBatch]:
     """Checked batches from `start` (position, base offset; None: the chunk's first) on that end after `offset`.
 
     Batches before `offset` are skipped: only their headers are checked. Each batch must start where the previous one
-    ended, because the checksum does not cover base offset and leader epoch.
+    ended, because the checksum does not cover base offset and leader epoch. With `run_bytes`, batches without control
+    records come in runs, as long as all that was found together has at most that many bytes.
     """
     position, due = start or (0, view.base_offset)
     window = memoryview(b"")
@@ -131,11 +144,19 @@ def walk_batches(
             header = _header(view, window, position - window_at, due, offset)
             need = header.size_bytes
             if available >= need:
-                if header.next_offset > offset:
-                    at = position - window_at
-                    yield FoundBatch(position, *_checked(view, window, at, header, offset), window, at)
-                position += need
                 due = header.next_offset
+                if due > offset:
+                    at = position - window_at
+                    end = at + need
+                    _check(view, window, at, header, offset)
+                    run_bytes -= need
+                    if run_bytes > 0 and not header.is_control:
+                        limit = min(len(window), end + run_bytes)
+                        end, due = intact_run(window, end, limit, due, view.next_offset)
+                        run_bytes -= end - at - need
+                    yield FoundBatch(position, header, window[at:end], window, at, due)
+                    need = end - at
+                position += need
                 continue
         length = min(max(window_bytes, need), view.size_bytes - position)
         window = memoryview(fs.read(view.log_path, position, length, drop_cache=view.is_cold))
@@ -157,14 +178,11 @@ def _header(view: ChunkView, window: memoryview, at: int, due: int, offset: int)
     return header
 
 
-def _checked(
-    view: ChunkView, window: memoryview, at: int, header: BatchHeader, offset: int
-) -> tuple[BatchHeader, memoryview]:
+def _check(view: ChunkView, window: memoryview, at: int, header: BatchHeader, offset: int) -> None:
     try:
         check_batch(window, at)
     except CorruptBatch as error:
         raise _corrupt(view, max(offset, header.base_offset), str(error)) from error
-    return header, window[at : at + header.size_bytes]
 
 
 def _corrupt(view: ChunkView, offset: int, why: str) -> CorruptChunk:

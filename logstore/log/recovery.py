@@ -16,6 +16,7 @@ Invariants:
 Sources: docs/format.md, crash states.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from logstore.base.events import Report
@@ -25,6 +26,7 @@ from logstore.events import (
     DURABLE_DATA_DAMAGED,
     DURABLE_DATA_LOST,
     INDEX_DOES_NOT_MATCH_ITS_CHUNK,
+    JOURNAL_REPLAYED,
     OFFSETS_LOST,
     PRODUCER_SNAPSHOTS_REBUILT,
     TORN_END_CUT,
@@ -40,8 +42,9 @@ from logstore.format.batch import (
 )
 from logstore.format.control import BEGIN_TYPE, END_TYPE, known_type
 from logstore.format.index import BLOCK, UNKNOWN_TIME, IndexBlock, IndexEntry, decode_blocks, decode_seal, encode_block
+from logstore.format.journal_block import JournalPart
 from logstore.format.snapshot import decode_snapshots
-from logstore.interfaces import FileSystem
+from logstore.interfaces import Buffer, FileSystem
 from logstore.log.chunks import (
     CLEANED_SUFFIX,
     LOG_SUFFIX,
@@ -60,8 +63,16 @@ from logstore.log.stream_state import AppendTicket, RecoveredStream
 WINDOW_BYTES = 1 << 20
 
 
-def recover_stream(fs: FileSystem, directory: str, log_start: int, now_ms: int, report: Report) -> RecoveredStream:
-    """Open the stream in `directory`, whose log start was last recorded as `log_start`.
+def recover_stream(
+    fs: FileSystem,
+    directory: str,
+    log_start: int,
+    now_ms: int,
+    report: Report,
+    journaled: Sequence[JournalPart] = (),
+) -> RecoveredStream:
+    """Open the stream in `directory`, whose log start was last recorded as `log_start`. `journaled`: what the journal
+    holds of it, in order.
 
     Raises CorruptFile if no chunk is left of a stream that had records (it must not silently start again at 0), and
     UnknownFormatVersion. Any other loss or cut is reported, and the stream opens.
@@ -72,21 +83,31 @@ def recover_stream(fs: FileSystem, directory: str, log_start: int, now_ms: int, 
             raise CorruptFile(
                 f"{directory}: no chunk is left, though the log had reached offset {log_start}; restore it"
             )
+        if journaled:
+            raise CorruptFile(f"{directory}: no chunk is left, though the journal continues one; restore it")
         fs.sync_directory(directory)
         return RecoveredStream([], ProducerTable(), log_start, log_start)
     if bases[0] > log_start:
         report(OFFSETS_LOST, directory=directory, first=log_start, last=bases[0] - 1, why="no chunk holds them")
     chunks: list[Chunk] = []
     for base, following in zip(bases, [*bases[1:], None], strict=True):
-        chunk = _open_chunk(fs, directory, base, following, report)
+        chunk = _open_chunk(fs, directory, base, following, report, journaled if following is None else ())
         if following is not None and chunk.next_offset < following:
             report(OFFSETS_LOST, path=chunk.log_path, first=chunk.next_offset, last=following - 1, why="damaged")
         chunks.append(chunk)
-    producers = _recover_producers(fs, chunks, now_ms, report)
+    _report_lost_parts(chunks[-1], journaled, report)
+    producers, snapshot_at = _recover_producers(fs, chunks, now_ms, report)
     fs.sync(chunks[-1].log_path)
     fs.sync_directory(directory)
     start = max(log_start, bases[0])
-    return RecoveredStream(chunks, producers, min(start, chunks[-1].next_offset), chunks[-1].next_offset)
+    return RecoveredStream(chunks, producers, min(start, chunks[-1].next_offset), chunks[-1].next_offset, snapshot_at)
+
+
+def open_last_chunk(fs: FileSystem, directory: str, base: int, report: Report) -> Chunk:
+    """Open the last chunk of a stream alone, with its index: it is walked from its last index block on, what is torn is
+    cut, and the index is repaired. Raises OSError, UnknownFormatVersion.
+    """
+    return _open_chunk(fs, directory, base, None, report, ())
 
 
 def _sweep(fs: FileSystem, directory: str, log_start: int) -> list[int]:
@@ -106,7 +127,14 @@ def _sweep(fs: FileSystem, directory: str, log_start: int) -> list[int]:
     return bases
 
 
-def _open_chunk(fs: FileSystem, directory: str, base: int, following: int | None, report: Report) -> Chunk:
+def _open_chunk(
+    fs: FileSystem,
+    directory: str,
+    base: int,
+    following: int | None,
+    report: Report,
+    journaled: Sequence[JournalPart],
+) -> Chunk:
     chunk = Chunk(directory, base, base)
     file_bytes = fs.size(chunk.log_path)
     if following is not None and _open_sealed(fs, chunk, following, file_bytes):
@@ -120,7 +148,7 @@ def _open_chunk(fs: FileSystem, directory: str, base: int, following: int | None
             last.next_offset,
             last.max_timestamp,
         )
-        chunk.written_ms = last.written_ms
+        chunk.opened_ms, chunk.written_ms = blocks[0].written_ms, last.written_ms
         builder = IndexBuilder(last.max_timestamp)
     index = SparseIndex()
     for block in blocks:
@@ -129,7 +157,9 @@ def _open_chunk(fs: FileSystem, directory: str, base: int, following: int | None
     if following is not None and chunk.next_offset >= following:
         return _as_sealed(chunk, following)
     proven_bytes = chunk.size_bytes
-    walk = _Walk(fs, chunk, file_bytes, following, builder, report)
+    journaled_end = _replay(fs, chunk, journaled, report)
+    file_bytes = max(file_bytes, journaled_end)
+    walk = _Walk(fs, chunk, file_bytes, following, builder, report, journaled_end)
     entries = walk.run()
     index.add(entries)
     if chunk.size_bytes > proven_bytes:
@@ -141,6 +171,45 @@ def _open_chunk(fs: FileSystem, directory: str, base: int, following: int | None
     fs.sync(chunk.log_path)
     _repair_index(fs, chunk, entries, is_sealed=following is not None)
     return chunk if following is None else _as_sealed(chunk, following)
+
+
+def _replay(fs: FileSystem, chunk: Chunk, journaled: Sequence[JournalPart], report: Report) -> int:
+    """Write what the journal holds of a last chunk, behind its proven end, to the chunk's file. Returns the position
+    after it; 0: the journal holds nothing.
+
+    All of it belongs at these places, and the file may have all, some or none of it. What is in the file behind it was
+    never acknowledged.
+    """
+    wanted: dict[int, memoryview] = {}
+    for part in journaled:
+        position = part.place.position
+        if part.place.chunk_offset == chunk.base_offset and position + len(part.data) > chunk.size_bytes:
+            wanted[position] = part.data
+    end = 0
+    run: list[Buffer] = []
+    run_at = run_end = 0
+    for position, data in sorted(wanted.items()):
+        if position != run_end and run:
+            fs.write(chunk.log_path, run_at, run)
+            run = []
+        if not run:
+            run_at = position
+        run.append(data)
+        run_end = end = position + len(data)
+    if run:
+        fs.write(chunk.log_path, run_at, run)
+    if wanted:
+        report(
+            JOURNAL_REPLAYED, path=chunk.log_path, position=min(wanted), replayed_bytes=sum(map(len, wanted.values()))
+        )
+    return end
+
+
+def _report_lost_parts(last: Chunk, journaled: Sequence[JournalPart], report: Report) -> None:
+    """The journal names only chunks whose names were durable: one that is newer than the last chunk is lost."""
+    lost = [part.place.base_offset for part in journaled if part.place.chunk_offset > last.base_offset]
+    if lost:
+        report(OFFSETS_LOST, path=last.log_path, first=last.next_offset, last=max(lost), why="their chunk is gone")
 
 
 def _as_sealed(chunk: Chunk, following: int) -> Chunk:
@@ -232,6 +301,8 @@ class _Walk:
     following: int | None
     builder: IndexBuilder
     report: Report
+    journaled_end: int
+    """Everything before this position was durable, here or in the journal."""
     entries: list[IndexEntry] = field(default_factory=list)
     group: _OpenGroupMark | None = None
 
@@ -295,7 +366,8 @@ class _Walk:
 
     def _behind_damage(self, position: int, offset: int) -> tuple[int, int] | None:
         """Position and offset after a damaged batch that is proven durable; None: it may be torn and is the end."""
-        if self.following is None and self.file_bytes - position <= self._largest_write(position, offset):
+        is_proven = self.following is not None or position < self.journaled_end
+        if not is_proven and self.file_bytes - position <= self._largest_write(position, offset):
             return None
         most = min(self.file_bytes, position + 4 * self._largest_write(position, offset))
         found = _find_batch(self.fs, self.chunk.log_path, position + 1, most, self.file_bytes, offset)
@@ -365,8 +437,12 @@ def _batch_at(
         return None
 
 
-def _recover_producers(fs: FileSystem, chunks: list[Chunk], now_ms: int, report: Report) -> ProducerTable[AppendTicket]:
-    """The producers from the newest valid snapshot and from the headers of all batches after it."""
+def _recover_producers(
+    fs: FileSystem, chunks: list[Chunk], now_ms: int, report: Report
+) -> tuple[ProducerTable[AppendTicket], int]:
+    """The producers from the newest valid snapshot and from the headers of all batches after it; and the position of
+    that snapshot in the last chunk, 0 if it is in an older one.
+    """
     table: ProducerTable[AppendTicket] = ProducerTable()
     start, position = 0, 0
     for number in range(len(chunks) - 1, -1, -1):
@@ -384,6 +460,7 @@ def _recover_producers(fs: FileSystem, chunks: list[Chunk], now_ms: int, report:
             break
     else:
         report(PRODUCER_SNAPSHOTS_REBUILT, directory=chunks[0].directory)
+    snapshot_at = position if start == len(chunks) - 1 else 0
     for chunk in chunks[start:]:
         for header in _headers(fs, chunk, position):
             if header.producer_id >= 0:
@@ -394,7 +471,7 @@ def _recover_producers(fs: FileSystem, chunks: list[Chunk], now_ms: int, report:
         fs.create(last.producers_path)
     elif fs.size(last.producers_path) > last.producers_bytes:
         fs.truncate(last.producers_path, last.producers_bytes)
-    return table
+    return table, snapshot_at
 
 
 def _headers(fs: FileSystem, chunk: Chunk, position: int) -> list[BatchHeader]:

@@ -6,8 +6,10 @@ Invariants:
 * Age is the time that sidecars have run on the data directory, not wall time. So neither a jump of the wall clock nor
   an outage deletes records: a reader has the whole time that the retention promises.
 * Whole chunks are trimmed, oldest first, and never at or after a pin or a registered reader's held offset.
+* A last chunk whose first append is old is sealed, also when nothing is appended any more: so retention reaches every
+  record, and a stream whose records have all expired keeps no bytes of them.
 
-Source: docs/decisions/0015-retention-counts-served-time.md.
+Sources: docs/decisions/0015-retention-counts-served-time.md, docs/decisions/0033-space.md.
 """
 
 from collections.abc import Callable, Sequence
@@ -93,3 +95,23 @@ def _written(chunks: Sequence[Chunk]) -> list[int]:
         known = chunk.written_ms if chunk.written_ms != UNKNOWN_TIME else known
         found.append(known)
     return found[::-1]
+
+
+def must_roll(chunks: Sequence[Chunk], config: TopicConfig, log_start_offset: int, served_ms: int) -> bool:
+    """Whether the last chunk is to be sealed now, so that retention can reach its records or remove its files.
+
+    It is if all its records are trimmed, and if its first append is older than `segment.ms` or `retention.ms`. It is
+    not while its last append is older than the retention: then a registered reader, a pin or the timestamp of its
+    newest record keeps it, and that timestamp counts for an open chunk only.
+    """
+    if not chunks or not chunks[-1].size_bytes:
+        return False
+    last = chunks[-1]
+    if last.next_offset <= log_start_offset:
+        return True
+    opened_ms = last.opened_ms if last.opened_ms != UNKNOWN_TIME else last.written_ms
+    if UNKNOWN_TIME in (opened_ms, last.written_ms):
+        return False
+    is_beyond_retention = 0 <= config.retention_ms < served_ms - last.written_ms
+    oldest_ms = config.segment_ms if config.retention_ms < 0 else min(config.segment_ms, config.retention_ms)
+    return served_ms - opened_ms > oldest_ms and not is_beyond_retention

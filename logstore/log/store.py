@@ -1,8 +1,8 @@
 """All topics, streams and ledgers of one sidecar: the one object that the request handlers use. Does no I/O itself.
 
 Invariants:
-* A topic exists if and only if the catalogue has an entry for it. Its directories are created before the entry and
-  removed after it.
+* A topic exists if and only if the catalogue has an entry for it. Its directory is created before the entry and removed
+  after it; a partition's directory is created with its first chunk.
 * Changes of one topic run one after the other, so no change overwrites another or takes effect after a deletion.
 * A log start is durable in the catalogue before any data before it is removed.
 * Producer ids are reserved durably in blocks, so no id is allocated twice, even after a crash.
@@ -23,10 +23,8 @@ from typing import Any, NamedTuple
 from logstore.base.clock import Clock
 from logstore.base.events import LogEvent, Report
 from logstore.errors import (
-    CorruptFile,
     InvalidPartitions,
     TopicExists,
-    UnknownFormatVersion,
     UnknownTopicOrPartition,
 )
 from logstore.events import (
@@ -40,12 +38,17 @@ from logstore.events import (
 from logstore.format.index import UNKNOWN_TIME
 from logstore.interfaces import FileSystem
 from logstore.log.background import BackgroundJobs
-from logstore.log.chunks import Chunk, IndexCache, parse_chunk_name
+from logstore.log.chunks import Chunk, IndexCache
 from logstore.log.cleaning import CleaningLimits, LogCleaner
 from logstore.log.coroutines import all_settled, start
+from logstore.log.data_directory import STREAMS_DIRECTORY, prepare_directory, remove_tree
 from logstore.log.jobs import JobQueue, JobSource, MakeDirectory, Operation, RemoveDirectory, RemoveFile, SyncDirectory
-from logstore.log.ledger import DIRECTORY as LEDGER_DIRECTORY
+from logstore.log.journal import DIRECTORY as JOURNAL_DIRECTORY
+from logstore.log.journal import Journal, JournalLimits
+from logstore.log.journal_replay import read_journal
 from logstore.log.ledger import Ledger
+from logstore.log.opening import Each, OpenedStream, StoredStream, open_streams, recover_from_files
+from logstore.log.quiet import QuietStreams
 from logstore.log.readers import (
     MAX_READERS,
     RELEASED_AT_ONCE,
@@ -56,22 +59,24 @@ from logstore.log.readers import (
     StreamBounds,
     StreamId,
 )
-from logstore.log.recovery import recover_stream
-from logstore.log.retention import RetentionClock
+from logstore.log.retention import RetentionClock, must_roll
+from logstore.log.rolling import ChunkRoller
 from logstore.log.serial_queue import SerialQueue
+from logstore.log.space import DEFAULT_RESERVE, SpaceGuard, make_way
 from logstore.log.stream import Stream
-from logstore.log.stream_state import StreamName, TrimmedStream
+from logstore.log.stream_state import RollingStream, StreamName, TrimmedStream
 from logstore.log.tail import Tail
 from logstore.log.ticket import Ticket
 from logstore.log.topics import MAX_PARTITIONS, TopicConfig, check_name, parse_config
 
-FORMAT_VERSION = 1
-IDENTITY_FILE = "cairn.json"
-STREAMS_DIRECTORY = "streams"
 PRODUCER_ID_BLOCK = 1000
 DEFAULT_TAIL_BYTES = 16 << 20
 """Of the newest batches of all streams, in memory."""
 READABLE_NAME_CHARACTERS = 180
+MAKE_ROOM_INTERVAL_S = 10.0
+"""While the disk is short of room, retention is applied so often, rather than every `retention_check_interval_ms`."""
+STREAMS_PER_TURN = 200
+"""Streams that a walk over all of them looks at before other work runs: about a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +85,11 @@ class StoreSettings:
 
     io_window: int = 8
     tail_bytes: int = DEFAULT_TAIL_BYTES
+    journal: JournalLimits = field(default_factory=JournalLimits)
     node_id: int = 0
     producer_expiry_ms: int = 24 * 3600 * 1000
     retention_check_interval_ms: int = 300_000
+    disk_reserve_bytes: int = DEFAULT_RESERVE
     topic_defaults: TopicConfig = field(default_factory=TopicConfig)
     hold_limits: HoldLimits = field(default_factory=HoldLimits)
     cleaning: CleaningLimits = field(default_factory=CleaningLimits)
@@ -121,22 +128,31 @@ class Store:
         self.queue = JobQueue(settings.io_window)
         self.tail = Tail(settings.tail_bytes)
         self.indexes = IndexCache()
+        self.journal = Journal(settings.journal, self.notify, environment.report)
         self.topics: dict[str, Topic] = {}
         self._by_id: dict[uuid.UUID, Topic] = {}
         self._new_id = environment.new_id
         self._report = environment.report
+        self.space = SpaceGuard(settings.disk_reserve_bytes, self.notify, environment.report)
+        self.space.when_short(self._make_room)
+        self.space.when_short(self.journal.give_up_spare)
         self._background = BackgroundJobs(self.notify)
+        self._turns = BackgroundJobs(self.notify)
         self._creating: dict[str, Ticket[Topic]] = {}
+        self._roller = ChunkRoller(self.notify)
         self._changes = SerialQueue()
         self._trims = 0
+        self._room_made_s: float | None = None
         self._producer_ids = range(0)
         self._reservation: Ticket[None] = Ticket.succeeded(None)
         fs = environment.fs
         self.catalogue = Ledger.open(fs, "catalogue", self.notify)
-        self.cleaner = LogCleaner(self.notify, environment.report, self.indexes, settings.cleaning)
+        self.quiet = QuietStreams.open(fs, self.notify, environment.report, self.indexes)
+        self.cleaner = LogCleaner(self.notify, environment.report, self.indexes, settings.cleaning, self.quiet)
         self.retention_clock = RetentionClock(self.clock, int(self.catalogue.get(_RETENTION_CLOCK) or 0))
         self.epochs = Ledger.open(fs, "epochs", self.notify)
         self.groups = Ledger.open(fs, "groups", self.notify)
+        self.access = Ledger.open(fs, "access", self.notify)
         self.readers = Readers(
             Ledger.open(fs, "readers", self.notify), settings.hold_limits, self.retention_clock.now_ms, self._bounds
         )
@@ -150,48 +166,70 @@ class Store:
         *,
         new_id: Callable[[], uuid.UUID],
         report: Report,
+        each: Each = map,
     ) -> "Store":
-        """Open the data directory, or create it, and recover every stream. Blocks.
+        """Open the data directory, or create it, and recover every stream. Blocks. `each` applies the recovery of a
+        stream to many, as `map` does, or on several threads.
 
         Raises UnknownFormatVersion, CorruptFile, OSError.
         """
-        cluster_id = _identity(fs, new_id)
-        # A killed process may have left the name of the identity file in the page cache only.
-        fs.sync_directory("")
-        for directory in (LEDGER_DIRECTORY, STREAMS_DIRECTORY):
-            fs.make_directory(directory)
-        fs.sync_directory("")
+        make_way(fs)
+        cluster_id = prepare_directory(fs, new_id)
         store = cls(StoreEnvironment(fs, clock, new_id, report), settings, cluster_id)
-        store._recover(fs)
+        store._recover(fs, each)
+        store.space.look_now(fs)
+        store.journal.fit(fs.space().total_bytes)
         return store
 
-    def _recover(self, fs: FileSystem) -> None:
-        now_ms = self.clock.wall_ms()
+    def _recover(self, fs: FileSystem, each: Each) -> None:
         known: set[str] = set()
+        journal = read_journal(fs, self.report)
+        stored: list[tuple[Topic, StoredStream]] = []
         for key, value in self.catalogue.items(_TOPIC):
             entry = json.loads(value)
             name = key[len(_TOPIC) :]
             overrides = dict(entry["config"])
-            topic = Topic(
-                name,
-                uuid.UUID(entry["id"]),
-                entry["directory"],
-                overrides,
-                parse_config(overrides, self.settings.topic_defaults),
-                [],
-            )
+            config = parse_config(overrides, self.settings.topic_defaults)
+            topic = Topic(name, uuid.UUID(entry["id"]), entry["directory"], overrides, config, [])
             known.add(topic.directory)
+            there = set(fs.list_directory(topic.directory))
             for partition in range(entry["partitions"]):
+                log_start = int(self.catalogue.get(_start_key(topic.topic_id, partition)) or 0)
                 directory = f"{topic.directory}/{partition}"
-                start = int(self.catalogue.get(_start_key(topic.topic_id, partition)) or 0)
-                recovered = recover_stream(fs, directory, start, now_ms, self.report)
-                topic.partitions.append(Stream(name, partition, directory, topic.config, self, recovered))
+                stored.append((topic, StoredStream(directory, log_start, str(partition) in there)))
             self.topics[name] = self._by_id[topic.topic_id] = topic
+        now_ms = self.clock.wall_ms()
+        recover = partial(recover_from_files, fs, self.quiet, journal.parts, now_ms, self.report)
+        self._adopt(stored, open_streams(fs, self.quiet, recover, [at for _, at in stored], each), fs)
+        # The streams hold it all now, synced: it must not be found again behind what they append from here on.
+        self.journal.start_behind(journal.serial, journal.generation)
+        for path in journal.paths:
+            fs.remove(path)
+        if journal.paths:
+            fs.sync_directory(JOURNAL_DIRECTORY)
         self._set_retention_clock()
         self.readers.reconcile()
         for name in fs.list_directory(STREAMS_DIRECTORY):
             if f"{STREAMS_DIRECTORY}/{name}" not in known:
-                _remove_tree(fs, f"{STREAMS_DIRECTORY}/{name}")
+                remove_tree(fs, f"{STREAMS_DIRECTORY}/{name}")
+
+    def _adopt(
+        self, stored: Sequence[tuple[Topic, StoredStream]], opened: Sequence[OpenedStream], fs: FileSystem
+    ) -> None:
+        """Make streams of what was opened."""
+        changed: dict[str, None] = {}
+        for (topic, at), (recovered, is_quiet) in zip(stored, opened, strict=True):
+            stream = Stream(topic.name, len(topic.partitions), at.directory, topic.config, self, recovered)
+            topic.partitions.append(stream)
+            if is_quiet:
+                self.quiet.opened_asleep(stream)
+            elif at.is_there:
+                changed[topic.directory] = None
+                self.quiet.opened_awake(stream)
+        # A killed process may have left the names of partitions in the page cache only.
+        for directory in changed:
+            fs.sync_directory(directory)
+        self.quiet.keep_only(at.directory for _, at in stored)
 
     def _set_retention_clock(self) -> None:
         """Continue the clock from the latest known time; data without an index block was written no later than now."""
@@ -208,6 +246,10 @@ class Store:
     def notify(self, source: JobSource) -> None:
         """Note that `source` may have disk work."""
         self.queue.ready(source)
+
+    def roll_soon(self, stream: RollingStream) -> None:
+        """Note that a stream's last chunk is to be sealed, also when nothing is appended."""
+        self._roller.add(stream)
 
     def report(self, event: LogEvent, /, **fields: object) -> None:
         """Report an event to the operator."""
@@ -290,8 +332,7 @@ class Store:
         topic_id = self._new_id()
         directory = f"{STREAMS_DIRECTORY}/{name[:READABLE_NAME_CHARACTERS]}.{topic_id.hex}"
         topic = Topic(name, topic_id, directory, dict(config), parsed, [])
-        operations: list[Operation] = [MakeDirectory(directory), *_partition_directories(directory, 0, partitions)]
-        operations.append(SyncDirectory(STREAMS_DIRECTORY))
+        operations: list[Operation] = [MakeDirectory(directory), SyncDirectory(STREAMS_DIRECTORY)]
         self._creating[name] = start(self._create(topic, partitions, operations))
         return self._creating[name]
 
@@ -313,8 +354,7 @@ class Store:
         _check_partitions(total)
         if total <= len(topic.partitions):
             raise InvalidPartitions(f"topic {name!r} has {len(topic.partitions)} partitions; {total} would not be more")
-        operations = _partition_directories(topic.directory, len(topic.partitions), total)
-        return await self._save_topic(topic, total, operations)
+        return await self._save_topic(topic, total, [])
 
     def alter_topic(self, name: str, changes: Mapping[str, str | None]) -> Ticket[Topic]:
         """Change settings of a topic; None resets a setting to its default.
@@ -353,6 +393,7 @@ class Store:
             del self.topics[name]
         self._by_id.pop(topic.topic_id, None)
         self.readers.forget_topic(topic.topic_id.hex)
+        self.quiet.forget(topic.partitions)
         self._discard(topic)
         self.report(TOPIC_DELETED, topic=name, id=topic.topic_id, partitions=len(topic.partitions))
 
@@ -369,7 +410,7 @@ class Store:
         self._background.run(operations)
 
     async def _save_topic(self, topic: Topic, total: int, operations: list[Operation]) -> Topic:
-        """Create the directories first, then write the catalogue entry, then create the streams."""
+        """Create the directory first, then write the catalogue entry, then create the streams."""
         await self._background.run(operations)
         await self.catalogue.put({_TOPIC + topic.name: _describe(topic, total, topic.overrides)})
         before = len(topic.partitions)
@@ -411,8 +452,13 @@ class Store:
         start(self._apply_retention(self.readers.save()))
         for name, removed in self.readers.remove_idle():
             removed.add_callback(partial(self._report_removal, name))
-        for stream in self.streams():
-            stream.producers.expire(self.clock.wall_ms() - self.settings.producer_expiry_ms)
+
+    def _make_room(self) -> None:
+        """Apply retention before its next check, because the disk is short of room."""
+        now_s = self.clock.monotonic_s()
+        if self._room_made_s is None or now_s - self._room_made_s >= MAKE_ROOM_INTERVAL_S:
+            self._room_made_s = now_s
+            start(self._apply_retention(self.readers.save()))
 
     def clean(self) -> Ticket[None]:
         """Remove control records of state that no reader needs from sealed chunks; settles when the round has ended."""
@@ -425,22 +471,28 @@ class Store:
         return self.readers.clean_limit(stream_id, stream.log_start_offset)
 
     def save_readers(self) -> None:
-        """Make durable what readers acknowledged, report releases, and let cleaning go on. The caller runs this every
-        few seconds.
+        """Make durable what readers acknowledged, report releases, let cleaning go on, and write out what streams have
+        in the journal only. The caller runs this every few seconds.
         """
         self.readers.save()
         self.cleaner.more()
+        self.journal.tick()
         if not self._trims:  # else one line for all streams that a reader is released from
             self._report_releases()
 
     async def _apply_retention(self, saves: Sequence[Ticket[None]]) -> None:
         """Trim with the held offsets that are durable once the readers' acknowledgements are written, or could not be.
 
-        Where many readers are released, writes in between let other work run.
+        Where many readers are released, writes in between let other work run; so do turns between many streams.
         """
         await all_settled(saves)
         self._trims += 1
-        for stream in self.streams():
+        for number, stream in enumerate(self.streams(), 1):
+            if number % STREAMS_PER_TURN == 0:
+                await self._turns.run([])
+            stream.producers.expire(self.clock.wall_ms() - self.settings.producer_expiry_ms)
+            if not stream.chunks:
+                continue
             released = RELEASED_AT_ONCE
             while released >= RELEASED_AT_ONCE and not stream.deleted:
                 before = self.readers.released_streams
@@ -448,6 +500,8 @@ class Store:
                 released = self.readers.released_streams - before
                 if released:
                     await all_settled(self.readers.save(1))
+            if must_roll(stream.chunks, stream.config, stream.log_start_offset, self.retention_clock.now_ms()):
+                self.roll_soon(stream)
         self._trims -= 1
         self.clean()
         while self.readers.has_releases:
@@ -473,7 +527,14 @@ class Store:
         closing.append(self._save_retention_clock())
         closing.append(self.cleaner.stop())
         closing.extend(self.readers.save(MAX_READERS))
-        return start(all_settled(closing))
+        return start(self._close(closing))
+
+    async def _close(self, closing: Sequence[Ticket[Any]]) -> None:
+        await all_settled(closing)
+        await all_settled([stream.sync_backlog() for stream in self.streams()])
+        await self.quiet.rest().settled()  # a round under way
+        await self.quiet.rest(at_once=True).settled()
+        await self.journal.close()
 
 
 _TOPIC = "topic/"
@@ -511,51 +572,3 @@ def _describe(topic: Topic, partitions: int, overrides: Mapping[str, str]) -> by
 def _check_partitions(count: int) -> None:
     if not 1 <= count <= MAX_PARTITIONS:
         raise InvalidPartitions(f"{count} partitions: must be from 1 to {MAX_PARTITIONS}")
-
-
-def _partition_directories(directory: str, start: int, stop: int) -> list[Operation]:
-    made: list[Operation] = [MakeDirectory(f"{directory}/{partition}") for partition in range(start, stop)]
-    return [*made, SyncDirectory(directory)]
-
-
-def _identity(fs: FileSystem, new_id: Callable[[], uuid.UUID]) -> str:
-    """The cluster id of the data directory; creates the identity file if the directory is new."""
-    if not fs.exists(IDENTITY_FILE):
-        strangers = [name for name in fs.list_directory("") if name in (LEDGER_DIRECTORY, STREAMS_DIRECTORY)]
-        if strangers:
-            raise CorruptFile(f"{IDENTITY_FILE} is missing beside {', '.join(strangers)}; restore it from a copy")
-        identity = {"format": FORMAT_VERSION, "cluster_id": new_id().hex}
-        temporary = f"{IDENTITY_FILE}.new"
-        fs.create(temporary)
-        fs.write(temporary, 0, [json.dumps(identity).encode()])
-        fs.sync(temporary)
-        fs.rename(temporary, IDENTITY_FILE)
-        fs.sync_directory("")
-    try:
-        identity = json.loads(fs.read(IDENTITY_FILE, 0, fs.size(IDENTITY_FILE)))
-        version, cluster_id = identity["format"], identity["cluster_id"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CorruptFile(f"{IDENTITY_FILE} is damaged: {error!r}; restore it from a copy") from error
-    if type(version) is not int or version < 1:
-        raise CorruptFile(
-            f"{IDENTITY_FILE} is damaged: its format version is {version!r}, and there are only whole numbers from 1; "
-            "restore it from a copy"
-        )
-    if version > FORMAT_VERSION:
-        raise UnknownFormatVersion(
-            f"the data directory has format version {version}, this Cairn knows {FORMAT_VERSION}; start a newer Cairn"
-        )
-    if not isinstance(cluster_id, str) or not cluster_id:
-        raise CorruptFile(f"{IDENTITY_FILE} is damaged: its cluster_id is {cluster_id!r}; restore it from a copy")
-    return cluster_id
-
-
-def _remove_tree(fs: FileSystem, directory: str) -> None:
-    """Remove a topic's directory: only its partition directories and the chunk files in them."""
-    for partition in fs.list_directory(directory):
-        inner = f"{directory}/{partition}"
-        for name in fs.list_directory(inner):
-            if parse_chunk_name(name) is not None:
-                fs.remove(f"{inner}/{name}")
-        fs.remove_directory(inner)
-    fs.remove_directory(directory)

@@ -4,21 +4,28 @@ Invariants: plain data; all rules are in `stream`.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from logstore.base.clock import Clock
 from logstore.base.events import LogEvent
 from logstore.format.batch import BatchHeader
 from logstore.format.index import NO_TIMESTAMP, IndexEntry
+from logstore.format.journal_block import PartPlace
 from logstore.interfaces import Buffer
+from logstore.log.backlog import ChunkEnd
 from logstore.log.chunks import Chunk, IndexCache
-from logstore.log.jobs import JobSource, WriteFile
+from logstore.log.jobs import DiskJob, JobSource, WriteFile
+from logstore.log.journal import Journal
 from logstore.log.producers import ProducerTable
 from logstore.log.retention import RetentionClock
+from logstore.log.space import SpaceGuard
 from logstore.log.tail import Tail, TailEntry
 from logstore.log.ticket import Ticket
+
+GROUP_TAIL_BYTES = 4 << 20
+"""Bytes of an open group that are kept for the tail."""
 
 
 class AppendResult(NamedTuple):
@@ -58,6 +65,8 @@ class RecoveredStream:
     producers: ProducerTable[AppendTicket]
     log_start_offset: int
     next_offset: int
+    snapshot_at: int = 0
+    """Position of the newest producer snapshot in the last chunk."""
 
 
 class StreamName(Protocol):
@@ -75,6 +84,23 @@ class TrimmedStream(StreamName, Protocol):
     chunks: list[Chunk]
 
 
+class RollingStream(Protocol):
+    """A stream whose last chunk can be sealed without an append."""
+
+    def roll_job(self) -> DiskJob | None:
+        """The job that seals the last chunk and opens one behind it; None if there is nothing to do now."""
+
+
+class StreamKeeper(Protocol):
+    """Decides when a stream's files may change (`logstore.log.quiet`)."""
+
+    def may_change(self, stream: Any, /) -> bool:
+        """Whether the stream may be written to now. If not, it is notified once it may, or its appends are refused."""
+
+    def wake(self, stream: Any, /) -> Ticket[None]:
+        """Settles once the stream's files may change. Fails with StorageFailed."""
+
+
 class StreamHost(Protocol):
     """The services of a store that its streams share."""
 
@@ -82,6 +108,12 @@ class StreamHost(Protocol):
     retention_clock: RetentionClock
     tail: Tail
     indexes: IndexCache
+    journal: Journal
+    space: SpaceGuard
+
+    @property
+    def quiet(self) -> StreamKeeper:
+        """Who decides when files may change."""
 
     def notify(self, source: JobSource) -> None:
         """Note that `source` may have disk work."""
@@ -91,6 +123,9 @@ class StreamHost(Protocol):
 
     def trim_limit(self, stream: "TrimmedStream", wanted: int) -> int:
         """The offset up to which registered readers let retention trim a stream that it wants to trim to `wanted`."""
+
+    def roll_soon(self, stream: "RollingStream") -> None:
+        """Note that a stream's last chunk is to be sealed, also when nothing is appended."""
 
     def report(self, event: LogEvent, /, **fields: object) -> None:
         """Report an event to the operator."""
@@ -111,13 +146,60 @@ class OpenGroup:
 
     group: AppendGroup
     ticket: AppendTicket
+    wake: Callable[[], None]
+    """Called when batches that were asked for are there."""
     base_offset: int = -1
+    is_whole: bool = False
+    """All batches of a small group are in `pieces`; it goes into one write."""
+    pieces: list[bytearray] = field(default_factory=list)
     current: bytearray | None = None
     following: Ticket[bytearray | None] | None = None
     entries: list[IndexEntry] = field(default_factory=list)
     tail: deque[TailEntry] = field(default_factory=deque)
     tail_bytes: int = 0
     tail_cut: bool = False
+
+    def ask(self) -> Ticket[bytearray | None]:
+        """Ask for the next batches."""
+        ticket = self.group.next_batches()
+        if not ticket.done:
+            ticket.add_callback(lambda _: self.wake())
+        return ticket
+
+    def gather(self) -> bool:
+        """Whether all batches are in `pieces`; asks for what is missing. Raises the error of `next_batches`."""
+        while not self.is_whole:
+            if self.following is None:
+                self.following = self.ask()
+            if not self.following.done:
+                return False
+            piece, self.following = self.following.result(), None
+            self.is_whole = piece is None
+            if piece is not None:
+                self.pieces.append(piece)
+        return True
+
+    def advance(self) -> bool:
+        """Whether the current and the following batches are both known; asks for the missing ones. Raises the error of
+        `next_batches`.
+        """
+        if self.following is None:
+            self.following = self.ask()
+        if not self.following.done:
+            return False
+        if self.current is None and self.following.result() is not None:
+            self.current = self.following.result()
+            self.following = self.ask()
+        return self.following.done
+
+    def keep_for_tail(self, batches: "Sequence[PlacedBatch]", max_bytes: int = GROUP_TAIL_BYTES) -> None:
+        """Keep written batches until the group is visible: the newest, of `max_bytes` or one larger batch."""
+        for batch in batches:
+            self.tail.append(batch.tail_entry())
+            self.tail_bytes += len(batch.buffer)
+        while self.tail_bytes > max_bytes and len(self.tail) > 1:
+            self.tail_bytes -= len(self.tail.popleft().buffer)
+            self.tail_cut = True
 
 
 @dataclass(slots=True)
@@ -135,6 +217,10 @@ class PlacedBatch:
         """The offset after its last record."""
         return self.base_offset + self.header.last_offset_delta + 1
 
+    def tail_entry(self) -> TailEntry:
+        """The batch as readers get it from memory."""
+        return TailEntry(self.base_offset, self.next_offset, self.buffer, self.header.is_control, self.kind)
+
 
 @dataclass(slots=True)
 class WriteInFlight:
@@ -145,10 +231,32 @@ class WriteInFlight:
     batches: list[PlacedBatch]
     appends: list[PendingAppend]
     entries: list[IndexEntry]
-    end_position: int
-    next_offset: int
+    end: ChunkEnd
+    place: PartPlace | None = None
+    """Of a write to the journal: where its batches belong."""
     group: OpenGroup | None = None
     group_open: bool = False
+    index_write: WriteFile | None = None
+    snapshot_write: WriteFile | None = None
+    backlog_write: "BacklogWrite | None" = None
+    """What a direct write does to the backlog."""
+
+    def buffers(self) -> list[memoryview]:
+        """The batches, in order."""
+        return [batch.buffer for batch in self.batches]
+
+
+@dataclass(slots=True)
+class BacklogWrite:
+    """What of a backlog a job writes to the chunk: everything up to `end`; `is_synced`: and syncs it.
+
+    `batches` and `entries` count what it takes from the backlog.
+    """
+
+    end: ChunkEnd
+    batches: int
+    entries: int
+    is_synced: bool
     index_write: WriteFile | None = None
     snapshot_write: WriteFile | None = None
 
@@ -165,3 +273,27 @@ class Pin:
     def release(self) -> None:
         """Release the pin."""
         self._released(self)
+
+
+class Pins:
+    """The pins of one stream."""
+
+    def __init__(self) -> None:
+        self._pins: dict[Pin, None] = {}
+        self.unpinned: Ticket[None] = Ticket()
+        """Settles when the next pin is released; then there is a new ticket."""
+
+    def add(self, offset: int) -> Pin:
+        """A new pin."""
+        pin = Pin(offset, self._release)
+        self._pins[pin] = None
+        return pin
+
+    def lowest(self, default_offset: int) -> int:
+        """The lowest pinned offset: records at or after it must not be trimmed now. Without pins, the default."""
+        return min([pin.offset for pin in self._pins], default=default_offset)
+
+    def _release(self, pin: Pin) -> None:
+        self._pins.pop(pin, None)
+        unpinned, self.unpinned = self.unpinned, Ticket()
+        unpinned.succeed(None)

@@ -29,6 +29,7 @@ class TopicConfig:
     retention_ms: int = 7 * _DAY_MS
     retention_bytes: int = -1
     segment_bytes: int = 64 << 20
+    segment_ms: int = 7 * _DAY_MS
     max_message_bytes: int = 1_048_588
     timestamp_before_max_ms: int = NO_LIMIT_MS
     timestamp_after_max_ms: int = 3_600_000
@@ -59,6 +60,9 @@ SETTINGS: Mapping[str, TopicSetting] = {
         "retention_bytes", -1, _INT64_MAX, "Size in bytes beyond which whole chunks are trimmed; -1: no limit."
     ),
     "segment.bytes": TopicSetting("segment_bytes", 1024, 1 << 30, "Size at which a chunk is sealed."),
+    "segment.ms": TopicSetting(
+        "segment_ms", 1, _INT64_MAX, "Age in ms of a chunk's first append at which the chunk is sealed."
+    ),
     "max.message.bytes": TopicSetting("max_message_bytes", 0, MAX_APPEND_BYTES, "Largest batch that is accepted."),
     "message.timestamp.before.max.ms": TopicSetting(
         "timestamp_before_max_ms", 0, _INT64_MAX, "How far behind the clock a record's timestamp may be."

@@ -53,4 +53,4 @@ class FileCall(NamedTuple):
         return self.kind not in LOOKS
 
 
-LOOKS = frozenset({"read", "size", "exists", "list_directory"})
+LOOKS = frozenset({"read", "size", "exists", "list_directory", "space"})

@@ -20,9 +20,12 @@ from os import strerror
 from random import Random
 from typing import NamedTuple
 
-from logstore.interfaces import Buffer
+from logstore.interfaces import Buffer, DiskSpace
 from logstore.testing.faults import Effect, Fault, FileCall
 from logstore.testing.simfile import FileState, SimFile
+
+ENDLESS_BYTES = 1 << 60
+"""Of a disk without a capacity."""
 
 
 @dataclass(eq=False, slots=True)
@@ -189,10 +192,21 @@ class SimDisk:
             raise _error(ENOSPC, path)
         self._leave(fault, path)
 
+    def space(self) -> DiskSpace:
+        """The room: `capacity_bytes` less the bytes of all files; without a capacity, more than anybody uses."""
+        fault = self._enter("space", "")
+        self._leave(fault, "")
+        return DiskSpace(self._free_bytes(), ENDLESS_BYTES if self.capacity_bytes is None else self.capacity_bytes)
+
+    def _free_bytes(self) -> int:
+        if self.capacity_bytes is None:
+            return ENDLESS_BYTES
+        return max(0, self.capacity_bytes - sum(len(one.content) for one in self._files(self._root)))
+
     def _room(self, file: SimFile, position: int, length: int) -> int:
         if self.capacity_bytes is None:
             return length
-        free = max(0, self.capacity_bytes - sum(len(one.content) for one in self._files(self._root)))
+        free = self._free_bytes()
         growth = position + length - len(file.content)
         return length if growth <= free else max(0, length - (growth - free))
 

@@ -6,7 +6,7 @@ All parts are real; only threads, time and the disk are simulated. The client's 
 import json
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from logstore.epochs.epochs import Epochs
@@ -18,6 +18,7 @@ from logstore.format.records import Record, decode_batch, encode_batch
 from logstore.interfaces import FileSystem
 from logstore.log.cleaning import CleaningLimits
 from logstore.log.jobs import Operation
+from logstore.log.journal import JournalLimits
 from logstore.log.readers import StreamId
 from logstore.log.reading import find_timestamp, read_chunk
 from logstore.log.store import Store, StoreSettings
@@ -48,12 +49,20 @@ class Setup:
         default_factory=lambda: StoreSettings(
             topic_defaults=TopicConfig(segment_bytes=512),
             cleaning=CleaningLimits(gain_bytes=1, gain_share=0.0, piece_bytes=200, budget_bytes=300),
+            journal=JournalLimits(file_bytes=0),
         )
     )
     plant: Callable[[FileSystem], FileSystem] = unchanged
     rewrite: Callable[[Sequence[Operation]], Sequence[Operation]] | None = None
     seed: int | None = None
     """Order in which concurrent jobs take steps; None: oldest first."""
+
+
+def journaled(setup: Setup | None = None) -> Setup:
+    """A setup with a journal of a few hundred bytes: small appends go there, and its files are soon full."""
+    before = setup or Setup()
+    limits = JournalLimits(file_bytes=900, max_part_bytes=400, max_unwritten_bytes=1600, stream_unwritten_bytes=1200)
+    return replace(before, settings=replace(before.settings, journal=limits))
 
 
 class ListGroup:
@@ -273,6 +282,10 @@ class SimulatedStore:
             self.store.cleaner.more()
             self.run()
 
+    def rest(self) -> None:
+        """Let every stream that can rest come to rest; runs no disk work."""
+        self.store.quiet.rest(at_once=True)
+
     def put(self) -> None:
         """Put the next number under two keys of a ledger, so that half a put would be visible."""
         self.history.puts_sent += 1
@@ -302,13 +315,15 @@ class SimulatedStore:
 
         ticket.add_callback(settled)
 
-    def stage(self, topic: str, epoch: int, incarnation: str, *, partitions: int = 2, tasks: int = 1) -> None:
+    def stage(
+        self, topic: str, epoch: int, incarnation: str, *, partitions: int = 2, tasks: int = 1, value_bytes: int = 30
+    ) -> None:
         """Stage one batch for each partition from each task of one execution of an epoch; runs all disk work."""
         for task in range(tasks):
             parts, data = [], bytearray()
             for partition in range(partitions):
                 known = self.history.stream(topic, partition)
-                batch, _ = self.make_batch(known, 1, 30)
+                batch, _ = self.make_batch(known, 1, value_bytes)
                 executions = known.groups.setdefault(("q", epoch), {})
                 executions[incarnation] = (*executions.get(incarnation, ()), content_of(batch))
                 parts.append(Part(topic, partition, len(batch), 1, 1))
@@ -335,11 +350,18 @@ class SimulatedStore:
     # ---- the readers
 
     def read(self, stream: Stream, offset: int | None = None) -> list[FoundBatch]:
-        """All batches from `offset` (the log start) on, control batches included, from the chunk files."""
+        """All batches from `offset` (the log start) on, control batches included: from the chunk files, and from memory
+        what the files lack.
+        """
         offset = stream.log_start_offset if offset is None else offset
         found: list[FoundBatch] = []
         while offset < stream.high_watermark:
             view = stream.chunk_at(offset)
+            unwritten = stream.read_unwritten(offset, READ_BYTES) if view is None else None
+            if unwritten:
+                found.extend(found_batches([entry.buffer for entry in unwritten]))
+                offset = unwritten[-1].next_offset
+                continue
             if view is None:
                 raise PromiseBroken(f"{stream.name}: no chunk holds offset {offset} below {stream.high_watermark}")
             result = read_chunk(self.fs, self.store.indexes, view, offset, READ_BYTES, include_control=True)
@@ -348,14 +370,22 @@ class SimulatedStore:
         return found
 
     def controls(self, stream: Stream, from_offset: int = 0) -> list[tuple[int, bytes]]:
-        """Control batches from an offset on, found through the indexes."""
+        """Control batches from an offset on, found through the indexes, once the chunk's file has all that the journal
+        has.
+        """
+        stream.write_backlog()
+        self.run()
         found: list[tuple[int, bytes]] = []
         for view in stream.chunk_views(from_offset):
             found.extend(scan_all(self.fs, self.store.indexes, view, from_offset))
         return found
 
     def find(self, stream: Stream, timestamp_ms: int) -> int | None:
-        """The first offset with this timestamp or a later one, found through the indexes."""
+        """The first offset with this timestamp or a later one, found through the indexes; as the engine does, once the
+        chunk's file has what only the journal had.
+        """
+        stream.write_backlog()
+        self.run()
         start = stream.log_start_offset
         for view in stream.chunk_views(start):
             if view.max_timestamp >= timestamp_ms:
@@ -406,6 +436,7 @@ class SimulatedStore:
 
     def _check_index(self, stream: Stream, log: Sequence[FoundBatch]) -> None:
         start = stream.log_start_offset
+        log = [batch for batch in log if batch.header.base_offset < stream.written_offset]
         controls = [batch.header.base_offset for batch in log if batch.header.is_control]
         indexed = [offset for offset, _ in self.controls(stream, start) if offset >= start]
         if indexed != [offset for offset in controls if offset >= start]:

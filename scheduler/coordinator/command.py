@@ -19,10 +19,10 @@ import trio
 from logstore.base.addresses import parse_address
 from logstore.base.errors import CairnError
 from logstore.base.failures import leaves, sentence
+from logstore.base.http.messages import HttpSettings
 from logstore.base.report import Reporter
 from logstore.base.system import SystemClock
 from scheduler.coordinator.errors import StartError
-from scheduler.coordinator.http.messages import HttpSettings
 from scheduler.coordinator.log_events import STARTING, STOPPED, STOPPING
 from scheduler.coordinator.metadata.interface import Metadata
 from scheduler.coordinator.running import (

@@ -17,13 +17,19 @@ from urllib.parse import parse_qsl, unquote_to_bytes, urlsplit
 
 import trio
 
-from logstore.base.addresses import is_loopback
 from logstore.base.errors import FieldError
 from logstore.base.events import Report
 from logstore.base.fields import Object, from_text, nearest, plain, shown
+from logstore.base.http.messages import (
+    JSON,
+    HttpRequest,
+    HttpResponse,
+    error_response,
+    json_response,
+    names_this_machine,
+)
 from scheduler.coordinator.api import ROUTES
 from scheduler.coordinator.errors import ApiError, StoreError
-from scheduler.coordinator.http.messages import JSON, HttpRequest, HttpResponse, error_response, json_response
 from scheduler.coordinator.log_events import REQUEST_CRASHED
 from scheduler.coordinator.routes import Route
 from scheduler.errors import PlacementError, RequestError
@@ -142,8 +148,7 @@ class Dispatch:
         )
 
     def _check_client(self, request: HttpRequest) -> None:
-        if self._own_only and not _is_own(request.headers.get("host")):
-            # A web page may give this machine a name of its own domain; then the browser allows its requests.
+        if self._own_only and not names_this_machine(request.headers.get("host")):
             raise ApiError(
                 BAD_REQUEST,
                 f"Host={shown(request.headers['host'])}: without a token this coordinator serves 127.0.0.1 and "
@@ -183,14 +188,6 @@ class Dispatch:
 
 def _plain(field: str | None) -> str | None:
     return None if field is None else plain(field)[:MAX_FIELD_CHARACTERS]
-
-
-def _is_own(host: str | None) -> bool:
-    """Whether a Host header names this machine by a loopback name; HTTP/1.0 needs no Host header."""
-    try:
-        return host is None or is_loopback(urlsplit(f"//{host}").hostname or "")
-    except ValueError:
-        return False
 
 
 def _split(target: str) -> tuple[list[str], str]:

@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from logstore.base.events import Level, LogEvent, by_name
+from logstore.base.http.events import CANNOT_ACCEPT as CANNOT_ACCEPT
+from logstore.base.http.events import CONNECTION_CRASHED as CONNECTION_CRASHED
+from logstore.base.http.events import CONNECTION_REFUSED as CONNECTION_REFUSED
 
 # ---- the process
 
@@ -22,9 +25,6 @@ PLAN_NOT_REBUILT: Final = LogEvent("plan_not_rebuilt", Level.ERROR)
 
 # ---- clients
 
-CANNOT_ACCEPT: Final = LogEvent("cannot_accept", Level.WARNING)
-CONNECTION_CRASHED: Final = LogEvent("connection_crashed", Level.ERROR, folded_by="client", caused_by_clients=True)
-CONNECTION_REFUSED: Final = LogEvent("connection_refused", Level.WARNING, folded_by="client", caused_by_clients=True)
 REQUEST_CRASHED: Final = LogEvent("request_crashed", Level.ERROR, folded_by="operation")
 
 # ---- hosts

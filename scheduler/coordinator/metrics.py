@@ -5,13 +5,14 @@ Invariants: names start with `cairn_coordinator_`; label values are bounded in n
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from scheduler.coordinator.histogram import Histogram
+from logstore.base import prometheus
+from logstore.base.histogram import Histogram
+from logstore.base.prometheus import Metric, Sample, histogram_samples
 from scheduler.coordinator.service import Coordinator
 
 PREFIX = "cairn_coordinator_"
-Sample = tuple[Mapping[str, object], float]
 
 
 class Traffic(Protocol):
@@ -26,27 +27,9 @@ class Traffic(Protocol):
         ...
 
 
-class Metric(NamedTuple):
-    """One metric with its samples."""
-
-    name: str
-    kind: str
-    says: str
-    samples: list[Sample]
-    suffixes: tuple[str, ...] = ()
-    """The suffixes of a histogram's samples, one each."""
-
-
 def text(coordinator: Coordinator, traffic: Traffic) -> str:
     """All metrics."""
-    lines: list[str] = []
-    for metric in _metrics(coordinator, traffic):
-        lines.append(f"# HELP {PREFIX}{metric.name} {metric.says}")
-        lines.append(f"# TYPE {PREFIX}{metric.name} {metric.kind}")
-        suffixes = metric.suffixes or ("",) * len(metric.samples)
-        for suffix, (labels, value) in zip(suffixes, metric.samples, strict=True):
-            lines.append(f"{PREFIX}{metric.name}{suffix}{_labels(labels)} {value}")
-    return "\n".join(lines) + "\n"
+    return prometheus.text(_metrics(coordinator, traffic))
 
 
 def _metrics(coordinator: Coordinator, traffic: Traffic) -> Iterable[Metric]:
@@ -60,7 +43,9 @@ def _metrics(coordinator: Coordinator, traffic: Traffic) -> Iterable[Metric]:
         total[use.resource] += use.total
     yield _gauge("up", "1: running", 1)
     yield _gauge("uptime_seconds", "since this process started", coordinator.uptime_ms() / 1000)
-    yield Metric("requests", "gauge", "requests by state", [({"state": name}, states[name]) for name in sorted(states)])
+    yield _metric(
+        "requests", "gauge", "requests by state", [({"state": name}, states[name]) for name in sorted(states)]
+    )
     yield _gauge("chunks_in_flight", "chunks under way", len(status.in_flight))
     oldest_s = coordinator.registry.oldest_ms(coordinator.now_ms()) / 1000
     yield _gauge("oldest_chunk_age_seconds", "how long the oldest chunk has been under way; 0: none is", oldest_s)
@@ -69,28 +54,30 @@ def _metrics(coordinator: Coordinator, traffic: Traffic) -> Iterable[Metric]:
     yield _histogram("chunk_waiting_seconds", "how long chunks waited for their go", coordinator.registry.waiting)
     yield _histogram("chunk_writing_seconds", "how long chunks took from go to done", coordinator.registry.moving)
     yield _gauge("chunks_waiting", "chunks that wait for their go", sum(one.waiting for one in status.requests))
-    yield Metric(
+    yield _metric(
         "hosts", "gauge", "hosts that registered or were lost",
         [({"state": "registered"}, sum(host.registered for host in hosts)),
          ({"state": "lost"}, sum(host.lost for host in hosts))],
     )  # fmt: skip
-    yield Metric("capacity_used", "gauge", "chunks that use it now", [({"resource": n}, used[n]) for n in sorted(used)])
-    yield Metric("capacity_total", "gauge", "chunks at a time", [({"resource": n}, total[n]) for n in sorted(total)])
+    yield _metric(
+        "capacity_used", "gauge", "chunks that use it now", [({"resource": n}, used[n]) for n in sorted(used)]
+    )
+    yield _metric("capacity_total", "gauge", "chunks at a time", [({"resource": n}, total[n]) for n in sorted(total)])
     stored = coordinator.checkpoints.registry.counts()
     yield _gauge("checkpoint_units", "units with a complete checkpoint", stored["units"])
     yield _gauge("checkpoints", "complete checkpoints registered", stored["checkpoints"])
     yield _gauge("checkpoint_bytes", "bytes of their files", stored["file_bytes"])
-    yield Metric(
+    yield _metric(
         "checkpoint_changes_total", "counter", "checkpoints registered, removed and forgotten",
         [({"change": name}, value) for name, value in coordinator.checkpoints.counts.items()],
     )  # fmt: skip
-    yield Metric("events_total", "counter", "events told", [({"event": n}, v) for n, v in coordinator.counts.items()])
+    yield _metric("events_total", "counter", "events told", [({"event": n}, v) for n, v in coordinator.counts.items()])
     yield _counter("commits_total", "transactions stored", journal.commits)
     yield _counter("changes_total", "changes stored in them", journal.changes)
     yield _counter("commit_failures_total", "transactions that could not be stored", journal.failures)
     yield _gauge("store_failing", "1: nothing can be stored", int(coordinator.failing is not None))
     answers = sorted(traffic.answered().items())
-    yield Metric(
+    yield _metric(
         "answers_total", "counter", "answers by operation and status",
         [({"operation": operation, "status": code}, value) for (operation, code), value in answers],
     )  # fmt: skip
@@ -100,28 +87,17 @@ def _metrics(coordinator: Coordinator, traffic: Traffic) -> Iterable[Metric]:
 
 
 def _gauge(name: str, says: str, value: float) -> Metric:
-    return Metric(name, "gauge", says, [({}, value)])
+    return _metric(name, "gauge", says, [({}, value)])
 
 
 def _counter(name: str, says: str, value: float) -> Metric:
-    return Metric(name, "counter", says, [({}, value)])
+    return _metric(name, "counter", says, [({}, value)])
+
+
+def _metric(name: str, kind: str, says: str, samples: Iterable[tuple[Mapping[str, object], float]]) -> Metric:
+    return Metric(PREFIX + name, kind, says, [Sample(labels, value) for labels, value in samples])
 
 
 def _histogram(name: str, says: str, by_kind: Mapping[str, Histogram]) -> Metric:
-    samples: list[Sample] = []
-    suffixes: list[str] = []
-    for kind, histogram in by_kind.items():
-        samples += [({"kind": kind, "le": bound}, count) for bound, count in histogram.buckets()]
-        samples += [({"kind": kind}, histogram.sum_ms / 1000), ({"kind": kind}, sum(histogram.counts))]
-        suffixes += ["_bucket"] * len(histogram.counts) + ["_sum", "_count"]
-    return Metric(name, "histogram", says, samples, tuple(suffixes))
-
-
-def _labels(labels: Mapping[str, object]) -> str:
-    if not labels:
-        return ""
-    return "{" + ",".join(f'{name}="{_escaped(str(value))}"' for name, value in labels.items()) + "}"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    samples = [part for kind, histogram in by_kind.items() for part in histogram_samples({"kind": kind}, histogram)]
+    return Metric(PREFIX + name, "histogram", says, samples)

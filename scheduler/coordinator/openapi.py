@@ -6,8 +6,8 @@ Invariant: this module adds no content of its own to the tables.
 from typing import Any
 
 from logstore.base.fields import Field, Object, Type, records_in
+from logstore.base.http.messages import JSON
 from scheduler.coordinator.api import ROUTES
-from scheduler.coordinator.http.messages import JSON
 from scheduler.coordinator.routes import ERROR, ERRORS, Route, RouteAnswer
 
 OPENAPI_VERSION = "3.1.0"

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
+from logstore.base.histogram import Histogram
 from scheduler.coordinator.contradictions import check_request
 from scheduler.coordinator.errors import StoreDamaged
 from scheduler.coordinator.events import Event, EventLog
-from scheduler.coordinator.histogram import Histogram
 from scheduler.coordinator.hosts import HostRecord
 from scheduler.coordinator.metadata.interface import Change, Put, RemovePrefix
 from scheduler.errors import SchedulerError
@@ -26,6 +26,8 @@ from scheduler.peace.plan import TransferKind
 
 REQUESTS = "requests/"
 HOSTS = "hosts/"
+BOUNDS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300, 600, 1800)
+"""Of the histograms: they cover a chunk on a fast network up to a queue of half an hour."""
 MAX_HISTORY = 400
 """The number of ended chunks that the page still shows."""
 MAX_EVENTS = 500_000
@@ -90,9 +92,9 @@ class RequestRegistry:
         self.requests: dict[str, RequestEntry] = {}
         self.running: dict[tuple[str, int], ChunkRecord] = {}
         self.history: deque[Span] = deque(maxlen=MAX_HISTORY)
-        self.waiting = {kind.value: Histogram() for kind in TransferKind}
+        self.waiting = {kind.value: Histogram(BOUNDS_S) for kind in TransferKind}
         """The times that chunks of each kind waited for their go, since this process started."""
-        self.moving = {kind.value: Histogram() for kind in TransferKind}
+        self.moving = {kind.value: Histogram(BOUNDS_S) for kind in TransferKind}
         """The times that chunks of each kind took from their go to the report that they are done."""
         self._granted_ms: dict[tuple[str, int], int] = {}
         """For each chunk in flight, the time that does not count: its writer's reports could not be received."""
@@ -151,11 +153,11 @@ class RequestRegistry:
             return
         if record.state == ChunkState.RUNNING:
             since_ms = entry.waits_since_ms.pop(record.chunk, request.submitted_ms)
-            self.waiting[request.kind].add(record.since_ms - since_ms)
+            self.waiting[request.kind].add((record.since_ms - since_ms) / 1000)
         elif record.state == ChunkState.WAITING:
             entry.waits_since_ms[record.chunk] = record.since_ms
         elif (before := self.running.get((record.request, record.chunk))) is not None:
-            self.moving[request.kind].add(record.since_ms - before.since_ms)
+            self.moving[request.kind].add((record.since_ms - before.since_ms) / 1000)
 
     def _take_chunk(self, record: ChunkRecord) -> None:
         key = (record.request, record.chunk)

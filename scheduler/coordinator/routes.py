@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from logstore.base.fields import Field, Object, Optional, String, Type
-from scheduler.coordinator.http.messages import JSON
+from logstore.base.http.messages import JSON
 
 EMPTY = Object("Empty")
 ERROR = Object(

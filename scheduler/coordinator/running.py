@@ -16,11 +16,11 @@ import trio
 
 from logstore.base.addresses import Address, is_loopback
 from logstore.base.directory import locked_directory
+from logstore.base.http.messages import HttpSettings
+from logstore.base.http.server import HttpServer
 from scheduler.coordinator.dispatch import Dispatch
 from scheduler.coordinator.errors import StartError, StoreError
 from scheduler.coordinator.handlers import RouteHandlers
-from scheduler.coordinator.http.messages import HttpSettings
-from scheduler.coordinator.http.server import HttpServer
 from scheduler.coordinator.journal import MetadataJournal
 from scheduler.coordinator.metadata.interface import Metadata
 from scheduler.coordinator.metadata.sqlite import SqliteMetadata

@@ -16,7 +16,7 @@ from typing import Protocol
 import h11
 import trio
 
-from scheduler.coordinator.http.messages import (
+from logstore.base.http.messages import (
     Handler,
     HttpRequest,
     HttpResponse,
@@ -75,7 +75,6 @@ class HttpConnection:
         takes_large: TakesLarge = lambda *_: True,
     ) -> None:
         self._stream = stream
-        self._client = client
         self._settings = settings
         self._handler = handler
         self._may_wait = may_wait
@@ -86,6 +85,20 @@ class HttpConnection:
         self._doing = "idle"
         self._stopping = False
         self._gone = False
+        self.client = client
+        """The address of the client."""
+        self.since_s = trio.current_time()
+        """When the present activity began."""
+
+    @property
+    def may_give_way(self) -> bool:
+        """Whether the connection waits for its client, and not for its handler."""
+        return self._doing != "work"
+
+    def give_way(self) -> None:
+        """End at once, without an answer: another client needs the place."""
+        self._gone = True
+        self._scope.cancel()
 
     def stop(self) -> None:
         """Answer the request in work, then close; close at once if there is none."""
@@ -112,7 +125,8 @@ class HttpConnection:
     def _do(self, what: str, limit_s: float) -> None:
         """Set the connection's activity and the deadline for it."""
         self._doing = what
-        self._scope.deadline = trio.current_time() + limit_s
+        self.since_s = trio.current_time()
+        self._scope.deadline = self.since_s + limit_s
 
     async def _one(self) -> bool:
         """Serve one request; returns whether another may follow on the connection."""
@@ -162,7 +176,7 @@ class HttpConnection:
         limits = self._settings
         large = self._takes_large(method, target, headers)
         body = await self._body(headers, limits.max_body_bytes if large else limits.max_small_body_bytes)
-        return HttpRequest(method, target, headers, body, self._client)
+        return HttpRequest(method, target, headers, body, self.client)
 
     async def _body(self, headers: dict[str, str], limit: int) -> bytes:
         length = headers.get("content-length", "0")

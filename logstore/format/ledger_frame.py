@@ -1,4 +1,4 @@
-"""The journal of a ledger: frames of changes to a small map; the first frame holds the whole map.
+"""The file of a ledger: frames of changes to a small map; the first frame holds the whole map.
 
 Invariants:
 * Frames follow each other end to end, each with a CRC-32C over its header and body.
@@ -31,7 +31,7 @@ MAX_ENTRY_BYTES = 0xFFFF
 _CRC_AT = FRAME.size - 4
 
 
-class JournalFrame(NamedTuple):
+class LedgerFrame(NamedTuple):
     """Changes to the map (None: deleted); `kind` tells whether the changes are the whole map."""
 
     kind: int
@@ -39,14 +39,14 @@ class JournalFrame(NamedTuple):
     changes: Mapping[str, bytes | None]
 
 
-class JournalScan(NamedTuple):
+class LedgerScan(NamedTuple):
     """The content of a file: its intact frames, and the position after the last of them."""
 
-    frames: list[JournalFrame]
+    frames: list[LedgerFrame]
     end: int
 
 
-def encode_frame(frame: JournalFrame) -> bytes:
+def encode_frame(frame: LedgerFrame) -> bytes:
     """The bytes of one frame. Raises CorruptFile for a key that is too long."""
     parts: list[bytes] = []
     for key, value in frame.changes.items():
@@ -62,20 +62,20 @@ def encode_frame(frame: JournalFrame) -> bytes:
     return head[:_CRC_AT] + crc32c(body, crc32c(head[:_CRC_AT])).to_bytes(4, "big") + body
 
 
-def scan_frames(buffer: Buffer, name: str) -> JournalScan:
+def scan_frames(buffer: Buffer, name: str) -> LedgerScan:
     """The intact frames from the start of `buffer`; bytes after them are the torn end of the last write.
 
     Raises CorruptFile (naming `name` and the position) if the `synced_end` of a later, intact frame shows that the
     damaged bytes were durable, and UnknownFormatVersion for an intact frame of a newer version.
     """
     view = memoryview(buffer)
-    frames: list[JournalFrame] = []
+    frames: list[LedgerFrame] = []
     position = 0
     while (found := _frame_at(view, position)) is not None:
         frame, position = found
         frames.append(frame)
     _refuse_damage(view, position, name)
-    return JournalScan(frames, position)
+    return LedgerScan(frames, position)
 
 
 def _refuse_damage(view: memoryview, position: int, name: str) -> None:
@@ -91,7 +91,7 @@ def _refuse_damage(view: memoryview, position: int, name: str) -> None:
         at = whole.find(MAGIC, at + 1)
 
 
-def _frame_at(view: memoryview, position: int) -> tuple[JournalFrame, int] | None:
+def _frame_at(view: memoryview, position: int) -> tuple[LedgerFrame, int] | None:
     if position + FRAME.size > len(view):
         return None
     magic, version, kind, length, synced_end, crc = FRAME.unpack_from(view, position)
@@ -104,7 +104,7 @@ def _frame_at(view: memoryview, position: int) -> tuple[JournalFrame, int] | Non
     if version != VERSION:
         raise UnknownFormatVersion(f"ledger frame version {version} is newer than {VERSION}; upgrade Cairn")
     changes = _decode_changes(bytes(view[body_at:end]))
-    return None if changes is None else (JournalFrame(kind, synced_end, changes), end)
+    return None if changes is None else (LedgerFrame(kind, synced_end, changes), end)
 
 
 def _decode_changes(body: bytes) -> dict[str, bytes | None] | None:

@@ -1,6 +1,7 @@
 """HTTP requests and responses as values, and the limits of a server.
 
-Invariants: a request that reaches a handler is complete and within the limits; every limit has a reason.
+Invariants: a request that reaches a handler is complete and within the limits; every limit has a reason. The defaults
+are those of the coordinator.
 """
 
 import json
@@ -8,6 +9,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from logstore.base.addresses import is_loopback
 
 JSON = "application/json"
 
@@ -34,6 +38,10 @@ class HttpSettings:
     """The time in which a client must take an answer."""
     idle_s: float = 120.0
     """The time between requests; longer than a long poll, so that a waiting writer keeps its second connection."""
+    gives_way: bool = False
+    """Beyond a limit of connections: the new one gets the place of the one that has sent or taken nothing for longest,
+    instead of a 503.
+    """
 
 
 class HttpRequest(NamedTuple):
@@ -78,3 +86,14 @@ def error_response(
     if field_name is not None:
         value["field"] = field_name
     return json_response(status, value, headers)
+
+
+def names_this_machine(host: str | None) -> bool:
+    """Whether a Host header names this machine by a loopback name; HTTP/1.0 needs no Host header.
+
+    A web page may give this machine a name of its own domain, so that the browser lets it read the answers.
+    """
+    try:
+        return host is None or is_loopback(urlsplit(f"//{host}").hostname or "")
+    except ValueError:
+        return False

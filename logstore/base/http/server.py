@@ -1,8 +1,8 @@
 """The HTTP server: a bounded number of connections, a task for each, and a graceful end.
 
 Invariants: connections are bounded, in total and per address (except loopback); a connection beyond the limit is
-answered with 503 and closed at once. If the listener cannot be opened, `serve` raises OSError before it serves any
-client. Nothing that a client sends ends the server.
+answered with 503 and closed at once, or gets the place of another (`HttpSettings.gives_way`). If the listener cannot be
+opened, `serve` raises OSError before it serves any client. Nothing that a client sends ends the server.
 """
 
 import socket
@@ -15,9 +15,9 @@ import trio
 
 from logstore.base.addresses import Address, is_loopback
 from logstore.base.events import Report
-from scheduler.coordinator.http.connection import HttpConnection, HttpStream
-from scheduler.coordinator.http.messages import Handler, HttpSettings, MayWait, TakesLarge
-from scheduler.coordinator.log_events import CANNOT_ACCEPT, CONNECTION_CRASHED, CONNECTION_REFUSED
+from logstore.base.http.connection import HttpConnection, HttpStream
+from logstore.base.http.events import CANNOT_ACCEPT, CONNECTION_CRASHED, CONNECTION_REFUSED
+from logstore.base.http.messages import Handler, HttpSettings, MayWait, TakesLarge
 
 BACKLOG = 2048
 """A thousand writers may connect at the same moment."""
@@ -54,6 +54,7 @@ class HttpServer:
         self._accepting = trio.CancelScope()
         self._serving = trio.CancelScope()
         self._ended = trio.Event()
+        self._given_up: set[HttpConnection] = set()
         self._refused = 0
 
     @property
@@ -105,8 +106,9 @@ class HttpServer:
 
     def _admit(self, client: trio.socket.SocketType, host: str, clients: trio.Nursery) -> None:
         limits = self._settings
-        if self._clients.total() >= limits.max_connections or (
-            not is_loopback(host) and self._clients[host] >= limits.max_connections_per_address
+        is_too_many = not is_loopback(host) and self._clients[host] >= limits.max_connections_per_address
+        if (is_too_many or self._clients.total() >= limits.max_connections) and not self._free_a_place(
+            host if is_too_many else None
         ):
             self._refused += 1
             self._report(CONNECTION_REFUSED, client=host, why="too many connections")
@@ -115,7 +117,28 @@ class HttpServer:
         self._clients[host] += 1
         clients.start_soon(self._serve_client, client, host)
 
+    def _free_a_place(self, host: str | None) -> bool:
+        """Whether a connection (of this address, or None: of any) gave up its place for a new one."""
+        if not self._settings.gives_way:
+            return False
+        waiting = [one for one in self._connections if one.may_give_way and host in (None, one.client)]
+        longest = min(waiting, key=lambda one: one.since_s, default=None)
+        if longest is None:
+            return False
+        longest.give_way()
+        # Its task ends in the next turn of the event loop; until then it must not be chosen again.
+        del self._connections[longest]
+        self._leave(longest.client)
+        self._given_up.add(longest)
+        return True
+
+    def _leave(self, host: str) -> None:
+        self._clients[host] -= 1
+        if not self._clients[host]:
+            del self._clients[host]
+
     async def _serve_client(self, client: trio.socket.SocketType, host: str) -> None:
+        connection: HttpConnection | None = None
         try:
             with suppress(OSError):
                 client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -131,16 +154,17 @@ class HttpServer:
             except Exception as error:  # noqa: BLE001  a fault of ours must not cost the other clients their service
                 self._report(CONNECTION_CRASHED, client=host, trace="".join(format_exception(error)))
             finally:
-                del self._connections[connection]
+                self._connections.pop(connection, None)
                 with trio.move_on_after(1) as scope:
                     scope.shield = True
                     with suppress(trio.BrokenResourceError):
                         await stream.aclose()
         finally:
             client.close()
-            self._clients[host] -= 1
-            if not self._clients[host]:
-                del self._clients[host]
+            if connection is not None and connection in self._given_up:
+                self._given_up.discard(connection)
+            else:
+                self._leave(host)
 
     async def _stream(self, client: trio.socket.SocketType) -> HttpStream | None:
         """The client's stream, with TLS if configured; None if the handshake fails or takes too long."""

@@ -1,0 +1,121 @@
+"""The TLS side of a server: its certificate, its key and the authorities of its clients, loaded from PEM files.
+
+Invariants:
+* TLS 1.2 is the oldest version. There is no compression, no renegotiation and no session ticket, so every connection
+  proves itself anew: a session cannot outlive the certificate or the authority that it was made with.
+* A context is complete or there is none: files that do not fit together raise TlsError, and the context that was loaded
+  before stays in use.
+* A client's certificate is checked by OpenSSL against `client_ca` alone, never against the system's authorities.
+"""
+
+import os
+import ssl
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from logstore.base.errors import TlsError
+
+VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+"""What `TlsFiles.oldest_version` may be."""
+CLIENT_CERTIFICATES: Final = {
+    "none": ssl.CERT_NONE,
+    "requested": ssl.CERT_OPTIONAL,
+    "required": ssl.CERT_REQUIRED,
+}
+"""What `TlsFiles.client_certificates` may be; Kafka's `ssl.client.auth` has the same values."""
+CIPHERS_BEFORE_1_3: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
+"""Of TLS 1.2, those with forward secrecy and authenticated encryption. Those of TLS 1.3 are all of this kind."""
+_Signature = tuple[tuple[int, int, int], ...]
+
+
+class TlsFiles(NamedTuple):
+    """The files of a server. `certificate` has the chain, own certificate first; an empty text is no file."""
+
+    certificate: str
+    key: str = ""
+    """Empty: the key is in the file of the certificate."""
+    key_password_file: str = ""
+    client_ca: str = ""
+    client_certificates: str = "none"
+    oldest_version: str = "1.2"
+
+
+class ServerTls:
+    """The context of new connections. Raises TlsError if the files cannot be used. Reads files, so it blocks."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
+        self._seen = self._signature()
+        self.context = self._load()
+
+    @property
+    def requires_certificate(self) -> bool:
+        """Whether a client without a certificate of a known authority is refused."""
+        return self.context.verify_mode is ssl.CERT_REQUIRED
+
+    def reload(self, *, force: bool = False) -> bool:
+        """Load the files again if one of them has changed, or with `force`; returns whether they were loaded.
+
+        Connections that exist keep their context. Raises TlsError once for each state of the files that cannot be used;
+        the old context stays.
+        """
+        signature = self._signature()
+        if signature == self._seen and not force:
+            return False
+        self._seen = signature  # before loading: files that change meanwhile are loaded again
+        self.context = self._load()
+        return True
+
+    def _signature(self) -> _Signature:
+        """What changes when a file is replaced or written; a file that is missing counts as one state."""
+        states = []
+        for name in (self._files.certificate, self._files.key, self._files.key_password_file, self._files.client_ca):
+            try:
+                found = os.stat(name)
+                states.append((found.st_mtime_ns, found.st_size, found.st_ino))
+            except OSError:
+                states.append((0, 0, 0))
+        return tuple(states)
+
+    def _load(self) -> ssl.SSLContext:
+        files = self._files
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = VERSIONS[files.oldest_version]
+        context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
+        context.num_tickets = 0
+        context.set_ciphers(CIPHERS_BEFORE_1_3)
+        password = _password(files.key_password_file)
+        try:
+            # An empty password, instead of none, keeps OpenSSL from asking for one at the terminal.
+            context.load_cert_chain(files.certificate, files.key or None, password or b"")
+        except OSError as error:  # ssl.SSLError is one
+            raise TlsError(
+                f"tls-certificate {files.certificate!r} with tls-key {files.key or files.certificate!r} cannot be "
+                f"used: {_reason(error)}; give PEM files that belong together"
+            ) from error
+        if CLIENT_CERTIFICATES[files.client_certificates] is not ssl.CERT_NONE:
+            try:
+                context.load_verify_locations(files.client_ca)
+            except OSError as error:
+                raise TlsError(
+                    f"tls-client-ca {files.client_ca!r} cannot be used: {_reason(error)}; give a PEM file with the "
+                    "authorities of clients' certificates"
+                ) from error
+        context.verify_mode = CLIENT_CERTIFICATES[files.client_certificates]
+        return context
+
+
+def _password(path: str) -> bytes:
+    if not path:
+        return b""
+    try:
+        return Path(path).read_bytes().rstrip(b"\r\n")
+    except OSError as error:
+        raise TlsError(f"tls-key-password-file {path!r} cannot be read: {_reason(error)}") from error
+
+
+def _reason(error: OSError) -> str:
+    """OpenSSL's reason, or the operating system's."""
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or "no PEM file").lower().replace("_", " ")
+    return error.strerror or str(error)

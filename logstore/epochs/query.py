@@ -1,0 +1,96 @@
+"""A query as the epochs know it: its incarnations, its last epoch, the commit in progress, and where this commit is.
+
+Invariant: `state` changes by `move` alone, along `ledger_entries.TRANSITIONS`.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from logstore.base.states import following
+from logstore.epochs.ledger_entries import TRANSITIONS, EpochEvent, EpochState, Incarnations, LastEpoch, Target
+from logstore.epochs.publisher import CommitInProgress
+from logstore.format.operator_api import QuerySummary
+from logstore.format.staged import AttemptKey
+from logstore.log.ticket import Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """A stream that must be searched for a committed epoch's END after a restart."""
+
+    query: str
+    target: Target
+    from_offset: int
+
+
+class QueryProgress(NamedTuple):
+    """Where a query is: its incarnations so far, and its last committed epoch with the time in ms since the Unix epoch
+    (None: it has none).
+    """
+
+    name: str
+    state: EpochState
+    incarnation_number: int
+    epoch: int | None
+    committed_ms: int | None
+
+
+@dataclass(eq=False, slots=True)
+class Query:
+    """The state of a query.
+
+    `admitted` settles once the newest incarnation is durable. `carried_out` settles once the epoch in progress is in
+    all its streams, or fails with the error that prevented that.
+    """
+
+    name: str
+    incarnations: Incarnations
+    admitted: Ticket[None]
+    last: LastEpoch | None = None
+    state: EpochState = EpochState.IDLE
+    commit: CommitInProgress | None = None
+    carried_out: Ticket[None] = field(default_factory=lambda: Ticket.succeeded(None))
+
+    def move(self, event: EpochEvent) -> None:
+        """Take the step for `event` in TRANSITIONS."""
+        self.state = following(TRANSITIONS, self.state, event, f"query {self.name!r}")
+
+    @property
+    def under_way(self) -> CommitInProgress:
+        """The commit in progress; only for states that have one."""
+        if self.commit is None:
+            raise AssertionError(f"query {self.name!r} has no commit in state {self.state.value}")
+        return self.commit
+
+    def covers(self, key: AttemptKey) -> bool:
+        """Whether the commit in progress may still need an attempt's staged data."""
+        return self.commit is not None and self.state is not EpochState.PUBLISHED and self.commit.covers(key)
+
+    @property
+    def progress(self) -> QueryProgress:
+        """What is told about the query."""
+        last = self.last
+        return QueryProgress(
+            self.name,
+            self.state,
+            self.incarnations.count,
+            None if last is None else last.epoch,
+            None if last is None else last.committed_ms,
+        )
+
+    def summary(self, *, staged_bytes: int, staged_attempts: int) -> QuerySummary:
+        """What operators see of the query, with what it has staged."""
+        last = self.last
+        return QuerySummary(
+            query=self.name,
+            incarnation=self.incarnations.tokens[-1],
+            incarnation_number=self.incarnations.count,
+            seen_ms=self.incarnations.seen_ms,
+            last_epoch=None if last is None else last.epoch,
+            committed_ms=None if last is None else last.committed_ms,
+            state=self.state.value,
+            streams_left=0 if self.commit is None else len(self.commit.remaining),
+            staged_bytes=staged_bytes,
+            staged_attempts=staged_attempts,
+            is_batch_job=last is not None and last.forget,
+        )

@@ -1,0 +1,189 @@
+"""The messages of operators' commands: what the sidecar alone knows of itself and of its queries. Bytes in, bytes out.
+
+Requests and answers have the form of the epoch API (docs/format.md, private requests): the length of a JSON object, and
+the object. Nothing follows it.
+
+Invariants: invalid bytes or values raise MalformedRequest, and no other error; an answer is bounded, whatever the
+sidecar holds.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from logstore.errors import CairnError, MalformedRequest
+from logstore.format.epoch_api import decode_own_reply, encode_own_request, error_fields
+from logstore.format.fields import (
+    MAX_NAME_CHARACTERS,
+    Fields,
+    decode_fields,
+    encode_fields,
+    get_bool,
+    get_int,
+    get_name,
+    get_objects,
+    get_text,
+)
+from logstore.interfaces import Buffer
+
+DESCRIBE_QUERIES: Final = 30009
+DESCRIBE_SIDECAR: Final = 30010
+OPERATOR_API_KEYS: Final = frozenset((DESCRIBE_QUERIES, DESCRIBE_SIDECAR))
+
+QUERIES_PER_REPLY: Final = 1_000
+"""Bounds the answer and the work of one request; the next are asked for with `after`."""
+_NONE: Final = -1
+_INT64_MAX: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeQueriesRequest:
+    """Ask for the queries whose names come after `after`, in sorted order."""
+
+    after: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class QuerySummary:
+    """A query as the sidecar knows it. Times are wall time in ms since 1970.
+
+    `last_epoch` and `committed_ms` are None before the first commit; `state` is that of the epoch in progress, or
+    "idle"; `streams_left` counts the streams that do not have the committed epoch yet; `is_batch_job`: no later epoch
+    follows.
+    """
+
+    query: str
+    incarnation: str
+    incarnation_number: int
+    seen_ms: int
+    last_epoch: int | None
+    committed_ms: int | None
+    state: str
+    streams_left: int
+    staged_bytes: int
+    staged_attempts: int
+    is_batch_job: bool
+
+
+@dataclass(frozen=True, slots=True)
+class QueriesReply:
+    """QUERIES_PER_REPLY queries, sorted by name; fewer: there are no more."""
+
+    queries: tuple[QuerySummary, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeSidecarRequest:
+    """Ask for the sidecar itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class SidecarReply:
+    """The sidecar: its version, ms since it started, what it holds, and the disk of its data directory."""
+
+    version: str
+    uptime_ms: int
+    topics: int
+    streams: int
+    log_bytes: int
+    queries: int
+    readers: int
+    staged_bytes: int
+    disk_total_bytes: int
+    disk_free_bytes: int
+
+
+OperatorRequest = DescribeQueriesRequest | DescribeSidecarRequest
+OperatorReply = QueriesReply | SidecarReply
+
+_COUNTS: Final = (
+    "uptime_ms",
+    "topics",
+    "streams",
+    "log_bytes",
+    "queries",
+    "readers",
+    "staged_bytes",
+    "disk_total_bytes",
+    "disk_free_bytes",
+)
+
+
+def api_key_of(request: OperatorRequest) -> int:
+    """The API key under which a request is sent."""
+    return DESCRIBE_QUERIES if isinstance(request, DescribeQueriesRequest) else DESCRIBE_SIDECAR
+
+
+def encode_request(request: OperatorRequest, *, correlation_id: int, client_id: str = "cairn") -> list[Buffer]:
+    """The bytes of a request without its leading 4 bytes of frame size."""
+    fields: dict[str, object] = {"after": request.after} if isinstance(request, DescribeQueriesRequest) else {}
+    return encode_own_request(api_key_of(request), fields, correlation_id, client_id)
+
+
+def decode_request(api_key: int, body: Buffer) -> OperatorRequest:
+    """The request in a body (the bytes after the request header). Raises MalformedRequest."""
+    fields, raw = decode_fields(body)
+    if len(raw):
+        raise MalformedRequest(f"{len(raw)} bytes behind a request that carries none")
+    if api_key == DESCRIBE_QUERIES:
+        return DescribeQueriesRequest(get_text(fields, "after", MAX_NAME_CHARACTERS))
+    if api_key == DESCRIBE_SIDECAR:
+        return DescribeSidecarRequest()
+    raise MalformedRequest(f"{api_key} is none of the requests of operators ({sorted(OPERATOR_API_KEYS)})")
+
+
+def encode_reply_body(reply: OperatorReply | CairnError) -> list[Buffer]:
+    """The body of a response: the bytes after the correlation id."""
+    fields: dict[str, object] = {"error": None}
+    match reply:
+        case CairnError():
+            fields["error"] = error_fields(reply)
+        case QueriesReply():
+            fields["queries"] = [_query_fields(query) for query in reply.queries]
+        case SidecarReply():
+            fields["version"] = reply.version
+            fields |= {name: getattr(reply, name) for name in _COUNTS}
+    return [encode_fields(fields)]
+
+
+def decode_reply(api_key: int, frame: Buffer) -> tuple[int, OperatorReply | CairnError]:
+    """Correlation id and reply of a response frame (without its size); an error is a value. Raises MalformedRequest."""
+    correlation_id, fields = decode_own_reply(frame)
+    if isinstance(fields, CairnError):
+        return correlation_id, fields
+    if api_key == DESCRIBE_QUERIES:
+        return correlation_id, QueriesReply(tuple(_get_query(entry) for entry in get_objects(fields, "queries")))
+    counts = {name: get_int(fields, name, 0, _INT64_MAX) for name in _COUNTS}
+    return correlation_id, SidecarReply(get_text(fields, "version", MAX_NAME_CHARACTERS), **counts)
+
+
+def _query_fields(query: QuerySummary) -> dict[str, object]:
+    return {
+        "query": query.query,
+        "run": query.incarnation,
+        "run_number": query.incarnation_number,
+        "seen_ms": query.seen_ms,
+        "last_epoch": _NONE if query.last_epoch is None else query.last_epoch,
+        "committed_ms": _NONE if query.committed_ms is None else query.committed_ms,
+        "state": query.state,
+        "streams_left": query.streams_left,
+        "staged_bytes": query.staged_bytes,
+        "staged_attempts": query.staged_attempts,
+        "batch_job": query.is_batch_job,
+    }
+
+
+def _get_query(fields: Fields) -> QuerySummary:
+    last_epoch, committed_ms = (get_int(fields, key, _NONE, _INT64_MAX) for key in ("last_epoch", "committed_ms"))
+    return QuerySummary(
+        query=get_name(fields, "query"),
+        incarnation=get_name(fields, "run"),
+        incarnation_number=get_int(fields, "run_number", 0, _INT64_MAX),
+        seen_ms=get_int(fields, "seen_ms", 0, _INT64_MAX),
+        last_epoch=None if last_epoch == _NONE else last_epoch,
+        committed_ms=None if committed_ms == _NONE else committed_ms,
+        state=get_text(fields, "state", MAX_NAME_CHARACTERS),
+        streams_left=get_int(fields, "streams_left", 0, _INT64_MAX),
+        staged_bytes=get_int(fields, "staged_bytes", 0, _INT64_MAX),
+        staged_attempts=get_int(fields, "staged_attempts", 0, _INT64_MAX),
+        is_batch_job=get_bool(fields, "batch_job"),
+    )

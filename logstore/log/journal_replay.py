@@ -1,0 +1,71 @@
+"""Reading the journal: at a start, what its files hold for each stream; in a life, what they hold for one.
+
+Invariants: nothing here writes to the journal. Parts are in the order in which they were acknowledged. Damage to
+durable blocks is reported, and what is behind it still counts.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from logstore.base.events import Report
+from logstore.events import JOURNAL_DAMAGED
+from logstore.format.journal_block import JournalPart, scan_blocks
+from logstore.interfaces import FileSystem
+from logstore.log.journal import DIRECTORY, SUFFIX
+
+
+class JournalContent(NamedTuple):
+    """What a former life left: parts by the stream's directory, the files, the highest serial and generation, and
+    path and position of each block that was durable and is damaged.
+    """
+
+    parts: dict[str, list[JournalPart]]
+    paths: list[str]
+    serial: int
+    generation: int
+    damaged: list[tuple[str, int]]
+
+
+def read_journal(fs: FileSystem, report: Report) -> JournalContent:
+    """Everything in the journal's files. Raises UnknownFormatVersion, OSError."""
+    names = [name for name in fs.list_directory(DIRECTORY) if name.endswith(SUFFIX)]
+    paths = [f"{DIRECTORY}/{name}" for name in names]
+    serial = max((int(name[: -len(SUFFIX)]) for name in names if name[: -len(SUFFIX)].isdigit()), default=0)
+    scans = [(path, scan_blocks(fs.read(path, 0, fs.size(path)))) for path in paths]
+    generation = max((scan.generation for _, scan in scans), default=0)
+    damaged = [
+        (path, position)
+        for path, scan in scans
+        for position in scan.damaged
+        # The first block of a file that was being used again may be torn. The file before that is newer than its rest.
+        if position > 0 or scan.generation == generation
+    ]
+    for path, position in damaged:
+        report(JOURNAL_DAMAGED, path=path, position=position)
+    parts: dict[str, list[JournalPart]] = {}
+    for _, scan in sorted(scans, key=lambda found: found[1].generation):
+        for part in scan.parts:
+            parts.setdefault(part.place.directory.decode("utf-8", "surrogateescape"), []).append(part)
+    return JournalContent(parts, paths, serial, generation, damaged)
+
+
+def read_stream(
+    fs: FileSystem, sources: Sequence[tuple[str, int]], directory: str, chunk_offset: int, start: int, end: int
+) -> bytes | None:
+    """The bytes of a stream's chunk from position `start` to `end`; None if the journal does not hold all of them.
+
+    `sources`: paths and lengths of the files. Raises OSError.
+    """
+    found: dict[int, memoryview] = {}
+    for path, length in sources:
+        for part in scan_blocks(fs.read(path, 0, length)).parts:
+            place = part.place
+            if place.directory == directory.encode() and place.chunk_offset == chunk_offset and place.position >= start:
+                found[place.position] = part.data
+    data = bytearray()
+    while start + len(data) < end:
+        piece = found.get(start + len(data))
+        if piece is None or not len(piece):
+            return None
+        data += piece
+    return bytes(data)
