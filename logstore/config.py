@@ -12,17 +12,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from logstore.access.acls import ANY_PRINCIPAL
 from logstore.base.addresses import Address, is_loopback, parse_address
 from logstore.base.errors import AddressError, FieldError
 from logstore.base.events import LEVELS, Level
 from logstore.base.fields import Boolean, Integer, String, Type, from_text
+from logstore.base.tls import CLIENT_CERTIFICATES, VERSIONS, TlsFiles
 from logstore.errors import ConfigError
 from logstore.kafka.api_types import BrokerSettings
 from logstore.kafka.groups.coordinator import GroupSettings
 from logstore.kafka.groups.service import OffsetSettings
+from logstore.kafka.security.credentials import MECHANISMS
+from logstore.kafka.security.login import PLAIN, LoginSettings
+from logstore.kafka.security.protocols import SecurityProtocol
 from logstore.kafka.server import Listener
 from logstore.log.chunks import MAX_APPEND_BYTES
+from logstore.log.journal import DEFAULT_FILE_BYTES, JournalLimits
 from logstore.log.readers import HoldLimits
+from logstore.log.space import DEFAULT_RESERVE
 from logstore.log.store import DEFAULT_TAIL_BYTES, StoreSettings
 from logstore.log.topics import TopicConfig
 
@@ -65,6 +72,10 @@ class Setting(NamedTuple):
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("log", "io-window", 8, 1, 64, "disk jobs in flight at a time, and threads that run them"),
+    Setting(
+        *("log", "journal-bytes", DEFAULT_FILE_BYTES, 0, 1 << 34),
+        "size of a file of the shared journal, of which there are up to three; 0: every append goes to its own chunk",
+    ),
     Setting("log", "tail-bytes", DEFAULT_TAIL_BYTES, _MIB, 1 << 40, "memory for the newest batches of all streams"),
     Setting(
         "log",
@@ -77,6 +88,14 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("log", "retention-bytes", -1, -1, _LARGEST, "size of a stream beyond which it is trimmed; -1: no limit"),
     Setting("log", "retention-check-interval-ms", 300_000, 10, 366 * _DAY_MS, "how often retention is applied"),
     Setting(
+        "log",
+        "disk-reserve-bytes",
+        DEFAULT_RESERVE,
+        DEFAULT_RESERVE,
+        _LARGEST,
+        "bytes of the disk that appends leave free; -1: 5 % of it, at most 1 GiB; 0: none",
+    ),
+    Setting(
         "log", "reader-hold-bytes", 10 << 30, 0, _LARGEST, "bytes of a stream that a registered reader keeps at most"
     ),
     Setting(
@@ -88,6 +107,9 @@ SETTINGS: tuple[Setting, ...] = (
         "how long a registered reader keeps records without an acknowledgement",
     ),
     Setting("log", "segment-bytes", 64 * _MIB, 1024, 1 << 30, "size at which a chunk is sealed"),
+    Setting(
+        "log", "segment-ms", 7 * _DAY_MS, 1, _LARGEST, "age of a chunk's first append at which the chunk is sealed"
+    ),
     Setting("log", "message-timestamp-before-max-ms", _LARGEST, 0, _LARGEST, "how old a new record may be"),
     Setting("log", "message-timestamp-after-max-ms", 3_600_000, 0, _LARGEST, "how far in the future a record may be"),
     Setting(
@@ -123,6 +145,37 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("kafka", "handshake-s", 10, 1, 3600, "how long a new connection may be silent"),
     Setting("kafka", "idle-s", 600, 1, 86_400, "how long any connection may be silent"),
+    Setting(
+        "access",
+        "super-users",
+        "",
+        0,
+        0,
+        "principals that may do everything, separated by semicolons, such as User:admin;User:ops",
+    ),
+    Setting("security", "tls-certificate", "", 0, 0, "PEM file with the sidecar's certificate and its chain"),
+    Setting("security", "tls-key", "", 0, 0, "PEM file with its key; empty: it is in tls-certificate"),
+    Setting("security", "tls-key-password-file", "", 0, 0, "file with the password of that key; empty: it has none"),
+    Setting("security", "tls-client-ca", "", 0, 0, "PEM file with the authorities of clients' certificates"),
+    Setting(
+        "security",
+        "tls-client-auth",
+        "none",
+        0,
+        0,
+        "whether TLS clients show a certificate: none, requested, required",
+        tuple(CLIENT_CERTIFICATES),
+    ),
+    Setting("security", "tls-min-version", "1.2", 0, 0, "oldest version of TLS: 1.2 or 1.3", tuple(VERSIONS)),
+    Setting(
+        "security",
+        "sasl-mechanisms",
+        "SCRAM-SHA-512,SCRAM-SHA-256,PLAIN",
+        0,
+        0,
+        "how clients log in to SASL listeners; PLAIN over TLS only",
+    ),
+    Setting("security", "login-failure-delay-ms", 100, 0, 10_000, "how long a wrong login waits for its answer"),
     Setting("groups", "min-session-timeout-ms", 6_000, 1, _LARGEST, "shortest session a group member may ask for"),
     Setting("groups", "max-session-timeout-ms", 1_800_000, 1, _LARGEST, "longest session a group member may ask for"),
     Setting("groups", "initial-rebalance-delay-ms", 100, 0, 60_000, "wait for more members of a new group"),
@@ -136,6 +189,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("state", "state-idle-ms", 600_000, 1000, _LARGEST, "how long unused state stays there"),
     Setting("coordinator", "coordinate", "", 0, 0, "file with the network to plan writes in; empty: no coordinator"),
     Setting("coordinator", "coordinator", "127.0.0.1:9880", 0, 0, "where that coordinator listens (HTTP)"),
+    Setting("http", "http", "", 0, 0, "HOST:PORT of metrics, health and the status page; empty: none"),
     Setting("process", "log-format", "logfmt", 0, 0, "logfmt or json", ("logfmt", "json")),
     Setting(
         "process", "log-level", "info", 0, 0, "least level of lines that are written: info, warning, error", LEVELS
@@ -170,13 +224,21 @@ class SidecarConfig:
     log_as_json: bool
     log_level: Level
     coordinator: CoordinatorConfig
+    super_users: frozenset[str]
+    tls: TlsFiles
+    login: LoginSettings
+    http: Address | None
+    """Where metrics, health and the status page are served; None: nowhere."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `cairn serve`."""
     parser.add_argument("--data-dir", type=Path, help="directory that holds everything; made if it is missing")
     parser.add_argument(
-        "--kafka", action="append", metavar="HOST:PORT", help=f"listen here (repeatable; default {DEFAULT_KAFKA})"
+        "--kafka",
+        action="append",
+        metavar="[PROTOCOL://]HOST:PORT",
+        help=f"listen here, by PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL (repeatable; default {DEFAULT_KAFKA})",
     )
     parser.add_argument(
         "--advertise",
@@ -189,15 +251,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--insecure",
         action="store_true",
         default=None,
-        help="allow other addresses than loopback, without authentication",
+        help="allow other addresses than loopback, without TLS and authentication",
     )
     for table in dict.fromkeys(setting.table for setting in SETTINGS):
         group = parser.add_argument_group(f"settings in [{table}]")
         for setting in SETTINGS:
             if setting.table == table:
-                group.add_argument(
-                    f"--{setting.name}", metavar="VALUE", help=f"{setting.help} (default {_shown(setting.default)})"
-                )
+                group.add_argument(f"--{setting.name}", metavar="VALUE", help=_help(setting))
 
 
 def parse(arguments: argparse.Namespace) -> SidecarConfig:
@@ -218,6 +278,7 @@ def parse(arguments: argparse.Namespace) -> SidecarConfig:
         arguments.kafka or _texts("kafka.listeners", kafka.get("listeners")) or [DEFAULT_KAFKA],
         arguments.advertise or _texts("kafka.advertise", kafka.get("advertise")) or [],
         insecure=is_insecure,
+        requires_certificate=values["tls_client_auth"] == "required",
     )
     coordinator = CoordinatorConfig(str(values["coordinate"]), str(values["coordinator"]), is_insecure)
     return _build(Path(str(data_dir)), listeners, values, coordinator)
@@ -233,6 +294,7 @@ def _build(
         retention_ms=values["retention_ms"],
         retention_bytes=values["retention_bytes"],
         segment_bytes=values["segment_bytes"],
+        segment_ms=values["segment_ms"],
         max_message_bytes=values["max_message_bytes"],
         timestamp_before_max_ms=values["message_timestamp_before_max_ms"],
         timestamp_after_max_ms=values["message_timestamp_after_max_ms"],
@@ -243,8 +305,10 @@ def _build(
         StoreSettings(
             io_window=values["io_window"],
             tail_bytes=values["tail_bytes"],
+            journal=JournalLimits(file_bytes=values["journal_bytes"]),
             producer_expiry_ms=values["producer_expiry_ms"],
             retention_check_interval_ms=values["retention_check_interval_ms"],
+            disk_reserve_bytes=values["disk_reserve_bytes"],
             hold_limits=HoldLimits(values["reader_hold_bytes"], values["reader_hold_ms"]),
             topic_defaults=topic_defaults,
         ),
@@ -275,7 +339,22 @@ def _build(
         log_as_json=values["log_format"] == "json",
         log_level=Level[values["log_level"].upper()],
         coordinator=coordinator,
+        super_users=parse_super_users(values["super_users"]),
+        tls=_tls(listeners, values),
+        login=_login(values),
+        http=parse_http(values["http"], insecure=coordinator.insecure),
     )
+
+
+def parse_super_users(text: str) -> frozenset[str]:
+    """The principals in a list with semicolons between them, as in Kafka's super.users. Raises ConfigError."""
+    principals = [part.strip() for part in text.split(";") if part.strip()]
+    for principal in principals:
+        if not principal.startswith("User:") or principal in ("User:", ANY_PRINCIPAL):
+            raise ConfigError(
+                f"super-users={text!r}: {principal!r} must be User:NAME with the name of one user, such as User:admin"
+            )
+    return frozenset(principals)
 
 
 def _read_file(path: Path | None) -> dict[str, Any]:
@@ -335,21 +414,84 @@ def _texts(where: str, value: object) -> list[str]:
     raise ConfigError(f'{where}={value!r}: must be "HOST:PORT" or a list of them')
 
 
-def parse_listeners(listen: Sequence[str], advertise: Sequence[str], *, insecure: bool) -> tuple[Listener, ...]:
-    """Parse listeners. Raises ConfigError, also for an address other than loopback unless `insecure` is set."""
+def parse_listeners(
+    listen: Sequence[str], advertise: Sequence[str], *, insecure: bool, requires_certificate: bool = False
+) -> tuple[Listener, ...]:
+    """Parse listeners, each `HOST:PORT` or `PROTOCOL://HOST:PORT`. `requires_certificate`: TLS clients must show one.
+
+    Raises ConfigError; without `insecure` also for an address other than loopback that is not encrypted, or whose
+    clients need not say who they are.
+    """
     if len(advertise) > len(listen):
         raise ConfigError(f"{len(advertise)} advertised addresses for {len(listen)} listeners; at most one for each")
     listeners: list[Listener] = []
     for number, text in enumerate(listen):
-        address = _address(text)
-        if not insecure and not is_loopback(address.host):
+        protocol, place = _protocol(text)
+        address = _address(place)
+        is_safe = protocol.is_encrypted and (protocol.needs_login or requires_certificate)
+        if not insecure and not is_safe and not is_loopback(address.host):
             raise ConfigError(
-                f"{text} can be reached from other machines, and there is no authentication yet: "
-                "listen on 127.0.0.1, or say --insecure if the network is yours alone"
+                f"{text} can be reached from other machines, without TLS and authentication: say SASL_SSL://{address}, "
+                f"or SSL://{address} with --tls-client-auth required; or listen on 127.0.0.1; or say --insecure if the "
+                "network is yours alone"
             )
-        advertised = _address(advertise[number]) if number < len(advertise) else (None, None)
-        listeners.append(Listener(*address, *advertised))
+        host, port = _address(advertise[number]) if number < len(advertise) else (None, None)
+        listeners.append(Listener(address.host, address.port, host, port, protocol))
     return tuple(listeners)
+
+
+def _protocol(text: str) -> tuple[SecurityProtocol, str]:
+    """A listener's protocol, and its address."""
+    name, mark, place = text.rpartition("://")
+    if not mark:
+        return SecurityProtocol.PLAINTEXT, text
+    try:
+        return SecurityProtocol(name.strip().upper()), place
+    except ValueError:
+        known = ", ".join(protocol.value for protocol in SecurityProtocol)
+        raise ConfigError(f"{text}: there is no protocol {name!r}; use one of {known}") from None
+
+
+def _tls(listeners: Sequence[Listener], values: Mapping[str, Any]) -> TlsFiles:
+    """The files of TLS. Raises ConfigError if a listener needs more than there are."""
+    encrypted = next((listener for listener in listeners if listener.protocol.is_encrypted), None)
+    if encrypted is not None and not values["tls_certificate"]:
+        raise ConfigError(f"a listener of {encrypted.protocol.value} needs a certificate: give --tls-certificate FILE")
+    if encrypted is not None and values["tls_client_auth"] != "none" and not values["tls_client_ca"]:
+        raise ConfigError(f"tls-client-auth={values['tls_client_auth']} needs authorities: give --tls-client-ca FILE")
+    return TlsFiles(
+        values["tls_certificate"],
+        values["tls_key"],
+        values["tls_key_password_file"],
+        values["tls_client_ca"],
+        values["tls_client_auth"],
+        values["tls_min_version"],
+    )
+
+
+def _login(values: Mapping[str, Any]) -> LoginSettings:
+    """How clients log in. Raises ConfigError."""
+    known = (*MECHANISMS, PLAIN)
+    names = tuple(dict.fromkeys(name.strip().upper() for name in values["sasl_mechanisms"].split(",") if name.strip()))
+    strangers = [name for name in names if name not in known]
+    if strangers or not names:
+        raise ConfigError(f"sasl-mechanisms={values['sasl_mechanisms']!r}: allowed are {', '.join(known)}")
+    return LoginSettings(names, values["login_failure_delay_ms"] / 1000)
+
+
+def parse_http(text: str, *, insecure: bool) -> Address | None:
+    """Parse the address of metrics and status page; None for an empty text. Raises ConfigError, also for an address
+    other than loopback unless `insecure` is set: what is served there names topics, groups and queries.
+    """
+    if not text:
+        return None
+    address = _address(text)
+    if not insecure and not is_loopback(address.host):
+        raise ConfigError(
+            f"--http {text} can be reached from other machines, and there is no authentication: "
+            "listen on 127.0.0.1, or say --insecure if the network is yours alone"
+        )
+    return address
 
 
 def _address(text: str) -> Address:
@@ -357,6 +499,11 @@ def _address(text: str) -> Address:
         return parse_address(text)
     except AddressError as error:
         raise ConfigError(str(error)) from error
+
+
+def _help(setting: Setting) -> str:
+    """The help of a setting's flag; argparse takes a percent sign as the start of a placeholder."""
+    return f"{setting.help} (default {_shown(setting.default)})".replace("%", "%%")
 
 
 def _shown(value: int | bool | str) -> str:

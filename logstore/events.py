@@ -6,24 +6,34 @@ Invariant: names are unique; a test compares this module with the table in docs/
 from typing import Final
 
 from logstore.base.events import Level, LogEvent
+from logstore.base.http.events import CANNOT_ACCEPT as CANNOT_ACCEPT
+from logstore.base.http.events import CONNECTION_CRASHED as CONNECTION_CRASHED
+from logstore.base.http.events import CONNECTION_REFUSED as CONNECTION_REFUSED
 
 # ---- the process
 
 RECOVERED: Final = LogEvent("recovered")
 READY: Final = LogEvent("ready")
 HANGUP_IGNORED: Final = LogEvent("hangup_ignored")
+CERTIFICATES_LOADED: Final = LogEvent("certificates_loaded")
+CERTIFICATES_UNUSABLE: Final = LogEvent("certificates_unusable", Level.WARNING)
+USERS_CHANGED: Final = LogEvent("users_changed", caused_by_clients=True)
 STOPPING: Final = LogEvent("stopping")
 STOPPED: Final = LogEvent("stopped")
 FEWER_CONNECTIONS: Final = LogEvent("fewer_connections", Level.WARNING)
 DISK_FULL: Final = LogEvent("disk_full", Level.WARNING)
 DISK_FULL_OVER: Final = LogEvent("disk_full_over")
+DISK_LOW: Final = LogEvent("disk_low", Level.WARNING)
+DISK_LOW_OVER: Final = LogEvent("disk_low_over")
 STATE_RECLAIMED: Final = LogEvent("state_reclaimed")
 STATE_NOT_RECLAIMED: Final = LogEvent("state_not_reclaimed", Level.WARNING)
 
+PAGE_CRASHED: Final = LogEvent("page_crashed", Level.ERROR, caused_by_clients=True)
+
 # ---- clients
 
-CANNOT_ACCEPT: Final = LogEvent("cannot_accept", Level.WARNING)
 CONNECTION_CLOSED: Final = LogEvent("connection_closed", folded_by="client", caused_by_clients=True)
+LOGIN_FAILED: Final = LogEvent("login_failed", Level.WARNING, folded_by="client", caused_by_clients=True)
 REQUEST_CRASHED: Final = LogEvent("request_crashed", Level.ERROR, folded_by="client", caused_by_clients=True)
 READ_FAILED: Final = LogEvent("read_failed", Level.WARNING, caused_by_clients=True)
 LOOK_UP_FAILED: Final = LogEvent("look_up_failed", Level.WARNING, caused_by_clients=True)
@@ -33,11 +43,18 @@ TOPIC_CREATED: Final = LogEvent("topic_created", caused_by_clients=True)
 TOPIC_GROWN: Final = LogEvent("topic_grown", caused_by_clients=True)
 TOPIC_ALTERED: Final = LogEvent("topic_altered", caused_by_clients=True)
 TOPIC_DELETED: Final = LogEvent("topic_deleted", caused_by_clients=True)
+ACLS_CHANGED: Final = LogEvent("acls_changed", caused_by_clients=True)
+QUOTAS_CHANGED: Final = LogEvent("quotas_changed", caused_by_clients=True)
 GROUP_REBALANCED: Final = LogEvent("group_rebalanced", caused_by_clients=True)
 
 # ---- streams
 
 APPEND_FAILED: Final = LogEvent("append_failed", Level.WARNING)
+BACKLOG_NOT_WRITTEN: Final = LogEvent("backlog_not_written", Level.WARNING)
+CHUNK_NOT_SYNCED: Final = LogEvent("chunk_not_synced", Level.ERROR)
+JOURNAL_FAILED: Final = LogEvent("journal_failed", Level.WARNING)
+JOURNAL_DAMAGED: Final = LogEvent("journal_damaged", Level.ERROR)
+JOURNAL_REPLAYED: Final = LogEvent("journal_replayed")
 TRIMMED: Final = LogEvent("trimmed", caused_by_clients=True)
 CHUNK_CLEANED: Final = LogEvent("chunk_cleaned")
 CLEANING_FAILED: Final = LogEvent("cleaning_failed", Level.WARNING)
@@ -49,6 +66,8 @@ DURABLE_DATA_DAMAGED: Final = LogEvent("durable_data_damaged", Level.ERROR)
 DURABLE_DATA_LOST: Final = LogEvent("durable_data_lost", Level.ERROR)
 OFFSETS_LOST: Final = LogEvent("offsets_lost", Level.ERROR)
 INDEX_DOES_NOT_MATCH_ITS_CHUNK: Final = LogEvent("index_does_not_match_its_chunk", Level.WARNING)
+QUIET_TABLE_DAMAGED: Final = LogEvent("quiet_table_damaged", Level.WARNING)
+QUIET_STREAM_DIFFERS: Final = LogEvent("quiet_stream_differs", Level.WARNING)
 PRODUCER_SNAPSHOTS_REBUILT: Final = LogEvent("producer_snapshots_rebuilt")
 
 # ---- epochs

@@ -2,7 +2,8 @@
 
 Invariants: nothing is served before everything is recovered and committed epochs are rolled forward, and it is ready
 once all that it serves is there; at SIGTERM or SIGINT, ready or not, the listeners close, what is pending is finished
-and written down, and the exit status is 0; SIGHUP changes nothing. What prevents a start is one clear line and status
+and written down, and the exit status is 0; SIGHUP loads the certificates again and changes
+nothing else. What prevents a start is one clear line and status
 2.
 """
 
@@ -10,24 +11,37 @@ import argparse
 import gc
 import re
 import resource
+import secrets
+import shutil
 import signal
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 
 from logstore import config
+from logstore.access.authorizer import Authorizer
+from logstore.access.ledger import AclStore
+from logstore.access.quota_ledger import QuotaStore
+from logstore.base import service_manager
+from logstore.base.addresses import Address
+from logstore.base.clock import Clock
 from logstore.base.directory import LOCK_FILE, locked_directory
+from logstore.base.errors import TlsError
+from logstore.base.events import Report
 from logstore.base.failures import leaves, sentence
 from logstore.base.report import Reporter
 from logstore.base.system import SystemClock
+from logstore.base.tls import ServerTls
 from logstore.config import SidecarConfig
 from logstore.disk.files import MAX_DESCRIPTORS, OsFiles
+from logstore.disk.parallel import map_on_threads
 from logstore.disk.shared_state import Reclaimed, SharedState
 from logstore.engine import open_engine
 from logstore.epochs.epochs import Epochs
@@ -35,6 +49,8 @@ from logstore.epochs.staging import DIRECTORY as STAGING_DIRECTORY
 from logstore.epochs.staging import Staging
 from logstore.errors import CairnError, ConfigError
 from logstore.events import (
+    CERTIFICATES_LOADED,
+    CERTIFICATES_UNUSABLE,
     FEWER_CONNECTIONS,
     HANGUP_IGNORED,
     READY,
@@ -46,22 +62,37 @@ from logstore.events import (
 )
 from logstore.format.topic_partition import TopicPartition
 from logstore.kafka import epochs as epoch_requests
+from logstore.kafka.acls import AclHandlers
 from logstore.kafka.api_types import Api, ApiHandlers, Broker, BrokerSettings, compose
+from logstore.kafka.cluster import ClusterHandlers
 from logstore.kafka.configs import ConfigHandlers
 from logstore.kafka.groups.coordinator import GroupCoordinator
-from logstore.kafka.groups.handlers import GroupHandlers
+from logstore.kafka.groups.handlers import GroupHandlers, TopicIds
 from logstore.kafka.groups.offsets import CommittedOffset, OffsetStore
 from logstore.kafka.groups.service import GroupService
 from logstore.kafka.metadata import MetadataHandlers
 from logstore.kafka.offsets import OffsetHandlers
+from logstore.kafka.operators import HostFacts, operator_apis
 from logstore.kafka.producer_ids import ProducerIdHandlers
+from logstore.kafka.quotas import QuotaHandlers
 from logstore.kafka.readers import reader_apis
 from logstore.kafka.scans import scan_apis
-from logstore.kafka.server import KafkaServer, Listener
+from logstore.kafka.security.handlers import UserHandlers
+from logstore.kafka.security.login import Authenticator, login_apis
+from logstore.kafka.security.users import LEDGER as USERS_LEDGER
+from logstore.kafka.security.users import Users
+from logstore.kafka.server import KafkaServer, Listener, ServerSecurity
 from logstore.kafka.topics import TopicHandlers
+from logstore.log.data_directory import IDENTITY_FILE, STREAMS_DIRECTORY
+from logstore.log.journal import DIRECTORY as JOURNAL_DIRECTORY
 from logstore.log.ledger import DIRECTORY as LEDGER_DIRECTORY
+from logstore.log.ledger import Ledger
 from logstore.log.readers import StreamId
-from logstore.log.store import IDENTITY_FILE, STREAMS_DIRECTORY, Store
+from logstore.log.space import SPARE_FILE
+from logstore.log.store import Store
+from logstore.monitoring.event_log import EventLog
+from logstore.monitoring.health import Health, Phase
+from logstore.monitoring.sampler import Served, Watched
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a reader thread may keep the interpreter from the event loop; Python's default is ten times that."""
@@ -72,6 +103,8 @@ answered.
 START_FAILED = 2
 COORDINATOR_ROOM = "scheduler.coordinator.embedded"
 """Loaded only where a coordinator is wanted: it needs more than a sidecar does."""
+MONITORING_ROOM = "logstore.monitoring.running"
+"""Loaded only where metrics and the status page are served."""
 COORDINATOR_DIRECTORY = "coordinator"
 STATE_SWEEP_S = 60.0
 """How often at least the queries' shared state is looked at."""
@@ -81,8 +114,10 @@ OWN_NAMES = frozenset(
         IDENTITY_FILE,
         f"{IDENTITY_FILE}.new",
         LEDGER_DIRECTORY,
+        JOURNAL_DIRECTORY,
         STREAMS_DIRECTORY,
         STAGING_DIRECTORY,
+        SPARE_FILE,
         COORDINATOR_DIRECTORY,
     }
 )
@@ -90,9 +125,26 @@ OWN_NAMES = frozenset(
 MOUNT_NAME = "lost+found"
 """What a fresh ext4 file system holds."""
 OWN_STREAMS = re.compile(r".+\.[0-9a-f]{32}")
+CERTIFICATE_CHECK_S = 10.0
+"""How often the files of certificates are looked at; SIGHUP has them loaded at once."""
 NAMES_SHOWN = 5
 OTHER_DESCRIPTORS = MAX_DESCRIPTORS + 256
 """Open files that are no connections: those written to, those read from, listeners, clients that are leaving."""
+
+
+class AccessStores(NamedTuple):
+    """The durable access control lists and quotas."""
+
+    acls: AclStore
+    quotas: QuotaStore
+
+
+class Stores(NamedTuple):
+    """What is known of those who ask: their rights and quotas, and the users who may log in."""
+
+    access: AccessStores
+    users: Users
+
 
 add_arguments = config.add_arguments
 
@@ -133,75 +185,125 @@ def refuse_foreign_files(data_dir: Path) -> None:
             )
 
 
+class Recovered(NamedTuple):
+    """What is on the disk, opened."""
+
+    store: Store
+    staging: Staging
+    epochs: Epochs
+    users: Users
+
+
+def _recover(settings: SidecarConfig, files: OsFiles, clock: Clock, report: Report) -> Recovered:
+    """Open the data directory; collections of garbage are off then. Blocks. Raises CairnError, OSError."""
+    started_s = clock.monotonic_s()
+    gc.disable()  # what an opening makes stays: to search it for garbage would take a third of the time
+    store = Store.open(files, clock, settings.store, new_id=uuid.uuid4, report=report, each=map_on_threads)
+    users = Users(Ledger.open(files, USERS_LEDGER, store.notify), secrets.token_bytes)
+    staging = Staging.open(files, store.notify, report, limit_bytes=settings.staging_bytes)
+    epochs = Epochs(store, staging, report, staged_age_ms=settings.staged_age_ms)
+    report(RECOVERED, streams=len(store.streams()), seconds=round(clock.monotonic_s() - started_s, 3))
+    return Recovered(store, staging, epochs, users)
+
+
 async def _serve(settings: SidecarConfig) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     clock = SystemClock()
     reporter = Reporter(clock, as_json=settings.log_as_json, level=settings.log_level)
-    files = OsFiles(settings.data_dir)
-    started_s = clock.monotonic_s()
-    store = Store.open(files, clock, settings.store, new_id=uuid.uuid4, report=reporter)
-    staging = Staging.open(files, store.notify, reporter, limit_bytes=settings.staging_bytes)
-    epochs = Epochs(store, staging, reporter, staged_age_ms=settings.staged_age_ms)
-    reporter(RECOVERED, streams=len(store.streams()), seconds=round(clock.monotonic_s() - started_s, 3))
+    report = EventLog(reporter, clock)
+    files, health = OsFiles(settings.data_dir), Health()
+    is_encrypted = any(listener.protocol.is_encrypted for listener in settings.listeners)
+    tls = ServerTls(settings.tls) if is_encrypted else None
+    store, staging, epochs, users = _recover(settings, files, clock, report)
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async with open_engine(store, files) as engine, trio.open_nursery() as nursery:
             await epoch_requests.roll_forward(engine, epochs)
-            broker = Broker(engine, clock, _within_open_files(settings.broker, reporter))
-            groups = _groups(settings, broker, reporter)
+            access = AccessStores(AclStore(store.access), QuotaStore(store.access))
+            authorizer = Authorizer(access.acls.index, settings.super_users, lambda: len(users) > 0)
+            within = _within_open_files(settings.broker, report)
+            broker = Broker(engine, clock, within, authorizer, access.quotas.quotas)
+            groups = _groups(settings, broker, report)
+            gc.freeze()
+            gc.enable()
             listeners: list[Listener] = []
-            server = KafkaServer(broker, _handlers(broker, groups, epochs, listeners))
+            facts = partial(_host_facts, settings.data_dir)
+            handlers = _handlers(broker, groups, epochs, Stores(access, users), listeners, facts)
+            server = KafkaServer(broker, handlers, ServerSecurity(tls, Authenticator(users, settings.login, report)))
+            state = _shared_state(settings, clock)
+            served = Served(engine, server, groups.service, epochs, staging)
+            watched = Watched(served, files.meter, handlers.meter, report, health, state, settings.data_dir, clock)
+            http = await _start_monitoring(settings, watched, nursery)
             listeners += await nursery.start(server.serve, settings.listeners)
             nursery.start_soon(reporter.run, trio.sleep)
+            nursery.start_soon(service_manager.run_watchdog, trio.sleep)
             nursery.start_soon(groups.run)
             nursery.start_soon(epoch_requests.run_ticks, broker, epochs)
-            if settings.state_directory:
-                state = SharedState(settings.state_directory, settings.state_idle_ms, clock)
-                nursery.start_soon(_tidy_state, state, settings.state_idle_ms / 1000, reporter)
+            if tls is not None:
+                nursery.start_soon(_follow_certificates, tls, report)
+            if state is not None:
+                nursery.start_soon(_tidy_state, state, settings.state_idle_ms / 1000, report)
             starting, coordinators = trio.CancelScope(), list[Any]()
 
             async def get_ready() -> None:
                 with starting:
-                    coordinators.extend(await _start_coordinator(settings, reporter, nursery))
+                    coordinators.extend(await _start_coordinator(settings, report, nursery))
                 if not starting.cancel_called:
-                    _say_ready(settings, reporter, listeners, coordinators)
+                    health.phase = Phase.READY
+                    _say_ready(settings, report, listeners, coordinators, http)
+                    service_manager.notify(service_manager.READY)
 
             nursery.start_soon(get_ready)
-            async for number in signals:
-                if number == signal.SIGHUP:
-                    reporter(HANGUP_IGNORED, why="settings are read at the start only")
-                    continue
-                reporter(STOPPING, signal=signal.Signals(number).name)
-                starting.cancel()
-                async with trio.open_nursery() as drains:
-                    for drain in (server.drain, *(coordinator.drain for coordinator in coordinators)):
-                        drains.start_soon(drain, DRAIN_S)
-                nursery.cancel_scope.cancel()
-                break
+            number = await _stop_signal(signals, tls, report)
+            report(STOPPING, signal=signal.Signals(number).name)
+            health.phase = Phase.STOPPING
+            service_manager.notify(service_manager.STOPPING)
+            starting.cancel()
+            async with trio.open_nursery() as drains:
+                for drain in (server.drain, *(coordinator.drain for coordinator in coordinators)):
+                    drains.start_soon(drain, DRAIN_S)
+            nursery.cancel_scope.cancel()
     files.close()
     reporter.flush(is_end=True)
-    reporter(STOPPED)
+    report(STOPPED)
+
+
+async def _stop_signal(signals: AsyncIterator[int], tls: ServerTls | None, report: Report) -> int:
+    """Wait for SIGTERM or SIGINT, and return it; SIGHUP reloads the certificates."""
+    async for number in signals:
+        if number != signal.SIGHUP:
+            return number
+        if tls is None:
+            report(HANGUP_IGNORED, why="settings are read at the start only, and there are no certificates")
+        else:
+            await _reload_certificates(tls, report, force=True)
+    raise AssertionError("signals end with the process")
 
 
 def _say_ready(
-    settings: SidecarConfig, reporter: Reporter, listeners: Sequence[Listener], coordinators: Sequence[Any]
+    settings: SidecarConfig,
+    report: Report,
+    listeners: Sequence[Listener],
+    coordinators: Sequence[Any],
+    http: Address | None,
 ) -> None:
     # The objects that exist now stay until the process ends: collections need not visit them again.
     gc.collect()
     gc.freeze()
     parts = [f"kafka={listener.host}:{listener.port}" for listener in listeners]
-    addresses = " ".join([*parts, *(f"coordinator={coordinator.address}" for coordinator in coordinators)])
+    parts += [f"coordinator={coordinator.address}" for coordinator in coordinators]
+    addresses = " ".join(parts if http is None else [*parts, f"http={http}"])
     print(f"cairn ready {addresses} data-dir={settings.data_dir}", flush=True)  # noqa: T201
-    reporter(READY, addresses=addresses, data_dir=settings.data_dir)
+    report(READY, addresses=addresses, data_dir=settings.data_dir)
 
 
-def _within_open_files(broker: BrokerSettings, reporter: Reporter) -> BrokerSettings:
+def _within_open_files(broker: BrokerSettings, report: Report) -> BrokerSettings:
     """As many connections as there may be open files; their soft limit is raised as far as it can be."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     possible = hard - OTHER_DESCRIPTORS
     if hard == resource.RLIM_INFINITY or possible >= broker.max_connections:
         return broker
-    reporter(
+    report(
         FEWER_CONNECTIONS,
         max_connections=max(1, possible),
         wanted=broker.max_connections,
@@ -210,7 +312,22 @@ def _within_open_files(broker: BrokerSettings, reporter: Reporter) -> BrokerSett
     return replace(broker, max_connections=max(1, possible))
 
 
-async def _start_coordinator(settings: SidecarConfig, reporter: Reporter, nursery: trio.Nursery) -> Sequence[Any]:
+async def _start_monitoring(settings: SidecarConfig, watched: Watched, nursery: trio.Nursery) -> Address | None:
+    """The address of metrics and status page, once they are served; None if they are not wanted. Raises OSError."""
+    if settings.http is None:
+        return None
+    address: Address = await nursery.start(import_module(MONITORING_ROOM).serve, settings.http, watched)
+    return address
+
+
+def _shared_state(settings: SidecarConfig, clock: Clock) -> SharedState | None:
+    """The queries' shared state; None if it is not looked after."""
+    if not settings.state_directory:
+        return None
+    return SharedState(settings.state_directory, settings.state_idle_ms, clock)
+
+
+async def _start_coordinator(settings: SidecarConfig, report: Report, nursery: trio.Nursery) -> Sequence[Any]:
     """The coordinator, once it serves, if one is wanted: its `address`, and `drain`. Raises ConfigError."""
     wanted = settings.coordinator
     if not wanted.topology:
@@ -224,7 +341,7 @@ async def _start_coordinator(settings: SidecarConfig, reporter: Reporter, nurser
                 Path(wanted.topology),
                 wanted.listen,
                 directory,
-                reporter,
+                report,
                 insecure=wanted.insecure,
                 task_status=task_status,
             )
@@ -243,25 +360,40 @@ def _coordinator_room() -> Any:
         ) from error
 
 
-async def _tidy_state(state: SharedState, idle_s: float, reporter: Reporter) -> None:
+async def _follow_certificates(tls: ServerTls, report: Report) -> None:
+    """Load certificates that have changed; never returns."""
+    while True:
+        await trio.sleep(CERTIFICATE_CHECK_S)
+        await _reload_certificates(tls, report, force=False)
+
+
+async def _reload_certificates(tls: ServerTls, report: Report, *, force: bool) -> None:
+    try:
+        if await trio.to_thread.run_sync(partial(tls.reload, force=force)):
+            report(CERTIFICATES_LOADED, effect="new connections get them")
+    except TlsError as error:
+        report(CERTIFICATES_UNUSABLE, error=str(error), effect="those loaded before stay in use")
+
+
+async def _tidy_state(state: SharedState, idle_s: float, report: Report) -> None:
     """Remove unused state at intervals; never returns."""
     while True:
         for outcome in await trio.to_thread.run_sync(state.sweep):
             if isinstance(outcome, Reclaimed):
-                reporter(STATE_RECLAIMED, query=outcome.query, freed_bytes=outcome.freed_bytes)
+                report(STATE_RECLAIMED, query=outcome.query, freed_bytes=outcome.freed_bytes)
             else:
-                reporter(STATE_NOT_RECLAIMED, query=outcome.name, why=outcome.why)
+                report(STATE_NOT_RECLAIMED, query=outcome.name, why=outcome.why)
         await trio.sleep(min(max(idle_s / 10, 1.0), STATE_SWEEP_S))
 
 
-def _groups(settings: SidecarConfig, broker: Broker, reporter: Reporter) -> GroupHandlers:
+def _groups(settings: SidecarConfig, broker: Broker, report: Report) -> GroupHandlers:
     store = broker.engine.store
 
     def look_up(name: str) -> tuple[str, int] | None:
         topic = store.topics.get(name)
         return None if topic is None else (topic.topic_id.hex, len(topic.partitions))
 
-    coordinator = GroupCoordinator(settings.groups, lambda: uuid.uuid4().hex, reporter)
+    coordinator = GroupCoordinator(settings.groups, lambda: uuid.uuid4().hex, report)
     now_s = broker.clock.monotonic_s()
 
     def note_commits(group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
@@ -276,17 +408,44 @@ def _groups(settings: SidecarConfig, broker: Broker, reporter: Reporter) -> Grou
         found = None if where is None else service.committed(group, [where]).of(where)
         return None if found is None else found.offset
 
+    def name_of(topic_id: uuid.UUID) -> str | None:
+        topic = store.topic_by_id(topic_id)
+        return None if topic is None else topic.name
+
+    def id_of(name: str) -> uuid.UUID | None:
+        topic = store.topics.get(name)
+        return None if topic is None else topic.topic_id
+
     store.readers.follow(committed)
-    return GroupHandlers(service, broker.clock, broker.engine.wait)
+    return GroupHandlers(service, broker.clock, broker.engine.wait, TopicIds(name_of, id_of))
 
 
-def _handlers(broker: Broker, groups: GroupHandlers, epochs: Epochs, listeners: Sequence[Listener]) -> ApiHandlers:
+def _handlers(
+    broker: Broker,
+    groups: GroupHandlers,
+    epochs: Epochs,
+    stores: Stores,
+    listeners: Sequence[Listener],
+    facts: Callable[[], HostFacts],
+) -> ApiHandlers:
     apis: list[Api] = [
         *MetadataHandlers(broker).apis(),
         *OffsetHandlers(broker).apis(),
         *TopicHandlers(broker, groups.service.forget_topic).apis(),
         *ConfigHandlers(broker, listeners).apis(),
+        *ClusterHandlers(broker).apis(),
         *ProducerIdHandlers(broker).apis(),
+        *AclHandlers(broker, stores.access.acls).apis(),
+        *QuotaHandlers(broker, stores.access.quotas).apis(),
         *groups.apis(),
+        *login_apis(),
+        *UserHandlers(broker, stores.users).apis(),
     ]
-    return compose(apis, [*epoch_requests.epoch_apis(broker, epochs), *scan_apis(broker), *reader_apis(broker)])
+    own = [*epoch_requests.epoch_apis(broker, epochs), *scan_apis(broker), *reader_apis(broker)]
+    return compose(apis, [*own, *operator_apis(broker, epochs, facts)])
+
+
+def _host_facts(data_dir: Path) -> HostFacts:
+    """What operators' requests show of the process and its disk. Blocks."""
+    disk = shutil.disk_usage(data_dir)
+    return HostFacts(import_module("importlib.metadata").version("cairn"), disk.total, disk.free)

@@ -27,7 +27,16 @@ _NAMES: Final = {
     7: "REQUEST_TIMED_OUT",
     10: "MESSAGE_TOO_LARGE",
     17: "INVALID_TOPIC_EXCEPTION",
+    14: "COORDINATOR_LOAD_IN_PROGRESS",
+    15: "COORDINATOR_NOT_AVAILABLE",
+    16: "NOT_COORDINATOR",
+    22: "ILLEGAL_GENERATION",
+    24: "INVALID_GROUP_ID",
+    25: "UNKNOWN_MEMBER_ID",
+    27: "REBALANCE_IN_PROGRESS",
     29: "TOPIC_AUTHORIZATION_FAILED",
+    30: "GROUP_AUTHORIZATION_FAILED",
+    31: "CLUSTER_AUTHORIZATION_FAILED",
     32: "INVALID_TIMESTAMP",
     35: "UNSUPPORTED_VERSION",
     TOPIC_ALREADY_EXISTS: "TOPIC_ALREADY_EXISTS",
@@ -36,6 +45,8 @@ _NAMES: Final = {
     INVALID_CONFIG: "INVALID_CONFIG",
     42: "INVALID_REQUEST",
     56: "KAFKA_STORAGE_ERROR",
+    68: "NON_EMPTY_GROUP",
+    69: "GROUP_ID_NOT_FOUND",
     74: "FENCED_LEADER_EPOCH",
     75: "UNKNOWN_LEADER_EPOCH",
     78: "OFFSET_NOT_AVAILABLE",
@@ -60,6 +71,10 @@ class Refused(CairnError):
     def __init__(self, message: str, *, code: int) -> None:
         super().__init__(f"{message}: {name_of(code)}")
         self.code = code
+
+
+class SecurityFailed(CairnError):
+    """A server that is not trusted, or that refuses the client's login; the same would happen again."""
 
 
 class MalformedReply(CairnError):

@@ -7,18 +7,17 @@ import argparse
 import sys
 from typing import Final
 
-from logstore.client.blocking import Client, TopicPartition, parse_addresses
+from logstore.client.blocking import Client, TopicPartition
+from logstore.client.commands import add_server_arguments, client_of
 from logstore.errors import CairnError, UnknownReader
 from logstore.format.reader_api import LOG_START, ReaderDescription, ReaderOffset
 
-DEFAULT_SERVERS: Final = "127.0.0.1:9092"
-DEFAULT_LIMIT_S: Final = 10.0
 EXIT_FAILED: Final = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `cairn readers`."""
-    parser.add_argument("--servers", default=DEFAULT_SERVERS, help="the sidecar, HOST:PORT (default: %(default)s)")
+    add_server_arguments(parser)
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     listing = actions.add_parser("list", help="the names of all readers, and how far behind each of them is")
     show = actions.add_parser("show", help="one reader, stream by stream")
@@ -30,14 +29,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add.add_argument("--group", default="", help="acknowledge what this Kafka consumer group commits")
     remove = actions.add_parser("remove", help="remove a reader: it holds nothing any more")
     remove.add_argument("reader")
-    for action in (listing, show, add, remove):  # behind the action as well; only what is given there counts
-        action.add_argument("--servers", default=argparse.SUPPRESS, help="the sidecar, as in front of the action")
+    for action in (listing, show, add, remove):
+        add_server_arguments(action, is_action=True)
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the command; the exit status."""
     try:
-        with Client(parse_addresses(arguments.servers), limit_s=DEFAULT_LIMIT_S) as client:
+        with client_of(arguments) as client:
             match arguments.action:
                 case "list":
                     _list(client)

@@ -1,8 +1,11 @@
 """Encodes the few Kafka requests that the blocking client sends, and decodes their replies. No I/O.
 
+`logstore.client.admin_wire` has those of operators' commands, in the same way.
+
 The module does not use kio, because loading kio's dataclasses costs each new Spark worker half a second. All versions
-precede the flexible encodings: Metadata 4, ListOffsets 2, Fetch 11, Produce 7, CreateTopics 4, DeleteRecords 1,
-DescribeConfigs 2, CreatePartitions 1. Cairn and every Kafka since 2.3 serve them.
+precede the flexible encodings: Metadata 4, ListOffsets 2, Fetch 11, Produce 7, OffsetCommit 7, OffsetFetch 5,
+DescribeGroups 4, ListGroups 2, CreateTopics 4, DeleteTopics 3, DeleteRecords 1, DescribeConfigs 2, DescribeLogDirs 1,
+CreatePartitions 1, DeleteGroups 1, IncrementalAlterConfigs 0. Cairn and every Kafka since 2.3 serve them.
 
 Invariants: a reply that is too short, or counts more elements than it holds, raises MalformedReply and no other error;
 record batches are views into the reply, never copied.
@@ -22,19 +25,39 @@ PRODUCE: Final = 0
 FETCH: Final = 1
 LIST_OFFSETS: Final = 2
 METADATA: Final = 3
+OFFSET_COMMIT: Final = 8
+OFFSET_FETCH: Final = 9
+DESCRIBE_GROUPS: Final = 15
+LIST_GROUPS: Final = 16
 CREATE_TOPICS: Final = 19
+DELETE_TOPICS: Final = 20
 DELETE_RECORDS: Final = 21
 DESCRIBE_CONFIGS: Final = 32
+DESCRIBE_LOG_DIRS: Final = 35
 CREATE_PARTITIONS: Final = 37
+DELETE_GROUPS: Final = 42
+INCREMENTAL_ALTER_CONFIGS: Final = 44
+DESCRIBE_USERS: Final = 50
+ALTER_USERS: Final = 51
 VERSIONS: Final = {
     PRODUCE: 7,
     FETCH: 11,
     LIST_OFFSETS: 2,
     METADATA: 4,
+    OFFSET_COMMIT: 7,
+    OFFSET_FETCH: 5,
+    DESCRIBE_GROUPS: 4,
+    LIST_GROUPS: 2,
     CREATE_TOPICS: 4,
+    DELETE_TOPICS: 3,
     DELETE_RECORDS: 1,
     DESCRIBE_CONFIGS: 2,
+    DESCRIBE_LOG_DIRS: 1,
     CREATE_PARTITIONS: 1,
+    DELETE_GROUPS: 1,
+    INCREMENTAL_ALTER_CONFIGS: 0,
+    DESCRIBE_USERS: 0,
+    ALTER_USERS: 0,
 }
 
 EARLIEST: Final = -2
@@ -110,25 +133,30 @@ class TopicConfigs(NamedTuple):
     values: dict[str, str]
 
 
-class _Writer:
+class WireWriter:
     """Appends Kafka's primitive types to a buffer."""
 
     def __init__(self) -> None:
         self.data = bytearray()
 
     def int8(self, value: int) -> None:
+        """A signed byte."""
         self.data += _INT8.pack(value)
 
     def int16(self, value: int) -> None:
+        """A signed number of 2 bytes."""
         self.data += _INT16.pack(value)
 
     def int32(self, value: int) -> None:
+        """A signed number of 4 bytes."""
         self.data += _INT32.pack(value)
 
     def int64(self, value: int) -> None:
+        """A signed number of 8 bytes."""
         self.data += _INT64.pack(value)
 
     def string(self, value: str | None) -> None:
+        """A string with its length in front; None is null."""
         if value is None:
             self.int16(-1)
             return
@@ -137,7 +165,7 @@ class _Writer:
         self.data += encoded
 
 
-class _Reader:
+class WireReader:
     """Reads Kafka's primitive types in sequence."""
 
     def __init__(self, data: Buffer) -> None:
@@ -152,21 +180,27 @@ class _Reader:
         return values
 
     def fields(self, kind: struct.Struct) -> tuple[int, ...]:
+        """The numbers of a struct."""
         return self._take(kind)
 
     def int8(self) -> int:
+        """A signed byte."""
         return self._take(_INT8)[0]
 
     def int16(self) -> int:
+        """A signed number of 2 bytes."""
         return self._take(_INT16)[0]
 
     def int32(self) -> int:
+        """A signed number of 4 bytes."""
         return self._take(_INT32)[0]
 
     def int64(self) -> int:
+        """A signed number of 8 bytes."""
         return self._take(_INT64)[0]
 
     def string(self) -> str:
+        """A string; "" where it is null."""
         length = self.int16()
         try:
             return str(self._bytes(max(length, 0)), "utf-8")
@@ -182,6 +216,7 @@ class _Reader:
         return self.string()
 
     def records(self) -> memoryview:
+        """Bytes with their length in front, or none where they are null; a view."""
         return self._bytes(max(self.int32(), 0))
 
     def count(self) -> int:
@@ -200,7 +235,7 @@ class _Reader:
 
 def request_header(api_key: int, correlation_id: int, client_id: str) -> bytes:
     """The header (version 1) before a request's body."""
-    writer = _Writer()
+    writer = WireWriter()
     writer.data += _HEADER.pack(api_key, VERSIONS[api_key], correlation_id)
     writer.string(client_id)
     return bytes(writer.data)
@@ -208,7 +243,7 @@ def request_header(api_key: int, correlation_id: int, client_id: str) -> bytes:
 
 def metadata_request(topics: Sequence[str] | None, *, create: bool) -> bytes:
     """Ask for topics (None: all); `create`: create those that do not exist, if the server allows it."""
-    writer = _Writer()
+    writer = WireWriter()
     if topics is None:
         writer.int32(-1)
     else:
@@ -221,7 +256,7 @@ def metadata_request(topics: Sequence[str] | None, *, create: bool) -> bytes:
 
 def metadata_reply(body: Buffer) -> dict[str, TopicInfo]:
     """Topics by name. Raises MalformedReply."""
-    reader = _Reader(body)
+    reader = WireReader(body)
     reader.int32()  # throttle time
     for _ in range(reader.count()):
         reader.int32(), reader.string(), reader.int32(), reader.string()  # a broker
@@ -250,7 +285,7 @@ def _grouped(streams: Iterable[TopicPartition]) -> dict[str, list[TopicPartition
 
 def list_offsets_request(timestamps_ms: Mapping[TopicPartition, int]) -> bytes:
     """Ask for the first offset at or after a timestamp; EARLIEST and LATEST are timestamps too."""
-    writer = _Writer()
+    writer = WireWriter()
     writer.int32(_NO_REPLICA)
     writer.int8(_READ_UNCOMMITTED)
     topics = _grouped(timestamps_ms)
@@ -266,7 +301,7 @@ def list_offsets_request(timestamps_ms: Mapping[TopicPartition, int]) -> bytes:
 
 def list_offsets_reply(body: Buffer) -> dict[TopicPartition, OffsetInfo]:
     """Offsets by stream. Raises MalformedReply."""
-    reader = _Reader(body)
+    reader = WireReader(body)
     reader.int32()  # throttle time
     offsets: dict[TopicPartition, OffsetInfo] = {}
     for _ in range(reader.count()):
@@ -279,7 +314,7 @@ def list_offsets_reply(body: Buffer) -> dict[TopicPartition, OffsetInfo]:
 
 def fetch_request(stream: TopicPartition, offset: int, *, max_bytes: int, max_wait_ms: int) -> bytes:
     """Ask for batches of one stream, starting with the batch that holds `offset`."""
-    writer = _Writer()
+    writer = WireWriter()
     writer.data += _FETCH_HEAD.pack(_NO_REPLICA, max_wait_ms, 1, max_bytes, _READ_UNCOMMITTED, _NO_SESSION, _NO_EPOCH)
     writer.int32(1)
     writer.string(stream.topic)
@@ -292,7 +327,7 @@ def fetch_request(stream: TopicPartition, offset: int, *, max_bytes: int, max_wa
 
 def fetch_reply(body: Buffer) -> Fetched:
     """The stream's batches, as views into `body`. Raises MalformedReply."""
-    reader = _Reader(body)
+    reader = WireReader(body)
     reader.int32()  # throttle time
     error = reader.int16()
     reader.int32()  # session
@@ -309,7 +344,7 @@ def fetch_reply(body: Buffer) -> Fetched:
 
 def produce_request(stream: TopicPartition, records: Buffer, *, timeout_ms: int) -> list[Buffer]:
     """Append batches to a stream, acknowledged once durable; `records` is not copied."""
-    writer = _Writer()
+    writer = WireWriter()
     writer.string(None)  # no transaction
     writer.int16(-1)  # acks=all
     writer.int32(timeout_ms)
@@ -323,7 +358,7 @@ def produce_request(stream: TopicPartition, records: Buffer, *, timeout_ms: int)
 
 def produce_reply(body: Buffer) -> Produced:
     """The answer for the stream. Raises MalformedReply."""
-    reader = _Reader(body)
+    reader = WireReader(body)
     if reader.count() != 1 or reader.string() is None or reader.count() != 1:
         raise MalformedReply("a produce reply that is not about the one stream asked for")
     reader.int32()  # partition
@@ -332,7 +367,7 @@ def produce_reply(body: Buffer) -> Produced:
 
 def create_topic_request(name: str, partitions: int, configs: Mapping[str, str], *, timeout_ms: int) -> bytes:
     """Create one topic, with the server's default replication factor."""
-    writer = _Writer()
+    writer = WireWriter()
     writer.int32(1)
     writer.string(name)
     writer.int32(partitions)
@@ -349,7 +384,7 @@ def create_topic_request(name: str, partitions: int, configs: Mapping[str, str],
 
 def create_partitions_request(name: str, count: int, *, timeout_ms: int) -> bytes:
     """Give one topic more partitions: `count` in total, assigned by the server."""
-    writer = _Writer()
+    writer = WireWriter()
     writer.int32(1)
     writer.string(name)
     writer.int32(count)
@@ -361,7 +396,7 @@ def create_partitions_request(name: str, count: int, *, timeout_ms: int) -> byte
 
 def create_topic_reply(body: Buffer) -> Created:
     """The answer for the topic to CreateTopics or CreatePartitions. Raises MalformedReply."""
-    reader = _Reader(body)
+    reader = WireReader(body)
     reader.int32()  # throttle time
     if reader.count() != 1 or reader.string() is None:
         raise MalformedReply("a reply that is not about the one topic to be made")
@@ -370,7 +405,7 @@ def create_topic_reply(body: Buffer) -> Created:
 
 def delete_records_request(stream: TopicPartition, before_offset: int, *, timeout_ms: int) -> bytes:
     """Trim the records before an offset (-1: all records)."""
-    writer = _Writer()
+    writer = WireWriter()
     writer.int32(1)
     writer.string(stream.topic)
     writer.int32(1)
@@ -382,7 +417,7 @@ def delete_records_request(stream: TopicPartition, before_offset: int, *, timeou
 
 def delete_records_reply(body: Buffer) -> Trimmed:
     """The answer for the stream. Raises MalformedReply."""
-    reader = _Reader(body)
+    reader = WireReader(body)
     reader.int32()  # throttle time
     if reader.count() != 1 or reader.string() is None or reader.count() != 1:
         raise MalformedReply("a reply that is not about the one stream to be trimmed")
@@ -393,7 +428,7 @@ def delete_records_reply(body: Buffer) -> Trimmed:
 
 def describe_topic_request(name: str) -> bytes:
     """Ask for all settings of one topic."""
-    writer = _Writer()
+    writer = WireWriter()
     writer.int32(1)
     writer.int8(_TOPIC)
     writer.string(name)
@@ -404,7 +439,7 @@ def describe_topic_request(name: str) -> bytes:
 
 def describe_topic_reply(body: Buffer) -> TopicConfigs:
     """The topic's settings; settings without a value are left out. Raises MalformedReply."""
-    reader = _Reader(body)
+    reader = WireReader(body)
     reader.int32()  # throttle time
     if reader.count() != 1:
         raise MalformedReply("a reply that is not about the one topic asked for")

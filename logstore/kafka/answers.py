@@ -30,6 +30,9 @@ from logstore.kafka.client_socket import ClientSocket
 from logstore.kafka.frames import ClosedError
 from logstore.kafka.framing import frame
 
+SLOT_BYTES = 2048
+"""Bytes that a request counts on top of its frame: for its place in the line of answers, and for its answer."""
+
 
 class Sending(enum.Enum):
     """Who sends a connection's answers."""
@@ -37,7 +40,9 @@ class Sending(enum.Enum):
     IDLE = "idle"
     """No answer is ready; `send_answers` waits."""
     PLANNED = "planned"
-    """Answers are ready; `_flush` sends them once everything that settles now has settled."""
+    """Answers are ready; `_flush` sends them once everything that settles now has settled, or all requests that arrived
+    together are begun.
+    """
     BUSY = "busy"
     """`send_answers` is at work, or about to look for work."""
     OVER = "over"
@@ -47,7 +52,7 @@ class Sending(enum.Enum):
 class SendEvent(enum.Enum):
     """What changes the state of the sender."""
 
-    READY = "head ready while tickets settle"
+    READY = "head ready while tickets settle or requests begin"
     FLUSHED = "socket took all"
     BLOCKED = "socket took a part"
     SENT = "nothing left to send"
@@ -86,6 +91,16 @@ class AnswerSlot:
     reserved_bytes: int = 0
     answer: produce.ProduceAnswer | None = None
 
+    def add_to(self, parts: list[Buffer]) -> str | None:
+        """Append the buffers of the answer's frame to `parts`. A request with acks=0 has no answer; if it failed, the
+        reason is returned.
+        """
+        body = self.answer.body() if self.answer is not None else self.body
+        if body is not None:
+            parts += frame(self.correlation_id, body, flexible_header=self.flexible_header)
+            return None
+        return None if self.answer is None else self.answer.failure
+
 
 class _Batch(NamedTuple):
     """Answers to send together, the bytes of their requests, the bytes that the answer budget has reserved for the
@@ -122,6 +137,7 @@ class AnswerLine:
         self._slots: deque[AnswerSlot] = deque()
         self._sending = Sending.BUSY
         self._is_ended = False
+        self._is_gathering = False
         self._work = trio.Event()
         self._progress = trio.Event()
         self._left: _Batch | None = None
@@ -158,14 +174,26 @@ class AnswerLine:
         if slot.is_shared:
             self._requests.give(slot.size_bytes)
         if self._sending is Sending.IDLE and self._slots and self._slots[0] is slot:
-            if self._engine.after_settling(self._flush):
+            if self._is_gathering or self._engine.after_settling(self._flush):
                 self._move(SendEvent.READY)
             else:
+                self._flush()
+
+    def gather(self) -> None:
+        """Until `flush_gathered`, keep the answers that become ready. The caller must not wait in between."""
+        self._is_gathering = True
+
+    def flush_gathered(self) -> None:
+        """Send the answers that became ready since `gather`, all at once."""
+        if self._is_gathering:
+            self._is_gathering = False
+            if self._sending is Sending.PLANNED:
                 self._flush()
 
     def end(self) -> None:
         """No more requests will come: `send_answers` returns when every answer is sent."""
         self._is_ended = True
+        self._is_gathering = False
         self._move(SendEvent.LOOK)
 
     async def wait_sent(self, limit_bytes: int) -> None:
@@ -244,9 +272,7 @@ class AnswerLine:
             slot = self._slots.popleft()
             request_bytes += slot.size_bytes
             reserved_bytes += slot.reserved_bytes
-            body = slot.answer.body() if slot.answer is not None else slot.body
-            if body is not None:
-                parts += frame(slot.correlation_id, body, flexible_header=slot.flexible_header)
-            elif slot.answer is not None and slot.answer.failure is not None:
-                return _Batch(parts, request_bytes, reserved_bytes, slot.answer.failure)
+            failure = slot.add_to(parts)
+            if failure is not None:
+                return _Batch(parts, request_bytes, reserved_bytes, failure)
         return _Batch(parts, request_bytes, reserved_bytes, None)

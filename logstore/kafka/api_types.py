@@ -2,20 +2,24 @@
 
 Invariants: each API key has one handler; ApiVersions offers exactly the versions in the table, and those of Produce,
 Fetch and ApiVersions, which are not in it. A handler gets a decoded kio request and returns a kio response of the same
-version (`logstore.kafka.wire.respond` builds the response from plain values); an exception from a handler is a bug,
-except `CairnError` where the handler's module documents it.
+version (`logstore.kafka.wire.respond` builds the response from plain values), or one that it has encoded itself; an
+exception from a handler is a bug, except `CairnError` where the handler's module documents it.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kio.static.protocol import ResponsePayload
 
+from logstore.access.authorizer import Authorizer
+from logstore.access.quotas import Quotas
 from logstore.base.clock import Clock
 from logstore.engine import StoreEngine
 from logstore.interfaces import Buffer
 from logstore.kafka.budgets import AnswerBudget
+from logstore.kafka.codec import EncodedAnswer
+from logstore.kafka.request_meter import RequestMeter
 from logstore.log.topics import TopicConfig
 
 
@@ -36,21 +40,39 @@ class BrokerSettings:
     topic_defaults: TopicConfig = field(default_factory=TopicConfig)
 
 
+_SERVED_APART: Final = (0, 1, 18)
+"""Produce, Fetch and ApiVersions, which have no handler in the table."""
+ANONYMOUS: Final = "User:ANONYMOUS"
+"""The principal of a client that has not said who it is; Kafka's name for it."""
+
+
 class Caller(NamedTuple):
-    """The sender of a request: its client id, its address, and the address that its listener advertises."""
+    """The sender of a request: its client id, its address, the address that its listener advertises, and its principal
+    (`User:NAME`, as Kafka writes it).
+    """
 
     client_id: str
     host: str
     advertised_host: str
     advertised_port: int
+    principal: str = ANONYMOUS
 
 
 class Broker(NamedTuple):
-    """The parts of the broker that every handler needs: the engine, the clock and the settings."""
+    """The parts of the broker that every handler needs: the engine, the clock, the settings, the rights of callers
+    (without ACLs and users: all) and their quotas.
+    """
 
     engine: StoreEngine
     clock: Clock
     settings: BrokerSettings
+    authorizer: Authorizer = Authorizer()
+    quotas: Quotas = Quotas()
+
+    @property
+    def has_checks(self) -> bool:
+        """Whether a request is looked at for rights or quotas before it is served."""
+        return self.authorizer.is_active or self.quotas.is_active
 
 
 class Api(NamedTuple):
@@ -59,23 +81,25 @@ class Api(NamedTuple):
     key: int
     min_version: int
     max_version: int
-    handle: Callable[[Any, Caller], Awaitable[ResponsePayload]]
+    handle: Callable[[Any, Caller], Awaitable[ResponsePayload | EncodedAnswer]]
 
 
 class PrivateApi(NamedTuple):
-    """One of Cairn's own requests: its key and its handler. The handler takes the bytes of the body; it returns the
-    buffers of the answer's body, and how many bytes of the budget the answer holds until it is sent.
+    """One of Cairn's own requests: its key and its handler. The handler takes the bytes of the body, and checks the
+    caller's rights itself; it returns the buffers of the answer's body, and how many bytes of the budget the answer
+    holds until it is sent.
     """
 
     key: int
-    handle: Callable[[memoryview, AnswerBudget], Awaitable[tuple[list[Buffer], int]]]
+    handle: Callable[[memoryview, AnswerBudget, Caller], Awaitable[tuple[list[Buffer], int]]]
 
 
 class ApiHandlers(NamedTuple):
-    """All handlers by API key."""
+    """All handlers by API key, and the times of all requests."""
 
     kafka: Mapping[int, Api]
     private: Mapping[int, PrivateApi]
+    meter: RequestMeter
 
 
 def compose(kafka: Iterable[Api], private: Iterable[PrivateApi]) -> ApiHandlers:
@@ -85,4 +109,5 @@ def compose(kafka: Iterable[Api], private: Iterable[PrivateApi]) -> ApiHandlers:
     doubled = {key for key in keys if keys.count(key) > 1}
     if doubled:
         raise ValueError(f"API keys {sorted(doubled)} have more than one handler")
-    return ApiHandlers({api.key: api for api in apis}, {api.key: api for api in own})
+    meter = RequestMeter({*keys, *_SERVED_APART})
+    return ApiHandlers({api.key: api for api in apis}, {api.key: api for api in own}, meter)

@@ -24,6 +24,14 @@ class ClientSocket:
         self._socket = sock
         self._is_drained = True
 
+    @property
+    def certificate(self) -> bytes | None:
+        """The client's certificate, as DER, checked; None: it has none."""
+        return None
+
+    async def handshake(self) -> None:
+        """Do what comes before the first frame: nothing on a plain connection. Raises HandshakeFailed, OSError."""
+
     async def receive(self, target: memoryview) -> int:
         """Receive into `target`; returns the number of bytes, 0 when the client has closed its side."""
         while True:
@@ -52,9 +60,19 @@ class ClientSocket:
 
     def send_nowait(self, parts: Sequence[Buffer]) -> list[memoryview]:
         """Send, in order, what the socket accepts without waiting; returns the rest."""
-        rest = [memoryview(part) for part in parts if part]
-        if len(rest) > 1 and sum(map(len, rest)) <= JOIN_BYTES:
-            rest = [memoryview(b"".join(rest))]
+        if sum(map(len, parts)) <= JOIN_BYTES:
+            whole = parts[0] if len(parts) == 1 else b"".join(parts)
+            if not whole:
+                return []
+            try:
+                sent = self._socket.send(whole)
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            if sent == len(whole):
+                return []
+            rest = [memoryview(whole)[sent:]]
+        else:
+            rest = [memoryview(part) for part in parts if part]
         while rest:
             try:
                 sent = self._socket.sendmsg(rest[:IO_VECTOR_PARTS])
@@ -97,3 +115,7 @@ class ClientSocket:
 
 class TooSlow(OSError):
     """A client does not take its answers."""
+
+
+class HandshakeFailed(OSError):
+    """A client and this server did not agree on TLS; the message says why."""

@@ -16,13 +16,13 @@ from kio.schema.errors import ErrorCode
 from kio.schema.index import api_key_map
 from kio.serial import entity_reader, entity_writer
 from kio.serial.errors import SerialError
-from kio.static.protocol import Entity, ResponsePayload
+from kio.static.protocol import Entity, RequestPayload, ResponsePayload
 
 from logstore.errors import MalformedRequest
 from logstore.interfaces import Buffer
 from logstore.kafka import guard
 from logstore.kafka.pace import LARGE_BYTES, LARGE_PARTS, Walkers
-from logstore.kafka.wire import build
+from logstore.kafka.wire import build, response_type
 
 API_VERSIONS_KEY = 18
 _FIXED_HEADER = struct.Struct(">hhi")
@@ -39,6 +39,20 @@ class RequestHeader(NamedTuple):
     client_id: str
     body_at: int
     """Where the body starts in header version 1; in header version 2, tagged fields come before the body."""
+
+
+class EncodedAnswer(NamedTuple):
+    """An answer that its handler has encoded: its body, and whether its header has version 1."""
+
+    body: list[Buffer]
+    flexible_header: bool
+
+
+async def decode_answer(request: RequestPayload, answer: EncodedAnswer) -> ResponsePayload:
+    """The answer to `request` that a handler has encoded; on a thread, as it may be large."""
+    kind = response_type(type(request))
+    body = memoryview(b"".join(answer.body)).toreadonly()
+    return cast(ResponsePayload, await Walkers.run(lambda: entity_reader(kind)(body, 0)[0]))
 
 
 def decode_header(frame: memoryview) -> RequestHeader:
@@ -101,8 +115,10 @@ async def decode_large(frame: memoryview, header: RequestHeader, at: int) -> Any
     return decode(frame, header, at)
 
 
-async def encode_large(response: ResponsePayload) -> list[Buffer]:
+async def encode_large(response: ResponsePayload | EncodedAnswer) -> list[Buffer]:
     """Like `encode`; a response of many parts is encoded on a thread, so that other tasks run meanwhile."""
+    if isinstance(response, EncodedAnswer):
+        return response.body
     if _is_large(response):
         return await Walkers.run(partial(encode, response))
     return encode(response)
@@ -149,6 +165,8 @@ def refuse_version(api_key: int, nearest_version: int) -> ResponsePayload | None
     return cast(ResponsePayload, build(kind, {"error_code": ErrorCode.unsupported_version}))
 
 
-def has_flexible_response_header(response: ResponsePayload) -> bool:
+def has_flexible_response_header(response: ResponsePayload | EncodedAnswer) -> bool:
     """Whether the response header has version 1. ApiVersions always has version 0, so that any client can read it."""
+    if isinstance(response, EncodedAnswer):
+        return response.flexible_header
     return bool(response.__flexible__) and response.__api_key__ != API_VERSIONS_KEY

@@ -25,7 +25,6 @@ from logstore.log.topics import FIXED, SETTINGS, TopicConfig, describe_config, p
 
 TOPIC, BROKER = 2, 4
 _SET, _DELETE, _APPEND, _SUBTRACT = 0, 1, 2, 3
-_PROTOCOL = "PLAINTEXT"
 
 
 class ConfigSource(IntEnum):
@@ -62,6 +61,7 @@ _BROKER_NAMES: Mapping[str, str] = {
     "retention.ms": "log.retention.ms",
     "retention.bytes": "log.retention.bytes",
     "segment.bytes": "log.segment.bytes",
+    "segment.ms": "log.roll.ms",
     "max.message.bytes": "message.max.bytes",
     "message.timestamp.type": "log.message.timestamp.type",
     "min.insync.replicas": "min.insync.replicas",
@@ -217,7 +217,7 @@ class ConfigHandlers:
         """The addresses where this node listens, and the advertised ones, in Kafka's notation."""
         listen, told = [], []
         for number, listener in enumerate(self._listeners):
-            name = _PROTOCOL if not number else f"{_PROTOCOL}_{number}"
+            name = listener.protocol.value if not number else f"{listener.protocol.value}_{number}"
             # A listener on any address advertises the address that the client used.
             host = listener.advertised_host or (
                 caller.advertised_host if listener.host in ANY_ADDRESS else listener.host

@@ -10,8 +10,11 @@ Invariants:
   answers, without an effect on other clients; a client that takes nothing for `idle_s` is disconnected.
 * A request that only waits (a fetch for records, a join for members) counts against its own connection, not against the
   total.
+* A client whose quota is used up gets its answer, with the time that it has to wait; its next request is read after
+  that time.
 * A frame above the limit, a request that cannot be decoded, an unknown API key or a bug in a handler ends this
   connection, and no other.
+* Where a login is required, nothing but the login is served before it is done (`logstore.kafka.security.login`).
 * `ConnectionState` is the state of the connection; every change of it is in TRANSITIONS and is made by the
   connection's own task. Other tasks only cancel, and leave the event that the cancellation stands for.
 """
@@ -25,34 +28,39 @@ from typing import Final
 
 import trio
 
+from logstore.access.quotas import CONSUMER, PRODUCER, user_of
 from logstore.base.states import following
 from logstore.errors import CairnError, MalformedRequest
 from logstore.events import CONNECTION_CLOSED, REQUEST_CRASHED
+from logstore.format.epoch_api import SCAN, STAGE
 from logstore.interfaces import Buffer
-from logstore.kafka import codec, fetch, produce
-from logstore.kafka.answers import AnswerLine, AnswerSlot
+from logstore.kafka import codec, fetch, produce, single_batch
+from logstore.kafka.answers import SLOT_BYTES, AnswerLine, AnswerSlot
 from logstore.kafka.api_types import ApiHandlers, Broker, Caller
 from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.client_socket import ClientSocket, TooSlow
 from logstore.kafka.frames import Arrivals, ClosedError, Deadlines, FrameReader
 from logstore.kafka.framing import Reader
 from logstore.kafka.pace import STEPS, Pace, collecting
+from logstore.kafka.rights import table
+from logstore.kafka.rights.data import fetch_allowed, produce_allowed
+from logstore.kafka.security import login as login_requests
+from logstore.kafka.security.login import Login, LoginState
+from logstore.kafka.security.principals import principal_of_certificate
 from logstore.kafka.versions import api_versions_body, served_versions
 
 LINGER_BYTES = 16 * 1024
 LINGER_S = 1.0
 """How long a client may go on sending after the last answer; closing earlier could destroy that answer in transit."""
-SLOT_BYTES = 2048
-"""Bytes that a request counts on top of its frame: for its place in the line of answers, and for its answer."""
 GROUP_KEYS = frozenset((11, 14))
 """JoinGroup, SyncGroup: they wait for the other members."""
 MAX_WAITING_BYTES = 64 << 20
 """Limit for waiting group requests of all connections: twice `GroupSettings.max_bytes`. One more is disconnected."""
 WAITING_KEYS = GROUP_KEYS | {fetch.KEY}
 """Requests that may wait for long, and so do not count in the total of requests; fetches have a limit of their own."""
-LONG_ANSWER_KEYS = frozenset((3, 9, 15, 32, 35, 75))
-"""Metadata, OffsetFetch, DescribeGroups, DescribeConfigs, DescribeLogDirs, DescribeTopicPartitions: short requests with
-long answers."""
+LONG_ANSWER_KEYS = frozenset((3, 9, 15, 32, 35, 74, 75))
+"""Metadata, OffsetFetch, DescribeGroups, DescribeConfigs, DescribeLogDirs, ListConfigResources,
+DescribeTopicPartitions: short requests with long answers."""
 
 
 class ConnectionState(enum.Enum):
@@ -140,9 +148,19 @@ class ClientConnection:
         self._reading_ended_by = ConnectionEvent.TIMED_OUT
         """The event that a cancellation of `_receiving` stands for; its deadline is the client's."""
         self._why_cut = PLACE_TAKEN
+        self._produced = handlers.meter.of(produce.KEY)
+        self._muted_ms = 0
+        """For how long no request is read after the current one: the client's quota is used up."""
+        self._login: Login | None = None
+        """The login under way; None once the client is admitted."""
         deadlines = Deadlines(settings.handshake_s, settings.idle_s)
         limit = settings.max_frame_bytes
         self._frames = FrameReader(client, limit, deadlines, arrivals, self._receiving, self._give_up_frame)
+
+    def require_login(self, login: Login) -> None:
+        """Before `run`: serve nothing until the client has logged in."""
+        self._login = login
+        self._frames.limit_until_admitted(login_requests.MAX_FRAME_BYTES)
 
     def give_way(self) -> None:
         """End the connection at once, with requests unanswered: another client needs the slot."""
@@ -231,28 +249,54 @@ class ClientConnection:
     # ---- in
 
     async def _receive(self) -> None:
+        is_first = True
+        await self._frames.shake_hands()
+        certificate = self._client.certificate
+        if certificate is not None:
+            try:
+                principal = principal_of_certificate(certificate)
+            except ValueError as error:
+                raise ClosedError("the subject of the client's certificate cannot be read") from error
+            self._caller = self._caller._replace(principal=principal)
         while True:
             request = self._frames.next_nowait()
             if request is None:
+                self._line.flush_gathered()
                 self._broker.engine.kick()
                 if not await self._frames.receive():
                     return
+                self._line.gather()
+                is_first = True
                 continue
-            self._on_request(self.give_way)
-            header = codec.decode_header(request)
-            if header.api_key == produce.KEY and produce.MIN_VERSION <= header.version <= produce.MAX_VERSION:
-                await self._produce(request, header)
-            else:
-                await self._serve_alone(request, header)
+            if self._login is not None:
+                await self._serve_login(self._login, request, codec.decode_header(request))
+                continue
+            if is_first:  # of those that arrived together
+                self._on_request(self.give_way)
+                is_first = False
+            if self._broker.has_checks or not single_batch.start(self._broker, self._line, self._produced, request):
+                await self._begin(request)
+            if self._muted_ms:
+                await self._stay_muted()
             if (
                 self._line.request_bytes > self._broker.settings.connection_in_flight_bytes
                 or not self._requests.has_room
             ):
                 await self._wait_for_room()
 
+    async def _begin(self, request: memoryview) -> None:
+        """Begin a request of any form."""
+        header = codec.decode_header(request)
+        if header.api_key == produce.KEY and produce.MIN_VERSION <= header.version <= produce.MAX_VERSION:
+            await self._produce(request, header)
+        else:
+            await self._serve_alone(request, header)
+
     async def _serve_alone(self, request: memoryview, header: codec.RequestHeader) -> None:
         """Serve any request but Produce: after all earlier requests are answered, and before later ones are read."""
+        since_s = self._broker.clock.monotonic_s()
         self._frames.pause()
+        self._line.flush_gathered()
         if header.client_id != self._caller.client_id:
             self._caller = self._caller._replace(client_id=header.client_id)
         slot = AnswerSlot(header.correlation_id, len(request) + SLOT_BYTES, header.api_key not in WAITING_KEYS)
@@ -260,10 +304,39 @@ class ClientConnection:
         try:
             await self._line.wait_sent(slot.size_bytes)
             slot.body = await self._answer(request, header, slot)
+            self._handlers.meter.of(header.api_key).add(self._broker.clock.monotonic_s() - since_s)
             self._line.mark_ready(slot)
         finally:
             if not slot.is_ready:
                 self._line.drop(slot)
+
+    def _count(self, key: str, header: codec.RequestHeader, size: int) -> int:
+        """Count bytes for the caller's quota of the kind `key`; returns for how many ms no request will be read."""
+        if not self._broker.quotas.is_active:
+            return 0
+        user, now_ms = user_of(self._caller.principal), int(self._broker.clock.monotonic_s() * 1000)
+        throttle_ms = self._broker.quotas.count(key, user, header.client_id, size, now_ms)
+        self._muted_ms = max(self._muted_ms, throttle_ms)
+        return throttle_ms
+
+    async def _stay_muted(self) -> None:
+        """Read nothing until the caller's rate is at its quota again; answers go on."""
+        muted_ms, self._muted_ms = self._muted_ms, 0
+        self._let_others_run()
+        await trio.sleep(muted_ms / 1000)
+
+    async def _serve_login(self, login: Login, request: memoryview, header: codec.RequestHeader) -> None:
+        """Serve a request of a login. Raises ClosedError for any other, and after a login that failed."""
+        asks_versions = header.api_key == codec.API_VERSIONS_KEY and login.state is LoginState.STARTED
+        if header.api_key not in login_requests.LOGIN_KEYS and not asks_versions:
+            raise ClosedError(f"request {header.api_key} before the login is done")
+        await self._serve_alone(request, header)
+        if login.state is LoginState.FAILED:
+            raise ClosedError("the login failed")
+        if login.state is LoginState.DONE:
+            self._login = None
+            self._caller = self._caller._replace(principal=login.principal)
+            self._frames.admit()
 
     async def _wait_for_room(self) -> None:
         """Wait until there is room for another request."""
@@ -272,8 +345,11 @@ class ClientConnection:
         await self._requests.wait_room()
 
     async def _produce(self, request: memoryview, header: codec.RequestHeader) -> None:
+        since_s = self._broker.clock.monotonic_s()
         flexible = header.version >= produce.FIRST_FLEXIBLE
         decoded = produce.decode(request, _body_at(request, header, flexible=flexible), header.version)
+        if self._broker.authorizer.is_active:
+            decoded = produce_allowed(self._broker, decoded, self._caller)
         answer = produce.ProduceAnswer(decoded.version, decoded.acks)
         slot = AnswerSlot(header.correlation_id, len(request) + SLOT_BYTES, flexible_header=flexible, answer=answer)
         self._line.push(slot)
@@ -284,7 +360,12 @@ class ClientConnection:
         finally:
             if not is_appended:  # the connection ends here; batches that are appended already stay
                 self._line.drop(slot)
-        answer.when_ready(partial(self._line.mark_ready, slot))
+        answer.throttle_ms = self._count(PRODUCER, header, len(request))
+        answer.when_ready(partial(self._mark_produced, slot, since_s))
+
+    def _mark_produced(self, slot: AnswerSlot, since_s: float) -> None:
+        self._handlers.meter.of(produce.KEY).add(self._broker.clock.monotonic_s() - since_s)
+        self._line.mark_ready(slot)
 
     async def _append(self, request: produce.ProduceRequest, frame_bytes: int, answer: produce.ProduceAnswer) -> None:
         if produce.needs_check_apart(self._broker, request):
@@ -301,6 +382,7 @@ class ClientConnection:
     def _let_others_run(self) -> None:
         """Before a long step: suspend the client's deadline, and start to write the batches appended so far."""
         self._frames.pause()
+        self._line.flush_gathered()
         self._broker.engine.kick()
 
     async def _answer(self, request: memoryview, header: codec.RequestHeader, slot: AnswerSlot) -> list[Buffer]:
@@ -308,7 +390,11 @@ class ClientConnection:
         private = self._handlers.private.get(header.api_key)
         try:
             if private is not None:
-                body, slot.reserved_bytes = await private.handle(request[header.body_at :], self._answers)
+                body, slot.reserved_bytes = await private.handle(request[header.body_at :], self._answers, self._caller)
+                if header.api_key == STAGE:
+                    self._count(PRODUCER, header, len(request))
+                elif header.api_key == SCAN:
+                    self._count(CONSUMER, header, _size(body))
                 return body
             if header.api_key == codec.API_VERSIONS_KEY:
                 return api_versions_body(self._handlers, header.version)
@@ -316,8 +402,10 @@ class ClientConnection:
                 slot.flexible_header = header.version >= fetch.FIRST_FLEXIBLE
                 at = _body_at(request, header, flexible=slot.flexible_header)
                 decoded = await fetch.decode_large(request, at, header.version)
+                if self._broker.authorizer.is_active:
+                    decoded = fetch_allowed(self._broker, decoded, self._caller)
                 body, slot.reserved_bytes = await fetch.handle(self._broker, decoded, self._answers)
-                return body
+                return fetch.throttled(body, self._count(CONSUMER, header, _size(body)))
             with self._counted_waiting(len(request)) if header.api_key in GROUP_KEYS else nullcontext():
                 return await self._answer_decoded(request, header, slot)
         except (MalformedRequest, ClosedError):
@@ -332,7 +420,11 @@ class ClientConnection:
         flexible = bool(codec.request_type(header.api_key, header.version).__flexible__)
         decoded = await codec.decode_large(request, header, _body_at(request, header, flexible=flexible))
         async with collecting() if header.api_key in LONG_ANSWER_KEYS else nullcontext():
-            response = await api.handle(decoded, self._caller)
+            response = await (
+                self._login.handle(decoded)
+                if self._login is not None
+                else table.answer(self._broker, api, decoded, self._caller)
+            )
             slot.flexible_header = codec.has_flexible_response_header(response)
             return await codec.encode_large(response)
 
@@ -357,6 +449,10 @@ class ClientConnection:
             yield
         finally:
             self._waiting.give(size)
+
+
+def _size(body: list[Buffer]) -> int:
+    return sum(len(part) for part in body)
 
 
 def _body_at(request: memoryview, header: codec.RequestHeader, *, flexible: bool) -> int:

@@ -4,6 +4,7 @@ Invariants:
 * Every answer is a body of `logstore.format.epoch_api`; a CairnError is an error inside it, and closes no
   connection.
 * If `auto-create-topics` is on, a topic that a staged segment names is created on first use, before anything is staged.
+* Rights are checked before anything is staged, created or committed (`logstore.kafka.rights.table`).
 * No request is served before `roll_forward` has returned.
 """
 
@@ -15,7 +16,7 @@ import trio
 
 from logstore.engine import StoreEngine
 from logstore.epochs.epochs import Epochs
-from logstore.errors import CairnError
+from logstore.errors import CairnError, TopicAuthorizationFailed
 from logstore.format.epoch_api import (
     ABORT,
     DESCRIBE,
@@ -32,9 +33,10 @@ from logstore.format.epoch_api import (
     encode_reply_body,
 )
 from logstore.interfaces import Buffer
-from logstore.kafka.api_types import Broker, PrivateApi
+from logstore.kafka.api_types import Broker, Caller, PrivateApi
 from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.pace import LARGE_BYTES, Walkers
+from logstore.kafka.rights import table
 
 TICK_SECONDS: Final = 5.0
 
@@ -71,23 +73,25 @@ class _EpochRequests:
         self._broker = broker
         self._epochs = epochs
 
-    async def handle(self, api_key: int, body: memoryview, _: AnswerBudget) -> tuple[list[Buffer], int]:
+    async def handle(self, api_key: int, body: memoryview, _: AnswerBudget, caller: Caller) -> tuple[list[Buffer], int]:
         """Answer one request."""
         try:
             if int.from_bytes(body[:4]) > LARGE_BYTES:  # the size of its JSON part, which comes before the data
                 request = await Walkers.run(partial(decode_request, api_key, body))
             else:
                 request = decode_request(api_key, body)
-            reply: Reply | CairnError = await self._answer(request)
+            reply: Reply | CairnError = await self._answer(request, caller)
         except CairnError as error:
             reply = error
         return encode_reply_body(reply), 0
 
-    async def _answer(self, request: Request) -> Reply:
+    async def _answer(self, request: Request, caller: Caller) -> Reply:
         engine, now_ms = self._broker.engine, self._broker.clock.wall_ms()
+        if self._broker.authorizer.is_active:
+            self._authorize(request, caller)
         match request:
             case StageRequest():
-                await self._create_topics({part.topic for part in request.parts})
+                await self._create_topics({part.topic for part in request.parts}, caller)
                 return await engine.wait(self._epochs.stage(request, now_ms=now_ms))
             case EpochCommitRequest():
                 return await engine.wait(self._epochs.commit(request, now_ms=now_ms))
@@ -98,11 +102,40 @@ class _EpochRequests:
             case ScanRequest():
                 raise AssertionError("scans have a handler of their own")
 
-    async def _create_topics(self, names: Iterable[str]) -> None:
-        """Create missing topics, if `auto-create-topics` is on; if not, `Epochs.stage` reports a missing topic."""
+    def _authorize(self, request: Request, caller: Caller) -> None:
+        """Raise NotAuthorized unless the caller may do this with the query, and write to all its output topics."""
+        match request:
+            case StageRequest():
+                table.require(self._broker, STAGE, caller, request.query)
+                for topic in {part.topic for part in request.parts}:
+                    table.require(self._broker, STAGE, caller, topic, 1)
+            case EpochCommitRequest():
+                table.require(self._broker, EPOCH_COMMIT, caller, request.query)
+                outputs = self._epochs.output_topics(request)
+                if not all(table.allows(self._broker, EPOCH_COMMIT, caller, topic, 1) for topic in outputs):
+                    # Another caller may have staged: the topics are not this one's to know.
+                    raise TopicAuthorizationFailed(
+                        f"{caller.principal} may not WRITE to every topic that epoch {request.epoch} of query "
+                        f"{request.query!r} has output for; ask for ACLs that allow it"
+                    )
+            case AbortRequest():
+                table.require(self._broker, ABORT, caller, request.query)
+            case DescribeRequest():
+                table.require(self._broker, DESCRIBE, caller, request.query)
+            case ScanRequest():
+                raise AssertionError("scans have a handler of their own")
+
+    async def _create_topics(self, names: Iterable[str], caller: Caller) -> None:
+        """Create missing topics, if `auto-create-topics` is on; if not, `Epochs.stage` reports a missing topic. Raises
+        TopicAuthorizationFailed before any is created.
+        """
         store, settings = self._broker.engine.store, self._broker.settings
         if not settings.auto_create_topics:
             return
-        for name in names:
+        missing = [name for name in names if name not in store.topics]
+        for name in missing:
+            if not self._broker.authorizer.allows_creation(caller, name):
+                raise TopicAuthorizationFailed(f"{caller.principal} may not CREATE topic {name!r}, which is missing")
+        for name in missing:
             if name not in store.topics:
                 await self._broker.engine.wait(store.create_topic(name, settings.default_partitions, {}))

@@ -24,10 +24,18 @@ CODES: dict[type[Exception], ErrorCode] = {
     errors.StorageFailed: ErrorCode.kafka_storage_error,
     errors.OffsetOutOfRange: ErrorCode.offset_out_of_range,
     errors.UnknownTopicOrPartition: ErrorCode.unknown_topic_or_partition,
+    errors.UnknownTopicId: ErrorCode.unknown_topic_id,
     errors.TopicExists: ErrorCode.topic_already_exists,
     errors.InvalidTopic: ErrorCode.invalid_topic_exception,
     errors.InvalidPartitions: ErrorCode.invalid_partitions,
     errors.InvalidConfig: ErrorCode.invalid_config,
+    errors.NotAuthorized: ErrorCode.cluster_authorization_failed,
+    errors.TopicAuthorizationFailed: ErrorCode.topic_authorization_failed,
+    errors.GroupAuthorizationFailed: ErrorCode.group_authorization_failed,
+    errors.ClusterAuthorizationFailed: ErrorCode.cluster_authorization_failed,
+    errors.TransactionalIdAuthorizationFailed: ErrorCode.transactional_id_authorization_failed,
+    errors.InvalidAcl: ErrorCode.invalid_request,
+    errors.InvalidQuota: ErrorCode.invalid_request,
 }
 
 

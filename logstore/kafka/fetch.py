@@ -5,9 +5,10 @@ request hold, except for the first batch of the answer, which is sent whatever i
 advances. Fetch sessions are declined with session id 0, as by a Kafka broker whose session cache is full; so every
 request names all its partitions.
 
-Source: Kafka protocol guide, Fetch 4 to 12; KIP-74 (limits), KIP-227 (sessions).
+Source: Kafka protocol guide, Fetch 4 to 18; KIP-74 (limits), KIP-227 (sessions), KIP-516 (topic ids, from version 13).
 """
 
+import struct
 from functools import partial
 from typing import NamedTuple
 
@@ -22,11 +23,17 @@ from logstore.kafka.errors import error_code
 from logstore.kafka.framing import Reader, Writer
 from logstore.kafka.guard import MAX_ELEMENTS
 from logstore.kafka.pace import LARGE_BYTES, Pace, Walkers
+from logstore.kafka.topic_keys import TopicKey, find_topic
 from logstore.log.stream import Stream
 
+_THROTTLE = struct.Struct(">i")
 KEY = 1
-MIN_VERSION, MAX_VERSION = 4, 12
+MIN_VERSION, MAX_VERSION = 4, 18
 FIRST_FLEXIBLE = 12
+FIRST_WITH_IDS = 13
+"""Topics are named by id from this version on."""
+_FIRST_WITHOUT_REPLICA = 15
+"""The replica's id is a tagged field from this version on; consumers have none."""
 MAX_WAIT_MS = 60_000
 MAX_RESPONSE_BYTES = 16 << 20
 """Limit for any request: bounds the memory that one connection holds."""
@@ -35,6 +42,8 @@ MAX_WAITING_PARTITIONS = 200_000
 WAITING_PART_BYTES = 100
 """A waiting fetch keeps its frame, so it counts at least one partition per WAITING_PART_BYTES bytes of the frame."""
 _UNKNOWN_TOPIC_OR_PARTITION = 3
+_UNKNOWN_TOPIC_ID = 100
+_TOPIC_AUTHORIZATION_FAILED = 29
 _SESSION_NOT_FOUND = 70
 _INVALID_SESSION_EPOCH = 71
 _FENCED_LEADER_EPOCH, _UNKNOWN_LEADER_EPOCH = 74, 75
@@ -58,9 +67,11 @@ class FetchRequest(NamedTuple):
     max_bytes: int
     session_id: int
     session_epoch: int
-    topics: list[tuple[str, list[FetchPartition]]]
+    topics: list[tuple[TopicKey, list[FetchPartition]]]
     weight: int
     """What the request counts while it waits, in partitions."""
+    refused: frozenset[object] = frozenset()
+    """The topics, as the request names them, that the caller may not read."""
 
 
 class _Answer(NamedTuple):
@@ -75,14 +86,15 @@ class _Answer(NamedTuple):
 def decode(frame: memoryview, at: int, version: int) -> FetchRequest:
     """Decode a Fetch request's body, from `at` on. Raises MalformedRequest."""
     reader = Reader(frame, at, flexible=version >= FIRST_FLEXIBLE)
-    reader.int32()
+    if version < _FIRST_WITHOUT_REPLICA:
+        reader.int32()
     max_wait_ms, min_bytes, max_bytes = reader.int32(), reader.int32(), reader.int32()
     reader.int8()
     session_id, session_epoch = (reader.int32(), reader.int32()) if version >= 7 else (0, -1)
-    topics: list[tuple[str, list[FetchPartition]]] = []
+    topics: list[tuple[TopicKey, list[FetchPartition]]] = []
     total = 0
     for _ in range(_bounded(reader.count(3))):
-        name = reader.string()
+        key = reader.uuid() if version >= FIRST_WITH_IDS else reader.string()
         partitions: list[FetchPartition] = []
         count = reader.count(16)
         total = _bounded(total + count)
@@ -97,8 +109,8 @@ def decode(frame: memoryview, at: int, version: int) -> FetchRequest:
             partitions.append(FetchPartition(partition, leader_epoch, offset, reader.int32()))
             reader.tags()
         reader.tags()
-        topics.append((name, partitions))
-    if len({(name, part.partition) for name, parts in topics for part in parts}) < total:
+        topics.append((key, partitions))
+    if len({(key, part.partition) for key, parts in topics for part in parts}) < total:
         raise MalformedRequest("a fetch names a partition twice")
     weight = max(total, len(frame) // WAITING_PART_BYTES)
     return FetchRequest(version, max_wait_ms, min_bytes, max_bytes, session_id, session_epoch, topics, weight)
@@ -170,8 +182,8 @@ async def _answer(
 def _streams(broker: Broker, request: FetchRequest) -> list[list[Stream | None]]:
     """The streams of the request's partitions, topic by topic; None: there is no such stream."""
     found: list[list[Stream | None]] = []
-    for name, partitions in request.topics:
-        topic = broker.engine.store.topics.get(name)
+    for key, partitions in request.topics:
+        topic = None if key in request.refused else find_topic(broker.engine.store, key)
         streams = [] if topic is None else topic.partitions
         found.append([streams[p.partition] if 0 <= p.partition < len(streams) else None for p in partitions])
     return found
@@ -179,24 +191,27 @@ def _streams(broker: Broker, request: FetchRequest) -> list[list[Stream | None]]
 
 async def _collect(
     broker: Broker, request: FetchRequest, streams: list[list[Stream | None]], room: int
-) -> tuple[list[tuple[str, list[_Answer]]], int, bool]:
+) -> tuple[list[tuple[TopicKey, list[_Answer]]], int, bool]:
     """Answers, their size in bytes, and whether waiting is useless (an error, or a request without partitions)."""
-    topics: list[tuple[str, list[_Answer]]] = []
+    topics: list[tuple[TopicKey, list[_Answer]]] = []
     total = 0
     is_final = not request.topics
     pace = Pace()
-    for (name, partitions), found in zip(request.topics, streams, strict=True):
+    for (key, partitions), found in zip(request.topics, streams, strict=True):
         answers: list[_Answer] = []
         for wanted, stream in zip(partitions, found, strict=True):
             await pace.step()
-            if stream is None or stream.deleted:
-                answer = _refused(wanted, _UNKNOWN_TOPIC_OR_PARTITION)
+            if key in request.refused:
+                answer = _refused(wanted, _TOPIC_AUTHORIZATION_FAILED)
+            elif stream is None or stream.deleted:
+                answer = _refused(wanted, _unknown(broker, key))
             else:
                 answer = await _read(broker, stream, wanted, room - total, must_advance=total == 0)
+                stream.fetched_bytes += answer.size
             is_final = is_final or answer.error != 0
             total += answer.size
             answers.append(answer)
-        topics.append((name, answers))
+        topics.append((key, answers))
     return topics, total, is_final
 
 
@@ -223,6 +238,13 @@ async def _read(broker: Broker, stream: Stream, wanted: FetchPartition, room: in
     )
 
 
+def _unknown(broker: Broker, key: TopicKey) -> int:
+    """The error where there is no stream: the topic's id is unknown, or else its name or the partition."""
+    if not isinstance(key, str) and broker.engine.store.topic_by_id(key) is None:
+        return _UNKNOWN_TOPIC_ID
+    return _UNKNOWN_TOPIC_OR_PARTITION
+
+
 def _refused(wanted: FetchPartition, error: int) -> _Answer:
     """An error instead of a stream's offsets."""
     return _Answer(wanted.partition, error, -1, -1, [], 0)
@@ -233,7 +255,16 @@ def _empty(stream: Stream, wanted: FetchPartition, error: int = 0) -> _Answer:
     return _Answer(wanted.partition, error, stream.high_watermark, stream.log_start_offset, [], 0)
 
 
-async def _encode(version: int, error: int, topics: list[tuple[str, list[_Answer]]]) -> list[Buffer]:
+def throttled(body: list[Buffer], throttle_ms: int) -> list[Buffer]:
+    """The body of an answer, with the time for which nothing will be read from the client; every version begins with
+    it.
+    """
+    if not throttle_ms:
+        return body
+    return [_THROTTLE.pack(throttle_ms), memoryview(body[0])[_THROTTLE.size :], *body[1:]]
+
+
+async def _encode(version: int, error: int, topics: list[tuple[TopicKey, list[_Answer]]]) -> list[Buffer]:
     writer = Writer(flexible=version >= FIRST_FLEXIBLE)
     writer.int32(0)
     if version >= 7:
@@ -241,8 +272,11 @@ async def _encode(version: int, error: int, topics: list[tuple[str, list[_Answer
         writer.int32(0)
     writer.count(len(topics))
     pace = Pace()
-    for name, answers in topics:
-        writer.string(name)
+    for key, answers in topics:
+        if isinstance(key, str):
+            writer.string(key)
+        else:
+            writer.raw(key.bytes)
         writer.count(len(answers))
         for answer in answers:
             await pace.step()

@@ -6,8 +6,10 @@ Invariants:
 * A frame of a request that carries no data is at most CONTROL_FRAME_BYTES long, the commit of an epoch at most
   EPOCH_COMMIT_FRAME_BYTES, and any frame at most `max_frame_bytes`; longer frames are refused as soon as length and API
   key are known.
-* The first frame must be complete within `handshake_s`, later frames within FRAME_PATIENCE_S plus the time they take at
-  SLOWEST_BYTES_PER_S, with some bytes every PIECE_PATIENCE_S; between frames a client may be silent for `idle_s`.
+* TLS's handshake, a login and the first frame must be complete within `handshake_s`; later frames within
+  FRAME_PATIENCE_S plus the time they take at SLOWEST_BYTES_PER_S, with some bytes every PIECE_PATIENCE_S; between
+  frames a client may be silent for `idle_s`.
+* Until a client that must log in is admitted, its frames are as short as `limit_until_admitted` says.
 """
 
 import math
@@ -23,7 +25,7 @@ from logstore.format.epoch_api import EPOCH_COMMIT, STAGE
 from logstore.kafka import codec, produce
 from logstore.kafka.arrivals import Arrival, ArrivalBudget
 from logstore.kafka.budgets import RequestBudget
-from logstore.kafka.client_socket import ClientSocket
+from logstore.kafka.client_socket import ClientSocket, HandshakeFailed
 
 SMALL_BYTES = 32 * 1024
 """More than a Java producer's default batch with its frame."""
@@ -93,10 +95,29 @@ class FrameReader:
         self._rest = memoryview(b"")
         self._long: memoryview | None = None
         self._is_greeted = False
+        self._login_frame_bytes = max_frame_bytes
         self._frame_deadline_s = math.inf
         self._handshake_deadline_s = trio.current_time() + deadlines.handshake_s
+        self._is_admitted = True
         self.is_ended = False
         """Whether the client has ended the connection."""
+
+    def limit_until_admitted(self, max_frame_bytes: int) -> None:
+        """Before anything is read: until `admit`, frames are at most this long, and `handshake_s` goes on."""
+        self._is_admitted = False
+        self._login_frame_bytes = max_frame_bytes
+
+    def admit(self) -> None:
+        """The client has logged in: the usual limits hold."""
+        self._is_admitted = self._is_greeted = True
+
+    async def shake_hands(self) -> None:
+        """What comes before the first frame, within `handshake_s`. Raises ClosedError, OSError."""
+        self._scope.deadline = self._handshake_deadline_s
+        try:
+            await self._client.handshake()
+        except HandshakeFailed as error:
+            raise ClosedError(str(error)) from error
 
     def next_nowait(self) -> memoryview | None:
         """The next complete frame, without its length, in a buffer of its own; None: not yet. Raises ClosedError."""
@@ -111,7 +132,7 @@ class FrameReader:
             found, self._rest = self._rest[_LENGTH.size :], memoryview(b"")
         else:
             found, self._rest = memoryview(bytearray(self._rest[_LENGTH.size : end])), self._rest[end:]
-        self._is_greeted = True
+        self._is_greeted = self._is_admitted
         self._frame_deadline_s = math.inf
         return found
 
@@ -137,6 +158,8 @@ class FrameReader:
         if len(self._rest) < _LENGTH.size:
             return None
         (size,) = _LENGTH.unpack_from(self._rest)
+        if not self._is_admitted and size > self._login_frame_bytes:
+            raise ClosedError(f"a frame of {size} bytes before a login; allowed are {self._login_frame_bytes}")
         if not codec.FIXED_HEADER_BYTES <= size <= self._max_frame_bytes:
             raise ClosedError(f"a frame of {size} bytes; allowed are {self._max_frame_bytes} (max-frame-bytes)")
         if size > CONTROL_FRAME_BYTES and len(self._rest) >= _LENGTH.size + _KEY.size:
@@ -175,7 +198,7 @@ class FrameReader:
                 self._set_deadline(size)
                 at += await self._receive_piece(budget, arrival, whole[at : at + RECEIVE_BYTES])
             self._rest = memoryview(b"")
-            self._is_greeted = True
+            self._is_greeted = self._is_admitted
             self._frame_deadline_s = math.inf
             budget.hold_whole(arrival)
             if not self._arrivals.requests.has_room:

@@ -9,6 +9,8 @@ Source: Kafka protocol guide, "Protocol Primitive Types"; KIP-482 (flexible vers
 
 import struct
 from collections.abc import Callable
+from functools import lru_cache
+from uuid import UUID
 
 from logstore.errors import MalformedRequest
 from logstore.interfaces import Buffer
@@ -23,6 +25,14 @@ _unpack_int16: _Unpack = _INT16.unpack_from
 _unpack_int32: _Unpack = _INT32.unpack_from
 _unpack_int64: _Unpack = _INT64.unpack_from
 MAX_UVARINT_BYTES = 5
+UUID_BYTES = 16
+REMEMBERED_UUIDS = 4096
+"""Making a UUID costs ten times as much as finding one; clients name the same topics again and again."""
+
+
+@lru_cache(maxsize=REMEMBERED_UUIDS)
+def _uuid(content: bytes) -> UUID:
+    return UUID(bytes=content)
 
 
 class Reader:
@@ -73,6 +83,10 @@ class Reader:
             return _unpack_int64(self.buffer, at)[0]
         except struct.error:
             raise self._ended(at) from None
+
+    def uuid(self) -> UUID:
+        """A UUID."""
+        return _uuid(bytes(self._take(UUID_BYTES)))
 
     def uvarint(self) -> int:
         """An unsigned varint of at most 32 bits."""

@@ -41,6 +41,7 @@ MAX_ELEMENTS = 25_000
 """Limit for all arrays of a request: enough for the 10,000 partitions that a topic may have, each with its replica."""
 _MOST_ELEMENTS = {
     11: 1_000,  # JoinGroup: the protocols of one member; clients have one or two
+    31: 1_000,  # DeleteAcls: each filter is compared with every ACL
     32: 2_000,  # DescribeConfigs: the answer to each resource has some 15 settings, with their documentation
 }
 

@@ -2,14 +2,15 @@
 
 Invariants: this sidecar is the only node, leads every partition and coordinates every group, under the address that the
 client's listener advertises. A topic is created on first use only if both the setting and the request allow it, and is
-answered only once it is durable. Transactions have no coordinator: a look-up by transactional id gets
-TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which every client takes as final.
+answered only once it is durable. Transactions have no coordinator: a look-up by transactional id is refused with an
+error that every client takes as final (`_no_transactions`).
 
 Sources: Kafka protocol guide; KIP-699 (FindCoordinator in batches), KIP-966 (DescribeTopicPartitions).
 """
 
 import uuid
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from kio.schema.describe_topic_partitions.v0.response import Cursor
@@ -20,13 +21,18 @@ from kio.static.protocol import ResponsePayload
 
 from logstore.errors import CairnError
 from logstore.kafka.api_types import Api, Broker, Caller
+from logstore.kafka.codec import EncodedAnswer
 from logstore.kafka.errors import error_code
-from logstore.kafka.pace import Pace
+from logstore.kafka.metadata_answer import ShownCluster, ShownNode, ShownTopic, encode_metadata
+from logstore.kafka.pace import LARGE_PARTS, Pace, Walkers
 from logstore.kafka.wire import respond
 from logstore.log.store import Topic
+from logstore.log.stream import Stream
 
 GROUP_COORDINATOR, TRANSACTION_COORDINATOR = 0, 1
 BROKERS_ENDPOINT = 1
+FIRST_WITH_MANY_KEYS = 4
+"""The version of FindCoordinator from which on a request has any number of keys (KIP-699)."""
 MAX_PARTITIONS_PER_ANSWER = 2000
 """Kafka's max.request.partition.size.limit: a longer DescribeTopicPartitions answer continues with a cursor."""
 NO_TRANSACTIONS = "transactions are not supported here; leave transactional.id unset (idempotence works without it)"
@@ -87,20 +93,19 @@ class MetadataHandlers:
     async def find_coordinator(self, request: Any, caller: Caller) -> ResponsePayload:
         """FindCoordinator 0 to 6: one key up to version 3, any number from version 4."""
         key_type = getattr(request, "key_type", GROUP_COORDINATOR)
-        keys = request.coordinator_keys if request.__version__ >= 4 else (request.key,)
+        keys = request.coordinator_keys if request.__version__ >= FIRST_WITH_MANY_KEYS else (request.key,)
         answers: list[Mapping[str, Any]] = []
         for key in keys:
             await self._pace.step()
-            answers.append({"key": key, **self._coordinator(key, key_type, caller)})
-        if request.__version__ >= 4:
+            answers.append({"key": key, **self._coordinator(key, key_type, caller, request.__version__)})
+        if request.__version__ >= FIRST_WITH_MANY_KEYS:
             return await respond(request, {"coordinators": answers})
         return await respond(request, answers[0])
 
-    def _coordinator(self, key: str, key_type: int, caller: Caller) -> Mapping[str, Any]:
+    def _coordinator(self, key: str, key_type: int, caller: Caller, version: int) -> Mapping[str, Any]:
         nowhere = {"node_id": -1, "host": "", "port": -1}
         if key_type == TRANSACTION_COORDINATOR:
-            refused = ErrorCode.transactional_id_authorization_failed
-            return {"error_code": refused, "error_message": NO_TRANSACTIONS, **nowhere}
+            return {"error_code": _no_transactions(version), "error_message": NO_TRANSACTIONS, **nowhere}
         if key_type != GROUP_COORDINATOR:
             message = f"there are no coordinators of type {key_type} here, only of groups (0)"
             return {"error_code": ErrorCode.invalid_request, "error_message": message, **nowhere}
@@ -112,63 +117,55 @@ class MetadataHandlers:
 
     # ---- topics
 
-    async def metadata(self, request: Any, caller: Caller) -> ResponsePayload:
+    async def metadata(self, request: Any, caller: Caller) -> EncodedAnswer:
         """Metadata 0 to 13."""
         version = request.__version__
         wants_all = request.topics is None or (version == 0 and not request.topics)
         may_create = getattr(request, "allow_auto_topic_creation", True)
-        operations = _NOT_ASKED
-        if getattr(request, "include_topic_authorized_operations", False):
-            operations = _TOPIC_OPERATIONS
+        topics: list[ShownTopic] = []
         if wants_all:
-            known = list(self._broker.engine.store.topics.values())
-            topics: list[Mapping[str, Any]] = [await self._described(topic, operations) for topic in known]
+            for topic in list(self._broker.engine.store.topics.values()):
+                await self._pace.step()
+                topics.append(_shown(topic))
         else:
             wanted: dict[_Wanted, None] = {}
             for part in request.topics:
                 await self._pace.step()
                 wanted[_Wanted(part.name, getattr(part, "topic_id", None))] = None
-            topics = [await self._look_up(one, operations, may_create=may_create) for one in wanted]
+            for one in wanted:
+                await self._pace.step()
+                topics.append(await self._look_up(one, may_create=may_create))
         wants_cluster = getattr(request, "include_cluster_authorized_operations", False)
-        node = {"node_id": self._node_id(), "host": caller.advertised_host, "port": caller.advertised_port}
-        return await respond(
-            request,
-            {
-                "brokers": [node],
-                "cluster_id": self._broker.engine.store.cluster_id,
-                "controller_id": self._node_id(),
-                "topics": topics,
-                "cluster_authorized_operations": _CLUSTER_OPERATIONS if wants_cluster else _NOT_ASKED,
-                "error_code": ErrorCode.none,
-            },
+        wants_topics = getattr(request, "include_topic_authorized_operations", False)
+        cluster = ShownCluster(
+            self._broker.engine.store.cluster_id,
+            _CLUSTER_OPERATIONS if wants_cluster else _NOT_ASKED,
+            _TOPIC_OPERATIONS if wants_topics else _NOT_ASKED,
         )
+        node = ShownNode(self._node_id(), caller.advertised_host, caller.advertised_port)
+        work = partial(encode_metadata, version, node, cluster, topics)
+        return await Walkers.run(work) if sum(topic.partitions + 1 for topic in topics) > LARGE_PARTS else work()
 
-    async def _look_up(self, wanted: _Wanted, operations: int, *, may_create: bool) -> Mapping[str, Any]:
+    async def _look_up(self, wanted: _Wanted, *, may_create: bool) -> ShownTopic:
         """A topic as Metadata shows it; a missing topic is created if that is allowed."""
         engine, settings = self._broker.engine, self._broker.settings
         if wanted.topic_id is not None and wanted.topic_id != _NIL:
             found = engine.store.topic_by_id(wanted.topic_id)
             if found is not None:
-                return await self._described(found, operations)
-            await self._pace.step()
-            return _missing(wanted.name, wanted.topic_id, ErrorCode.unknown_topic_id, operations)
+                return _shown(found)
+            return ShownTopic(ErrorCode.unknown_topic_id.value, wanted.name, wanted.topic_id, False, 0)
         name = wanted.name or ""
         topic = engine.store.topics.get(name)
         if topic is not None:
-            return await self._described(topic, operations)
-        await self._pace.step()
+            return _shown(topic)
+        error = ErrorCode.unknown_topic_or_partition
         try:
             if may_create and settings.auto_create_topics:
-                topic = await engine.wait(engine.store.create_topic(name, settings.default_partitions, {}))
-                return await self._described(topic, operations)
+                return _shown(await engine.wait(engine.store.create_topic(name, settings.default_partitions, {})))
             engine.store.check_topic(name, settings.default_partitions, {})
-        except CairnError as error:
-            return _missing(name, None, error_code(error), operations)
-        return _missing(name, None, ErrorCode.unknown_topic_or_partition, operations)
-
-    async def _described(self, topic: Topic, operations: int) -> Mapping[str, Any]:
-        await self._pace.step(len(topic.partitions))
-        return {**_described(topic, self._node_id()), "topic_authorized_operations": operations}
+        except CairnError as refusal:
+            error = error_code(refusal)
+        return ShownTopic(error.value, name, None, False, 0)
 
     async def describe_topic_partitions(self, request: Any, _: Caller) -> ResponsePayload:
         """DescribeTopicPartitions 0: topics by name, at most MAX_PARTITIONS_PER_ANSWER partitions at a time."""
@@ -190,29 +187,41 @@ class MetadataHandlers:
                 break
             topic = store.topics.get(name)
             if topic is None:
-                answers.append(_missing(name, None, ErrorCode.unknown_topic_or_partition))
+                answers.append(_missing(name, ErrorCode.unknown_topic_or_partition))
                 continue
-            shown = _described(topic, self._node_id())
-            partitions = shown["partitions"][first : first + room]
+            partitions = _partitions(topic.partitions[first : first + room], self._node_id())
             room -= len(partitions)
-            answers.append({**shown, "partitions": partitions, "topic_authorized_operations": _TOPIC_OPERATIONS})
+            shown = {
+                "error_code": ErrorCode.none,
+                "name": topic.name,
+                "topic_id": topic.topic_id,
+                "is_internal": topic.internal,
+                "partitions": partitions,
+                "topic_authorized_operations": _TOPIC_OPERATIONS,
+            }
+            answers.append(shown)
             if first + len(partitions) < len(topic.partitions):
                 following = Cursor(topic_name=TopicName(name), partition_index=i32(first + len(partitions)))
                 break
         return await respond(request, {"topics": answers, "next_cursor": following})
 
 
-def _described(topic: Topic, node_id: int) -> dict[str, Any]:
-    return {
-        "error_code": ErrorCode.none,
-        "name": topic.name,
-        "topic_id": topic.topic_id,
-        "is_internal": topic.internal,
-        "partitions": _partitions(topic, node_id),
-    }
+def _no_transactions(version: int) -> ErrorCode:
+    """The error for who looks for a coordinator of transactions: final for the clients of this version, and one at
+    which they show the message that comes with it. The Java client has words of its own for an authorization that
+    failed, and shows the message of any other error; librdkafka, which asks in an older version, tries again for ever
+    after other errors.
+    """
+    if version >= FIRST_WITH_MANY_KEYS:
+        return ErrorCode.unsupported_version
+    return ErrorCode.transactional_id_authorization_failed
 
 
-def _partitions(topic: Topic, node_id: int) -> Sequence[Mapping[str, Any]]:
+def _shown(topic: Topic) -> ShownTopic:
+    return ShownTopic(ErrorCode.none.value, topic.name, topic.topic_id, topic.internal, len(topic.partitions))
+
+
+def _partitions(streams: Sequence[Stream], node_id: int) -> Sequence[Mapping[str, Any]]:
     return [
         {
             "error_code": ErrorCode.none,
@@ -225,12 +234,10 @@ def _partitions(topic: Topic, node_id: int) -> Sequence[Mapping[str, Any]]:
             "last_known_elr": (),
             "offline_replicas": (),
         }
-        for stream in topic.partitions
+        for stream in streams
     ]
 
 
-def _missing(
-    name: str | None, topic_id: uuid.UUID | None, error: ErrorCode, operations: int = _NOT_ASKED
-) -> Mapping[str, Any]:
-    shown: dict[str, Any] = {"error_code": error, "name": name, "topic_id": topic_id, "partitions": []}
-    return {**shown, "topic_authorized_operations": operations}
+def _missing(name: str, error: ErrorCode) -> Mapping[str, Any]:
+    shown: dict[str, Any] = {"error_code": error, "name": name, "topic_id": None, "partitions": []}
+    return {**shown, "topic_authorized_operations": _NOT_ASKED}

@@ -3,8 +3,8 @@
 Invariants: the latest offset is the high watermark, so no client ever sees an offset that is not durable; there is one
 leader epoch, so no log ever diverges. A failed look-up is an error of its partition alone.
 
-Sources: Kafka protocol guide; KIP-79 (by timestamp), KIP-734 (max timestamp), KIP-405 and KIP-1005 (tiered storage,
-which Cairn does not have).
+Sources: Kafka protocol guide; KIP-79 (by timestamp), KIP-734 (max timestamp), KIP-405, KIP-1005 and KIP-1023 (tiered
+storage, which Cairn does not have).
 """
 
 from collections import Counter
@@ -22,8 +22,15 @@ from logstore.kafka.pace import Pace
 from logstore.kafka.wire import respond
 from logstore.log.stream import Stream
 
-LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
-_SINCE_VERSION = {LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
+LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -1, -2, -3, -4, -5, -6
+_SINCE_VERSION = {
+    LATEST: 1,
+    EARLIEST: 1,
+    MAX_TIMESTAMP: 7,
+    EARLIEST_LOCAL: 8,
+    LATEST_TIERED: 9,
+    EARLIEST_PENDING_UPLOAD: 11,
+}
 _UNKNOWN = -1
 
 
@@ -35,10 +42,10 @@ class OffsetHandlers:
 
     def apis(self) -> list[Api]:
         """The requests served here."""
-        return [Api(2, 1, 10, self.list_offsets), Api(23, 2, 4, self.offset_for_leader_epoch)]
+        return [Api(2, 1, 11, self.list_offsets), Api(23, 2, 4, self.offset_for_leader_epoch)]
 
     async def list_offsets(self, request: Any, _: Caller) -> ResponsePayload:
-        """ListOffsets 1 to 10."""
+        """ListOffsets 1 to 11."""
         asked = [(topic.name, part.partition_index) for topic in request.topics for part in topic.partitions]
         doubled = {where for where, count in Counter(asked).items() if count > 1}
         pace = Pace()
@@ -82,7 +89,7 @@ class OffsetHandlers:
             return stream.high_watermark, _UNKNOWN
         if timestamp in (EARLIEST, EARLIEST_LOCAL):
             return stream.log_start_offset, _UNKNOWN
-        if timestamp == LATEST_TIERED:
+        if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
             return _UNKNOWN, _UNKNOWN
         if timestamp == MAX_TIMESTAMP:
             found = await self._broker.engine.max_timestamp(stream)

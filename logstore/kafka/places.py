@@ -60,6 +60,8 @@ class Places:
         self._by_size: dict[int, dict[str, None]] = {}
         self._largest = 0
         self._groups: dict[End, str] = {}
+        self.given_way = 0
+        """Connections that were ended for a new one."""
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -95,6 +97,7 @@ class Places:
             self._resize(group, -1)
 
     def _give_way(self, group: str) -> None:
+        self.given_way += 1
         end = self._addresses[group].first()
         self.leave(end)
         end()

@@ -4,7 +4,7 @@ Invariants: requests of one connection enter the log in the order of their arriv
 only after `start` or `steps` has appended all of the current one; the answer is ready when every partition's ticket has
 settled. A refused partition does not affect the others. A request has at most MAX_PARTITIONS partitions.
 
-Source: Kafka protocol guide, Produce 3 to 11; acks=1 means the same as acks=all.
+Source: Kafka protocol guide, Produce 3 to 13; acks=1 means the same as acks=all. KIP-516 (topic ids, from version 13).
 """
 
 import struct
@@ -19,13 +19,19 @@ from logstore.kafka.api_types import Broker
 from logstore.kafka.errors import error_code
 from logstore.kafka.framing import Reader, Writer
 from logstore.kafka.pace import Walkers
+from logstore.kafka.topic_keys import TopicKey, find_stream, find_topic
 from logstore.log.stream_state import AppendResult, AppendTicket
 from logstore.log.topics import MAX_PARTITIONS, NO_LIMIT_MS, TopicConfig
 from logstore.log.validation import check_produced, takes_long_to_check
 
 KEY = 0
-MIN_VERSION, MAX_VERSION = 3, 11
+MIN_VERSION, MAX_VERSION = 3, 13
 FIRST_FLEXIBLE = 9
+FIRST_WITH_IDS = 13
+"""Topics are named by id from this version on."""
+
+FIRST_WITH_LOG_START, FIRST_WITH_MESSAGE = 5, 8
+"""Versions of the answer."""
 KEEP_SHARE = 2
 """A batch smaller than 1/KEEP_SHARE of its frame is copied out of the frame: the tail counts the bytes of batches, and
 must not hold much more memory than that.
@@ -55,7 +61,7 @@ class ProduceRequest(NamedTuple):
     version: int
     transactional_id: str | None
     acks: int
-    topics: list[tuple[str, list[PartitionData]]]
+    topics: list[tuple[TopicKey, list[PartitionData]]]
     partitions: int
 
 
@@ -72,12 +78,14 @@ class _Outcome:
 class ProduceAnswer:
     """The answer to one request: ready when every partition's append has settled."""
 
-    __slots__ = ("_on_ready", "_waiting", "acks", "topics", "version")
+    __slots__ = ("_on_ready", "_waiting", "acks", "throttle_ms", "topics", "version")
 
     def __init__(self, version: int, acks: int) -> None:
         self.version = version
         self.acks = acks
-        self.topics: list[tuple[str, list[_Outcome]]] = []
+        self.topics: list[tuple[TopicKey, list[_Outcome]]] = []
+        self.throttle_ms = 0
+        """For how long the sidecar will not read from the client, whose quota is used up."""
         self._waiting = 0
         self._on_ready: Callable[[], None] | None = None
 
@@ -124,10 +132,10 @@ def decode(frame: memoryview, at: int, version: int) -> ProduceRequest:
     transactional_id = reader.nullable_string()
     acks = reader.int16()
     reader.int32()
-    topics: list[tuple[str, list[PartitionData]]] = []
+    topics: list[tuple[TopicKey, list[PartitionData]]] = []
     total = 0
     for _ in range(_bounded(reader.count(3))):
-        name = reader.string()
+        key = reader.uuid() if version >= FIRST_WITH_IDS else reader.string()
         partitions: list[PartitionData] = []
         count = reader.count(5)
         total = _bounded(total + count)
@@ -135,7 +143,7 @@ def decode(frame: memoryview, at: int, version: int) -> ProduceRequest:
             partitions.append(PartitionData(reader.int32(), reader.nullable_bytes()))
             reader.tags()
         reader.tags()
-        topics.append((name, partitions))
+        topics.append((key, partitions))
     reader.tags()
     return ProduceRequest(version, transactional_id, acks, topics, total)
 
@@ -151,12 +159,12 @@ async def check_apart(broker: Broker, request: ProduceRequest) -> ProduceRequest
     Returns the request with the results of the checks.
     """
     now_ms = broker.clock.wall_ms()
-    topics: list[tuple[str, list[PartitionData]]] = []
-    for name, partitions in request.topics:
-        topic = broker.engine.store.topics.get(name)
-        if topic is not None:
-            partitions = [await _checked_apart(name, topic.config, data, now_ms) for data in partitions]
-        topics.append((name, partitions))
+    topics: list[tuple[TopicKey, list[PartitionData]]] = []
+    for key, partitions in request.topics:
+        topic = find_topic(broker.engine.store, key)
+        if topic is not None and not any(data.problem for data in partitions):
+            partitions = [await _checked_apart(topic.name, topic.config, data, now_ms) for data in partitions]
+        topics.append((key, partitions))
     return request._replace(topics=topics)
 
 
@@ -172,10 +180,10 @@ async def _checked_apart(topic: str, config: TopicConfig, data: PartitionData, n
 
 def needs_check_apart(broker: Broker, request: ProduceRequest) -> bool:
     """Whether any batch of the request takes long to check; none does in topics that do not check records' times."""
-    for name, partitions in request.topics:
-        topic = broker.engine.store.topics.get(name)
+    for key, partitions in request.topics:
+        topic = find_topic(broker.engine.store, key)
         if topic is not None and topic.config.timestamp_before_max_ms != NO_LIMIT_MS:
-            batches = (data.records for data in partitions if data.records is not None)
+            batches = (data.records for data in partitions if data.records is not None and data.problem is None)
             if any(takes_long_to_check(records, topic.config) for records in batches):
                 return True
     return False
@@ -199,28 +207,28 @@ def steps(broker: Broker, request: ProduceRequest, frame_bytes: int, answer: Pro
         refused = _TRANSACTIONAL_REFUSED
     elif request.acks not in (-1, 0, 1):
         refused = _INVALID_REQUIRED_ACKS
-    for name, partitions in request.topics:
+    for key, partitions in request.topics:
         outcomes: list[_Outcome] = []
-        answer.topics.append((name, outcomes))
+        answer.topics.append((key, outcomes))
         for data in partitions:
             outcome = _Outcome(data.partition, refused)
             outcomes.append(outcome)
             if not refused:
                 if data.records is not None and len(data.records) * KEEP_SHARE < frame_bytes:
                     data = data._replace(records=memoryview(bytearray(data.records)))
-                _append(broker, answer, name, data, outcome, now_ms)
+                _append(broker, answer, key, data, outcome, now_ms)
             yield
 
 
 def _append(
-    broker: Broker, answer: ProduceAnswer, topic: str, data: PartitionData, outcome: _Outcome, now_ms: int
+    broker: Broker, answer: ProduceAnswer, topic: TopicKey, data: PartitionData, outcome: _Outcome, now_ms: int
 ) -> None:
     try:
-        if data.records is None:
-            raise InvalidRecord(f"{topic}-{data.partition}: no records")
-        stream = broker.engine.store.stream(topic, data.partition)
         if data.problem is not None:
             raise data.problem
+        if data.records is None:
+            raise InvalidRecord(f"{topic}-{data.partition}: no records")
+        stream = find_stream(broker.engine.store, topic, data.partition)
         ticket = stream.append(data.records, now_ms=now_ms, are_times_checked=data.are_times_checked)
     except CairnError as error:
         _refuse(outcome, error)
@@ -233,24 +241,34 @@ def _refuse(outcome: _Outcome, error: Exception) -> None:
     outcome.message = str(error)
 
 
+def refusal_body(version: int, topic: str, partition: int, error: int, message: str | None) -> list[Buffer]:
+    """The body of the answer to a request with one partition that is refused."""
+    answer = ProduceAnswer(version, -1)
+    answer.topics.append((topic, [_Outcome(partition, error, message)]))
+    return _encode(answer)
+
+
 def _encode(answer: ProduceAnswer) -> list[Buffer]:
     version = answer.version
     writer = Writer(flexible=version >= FIRST_FLEXIBLE)
     writer.count(len(answer.topics))
-    for name, outcomes in answer.topics:
-        writer.string(name)
+    for key, outcomes in answer.topics:
+        if isinstance(key, str):
+            writer.string(key)
+        else:
+            writer.raw(key.bytes)
         writer.count(len(outcomes))
         for outcome in outcomes:
             failed = outcome.ticket is None or _settled(outcome).error
             result = _NOTHING if failed or outcome.ticket is None else outcome.ticket.result()
             writer.fixed(_OUTCOME, outcome.partition, outcome.error, result.base_offset, result.append_ms)
-            if version >= 5:
+            if version >= FIRST_WITH_LOG_START:
                 writer.int64(result.log_start_offset)
-            if version >= 8:
+            if version >= FIRST_WITH_MESSAGE:
                 writer.count(0)
                 writer.string(outcome.message)
             writer.tags()
         writer.tags()
-    writer.int32(0)
+    writer.int32(answer.throttle_ms)
     writer.tags()
     return writer.finish()

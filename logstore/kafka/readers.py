@@ -2,7 +2,7 @@
 
 Invariants: an answer is a body of `logstore.format.reader_api`; a CairnError is an error inside it, and closes no
 connection. A registration, and an acknowledgement of streams that are new to the reader, is answered once it is
-durable. No topic is created.
+durable. No topic is created. Of what the caller may not describe, names are left out of answers.
 """
 
 from collections.abc import Mapping
@@ -10,9 +10,13 @@ from functools import partial
 
 from logstore.errors import CairnError
 from logstore.format.reader_api import (
+    ACKNOWLEDGE,
+    DESCRIBE_READERS,
     LOG_START,
     NAMES_PER_REPLY,
     READER_API_KEYS,
+    REGISTER_READER,
+    REMOVE_READER,
     AcknowledgeRequest,
     DescribeReadersRequest,
     Done,
@@ -27,8 +31,9 @@ from logstore.format.reader_api import (
     encode_reply_body,
 )
 from logstore.interfaces import Buffer
-from logstore.kafka.api_types import Broker, PrivateApi
+from logstore.kafka.api_types import Broker, Caller, PrivateApi
 from logstore.kafka.budgets import AnswerBudget
+from logstore.kafka.rights import table
 from logstore.log.readers import StreamId
 from logstore.log.stream import Stream
 
@@ -38,16 +43,20 @@ def reader_apis(broker: Broker) -> list[PrivateApi]:
     return [PrivateApi(key, partial(_handle, broker, key)) for key in sorted(READER_API_KEYS)]
 
 
-async def _handle(broker: Broker, api_key: int, body: memoryview, _: AnswerBudget) -> tuple[list[Buffer], int]:
+async def _handle(
+    broker: Broker, api_key: int, body: memoryview, _: AnswerBudget, caller: Caller
+) -> tuple[list[Buffer], int]:
     try:
-        reply: ReaderReply | CairnError = await _answer(broker, decode_request(api_key, body))
+        reply: ReaderReply | CairnError = await _answer(broker, decode_request(api_key, body), caller)
     except CairnError as error:
         reply = error
     return encode_reply_body(reply), 0
 
 
-async def _answer(broker: Broker, request: ReaderRequest) -> ReaderReply:
+async def _answer(broker: Broker, request: ReaderRequest, caller: Caller) -> ReaderReply:
     readers = broker.engine.store.readers
+    if broker.authorizer.is_active:
+        _authorize(broker, request, caller)
     match request:
         case RegisterReaderRequest():
             return await _register(broker, request)
@@ -59,7 +68,27 @@ async def _answer(broker: Broker, request: ReaderRequest) -> ReaderReply:
             await broker.engine.wait(readers.remove(request.reader))
             return Done()
         case DescribeReadersRequest():
-            return _describe(broker, request)
+            return _describe(broker, request, caller)
+
+
+def _authorize(broker: Broker, request: ReaderRequest, caller: Caller) -> None:
+    """Raise NotAuthorized unless the caller may use the reader's name as a group, and read its streams."""
+    match request:
+        case RegisterReaderRequest():
+            table.require(broker, REGISTER_READER, caller, request.reader)
+            if request.group:
+                table.require(broker, REGISTER_READER, caller, request.group)
+            for topic in {entry.topic for entry in request.streams}:
+                table.require(broker, REGISTER_READER, caller, topic, 1)
+        case AcknowledgeRequest():
+            table.require(broker, ACKNOWLEDGE, caller, request.reader)
+            for topic in {entry.topic for entry in request.streams}:
+                table.require(broker, ACKNOWLEDGE, caller, topic, 1)
+        case RemoveReaderRequest():
+            table.require(broker, REMOVE_READER, caller, request.reader)
+        case DescribeReadersRequest():
+            if request.reader:
+                table.require(broker, DESCRIBE_READERS, caller, request.reader)
 
 
 async def _register(broker: Broker, request: RegisterReaderRequest) -> ReaderReply:
@@ -85,10 +114,14 @@ async def _register(broker: Broker, request: RegisterReaderRequest) -> ReaderRep
     return RegisterReaderReply(placed)
 
 
-def _describe(broker: Broker, request: DescribeReadersRequest) -> ReaderReply:
+def _describe(broker: Broker, request: DescribeReadersRequest, caller: Caller) -> ReaderReply:
     store = broker.engine.store
     if not request.reader:
-        names = [name for name in store.readers.names() if name > request.after]
+        names = [
+            name
+            for name in store.readers.names()
+            if name > request.after and table.allows(broker, DESCRIBE_READERS, caller, name)
+        ]
         return ReaderDescription(tuple(names[:NAMES_PER_REPLY]))
     state = store.readers.describe(request.reader)
 
@@ -98,7 +131,7 @@ def _describe(broker: Broker, request: DescribeReadersRequest) -> ReaderReply:
         return tuple(
             ReaderOffset(topics[key.topic_id], key.partition, offset)
             for key, offset in sorted(offsets.items())
-            if key.topic_id in topics
+            if key.topic_id in topics and table.allows(broker, DESCRIBE_READERS, caller, topics[key.topic_id], 1)
         )
 
     held, released = named(state.held), named(state.released)

@@ -14,8 +14,9 @@ from logstore.errors import CairnError, CorruptChunk, MalformedRequest, StorageF
 from logstore.events import READ_FAILED
 from logstore.format.epoch_api import SCAN, ScanRequest, decode_request, encode_reply_body, encode_scan_reply
 from logstore.interfaces import Buffer
-from logstore.kafka.api_types import Broker, PrivateApi
+from logstore.kafka.api_types import Broker, Caller, PrivateApi
 from logstore.kafka.budgets import AnswerBudget
+from logstore.kafka.rights import table
 
 MAX_SCAN_BYTES: Final = 16 << 20
 """Limit for any request: bounds the memory that one connection holds."""
@@ -26,11 +27,12 @@ def scan_apis(broker: Broker) -> list[PrivateApi]:
     return [PrivateApi(SCAN, partial(_handle, broker))]
 
 
-async def _handle(broker: Broker, body: memoryview, answers: AnswerBudget) -> tuple[list[Buffer], int]:
+async def _handle(broker: Broker, body: memoryview, answers: AnswerBudget, caller: Caller) -> tuple[list[Buffer], int]:
     try:
         request = decode_request(SCAN, body)
         if not isinstance(request, ScanRequest):
             raise MalformedRequest("not a scan")
+        table.require(broker, SCAN, caller, request.topic)
         return await _scan(broker, request, answers)
     except CairnError as error:
         return encode_reply_body(error), 0

@@ -6,10 +6,11 @@ A listener that cannot be opened raises OSError before any client is served.
 
 import socket
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import trio
 
+from logstore.base.tls import ServerTls
 from logstore.events import CANNOT_ACCEPT
 from logstore.kafka.api_types import ApiHandlers, Broker, Caller
 from logstore.kafka.arrivals import ArrivalBudget
@@ -18,6 +19,9 @@ from logstore.kafka.client_socket import ClientSocket
 from logstore.kafka.connection import MAX_WAITING_BYTES, ClientConnection
 from logstore.kafka.frames import SMALL_BYTES, Arrivals
 from logstore.kafka.places import Places
+from logstore.kafka.security.login import Authenticator, Login
+from logstore.kafka.security.protocols import SecurityProtocol
+from logstore.kafka.security.tls_socket import HANDSHAKES, TlsClientSocket
 
 BACKLOG = 1024
 ACCEPT_AGAIN_S = 0.1
@@ -32,13 +36,26 @@ class Listener(NamedTuple):
     port: int
     advertised_host: str | None = None
     advertised_port: int | None = None
+    protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT
+
+
+class ServerSecurity(NamedTuple):
+    """What listeners of other protocols than PLAINTEXT need: TLS, and who may log in."""
+
+    tls: ServerTls | None = None
+    authenticator: Authenticator | None = None
+
+
+NO_SECURITY: Final = ServerSecurity()
 
 
 class KafkaServer:
     """Serves Kafka clients on one or more listeners."""
 
-    def __init__(self, broker: Broker, handlers: ApiHandlers) -> None:
+    def __init__(self, broker: Broker, handlers: ApiHandlers, security: ServerSecurity = NO_SECURITY) -> None:
         self._broker = broker
+        self._security = security
+        self._handshakes = trio.CapacityLimiter(HANDSHAKES)
         self._handlers = handlers
         settings = broker.settings
         self._requests = RequestBudget(settings.total_in_flight_bytes)
@@ -52,8 +69,25 @@ class KafkaServer:
         self._answers = AnswerBudget(settings.total_answer_bytes)
         self._places = Places(settings.max_connections, settings.max_connections_per_address)
         self._connections: dict[ClientConnection, None] = {}
+        self.accepted = 0
+        """Clients that have connected since the start."""
         self._accepting = trio.CancelScope()
         self._ended = trio.Event()
+
+    @property
+    def connections(self) -> int:
+        """Clients that are connected now."""
+        return len(self._connections)
+
+    @property
+    def given_way(self) -> int:
+        """Connections that were ended for a new one since the start."""
+        return self._places.given_way
+
+    @property
+    def request_bytes(self) -> int:
+        """Bytes of requests that are being handled now."""
+        return self._requests.used_bytes
 
     async def serve(
         self,
@@ -64,6 +98,10 @@ class KafkaServer:
         """Listen until cancelled or drained; reports the listeners with their real ports once all are open. Raises
         OSError.
         """
+        for listener in listeners:
+            lacks_tls = listener.protocol.is_encrypted and self._security.tls is None
+            if lacks_tls or (listener.protocol.needs_login and self._security.authenticator is None):
+                raise AssertionError(f"a listener of {listener.protocol.value} without what it needs")
         opened: list[tuple[Listener, trio.socket.SocketType]] = []
         try:
             for listener in listeners:
@@ -110,6 +148,7 @@ class KafkaServer:
             client.close()
             return
         self._connections[connection] = None
+        self.accepted += 1
         self._places.enter(host, connection.give_way)
         if self._accepting.cancel_called:
             connection.stop()
@@ -124,8 +163,13 @@ class KafkaServer:
         # A client of a listener on any address is told the address that it used.
         own_host = client.getsockname()[0] if listener.host in ANY_ADDRESS else listener.host
         caller = Caller("", host, listener.advertised_host or own_host, listener.advertised_port or listener.port)
-        client_socket = ClientSocket(socket.socket(fileno=client.detach()))
-        return ClientConnection(
+        tls, authenticator = self._security
+        connected = socket.socket(fileno=client.detach())
+        if listener.protocol.is_encrypted and tls is not None:
+            client_socket: ClientSocket = TlsClientSocket(connected, tls.context, self._handshakes)
+        else:
+            client_socket = ClientSocket(connected)
+        connection = ClientConnection(
             client_socket,
             self._broker,
             self._handlers,
@@ -134,6 +178,9 @@ class KafkaServer:
             self._answers,
             self._places.touch,
         )
+        if listener.protocol.needs_login and authenticator is not None:
+            connection.require_login(Login(authenticator, host, is_encrypted=listener.protocol.is_encrypted))
+        return connection
 
 
 async def _open(listener: Listener) -> tuple[Listener, trio.socket.SocketType]:

@@ -32,7 +32,7 @@ FEATURES = (
     Feature("eligible.leader.replicas.version", 0),
     Feature("group.version", 0),  # 1: groups of KIP-848
     Feature("kraft.version", 0),
-    Feature("metadata.version", 25),  # 4.0-IV3: the requests served here are a subset of Kafka 4.0's
+    Feature("metadata.version", 29),  # 4.2-IV1: the requests served here are a subset of Kafka 4.2's
     Feature("share.version", 0),
     Feature("streams.version", 0),
     Feature("transaction.version", 0),

@@ -38,7 +38,7 @@ async def respond(request: RequestPayload, values: Values) -> ResponsePayload:
 
     A misspelt name looks like a field of another version and is ignored, so tests check the answers of every version.
     """
-    kind = _response_type(type(request))
+    kind = response_type(type(request))
     if count_parts(values.values()) > LARGE_PARTS:
         return typing.cast(ResponsePayload, await Walkers.run(partial(build, kind, values)))
     return typing.cast(ResponsePayload, build(kind, values))
@@ -67,7 +67,8 @@ def milliseconds(duration: timedelta) -> int:
 
 
 @cache
-def _response_type(request_type: type[RequestPayload]) -> type[Entity]:
+def response_type(request_type: type[RequestPayload]) -> type[Entity]:
+    """The class that answers a request."""
     return load_response_schema(request_type.__api_key__, request_type.__version__)
 
 

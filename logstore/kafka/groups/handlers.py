@@ -1,13 +1,15 @@
 """Kafka's group requests to calls of `GroupService`, and its results to answers; waiting happens here.
 
 Invariants: what a commit or deletion reports as done is synced; a disk that refuses is COORDINATOR_NOT_AVAILABLE to
-the client, which tries again. Versions offered are those in `apis`; the requests of KIP-848 (ConsumerGroupHeartbeat,
-ConsumerGroupDescribe) are not offered.
+the client, which tries again. Where a request names topics by id (OffsetCommit and OffsetFetch from version 10 on), the
+id of a topic that is gone is UNKNOWN_TOPIC_ID, whatever is called by its name now. Versions offered are those in
+`apis`; the requests of KIP-848 (ConsumerGroupHeartbeat, ConsumerGroupDescribe) are not offered.
 """
 
 import math
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import trio
 from kio.schema.errors import ErrorCode
@@ -33,6 +35,9 @@ _ALLOWED_OPERATIONS = sum(1 << code for code in (3, 6, 8, 10, 11))
 """READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: all that Kafka knows for a group; no client is refused."""
 
 _NOT_ASKED = -(2**31)
+_NO_ID = uuid.UUID(int=0)
+_OFFSETS_BY_ID = 10
+"""The version of OffsetFetch from which on topics are named by id."""
 
 
 class Waiter(Protocol):
@@ -42,11 +47,27 @@ class Waiter(Protocol):
         """The ticket's result; raises its error."""
 
 
+class TopicIds(NamedTuple):
+    """The ids of topics, both ways; None where there is no such topic."""
+
+    name_of: Callable[[uuid.UUID], str | None]
+    id_of: Callable[[str], uuid.UUID | None]
+
+
+class _TopicNamed(NamedTuple):
+    """A topic of a request: its name (None: no topic has the id), its id if the request names it so, its partitions."""
+
+    name: str | None
+    topic_id: uuid.UUID | None
+    partitions: Sequence[Any]
+
+
 class GroupHandlers:
     """Answers group requests; `run` must run beside it."""
 
-    def __init__(self, service: GroupService, clock: Clock, wait: Waiter) -> None:
+    def __init__(self, service: GroupService, clock: Clock, wait: Waiter, topic_ids: TopicIds) -> None:
         self._service = service
+        self._topic_ids = topic_ids
         self._clock = clock
         self._wait = wait
         self._woken = trio.Event()
@@ -60,8 +81,8 @@ class GroupHandlers:
     def apis(self) -> list[Api]:
         """What to offer in ApiVersions, and how to answer it."""
         return [
-            Api(8, 2, 9, self.offset_commit),
-            Api(9, 1, 9, self.offset_fetch),
+            Api(8, 2, 10, self.offset_commit),
+            Api(9, 1, 10, self.offset_fetch),
             Api(11, 0, 9, self.join_group),
             Api(12, 0, 4, self.heartbeat),
             Api(13, 0, 5, self.leave_group),
@@ -180,7 +201,7 @@ class GroupHandlers:
     # ---- offsets
 
     async def offset_commit(self, request: Any, _: Caller) -> ResponsePayload:
-        """OffsetCommit 2 to 9; answered once the offsets are synced."""
+        """OffsetCommit 2 to 10; answered once the offsets are synced."""
         retention = getattr(request, "retention_time", None)
         committing = CommitRequest(
             group_id=request.group_id,
@@ -191,14 +212,22 @@ class GroupHandlers:
         )
         positions: dict[TopicPartition, OffsetToCommit] = {}
         pace = Pace()
-        for topic in request.topics:
-            for part in topic.partitions:
+        topics: list[_TopicNamed] = []
+        for asked in request.topics:
+            await pace.step()
+            topics.append(topic := self._named_topic(asked))
+            for part in topic.partitions if topic.name is not None else ():
                 await pace.step()
-                positions[TopicPartition(topic.name, part.partition_index)] = OffsetToCommit(
+                positions[TopicPartition(topic.name or "", part.partition_index)] = OffsetToCommit(
                     part.committed_offset,
                     getattr(part, "committed_leader_epoch", NO_EPOCH),
                     part.committed_metadata or "",
                 )
+        # Other tasks ran meanwhile: a topic may be gone, and another called by its name.
+        gone = {topic.name for topic in topics if self._is_gone(topic)}
+        if gone:
+            topics = [topic._replace(name=None) if topic.name in gone else topic for topic in topics]
+            positions = {where: position for where, position in positions.items() if where.topic not in gone}
         now_s, now_ms = self._clock.monotonic_s(), self._clock.wall_ms()
         refused, ticket = self._service.commit(committing, positions, now_s, now_ms)
         if request.__version__ < 9:  # clients of that age do not know that a commit can miss its group
@@ -209,17 +238,30 @@ class GroupHandlers:
         self._replan()
         accepted = await self._settled(ticket)
         return await respond(
-            request, {"topics": await _by_partition(request, lambda where: refused.get(where, accepted))}
+            request, {"topics": await _by_partition(topics, lambda where: refused.get(where, accepted))}
         )
 
+    def _named_topic(self, asked: Any) -> _TopicNamed:
+        """A topic that a request names by its name, or by its id."""
+        if hasattr(asked, "name"):
+            return _TopicNamed(asked.name, None, asked.partitions)
+        topic_id = asked.topic_id or _NO_ID
+        return _TopicNamed(self._topic_ids.name_of(topic_id), topic_id, asked.partitions)
+
+    def _is_gone(self, topic: _TopicNamed) -> bool:
+        return topic.topic_id is not None and self._topic_ids.name_of(topic.topic_id) != topic.name
+
     async def offset_fetch(self, request: Any, _: Caller) -> ResponsePayload:
-        """OffsetFetch 1 to 9: one group up to version 7, any number from version 8."""
+        """OffsetFetch 1 to 10: one group up to version 7, any number from version 8; topics by id from version 10."""
         pace = Pace()
         if request.__version__ >= 8:
             groups = []
             # A group that is named twice is answered once: an answer may have all that the group has committed.
             for wanted in {wanted.group_id: wanted for wanted in request.groups}.values():
-                topics = await self._fetched(wanted.group_id, wanted.topics, pace)
+                if request.__version__ >= _OFFSETS_BY_ID:
+                    topics = await self._fetched_by_id(wanted.group_id, wanted.topics, pace)
+                else:
+                    topics = await self._fetched(wanted.group_id, wanted.topics, pace)
                 groups.append({"group_id": wanted.group_id, "topics": topics, "error_code": ErrorCode.none})
             return await respond(request, {"groups": groups})
         topics = await self._fetched(request.group_id, request.topics, pace)
@@ -239,6 +281,41 @@ class GroupHandlers:
                 _partitions(answers, where.topic).append(_position(where.partition, committed))
         return list(answers.values())
 
+    async def _fetched_by_id(self, group_id: str, topics: Sequence[Any] | None, pace: Pace) -> list[Mapping[str, Any]]:
+        """As `_fetched`; the partitions of an unknown id are UNKNOWN_TOPIC_ID. Asked for all, topics that are gone are
+        left out.
+        """
+        if topics is None:
+            return await self._all_fetched_by_id(group_id, pace)
+        answers: list[Mapping[str, Any]] = []
+        for topic_id, indexes in (await _by_id(topics, pace)).items():
+            # The look-ups of one topic lie in one turn: its id means one topic in all of them.
+            await pace.step(1 + len(indexes))
+            name = self._topic_ids.name_of(topic_id)
+            partitions: list[Mapping[str, Any]] = []
+            if name is None:
+                unknown = {"error_code": ErrorCode.unknown_topic_id}
+                partitions = [{**_position(index, None), **unknown} for index in indexes]
+            else:
+                taken = self._service.committed(group_id, [TopicPartition(name, index) for index in indexes])
+                partitions = [_position(index, taken.of(TopicPartition(name, index))) for index in indexes]
+            answers.append({"topic_id": topic_id, "partitions": partitions})
+        return answers
+
+    async def _all_fetched_by_id(self, group_id: str, pace: Pace) -> list[Mapping[str, Any]]:
+        await pace.step(1 + self._service.count(group_id))
+        taken = self._service.committed(group_id, None)
+        # In the same turn as the offsets: they belong to these ids.
+        ids = {name: self._topic_ids.id_of(name) for name in {where.topic for where in taken.known}}
+        answers: dict[str, dict[str, Any]] = {}
+        for where in taken.known:
+            await pace.step()
+            topic_id, committed = ids[where.topic], taken.of(where)
+            if topic_id is not None and committed is not None:
+                answer = answers.setdefault(where.topic, {"topic_id": topic_id, "partitions": []})
+                answer["partitions"].append(_position(where.partition, committed))
+        return list(answers.values())
+
     async def offset_delete(self, request: Any, _: Caller) -> ResponsePayload:
         """OffsetDelete 0."""
         partitions = [
@@ -248,7 +325,8 @@ class GroupHandlers:
         if top is not ErrorCode.none:
             return await respond(request, {"error_code": top, "topics": []})
         deleted = await self._settled(ticket)
-        topics = await _by_partition(request, lambda where: errors[where] or deleted)
+        named = [self._named_topic(topic) for topic in request.topics]
+        topics = await _by_partition(named, lambda where: errors[where] or deleted)
         return await respond(request, {"error_code": ErrorCode.none, "topics": topics})
 
     # ---- administration
@@ -339,16 +417,29 @@ def _partitions(answers: dict[str, Mapping[str, Any]], topic: str) -> list[Mappi
     return found
 
 
-async def _by_partition(request: Any, error_of: Callable[[TopicPartition], ErrorCode]) -> list[Mapping[str, Any]]:
+async def _by_id(topics: Sequence[Any], pace: Pace) -> Mapping[uuid.UUID, Mapping[int, None]]:
+    """The partitions that an OffsetFetch asks for by their topics' ids, each once."""
+    wanted: dict[uuid.UUID, dict[int, None]] = {}
+    for topic in topics:
+        await pace.step(1 + len(topic.partition_indexes))
+        wanted.setdefault(topic.topic_id or _NO_ID, {}).update(dict.fromkeys(topic.partition_indexes))
+    return wanted
+
+
+async def _by_partition(
+    topics: Iterable[_TopicNamed], error_of: Callable[[TopicPartition], ErrorCode]
+) -> list[Mapping[str, Any]]:
     pace = Pace()
     answers: list[Mapping[str, Any]] = []
-    for topic in request.topics:
+    for topic in topics:
         partitions: list[Mapping[str, Any]] = []
         for part in topic.partitions:
             await pace.step()
-            where = TopicPartition(topic.name, part.partition_index)
-            partitions.append({"partition_index": part.partition_index, "error_code": error_of(where)})
-        answers.append({"name": topic.name, "partitions": partitions})
+            error = ErrorCode.unknown_topic_id
+            if topic.name is not None:
+                error = error_of(TopicPartition(topic.name, part.partition_index))
+            partitions.append({"partition_index": part.partition_index, "error_code": error})
+        answers.append({"name": topic.name, "topic_id": topic.topic_id, "partitions": partitions})
     return answers
 
 

@@ -10,6 +10,7 @@ This module does not know members: `coordinator` decides which client may commit
 """
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 from urllib.parse import quote, unquote
@@ -153,7 +154,8 @@ def _parse_key(key: str) -> tuple[str, TopicPartition]:
     parts = key.split("/")
     if len(parts) != 4 or not parts[3].isdecimal():
         raise CorruptFile(f"the ledger of groups has the key {key!r}, which names no partition")
-    return unquote(parts[1]), TopicPartition(unquote(parts[2]), int(parts[3]))
+    # Names come once for each partition and group: kept once.
+    return unquote(parts[1]), TopicPartition(sys.intern(unquote(parts[2])), int(parts[3]))
 
 
 def _json(value: Mapping[str, object]) -> bytes:
@@ -196,6 +198,6 @@ def _committed(key: str, value: bytes) -> CommittedOffset:
         leader_epoch=epoch,
         metadata=str(loaded.get("metadata", "")),
         committed_ms=time_ms,
-        topic_id=str(loaded.get("topic", "")),
+        topic_id=sys.intern(str(loaded.get("topic", ""))),
         expires_ms=expires_ms if isinstance(expires_ms, int) else None,
     )

@@ -1,0 +1,129 @@
+"""What operators' commands ask of a sidecar: groups, settings, sizes, queries. Blocks, over a `Client`'s connection.
+
+Invariants: a Kafka error code raises Refused with the name of the code and of what was asked; every request here may be
+sent twice without harm, so the client sends it again after a lost connection.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from logstore.client import admin_wire, wire
+from logstore.client.admin_wire import ClusterInfo, GroupInfo
+from logstore.client.blocking import Client
+from logstore.client.errors import MalformedReply, Refused
+from logstore.errors import InvalidConfig
+from logstore.format.operator_api import (
+    QUERIES_PER_REPLY,
+    DescribeQueriesRequest,
+    DescribeSidecarRequest,
+    QueriesReply,
+    QuerySummary,
+    SidecarReply,
+)
+from logstore.format.topic_partition import TopicPartition
+
+GROUPS_PER_REQUEST: Final = 1_000
+STREAMS_PER_REQUEST: Final = 10_000
+"""Below the number of elements that a sidecar takes in one request."""
+DELETION_MS: Final = 30_000
+INVALID_CONFIG: Final = 40
+GROUP_ID_NOT_FOUND: Final = 69
+
+
+class Admin:
+    """Requests of operators' commands. All raise Unavailable, Refused and MalformedReply."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def cluster(self) -> ClusterInfo:
+        """The cluster id, and the address that the sidecar tells its clients."""
+        return self._client.call(wire.METADATA, wire.metadata_request((), create=False), admin_wire.cluster_reply)
+
+    # ---- the sidecar's own
+
+    def sidecar(self) -> SidecarReply:
+        """The sidecar itself: version, uptime, counts, disk."""
+        return self._client.call_operator(DescribeSidecarRequest(), SidecarReply)
+
+    def queries(self) -> list[QuerySummary]:
+        """All queries that the sidecar knows, by name."""
+        found: list[QuerySummary] = []
+        while True:
+            after = found[-1].query if found else ""
+            some = self._client.call_operator(DescribeQueriesRequest(after), QueriesReply).queries
+            found += some
+            if len(some) < QUERIES_PER_REPLY:
+                return found
+
+    # ---- groups
+
+    def group_names(self) -> list[str]:
+        """The names of all groups, sorted."""
+        error, names = self._client.call(wire.LIST_GROUPS, b"", admin_wire.list_groups_reply)
+        self._check(error, "groups")
+        return names
+
+    def groups(self, names: Sequence[str]) -> dict[str, GroupInfo]:
+        """Groups by name, in the order asked for. A group that does not exist is `Dead`, as in Kafka."""
+        found: dict[str, GroupInfo] = {}
+        for at in range(0, len(names), GROUPS_PER_REQUEST):
+            request = admin_wire.describe_groups_request(names[at : at + GROUPS_PER_REQUEST])
+            found |= self._client.call(wire.DESCRIBE_GROUPS, request, admin_wire.describe_groups_reply)
+        for name, group in found.items():
+            if group.error != GROUP_ID_NOT_FOUND:
+                self._check(group.error, f"group {name!r}")
+        return found
+
+    def committed(self, group: str) -> dict[TopicPartition, int]:
+        """The offsets that a group has committed, by stream."""
+        request = admin_wire.offset_fetch_request(group)
+        error, offsets = self._client.call(wire.OFFSET_FETCH, request, admin_wire.offset_fetch_reply)
+        self._check(error, f"offsets of group {group!r}")
+        return offsets
+
+    def commit(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Set offsets of a group without members. Raises Refused (UNKNOWN_MEMBER_ID: the group has members)."""
+        streams = list(offsets)
+        for at in range(0, len(streams), STREAMS_PER_REQUEST):
+            some = {stream: offsets[stream] for stream in streams[at : at + STREAMS_PER_REQUEST]}
+            request = admin_wire.offset_commit_request(group, some)
+            for stream, error in self._client.call(wire.OFFSET_COMMIT, request, admin_wire.offset_commit_reply).items():
+                self._check(error, f"offset of {stream} for group {group!r}")
+
+    def delete_group(self, group: str) -> None:
+        """Delete a group and its offsets. Raises Refused (NON_EMPTY_GROUP, GROUP_ID_NOT_FOUND)."""
+        request = admin_wire.delete_groups_request([group])
+        answers = self._client.call(wire.DELETE_GROUPS, request, admin_wire.delete_groups_reply)
+        self._check(self._only(answers, group), f"group {group!r}")
+
+    # ---- topics
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic and its records. Raises Refused (UNKNOWN_TOPIC_OR_PARTITION)."""
+        request = admin_wire.delete_topics_request([topic], timeout_ms=DELETION_MS)
+        answers = self._client.call(wire.DELETE_TOPICS, request, admin_wire.delete_topics_reply)
+        self._check(self._only(answers, topic), f"topic {topic!r}")
+
+    def alter_topic(self, topic: str, changes: Mapping[str, str | None]) -> None:
+        """Change settings of a topic; None resets a setting to its default. Raises InvalidConfig, Refused."""
+        request = admin_wire.alter_topic_request(topic, changes)
+        error, message = self._client.call(wire.INCREMENTAL_ALTER_CONFIGS, request, admin_wire.alter_topic_reply)
+        if error == INVALID_CONFIG:
+            raise InvalidConfig(message or f"settings of topic {topic!r}")
+        self._check(error, message or f"topic {topic!r}")
+
+    def sizes(self) -> dict[TopicPartition, int]:
+        """The bytes of each stream's chunks."""
+        return self._client.call(wire.DESCRIBE_LOG_DIRS, admin_wire.log_dirs_request(), admin_wire.log_dirs_reply)
+
+    # ---- checks
+
+    def _check(self, error: int, what: str) -> None:
+        if error:
+            raise Refused(f"{what} at {self._client.where}", code=error)
+
+    def _only(self, answers: Mapping[str, int], name: str) -> int:
+        if name not in answers:
+            raise MalformedReply(f"{self._client.where} left {name!r} out of its answer")
+        return answers[name]

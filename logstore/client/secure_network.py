@@ -1,0 +1,174 @@
+"""Connections with TLS and a SASL login, for the blocking client: what is connected is ready for requests.
+
+Invariants: the server's certificate is always checked; a server that cannot be trusted, or that refuses the login, is
+no matter of trying again, so it raises SecurityFailed, which holds no secret; a SCRAM server must prove that it knows
+the password too.
+
+Sources: RFC 5802 by the package scramp, RFC 4616, KIP-152.
+"""
+
+import os
+import socket
+import ssl
+import struct
+from typing import Final
+
+from scramp import ScramClient, ScramException
+
+from logstore.base.addresses import Address
+from logstore.client.errors import SecurityFailed
+from logstore.client.network import Network
+from logstore.client.security import ClientSecurity, SaslSecurity, TlsSecurity
+from logstore.errors import InvalidConfig
+
+HANDSHAKE_KEY: Final = 17
+HANDSHAKE_VERSION: Final = 1
+AUTHENTICATE_KEY: Final = 36
+AUTHENTICATE_VERSION: Final = 0
+MAX_REPLY_BYTES: Final = 64 * 1024
+"""Of a reply before the login is done."""
+_HEADER: Final = struct.Struct(">hhi")
+_LENGTH: Final = struct.Struct(">i")
+_SHORT: Final = struct.Struct(">h")
+
+
+class SecureNetwork:
+    """A network whose connections are secured. Raises InvalidConfig if the certificates or keys cannot be read."""
+
+    def __init__(self, network: Network, security: ClientSecurity, client_id: str) -> None:
+        self._network = network
+        self._sasl = security.sasl
+        self._client_id = client_id
+        self._tls = None if security.tls is None else _context(security.tls)
+
+    def connect(self, address: Address, timeout_s: float) -> socket.socket:
+        """A connected, encrypted and logged-in socket. Raises OSError, SecurityFailed."""
+        connection = self._network.connect(address, timeout_s)
+        try:
+            if self._tls is not None:
+                connection = _encrypted(self._tls, connection, address)
+            if self._sasl is not None:
+                _LoginExchange(connection, address, self._client_id).run(self._sasl)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def monotonic_s(self) -> float:
+        """As the network below."""
+        return self._network.monotonic_s()
+
+    def sleep(self, seconds: float) -> None:
+        """As the network below."""
+        self._network.sleep(seconds)
+
+
+def _encrypted(context: ssl.SSLContext, connection: socket.socket, address: Address) -> socket.socket:
+    try:
+        return context.wrap_socket(connection, server_hostname=address.host)
+    except ssl.SSLCertVerificationError as error:
+        raise SecurityFailed(f"{address} shows a certificate that is not trusted: {error.verify_message}") from error
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+        raise  # a server that starts or stops: worth another attempt
+    except ssl.SSLError as error:
+        reason = (error.reason or "the connection ended").lower().replace("_", " ")
+        raise SecurityFailed(f"{address} does not shake hands by TLS: {reason}; is its listener SSL?") from error
+
+
+def _context(tls: TlsSecurity) -> ssl.SSLContext:
+    context = ssl.create_default_context() if not (tls.authorities or tls.authorities_file) else None
+    if context is None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        try:
+            context.load_verify_locations(tls.authorities_file or None, None, tls.authorities or None)
+        except (OSError, ValueError) as error:
+            raise InvalidConfig(f"the truststore {tls.authorities_file!r} cannot be read: {_reason(error)}") from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname = tls.checks_host
+    try:
+        if tls.certificate_file:
+            context.load_cert_chain(tls.certificate_file, None, tls.key_password.encode())
+        elif tls.certificate:
+            # OpenSSL reads keys from files only; this file is in memory and has no name.
+            descriptor = os.memfd_create("keystore", os.MFD_CLOEXEC)
+            try:
+                with os.fdopen(os.dup(descriptor), "wb") as file:
+                    file.write(f"{tls.key}\n{tls.certificate}\n".encode())
+                context.load_cert_chain(f"/proc/self/fd/{descriptor}", None, tls.key_password.encode())
+            finally:
+                os.close(descriptor)
+    except (OSError, ValueError) as error:
+        where = repr(tls.certificate_file) if tls.certificate_file else "in the options"
+        raise InvalidConfig(f"the keystore {where} cannot be read: {_reason(error)}") from error
+    return context
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or "no PEM").lower().replace("_", " ")
+    return getattr(error, "strerror", None) or "no PEM"
+
+
+class _LoginExchange:
+    """The requests of one login, in order."""
+
+    def __init__(self, connection: socket.socket, address: Address, client_id: str) -> None:
+        self._connection = connection
+        self._address = address
+        self._client_id = client_id.encode()
+        self._correlation_id = 0
+
+    def run(self, sasl: SaslSecurity) -> None:
+        """Log in. Raises OSError, SecurityFailed."""
+        self._choose(sasl.mechanism)
+        if sasl.mechanism == "PLAIN":
+            self._authenticate(f"\0{sasl.user}\0{sasl.password}")
+            return
+        try:
+            scram = ScramClient([sasl.mechanism], sasl.user, sasl.password)
+            scram.set_server_first(self._authenticate(scram.get_client_first()))
+            scram.set_server_final(self._authenticate(scram.get_client_final()))
+        except ScramException as error:
+            raise self._failed(f"{sasl.mechanism} with user {sasl.user!r}: {error}") from error
+
+    def _choose(self, mechanism: str) -> None:
+        name = mechanism.encode()
+        reply = self._ask(HANDSHAKE_KEY, HANDSHAKE_VERSION, _SHORT.pack(len(name)) + name)
+        (code,) = _SHORT.unpack_from(reply)
+        if code:
+            raise self._failed(f"the mechanism {mechanism} is not served there, or its listener has no SASL", code)
+
+    def _authenticate(self, message: str) -> str:
+        data = message.encode()
+        reply = self._ask(AUTHENTICATE_KEY, AUTHENTICATE_VERSION, _LENGTH.pack(len(data)) + data)
+        (code,) = _SHORT.unpack_from(reply)
+        (size,) = _SHORT.unpack_from(reply, _SHORT.size)
+        at = 2 * _SHORT.size
+        text = reply[at : at + max(size, 0)].decode("utf-8", "replace")
+        if code:
+            raise self._failed(text or "the login is refused", code)
+        return reply[at + max(size, 0) + _LENGTH.size :].decode("utf-8", "replace")
+
+    def _ask(self, key: int, version: int, body: bytes) -> bytes:
+        self._correlation_id += 1
+        head = _HEADER.pack(key, version, self._correlation_id) + _SHORT.pack(len(self._client_id)) + self._client_id
+        self._connection.sendall(_LENGTH.pack(len(head) + len(body)) + head + body)
+        (size,) = _LENGTH.unpack(self._receive(_LENGTH.size))
+        if not 2 * _LENGTH.size <= size <= MAX_REPLY_BYTES:
+            raise self._failed(f"a reply of {size} bytes to a login")
+        reply = self._receive(size)
+        if _LENGTH.unpack_from(reply)[0] != self._correlation_id:
+            raise self._failed("a reply to another request")
+        return reply[_LENGTH.size :]
+
+    def _receive(self, size: int) -> bytes:
+        parts = bytearray()
+        while len(parts) < size:
+            piece = self._connection.recv(size - len(parts))
+            if not piece:
+                raise ConnectionError("the connection ended inside the login; is its listener a SASL one?")
+            parts += piece
+        return bytes(parts)
+
+    def _failed(self, why: str, code: int = 0) -> SecurityFailed:
+        return SecurityFailed(f"no login at {self._address}: {why}" + (f" (error {code})" if code else ""))

@@ -1,0 +1,134 @@
+"""What commands print: aligned tables for people, JSON for programs, errors in one line; and their exit status.
+
+Invariants: results go to standard output, everything else to standard error. Exit status 0: done; 1: it failed, or
+something is wrong with the data; 2: the command line is wrong, or what it names cannot be looked at; 130: Ctrl-C.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from logstore.base.failures import sentence
+from logstore.client.errors import Unavailable
+from logstore.errors import CairnError
+
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+_KIBI: Final = 1024
+_UNITS: Final = ("KiB", "MiB", "GiB", "TiB", "PiB")
+_MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86400
+
+Cell = str | int | None
+
+
+class UsageError(CairnError):
+    """The command line names something that cannot be: exit status 2."""
+
+
+def run(name: str, arguments: argparse.Namespace, work: Callable[[argparse.Namespace], int]) -> int:
+    """Run a command and turn its errors into a line on standard error and an exit status."""
+    try:
+        status = work(arguments)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        _complain(name, "interrupted")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader, `head` for instance, has what it wants
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except UsageError as error:
+        _complain(name, str(error))
+        return EXIT_USAGE
+    except Unavailable as error:
+        _complain(name, f"{error} Start one with `cairn serve`, or name another with --servers HOST:PORT.")
+        return EXIT_FAILED
+    except (CairnError, OSError) as error:
+        _complain(name, sentence(error))
+        return EXIT_FAILED
+    return status
+
+
+def _complain(name: str, message: str) -> None:
+    print(f"cairn {name}: {message}", file=sys.stderr)
+
+
+def print_json(value: object) -> None:
+    """Print a value as JSON, for programs."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_table(titles: Sequence[str], rows: Sequence[Sequence[Cell]], *, nothing: str) -> None:
+    """Print rows under titles, in columns; numbers to the right; `nothing` if there are no rows."""
+    if not rows:
+        print(nothing)
+        return
+    texts = [[_text(cell) for cell in row] for row in rows]
+    widths = [max(len(title), *(len(row[at]) for row in texts)) for at, title in enumerate(titles)]
+    right = [all(isinstance(row[at], int | None) for row in rows) for at in range(len(titles))]
+    for line in ([title.upper() for title in titles], *texts):
+        cells = [
+            cell.rjust(width) if is_right else cell.ljust(width)
+            for cell, width, is_right in zip(line, widths, right, strict=True)
+        ]
+        print("  ".join(cells).rstrip())
+
+
+def print_fields(fields: Sequence[tuple[str, Cell]]) -> None:
+    """Print names and values, one pair a line."""
+    width = max(len(name) for name, _ in fields)
+    for name, value in fields:
+        print(f"{name.ljust(width)}  {_text(value)}")
+
+
+def _text(cell: Cell) -> str:
+    text = "-" if cell is None else str(cell)
+    # A name that a client chose must not move the cursor of a terminal.
+    return text if text.isprintable() else text.encode("unicode_escape").decode()
+
+
+def show_bytes(count: int) -> str:
+    """A number of bytes for people: `1.5 MiB`."""
+    size = float(count)
+    unit = "B"
+    for larger in _UNITS:
+        if size < _KIBI:
+            break
+        size, unit = size / _KIBI, larger
+    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def show_age(age_ms: int) -> str:
+    """A duration for people, in its largest two units: `3 h 5 min`."""
+    seconds = age_ms // 1000
+    for size, unit, smaller, part in ((_DAY_S, "d", _HOUR_S, "h"), (_HOUR_S, "h", _MINUTE_S, "min")):
+        if seconds >= size:
+            return f"{seconds // size} {unit} {seconds % size // smaller} {part}"
+    return f"{seconds // _MINUTE_S} min {seconds % _MINUTE_S} s" if seconds >= _MINUTE_S else f"{seconds} s"
+
+
+def show_time(time_ms: int) -> str:
+    """A wall time in ms since 1970 as people write it, in UTC; the number itself where no calendar has it."""
+    try:
+        return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+    except (ValueError, OverflowError, OSError):
+        return str(time_ms)
+
+
+def parse_time(text: str) -> int:
+    """Ms since 1970 from a number of them, or from `2026-01-31`, `2026-01-31T12:00:00`, with `Z` or `+02:00`; UTC
+    unless it says otherwise. Raises UsageError.
+    """
+    if text.isdecimal() and text.isascii():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"{text!r} is no time: write milliseconds since 1970, or 2026-01-31T12:00:00Z") from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return int(moment.timestamp() * 1000)

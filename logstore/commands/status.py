@@ -1,0 +1,63 @@
+"""`cairn status`: a sidecar at a glance. Changes nothing."""
+
+import argparse
+
+from logstore.client.admin import Admin
+from logstore.commands.connection import add_connection_arguments, connect
+from logstore.commands.output import print_fields, print_json, run, show_age, show_bytes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line of `cairn status`."""
+    add_connection_arguments(parser)
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run the command; the exit status."""
+    return run("status", arguments, _status)
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    with connect(arguments) as client:
+        admin = Admin(client)
+        sidecar, cluster = admin.sidecar(), admin.cluster()
+        groups = len(admin.group_names())
+        stuck = [query.query for query in admin.queries() if query.state == "stuck"]
+    if arguments.json:
+        print_json(
+            {
+                "server": client.where,
+                "version": sidecar.version,
+                "cluster_id": cluster.cluster_id,
+                "advertised": f"{cluster.host}:{cluster.port}",
+                "uptime_ms": sidecar.uptime_ms,
+                "topics": sidecar.topics,
+                "streams": sidecar.streams,
+                "log_bytes": sidecar.log_bytes,
+                "groups": groups,
+                "readers": sidecar.readers,
+                "queries": sidecar.queries,
+                "queries_stuck": stuck,
+                "staged_bytes": sidecar.staged_bytes,
+                "disk_total_bytes": sidecar.disk_total_bytes,
+                "disk_free_bytes": sidecar.disk_free_bytes,
+            }
+        )
+        return 0
+    free_percent = 100 * sidecar.disk_free_bytes // max(1, sidecar.disk_total_bytes)
+    print_fields(
+        [
+            ("sidecar", f"{client.where}, advertised as {cluster.host}:{cluster.port}"),
+            ("version", sidecar.version),
+            ("cluster id", cluster.cluster_id),
+            ("up for", show_age(sidecar.uptime_ms)),
+            ("topics", f"{sidecar.topics} with {sidecar.streams} partitions"),
+            ("log", show_bytes(sidecar.log_bytes)),
+            ("groups", groups),
+            ("readers", sidecar.readers),
+            ("queries", f"{sidecar.queries}, {len(stuck)} stuck" if stuck else sidecar.queries),
+            ("staged", show_bytes(sidecar.staged_bytes)),
+            ("disk", f"{show_bytes(sidecar.disk_free_bytes)} free ({free_percent} %)"),
+        ]
+    )
+    return 0

@@ -1,0 +1,152 @@
+"""`cairn topics`: list, describe, create, grow, delete topics, and change their settings.
+
+Invariant: `list` and `describe` change nothing; a deletion needs `--yes` or an answer at the terminal.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from logstore.client.admin import Admin
+from logstore.client.blocking import Client, TopicPartition
+from logstore.client.wire import EARLIEST, LATEST
+from logstore.commands.connection import add_action, add_connection_arguments, connect
+from logstore.commands.output import (
+    EXIT_FAILED,
+    UsageError,
+    print_fields,
+    print_json,
+    print_table,
+    run,
+    show_bytes,
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line of `cairn topics`."""
+    add_connection_arguments(parser)
+    parser.set_defaults(action="list")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    add_action(actions, "list", "all topics, with partitions and bytes (the default)")
+    describe = add_action(actions, "describe", "one topic: offsets and bytes of each partition, and its settings")
+    describe.add_argument("topic", metavar="TOPIC")
+    create = add_action(actions, "create", "create a topic")
+    create.add_argument("topic", metavar="TOPIC")
+    create.add_argument("--partitions", type=_count, default=1, metavar="N", help="default: %(default)s")
+    create.add_argument("--set", action="append", default=[], metavar="CONFIG=VALUE", dest="settings")
+    grow = add_action(actions, "grow", "give a topic more partitions")
+    grow.add_argument("topic", metavar="TOPIC")
+    grow.add_argument("partitions", type=_count, metavar="N", help="how many it has then")
+    delete = add_action(actions, "delete", "delete a topic and all its records")
+    delete.add_argument("topic", metavar="TOPIC")
+    delete.add_argument("--yes", action="store_true", help="do not ask")
+    change = add_action(actions, "set", "change settings of a topic")
+    change.add_argument("topic", metavar="TOPIC")
+    change.add_argument("settings", nargs="+", metavar="CONFIG=VALUE", help="CONFIG= resets to the default")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run the command; the exit status."""
+    return run(f"topics {arguments.action}", arguments, _topics)
+
+
+def _topics(arguments: argparse.Namespace) -> int:
+    with connect(arguments) as client:
+        match arguments.action:
+            case "describe":
+                _describe(client, arguments.topic, as_json=arguments.json)
+            case "create":
+                settings = {key: value or "" for key, value in _settings(arguments.settings).items()}
+                client.create_topic(arguments.topic, arguments.partitions, settings)
+                _done(arguments, "created", arguments.topic)
+            case "grow":
+                client.create_partitions(arguments.topic, arguments.partitions)
+                _done(arguments, "grown", arguments.topic)
+            case "delete":
+                return _delete(client, arguments)
+            case "set":
+                Admin(client).alter_topic(arguments.topic, _settings(arguments.settings))
+                _done(arguments, "changed", arguments.topic)
+            case _:
+                _list(client, as_json=arguments.json)
+    return 0
+
+
+def _done(arguments: argparse.Namespace, what: str, topic: str) -> None:
+    if arguments.json:
+        print_json({what: topic})
+    else:
+        print(f"{what}: {topic}")
+
+
+def _list(client: Client, *, as_json: bool) -> None:
+    sizes = Admin(client).sizes()
+    total_bytes: dict[str, int] = {}
+    for stream, size_bytes in sizes.items():
+        total_bytes[stream.topic] = total_bytes.get(stream.topic, 0) + size_bytes
+    found: list[dict[str, Any]] = [
+        {"topic": name, "partitions": len(info.partitions), "bytes": total_bytes.get(name, 0)}
+        for name, info in sorted(client.topics().items())
+    ]
+    if as_json:
+        print_json({"topics": found})
+        return
+    rows = [(topic["topic"], topic["partitions"], show_bytes(topic["bytes"])) for topic in found]
+    print_table(("topic", "partitions", "size"), rows, nothing="there are no topics")
+
+
+def _describe(client: Client, topic: str, *, as_json: bool) -> None:
+    streams = [TopicPartition(topic, partition) for partition in range(client.partitions(topic))]
+    earliest, latest = (client.offsets(dict.fromkeys(streams, moment)) for moment in (EARLIEST, LATEST))
+    sizes = Admin(client).sizes()
+    partitions = [
+        {
+            "partition": stream.partition,
+            "earliest": earliest[stream].offset,
+            "latest": latest[stream].offset,
+            "bytes": sizes.get(stream, 0),
+        }
+        for stream in streams
+    ]
+    configs = client.topic_configs(topic)
+    if as_json:
+        print_json({"topic": topic, "partitions": partitions, "configs": configs})
+        return
+    rows = [
+        (entry["partition"], entry["earliest"], entry["latest"], show_bytes(entry["bytes"])) for entry in partitions
+    ]
+    print_table(("partition", "earliest", "latest", "size"), rows, nothing="no partitions")
+    print()
+    print_fields(sorted(configs.items()))
+
+
+def _delete(client: Client, arguments: argparse.Namespace) -> int:
+    topic = arguments.topic
+    if not arguments.yes:
+        if not sys.stdin.isatty():
+            raise UsageError(f"all records of {topic!r} would be gone; say so with --yes")
+        print(f"All records of {topic} will be gone. Type its name to go on: ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip() != topic:
+            print("nothing was deleted", file=sys.stderr)
+            return EXIT_FAILED
+    Admin(client).delete_topic(topic)
+    _done(arguments, "deleted", topic)
+    return 0
+
+
+def _settings(texts: Sequence[str]) -> dict[str, str | None]:
+    """Settings by name, None for an empty value. Raises UsageError."""
+    settings: dict[str, str | None] = {}
+    for text in texts:
+        name, found, value = text.partition("=")
+        if not name or not found:
+            raise UsageError(f"{text!r} is no setting; write CONFIG=VALUE")
+        settings[name] = value or None
+    return settings
+
+
+def _count(text: str) -> int:
+    if not (text.isdecimal() and text.isascii() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of partitions")
+    return int(text)

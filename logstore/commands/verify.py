@@ -1,0 +1,128 @@
+"""`cairn verify DIRECTORY`: checks every byte of a data directory at the disk's speed, and says what is wrong where.
+
+Invariants: nothing is changed, made or locked for good. With no sidecar running, none can start on the directory while
+it is checked; beside a running one, the newest end of each stream may move and proves nothing. Exit status 0: nothing
+is damaged; 1: something is; 2: this could not be checked.
+"""
+
+import argparse
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from logstore.base.directory import watched_directory
+from logstore.commands.output import EXIT_FAILED, UsageError, print_json, run, show_bytes
+from logstore.commands.progress import Progress
+from logstore.disk.files import OsFiles
+from logstore.errors import UnknownFormatVersion
+from logstore.verify.chunk import ChunkResult
+from logstore.verify.directory import Plan, check_piece, conclude, is_data_directory, plan
+from logstore.verify.findings import Finding, Findings
+
+MAX_THREADS: Final = 8
+"""Reads and checksums run side by side; more threads than this only wait for the interpreter."""
+_MEGA: Final = 1e6
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line of `cairn verify`."""
+    parser.add_argument("directory", type=Path, metavar="DATA-DIR")
+    parser.add_argument(
+        "--threads",
+        type=_threads,
+        default=min(MAX_THREADS, 2 * (os.cpu_count() or 1)),
+        metavar="N",
+        help="how many chunks are read at once (default: %(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_argument("--quiet", action="store_true", help="show no progress, and damage only")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run the command; the exit status."""
+    return run("verify", arguments, _verify)
+
+
+def _threads(text: str) -> int:
+    if not (text.isdecimal() and text.isascii() and 0 < int(text) <= MAX_THREADS):
+        raise argparse.ArgumentTypeError(f"{text!r}: from 1 to {MAX_THREADS} threads")
+    return int(text)
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    directory: Path = arguments.directory
+    files = OsFiles(directory)
+    try:
+        if not directory.is_dir() or not is_data_directory(files):
+            raise UsageError(f"{directory} is no data directory of a sidecar: it has no cairn.json, ledger or streams")
+        with watched_directory(directory) as is_idle:
+            planned = plan(files, is_live=not is_idle)
+            with Progress(
+                "verify", planned.size_bytes, is_shown=not arguments.quiet and not arguments.json
+            ) as progress:
+                findings = conclude(planned, _check(files, planned, progress, arguments.threads))
+                seconds = progress.seconds
+    except UnknownFormatVersion as error:
+        raise UsageError(f"{directory}: {error}") from error
+    except PermissionError as error:
+        raise UsageError(f"{error.filename or directory}: {error.strerror}; run this as the sidecar's user") from error
+    if arguments.json:
+        print_json(_as_fields(directory, findings, seconds, is_live=not is_idle))
+    else:
+        _show(directory, findings, seconds, is_live=not is_idle, is_quiet=arguments.quiet)
+    return EXIT_FAILED if findings.damages else 0
+
+
+def _check(files: OsFiles, planned: Plan, progress: Progress, threads: int) -> "list[tuple[Any, ChunkResult]]":
+    """Check all pieces on threads; the largest first, so that none is left alone at the end."""
+    with ThreadPoolExecutor(threads, "cairn-verify") as pool:
+        futures: dict[int, Future[ChunkResult]] = {}
+        try:
+            for number in sorted(range(len(planned.pieces)), key=lambda at: -planned.pieces[at].size_bytes):
+                piece = planned.pieces[number]
+                futures[number] = pool.submit(check_piece, files, planned, piece, progress.advance)
+            return [(piece, futures[number].result()) for number, piece in enumerate(planned.pieces)]
+        except BaseException:
+            progress.stop()
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def _as_fields(directory: Path, findings: Findings, seconds: float, *, is_live: bool) -> dict[str, Any]:
+    counts = findings.counts
+    return {
+        "directory": str(directory),
+        "sidecar_running": is_live,
+        "damaged": bool(findings.damages),
+        "files": counts.files,
+        "chunks": counts.chunks,
+        "batches": counts.batches,
+        "bytes": counts.bytes,
+        "seconds": round(seconds, 3),
+        "findings": [asdict(finding) for finding in findings.found],
+    }
+
+
+def _show(directory: Path, findings: Findings, seconds: float, *, is_live: bool, is_quiet: bool) -> None:
+    for finding in findings.found:
+        if finding.is_damage or not is_quiet:
+            print(_sentence(finding))
+    counts = findings.counts
+    if is_quiet and not findings.damages:
+        return
+    speed = counts.bytes / _MEGA / max(seconds, 1e-9)
+    print(
+        f"{directory}: {counts.chunks} chunks with {counts.batches} batches, {show_bytes(counts.bytes)} in "
+        f"{seconds:.1f} s ({speed:.0f} MB/s)"
+    )
+    if is_live:
+        print("a sidecar is running here: the newest end of each stream may have moved, and was taken as it was found")
+    damages = len(findings.damages)
+    print(f"{damages} places are damaged" if damages != 1 else "1 place is damaged") if damages else print("no damage")
+
+
+def _sentence(finding: Finding) -> str:
+    where = finding.path if finding.position is None else f"{finding.path}, byte {finding.position}"
+    return f"{finding.severity.upper() if finding.is_damage else finding.severity}: {where}: {finding.message}"

@@ -1,0 +1,95 @@
+"""What operators' commands ask of a sidecar beyond Kafka's requests: the sidecar itself, and its queries.
+
+Invariants: nothing is changed; a caller is told only of the queries that they may describe; an answer is bounded by
+`QUERIES_PER_REPLY`; what asks the operating system runs on a
+thread.
+
+Source: docs/format.md, "Private requests".
+"""
+
+from collections.abc import Callable
+from functools import partial
+from heapq import nsmallest
+from typing import NamedTuple
+
+from logstore.access.acls import CLUSTER_NAME
+from logstore.epochs.epochs import Epochs
+from logstore.errors import CairnError
+from logstore.format.operator_api import (
+    DESCRIBE_QUERIES,
+    DESCRIBE_SIDECAR,
+    OPERATOR_API_KEYS,
+    QUERIES_PER_REPLY,
+    DescribeQueriesRequest,
+    OperatorReply,
+    QueriesReply,
+    SidecarReply,
+    decode_request,
+    encode_reply_body,
+)
+from logstore.interfaces import Buffer
+from logstore.kafka.api_types import Broker, Caller, PrivateApi
+from logstore.kafka.budgets import AnswerBudget
+from logstore.kafka.pace import Walkers
+from logstore.kafka.rights import table
+
+
+class HostFacts(NamedTuple):
+    """What only the process knows: its version, and the size and free bytes of the data directory's file system."""
+
+    version: str
+    disk_total_bytes: int
+    disk_free_bytes: int
+
+
+def operator_apis(broker: Broker, epochs: Epochs, facts: Callable[[], HostFacts]) -> list[PrivateApi]:
+    """The handlers of operators' requests. `facts` may block; it runs on a thread."""
+    requests = _OperatorRequests(broker, epochs, facts)
+    return [PrivateApi(key, partial(requests.handle, key)) for key in sorted(OPERATOR_API_KEYS)]
+
+
+class _OperatorRequests:
+    """Decodes requests and encodes replies; knows when the sidecar started."""
+
+    def __init__(self, broker: Broker, epochs: Epochs, facts: Callable[[], HostFacts]) -> None:
+        self._broker = broker
+        self._epochs = epochs
+        self._facts = facts
+        self._started_s = broker.clock.monotonic_s()
+
+    async def handle(self, api_key: int, body: memoryview, _: AnswerBudget, caller: Caller) -> tuple[list[Buffer], int]:
+        """Answer one request."""
+        try:
+            request = decode_request(api_key, body)
+            if isinstance(request, DescribeQueriesRequest):
+                reply: OperatorReply | CairnError = self._queries(request.after, caller)
+            else:
+                table.require(self._broker, DESCRIBE_SIDECAR, caller, CLUSTER_NAME)
+                reply = await self._sidecar()
+        except CairnError as error:
+            reply = error
+        return encode_reply_body(reply), 0
+
+    def _queries(self, after: str, caller: Caller) -> QueriesReply:
+        wanted = (name for name in self._epochs.names() if name > after)
+        if self._broker.authorizer.is_active:
+            wanted = (name for name in wanted if table.allows(self._broker, DESCRIBE_QUERIES, caller, name))
+        names = nsmallest(QUERIES_PER_REPLY, wanted)
+        return QueriesReply(self._epochs.summaries(names))
+
+    async def _sidecar(self) -> SidecarReply:
+        facts = await Walkers.run(self._facts)
+        store = self._broker.engine.store
+        streams = store.streams()
+        return SidecarReply(
+            version=facts.version,
+            uptime_ms=int((self._broker.clock.monotonic_s() - self._started_s) * 1000),
+            topics=len(store.topics),
+            streams=len(streams),
+            log_bytes=sum(stream.size_bytes for stream in streams),
+            queries=len(self._epochs.names()),
+            readers=len(store.readers.names()),
+            staged_bytes=self._epochs.staged_bytes,
+            disk_total_bytes=facts.disk_total_bytes,
+            disk_free_bytes=facts.disk_free_bytes,
+        )

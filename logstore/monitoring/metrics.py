@@ -1,0 +1,338 @@
+"""All metrics of a sidecar in one table: name, kind, labels, what it says, and how it is read from a snapshot.
+
+Names are those of Kafka's exporters where they have the same figure (the JMX exporter's usual rules, and kafka_exporter
+for groups), those of Prometheus' client libraries for the process, and `cairn_…` for all else. docs/metrics.md is made
+from the table.
+
+Invariants: reading changes nothing; the number of samples is bounded (MAX_PARTITION_SERIES, MAX_TOPIC_SERIES,
+MAX_GROUP_SERIES, MAX_QUERY_SERIES), first come, first served in the order of creation, so that a series does not come
+and go; `cairn_series_left_out` says how many entries have none, and totals count all.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import Final, NamedTuple
+
+from kio.schema.index import api_key_map
+
+from logstore.base.histogram import Histogram
+from logstore.base.prometheus import Metric, Sample, histogram_samples
+from logstore.format import epoch_api, reader_api
+from logstore.monitoring.health import Phase
+from logstore.monitoring.sampler import GroupFigures, LagFigures, Snapshot, Watched
+
+MAX_PARTITION_SERIES: Final = 1_000
+"""Streams with series of their own: four metrics of each are some 400 KB of a scrape."""
+MAX_TOPIC_SERIES: Final = 1_000
+MAX_GROUP_SERIES: Final = 1_000
+"""Positions of groups, groups, and pairs of group and topic with series of their own."""
+MAX_QUERY_SERIES: Final = 200
+_OWN_REQUESTS: Final = {
+    epoch_api.STAGE: "CairnStage",
+    epoch_api.EPOCH_COMMIT: "CairnEpochCommit",
+    epoch_api.ABORT: "CairnAbort",
+    epoch_api.DESCRIBE: "CairnDescribe",
+    epoch_api.SCAN: "CairnScan",
+    reader_api.REGISTER_READER: "CairnRegisterReader",
+    reader_api.ACKNOWLEDGE: "CairnAcknowledge",
+    reader_api.REMOVE_READER: "CairnRemoveReader",
+    reader_api.DESCRIBE_READERS: "CairnDescribeReaders",
+}
+
+
+def request_name(api_key: int) -> str:
+    """A request's name as Kafka writes it, such as `ListOffsets`."""
+    if api_key in _OWN_REQUESTS:
+        return _OWN_REQUESTS[api_key]
+    words = api_key_map.get(api_key)
+    return f"Request{api_key}" if words is None else "".join(word.capitalize() for word in words.split("_"))
+
+
+class TopicTotals(NamedTuple):
+    """What went through a topic since the start."""
+
+    messages: int
+    appended_bytes: int
+    fetched_bytes: int
+
+
+class GroupPosition(NamedTuple):
+    """A group's position in a stream, with the group's name."""
+
+    group: str
+    at: LagFigures
+
+
+@dataclass(frozen=True)
+class Look:
+    """A sidecar's parts and a snapshot of them, with what several metrics need."""
+
+    watched: Watched
+    now: Snapshot
+    version: str
+
+    @cached_property
+    def topics(self) -> dict[str, TopicTotals]:
+        """Totals by topic."""
+        appended: Counter[str] = Counter()
+        fetched: Counter[str] = Counter()
+        for figures in self.now.streams.values():
+            appended[figures.topic.name] += figures.appended_bytes
+            fetched[figures.topic.name] += figures.fetched_bytes
+        return {name: TopicTotals(count, appended[name], fetched[name]) for name, count in self.now.messages.items()}
+
+    @cached_property
+    def positions(self) -> list[GroupPosition]:
+        """The positions of all groups."""
+        return [GroupPosition(group.name, at) for group in self.now.groups for at in group.positions]
+
+    @cached_property
+    def lag_by_topic(self) -> Counter[tuple[str, str]]:
+        """Lag by group and topic."""
+        lags: Counter[tuple[str, str]] = Counter()
+        for group, at in self.positions:
+            lags[group, at.topic] += at.lag
+        return lags
+
+
+class MetricEntry(NamedTuple):
+    """One metric of the table. `read` gives its samples."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    says: str
+    read: Callable[[Look], Iterable[Sample]]
+
+
+def _one(read: Callable[[Look], float]) -> Callable[[Look], list[Sample]]:
+    return lambda look: [Sample({}, read(look))]
+
+
+def _by_topic(read: Callable[[TopicTotals], float]) -> Callable[[Look], list[Sample]]:
+    return lambda look: [
+        Sample({"topic": name}, read(totals)) for name, totals in islice(look.topics.items(), MAX_TOPIC_SERIES)
+    ]
+
+
+def _by_partition(field: str) -> Callable[[Look], list[Sample]]:
+    return lambda look: [
+        Sample({"topic": figures.topic.name, "partition": figures.partition}, getattr(figures, field))
+        for figures in islice(look.now.streams.values(), MAX_PARTITION_SERIES)
+    ]
+
+
+def _by_position(field: str) -> Callable[[Look], list[Sample]]:
+    return lambda look: [
+        Sample({"consumergroup": group, "topic": at.topic, "partition": at.partition}, getattr(at, field))
+        for group, at in islice(look.positions, MAX_GROUP_SERIES)
+    ]
+
+
+def _lag_sums(look: Look) -> list[Sample]:
+    return [
+        Sample({"consumergroup": group, "topic": topic}, lag)
+        for (group, topic), lag in islice(look.lag_by_topic.items(), MAX_GROUP_SERIES)
+    ]
+
+
+def _group_members(look: Look) -> list[Sample]:
+    return [Sample({"consumergroup": group.name}, group.members) for group in islice(look.now.groups, MAX_GROUP_SERIES)]
+
+
+def _request_counts(look: Look) -> list[Sample]:
+    return [Sample({"request": request_name(key)}, times.count) for key, times in look.watched.requests.used()]
+
+
+def _request_times(look: Look) -> list[Sample]:
+    return [
+        part
+        for key, times in look.watched.requests.used()
+        for part in histogram_samples({"request": request_name(key)}, times)
+    ]
+
+
+def _sync_times(look: Look) -> list[Sample]:
+    disk = look.watched.disk
+    kinds: tuple[tuple[str, Histogram], ...] = (("file", disk.syncs), ("directory", disk.directory_syncs))
+    return [part for kind, times in kinds for part in histogram_samples({"of": kind}, times)]
+
+
+def _epoch_of_queries(look: Look) -> list[Sample]:
+    queries = [query for query in look.now.queries if query.epoch is not None]
+    return [Sample({"query": query.name}, query.epoch or 0) for query in queries[:MAX_QUERY_SERIES]]
+
+
+def _times_of_queries(look: Look) -> list[Sample]:
+    queries = [query for query in look.now.queries if query.committed_ms is not None]
+    return [Sample({"query": query.name}, (query.committed_ms or 0) / 1000) for query in queries[:MAX_QUERY_SERIES]]
+
+
+def _events(look: Look) -> list[Sample]:
+    counts = sorted(look.watched.events.counts.items(), key=lambda entry: entry[0].name)
+    return [Sample({"event": event.name, "level": event.level.label}, count) for event, count in counts]
+
+
+def _left_out(look: Look) -> list[Sample]:
+    wanted: tuple[tuple[str, int, int], ...] = (
+        ("partitions", len(look.now.streams), MAX_PARTITION_SERIES),
+        ("topics", len(look.topics), MAX_TOPIC_SERIES),
+        ("positions", len(look.positions), MAX_GROUP_SERIES),
+        ("groups", len(look.now.groups) + look.now.groups_left_out, MAX_GROUP_SERIES),
+        ("queries", len(look.now.queries) + look.now.queries_left_out, MAX_QUERY_SERIES),
+    )
+    return [Sample({"of": what}, max(0, count - limit)) for what, count, limit in wanted]
+
+
+def _groups_total(groups: Sequence[GroupFigures], left_out: int) -> int:
+    return len(groups) + left_out
+
+
+_TOPIC, _STREAM = ("topic",), ("topic", "partition")
+_POSITION = ("consumergroup", "topic", "partition")
+
+METRICS: Final[tuple[MetricEntry, ...]] = (
+    # ---- topics and streams
+    MetricEntry(
+        "kafka_server_brokertopicmetrics_messagesin_total", "counter", _TOPIC,
+        "records that became visible, those of epochs and control records among them", _by_topic(lambda t: t.messages),
+    ),
+    MetricEntry(
+        "kafka_server_brokertopicmetrics_bytesin_total", "counter", _TOPIC,
+        "bytes of batches that became visible, as they are on disk", _by_topic(lambda t: t.appended_bytes),
+    ),
+    MetricEntry(
+        "kafka_server_brokertopicmetrics_bytesout_total", "counter", _TOPIC,
+        "bytes of batches that answers to Fetch held", _by_topic(lambda t: t.fetched_bytes),
+    ),
+    MetricEntry(
+        "kafka_controller_kafkacontroller_globaltopiccount", "gauge", (), "topics", _one(lambda x: len(x.topics)),
+    ),
+    MetricEntry(
+        "kafka_server_replicamanager_partitioncount", "gauge", (), "partitions", _one(lambda x: len(x.now.streams)),
+    ),
+    MetricEntry("kafka_log_log_size", "gauge", _STREAM, "bytes of the chunks", _by_partition("size_bytes")),
+    MetricEntry("kafka_log_log_logstartoffset", "gauge", _STREAM, "first offset", _by_partition("log_start")),
+    MetricEntry(
+        "kafka_log_log_logendoffset", "gauge", _STREAM, "high watermark: the offset after the last synced record",
+        _by_partition("high_watermark"),
+    ),
+    MetricEntry("kafka_log_log_numlogsegments", "gauge", _STREAM, "chunks", _by_partition("chunks")),
+    MetricEntry(
+        "cairn_log_bytes", "gauge", (), "bytes of the chunks of all streams",
+        _one(lambda x: sum(figures.size_bytes for figures in x.now.streams.values())),
+    ),
+    MetricEntry(
+        "cairn_trimmed_records_total", "counter", (), "records that retention or a client removed",
+        _one(lambda x: x.watched.events.trimmed_records),
+    ),
+    MetricEntry(
+        "cairn_trimmed_bytes_total", "counter", (), "bytes of chunks removed so",
+        _one(lambda x: x.watched.events.trimmed_bytes),
+    ),
+    MetricEntry(
+        "cairn_cleaned_bytes_total", "counter", (), "bytes of state that no reader needs, removed from sealed chunks",
+        _one(lambda x: x.watched.events.cleaned_bytes),
+    ),
+    MetricEntry("cairn_tail_bytes", "gauge", (), "memory of the newest batches",
+                _one(lambda x: x.watched.served.engine.store.tail.used_bytes)),
+    MetricEntry("cairn_index_bytes", "gauge", (), "memory of indexes", _one(lambda x: x.now.index_bytes)),
+    # ---- requests and connections
+    MetricEntry(
+        "kafka_network_requestmetrics_requests_total", "counter", ("request",),
+        "requests answered, with an error or without", _request_counts,
+    ),
+    MetricEntry(
+        "cairn_request_seconds", "histogram", ("request",),
+        "from a request's arrival to its ready answer; the waits of Fetch and JoinGroup count", _request_times,
+    ),
+    MetricEntry("cairn_request_bytes", "gauge", (), "memory of requests under way",
+                _one(lambda x: x.watched.served.server.request_bytes)),
+    MetricEntry("kafka_server_socket_server_metrics_connection_count", "gauge", (), "Kafka clients connected",
+                _one(lambda x: x.watched.served.server.connections)),
+    MetricEntry(
+        "kafka_server_socket_server_metrics_connection_creation_total", "counter", (), "Kafka clients accepted",
+        _one(lambda x: x.watched.served.server.accepted),
+    ),
+    MetricEntry(
+        "cairn_connections_given_way_total", "counter", (),
+        "connections ended because a new one needed the place (`max-connections`)",
+        _one(lambda x: x.watched.served.server.given_way),
+    ),
+    # ---- consumer groups and registered readers
+    MetricEntry("kafka_consumergroup_current_offset", "gauge", _POSITION, "committed offset", _by_position("offset")),
+    MetricEntry("kafka_consumergroup_lag", "gauge", _POSITION, "records behind the committed offset",
+                _by_position("lag")),
+    MetricEntry("kafka_consumergroup_lag_sum", "gauge", ("consumergroup", "topic"), "the same over all partitions",
+                _lag_sums),
+    MetricEntry("kafka_consumergroup_members", "gauge", ("consumergroup",), "members", _group_members),
+    MetricEntry(
+        "kafka_coordinator_group_groupmetadatamanager_numgroups", "gauge", (), "groups, with members or without",
+        _one(lambda x: _groups_total(x.now.groups, x.now.groups_left_out)),
+    ),
+    MetricEntry("cairn_readers", "gauge", (), "registered readers",
+                _one(lambda x: len(x.watched.served.engine.store.readers.names()))),
+    MetricEntry(
+        "cairn_reader_released_streams_total", "counter", (),
+        "times that a registered reader was released from a stream because it held too much or for too long",
+        _one(lambda x: x.watched.served.engine.store.readers.released_streams),
+    ),
+    # ---- epochs
+    MetricEntry("cairn_epochs_committed_total", "counter", (), "epochs whose commit became durable",
+                _one(lambda x: x.watched.served.epochs.committed)),
+    MetricEntry("cairn_epochs_aborted_total", "counter", (), "aborts that dropped staged output",
+                _one(lambda x: x.watched.served.epochs.aborted)),
+    MetricEntry("cairn_staged_bytes", "gauge", (), "bytes of output that is staged and not committed",
+                _one(lambda x: x.watched.served.staging.used_bytes)),
+    MetricEntry("cairn_queries", "gauge", (), "queries that are remembered",
+                _one(lambda x: len(x.now.queries) + x.now.queries_left_out)),
+    MetricEntry("cairn_query_epoch", "gauge", ("query",), "last committed epoch", _epoch_of_queries),
+    MetricEntry("cairn_query_committed_timestamp_seconds", "gauge", ("query",), "when it was committed, Unix time",
+                _times_of_queries),
+    MetricEntry("cairn_state_bytes", "gauge", (), "shared memory of stateful queries, counted every ten seconds",
+                _one(lambda x: sum(x.now.state_bytes.values()))),
+    # ---- the disk
+    MetricEntry("cairn_disk_sync_seconds", "histogram", ("of",), "how long syncs took, of files and of directories",
+                _sync_times),
+    MetricEntry("cairn_disk_writes_total", "counter", (), "writes", _one(lambda x: x.watched.disk.writes)),
+    MetricEntry("cairn_disk_written_bytes_total", "counter", (), "bytes written, indexes and ledgers among them",
+                _one(lambda x: x.watched.disk.written_bytes)),
+    MetricEntry("cairn_disk_read_bytes_total", "counter", (), "bytes read", _one(lambda x: x.watched.disk.read_bytes)),
+    MetricEntry("cairn_disk_free_bytes", "gauge", (), "room on the file system of the data directory",
+                _one(lambda x: x.now.disk.free_bytes)),
+    MetricEntry("cairn_disk_total_bytes", "gauge", (), "size of that file system",
+                _one(lambda x: x.now.disk.total_bytes)),
+    MetricEntry("cairn_disk_failing", "gauge", (), "1: the disk refused the last write, and `/health` says so",
+                _one(lambda x: int(x.watched.served.engine.disk_error is not None))),
+    # ---- the process
+    MetricEntry("cairn_events_total", "counter", ("event", "level"), "events, written to the log or not", _events),
+    MetricEntry("cairn_event_loop_lag_seconds", "histogram", (), "how late the event loop woke a task, twice a second",
+                lambda x: histogram_samples({}, x.watched.health.lateness)),
+    MetricEntry("cairn_ready", "gauge", (), "1: `/ready` says yes",
+                _one(lambda x: int(x.watched.health.phase is Phase.READY))),
+    MetricEntry("cairn_snapshot_seconds", "gauge", (), "what it took to collect these figures",
+                _one(lambda x: x.now.took_s)),
+    MetricEntry("cairn_series_left_out", "gauge", ("of",), "entries without series of their own", _left_out),
+    MetricEntry(
+        "cairn_info", "gauge", ("version", "cluster_id"), "always 1",
+        lambda x: [Sample({"version": x.version, "cluster_id": x.watched.served.engine.store.cluster_id}, 1)],
+    ),
+    MetricEntry("process_cpu_seconds_total", "counter", (), "processor time", _one(lambda x: x.now.process.cpu_s)),
+    MetricEntry("process_resident_memory_bytes", "gauge", (), "memory",
+                _one(lambda x: x.now.process.resident_bytes)),
+    MetricEntry("process_virtual_memory_bytes", "gauge", (), "address space",
+                _one(lambda x: x.now.process.virtual_bytes)),
+    MetricEntry("process_open_fds", "gauge", (), "open files and sockets", _one(lambda x: x.now.process.open_files)),
+    MetricEntry("process_max_fds", "gauge", (), "how many there may be", _one(lambda x: x.now.process.max_files)),
+    MetricEntry("process_threads", "gauge", (), "threads", _one(lambda x: x.now.process.threads)),
+    MetricEntry("process_start_time_seconds", "gauge", (), "when the process started, Unix time",
+                _one(lambda x: x.now.process.started_s)),
+)  # fmt: skip
+
+
+def read_all(look: Look) -> list[Metric]:
+    """All metrics with their samples."""
+    return [Metric(entry.name, entry.kind, entry.says, list(entry.read(look))) for entry in METRICS]

@@ -1,0 +1,250 @@
+"""Walks a sidecar's parts and takes a snapshot of their figures.
+
+Invariants:
+* A walk yields to other tasks as all long walks do (`logstore.kafka.pace`), and one walk runs at a time, however many
+  clients ask.
+* A snapshot is used again for REUSE times as long as it took: clients that ask without a pause cost a bounded share of
+  the processor.
+* What is collected is bounded: MAX_OFFSETS committed offsets, MAX_QUERIES queries; what is left out is counted.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import trio
+
+from logstore.base.clock import Clock
+from logstore.disk.meter import DiskMeter
+from logstore.disk.shared_state import SharedState
+from logstore.engine import StoreEngine
+from logstore.epochs.epochs import Epochs
+from logstore.epochs.query import QueryProgress
+from logstore.epochs.staging import Staging
+from logstore.kafka.groups.group import ConsumerGroup
+from logstore.kafka.groups.service import GroupService
+from logstore.kafka.pace import Pace
+from logstore.kafka.request_meter import RequestMeter
+from logstore.kafka.server import KafkaServer
+from logstore.log.store import Topic
+from logstore.log.stream import Stream
+from logstore.monitoring.event_log import EventLog
+from logstore.monitoring.health import Health
+from logstore.monitoring.process import DiskFigures, ProcessFigures, disk_figures, process_figures
+
+REUSE: Final = 20
+"""A snapshot that took a millisecond is used for 20: at most a twentieth of the processor goes into snapshots."""
+RATE_S: Final = 1.0
+"""Rates are taken over at least this time."""
+STATE_S: Final = 10.0
+"""How often the queries' shared state is counted: that reads directories."""
+MAX_OFFSETS: Final = 50_000
+"""Committed offsets in one snapshot: a tenth of a second of walking."""
+MAX_QUERIES: Final = 1_000
+
+
+class Served(NamedTuple):
+    """The parts of a sidecar that clients use."""
+
+    engine: StoreEngine
+    server: KafkaServer
+    groups: GroupService
+    epochs: Epochs
+    staging: Staging
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """All that is looked at."""
+
+    served: Served
+    disk: DiskMeter
+    requests: RequestMeter
+    events: EventLog
+    health: Health
+    state: SharedState | None
+    data_dir: Path
+    clock: Clock
+
+
+class StreamFigures(NamedTuple):
+    """A stream's offsets, bytes and what went through it since the start."""
+
+    topic: Topic
+    partition: int
+    log_start: int
+    high_watermark: int
+    size_bytes: int
+    chunks: int
+    appended_bytes: int
+    fetched_bytes: int
+
+
+class LagFigures(NamedTuple):
+    """A group's position in a stream."""
+
+    topic: str
+    partition: int
+    offset: int
+    lag: int
+
+
+class GroupFigures(NamedTuple):
+    """A group and its positions; `lag` is that of all positions together."""
+
+    name: str
+    state: str
+    members: int
+    positions: list[LagFigures]
+    lag: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The figures of one moment."""
+
+    at_s: float
+    wall_ms: int
+    took_s: float
+    streams: dict[Stream, StreamFigures]
+    index_bytes: int
+    groups: list[GroupFigures]
+    groups_left_out: int
+    queries: list[QueryProgress]
+    queries_left_out: int
+    staged_bytes: Mapping[str, int]
+    """By query."""
+    state_bytes: Mapping[str, int]
+    """Shared memory by query."""
+    disk: DiskFigures
+    process: ProcessFigures
+    messages: Mapping[str, int]
+    """Records appended since the start, by topic."""
+    requests: Mapping[int, int]
+    """Answered requests, by API key."""
+    syncs: int
+    sync_s: float
+    """The time that all syncs of files took together."""
+
+
+def _machine(data_dir: Path) -> tuple[DiskFigures, ProcessFigures]:
+    """What the operating system says. Blocks: with many open files it takes milliseconds."""
+    return disk_figures(data_dir), process_figures()
+
+
+class Sampler:
+    """Takes snapshots of one sidecar."""
+
+    def __init__(self, watched: Watched) -> None:
+        self.watched = watched
+        self._taking = trio.Lock()
+        self._latest: Snapshot | None = None
+        self._before: Snapshot | None = None
+        self._state_bytes: Mapping[str, int] = {}
+        self._state_at_s = -STATE_S
+        # What was there at the start is no traffic.
+        self._first = {
+            topic.topic_id: sum(stream.high_watermark for stream in topic.partitions)
+            for topic in watched.served.engine.store.topics.values()
+        }
+
+    async def snapshot(self) -> tuple[Snapshot, Snapshot | None]:
+        """A snapshot of now, or of a moment ago, and one of RATE_S seconds before it or more (None: the first)."""
+        async with self._taking:
+            latest = self._latest
+            if latest is not None and self.watched.clock.monotonic_s() < latest.at_s + REUSE * latest.took_s:
+                return latest, self._before
+            if latest is not None and (self._before is None or latest.at_s >= self._before.at_s + RATE_S):
+                self._before = replace(latest, groups=[])  # rates need only what is counted
+            self._latest = await self._take()
+            return self._latest, self._before
+
+    async def _take(self) -> Snapshot:
+        watched = self.watched
+        begun_s = watched.clock.monotonic_s()
+        disk, process = await trio.to_thread.run_sync(_machine, watched.data_dir)
+        if watched.state is not None and begun_s >= self._state_at_s + STATE_S:
+            self._state_bytes = await trio.to_thread.run_sync(watched.state.usage)
+            self._state_at_s = begun_s
+        working_s = watched.clock.monotonic_s()
+        streams, messages, index_bytes = await self._streams()
+        groups, groups_left_out = await self._groups()
+        queries = watched.served.epochs.progress()
+        staged: dict[str, int] = {}
+        for attempt in watched.served.staging.all_attempts():
+            staged[attempt.key.query] = staged.get(attempt.key.query, 0) + attempt.size_bytes
+        now_s = watched.clock.monotonic_s()
+        return Snapshot(
+            at_s=now_s,
+            wall_ms=watched.clock.wall_ms(),
+            took_s=now_s - working_s,
+            streams=streams,
+            index_bytes=index_bytes,
+            groups=groups,
+            groups_left_out=groups_left_out,
+            queries=queries[:MAX_QUERIES],
+            queries_left_out=max(0, len(queries) - MAX_QUERIES),
+            staged_bytes=staged,
+            state_bytes=self._state_bytes,
+            disk=disk,
+            process=process,
+            messages=messages,
+            requests={key: times.count for key, times in watched.requests.used()},
+            syncs=watched.disk.syncs.count,
+            sync_s=watched.disk.syncs.sum_s,
+        )
+
+    async def _streams(self) -> tuple[dict[Stream, StreamFigures], dict[str, int], int]:
+        """The figures of every stream, topic by topic; records by topic; the bytes of all indexes in memory."""
+        store, pace = self.watched.served.engine.store, Pace()
+        found: dict[Stream, StreamFigures] = {}
+        messages: dict[str, int] = {}
+        index_bytes = store.indexes.size_bytes
+        for topic in list(store.topics.values()):
+            messages[topic.name] = -self._first.get(topic.topic_id, 0)
+            for partition, stream in enumerate(list(topic.partitions)):
+                await pace.step()
+                messages[topic.name] += stream.high_watermark
+                chunks = stream.chunks
+                if chunks and chunks[-1].index is not None:
+                    index_bytes += chunks[-1].index.size_bytes
+                found[stream] = StreamFigures(
+                    topic,
+                    partition,
+                    stream.log_start_offset,
+                    stream.high_watermark,
+                    stream.size_bytes,
+                    len(chunks),
+                    stream.appended_bytes,
+                    stream.fetched_bytes,
+                )
+        return found, messages, index_bytes
+
+    async def _groups(self) -> tuple[list[GroupFigures], int]:
+        """The groups with their positions, and how many groups were left out."""
+        pace, left = Pace(), MAX_OFFSETS
+        found: list[GroupFigures] = []
+        groups = list(self.watched.served.groups.coordinator.groups())
+        for group in groups:
+            left -= 1 + self.watched.served.groups.count(group.group_id)
+            if left < 0:
+                continue
+            found.append(await self._group(group, pace))
+        return found, len(groups) - len(found)
+
+    async def _group(self, group: ConsumerGroup, pace: Pace) -> GroupFigures:
+        topics = self.watched.served.engine.store.topics
+        committed = self.watched.served.groups.committed(group.group_id)
+        positions: list[LagFigures] = []
+        await pace.step()
+        for where in committed.known:
+            await pace.step()
+            position = committed.of(where)
+            topic = topics.get(where.topic)
+            if position is None or topic is None or where.partition >= len(topic.partitions):
+                continue
+            lag = max(0, topic.partitions[where.partition].high_watermark - position.offset)
+            positions.append(LagFigures(where.topic, where.partition, position.offset, lag))
+        total = sum(position.lag for position in positions)
+        return GroupFigures(group.group_id, group.state.value, len(group.members), positions, total)

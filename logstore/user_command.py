@@ -1,0 +1,191 @@
+"""`cairn user`: the users that may log in, of a sidecar that runs or of a data directory that no sidecar has open.
+
+Invariants: a password comes from a prompt, from standard input or from a file, never from a flag; over the network goes
+only its salted hash, and nothing else is stored. `list` changes nothing; the others say what they did.
+"""
+
+import argparse
+import getpass
+import hashlib
+import secrets
+import sys
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, TypeVar
+
+from logstore.base.directory import locked_directory
+from logstore.client import users as requests
+from logstore.client.commands import add_server_arguments, client_of
+from logstore.client.wire import ALTER_USERS, DESCRIBE_USERS
+from logstore.disk.files import OsFiles
+from logstore.errors import CairnError, ConfigError
+from logstore.kafka.security.credentials import (
+    MAX_ITERATIONS,
+    MAX_PASSWORD_BYTES,
+    MECHANISM_NUMBERS,
+    MECHANISMS,
+    MIN_ITERATIONS,
+    SALT_BYTES,
+    check_name,
+    credential_of_password,
+)
+from logstore.kafka.security.users import LEDGER, CredentialName, Users
+from logstore.log.data_directory import prepare_directory
+from logstore.log.jobs import JobQueue
+from logstore.log.ledger import Ledger
+from logstore.sidecar import refuse_foreign_files
+
+DEFAULT_ITERATIONS: Final = 16_384
+"""The most that Kafka itself takes; a login costs a client some 10 ms."""
+EXIT_FAILED: Final = 1
+T = TypeVar("T")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line of `cairn user`."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    add = actions.add_parser("add", help="add a user, or set a user's password anew")
+    add.add_argument("user")
+    add.add_argument(
+        "--mechanism",
+        action="append",
+        choices=tuple(MECHANISMS),
+        help="how the user may log in, repeatable (default: all; PLAIN goes with either)",
+    )
+    add.add_argument("--iterations", type=int, default=DEFAULT_ITERATIONS, help="of the hash (default: %(default)s)")
+    add.add_argument("--password-file", type=Path, metavar="FILE", help="its first line is the password")
+    remove = actions.add_parser("remove", help="remove a user; connections that are logged in stay")
+    remove.add_argument("user")
+    listing = actions.add_parser("list", help="the names of all users, and how they may log in")
+    for action in (add, remove, listing):
+        add_server_arguments(action)
+        action.add_argument(
+            "--data-dir",
+            type=Path,
+            help="instead of a sidecar that runs: a data directory, new or of a sidecar that is stopped",
+        )
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run the command; the exit status."""
+    try:
+        match arguments.action:
+            case "add":
+                _add(arguments)
+            case "remove":
+                _remove(arguments)
+            case "list":
+                _list(arguments)
+    except (CairnError, OSError) as error:
+        print(f"cairn user {arguments.action}: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    return 0
+
+
+def _add(arguments: argparse.Namespace) -> None:
+    user, iterations = check_name(arguments.user), arguments.iterations
+    if not MIN_ITERATIONS <= iterations <= MAX_ITERATIONS:
+        raise ConfigError(f"--iterations {iterations}: allowed are {MIN_ITERATIONS} to {MAX_ITERATIONS}")
+    password = _password(arguments.password_file)
+    mechanisms = arguments.mechanism or list(MECHANISMS)
+    salts = {mechanism: secrets.token_bytes(SALT_BYTES) for mechanism in mechanisms}
+    credentials = {
+        CredentialName(user, mechanism): credential_of_password(mechanism, password, salt, iterations)
+        for mechanism, salt in salts.items()
+    }
+    if arguments.data_dir is not None:
+        _offline(arguments.data_dir, lambda users: users.change((), credentials))
+    else:
+        given = [
+            requests.NewCredential(
+                MECHANISM_NUMBERS[mechanism],
+                iterations,
+                salt,
+                hashlib.pbkdf2_hmac(MECHANISMS[mechanism], password.encode(), salt, iterations),
+            )
+            for mechanism, salt in salts.items()
+        ]
+        with client_of(arguments) as client:
+            requests.check_altered(client.ask(ALTER_USERS, requests.alter_request(user, (), given)))
+    print(f"added: {user}, {', '.join(mechanisms)}")
+
+
+def _remove(arguments: argparse.Namespace) -> None:
+    user = arguments.user
+    mechanisms = _users(arguments).get(user)
+    if not mechanisms:
+        raise ConfigError(f"there is no user {user!r}; cairn user list shows all")
+    if arguments.data_dir is not None:
+        names = [CredentialName(user, mechanism) for mechanism in mechanisms]
+        _offline(arguments.data_dir, lambda users: users.change(names, {}))
+    else:
+        numbers = [MECHANISM_NUMBERS[mechanism] for mechanism in mechanisms]
+        with client_of(arguments) as client:
+            requests.check_altered(client.ask(ALTER_USERS, requests.alter_request(user, numbers, ())))
+    print(f"removed: {user}")
+
+
+def _list(arguments: argparse.Namespace) -> None:
+    found = _users(arguments)
+    if not found:
+        print("there are no users")
+    for user, mechanisms in sorted(found.items()):
+        shown = ", ".join(f"{mechanism} ({iterations} iterations)" for mechanism, iterations in mechanisms.items())
+        print(f"{user}: {shown}")
+
+
+def _users(arguments: argparse.Namespace) -> Mapping[str, Mapping[str, int]]:
+    """Iterations by mechanism, for each user."""
+    if arguments.data_dir is not None:
+        if not arguments.data_dir.is_dir():
+            raise ConfigError(f"--data-dir {arguments.data_dir}: there is no such directory")
+        return _offline(
+            arguments.data_dir,
+            lambda users: {
+                name: {mechanism: found.iterations for mechanism, found in users.credentials_of(name).items()}
+                for name in users.names()
+            },
+        )
+    names = {number: mechanism for mechanism, number in MECHANISM_NUMBERS.items()}
+    with client_of(arguments) as client:
+        found = requests.describe_reply(client.ask(DESCRIBE_USERS, requests.describe_request()))
+    return {
+        user: {names.get(number, str(number)): iterations for number, iterations in infos.items()}
+        for user, infos in found.items()
+    }
+
+
+def _offline(data_dir: Path, act: Callable[[Users], T]) -> T:
+    """Open the users of a data directory, act, and make durable what was changed. Raises CairnError, OSError."""
+    refuse_foreign_files(data_dir)
+    with locked_directory(data_dir, "sidecar"):
+        files = OsFiles(data_dir)
+        try:
+            prepare_directory(files, uuid.uuid4)
+            queue = JobQueue(1)
+            found = act(Users(Ledger.open(files, LEDGER, queue.ready), secrets.token_bytes))
+            while (job := queue.next_job()) is not None:
+                failure = job.run(files)
+                queue.finished(job, failure)
+                if failure is not None:
+                    raise failure[1]
+            return found
+        finally:
+            files.close()
+
+
+def _password(path: Path | None) -> str:
+    """The password of a file's first line, of a prompt, or of standard input's first line. Raises ConfigError."""
+    if path is not None:
+        try:
+            with path.open(encoding="utf-8") as file:
+                return file.readline(2 * MAX_PASSWORD_BYTES).rstrip("\r\n")
+        except UnicodeDecodeError:
+            raise ConfigError(f"--password-file {path}: it is not UTF-8") from None
+    if not sys.stdin.isatty():
+        return sys.stdin.readline(2 * MAX_PASSWORD_BYTES).rstrip("\r\n")
+    password = getpass.getpass("password: ")
+    if getpass.getpass("again: ") != password:
+        raise ConfigError("the passwords differ; nothing was changed")
+    return password

@@ -1,0 +1,387 @@
+"""One chunk: every batch of it, its append groups, and whether its index agrees.
+
+A batch counts as intact by the same rules as in recovery: its checksum, its base offset, the leader epoch. What is not
+intact is damage if it was proven durable: a later chunk exists, a valid index block covers it, or more bytes follow
+than one write can have. Behind damage the check goes on at the next intact batch.
+
+Invariants: reads in large pieces, each byte once but around damage; memory is bounded by a window or one batch.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from logstore.errors import CorruptBatch, UnsupportedBatchFormat
+from logstore.format.batch import (
+    CONTROL_BIT,
+    CRC_START,
+    HEADER,
+    HEADER_BYTES,
+    LEADER_EPOCH,
+    LENGTH_OVERHEAD,
+    MAGIC_OFFSET,
+    BatchHeader,
+    check_batch,
+    parse_header,
+)
+from logstore.format.control import BEGIN_TYPE, END_TYPE, Begin, End, control_type, decode_control
+from logstore.format.journal_block import JournalPart
+from logstore.interfaces import FileSystem
+from logstore.log import chunks
+from logstore.log.chunks import INDEX_SUFFIX, LOG_SUFFIX, MAX_APPEND_BYTES, PRODUCERS_SUFFIX, chunk_name
+from logstore.verify.derived import NEVER, IndexCheck, check_producers
+from logstore.verify.findings import Findings
+from logstore.verify.journal import ReplayedChunk
+
+WINDOW_BYTES: Final = 4 << 20
+"""Read at once: large enough for a disk's full speed, small enough for a processor's cache to help."""
+SEARCH_BYTES: Final = 64 << 20
+"""How far behind damage the next intact batch is looked for, if no index says where it is: a whole default chunk."""
+_EMPTY_LENGTH: Final = HEADER_BYTES - LENGTH_OVERHEAD
+
+
+class ChunkPlace(NamedTuple):
+    """A chunk to check: `following` is the base offset of the next one, None for a stream's last."""
+
+    directory: str
+    base_offset: int
+    following: int | None
+
+    def path(self, suffix: str) -> str:
+        """The path of one of its files."""
+        return f"{self.directory}/{chunk_name(self.base_offset, suffix)}"
+
+
+class EpochEnd(NamedTuple):
+    """Which epoch an END says is there whole."""
+
+    query: str
+    epoch: int
+    incarnation: int
+
+
+@dataclass(slots=True)
+class ChunkResult:
+    """What a check of a chunk found: findings, where its offsets end, and the ENDs that were asked for."""
+
+    findings: Findings = field(default_factory=Findings)
+    next_offset: int = 0
+    ends: set[EpochEnd] = field(default_factory=set)
+
+
+class _OpenGroup(NamedTuple):
+    """An append group whose END has not come yet."""
+
+    begin: Begin
+    position: int
+    offset: int
+    body_position: int
+    batches_before: int
+
+
+def check_chunk(
+    fs: FileSystem,
+    place: ChunkPlace,
+    *,
+    is_live: bool = False,
+    wanted: Collection[EpochEnd] = (),
+    journaled: Sequence[JournalPart] = (),
+    progress: Callable[[int], None] = lambda _: None,
+) -> ChunkResult:
+    """Check one chunk with its index and its producer snapshots.
+
+    `is_live`: a sidecar may be writing it, so that its newest end proves nothing. `wanted`: ENDs to look out for.
+    `journaled`: what the journal holds of the stream; a start would bring it into the stream's last chunk. `progress`
+    is told the bytes of each piece that was read; it may raise to end the check. Raises OSError, UnknownFormatVersion.
+    """
+    check = _ChunkCheck(fs, place, is_live, wanted, journaled, progress)
+    check.run()
+    check_producers(fs, place.path(PRODUCERS_SUFFIX), check.result.findings, is_live=is_live)
+    return check.result
+
+
+class _ChunkCheck:
+    def __init__(
+        self,
+        fs: FileSystem,
+        place: ChunkPlace,
+        is_live: bool,
+        wanted: Collection[EpochEnd],
+        journaled: Sequence[JournalPart],
+        progress: Callable[[int], None],
+    ) -> None:
+        self._place = place
+        self._is_live = is_live
+        self._wanted = wanted
+        self._progress = progress
+        self.result = ChunkResult(next_offset=place.base_offset)
+        self._findings = self.result.findings
+        self._path = place.path(LOG_SUFFIX)
+        # The index first: what is written meanwhile must not look as if the index were ahead of its chunk.
+        self._index = IndexCheck(fs, place.path(INDEX_SUFFIX), self._findings)
+        self._chunk = ReplayedChunk(fs, self._path, place.base_offset, self._index.durable_end, journaled)
+        self._size_bytes = self._chunk.size_bytes
+        self._window, self._window_at = memoryview(b""), 0
+        self._group: _OpenGroup | None = None
+        self._group_unknown = False
+        self._batches = 0
+        self._has_gaps = False
+
+    def run(self) -> None:
+        """Walk from the chunk's first batch to its last."""
+        counts = self._findings.counts
+        counts.chunks += 1
+        counts.files += 1
+        position, offset = self._walk(0, self._place.base_offset)
+        while position < self._size_bytes and not self._is_over(offset):
+            resumed = self._behind_damage(position, offset)
+            if resumed is None:
+                break
+            self._group, self._group_unknown = None, True
+            position, offset = self._walk(*resumed)
+        counts.batches += self._batches
+        self._finish(position, offset)
+
+    def _is_over(self, offset: int) -> bool:
+        return self._place.following is not None and offset >= self._place.following
+
+    def _walk(self, position: int, offset: int) -> tuple[int, int]:
+        """Check batches from here on; position and offset behind the last intact one."""
+        # Small batches come by the hundred thousand: whatever need not be done for each of them is not.
+        index, unpack, checksum = self._index, HEADER.unpack_from, crc32c
+        size_bytes = self._size_bytes
+        before_offset = NEVER if self._place.following is None else self._place.following
+        window, window_at, window_bytes = self._window, self._window_at, len(self._window)
+        batches, max_timestamp = self._batches, index.max_timestamp
+        next_event = min(index.next_position, index.next_entry)
+        while position < size_bytes and offset < before_offset:
+            at = position - window_at
+            if at < 0 or at + HEADER_BYTES > window_bytes:
+                window, window_at, at = self._read(position, WINDOW_BYTES), position, 0
+                window_bytes = len(window)
+                if window_bytes < HEADER_BYTES:
+                    break
+            base, length, epoch, magic, crc, attributes, delta, _, max_ms, _, _, _, count = unpack(window, at)
+            end = at + length + LENGTH_OVERHEAD
+            if base != offset or magic != 2 or epoch != LEADER_EPOCH or length < _EMPTY_LENGTH:
+                break
+            if end > window_bytes:
+                if end - at > min(size_bytes - position, MAX_APPEND_BYTES):
+                    break
+                window, window_at = self._read(position, max(WINDOW_BYTES, end - at)), position
+                at, end, window_bytes = 0, end - at, len(window)
+                if end > window_bytes:
+                    break
+            if checksum(window[at + CRC_START : end]) != crc or delta < 0 or not 0 <= count <= delta + 1:
+                break
+            if position >= next_event:
+                index.max_timestamp = max_timestamp
+                index.at_batch(position, offset)
+                index.entry_at(position, offset, crc)
+                next_event = min(index.next_position, index.next_entry)
+            if attributes & CONTROL_BIT:
+                self._batches = batches
+                self._control(window[at:end], position, offset)
+            elif max_ms > max_timestamp:
+                max_timestamp = max_ms
+            if not count:
+                self._has_gaps = True
+            batches += 1
+            position += end - at
+            offset += delta + 1
+        self._window, self._window_at, self._batches = window, window_at, batches
+        index.max_timestamp = max_timestamp
+        index.at_batch(position, offset)
+        return position, offset
+
+    def _read(self, position: int, length: int) -> memoryview:
+        data = self._chunk.read(position, min(length, self._size_bytes - position))
+        self._progress(len(data))
+        self._findings.counts.bytes += len(data)
+        return memoryview(data)
+
+    # ---- append groups
+
+    def _control(self, batch: memoryview, position: int, offset: int) -> None:
+        """Take a control batch, whose checksum is right, into account."""
+        try:
+            kind = control_type(batch)
+            record = decode_control(batch) if kind in (BEGIN_TYPE, END_TYPE) else None
+        except CorruptBatch as error:
+            self._findings.damage(
+                "control-record-damaged", self._path, str(error), position=position, lost=(offset, offset)
+            )
+            return
+        self._index.control_at(position, offset, kind or 0)
+        if isinstance(record, Begin):
+            if self._group is not None:
+                self._without_end(self._group, offset)
+            self._group = _OpenGroup(record, position, offset, position + len(batch), self._batches)
+            self._group_unknown = self._has_gaps = False
+        elif isinstance(record, End):
+            self._end(record, position, offset)
+
+    def _end(self, end: End, position: int, offset: int) -> None:
+        found = EpochEnd(end.query, end.epoch, end.incarnation)
+        if found in self._wanted:
+            self.result.ends.add(found)
+        group, self._group = self._group, None
+        if group is None:
+            if not self._group_unknown:
+                self._findings.damage(
+                    "end-without-begin",
+                    self._path,
+                    f"END of epoch {end.epoch} of query {end.query!r} without its BEGIN",
+                    position=position,
+                    lost=(offset, offset),
+                )
+            self._group_unknown = False
+            return
+        begin = group.begin
+        if (begin.query, begin.epoch, begin.incarnation) != found:
+            self._mismatch(group, offset, f"its END is that of epoch {end.epoch} of query {end.query!r}")
+            return
+        batches, size_bytes = self._batches - group.batches_before - 1, position - group.body_position
+        # Cleaning puts one empty batch in place of several: then neither number is BEGIN's.
+        if not self._has_gaps and (batches, size_bytes) != (begin.batch_count, begin.byte_count):
+            self._mismatch(
+                group,
+                offset,
+                f"it has {batches} batches with {size_bytes} bytes, BEGIN says {begin.batch_count} with "
+                f"{begin.byte_count}",
+            )
+
+    def _mismatch(self, group: _OpenGroup, last_offset: int, why: str) -> None:
+        what = f"group of epoch {group.begin.epoch} of query {group.begin.query!r}: {why}"
+        lost = (group.offset, last_offset)
+        self._findings.damage("group-mismatch", self._path, what, position=group.position, lost=lost)
+
+    def _without_end(self, group: _OpenGroup, before_offset: int) -> None:
+        what = f"group of epoch {group.begin.epoch} of query {group.begin.query!r} without END"
+        lost = (group.offset, before_offset - 1)
+        self._findings.damage("group-without-end", self._path, what, position=group.position, lost=lost)
+
+    # ---- damage, or the end
+
+    def _largest_write(self, position: int, offset: int) -> int:
+        """The largest size in bytes that one write at `position` may have had."""
+        try:
+            header = parse_header(self._chunk.read(position, HEADER_BYTES))
+        except (CorruptBatch, UnsupportedBatchFormat):
+            return chunks.MAX_WRITE_BYTES
+        is_large = header.base_offset == offset and header.size_bytes <= MAX_APPEND_BYTES
+        return max(chunks.MAX_WRITE_BYTES, header.size_bytes) if is_large else chunks.MAX_WRITE_BYTES
+
+    def _is_proven(self, position: int, offset: int) -> bool:
+        return (
+            self._place.following is not None
+            or position < max(self._index.durable_end, self._chunk.journaled_end)
+            or self._size_bytes - position > self._largest_write(position, offset)
+        )
+
+    def _behind_damage(self, position: int, offset: int) -> tuple[int, int] | None:
+        """Report a batch that is not intact; where to go on, None: nowhere, or it may be a write that was under way."""
+        if not self._is_proven(position, offset):
+            return None
+        found = self._find_batch(position + 1, offset)
+        if found is None and position < self._index.durable_end < self._size_bytes:
+            found = self._index.durable_end, self._index.next_offset
+        last = found[1] - 1 if found else self._known_end(offset) - 1
+        if found is None and last < offset:  # nothing is known to be behind it
+            return None
+        if found is None and self._size_bytes < self._index.durable_end:
+            return None  # the file was cut here: reported as too short
+        self._findings.damage(
+            "batch-damaged",
+            self._path,
+            f"a batch does not match its checksum or its place; offsets {offset} to {last} are lost",
+            position=position,
+            lost=(offset, last),
+        )
+        self._index.skip(found[0] if found else self._size_bytes)
+        return found if found else (self._size_bytes, last + 1)
+
+    def _known_end(self, offset: int) -> int:
+        """The offset behind the last one that is known to have been here."""
+        return max(offset, self._place.following or 0, self._index.next_offset, self._chunk.known_offset)
+
+    def _find_batch(self, start: int, after_offset: int) -> tuple[int, int] | None:
+        """Position and base offset of the first intact batch behind damage."""
+        last = self._place.following if self._place.following is not None else 1 << 63
+        stop = min(self._size_bytes, start + max(SEARCH_BYTES, 4 * chunks.MAX_WRITE_BYTES))
+        at = start
+        while at < stop:
+            window = self._chunk.read(at, min(WINDOW_BYTES + HEADER_BYTES, self._size_bytes - at))
+            self._progress(0)
+            found = window.find(b"\x02", MAGIC_OFFSET, WINDOW_BYTES + MAGIC_OFFSET)
+            while found >= 0:
+                position = at + found - MAGIC_OFFSET
+                header = self._batch_at(position, memoryview(window)[found - MAGIC_OFFSET :])
+                if header is not None and after_offset < header.base_offset < last:
+                    return position, header.base_offset
+                found = window.find(b"\x02", found + 1, WINDOW_BYTES + MAGIC_OFFSET)
+            at += WINDOW_BYTES
+        return None
+
+    def _batch_at(self, position: int, data: memoryview) -> BatchHeader | None:
+        """The header of the intact batch at `position`, whose first bytes are in `data`; None if there is none."""
+        try:
+            header = parse_header(data)
+            if header.partition_leader_epoch != LEADER_EPOCH or header.last_offset_delta < 0:
+                return None
+            if header.base_offset < 0 or header.size_bytes > min(self._size_bytes - position, MAX_APPEND_BYTES):
+                return None
+            whole = data if header.size_bytes <= len(data) else self._chunk.read(position, header.size_bytes)
+            return check_batch(whole)
+        except (CorruptBatch, UnsupportedBatchFormat):
+            return None
+
+    def _finish(self, position: int, offset: int) -> None:
+        following, index, findings = self._place.following, self._index, self._findings
+        self.result.next_offset = offset
+        if offset < index.next_offset and self._size_bytes < index.durable_end:
+            lost = (offset, index.next_offset - 1)
+            findings.damage(
+                "chunk-short",
+                self._path,
+                f"the file has {self._size_bytes} bytes, {index.durable_end} were synced; offsets {lost[0]} to "
+                f"{lost[1]} are lost",
+                position=self._size_bytes,
+                lost=lost,
+            )
+            self.result.next_offset = offset = index.next_offset
+        if following is not None and offset < following:
+            lost = (offset, following - 1)
+            what = f"offsets {lost[0]} to {lost[1]} are in no chunk: it ends before the next one begins"
+            findings.damage("offsets-missing", self._path, what, position=position, lost=lost)
+        if following is not None and offset > following:
+            what = f"a batch reaches up to offset {offset - 1}, where the next chunk has begun at {following}"
+            findings.damage("chunks-overlap", self._path, what, position=position, lost=(following, offset - 1))
+        self._finish_group(position, offset)
+        if following is None and position < self._size_bytes and not self._is_live:
+            findings.note(
+                "torn-end",
+                self._path,
+                f"{self._size_bytes - position} bytes behind offset {offset} are no whole batch: a write was under "
+                "way, the next start cuts them",
+                position=position,
+            )
+        index.finish(is_sealed=following is not None, is_live=self._is_live)
+
+    def _finish_group(self, position: int, offset: int) -> None:
+        group = self._group
+        if group is None:
+            return
+        if self._place.following is not None or group.position < self._index.durable_end:
+            self._without_end(group, offset)
+        elif not self._is_live:
+            self._findings.note(
+                "group-torn",
+                self._path,
+                f"epoch {group.begin.epoch} of query {group.begin.query!r} was being published; the next start cuts "
+                "it, and publishes it again if it is committed",
+                position=group.position,
+                lost=(group.offset, offset - 1),
+            )

@@ -1,0 +1,235 @@
+"""A whole data directory: what is to be checked in it, in pieces that may run at once, and what they found together.
+
+Steps: `plan` reads the ledgers, the journal and the names of all files; each chunk is checked for itself
+(`check_piece`); `conclude` compares what the pieces found with each other. Beside a running sidecar (`is_live`) files
+come and go: a piece that looks damaged is looked at again with what is there by then, before it is reported.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from logstore.epochs.ledger_entries import CommitRecord
+from logstore.epochs.staging import DIRECTORY as STAGING_DIRECTORY
+from logstore.interfaces import FileSystem
+from logstore.log.chunks import CLEANED_SUFFIX, LOG_SUFFIX, chunk_name, parse_chunk_name
+from logstore.log.data_directory import IDENTITY_FILE, STREAMS_DIRECTORY
+from logstore.log.journal import DIRECTORY as JOURNAL_DIRECTORY
+from logstore.log.ledger import DIRECTORY as LEDGER_DIRECTORY
+from logstore.log.space import SPARE_FILE
+from logstore.verify.chunk import ChunkPlace, ChunkResult, EpochEnd, check_chunk
+from logstore.verify.findings import Findings
+from logstore.verify.journal import Journaled, check_journal, lost_offsets
+from logstore.verify.staged import StagedFile, check_commit, check_staged
+from logstore.verify.state import CataloguedTopic, DirectoryState, read_state
+
+OWN_NAMES: Final = frozenset(
+    {"lock", IDENTITY_FILE, f"{IDENTITY_FILE}.new", LEDGER_DIRECTORY, STREAMS_DIRECTORY, STAGING_DIRECTORY}
+    | {JOURNAL_DIRECTORY, SPARE_FILE, "coordinator", "lost+found"}
+)
+LOOKS: Final = 5
+"""How often a piece is looked at beside a running sidecar; a file changes its place at most once in a while."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A chunk to be checked, of a stream. `size_bytes` when it was found; 0 where a sidecar took it away."""
+
+    topic: str
+    partition: int
+    place: ChunkPlace
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class Plan:
+    """The pieces to check, what was found already, and what the conclusion needs."""
+
+    is_live: bool
+    state: DirectoryState
+    pieces: list[Piece] = field(default_factory=list)
+    findings: Findings = field(default_factory=Findings)
+    staged: list[StagedFile] = field(default_factory=list)
+    journaled: Journaled = field(default_factory=dict)
+    """What a start would bring into last chunks; empty beside a running sidecar, which does so all the time."""
+
+    @property
+    def wanted(self) -> frozenset[EpochEnd]:
+        """The ENDs of epochs that are committed and may not be in all their streams."""
+        return frozenset(EpochEnd(c.query, c.epoch, c.incarnation_number) for c in self.state.commits)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all chunks."""
+        return sum(piece.size_bytes for piece in self.pieces)
+
+
+def is_data_directory(fs: FileSystem) -> bool:
+    """Whether a sidecar has ever made this directory its own."""
+    names = set(fs.list_directory(""))
+    return IDENTITY_FILE in names or bool({STREAMS_DIRECTORY, LEDGER_DIRECTORY} & names)
+
+
+def plan(fs: FileSystem, *, is_live: bool = False) -> Plan:
+    """Check all but the chunks, and say which chunks there are. Raises UnknownFormatVersion, OSError."""
+    findings = Findings()
+    if not fs.exists(IDENTITY_FILE):
+        if {LEDGER_DIRECTORY, STREAMS_DIRECTORY} & set(fs.list_directory("")):
+            findings.damage("identity-damaged", IDENTITY_FILE, "it is missing; restore it from a copy")
+        return Plan(is_live, DirectoryState(), findings=findings)
+    planned = Plan(is_live, _state(fs, findings, is_live=is_live), findings=findings)
+    planned.staged = check_staged(fs, findings, is_live=is_live)
+    if not is_live:
+        planned.journaled = check_journal(fs, findings)
+    for topic in planned.state.topics:
+        _plan_topic(fs, topic, planned)
+    _note_strangers(fs, planned)
+    return planned
+
+
+def _state(fs: FileSystem, findings: Findings, *, is_live: bool) -> DirectoryState:
+    for _ in range(LOOKS if is_live else 0):
+        found = Findings()
+        try:
+            state = read_state(fs, found, is_live=True)
+        except FileNotFoundError:
+            continue  # a ledger was written anew meanwhile
+        if not found.damages:
+            findings.add(found)
+            return state
+    return read_state(fs, findings, is_live=is_live)
+
+
+def _plan_topic(fs: FileSystem, topic: CataloguedTopic, planned: Plan) -> None:
+    for partition in range(topic.partitions):
+        directory = f"{topic.directory}/{partition}"
+        log_start = topic.log_starts.get(partition, 0)
+        if not fs.exists(directory):
+            if not planned.is_live:
+                what = f"the directory of {topic.name}-{partition} is missing; a sidecar does not start without it"
+                planned.findings.damage("stream-missing", directory, what)
+            continue
+        places = _places(fs, directory, log_start, planned.findings, is_live=planned.is_live)
+        if not places and log_start and not planned.is_live:
+            what = f"no chunk of {topic.name}-{partition} is left, though the log had reached offset {log_start}"
+            planned.findings.damage(
+                "stream-missing", directory, f"{what}; a sidecar does not start with that; restore it"
+            )
+        if places and places[0].base_offset > log_start and not planned.is_live:
+            lost = (log_start, places[0].base_offset - 1)
+            what = f"offsets {lost[0]} to {lost[1]} of {topic.name}-{partition} are in no chunk"
+            planned.findings.damage("offsets-missing", directory, what, lost=lost)
+        newer = lost_offsets(planned.journaled.get(directory, ()), places[-1].base_offset if places else None)
+        if newer is not None:
+            what = f"the journal has offsets {newer[0]} to {newer[1]} of {topic.name}-{partition}, whose chunk is gone"
+            planned.findings.damage("offsets-missing", directory, what, lost=newer)
+        for place in places:
+            planned.pieces.append(Piece(topic.name, partition, place, _size(fs, place.path(LOG_SUFFIX))))
+
+
+def _size(fs: FileSystem, path: str) -> int:
+    try:
+        return fs.size(path)
+    except FileNotFoundError:
+        return 0
+
+
+def _places(fs: FileSystem, directory: str, log_start: int, findings: Findings, *, is_live: bool) -> list[ChunkPlace]:
+    """The chunks of a stream that are part of its log, oldest first."""
+    files = [parsed for name in fs.list_directory(directory) if (parsed := parse_chunk_name(name)) is not None]
+    bases = sorted(base for base, suffix in files if suffix == LOG_SUFFIX)
+    while len(bases) > 1 and bases[1] <= log_start:
+        bases.pop(0)
+    for base, suffix in files:
+        if not is_live and (base not in bases or suffix == CLEANED_SUFFIX):
+            path = f"{directory}/{chunk_name(base, suffix)}"
+            findings.note("stale-file", path, "a trim or a cleaning was under way; the next start removes this file")
+    return (
+        [ChunkPlace(directory, base, end) for base, end in zip(bases, [*bases[1:], None], strict=True)] if bases else []
+    )
+
+
+def _note_strangers(fs: FileSystem, planned: Plan) -> None:
+    """Note what no sidecar has made, and what the next start removes."""
+    if not planned.state.is_whole or planned.is_live:
+        return
+    for name in fs.list_directory(""):
+        if name not in OWN_NAMES and not name.startswith("."):
+            planned.findings.note("foreign-file", name, "no sidecar has made this; a sidecar does not start beside it")
+    known = {topic.directory for topic in planned.state.topics}
+    for name in fs.list_directory(STREAMS_DIRECTORY):
+        directory = f"{STREAMS_DIRECTORY}/{name}"
+        if directory not in known and not name.startswith("."):
+            what = "the catalogue does not know it: a topic was being made or deleted; the next start removes it"
+            planned.findings.note("unknown-topic", directory, what)
+
+
+# ---- the pieces
+
+
+def check_piece(
+    fs: FileSystem, planned: Plan, piece: Piece, progress: Callable[[int], None] = lambda _: None
+) -> ChunkResult:
+    """Check one chunk. Raises UnknownFormatVersion; what the disk refuses is damage. `progress` as in `check_chunk`."""
+    wanted = planned.wanted
+    journaled = planned.journaled.get(piece.place.directory, ()) if piece.place.following is None else ()
+    place: ChunkPlace | None = piece.place
+    result = ChunkResult()
+    for _ in range(LOOKS if planned.is_live else 1):
+        if place is None:
+            return ChunkResult()  # trimmed meanwhile
+        try:
+            result = check_chunk(
+                fs, place, is_live=planned.is_live, wanted=wanted, journaled=journaled, progress=progress
+            )
+        except PermissionError:
+            raise
+        except OSError as error:
+            result = ChunkResult()
+            what = f"it cannot be read: {error.strerror or error}"
+            result.findings.damage("unreadable", error.filename or place.path(LOG_SUFFIX), what)
+        if not planned.is_live or not result.findings.damages:
+            return result
+        place = _place_now(fs, place)
+    return result
+
+
+def _place_now(fs: FileSystem, place: ChunkPlace) -> ChunkPlace | None:
+    """The chunk as it is by now, None if it is gone."""
+    found = _places(fs, place.directory, place.base_offset, Findings(), is_live=True)
+    return next((other for other in found if other.base_offset == place.base_offset), None)
+
+
+# ---- the conclusion
+
+
+def conclude(planned: Plan, results: Iterable[tuple[Piece, ChunkResult]]) -> Findings:
+    """Everything that was found, in the order of the plan, and what it means for committed epochs."""
+    findings = planned.findings
+    ends: dict[tuple[str, int], set[EpochEnd]] = {}
+    for piece, result in results:
+        findings.add(result.findings)
+        ends.setdefault((piece.topic, piece.partition), set()).update(result.ends)
+    if planned.is_live:  # the epoch may have been published, and its staged output removed, in between
+        return findings
+    topics = {topic.name: topic.topic_id for topic in planned.state.topics}
+    for commit in planned.state.commits:
+        if not _is_published(commit, topics, ends):
+            check_commit(commit, planned.staged, findings)
+    return findings
+
+
+def _is_published(commit: CommitRecord, topics: dict[str, str], ends: dict[tuple[str, int], set[EpochEnd]]) -> bool:
+    """Whether each stream of an epoch has its END, or is deleted."""
+    wanted = EpochEnd(commit.query, commit.epoch, commit.incarnation_number)
+    return all(
+        wanted in ends.get((target.topic, target.partition), ())
+        for target in commit.targets
+        if topics.get(target.topic) == target.topic_id.replace("-", "")
+    )
+
+
+def verify(fs: FileSystem, *, is_live: bool = False) -> Findings:
+    """Check a whole data directory, piece by piece. Raises UnknownFormatVersion, PermissionError."""
+    planned = plan(fs, is_live=is_live)
+    return conclude(planned, [(piece, check_piece(fs, planned, piece)) for piece in planned.pieces])
