@@ -1,7 +1,8 @@
 """Produce and consume: Cairn and a real Kafka in turn, with the same clients.
 
-`python benchmarks/produce_consume.py [--quick]` starts its peers itself, prints tables, and writes
-results/produce_consume.json with the goals, and a plot beside it.
+`python benchmarks/produce_consume.py [--quick] [--only PART …]` starts its peers itself, prints tables, and writes
+results/produce_consume.json with the goals, and a plot beside it. PART is a stage (`raw`, `cells`, `clients`, `tail`,
+`reader beside`, `big log`), or a part of a cell's name (`200 streams`, `refused`, `16 × 5, 1 KB`).
 
 Invariants:
 * All servers run all the time, and one is loaded at a time: within a round they take turns, in an order that changes
@@ -19,15 +20,16 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks.harness import kafka_clients, load, produce_consume_report, results
+from benchmarks.harness import cells, kafka_clients, load, produce_consume_report, results
+from benchmarks.harness.cells import Cell
 from benchmarks.harness.kafka import KafkaPeer
 from benchmarks.harness.load import Payload, Produced, Shape
 from benchmarks.harness.meter import cpu_seconds, peak_memory_mb, percentiles, sync_floor_s
@@ -57,6 +59,9 @@ KAFKA_BIG_SHARE = 4
 READY_SECONDS = 300.0
 MIB = 1 << 20
 LONG_RETENTION = {"retention.ms": "-1"}
+CELLS_RETENTION_BYTES = 64 << 20
+"""The cells' topics keep no more than that in each stream: a full run would fill a small disk."""
+STAGES = ("raw", "cells", "clients", "tail", "reader beside", "big log")
 Work = Callable[[], Row]
 """One measurement; gives back its figures."""
 
@@ -83,6 +88,19 @@ class Plan:
     restarts: int = 3
     seeks: int = 2000
     with_kafka: bool = True
+    cells: tuple[Cell, ...] = cells.ALL
+    cell_rounds: int = 3
+    cell_seconds: float = 1.0
+    only: tuple[str, ...] = ()
+    """The stages and cells that are measured; empty: all."""
+
+    def has(self, stage: str) -> bool:
+        """Whether a stage is measured."""
+        return not self.only or stage in self.only or (stage == "cells" and any(map(self.has_cell, self.cells)))
+
+    def has_cell(self, cell: Cell) -> bool:
+        """Whether a cell is measured."""
+        return not self.only or "cells" in self.only or any(part in cell.name for part in self.only)
 
 
 FULL = Plan("full")
@@ -104,6 +122,9 @@ QUICK = Plan(
     big_log_bytes=200 * MIB,
     restarts=1,
     seeks=500,
+    cells=cells.FEW,
+    cell_rounds=1,
+    cell_seconds=0.5,
 )
 SMOKE = Plan(
     "smoke",
@@ -122,6 +143,9 @@ SMOKE = Plan(
     restarts=1,
     seeks=50,
     with_kafka=False,
+    cells=cells.FEW[:3],
+    cell_rounds=1,
+    cell_seconds=0.1,
 )
 
 
@@ -140,16 +164,21 @@ class Benchmark:
 
     def run(self) -> None:
         """All stages, one after the other."""
-        with self._serving("main", [True] * self.plan.with_kafka) as peers:
-            self._peers = peers
-            self._start_peers()
-            self._warm_up()
-            for stage in (self._raw, self._clients, self._tail, self._reader_beside):
-                self.console.log(stage.__name__.strip("_").replace("_", " "))
-                stage()
-            for peer in peers:
-                self.rows.add(what="memory", server=peer.name, peak_memory_mb=peak_memory_mb(peer.pid))
-        self._big_log()
+        stages = (self._raw, self._cells, self._clients, self._tail, self._reader_beside)
+        named = {stage.__name__.strip("_").replace("_", " "): stage for stage in stages}
+        wanted = {name: stage for name, stage in named.items() if self.plan.has(name)}
+        if wanted:
+            with self._serving("main", [True] * self.plan.with_kafka) as peers:
+                self._peers = peers
+                self._start_peers()
+                self._warm_up()
+                for name, stage in wanted.items():
+                    self.console.log(name)
+                    stage()
+                for peer in peers:
+                    self.rows.add(what="memory", server=peer.name, peak_memory_mb=peak_memory_mb(peer.pid))
+        if self.plan.has("big log"):
+            self._big_log()
 
     # ---- servers
 
@@ -199,10 +228,10 @@ class Benchmark:
                     raise
                 time.sleep(0.01)
 
-    def _topic(self, peer: Peer, name: str, partitions: int = 1) -> str:
+    def _topic(self, peer: Peer, name: str, partitions: int = 1, config: Mapping[str, str] = LONG_RETENTION) -> str:
         """Create a topic that keeps everything and takes records of any age, and wait until it takes them."""
         with RawConnection(peer.port) as connection:
-            connection.create_topic(name, partitions, LONG_RETENTION)
+            connection.create_topic(name, partitions, config)
             for _ in range(200):
                 try:
                     for partition in range(partitions):
@@ -263,8 +292,27 @@ class Benchmark:
 
         return work
 
+    def _cells(self) -> None:
+        """Streams × connections × requests in flight × sizes, and what a request costs the server's processor."""
+        wanted = [cell for cell in self.plan.cells if self.plan.has_cell(cell)]
+        for peer in self._peers:
+            for streams in sorted({cell.streams for cell in wanted}):
+                topic = next(cell.topic for cell in wanted if cell.streams == streams)
+                self._topic(peer, topic, streams, {"retention.bytes": str(CELLS_RETENTION_BYTES)})
+        for number in range(self.plan.cell_rounds):
+            for cell in wanted:
+                labels = {"cell": cell.name, "round": number}
+                for peer in self._in_turn(number, self._peers):
+                    os.sync()
+                    measured = cells.measure(cell, peer.port, peer.pid, self.plan.cell_seconds)
+                    self.rows.add(what="cell", server=peer.name, **labels, **measured)
+                if not cell.is_refused:
+                    with cells.instant_server(cell) as (port, pid):
+                        measured = cells.measure(cell, port, pid, self.plan.cell_seconds / 2)
+                        self.rows.add(what="generator", server="answers at once", **labels, **measured)
+
     def _clients(self) -> None:
-        """Kafka's tools and confluent-kafka write, then all three clients read what these wrote."""
+        """Kafka's tools and confluent-kafka write, then all clients read what these wrote."""
         plan = self.plan
         fast = [peer for peer in self._peers if "flush" not in peer.name]
         for size in plan.tool_sizes:
@@ -287,8 +335,9 @@ class Benchmark:
                     work = _confluent_produce(peer, topic, count, size)
                     self._measure(peer, work, what="produce", client="confluent-kafka", **labels)
                 for peer in self._in_turn(number, fast):
-                    work = _confluent_consume(peer, f"confluent-{size}-{number}", count, size)
-                    self._measure(peer, work, what="consume", client="confluent-kafka", **labels)
+                    for client, consume in CONSUMERS.items():
+                        work = _consume(consume, peer, f"confluent-{size}-{number}", count, size)
+                        self._measure(peer, work, what="consume", client=client, **labels)
 
     def _tail(self) -> None:
         """A reader follows a producer: at full speed, and at a pace, where the delay of each fetch is of interest."""
@@ -431,10 +480,15 @@ def _confluent_produce(peer: Peer, topic: str, count: int, size: int) -> Work:
     )
 
 
-def _confluent_consume(peer: Peer, topic: str, count: int, size: int) -> Work:
-    return lambda: dict(
-        kafka_clients.confluent_consume(f"127.0.0.1:{peer.port}", topic, records=count, record_bytes=size)
-    )
+CONSUMERS: dict[str, Callable[..., kafka_clients.Figures]] = {
+    "confluent-kafka": kafka_clients.confluent_consume,
+    "kafka-python": kafka_clients.kafka_python_consume,
+    "aiokafka": kafka_clients.aiokafka_consume,
+}
+
+
+def _consume(consume: Callable[..., kafka_clients.Figures], peer: Peer, topic: str, count: int, size: int) -> Work:
+    return lambda: dict(consume(f"127.0.0.1:{peer.port}", topic, records=count, record_bytes=size))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -448,8 +502,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--results", type=Path, help="where results go (default: benchmarks/results; shorter runs: build/benchmarks)"
     )
     parser.add_argument("--data", type=Path, help="where servers keep their data meanwhile (default: a temporary one)")
+    parser.add_argument("--only", nargs="+", metavar="PART", default=[], help="stages, or parts of cells' names")
     chosen = parser.parse_args(arguments)
     plan = SMOKE if chosen.smoke else QUICK if chosen.quick else FULL
+    if chosen.only:
+        if len(chosen.only) == 1 and not any(map(replace(plan, only=tuple(chosen.only)).has, STAGES)):
+            names = ", ".join([*STAGES, *(cell.name for cell in plan.cells)])
+            parser.error(f"--only {chosen.only[0]}: no stage and no cell has that name; there are {names}")
+        plan = replace(plan, mode=plan.mode if plan.mode != results.FULL else results.PARTIAL, only=tuple(chosen.only))
     folder = results.directory(parser, chosen.results, plan.mode)
     console = Console(log_path=False, width=None if sys.stdout.isatty() else 130)
     with tempfile.TemporaryDirectory(dir=chosen.data, prefix="produce-consume-") as name:

@@ -13,6 +13,7 @@ import math
 import time
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -360,9 +361,8 @@ class Query:
 
     def _parts(self, policy: Policy, timeline: Timeline) -> tuple[_Port, Core, Loop]:
         incarnation = self._host.new_token()
-        port = _Port(
-            self._addresses, self.fragment, 0, incarnation, self._host, fetch_bytes=FETCH_BYTES, limit_s=LIMIT_S
-        )
+        connect = partial(Client, self._addresses, limit_s=LIMIT_S)
+        port = _Port(connect, self.fragment, 0, incarnation, self._host, fetch_bytes=FETCH_BYTES)
         source = self._setting.source
         port.persist = self._setting.persist
         port.lap, port.batch_records, port.rate = source.records, source.batch_records, source.rate

@@ -19,6 +19,7 @@ from benchmarks.harness.process import ServerProcess, free_port
 TOOL_SECONDS = 60.0
 TOOLS = {
     "topics": "org.apache.kafka.tools.TopicCommand",
+    "acls": "org.apache.kafka.tools.AclCommand",
     "configs": "kafka.admin.ConfigCommand",
     "features": "org.apache.kafka.tools.FeatureCommand",
     "console-producer": "org.apache.kafka.tools.ConsoleProducer",

@@ -6,10 +6,14 @@ here.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from typing import Any
 
+import kafka
+from aiokafka import AIOKafkaConsumer
+from aiokafka import TopicPartition as AsyncPartition
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
 from benchmarks.harness.kafka import java_tool
@@ -124,3 +128,57 @@ def confluent_consume(bootstrap: str, topic: str, *, records: int, record_bytes:
         consumer.close()
     rate = got / seconds
     return {"records_per_s": rate, "mb_per_s": rate * record_bytes / 1e6}
+
+
+FETCH_MAX_BYTES = 1 << 20
+"""What the pure-Python clients ask for at a time, in each partition: their default."""
+CLIENT_PATIENCE_MS = 20_000
+
+
+def kafka_python_consume(bootstrap: str, topic: str, *, records: int, record_bytes: int) -> Figures:
+    """kafka-python's consumer from the beginning, in lots."""
+    consumer = kafka.KafkaConsumer(
+        bootstrap_servers=bootstrap, enable_auto_commit=False, max_partition_fetch_bytes=FETCH_MAX_BYTES
+    )
+    try:
+        partition = kafka.TopicPartition(topic, 0)
+        consumer.assign([partition])
+        consumer.seek(partition, 0)
+        got = 0
+        begin = time.perf_counter()
+        while got < records:
+            found = consumer.poll(timeout_ms=CLIENT_PATIENCE_MS, max_records=10_000)
+            if not found:
+                raise ToolFailed(f"kafka-python: {got} of {records} records came")
+            got += sum(map(len, found.values()))
+        seconds = time.perf_counter() - begin
+    finally:
+        consumer.close()
+    return {"records_per_s": got / seconds, "mb_per_s": got * record_bytes / seconds / 1e6}
+
+
+def aiokafka_consume(bootstrap: str, topic: str, *, records: int, record_bytes: int) -> Figures:
+    """aiokafka's consumer from the beginning, in lots."""
+    return asyncio.run(_aiokafka_consume(bootstrap, topic, records, record_bytes))
+
+
+async def _aiokafka_consume(bootstrap: str, topic: str, records: int, record_bytes: int) -> Figures:
+    consumer = AIOKafkaConsumer(
+        bootstrap_servers=bootstrap, enable_auto_commit=False, max_partition_fetch_bytes=FETCH_MAX_BYTES
+    )
+    await consumer.start()
+    try:
+        partition = AsyncPartition(topic, 0)
+        consumer.assign([partition])
+        consumer.seek(partition, 0)
+        got = 0
+        begin = time.perf_counter()
+        while got < records:
+            found = await consumer.getmany(timeout_ms=CLIENT_PATIENCE_MS, max_records=10_000)
+            if not found:
+                raise ToolFailed(f"aiokafka: {got} of {records} records came")
+            got += sum(map(len, found.values()))
+        seconds = time.perf_counter() - begin
+    finally:
+        await consumer.stop()
+    return {"records_per_s": got / seconds, "mb_per_s": got * record_bytes / seconds / 1e6}

@@ -14,15 +14,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from benchmarks.harness.cells import LARGE_BYTES, SMALL_BYTES
 from benchmarks.harness.report import Goal, Row, Rows, at_least, at_most, print_goals, print_rows, write_json
 
 NAME = "produce_consume"
 OURS, KAFKA, FSYNC = "Cairn", "Kafka", "Kafka, flush.messages=1"
 CLIENTS = ("raw", "Java", "confluent-kafka")
+CONSUMERS = (*CLIENTS, "kafka-python", "aiokafka")
 COLOURS = {OURS: "#1f77b4", KAFKA: "#ff7f0e", FSYNC: "#bcbd22"}
 AGAINST_FSYNC = {"1 × 1": 1.0, "1 × 5": 2.0, "1 × 20": 4.0, "16 × 5": 4.0, "16 × 5, 16 streams": 4.0}
 """Connections × requests in flight, and how many times the throughput of Kafka with fsync is to be reached."""
 FLOOR_MARGIN_MS = 0.35
+REQUEST_US = 35.0
+"""Processor time of a request of 1 KB."""
 NOTES = (
     "All servers share the machine's processors with their clients; only ratios within this run mean anything.",
     "Kafka as it comes acks what the operating system has, Cairn what the disk has.",
@@ -44,6 +48,8 @@ WHY = {
     "produce p99 beside": "A reader at full speed keeps the one event loop busy all the time (a whole processor at 0.8 "
     "GB/s), and producers wait in its queue; Kafka's threads spread over the processors.",
     "resident memory": "Connections, the tail (16 MiB) and what is in flight add up, with what the allocator keeps.",
+    "the load generator": "The load was the limit in some cell: look at the processor time of a request there.",
+    "refused": "What is left is the network: receiving, the event loop's turn, and sending.",
     "seek": "A look-up goes to a reader thread and reads a batch; on a busy machine both wait for a processor.",
 }
 """What is said in the results about a goal that falls short, by the beginning of its name."""
@@ -54,6 +60,7 @@ def publish(rows: Rows, about: Mapping[str, Any], directory: Path, console: Cons
     goals = find_goals(rows)
     _print_produce(rows, console)
     _print_rest(rows, console)
+    _print_cells(rows, console)
     print_goals(console, goals)
     content = {**about, "goals": [goal._asdict() for goal in goals], "notes": notes_on(goals), "rows": rows.all}
     write_json(directory / f"{NAME}.json", content)
@@ -81,8 +88,8 @@ def find_goals(rows: Rows) -> list[Goal]:
         labels = {"what": "produce", "client": "raw", "shape": shape, "record_bytes": 100}
         name = f"produce, {shape}: throughput / Kafka with flush.messages=1"
         _add_ratio(goals, rows, name, "records_per_s", bound, other=FSYNC, **labels)
-    goals += _one_in_flight(rows)
-    for client in CLIENTS:
+    goals += _one_in_flight(rows) + _cell_goals(rows)
+    for client in CONSUMERS:
         for size in (100, 1000):
             name = f"consume, catch-up, {client}, {size} B: throughput / Kafka"
             _add_ratio(goals, rows, name, "records_per_s", 1.0, what="consume", client=client, record_bytes=size)
@@ -110,6 +117,37 @@ def _add_ratio(
     value = rows.ratio(figure, {"server": OURS}, {"server": other}, **labels)
     if value is not None:
         goals.append(at_least(name, value, "×", bound) if bound > 0 else at_most(name, value, "×", -bound))
+
+
+def _cell_goals(rows: Rows) -> list[Goal]:
+    """Every cell against Kafka with fsync, those with large requests from depth 5 on against Kafka as it comes, the
+    processor time of a request, and whether the load was the limit.
+    """
+    goals: list[Goal] = []
+    names = list(dict.fromkeys(row["cell"] for row in rows.select(what="cell")))
+    for name in names:
+        labels = {"what": "cell", "cell": name}
+        cell = rows.select(**labels)[0]
+        if cell["is_refused"]:
+            continue
+        bound = 4.0 if cell["connections"] > 1 or cell["depth"] >= 20 else 2.0 if cell["depth"] >= 5 else 1.0
+        _add_ratio(goals, rows, f"{name}: requests / Kafka with fsync", "requests_per_s", bound, other=FSYNC, **labels)
+        if cell["request_bytes"] == LARGE_BYTES and cell["depth"] >= 5:
+            _add_ratio(goals, rows, f"{name}: requests / Kafka", "requests_per_s", 1.0, **labels)
+    for name in names:
+        cost = rows.median("cpu_us_per_request", what="cell", cell=name, server=OURS)
+        cell = rows.select(what="cell", cell=name)[0]
+        if cost is not None and cell["request_bytes"] == SMALL_BYTES and cell["streams"] == 1:
+            goals.append(at_most(f"{name}: processor time of a request", cost, "µs", REQUEST_US))
+    spare = [
+        generator / best
+        for name in names
+        if (generator := rows.median("requests_per_s", what="generator", cell=name)) is not None
+        and (best := max(row["requests_per_s"] for row in rows.select(what="cell", cell=name)))
+    ]
+    if spare:
+        goals.append(at_least("the load generator / the fastest server, the lowest of all cells", min(spare), "×", 1.0))
+    return goals
 
 
 def _one_in_flight(rows: Rows) -> list[Goal]:
@@ -178,7 +216,7 @@ def _print_rest(rows: Rows, console: Console) -> None:
         if any(value is not None for value in values):
             lines.append([title, unit, *("" if value is None else f"{value:,.2f}" for value in values)])
 
-    for client in CLIENTS:
+    for client in CONSUMERS:
         for size in (100, 1000):
             labels = {"what": "consume", "client": client, "record_bytes": size}
             add(f"catch-up, {client}, {size} B", "records_per_s", "records/s", **labels)
@@ -197,6 +235,29 @@ def _print_rest(rows: Rows, console: Console) -> None:
     for shape in AGAINST_FSYNC:
         lines += _cpu_line(rows, shape)
     print_rows(console, "Consume, start, memory (medians)", ("what", "unit", *SERVERS), lines)
+
+
+CELL_COLUMNS = ("requests/s", "p99 ms", "µs/request")
+
+
+def cell_lines(rows: Rows) -> list[list[str]]:
+    """A line for each cell: its name, and for each server what CELL_COLUMNS say (medians)."""
+    lines: list[list[str]] = []
+    for name in dict.fromkeys(row["cell"] for row in rows.select(what="cell")):
+        line = [name]
+        for server in SERVERS:
+            for figure in ("requests_per_s", "p99_ms", "cpu_us_per_request"):
+                value = rows.median(figure, what="cell", cell=name, server=server)
+                line.append("" if value is None else f"{value:,.2f}" if figure == "p99_ms" else f"{value:,.0f}")
+        lines.append(line)
+    return lines
+
+
+def _print_cells(rows: Rows, console: Console) -> None:
+    lines = cell_lines(rows)
+    if lines:
+        columns = ["cell", *(f"{server}: {column}" for server in SERVERS for column in CELL_COLUMNS)]
+        print_rows(console, "Cells (medians; µs: the server's processor)", columns, lines)
 
 
 def _cpu_line(rows: Rows, shape: str) -> list[list[str]]:

@@ -14,8 +14,10 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import FrameType
 
+from logstore.client.commands import COMMAND_CONFIG_HELP, security_of
 from logstore.errors import CairnError
 from spe_adapter.cec.policy import DEFAULT_Q, DEFAULT_U, PER_WINDOW, Targets
 from spe_adapter.checkpoint.policy import PolicySettings
@@ -36,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
         options = Options(
             given.servers, partial(Targets, given.q, given.u, PER_WINDOW), EpochLimits(epoch_ms=given.epoch_ms)
         )
-        options = replace(options, checkpoints=_checkpoints(given))
+        options = replace(options, checkpoints=_checkpoints(given), security=security_of(given))
         if given.mtbf_s is not None:
             policy = cost_benefit(fragment, given.partition, options, given.mtbf_s)
             options = replace(options, policy=policy)
@@ -58,6 +60,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m spe_adapter.continuous", description=__doc__)
     parser.add_argument("fragment", metavar="MODULE:FRAGMENT", help="the Fragment, in a module on the path")
     parser.add_argument("--servers", required=True, help="HOST:PORT of the sidecar, or several with commas")
+    parser.add_argument("--command-config", type=Path, metavar="FILE", help=COMMAND_CONFIG_HELP)
     parser.add_argument("--partition", type=int, default=0, help="the partition that this process works on")
     parser.add_argument("--q", type=int, default=DEFAULT_Q, help="Q: results and footprints since the oldest footprint")
     parser.add_argument("--u", type=int, default=DEFAULT_U, help="U: input records a recovery may have to replay")

@@ -17,12 +17,10 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from logstore.client.blocking import Client, parse_addresses
 from logstore.format.batch import iterate_batches
 from logstore.format.epoch_api import AbortRequest, Part
 from spe_adapter.cec.calibrate import calibrate
 from spe_adapter.cec.policy import CostBenefit, Costs, Policy
-from spe_adapter.continuous.client_port import CLIENT_ID
 from spe_adapter.continuous.fragment import Fragment, plan
 from spe_adapter.continuous.runner import Options, prepare
 from spe_adapter.epochs.client import TaskAttempt
@@ -60,7 +58,7 @@ def measured_costs(fragment: Fragment, partition: int, options: Options, *, host
     query, incarnation = f"{fragment.name_in(partition)}.calibration", host.new_token()
     attempt = TaskAttempt(query, incarnation, _EPOCH, partition, "calibration")
     positions = count()
-    with Client(parse_addresses(options.servers), host.network, limit_s=options.limit_s, client_id=CLIENT_ID) as client:
+    with options.client(host) as client:
 
         def write(data: bytes) -> None:
             batches = sum(1 for _ in iterate_batches(data))

@@ -9,12 +9,11 @@ Invariants:
 
 import select
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Final, Self
 
-from logstore.base.addresses import Address
 from logstore.client.blocking import Client, Pending, TopicPartition
 from logstore.client.errors import Refused
 from logstore.client.wire import EARLIEST, LATEST, Fetched
@@ -36,15 +35,15 @@ class ClientPort:
 
     def __init__(
         self,
-        addresses: Sequence[Address],
+        connect: Callable[[], Client],
         fragment: Fragment,
         partition: int,
         incarnation: str,
         host: Host,
         *,
         fetch_bytes: int,
-        limit_s: float,
     ) -> None:
+        """`connect` makes a client of the sidecar; this object closes it."""
         self._query = fragment.name_in(partition)
         self._incarnation = incarnation
         self._target = TopicPartition(fragment.topic, partition)
@@ -54,8 +53,7 @@ class ClientPort:
         self._open = ExitStack()
 
         def client() -> Client:
-            made = Client(addresses, host.network, limit_s=limit_s, client_id=CLIENT_ID)
-            return self._open.enter_context(made)
+            return self._open.enter_context(connect())
 
         self._clients = [client() for _ in self._sources]
         self._main = client()

@@ -19,6 +19,7 @@ from logstore.base.addresses import Address
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.client.errors import UNKNOWN_TOPIC_OR_PARTITION, Refused
 from logstore.client.network import Network
+from logstore.client.security import PLAINTEXT, ClientSecurity
 from logstore.errors import CairnError, TopicExists
 from spe_adapter.cec.policy import Policy, bounded
 from spe_adapter.checkpoint.names import Unit
@@ -69,6 +70,18 @@ class Options:
     """Whether sources and target keep what a recovery would read, whatever their retention (`cairn readers`)."""
     state_history: StateHistory = "all"
     """Which records of state the target keeps: "all" as long as the results, or what a "recovery" needs."""
+    security: ClientSecurity = PLAINTEXT
+    """TLS and the login of all connections to the sidecar."""
+
+    def client(self, host: Host) -> Client:
+        """A client of the sidecar. Raises InvalidConfig."""
+        return Client(
+            parse_addresses(self.servers),
+            host.network,
+            limit_s=self.limit_s,
+            client_id=CLIENT_ID,
+            security=self.security,
+        )
 
 
 def unobserved(event: Event) -> None:
@@ -123,7 +136,6 @@ class Runner:
     def _run(self, until: Callable[[], bool] | None) -> None:
         checked = plan(self._fragment)
         options = self._options
-        addresses = parse_addresses(options.servers)
         partitions = prepare(self._fragment, options, self._host)
         if not 0 <= self._partition < partitions:
             raise FragmentRefused(
@@ -132,8 +144,8 @@ class Runner:
         incarnation = self._host.new_token()
         limits = options.limits
         with ClientPort(
-            addresses, self._fragment, self._partition, incarnation, self._host,
-            fetch_bytes=limits.fetch_bytes, limit_s=options.limit_s,
+            lambda: options.client(self._host), self._fragment, self._partition, incarnation, self._host,
+            fetch_bytes=limits.fetch_bytes,
         ) as port:  # fmt: skip
             instance = FragmentInstance(self._partition, partitions, incarnation)
             self._work(checked, instance, port, until)
@@ -180,8 +192,7 @@ class Runner:
             raise
         except StateTrimmed as error:
             fragment, options = self._fragment, self._options
-            addresses = parse_addresses(options.servers)
-            with Client(addresses, self._host.network, limit_s=options.limit_s, client_id=CLIENT_ID) as client:
+            with options.client(self._host) as client:
                 why = how_lost(client, reader_name(fragment, self._partition), self._target())
             raise StateTrimmed(f"{error}. {why}") from error
 
@@ -193,9 +204,7 @@ class Runner:
         options, fragment = self._options, self._fragment
         if not options.register or not fragment.checkpoints:
             return None
-        client = stack.enter_context(
-            Client(parse_addresses(options.servers), self._host.network, limit_s=options.limit_s, client_id=CLIENT_ID)
-        )
+        client = stack.enter_context(options.client(self._host))
         topics = [source.topic for source in fragment.sources]
         streams = [TopicPartition(topic, self._partition) for topic in topics]
         query = fragment.name_in(self._partition)
@@ -255,7 +264,7 @@ def prepare(fragment: Fragment, options: Options, host: Host) -> int:
     Raises FragmentRefused if the numbers of partitions differ, or if the target has retention and the runner does not
     register as its reader; and the client's errors.
     """
-    with Client(parse_addresses(options.servers), host.network, limit_s=options.limit_s, client_id=CLIENT_ID) as client:
+    with options.client(host) as client:
         counts = {source.topic: client.partitions(source.topic) for source in fragment.sources}
         wanted = counts[fragment.sources[0].topic]
         try:

@@ -17,6 +17,7 @@ from typing import Final, Literal
 
 from logstore.base.addresses import Address
 from logstore.client.blocking import parse_addresses
+from logstore.client.security import PLAINTEXT, PROPERTIES, ClientSecurity, parse_security
 from logstore.errors import InvalidConfig
 from logstore.format.fields import MAX_NAME_CHARACTERS
 from spe_adapter.codec.encode import DEFAULT_BATCH_BYTES
@@ -34,6 +35,10 @@ Strategy = Literal["error", "latest"]
 Rewind = Literal["error", "skip"]
 
 SUBSCRIPTIONS: Final = ("assign", "subscribe", "subscribePattern")
+
+KAFKA_PREFIX: Final = "kafka."
+SECURITY_OPTIONS: Final = tuple(f"{KAFKA_PREFIX}{name}" for name in PROPERTIES)
+"""TLS and logins: the properties of Kafka's client, as Spark's own Kafka source takes them."""
 
 SOURCE_OPTIONS: Final = frozenset(
     (
@@ -59,7 +64,7 @@ SOURCE_OPTIONS: Final = frozenset(
         "kafka.default.api.timeout.ms",
         "kafka.isolation.level",
         "kafka.max.partition.fetch.bytes",
-        "kafka.security.protocol",
+        *SECURITY_OPTIONS,
     )
 )
 SINK_OPTIONS: Final = frozenset(
@@ -77,7 +82,7 @@ SINK_OPTIONS: Final = frozenset(
         "kafka.compression.type",
         "kafka.delivery.timeout.ms",
         "kafka.enable.idempotence",
-        "kafka.security.protocol",
+        *SECURITY_OPTIONS,
     )
 )
 # Spark hands its own options on to every source and sink.
@@ -178,6 +183,7 @@ class SourceOptions:
     poll_s: float
     fetch_bytes: int
     client_id: str
+    security: ClientSecurity = PLAINTEXT
     reader: str | None = None
     """The name under which a streaming query is registered as a reader."""
 
@@ -198,6 +204,7 @@ class SinkOptions:
     allow_other_queries: bool
     checkpoint: str | None
     query_name: str | None
+    security: ClientSecurity = PLAINTEXT
 
 
 class OptionReader:
@@ -266,6 +273,10 @@ class OptionReader:
         except InvalidConfig as error:
             raise InvalidConfig(f"option 'kafka.bootstrap.servers': {error}") from error
 
+    def security(self) -> ClientSecurity:
+        """TLS and the login of the connections to the sidecar."""
+        return parse_security(self._options, KAFKA_PREFIX)
+
     def refuse_unknown(self, known: frozenset[str], harmless: Mapping[str, str], what: str) -> None:
         """Refuse every option that is neither known nor harmless."""
         allowed = {name.lower() for name in (*known, *harmless, *SPARK_OPTIONS)}
@@ -292,7 +303,6 @@ def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOption
     """The options of a source. Raises InvalidConfig, which names the option and what is allowed."""
     reader = OptionReader(options)
     reader.refuse_unknown(SOURCE_OPTIONS, HARMLESS_SOURCE_OPTIONS, "cairn source")
-    _check_fixed(reader)
     reader.choice("kafka.isolation.level", ("read_uncommitted", "read_committed"), "read_uncommitted")
     if streaming:
         reader.refuse(
@@ -322,6 +332,7 @@ def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOption
         fetch_bytes=reader.number("kafka.max.partition.fetch.bytes") or DEFAULT_FETCH_BYTES,
         client_id=reader.text("kafka.client.id") or SOURCE_NAME,
         reader=_reader_name(reader, streaming=streaming),
+        security=reader.security(),
     )
 
 
@@ -341,12 +352,6 @@ def _reader_name(reader: OptionReader, *, streaming: bool) -> str | None:
 def include_headers(options: Mapping[str, str]) -> bool:
     """Whether the schema has headers; Spark asks for the schema before it says whether the query is streaming."""
     return OptionReader(options).flag("includeHeaders", False)
-
-
-def _check_fixed(reader: OptionReader) -> None:
-    protocol = reader.text("kafka.security.protocol")
-    if protocol is not None and protocol.upper() != "PLAINTEXT":
-        raise InvalidConfig(f"option 'kafka.security.protocol' is {protocol!r}; allowed: PLAINTEXT")
 
 
 def _limits(reader: OptionReader) -> AdmissionLimits:
@@ -455,7 +460,6 @@ def parse_sink(options: Mapping[str, str]) -> SinkOptions:
     """The options of a sink. Raises InvalidConfig, which names the option and what is allowed."""
     reader = OptionReader(options)
     reader.refuse_unknown(SINK_OPTIONS, HARMLESS_SINK_OPTIONS, "cairn sink")
-    _check_fixed(reader)
     acks = reader.choice("kafka.acks", ("all", "-1", "0", "1"), "all")
     if acks == "0":
         raise InvalidConfig("option 'kafka.acks' is '0'; allowed: all, -1, 1 (what is committed is always durable)")
@@ -483,4 +487,5 @@ def parse_sink(options: Mapping[str, str]) -> SinkOptions:
         codec=_CODECS[reader.choice("kafka.compression.type", tuple(_CODECS), "none")],
         limit_s=(reader.number("kafka.delivery.timeout.ms") or DEFAULT_SINK_LIMIT_MS) / 1000,
         client_id=reader.text("kafka.client.id") or SOURCE_NAME,
+        security=reader.security(),
     )

@@ -28,7 +28,7 @@ from logstore.errors import CorruptBatch
 from spe_adapter.cec.control import EndPositions, holds_progress
 from spe_adapter.codec import avro
 from spe_adapter.datasource.catalogue import Catalogue
-from spe_adapter.datasource.options import SUBSCRIPTIONS, OptionReader, SourceOptions, parse_source
+from spe_adapter.datasource.options import SECURITY_OPTIONS, SUBSCRIPTIONS, OptionReader, SourceOptions, parse_source
 from spe_adapter.epochs.client import connect
 from spe_adapter.epochs.scan import ends
 from spe_adapter.errors import SchemaRefused
@@ -41,7 +41,13 @@ _FORMATS: Final = ("records", "avro", "arrow")
 _ZONE: Final = "UTC"
 _FOR_LOOKUP: Final = frozenset(
     name.lower()
-    for name in (*SUBSCRIPTIONS, "kafka.bootstrap.servers", "kafka.client.id", "kafka.default.api.timeout.ms")
+    for name in (
+        *SUBSCRIPTIONS,
+        *SECURITY_OPTIONS,
+        "kafka.bootstrap.servers",
+        "kafka.client.id",
+        "kafka.default.api.timeout.ms",
+    )
 )
 """The options that say where the columns are told; whether the query is streaming is not known then."""
 

@@ -37,12 +37,13 @@ from pyspark.sql.types import StructType
 from logstore.base.addresses import Address
 from logstore.client.blocking import Client, TopicPartition
 from logstore.client.network import HostNetwork, Network
+from logstore.client.security import PLAINTEXT, ClientSecurity
 from logstore.errors import CairnError, InvalidConfig
 from spe_adapter.cec.control import STATE_PREFIX
 from spe_adapter.checkpoint.settings import CheckpointSettings
 from spe_adapter.checkpoint.whole_state import WindowsOfEpoch, place_of, whole_state
 from spe_adapter.codec.kernels import Int64s
-from spe_adapter.datasource.options import DEFAULT_SOURCE_LIMIT_MS, SOURCE_NAME, OptionReader
+from spe_adapter.datasource.options import DEFAULT_SOURCE_LIMIT_MS, SECURITY_OPTIONS, SOURCE_NAME, OptionReader
 from spe_adapter.epochs.client import connect
 from spe_adapter.epochs.lookup import StandingEpoch, only_query, standing_epoch, state_columns
 from spe_adapter.errors import StateTrimmed
@@ -65,7 +66,7 @@ READER_OPTIONS: Final = frozenset(
         "kafka.bootstrap.servers",
         "kafka.client.id",
         "kafka.default.api.timeout.ms",
-        "kafka.security.protocol",
+        *SECURITY_OPTIONS,
     )
 )
 _FIRST: Final = (("key", pa.binary()), ("number", pa.int64()), ("expires_ms", pa.int64()))
@@ -90,6 +91,7 @@ class StateOptions:
     limit_s: float
     client_id: str
     checkpoints: CheckpointSettings | None = None
+    security: ClientSecurity = PLAINTEXT
 
 
 def reads_state(options: Mapping[str, str]) -> bool:
@@ -109,6 +111,7 @@ def parse_state(options: Mapping[str, str]) -> StateOptions:
         raise InvalidConfig(f"options 'epoch' ({epoch}) and 'batch' ({batch}) are both there; give one of them")
     return StateOptions(
         servers=reader.servers(),
+        security=reader.security(),
         topic=topic,
         query=reader.text("query"),
         epoch=epoch,

@@ -22,6 +22,7 @@ import pyarrow as pa
 from logstore.base.addresses import Address
 from logstore.client.blocking import Client, Pending
 from logstore.client.network import Network
+from logstore.client.security import ClientSecurity
 from logstore.client.wire import TopicPartition
 from logstore.errors import CairnError, FencedIncarnation, MessageTooLarge
 from logstore.format.epoch_api import (
@@ -63,11 +64,15 @@ class SidecarOptions(Protocol):
     def client_id(self) -> str:
         """The client's name in the sidecar's log and metrics."""
 
+    @property
+    def security(self) -> ClientSecurity:
+        """TLS and the login of its connections."""
+
 
 def connect(options: SidecarOptions, network: Network, *, limit_s: float | None = None) -> Client:
     """Connect a client, which the caller closes. `limit_s` overrides that of the options."""
     limit_s = options.limit_s if limit_s is None else limit_s
-    return Client(options.servers, network, limit_s=limit_s, client_id=options.client_id)
+    return Client(options.servers, network, limit_s=limit_s, client_id=options.client_id, security=options.security)
 
 
 def describe(client: Client, query: str) -> DescribeReply:

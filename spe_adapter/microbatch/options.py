@@ -12,7 +12,13 @@ from typing import Final, Literal
 
 from logstore.errors import InvalidConfig
 from spe_adapter.checkpoint.settings import CheckpointSettings
-from spe_adapter.datasource.options import HARMLESS_SINK_OPTIONS, OptionReader, SinkOptions, parse_sink
+from spe_adapter.datasource.options import (
+    HARMLESS_SINK_OPTIONS,
+    SECURITY_OPTIONS,
+    OptionReader,
+    SinkOptions,
+    parse_sink,
+)
 from spe_adapter.epochs.retention import STATE_HISTORIES, StateHistory
 from spe_adapter.microbatch.checkpoint_options import CHECKPOINT_OPTIONS, checkpoint_settings
 from spe_adapter.microbatch.sizes import size_option
@@ -53,7 +59,7 @@ _SINK_OPTIONS: Final = frozenset(
         "kafka.compression.type",
         "kafka.delivery.timeout.ms",
         "kafka.enable.idempotence",
-        "kafka.security.protocol",
+        *SECURITY_OPTIONS,
     )
 )
 

@@ -10,14 +10,15 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
-from logstore.client.blocking import Client, TopicPartition, parse_addresses
+from logstore.client.blocking import Client, TopicPartition
+from logstore.client.commands import add_server_arguments, client_of
 from logstore.errors import CairnError, CorruptBatch
 from spe_adapter.cec.control import End, holds_progress
 from spe_adapter.epochs.client import describe
 from spe_adapter.epochs.scan import ends
 from spe_adapter.spark_checkpoint.planned import Planned
 from spe_adapter.tools.rebuild import planned_in_log, planned_of_positions, rebuild
-from spe_adapter.tools.state_command import DEFAULT_LIMIT_S, DEFAULT_SERVERS, EXIT_FAILED
+from spe_adapter.tools.state_command import EXIT_FAILED
 
 _MAX_QUERIES: Final = 64
 
@@ -33,13 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     again.add_argument("directory", type=Path, help="the checkpoint, on this machine; it may be empty or missing")
     again.add_argument("--query", required=True, help="the query's id, as `show` lists it")
     for action in (show, again):
-        action.add_argument("--servers", default=DEFAULT_SERVERS, help="the sidecar, HOST:PORT (default: %(default)s)")
+        add_server_arguments(action)
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the command; the exit status."""
     try:
-        with Client(parse_addresses(arguments.servers), limit_s=DEFAULT_LIMIT_S) as client:
+        with client_of(arguments) as client:
             if arguments.action == "show":
                 _show(client, arguments.topic)
             else:

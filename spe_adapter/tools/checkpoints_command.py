@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from typing import Final
 
-from logstore.client.blocking import Client, parse_addresses
+from logstore.client.commands import add_server_arguments, client_of
 from logstore.errors import CairnError
 from scheduler.client import CoordinatorClient, CoordinatorError, NotFound
 from spe_adapter.checkpoint.manifest import Manifest
@@ -33,7 +33,6 @@ from spe_adapter.tools.checkpoints_view import (
     register_missing,
     verified,
 )
-from spe_adapter.tools.state_command import DEFAULT_SERVERS
 
 try:
     from rich.console import Console
@@ -57,10 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     again = actions.add_parser("register", help="tell a coordinator of the complete checkpoints that a sink has")
     remove = actions.add_parser("remove", help="remove all checkpoints of a query that is gone, with their entries")
     remove.add_argument("query", help="the query's id, as `list --json` names it")
-    remove.add_argument(
-        "--servers", default=DEFAULT_SERVERS, help="the sidecar, which knows whether the query may come back "
-        "(HOST:PORT, default: %(default)s)",
-    )  # fmt: skip
+    add_server_arguments(remove)  # of the sidecar, which knows whether the query may come back
     remove.add_argument("--force", action="store_true", help="ask no sidecar: the query will not come back")
     for action in (every, verify, again):
         action.add_argument("--unit", help="only this unit: its name as in paths, QUERY.PARTITION, or a query's id")
@@ -267,7 +263,7 @@ def _remove(arguments: argparse.Namespace, sink: Sink | None, client: Coordinato
 def _is_gone(arguments: argparse.Namespace) -> bool:
     """Whether no reader holds records for the query; says why not, and what to do."""
     try:
-        with Client(parse_addresses(arguments.servers), limit_s=PATIENCE_S) as sidecar:
+        with client_of(arguments, limit_s=PATIENCE_S) as sidecar:
             readers = holding_readers(sidecar, arguments.query)
     except CairnError as error:
         why = f"whether query {arguments.query} may come back is not known ({error}); name its sidecar with --servers"

@@ -11,7 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from logstore.client.blocking import Client, TopicPartition, parse_addresses
+from logstore.client.blocking import Client, TopicPartition
+from logstore.client.commands import add_server_arguments, client_of, properties_of
+from logstore.client.security import PROPERTIES
 from logstore.errors import CairnError
 from spe_adapter.checkpoint.whole_state import place_of
 from spe_adapter.epochs.lookup import queries, standing_epoch
@@ -20,8 +22,6 @@ from spe_adapter.tools.fork import fork
 from spe_adapter.tools.reset import reset
 from spe_adapter.tools.state_inspector import InspectedState, inspect_state
 
-DEFAULT_SERVERS: Final = "127.0.0.1:9092"
-DEFAULT_LIMIT_S: Final = 10.0
 EXIT_FAILED: Final = 1
 
 
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_topic(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("topic", help="the query's output topic")
-    parser.add_argument("--servers", default=DEFAULT_SERVERS, help="the sidecar, HOST:PORT (default: %(default)s)")
+    add_server_arguments(parser)
 
 
 def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
@@ -76,7 +76,8 @@ def _options(arguments: argparse.Namespace) -> dict[str, str]:
         "checkpoints": arguments.checkpoints,
         "checkpointUser": arguments.checkpoint_user,
     }
-    return {name: value for name, value in given.items() if value is not None}
+    security = {f"kafka.{name}": value for name, value in properties_of(arguments).items() if name in PROPERTIES}
+    return {**security, **{name: value for name, value in given.items() if value is not None}}
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -89,7 +90,7 @@ def main(arguments: argparse.Namespace) -> int:
         elif arguments.action == "fork":
             _fork(arguments)
         else:
-            with Client(parse_addresses(arguments.servers), limit_s=DEFAULT_LIMIT_S) as client:
+            with client_of(arguments) as client:
                 _show(client, arguments)
     except CairnError as error:
         print(f"cairn state {arguments.action}: {error}", file=sys.stderr)
