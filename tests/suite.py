@@ -56,7 +56,7 @@ class Part:
 
 
 CORE = (
-    *("base", "disk", "format", "kafka", "client", "codec"),
+    *("access", "base", "disk", "format", "kafka", "client", "codec", "commands", "verify"),
     *("topology", "calibration", "peace", "simulation"),
 )
 STATE = ("cec", "pages", "state", "operators", "checkpoint", "continuous")
@@ -65,12 +65,12 @@ PARTS = (
     Part("static", ("static",), 90, 90, Lane.COMPUTE),
     Part("crash", ("crash", "epochs", "log"), 750, 60 * 60, Lane.COMPUTE),
     Part("state", STATE, 300, 60 * 60, Lane.COMPUTE),
-    Part("core", CORE, 240, 60 * 60, Lane.COMPUTE),
-    Part("services", ("coordinator", "sidecar", "kill9"), 330, 30 * 60, Lane.COMPUTE),
+    Part("core", CORE, 360, 60 * 60, Lane.COMPUTE),
+    Part("services", ("coordinator", "monitoring", "sidecar", "kill9"), 420, 30 * 60, Lane.COMPUTE),
     Part("spark", ("datasource",), 540, 30 * 60, Lane.SPARK),
     Part("stateful", ("microbatch",), 420, 30 * 60, Lane.SPARK),
     Part("clients", ("foreign_clients",), 105, 30 * 60, Lane.SPARK),
-    Part("rest", (), 240, 30 * 60, Lane.SPARK),
+    Part("rest", (), 300, 30 * 60, Lane.SPARK),
 )
 
 CHECKS = (

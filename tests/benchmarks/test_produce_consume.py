@@ -5,11 +5,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks.harness.cells import Cell, instant_server
+from benchmarks.harness.generator import generate
+from benchmarks.harness.instant import answer
 from benchmarks.harness.load import payload, walk
 from benchmarks.harness.produce_consume_report import find_goals
+from benchmarks.harness.raw import RawFailed, produced_error
 from benchmarks.harness.report import Goal, Rows
 from tests.support.limits import PROGRAM_S
 
@@ -36,12 +41,52 @@ def test_smoke_run(tmp_path: Path) -> None:
     assert results["mode"] == "smoke"
     assert {"machine", "versions", "goals", "notes", "rows"} <= results.keys()
     stages = {row["what"] for row in results["rows"]}
-    assert stages == {"start", "floor", "produce", "consume", "tail", "beside", "memory", "fill", "restart", "seek"}
+    expected = {"start", "floor", "produce", "consume", "tail", "beside", "memory", "fill", "restart", "seek"}
+    assert stages == expected | {"cell", "generator"}
+    consumers = {row["client"] for row in results["rows"] if row["what"] == "consume"}
+    assert consumers == {"raw", "confluent-kafka", "kafka-python", "aiokafka"}, "Java's are left out of a tiny run"
+    assert any(goal["name"].startswith("the load generator") for goal in results["goals"])
     for goal in results["goals"]:
         assert goal.keys() == set(Goal._fields)
         assert isinstance(goal["holds"], bool)
     assert (tmp_path / "produce_consume.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["produce_consume.json", "produce_consume.png"]
+
+
+@pytest.mark.clients
+def test_one_cell_alone(tmp_path: Path) -> None:
+    """`--only` measures what it names and nothing else; a name that nothing has is refused with the names there are."""
+    program = [sys.executable, "benchmarks/produce_consume.py", "--smoke", "--results", str(tmp_path)]
+    common: dict[str, Any] = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": PROGRAM_S, "check": False}
+    common["env"] = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([*program, "--only", "refused, 16 × 5"], **common)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = json.loads((tmp_path / "produce_consume.json").read_text())["rows"]
+    assert {row["cell"] for row in rows if row["what"] == "cell"} == {"refused, 16 × 5, 1 KB"}
+    assert {row["what"] for row in rows} == {"start", "cell", "memory"}
+    done = subprocess.run([*program, "--only", "nonsense"], **common)
+    assert done.returncode == 2
+    assert "--only nonsense" in done.stderr
+    assert "refused, 16 × 5, 1 KB" in done.stderr
+
+
+def test_the_generator_checks_every_answer() -> None:
+    """Against a server that acknowledges everything: as many requests as answers, and any other code is an error."""
+    cell = Cell(3, 2, 4, 1024)
+    with instant_server(cell) as (port, _):
+        orders = cell.orders(port, 0.05)
+        generated = generate(orders)
+        assert generated.requests > 0
+        assert len(generated.latencies_s) <= generated.requests
+        with pytest.raises(RawFailed, match="another error code"):
+            generate(orders._replace(error=3))
+
+
+def test_a_request_of_the_instant_server_is_a_request() -> None:
+    """Its answer is read by the same client code as any other server's."""
+    answered = memoryview(answer("some-topic"))
+    assert int.from_bytes(answered[:4], "big") == len(answered) - 4
+    assert produced_error(answered[4:], "some-topic") == 0
 
 
 def test_ratio_pairs_rounds() -> None:

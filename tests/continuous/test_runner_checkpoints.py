@@ -166,7 +166,7 @@ def test_bugs_are_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_checkpoint_saves_replay() -> None:
     """Windows that nobody checks would be replayed from where they were opened; behind checkpoints they are not."""
-    story = Story(7, "counting", "no checks", batches=40, keys=5)
+    story = Story(9, "counting", "no checks", batches=40, keys=5)
     calls = tell(story).counts.port_calls
     faults = Faults(kill_before=frozenset(range(calls // 2, calls, calls // 10)))
 

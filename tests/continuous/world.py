@@ -23,6 +23,7 @@ from logstore.errors import StorageFailed
 from logstore.format.batch import iterate_batches
 from logstore.format.epoch_api import EpochCommitReply, EpochCommitRequest, StageRequest, TaskOutput
 from logstore.format.records import Record, decode_batch, encode_batch
+from logstore.log.journal import JournalLimits
 from logstore.log.reading import read_chunk
 from logstore.log.store import Store, StoreSettings
 from logstore.log.stream import Stream
@@ -91,7 +92,10 @@ class Life:
         self.clock = clock
         ids = Random(disk.calls + 7)
 
-        settings = StoreSettings(topic_defaults=TopicConfig(segment_bytes=SEGMENT_BYTES))
+        # Readers here look into the chunks, so everything goes there at once.
+        settings = StoreSettings(
+            topic_defaults=TopicConfig(segment_bytes=SEGMENT_BYTES), journal=JournalLimits(file_bytes=0)
+        )
         self.store = Store.open(
             disk, clock, settings, new_id=lambda: uuid.UUID(int=ids.getrandbits(128)), report=ignore
         )

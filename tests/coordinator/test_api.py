@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from logstore.base.events import ignore
 from logstore.base.fields import Field, Object
+from logstore.base.http.messages import HttpRequest
 from logstore.testing.reports import RecordedReports
 from scheduler.coordinator.api import ROUTES
 from scheduler.coordinator.dispatch import ApiCall, Dispatch, Reply
-from scheduler.coordinator.http.messages import HttpRequest
 from scheduler.coordinator.log_events import REQUEST_CRASHED
 from scheduler.coordinator.openapi import document
 from scheduler.coordinator.routes import ERRORS

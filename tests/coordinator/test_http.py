@@ -13,10 +13,10 @@ from trio.testing import MockClock, memory_stream_pair
 
 from logstore.base.addresses import Address
 from logstore.base.events import ignore
+from logstore.base.http.connection import HttpConnection
+from logstore.base.http.messages import HttpRequest, HttpResponse, HttpSettings, json_response
+from logstore.base.http.server import HttpServer
 from logstore.testing.reports import RecordedReports
-from scheduler.coordinator.http.connection import HttpConnection
-from scheduler.coordinator.http.messages import HttpRequest, HttpResponse, HttpSettings, json_response
-from scheduler.coordinator.http.server import HttpServer
 from scheduler.coordinator.log_events import CONNECTION_CRASHED
 from tests.support.limits import PATIENCE_S
 

@@ -13,12 +13,12 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from logstore.base.events import ignore
+from logstore.base.histogram import Histogram
 from logstore.base.system import SystemClock
 from scheduler.client import CoordinatorClient
 from scheduler.coordinator import metrics, page
-from scheduler.coordinator.histogram import Histogram
 from scheduler.coordinator.journal import MetadataJournal
-from scheduler.coordinator.registry import Span
+from scheduler.coordinator.registry import BOUNDS_S, Span
 from scheduler.coordinator.running import make_planner, opened
 from scheduler.coordinator.service import Coordinator, CoordinatorEnvironment, CoordinatorSettings
 from scheduler.coordinator.testing import CoordinatorProcess, running
@@ -139,12 +139,12 @@ def test_metrics_are_prometheus_text(busy: str) -> None:
 
 def test_histograms_are_cumulative() -> None:
     """Each bucket counts what was at most so long; what is longer than all bounds is in the last; the sum is exact."""
-    histogram = Histogram()
+    histogram = Histogram(BOUNDS_S)
     for duration_ms in (-5, 0, 50, 51, 999, 1000, 7_000_000):
-        histogram.add(duration_ms)
+        histogram.add(duration_ms / 1000)
     buckets = dict(histogram.buckets())
     assert [buckets[bound] for bound in ("0.05", "0.1", "0.5", "1", "1800", "+Inf")] == [3, 4, 4, 6, 6, 7]
-    assert histogram.sum_ms == 7_002_100
+    assert histogram.sum_s == pytest.approx(7_002.1)
 
 
 def test_large_counters_are_whole(tmp_path: Path) -> None:

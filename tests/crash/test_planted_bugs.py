@@ -47,8 +47,9 @@ class Forgetful:
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._fs, name)
 
-        def call(path: str, *arguments: Any, **named: Any) -> Any:
-            return None if self._forgets(name, path) else method(path, *arguments, **named)
+        def call(*arguments: Any, **named: Any) -> Any:
+            path = arguments[0] if arguments else ""
+            return None if self._forgets(name, path) else method(*arguments, **named)
 
         return call
 
@@ -185,8 +186,9 @@ def torn_end_stays(patch: Patch) -> Setup:
     """Recovery leaves the torn end of a chunk in place and appends behind it."""
     original = recovery._open_chunk
 
-    def open_chunk(fs: Any, directory: str, base: int, following: int | None, report: Any) -> Any:
-        chunk = original(Forgetful(fs, lambda kind, _: kind == "truncate"), directory, base, following, report)
+    def open_chunk(fs: Any, directory: str, base: int, following: int | None, report: Any, journaled: Any) -> Any:
+        keeping = Forgetful(fs, lambda kind, _: kind == "truncate")
+        chunk = original(keeping, directory, base, following, report, journaled)
         if following is None:
             chunk.size_bytes = fs.size(chunk.log_path)
         return chunk
@@ -285,6 +287,31 @@ def write_larger_than_recovery_believes(patch: Patch) -> Setup:
     return Setup(seed=1)
 
 
+def sealed_without_a_synced_name(_: Patch) -> Setup:
+    """The chunk behind a last chunk that is sealed by age has no durable name when the sealed one is removed."""
+
+    def change(job: Sequence[Operation]) -> Sequence[Operation]:
+        made = {one.path for one in job if isinstance(one, Create) and one.path.endswith(".log")}
+        is_seal = made and not any(isinstance(one, WriteFile) and one.path in made for one in job)
+        is_removal = any(isinstance(one, RemoveFile) and one.path.endswith(".log") for one in job) and not made
+        return [one for one in job if not ((is_seal or is_removal) and isinstance(one, SyncDirectory))]
+
+    return rewrites(change)
+
+
+def removed_before_it_is_recorded(patch: Patch) -> Setup:
+    """A trim removes the chunks' files, then records the new log start."""
+    original = Stream._trim
+
+    async def trim(self: Stream, offset: int, why: str) -> int:
+        self.log_start_offset = max(self.log_start_offset, offset)
+        self._drop_chunks()
+        return await original(self, offset, why)
+
+    patch.setattr(Stream, "_trim", trim)
+    return Setup(seed=1)
+
+
 PLANTED: Sequence[tuple[Plant, Workload]] = (
     (no_directory_sync, workloads.appends),
     (no_chunk_name_sync, workloads.appends),
@@ -306,6 +333,8 @@ PLANTED: Sequence[tuple[Plant, Workload]] = (
     (window_smaller_than_a_batch, workloads.large_batch),
     (sweep_before_sync, workloads.trim_all),
     (write_larger_than_recovery_believes, workloads.large_group),
+    (sealed_without_a_synced_name, workloads.expires),
+    (removed_before_it_is_recorded, workloads.trim_chunk),
 )
 
 
@@ -377,10 +406,9 @@ def chunk_used_again(patch: Patch) -> None:
 
     def failed(self: Stream, operation: Operation, error: OSError) -> None:
         flight, self._flight = self._flight, None
-        self._write_position += 0
         if flight is not None:
-            flight.chunk.size_bytes, flight.chunk.next_offset = flight.end_position, flight.next_offset
-            self.high_watermark = flight.next_offset
+            flight.chunk.size_bytes, flight.chunk.next_offset, _ = self._writer.backlog.acked = flight.end
+            self.high_watermark = flight.end.next_offset
             for append in flight.appends:
                 append.ticket.fail(StorageFailed(str(error)))
 

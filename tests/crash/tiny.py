@@ -2,6 +2,7 @@
 
 import pytest
 
+import logstore.log.chunk_writer
 import logstore.log.chunks
 import logstore.log.ledger
 import logstore.log.recovery
@@ -10,8 +11,8 @@ import logstore.log.stream
 SIZES = (
     (logstore.log.chunks, "INDEX_INTERVAL_BYTES", 200),
     (logstore.log.stream, "WRITE_BYTES", 400),
-    (logstore.log.stream, "SNAPSHOT_INTERVAL_BYTES", 300),
-    (logstore.log.stream, "SNAPSHOT_SHARE", 1),
+    (logstore.log.chunk_writer, "SNAPSHOT_INTERVAL_BYTES", 300),
+    (logstore.log.chunk_writer, "SNAPSHOT_SHARE", 1),
     (logstore.log.ledger, "ROLL_BYTES", 400),
     (logstore.log.chunks, "MAX_WRITE_BYTES", 2048),
     (logstore.log.recovery, "MAX_WRITE_BYTES", 2048),

@@ -152,6 +152,58 @@ def cleans(world: SimulatedStore) -> None:
     world.run()
 
 
+def quiets(world: SimulatedStore) -> None:
+    """Streams come to rest, wake by an append, are disturbed before or while they rest, and start from the table."""
+    world.create_topic("t", 2)
+    world.run()
+    world.append("t", 0, producer=(7, 0, 0))
+    world.append("t", 1)
+    world.run()
+    world.rest()
+    world.run()
+    world.append("t", 0, producer=(7, 0, 1))
+    world.append("t", 1)
+    world.run()
+    world.append("t", 0, records=2)
+    world.run(steps=1)
+    world.rest()  # while one of them is written to
+    world.run(steps=1)
+    world.append("t", 1)
+    world.run()
+    world.rest()
+    world.run()
+    world.restart(clean=False)
+    world.append("t", 0, value_bytes=200)
+    world.append("t", 1)
+    world.run()
+    world.restart(clean=True)
+    world.append("t", 0, producer=(7, 0, 2))
+    world.append_group("t", 1, 0, batches=1)
+    world.run()
+
+
+def quiet_trims(world: SimulatedStore) -> None:
+    """Chunks of streams at rest are trimmed, in the life in which they came to rest and in the next one."""
+    world.create_topic("t", 1)
+    world.run()
+    for _ in range(4):
+        world.append("t", value_bytes=200)
+        world.run()
+    world.rest()
+    world.run()
+    world.trim("t", 0, 2)
+    world.run()
+    world.rest()
+    world.run()
+    world.restart(clean=False)
+    world.trim("t", 0, 4)
+    world.run()
+    world.rest()
+    world.run()
+    world.append("t")
+    world.run()
+
+
 def trim_all(world: SimulatedStore) -> None:
     """Everything is trimmed, then an append opens the chunk behind it."""
     world.create_topic("t", 1)
@@ -164,4 +216,67 @@ def trim_all(world: SimulatedStore) -> None:
     world.run()
 
 
-WORKLOADS = (appends, trims, groups, large_group, ledgers, topics, commits, restarts, cleans)
+def journal(world: SimulatedStore) -> None:
+    """Small appends of four streams through several files of the journal, large ones between them, and restarts."""
+    world.create_topic("t", 4)
+    world.run()
+    for partition in range(4):
+        world.append("t", partition)
+    world.run()
+    for turn in range(5):
+        for partition in range(4):
+            world.append("t", partition, producer=(5, 0, turn) if partition == 3 else None)
+        world.run()
+        if turn == 2:
+            world.append("t", 1, value_bytes=500)
+            world.append_group("t", 2, 0, batches=2)
+            world.store.save_readers()
+            world.run()
+    world.restart(clean=False)
+    world.append("t", 0)
+    world.append("t", 2)
+    world.run()
+    world.restart(clean=True)
+    world.append("t", 0)
+    world.run()
+
+
+def trim_chunk(world: SimulatedStore) -> None:
+    """The first of two chunks is trimmed."""
+    world.create_topic("t", 1)
+    world.run()
+    for _ in range(2):
+        world.append("t", value_bytes=400)
+        world.run()
+    world.trim("t", 0, 1)
+    world.run()
+
+
+def expires(world: SimulatedStore) -> None:
+    """Last chunks are sealed by age, beside an append and after a restart; then all records expire."""
+    day_ms = 24 * 3600 * 1000
+    world.create_topic("t", 1)
+    world.run()
+    world.append("t", producer=(3, 0, 0))
+    world.run()
+    world.clock.advance(8 * day_ms)
+    world.append("t", producer=(3, 0, 1))
+    world.run()
+    world.retain()
+    world.run(steps=6)
+    world.append("t", producer=(3, 0, 2))
+    world.run()
+    world.restart(clean=False)
+    world.clock.advance(8 * day_ms)
+    world.retain()
+    world.run()
+    world.append("t", producer=(3, 0, 3))
+    world.run()
+    world.trim("t", 0, world.store.stream("t", 0).high_watermark)
+    world.run()
+
+
+WORKLOADS = (
+    *(appends, trims, groups, large_group, ledgers, topics, commits, restarts, cleans, expires),
+    *(quiets, quiet_trims),
+)

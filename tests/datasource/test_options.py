@@ -81,7 +81,7 @@ def test_offsets_for_each_partition() -> None:
         ({**BASE, "startingOffsetsByTimestamp": '{"t":{"0":-1}}'}, True, "milliseconds from 0"),
         ({**BASE, "startingOffsetsByTimestampStrategy": "guess"}, True, "allowed: error, latest"),
         ({**BASE, "failOnDataLoss": "maybe"}, True, "allowed: true, false"),
-        ({**BASE, "kafka.security.protocol": "SSL"}, True, "allowed: PLAINTEXT"),
+        ({**BASE, "kafka.security.protocol": "TLS"}, True, "allowed: PLAINTEXT, SSL"),
         ({**BASE, "kafka.auto.offset.reset": "latest"}, True, "'kafka.auto.offset.reset' is not one of"),
         ({**BASE, "maxOffsetPerTrigger": "5"}, True, "source's (did you mean maxOffsetsPerTrigger?): "),
         ({**BASE, "maxOffsetPerTrigger": "5"}, True, "option 'maxOffsetPerTrigger' is not one of"),

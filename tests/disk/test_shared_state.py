@@ -262,3 +262,19 @@ def test_a_sidecar_that_is_told_not_to(tmp_path: Path) -> None:
     with Sidecar(tmp_path / "data", "--state-directory", "") as sidecar:
         assert sidecar.terminate() == 0
         assert "state" not in sidecar.log()
+
+
+def test_usage_counts_what_queries_have_in_the_root(host: Host, tmp_path: Path) -> None:
+    """Bytes by query; neither what is being removed, nor plain files, nor what a symbolic link leads to is counted."""
+    query = host.query("averages", size_bytes=100_000)
+    (host.root / "stray").write_bytes(bytes(50_000))
+    host.query(f"{GONE_PREFIX}1.1")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "large").write_bytes(bytes(1_000_000))
+    (host.root / "linked").symlink_to(outside)
+    (query / "link").symlink_to(outside)
+    usage = host.state.usage()
+    assert set(usage) == {"averages"}
+    assert 200_000 <= usage["averages"] < 300_000
+    assert SharedState(str(tmp_path / "missing"), IDLE_MS, host.clock).usage() == {}

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from logstore.epochs import ledger_entries, staging
 from logstore.kafka import answers, connection
 from logstore.kafka.groups import state as groups
+from logstore.kafka.security import login
 from scheduler.peace.online import states as peace
 from spe_adapter.checkpoint import steps as checkpoint_steps
 
@@ -51,6 +52,17 @@ def checkpoint_section() -> str:
         "From the decision to take it to the owner's knowledge of it. Pages are frozen in FROZEN and WRITING.",
         checkpoint_steps.CheckpointState.NOTED,
         steps,
+    )
+
+
+def login_section() -> str:
+    """The section of a connection's login."""
+    return drawn(
+        "The login of a connection",
+        "logstore/kafka/security/login.py",
+        "Where a listener wants one. Nothing else is served before DONE, and nothing after FAILED.",
+        login.LoginState.STARTED,
+        [Step(before, event.value, after) for (before, event), after in login.TRANSITIONS.items()],
     )
 
 
@@ -98,6 +110,7 @@ def page() -> str:
                 answers.Sending.BUSY,
                 sending,
             ),
+            login_section(),
             drawn(
                 "A consumer group",
                 "logstore/kafka/groups/state.py",

@@ -79,7 +79,9 @@ class Sidecar:
             self.settle(self.store.create_topic(topic, partitions, {}))
 
     def controls(self, stream: Stream, from_offset: int = 0) -> list[tuple[int, bytes]]:
-        """Control batches of a stream."""
+        """Control batches of a stream; as the engine does, once the chunk's file has what only the journal had."""
+        stream.write_backlog()
+        self.run()
         found: list[tuple[int, bytes]] = []
         for view in stream.chunk_views(from_offset):
             found.extend(scan_all(self.fs, self.store.indexes, view, from_offset))
@@ -89,8 +91,9 @@ class Sidecar:
         """What a consumer of the stream reads, and a letter for each group's BEGIN and END."""
         stream = self.store.stream(topic, partition)
         seen: list[str] = []
-        for chunk in stream.chunks:
-            data = self.fs.read(chunk.log_path, 0, chunk.size_bytes)
+        written = [self.fs.read(chunk.log_path, 0, chunk.size_bytes) for chunk in stream.chunks]
+        unwritten = stream.read_unwritten(stream.written_offset, 1 << 30) or []
+        for data in [*written, b"".join(entry.buffer for entry in unwritten)]:
             for position, header in iterate_batches(data):
                 if header.base_offset >= stream.high_watermark:
                     break

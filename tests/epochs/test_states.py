@@ -6,7 +6,8 @@ from itertools import product
 
 import pytest
 
-from logstore.epochs import epochs, staging
+from logstore.epochs import query as query_module
+from logstore.epochs import staging
 from logstore.epochs.ledger_entries import TRANSITIONS, EpochEvent, EpochState, Incarnations
 from logstore.errors import StorageFailed
 from logstore.format.epoch_api import AbortRequest, StageReply
@@ -24,7 +25,7 @@ from tests.support.steps import RecordedSteps
 def table(monkeypatch: pytest.MonkeyPatch) -> RecordedSteps[EpochState, EpochEvent]:
     """The table that the code runs in this test."""
     recording = RecordedSteps(TRANSITIONS)
-    monkeypatch.setattr(epochs, "TRANSITIONS", recording)
+    monkeypatch.setattr(query_module, "TRANSITIONS", recording)
     return recording
 
 
@@ -164,7 +165,7 @@ def test_every_other_step_of_an_attempt_is_refused(state: staging.AttemptState, 
 @pytest.mark.parametrize(("state", "event"), sorted(set(product(EpochState, EpochEvent)) - set(TRANSITIONS), key=repr))
 def test_every_other_step_is_refused(state: EpochState, event: EpochEvent) -> None:
     """The query stays as it is, and the defect is named."""
-    query = epochs._Query("q", Incarnations(("run",), 1, 0), Ticket.succeeded(None), state=state)
+    query = query_module.Query("q", Incarnations(("run",), 1, 0), Ticket.succeeded(None), state=state)
     with pytest.raises(AssertionError, match=event.value):
         query.move(event)
     assert query.state is state

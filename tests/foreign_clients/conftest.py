@@ -41,10 +41,11 @@ def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield connect(kind, kafka.port)
         kafka.stop()
         return
-    sidecar = SidecarPeer(directory)
+    # A test adds a user, from when on the others would be refused.
+    sidecar = SidecarPeer(directory, flags=("--super-users", "User:ANONYMOUS"))
     sidecar.start()
     try:
-        sidecar.wait_serving(15)
+        sidecar.wait_serving(60)
         yield connect(kind, sidecar.port)
     finally:
         sidecar.stop()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
 
 from tests.foreign_clients.adapters import ConfluentClient, Message
 from tests.foreign_clients.broker import Broker
 from tests.support.kafka_peer import run_tool
+from tests.support.limits import PATIENCE_S
 
 pytestmark = pytest.mark.kafka_peer
 
@@ -85,3 +88,15 @@ def test_groups_tool_resets_offsets(broker: Broker, topic: str, group: str) -> N
     printed = run_tool("consumer-groups", [*arguments, *moment, "--execute"])
     assert [line.split()[-1] for line in printed.splitlines() if topic in line] == ["6"]
     assert [message.offset for message in client.consume_as_group(topic, group, 4)] == [6, 7, 8, 9]
+
+
+def test_configs_tool_manages_users(broker: Broker) -> None:
+    """kafka-configs sets a SCRAM credential, which another admin client describes, and removes it."""
+    user = ("--bootstrap-server", broker.bootstrap, "--entity-type", "users", "--entity-name", "alice")
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    run_tool("configs", [*user, "--alter", "--add-config", "SCRAM-SHA-512=[iterations=8192,password=pencil]"])
+    described = admin.describe_user_scram_credentials(["alice"])["alice"].result(PATIENCE_S)
+    assert [found.iterations for found in described.scram_credential_infos] == [8192]
+    run_tool("configs", [*user, "--alter", "--delete-config", "SCRAM-SHA-512"])
+    with pytest.raises(KafkaException):
+        admin.describe_user_scram_credentials(["alice"])["alice"].result(PATIENCE_S)

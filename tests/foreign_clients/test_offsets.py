@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
+from logstore.format.records import Record, encode_batch
 from tests.foreign_clients.adapters import EARLIEST, LATEST, Client, ConfluentClient, Message, Sending, confluent_poll
 from tests.foreign_clients.broker import Broker
+from tests.kafka.wire_client import LIST_OFFSETS, WireClient
+from tests.support.compressed import CODECS, compressed
 from tests.support.limits import PATIENCE_S
 
 START_MS = 1_700_000_000_000
+MAX_TIMESTAMP = -3
 
 
 def send_seconds(broker: Broker, topic: str, seconds: list[int]) -> None:
@@ -125,3 +131,33 @@ def test_reading_what_was_deleted(broker: Broker, topic: str) -> None:
             assert message.error().code() == KafkaError._AUTO_OFFSET_RESET
         finally:
             consumer.close()
+
+
+def test_any_batches_are_found_by_time_as_a_list_finds_them(broker: Broker, topic: str) -> None:
+    """Batches of every codec, with few moments for many records: a moment finds the first record that is not older, and
+    the newest moment the first record that has it; a server's answers are those that a list of all records gives.
+    """
+    chance = random.Random(18)
+    records: list[int] = []
+    with WireClient(broker.port) as wire:
+        for number in range(60):
+            times = [START_MS + chance.randrange(number, number + 8) for _ in range(chance.randrange(1, 20))]
+            batch = encode_batch([Record(0, time, None, b"value" * 40) for time in times])
+            codec = chance.choice(["none", *CODECS])
+            sent = batch if codec == "none" else compressed(batch, codec)
+            assert wire.produce(topic, bytes(sent)).base_offset == len(records)
+            records += times
+
+        def asked(time: int) -> tuple[int, int]:
+            part = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": time}
+            answer = wire.request(LIST_OFFSETS, 10, replica_id=-1, topics=[{"name": topic, "partitions": [part]}])
+            found = answer.topics[0].partitions[0]
+            assert found.error_code == 0
+            return found.offset, found.timestamp
+
+        def first_at(time: int) -> tuple[int, int]:
+            return next(((offset, at) for offset, at in enumerate(records) if at >= time), (-1, -1))
+
+        for time in (0, *range(START_MS - 1, max(records) + 2)):
+            assert asked(time) == first_at(time)
+        assert asked(MAX_TIMESTAMP) == first_at(max(records))

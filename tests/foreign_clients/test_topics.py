@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import aiokafka.admin
+import confluent_kafka
 import kafka
 import kafka.errors
 import pytest
@@ -17,8 +18,8 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from kafka.admin import ConfigResource as PythonConfigResource
 from kafka.admin import ConfigResourceType
 
-from tests.foreign_clients.adapters import LATEST, ConfluentClient, Message, Refused
-from tests.foreign_clients.broker import Broker, eventually
+from tests.foreign_clients.adapters import LATEST, ConfluentClient, Message, Refused, confluent_poll
+from tests.foreign_clients.broker import Broker, eventually, led_partitions
 from tests.support.limits import PATIENCE_S
 
 
@@ -244,3 +245,35 @@ def test_aiokafka_administers(broker: Broker) -> None:
 
     asyncio.run(run())
     eventually(lambda: name not in broker.admin().list_topics(timeout=PATIENCE_S).topics)
+
+
+def test_a_topic_made_again_is_written_and_read_on(broker: Broker) -> None:
+    """A producer and a consumer that know a topic by its id go on when it is deleted and made again under its name: the
+    id is unknown from then on, and they ask for the new one.
+    """
+    topic = broker.create_topic()
+    producer = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap, "enable.idempotence": False})
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap,
+            "group.id": "unused",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+    )
+    try:
+        consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
+        producer.produce(topic, b"before", partition=0)
+        assert producer.flush(PATIENCE_S) == 0
+        assert [message.value for message in confluent_poll(consumer, 1)] == [b"before"]
+        admin = broker.admin()
+        admin.delete_topics([topic])[topic].result(PATIENCE_S)
+        eventually(lambda: topic not in admin.list_topics(timeout=PATIENCE_S).topics)
+        admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(PATIENCE_S)
+        eventually(lambda: led_partitions(admin, topic) == 1)
+        producer.produce(topic, b"after", partition=0)
+        producer.produce(topic, b"and more", partition=0)
+        assert producer.flush(PATIENCE_S) == 0
+        eventually(lambda: b"and more" in {message.value for message in confluent_poll(consumer, 1)})
+    finally:
+        consumer.close()

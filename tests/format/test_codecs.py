@@ -54,7 +54,8 @@ from logstore.format.index import (
     decode_seal,
     encode_block,
 )
-from logstore.format.journal import KIND_CHANGES, KIND_SNAPSHOT, JournalFrame, encode_frame, scan_frames
+from logstore.format.journal_block import PartPlace, encode_head, scan_blocks
+from logstore.format.ledger_frame import KIND_CHANGES, KIND_SNAPSHOT, LedgerFrame, encode_frame, scan_frames
 from logstore.format.records import Record, decode_batch, encode_batch, iterate_times
 from logstore.format.snapshot import ProducerBatch, ProducerEntry, ProducerSnapshot, decode_snapshots, encode_snapshot
 
@@ -76,7 +77,11 @@ TYPED_BLOCK = IndexBlock(
 SNAPSHOT = ProducerSnapshot(
     300, 12, (ProducerEntry(7, 2, 99, (ProducerBatch(0, 4, 0), ProducerBatch(5, 5, 5))), ProducerEntry(8, 0, 98, ()))
 )
-FRAME = JournalFrame(KIND_SNAPSHOT, 0, {"a": b"1", "ü": b"", "gone": None})
+PARTS = [
+    (PartPlace(b"streams/t.0a/0", 5, 300, 9), b"one batch"),
+    (PartPlace(b"streams/t.0a/1", 0, 71, 1), b"two batches"),
+]
+FRAME = LedgerFrame(KIND_SNAPSHOT, 0, {"a": b"1", "ü": b"", "gone": None})
 
 
 class Codec(NamedTuple):
@@ -105,6 +110,17 @@ def _first_frame(data: bytes) -> object:
     return frames[0] if frames else None
 
 
+def journal_block(generation: int, position: int, parts: list[tuple[PartPlace, bytes]]) -> bytes:
+    """A whole block."""
+    return encode_head(generation, position, [(place, [data]) for place, data in parts]) + b"".join(
+        data for _, data in parts
+    )
+
+
+def _first_parts(data: bytes) -> object:
+    return [(part.place, bytes(part.data)) for part in scan_blocks(data).parts] or None
+
+
 CODECS = (
     Codec("batch", BATCH, decode_batch, RECORDS, frozenset([*range(8), *range(12, 16)])),
     Codec(
@@ -128,6 +144,7 @@ CODECS = (
     Codec("index block with types", encode_block(TYPED_BLOCK), _first_block, TYPED_BLOCK),
     Codec("producer snapshot", encode_snapshot(SNAPSHOT), _first_snapshot, SNAPSHOT),
     Codec("ledger frame", encode_frame(FRAME), _first_frame, FRAME),
+    Codec("journal block", journal_block(3, 0, PARTS), _first_parts, PARTS),
 )
 
 _CONTROL_HEAD = "0000000000000000000000010000000000000001" + "ff" * 14 + "00000001"
@@ -166,6 +183,11 @@ GOLDEN = {
     "0001000000016131"
     "000200000000c3bc"
     "0004ffffffff676f6e65",
+    "journal block": (
+        "434a424b000100020000000000000003000000000000000000000058000000146773d968000e000000090000000000000005"
+        "000000000000012c000000000000000973747265616d732f742e30612f30000e0000000b0000000000000000000000000000"
+        "0047000000000000000173747265616d732f742e30612f316f6e6520626174636874776f2062617463686573"
+    ),
 }
 """What each of them is on disk, byte for byte (docs/format.md)."""
 
@@ -396,6 +418,8 @@ def test_unknown_versions_are_named() -> None:
         decode_snapshots(_as_next_version(encode_snapshot(SNAPSHOT), 4, 32))
     with pytest.raises(UnknownFormatVersion, match="2"):
         scan_frames(_as_next_version(encode_frame(FRAME), 4, 20), "file")
+    with pytest.raises(UnknownFormatVersion, match="2"):
+        scan_blocks(_as_next_journal_block(journal_block(3, 0, PARTS)))
     batch = bytearray(encode_control(END, timestamp_ms=1))
     at = bytes(batch).index(b'{"query"') - 6
     batch[at : at + 2] = (1).to_bytes(2, "big")
@@ -425,7 +449,7 @@ def test_blocks_end_at_the_first_that_does_not_continue() -> None:
 def test_a_later_frame_vouches_for_earlier_ones() -> None:
     """Damage in front of an intact frame that says all before it was synced is no torn write: refused by name."""
     first = encode_frame(FRAME)
-    second = encode_frame(JournalFrame(KIND_CHANGES, len(first), {"a": b"2"}))
+    second = encode_frame(LedgerFrame(KIND_CHANGES, len(first), {"a": b"2"}))
     scan = scan_frames(first + second + b"torn", "file")
     assert ([frame.kind for frame in scan.frames], scan.end) == ([KIND_SNAPSHOT, KIND_CHANGES], len(first + second))
     assert scan_frames(first + second[:-1], "file").end == len(first)
@@ -462,3 +486,80 @@ def test_a_commit_record_of_as_many_values_as_a_request_may_have_is_read_again()
     targets = tuple(Target("topic", "id", number, 0) for number in range(MAX_FIELDS_VALUES // 4))
     record = CommitRecord("query", "run", 1, 1, "," * MAX_FIELDS_VALUES, (TaskOutput(0, "a", 1),), targets)
     assert decode_commit_record("query", encode_commit_record(record)) == record
+
+
+# ---- the journal
+
+
+def _as_next_journal_block(block: bytes) -> bytes:
+    """A block with the next version, under a right checksum."""
+    changed = bytearray(block)
+    changed[5] += 1
+    crc = crc32c(bytes(changed[36:]), crc32c(bytes(changed[:32])))
+    return bytes(changed[:32]) + crc.to_bytes(4, "big") + bytes(changed[36:])
+
+
+def _journal_blocks(generation: int, count: int, length: int = 20) -> list[bytes]:
+    """Blocks as they follow each other in a file; each part's base offset is its number."""
+    blocks: list[bytes] = []
+    for number in range(count):
+        place = PartPlace(b"s/0", 0, 1000 + number * length, number)
+        blocks.append(journal_block(generation, sum(map(len, blocks)), [(place, bytes([65 + number]) * length)]))
+    return blocks
+
+
+def _numbers(data: bytes) -> list[int]:
+    return [part.place.base_offset for part in scan_blocks(data).parts]
+
+
+@pytest.mark.parametrize("data", [b"", b"\0", b"\0" * 4096, b"CJBK", b"CJBK" + b"\0" * 36, b"CJBK" + b"\xff" * 36])
+def test_a_journal_without_blocks(data: bytes) -> None:
+    """An empty file, zeros and a head alone hold nothing, and are no damage."""
+    assert scan_blocks(data) == ([], 0, 0, [])
+
+
+def test_journal_blocks_in_order() -> None:
+    """All blocks up to the zeros behind them."""
+    blocks = _journal_blocks(4, 3)
+    scan = scan_blocks(b"".join(blocks) + b"\0" * 500)
+    assert [part.place.base_offset for part in scan.parts] == [0, 1, 2]
+    assert (scan.generation, scan.end, scan.damaged) == (4, sum(map(len, blocks)), [])
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_damaged_journal_block_is_named_and_the_others_count(number: int) -> None:
+    """Every bit of a block in front of others: its position is reported, and what stands behind it is found."""
+    blocks = _journal_blocks(4, 4)
+    position = sum(map(len, blocks[:number]))
+    for bit in range(8 * len(blocks[number])):
+        data = bytearray(b"".join(blocks))
+        data[position + bit // 8] ^= 0x80 >> bit % 8
+        scan = scan_blocks(bytes(data))
+        assert [part.place.base_offset for part in scan.parts] == [n for n in range(4) if n != number]
+        assert (scan.generation, scan.damaged) == (4, [position])
+
+
+@pytest.mark.parametrize("written", [0, 1, 2])
+def test_blocks_of_an_older_generation_do_not_count(written: int) -> None:
+    """Behind the blocks of a file's new generation, torn at any byte, those that it held before are not taken."""
+    old = b"".join(_journal_blocks(4, 6))
+    fresh = _journal_blocks(7, 3, length=27)
+    whole = b"".join(fresh[: written + 1])
+    start = len(whole) - len(fresh[written])
+    for kept in range(start, len(whole)):
+        data = whole[:kept] + old[kept:]
+        if written:  # before its first block the file is one of the older generation
+            assert _numbers(data) == list(range(written)), kept
+            assert scan_blocks(data).generation == 7
+        else:
+            assert scan_blocks(data).generation in (0, 4)
+
+
+def test_a_journal_block_in_another_place_does_not_count() -> None:
+    """A block that a batch carries, or that a disk put elsewhere, is none: it states its position."""
+    inner = journal_block(4, 0, PARTS)
+    block = journal_block(4, 0, [(PartPlace(b"s/0", 0, 1, 1), inner)])
+    torn = bytearray(block)
+    torn[10] ^= 1
+    assert scan_blocks(bytes(torn)).parts == []
+    assert scan_blocks(b"\0" * 64 + inner).parts == []

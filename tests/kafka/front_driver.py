@@ -37,11 +37,16 @@ from tests.support.limits import PATIENCE_S
 
 PRODUCE, FETCH, METADATA, API_VERSIONS = 0, 1, 3, 18
 TOPIC = "orders"
+NO_ID = uuid.UUID(int=0)
 NOW_MS = SystemClock().wall_ms()
+DATA = (".log", ".journal")
+"""How the files end that hold records."""
 
 
 class FailingFiles(OsFiles):
-    """A disk whose chunks can be held back from being synced (`gate`), or refuse to be written or read (`failure`)."""
+    """A disk whose chunks and journal can be held back from being synced (`gate`), or refuse to be written or read
+    (`failure`).
+    """
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -50,19 +55,19 @@ class FailingFiles(OsFiles):
 
     def write(self, path: str, position: int, buffers: Sequence[Buffer]) -> None:
         """Fail, if that is asked for."""
-        if self.failure is not None and path.endswith(".log"):
+        if self.failure is not None and path.endswith(DATA):
             raise self.failure
         super().write(path, position, buffers)
 
     def read(self, path: str, position: int, length: int, *, drop_cache: bool = False) -> bytes:
         """Fail, if that is asked for."""
-        if self.failure is not None and path.endswith(".log"):
+        if self.failure is not None and path.endswith(DATA):
             raise self.failure
         return super().read(path, position, length, drop_cache=drop_cache)
 
     def sync(self, path: str) -> None:
         """Wait at the gate, if there is one."""
-        if self.gate is not None and path.endswith(".log"):
+        if self.gate is not None and path.endswith(DATA):
             self.gate.wait(PATIENCE_S)
         super().sync(path)
 
@@ -76,6 +81,11 @@ class Server:
     kafka: KafkaServer
     files: FailingFiles
     reports: RecordedReports = field(default_factory=RecordedReports)
+
+    @property
+    def topic_id(self) -> uuid.UUID:
+        """The id of the topic that every test has."""
+        return self.engine.store.topic(TOPIC).topic_id
 
     @property
     def stream(self) -> Stream:
@@ -209,15 +219,16 @@ def produce_frame(
     correlation_id: int = 7,
     acks: int = -1,
     topic: str = TOPIC,
+    topic_id: uuid.UUID = NO_ID,
     transactional_id: str | None = None,
 ) -> bytes:
-    """A Produce request for partitions 0, 1, … of one topic."""
+    """A Produce request for partitions 0, 1, … of one topic, named by its id from version 13 on."""
     partitions = [{"index": number, "records": data} for number, data in enumerate(records)]
     values = {
         "transactional_id": transactional_id,
         "acks": acks,
         "timeout": timedelta(seconds=30),
-        "topic_data": [{"name": topic, "partition_data": partitions}],
+        "topic_data": [{"name": topic, "topic_id": topic_id, "partition_data": partitions}],
     }
     return kio_frame(PRODUCE, version, values, correlation_id=correlation_id)
 
@@ -233,9 +244,10 @@ def fetch_frame(
     correlation_id: int = 7,
     leader_epoch: int = -1,
     topic: str = TOPIC,
+    topic_id: uuid.UUID = NO_ID,
     **values: Any,
 ) -> bytes:
-    """A Fetch request for partitions 0, 1, … of one topic, from these offsets."""
+    """A Fetch request for partitions 0, 1, … of one topic (by its id from version 13 on), from these offsets."""
     partitions = [
         {
             "partition": number,
@@ -250,7 +262,7 @@ def fetch_frame(
         "max_wait": timedelta(milliseconds=max_wait_ms),
         "min_bytes": min_bytes,
         "max_bytes": max_bytes,
-        "topics": [{"topic": topic, "partitions": partitions}],
+        "topics": [{"topic": topic, "topic_id": topic_id, "partitions": partitions}],
         "session_epoch": -1,
         **values,
     }

@@ -10,14 +10,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
+from kio.index import load_response_schema
 from kio.serial import entity_reader, entity_writer
 
+from logstore.base.clock import Clock
 from logstore.base.system import SystemClock
 from logstore.disk.files import OsFiles
 from logstore.engine import StoreEngine, open_engine
 from logstore.format.records import Record, encode_batch
 from logstore.kafka import codec
 from logstore.kafka.api_types import Api, Broker, BrokerSettings, Caller
+from logstore.kafka.cluster import ClusterHandlers
 from logstore.kafka.configs import ConfigHandlers
 from logstore.kafka.groups.coordinator import GroupCoordinator, GroupSettings
 from logstore.kafka.groups.offsets import OffsetStore
@@ -45,7 +48,7 @@ class Node:
         self.store = engine.store
         broker = Broker(engine, SystemClock(), settings)
         apis: list[Api] = []
-        for owner in (MetadataHandlers, OffsetHandlers, ProducerIdHandlers):
+        for owner in (MetadataHandlers, OffsetHandlers, ProducerIdHandlers, ClusterHandlers):
             apis += owner(broker).apis()
         coordinator = GroupCoordinator(GroupSettings(), lambda: uuid.uuid4().hex)
         self.groups = GroupService(coordinator, OffsetStore(self.store.groups), self._look_up, OffsetSettings(), 0.0)
@@ -65,7 +68,12 @@ class Node:
         """Send a request with those of the values that the version knows; returns the answer as a client decodes it."""
         kind = codec.request_type(key, version)
         request = over_the_wire(build(kind, values))
-        return over_the_wire(await self.apis[key].handle(request, CALLER))
+        answer = await self.apis[key].handle(request, CALLER)
+        if isinstance(answer, codec.EncodedAnswer):
+            kind = load_response_schema(key, version)
+            assert answer.flexible_header == kind.__flexible__
+            return _read(kind, b"".join(answer.body))
+        return over_the_wire(answer)
 
     async def append(self, topic: str, timestamps: list[int], partition: int = 0) -> None:
         """One batch of records with those timestamps."""
@@ -81,19 +89,24 @@ def over_the_wire(message: Any) -> Any:
     """What arrives of a message that is written and read."""
     target = io.BytesIO()
     cast(Any, entity_writer(type(message)))(target, message)
-    data = target.getvalue()
-    arrived, size = cast(Any, entity_reader(type(message)))(memoryview(data).toreadonly(), 0)
+    return _read(type(message), target.getvalue())
+
+
+def _read(kind: Any, data: bytes) -> Any:
+    arrived, size = cast(Any, entity_reader(kind))(memoryview(data).toreadonly(), 0)
     if size != len(data):
-        raise ValueError(f"{len(data) - size} bytes of a {type(message).__name__} were not read back")
+        raise ValueError(f"{len(data) - size} bytes of a {kind.__name__} were not read back")
     return arrived
 
 
 @asynccontextmanager
-async def running(root: Path, settings: BrokerSettings | None = None) -> AsyncIterator[Node]:
-    """A node on a directory, closed in order at the end of the block."""
+async def running(
+    root: Path, settings: BrokerSettings | None = None, *, clock: Clock | None = None
+) -> AsyncIterator[Node]:
+    """A node on a directory, closed in order at the end of the block; `clock` is the store's, if not the system's."""
     files = OsFiles(root)
     reports = RecordedReports()
-    store = Store.open(files, SystemClock(), StoreSettings(), new_id=uuid.uuid4, report=reports)
+    store = Store.open(files, clock or SystemClock(), StoreSettings(), new_id=uuid.uuid4, report=reports)
     async with open_engine(store, files) as engine:
         yield Node(engine, settings or BrokerSettings(), reports)
     files.close()

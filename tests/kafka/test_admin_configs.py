@@ -11,7 +11,7 @@ from logstore.kafka.api_types import BrokerSettings
 from logstore.log.topics import FIXED, SETTINGS
 from tests.kafka.node import Node, running
 
-DESCRIBE, ALTER, INCREMENTAL = 32, 33, 44
+CREATE, DESCRIBE, ALTER, INCREMENTAL = 19, 32, 33, 44
 TOPIC, BROKER = 2, 4
 OF_TOPIC, OF_FILE, DEFAULT = 1, 4, 5
 SET, UNSET, APPEND, SUBTRACT = 0, 1, 2, 3
@@ -145,6 +145,45 @@ def test_refused_changes(tmp_path: Path) -> None:
                 assert await change(node, INCREMENTAL, 1, [good, bad]) is ErrorCode.invalid_config, bad
             assert topic.overrides == {}
             assert await change(node, ALTER, 2, [{"name": "no.such.setting", "value": "1"}]) is ErrorCode.invalid_config
+
+    trio.run(story)
+
+
+def test_compaction_is_refused_on_every_route(tmp_path: Path) -> None:
+    """A topic never becomes one that is compacted: neither when it is made, nor by a request that changes it, nor by
+    validating, in any version; each time the error is INVALID_CONFIG and says that there is no compaction.
+    """
+
+    async def story() -> None:
+        async with running(tmp_path) as node:
+            topic = await node.engine.wait(node.store.create_topic("t", 1, {}))
+            for policy in ("compact", "compact,delete", "delete,compact", "[compact]", ""):
+                entry = {"name": "cleanup.policy", "value": policy}
+                wanted = {"name": "new", "num_partitions": 1, "replication_factor": 1, "assignments": []}
+                for version in node.versions(CREATE):
+                    for is_trial in (True, False):
+                        created = await node.ask(
+                            CREATE,
+                            version,
+                            topics=[{**wanted, "configs": [entry]}],
+                            timeout_ms=0,
+                            validate_only=is_trial,
+                        )
+                        assert created.topics[0].error_code is ErrorCode.invalid_config
+                        assert "there is no compaction" in created.topics[0].error_message
+                for key in (ALTER, INCREMENTAL):
+                    for version in node.versions(key):
+                        for operation in (SET, APPEND) if key == INCREMENTAL else (SET,):
+                            config = entry if key == ALTER else {**entry, "config_operation": operation}
+                            resource = {"resource_type": TOPIC, "resource_name": "t", "configs": [config]}
+                            for is_trial in (True, False):
+                                answer = await node.ask(key, version, resources=[resource], validate_only=is_trial)
+                                assert answer.responses[0].error_code is ErrorCode.invalid_config, (policy, operation)
+                                assert "cleanup.policy" in answer.responses[0].error_message
+                                if operation == SET:
+                                    assert "there is no compaction" in answer.responses[0].error_message
+            assert topic.overrides == {}
+            assert list(node.store.topics) == ["t"]
 
     trio.run(story)
 

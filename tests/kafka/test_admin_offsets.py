@@ -14,7 +14,7 @@ from tests.kafka.node import NOW_MS, Node, running
 from tests.support.compressed import CODECS, compressed, with_body
 
 LIST_OFFSETS, LEADER_EPOCH, DELETE_RECORDS = 2, 23, 21
-EARLIEST, LATEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -2, -1, -3, -4, -5
+EARLIEST, LATEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, PENDING_UPLOAD = -2, -1, -3, -4, -5, -6
 
 
 async def offset(node: Node, version: int, timestamp: int, **more: Any) -> tuple[ErrorCode, int, int]:
@@ -49,6 +49,8 @@ def test_ends_of_a_stream(tmp_path: Path) -> None:
                 assert await offset(node, version, EARLIEST_LOCAL) == (local if version >= 8 else unknown)
                 tiered = (ErrorCode.none, -1, -1)
                 assert await offset(node, version, LATEST_TIERED) == (tiered if version >= 9 else unknown)
+                assert await offset(node, version, PENDING_UPLOAD) == (tiered if version >= 11 else unknown)
+                assert await offset(node, version, -7) == unknown
 
     trio.run(story)
 
@@ -59,7 +61,7 @@ def test_offsets_by_time(tmp_path: Path) -> None:
     async def story() -> None:
         async with running(tmp_path) as node:
             await with_records(node)
-            for version in (1, 10):
+            for version in (1, 11):
                 assert await offset(node, version, 0) == (ErrorCode.none, 1, NOW_MS + 1000)
                 assert await offset(node, version, NOW_MS + 1000) == (ErrorCode.none, 1, NOW_MS + 1000)
                 assert await offset(node, version, NOW_MS + 1001) == (ErrorCode.none, 2, NOW_MS + 9000)

@@ -14,9 +14,9 @@ from logstore.errors import StorageFailed
 from logstore.events import CONNECTION_CLOSED, REQUEST_CRASHED
 from logstore.interfaces import Buffer
 from logstore.kafka import fetch, produce
-from logstore.kafka.api_types import BrokerSettings, PrivateApi
+from logstore.kafka.answers import SLOT_BYTES
+from logstore.kafka.api_types import BrokerSettings, Caller, PrivateApi
 from logstore.kafka.budgets import AnswerBudget
-from logstore.kafka.connection import SLOT_BYTES
 from logstore.log.store import StoreSettings
 from tests.kafka.front_driver import (
     API_VERSIONS,
@@ -176,11 +176,11 @@ async def test_frames_may_arrive_in_any_pieces(tmp_path: Path) -> None:
         assert server.stream.high_watermark == 10
 
 
-async def _broken(_body: memoryview, _answers: AnswerBudget) -> tuple[list[Buffer], int]:
+async def _broken(_body: memoryview, _answers: AnswerBudget, _caller: Caller) -> tuple[list[Buffer], int]:
     raise KeyError("a fault of ours")
 
 
-async def _failing(_body: memoryview, _answers: AnswerBudget) -> tuple[list[Buffer], int]:
+async def _failing(_body: memoryview, _answers: AnswerBudget, _caller: Caller) -> tuple[list[Buffer], int]:
     raise StorageFailed("the disk is away")
 
 
@@ -302,7 +302,7 @@ async def test_all_connections_together_cannot_fill_the_memory(tmp_path: Path) -
         assert server.stream.high_watermark == clients * count
 
 
-async def _large(_body: memoryview, _answers: AnswerBudget) -> tuple[list[Buffer], int]:
+async def _large(_body: memoryview, _answers: AnswerBudget, _caller: Caller) -> tuple[list[Buffer], int]:
     return [bytes(16 << 20)], 0
 
 

@@ -11,12 +11,13 @@ from kio.schema.errors import ErrorCode
 from logstore.format.batch import iterate_batches
 from logstore.format.control import Begin, End, encode_control
 from logstore.format.records import Record, decode_batch, encode_batch
+from logstore.log.journal import JournalLimits
 from logstore.log.store import StoreSettings
 from logstore.log.ticket import Ticket
-from tests.kafka.front_driver import NOW_MS, Peer, Server, batch, fetch_frame, produce_frame, serving
+from tests.kafka.front_driver import NOW_MS, TOPIC, Peer, Server, batch, fetch_frame, produce_frame, serving
 from tests.support.limits import PATIENCE_S
 
-VERSIONS = range(4, 13)
+VERSIONS = range(4, 19)
 LONG_MS = int(PATIENCE_S * 1000)
 
 
@@ -47,7 +48,9 @@ async def test_every_version_is_answered_in_its_own_layout(tmp_path: Path, versi
     """Batches as they were produced, high watermark and log start in every version of Fetch that ApiVersions offers."""
     async with serving(tmp_path) as server, await server.connect() as peer:
         await peer.produce(batch(3))
-        answer = await peer.fetch(version, offsets=(0, 0))
+        answer = await peer.fetch(version, offsets=(0, 0), topic_id=server.topic_id)
+        named = answer.responses[0].topic_id if version >= 13 else answer.responses[0].topic
+        assert named == (server.topic_id if version >= 13 else TOPIC)
         one, two = answer.responses[0].partitions
         assert (one.error_code, one.high_watermark, one.last_stable_offset) == (ErrorCode.none, 3, 3)
         assert bytes(one.records) == batch(3)
@@ -98,7 +101,7 @@ async def test_limits_hold(tmp_path: Path, from_disk: bool) -> None:
     disk.
     """
     size = 50_000
-    settings = StoreSettings(tail_bytes=1 if from_disk else 24 << 20)
+    settings = StoreSettings(tail_bytes=1, journal=JournalLimits(file_bytes=0)) if from_disk else StoreSettings()
     async with serving(tmp_path, store_settings=settings) as server, await server.connect() as peer:
         for _ in range(6):
             await peer.ask(produce_frame([batch(1, size), batch(1, size)]))
@@ -202,7 +205,7 @@ class OneGroup:
 @pytest.mark.parametrize("from_disk", [False, True])
 async def test_control_batches_are_not_shipped(tmp_path: Path, from_disk: bool) -> None:
     """BEGIN and END of a group keep their offsets but reach no client: empty batches stand in their place."""
-    settings = StoreSettings(tail_bytes=1 if from_disk else 24 << 20)
+    settings = StoreSettings(tail_bytes=1, journal=JournalLimits(file_bytes=0)) if from_disk else StoreSettings()
     async with serving(tmp_path, store_settings=settings) as server, await server.connect() as peer:
         await peer.produce(batch())
         await server.engine.wait(server.stream.append_group(OneGroup()))

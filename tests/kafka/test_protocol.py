@@ -28,9 +28,9 @@ def test_api_versions_in_every_version(client: WireClient, version: int) -> None
     answer = client.request(API_VERSIONS, version)
     offered = {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
     assert answer.error_code is ErrorCode.none
-    assert offered[PRODUCE] == (0, 11)
+    assert offered[PRODUCE] == (0, 13)
     assert offered[METADATA] == (0, 13)
-    assert {2, 10, 11, 12, 13, 14, 18, 19, 20, 21, 22, 32, 37, 44, 60, 75} <= set(offered)
+    assert {2, 10, 11, 12, 13, 14, 18, 19, 20, 21, 22, 32, 37, 43, 44, 45, 55, 60, 74, 75} <= set(offered)
 
 
 @pytest.mark.parametrize("version", [3, 4])
@@ -41,8 +41,8 @@ def test_features_are_kafka_s(client: WireClient, version: int) -> None:
     answer = client.request(API_VERSIONS, version)
     supported = {feature.name: (feature.min_version, feature.max_version) for feature in answer.supported_features}
     finalized = [(f.name, f.min_version_level, f.max_version_level) for f in answer.finalized_features]
-    assert (finalized, answer.finalized_features_epoch) == ([("metadata.version", 25, 25)], 0)
-    assert supported["metadata.version"] == (25, 25)
+    assert (finalized, answer.finalized_features_epoch) == ([("metadata.version", 29, 29)], 0)
+    assert supported["metadata.version"] == (29, 29)
     absent = {"group.version", "transaction.version", "share.version", "streams.version", "kraft.version"}
     absent.add("eligible.leader.replicas.version")
     assert {name: levels for name, levels in supported.items() if name != "metadata.version"} == dict.fromkeys(
@@ -72,7 +72,7 @@ def test_unknown_version_of_an_answer_without_a_code(client: WireClient) -> None
     assert client.receive_frame() == b""
 
 
-@pytest.mark.parametrize("key", [24, 26, 29, 77, 4242, -1])
+@pytest.mark.parametrize("key", [24, 26, 27, 77, 4242, -1])
 def test_unknown_request_closes_the_connection(client: WireClient, key: int) -> None:
     """An API key that is not served ends the connection, as Kafka does."""
     client.send_frame(client.header(key, 0, flexible=False))

@@ -16,12 +16,13 @@ from logstore.format.control import MARK_TYPE, encode_control_record
 from logstore.format.epoch_api import SCAN, ScanReply, ScanRequest, decode_reply, encode_request
 from logstore.kafka.api_types import BrokerSettings
 from logstore.kafka.scans import MAX_SCAN_BYTES
+from logstore.log.journal import JournalLimits
 from logstore.log.store import StoreSettings
 from logstore.testing.world import ListGroup
 from tests.kafka.front_driver import NOW_MS, TOPIC, Peer, Server, batch, request_frame, serving
 from tests.support.limits import PATIENCE_S
 
-ON_DISK = StoreSettings(tail_bytes=1)
+ON_DISK = StoreSettings(tail_bytes=1, journal=JournalLimits(file_bytes=0))
 
 
 async def fill(server: Server, batches: int, tail_bytes: int) -> None:

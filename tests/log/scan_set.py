@@ -16,6 +16,7 @@ from logstore.engine import StoreEngine, open_engine
 from logstore.format.batch import iterate_batches
 from logstore.format.control import encode_control_record, known_type
 from logstore.format.records import Record, encode_batch
+from logstore.log.journal import JournalLimits
 from logstore.log.store import Store, StoreSettings
 from logstore.log.stream import Stream
 from logstore.log.ticket import Ticket
@@ -97,7 +98,8 @@ async def opened(root: Path, *, segment_bytes: int = 4096, tail_bytes: int = 1) 
     """A store on that directory, with the topic; by default with next to nothing in memory."""
     files, clock = WatchedFiles(root), ManualClock(FIRST_TIMESTAMP)
     defaults = TopicConfig(segment_bytes=segment_bytes)
-    settings = StoreSettings(tail_bytes=tail_bytes, topic_defaults=defaults)
+    # Without a journal everything is in the chunks, where a naive list looks for it.
+    settings = StoreSettings(tail_bytes=tail_bytes, topic_defaults=defaults, journal=JournalLimits(file_bytes=0))
     store = Store.open(files, clock, settings, new_id=uuid.uuid4, report=ignore)
     async with open_engine(store, files) as engine:
         if TOPIC not in store.topics:

@@ -26,7 +26,7 @@ from logstore.format.batch import check_batch
 from logstore.testing.faults import Effect, Fault, FileCall
 from logstore.testing.history import History, content_of
 from logstore.testing.simdisk import SimDisk
-from logstore.testing.world import READ_BYTES, Setup, SimulatedStore
+from logstore.testing.world import READ_BYTES, Setup, SimulatedStore, journaled
 from tests.crash.tiny import make_tiny
 
 PRODUCER = 42
@@ -44,11 +44,12 @@ class LogMachine(RuleBasedStateMachine):
         """The producer's batches that were not acknowledged, oldest first."""
         self.forgotten = False
 
-    @initialize(seed=st.integers(0, 1 << 16), unit_bytes=st.sampled_from([64, 512]))
-    def found(self, seed: int, unit_bytes: int) -> None:
+    @initialize(seed=st.integers(0, 1 << 16), unit_bytes=st.sampled_from([64, 512]), has_journal=st.booleans())
+    def found(self, seed: int, unit_bytes: int, has_journal: bool) -> None:
         """A topic of two partitions."""
         self.random = Random(seed)
-        self.world = SimulatedStore(SimDisk(unit_bytes=unit_bytes), History(), Setup(seed=seed))
+        setup = journaled(Setup(seed=seed)) if has_journal else Setup(seed=seed)
+        self.world = SimulatedStore(SimDisk(unit_bytes=unit_bytes), History(), setup)
         self.world.create_topic(TOPIC, 2)
         self.world.run()
 
@@ -122,6 +123,34 @@ class LogMachine(RuleBasedStateMachine):
         # The store forgets idempotent producers after a day, as Kafka does.
         self.forgotten = self.forgotten or days > 0
 
+    @rule(partition=st.integers(0, 1), is_synced=st.booleans())
+    def bring_into_chunk(self, partition: int, is_synced: bool) -> None:
+        """What the journal has of a stream goes to its chunk, and is synced there or not."""
+        stream = self.world.store.stream(TOPIC, partition)
+        if is_synced:
+            stream.sync_backlog()
+        else:
+            stream.write_backlog()
+
+    @rule()
+    def tick(self) -> None:
+        """What waited since the last tick is written out; a journal that failed is used again."""
+        self.world.store.save_readers()
+
+    @rule(appends=st.integers(1, 4))
+    def a_topic_comes_and_goes(self, appends: int) -> None:
+        """A topic shares the journal's blocks, and is deleted with some of its appends on their way."""
+        self.world.run()
+        if self.world.disk.fault_for is not None or "u" in self.world.history.topics_unsure:
+            return
+        self.world.create_topic("u", 1)
+        self.world.run()
+        self.world.append("u")
+        self.world.run()
+        for _ in range(appends):
+            self.world.append("u")
+        self.world.delete_topic("u")
+
     @rule()
     def put(self) -> None:
         """A ledger entry."""
@@ -170,6 +199,20 @@ class LogMachine(RuleBasedStateMachine):
                 return None
             left -= 1
             return Fault(errno.EIO, effect) if left == -1 else None
+
+        self.world.disk.fault_for = fault
+
+    @rule(name=st.sampled_from([".log", ".journal"]), effect=st.sampled_from(list(Effect)))
+    def break_a_sync(self, name: str, effect: Effect) -> None:
+        """The next sync of a chunk or of the journal fails."""
+        is_due = True
+
+        def fault(call: FileCall) -> Fault | None:
+            nonlocal is_due
+            if not is_due or call.kind != "sync" or not call.path.endswith(name):
+                return None
+            is_due = False
+            return Fault(errno.EIO, effect)
 
         self.world.disk.fault_for = fault
 

@@ -262,7 +262,8 @@ async def test_a_trim_while_it_reads(tmp_path: Path) -> None:
             await place.group([plain_batch(500), control_batch(MARK_TYPE, 300, epoch)], epoch)
         chunks = len(place.stream.chunks)
         victim = place.stream.chunks[chunks // 2]
-        trim = partial(trio.from_thread.run, place.trim, victim.next_offset)
+        token = trio.lowlevel.current_trio_token()
+        trim = partial(trio.from_thread.run, place.trim, victim.next_offset, trio_token=token)
 
         def before_log_read(path: str) -> None:
             if path == victim.log_path:
@@ -296,13 +297,14 @@ async def test_a_topic_that_goes_while_it_is_read(tmp_path: Path) -> None:
         for epoch in range(5):
             await place.group([plain_batch(2_000), control_batch(MARK_TYPE, 300, epoch)], epoch)
         stream = place.stream
+        token = trio.lowlevel.current_trio_token()
 
         async def delete() -> None:
             await place.engine.wait(place.engine.store.delete_topic(TOPIC))
 
         def before_log_read(path: str) -> None:
             place.files.before_log_read = None
-            trio.from_thread.run(delete)
+            trio.from_thread.run(delete, trio_token=token)
             while (tmp_path / path).exists():
                 os.sched_yield()
 

@@ -50,7 +50,7 @@ def on_free_ports(command: str) -> list[str]:
     """The command's words, with ports that are free here instead of those in the text."""
     words = shlex.split(command)[1:]
     for number, word in enumerate(words):
-        if words[number - 1] == "--kafka":
+        if words[number - 1] in ("--kafka", "--http"):
             host = word.rpartition(":")[0]
             words[number] = f"{host}:{free_port()}"
     return words

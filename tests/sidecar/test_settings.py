@@ -25,12 +25,20 @@ def with_file(tmp_path: Path, content: str, *flags: str) -> SidecarConfig:
     return settings_of("--data-dir", "data", "--config", str(path), *flags)
 
 
+OTHER_TEXTS = {"super-users": '"User:admin"'}
+"""Values of texts that may not be any text."""
+
+
 def other_value(setting: Setting) -> str:
     """A value that is allowed and not the default, in TOML."""
     if isinstance(setting.default, bool):
         return str(not setting.default).lower()
+    if setting.name == "sasl-mechanisms":
+        return '"PLAIN"'
+    if setting.name == "http":
+        return '"127.0.0.1:9644"'
     if isinstance(setting.default, str):
-        return f'"{setting.choices[-1]}"' if setting.choices else '"json"'
+        return f'"{setting.choices[-1]}"' if setting.choices else OTHER_TEXTS.get(setting.name, '"json"')
     return str(setting.minimum if setting.default != setting.minimum else setting.minimum + 1)
 
 
@@ -99,6 +107,8 @@ def test_flags_win(tmp_path: Path) -> None:
         ("[log]\nio-window = true", ["log.io-window=True", "whole number"]),
         ("[log]\nio-window = [8]", ["log.io-window=[8]", "whole number"]),
         ("[kafka]\nauto-create-topics = 1", ["kafka.auto-create-topics=1", "true or false"]),
+        ('[http]\nhttp = "9644"', ["'9644'", "HOST:PORT"]),
+        ('[http]\nhttp = "0.0.0.0:9644"', ["--http 0.0.0.0:9644", "127.0.0.1", "--insecure"]),
         ('[process]\nlog-format = "xml"', ["process.log-format='xml'", "logfmt, json"]),
         ("[kafka]\nlisteners = 9092", ["kafka.listeners=9092", "HOST:PORT"]),
         ("[kafka]\nlisteners = [9092]", ["kafka.listeners=[9092]", "HOST:PORT"]),
@@ -161,3 +171,63 @@ def test_addresses_beyond_loopback_need_a_word(text: str) -> None:
 def test_loopback_addresses_need_none(text: str, host: str) -> None:
     """Every way to say loopback is taken as it is."""
     assert settings_of("--data-dir", "data", "--kafka", text).listeners == (Listener(host, 1),)
+
+
+def test_super_users_are_named_one_by_one() -> None:
+    """Principals are separated by semicolons; what is no user, or stands for everybody, is refused by name."""
+    found = settings_of("--data-dir", "data", "--super-users", "User:admin; User:CN=ops,O=x;").super_users
+    assert found == {"User:admin", "User:CN=ops,O=x"}
+    assert settings_of("--data-dir", "data").super_users == frozenset()
+    for text in ("admin", "User:*", "User:a;Group:b", "User:"):
+        with pytest.raises(ConfigError, match="super-users"):
+            settings_of("--data-dir", "data", "--super-users", text)
+
+
+SAFE = [
+    ("SASL_SSL://0.0.0.0:1", ()),
+    ("sasl_ssl://queue.example.org:1", ()),
+    ("SSL://0.0.0.0:1", ("--tls-client-auth", "required", "--tls-client-ca", "ca.pem")),
+    ("SSL://127.0.0.1:1", ()),
+    ("SASL_PLAINTEXT://127.0.0.1:1", ()),
+]
+UNSAFE = [
+    ("PLAINTEXT://0.0.0.0:1", ()),
+    ("SASL_PLAINTEXT://0.0.0.0:1", ()),
+    ("SSL://0.0.0.0:1", ()),
+    ("SSL://0.0.0.0:1", ("--tls-client-auth", "requested", "--tls-client-ca", "ca.pem")),
+]
+
+
+@pytest.mark.parametrize(("listen", "flags"), SAFE)
+def test_listeners_with_tls_and_authentication_may_be_anywhere(listen: str, flags: tuple[str, ...]) -> None:
+    """Encrypted, and with a login or a required certificate, an address needs no --insecure."""
+    config = settings_of("--data-dir", "data", "--kafka", listen, "--tls-certificate", "server.pem", *flags)
+    assert config.listeners[0].protocol.value == listen.partition(":")[0].upper()
+
+
+@pytest.mark.parametrize(("listen", "flags"), UNSAFE)
+def test_listeners_that_lack_one_of_both_stay_on_loopback(listen: str, flags: tuple[str, ...]) -> None:
+    """Without TLS, or without clients that must say who they are, --insecure is needed in so many words."""
+    words = ("--data-dir", "data", "--kafka", listen, "--tls-certificate", "server.pem", *flags)
+    with pytest.raises(ConfigError, match=r"SASL_SSL://0\.0\.0\.0:1"):
+        settings_of(*words)
+    assert settings_of(*words, "--insecure").listeners[0].host == "0.0.0.0"
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--kafka", "SSL://127.0.0.1:1"), "--tls-certificate"),
+        (("--kafka", "TLS://127.0.0.1:1"), "no protocol 'TLS'"),
+        (
+            ("--kafka", "SSL://127.0.0.1:1", "--tls-certificate", "s", "--tls-client-auth", "required"),
+            "--tls-client-ca",
+        ),
+        (("--sasl-mechanisms", "GSSAPI"), "SCRAM-SHA-512"),
+        (("--sasl-mechanisms", ","), "SCRAM-SHA-512"),
+    ],
+)
+def test_security_that_cannot_be_is_refused_at_the_start(flags: tuple[str, ...], says: str) -> None:
+    """The error names what is missing or wrong."""
+    with pytest.raises(ConfigError, match=says):
+        settings_of("--data-dir", "data", *flags)

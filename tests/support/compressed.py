@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable, Mapping
 
 import cramjam
+import lz4.frame
 
 from logstore.format.batch import HEADER, HEADER_BYTES, parse_header, seal_batch
 
@@ -26,7 +27,7 @@ CODECS: Mapping[str, tuple[int, Callable[[bytes], bytes]]] = {
     "gzip": (1, gzip.compress),
     "snappy-raw": (2, lambda body: bytes(cramjam.snappy.compress_raw(body))),
     "snappy-xerial": (2, xerial),
-    "lz4": (3, lambda body: bytes(cramjam.lz4.compress(body))),
+    "lz4": (3, lambda body: bytes(lz4.frame.compress(body, block_linked=False))),
     "zstd": (4, lambda body: bytes(cramjam.zstd.compress(body))),
 }
 """By name: the codec's number in a batch's attributes, and a compressor."""

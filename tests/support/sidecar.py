@@ -18,12 +18,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Sidecar:
-    """One `cairn serve` on a data directory. Its port stays the same over restarts."""
+    """One `cairn serve` on a data directory, with a listener of `protocol`. Its port stays the same over restarts."""
 
-    def __init__(self, data_dir: Path, *flags: str, port: int = 0) -> None:
+    def __init__(self, data_dir: Path, *flags: str, port: int = 0, protocol: str = "PLAINTEXT") -> None:
         self.data_dir = data_dir
         self.flags: Sequence[str] = flags
         self.port = port
+        self.protocol = protocol
         self.ready_line = ""
         self._process: subprocess.Popen[str] | None = None
         self._stderr = tempfile.NamedTemporaryFile(mode="w+", prefix="cairn-stderr-", suffix=".log")  # noqa: SIM115
@@ -67,7 +68,7 @@ class Sidecar:
     def command(self) -> list[str]:
         """How it is started."""
         command = [sys.executable, "-m", "logstore.cli", "serve", "--data-dir", str(self.data_dir)]
-        return [*command, "--kafka", f"127.0.0.1:{self.port}", *self.flags]
+        return [*command, "--kafka", f"{self.protocol}://127.0.0.1:{self.port}", *self.flags]
 
     def start(self) -> None:
         """Start it and wait until it says that it is ready. Raises RuntimeError with its log if it does not."""

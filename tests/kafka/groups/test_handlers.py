@@ -1,6 +1,7 @@
 """Requests of every version offered, as kio's dataclasses, through encoded answers, in virtual time."""
 
 import io
+import uuid
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -15,8 +16,9 @@ from kio.serial import entity_reader, entity_writer
 
 from logstore.disk.files import OsFiles
 from logstore.kafka.api_types import Caller
+from logstore.kafka.codec import EncodedAnswer
 from logstore.kafka.groups.coordinator import GroupCoordinator, GroupSettings
-from logstore.kafka.groups.handlers import GroupHandlers
+from logstore.kafka.groups.handlers import GroupHandlers, TopicIds
 from logstore.kafka.groups.offsets import OffsetStore
 from logstore.kafka.groups.service import GroupService, OffsetSettings
 from logstore.kafka.pace import STEPS
@@ -30,6 +32,7 @@ T = TypeVar("T")
 CALLER = Caller("tool", "127.0.0.1", "localhost", 9092)
 MILLISECONDS = 1000
 MANY = 20_000
+ORDERS_ID, WIDE_ID, NO_TOPICS_ID = (uuid.UUID(int=number) for number in (1, 2, 3))
 
 
 class TrioClock:
@@ -59,8 +62,13 @@ class Front:
         service = GroupService(
             coordinator, OffsetStore(ledger), self.topics.get, OffsetSettings(), now_s=clock.monotonic_s()
         )
-        self.handlers = GroupHandlers(service, clock, self.wait)
+        self.ids = {"orders": ORDERS_ID, "wide": WIDE_ID}
+        self.handlers = GroupHandlers(service, clock, self.wait, TopicIds(self.name_of, self.ids.get))
         self.apis = {api.key: api for api in self.handlers.apis()}
+
+    def name_of(self, topic_id: uuid.UUID) -> str | None:
+        """The topic with this id."""
+        return next((name for name, found in self.ids.items() if found == topic_id), None)
 
     async def wait(self, ticket: Ticket[T], /) -> T:
         """Work the disk off and wait."""
@@ -75,6 +83,7 @@ class Front:
         """Send a request; fields that its version lacks are left out."""
         request = build(load_request_schema(key, version), values)
         answer = await self.apis[key].handle(request, CALLER)
+        assert not isinstance(answer, EncodedAnswer)
         assert answer.__version__ == version
         encoded = io.BytesIO()
         entity_writer(type(answer))(encoded, answer)
@@ -113,7 +122,7 @@ async def joined(front: Front, version: int) -> Any:
     return answer
 
 
-@pytest.mark.parametrize("version", range(10))
+@pytest.mark.parametrize("version", range(11))
 async def test_a_consumer_of_every_version(
     version: int, tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -121,7 +130,7 @@ async def test_a_consumer_of_every_version(
     front = Front(tmp_path)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(front.handlers.run)
-        member = await joined(front, version)
+        member = await joined(front, min(version, 9))
         assert (member.error_code, member.generation_id, member.protocol_name) == (ErrorCode.none, 1, "range")
         me = {"group_id": "g", "generation_id": 1, "member_id": member.member_id}
         assignments = [{"member_id": member.member_id, "assignment": b"all"}]
@@ -136,6 +145,7 @@ async def test_a_consumer_of_every_version(
             "topics": [
                 {
                     "name": "orders",
+                    "topic_id": ORDERS_ID,
                     "partitions": [
                         {"partition_index": index, "committed_offset": 7, "committed_metadata": "m"} for index in (0, 9)
                     ],
@@ -163,7 +173,7 @@ async def test_a_consumer_of_every_version(
 
 async def fetch_back(front: Front, version: int) -> None:
     """Fetch what was committed and what was not."""
-    wanted = [{"name": "orders", "partition_indexes": (0, 1)}]
+    wanted = [{"name": "orders", "topic_id": ORDERS_ID, "partition_indexes": (0, 1)}]
     request = {"group_id": "g", "topics": wanted, "groups": [{"group_id": "g", "topics": wanted}]}
     answer = await front.ask(FETCH, version, request)
     (topic,) = answer.groups[0].topics if version >= 8 else answer.topics
@@ -173,6 +183,73 @@ async def fetch_back(front: Front, version: int) -> None:
         answer = await front.ask(FETCH, version, everything)
         (topic,) = answer.groups[0].topics if version >= 8 else answer.topics
         assert [(p.partition_index, p.committed_offset) for p in topic.partitions] == [(0, 7)]
+
+
+def commit_by_id(*wanted: tuple[uuid.UUID, int]) -> dict[str, Any]:
+    """A tool's commit of offset 7 for partition 0 and others of topics, by their ids."""
+    return {
+        "group_id": "g",
+        "generation_id_or_member_epoch": -1,
+        "member_id": "",
+        "topics": [
+            {
+                "topic_id": topic_id,
+                "partitions": [
+                    {"partition_index": index, "committed_offset": 7, "committed_metadata": ""}
+                    for index in range(count)
+                ],
+            }
+            for topic_id, count in wanted
+        ],
+    }
+
+
+async def test_offsets_of_an_unknown_id_are_refused_and_the_others_are_kept(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Commits and look-ups by an id that no topic has are UNKNOWN_TOPIC_ID under that id, beside those of known ids."""
+    front = Front(tmp_path)
+    known, unknown = (await front.ask(COMMIT, 10, commit_by_id((ORDERS_ID, 1), (NO_TOPICS_ID, 2)))).topics
+    assert (known.topic_id, [p.error_code for p in known.partitions]) == (ORDERS_ID, [ErrorCode.none])
+    assert (unknown.topic_id, [p.error_code for p in unknown.partitions]) == (
+        NO_TOPICS_ID,
+        [ErrorCode.unknown_topic_id] * 2,
+    )
+    wanted = [{"topic_id": one, "partition_indexes": (0, 0)} for one in (NO_TOPICS_ID, ORDERS_ID, ORDERS_ID)]
+    answer = await front.ask(FETCH, 10, {"groups": [{"group_id": "g", "topics": wanted}]})
+    found = [
+        (topic.topic_id, [(p.partition_index, p.committed_offset, p.error_code) for p in topic.partitions])
+        for topic in answer.groups[0].topics
+    ]
+    assert found == [
+        (NO_TOPICS_ID, [(0, -1, ErrorCode.unknown_topic_id)]),
+        (ORDERS_ID, [(0, 7, ErrorCode.none)]),
+    ]
+
+
+async def test_a_topic_that_goes_while_its_offsets_are_read_gets_none_of_them(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """While a long commit by id is read, its topic is deleted and another gets its name: nothing is committed there."""
+    front = Front(tmp_path)
+    request = build(load_request_schema(COMMIT, 10), commit_by_id((WIDE_ID, MANY), (ORDERS_ID, 1)))
+    answers: list[Any] = []
+
+    async def committed() -> None:
+        answers.append(await front.apis[COMMIT].handle(request, CALLER))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(committed)
+        await trio.lowlevel.checkpoint()
+        await trio.lowlevel.checkpoint()
+        assert not answers
+        front.ids["wide"] = NO_TOPICS_ID
+    wide, orders = answers[0].topics
+    assert {part.error_code for part in wide.partitions} == {ErrorCode.unknown_topic_id}
+    assert len(wide.partitions) == MANY
+    assert [part.error_code for part in orders.partitions] == [ErrorCode.none]
+    answer = await front.ask(FETCH, 10, {"groups": [{"group_id": "g", "topics": None}]})
+    assert [topic.topic_id for topic in answer.groups[0].topics] == [ORDERS_ID]
 
 
 @pytest.mark.parametrize("version", range(6))

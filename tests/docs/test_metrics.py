@@ -1,0 +1,102 @@
+"""docs/metrics.md lists the metrics that the sidecar has, and what else shows them knows no others: both come from one
+table.
+"""
+
+import json
+import re
+from pathlib import Path
+
+from logstore.monitoring.metrics import (
+    MAX_GROUP_SERIES,
+    MAX_PARTITION_SERIES,
+    MAX_QUERY_SERIES,
+    MAX_TOPIC_SERIES,
+    METRICS,
+)
+from logstore.monitoring.sampler import MAX_OFFSETS, REUSE
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs/metrics.md"
+DASHBOARD = ROOT / "docs/grafana/cairn.json"
+NAME = re.compile(r"\b(?:kafka|cairn|process)_[a-z_]+")
+
+INTRODUCTION = f"""# Metrics
+
+`cairn serve --http 127.0.0.1:9644` serves them at `/metrics` in Prometheus' text format.
+[Running a sidecar](operations.md#what-to-watch) says which to watch; [grafana/cairn.json](grafana/cairn.json) is a
+dashboard.
+
+Names are those of Kafka's exporters where they have the same figure: of the JMX exporter with its usual rules, and of
+kafka_exporter for groups. The process has the names that Prometheus' client libraries give. All else is `cairn_…`.
+Counters begin at 0 with each start.
+
+The number of series is bounded. Series of their own have {MAX_PARTITION_SERIES:,} streams, {MAX_TOPIC_SERIES:,} topics,
+{MAX_GROUP_SERIES:,} positions of groups and {MAX_QUERY_SERIES:,} queries, the oldest first; `cairn_series_left_out`
+says how many more there are, and totals such as `cairn_log_bytes` count all. Groups with {MAX_OFFSETS:,} committed
+offsets in all are looked at. Figures of streams and groups are at most {REUSE} times as old as they took to collect
+(`cairn_snapshot_seconds`): collecting takes a twentieth of a processor at most, however many clients ask.
+
+`python -m tests.docs.test_metrics` writes this page.
+"""
+
+
+def page() -> str:
+    """What the document should say."""
+    rows = [
+        f"| `{entry.name}` | {entry.kind} | {', '.join(f'`{label}`' for label in entry.labels)} | {entry.says} |\n"
+        for entry in METRICS
+    ]
+    return "".join([INTRODUCTION, "\n| metric | kind | labels | what it says |\n|---|---|---|---|\n", *rows])
+
+
+def known_names() -> set[str]:
+    """Every name that a query may use; a histogram has three."""
+    names = {entry.name for entry in METRICS}
+    for entry in METRICS:
+        if entry.kind == "histogram":
+            names |= {f"{entry.name}{suffix}" for suffix in ("_bucket", "_sum", "_count")}
+    return names
+
+
+def test_the_page_lists_every_metric() -> None:
+    """The document is exactly what the table of metrics says (python -m tests.docs.test_metrics writes it)."""
+    assert PAGE.read_text(encoding="utf-8") == page()
+
+
+def test_names_keep_prometheus_rules() -> None:
+    """A name stands once; a counter ends in `_total`, and nothing else does; times are in seconds, sizes in bytes."""
+    names = [entry.name for entry in METRICS]
+    assert len(names) == len(set(names))
+    for entry in METRICS:
+        assert (entry.kind == "counter") == entry.name.endswith("_total"), entry.name
+        assert entry.kind in ("counter", "gauge", "histogram")
+        assert not re.search(r"_(ms|kb|mb)(_|$)", entry.name)
+
+
+def test_the_dashboard_uses_metrics_that_exist() -> None:
+    """Every metric in an expression of the dashboard is in the table, and so is every label that it groups by."""
+    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    used = {name for expression in expressions for name in NAME.findall(expression)}
+    assert len(used) > 15
+    assert used <= known_names(), used - known_names()
+    labels = {"instance", "le", *(label for entry in METRICS for label in entry.labels)}
+    grouped = {
+        label.strip()
+        for expression in expressions
+        for group in re.findall(r"by \(([^)]*)\)", expression)
+        for label in group.split(",")
+    }
+    assert grouped <= labels
+
+
+def test_the_guide_names_metrics_that_exist() -> None:
+    """What docs/operations.md says to watch is in the table."""
+    text = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    used = set(re.findall(r"`((?:kafka|cairn|process)_[a-z_]+)[`{]", text))
+    assert len(used) > 8
+    assert used <= known_names(), used - known_names()
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

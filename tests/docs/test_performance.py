@@ -1,0 +1,31 @@
+"""docs/performance.md has the numbers of the kept results, and no others between its marks."""
+
+import pytest
+
+from benchmarks.harness.performance_page import BEGIN, END, PAGE, filled, kept_results, render
+
+
+def test_the_page_has_the_kept_results() -> None:
+    """The tables are what `python -m benchmarks.harness.performance_page` writes."""
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == filled(page, kept_results())
+
+
+def test_every_goal_and_cell_of_the_results_is_in_the_tables() -> None:
+    """With its value, and whether it holds."""
+    content = kept_results()
+    cell = {"what": "cell", "cell": "1 stream, 16 × 5, 1 KB", "server": "Cairn", "round": 0}
+    figures = {"requests_per_s": 12_345.0, "p99_ms": 6.78, "cpu_us_per_request": 34.0}
+    content["rows"] = [*content["rows"], {**cell, **figures}]
+    text = render(content)
+    for goal in content["goals"]:
+        verdict = "holds" if goal["holds"] else "falls short"
+        assert f"| {goal['name']} | {goal['value']:.4g} {goal['unit']} | {goal['goal']} | {verdict} |" in text
+    assert "| 1 stream, 16 × 5, 1 KB | 12,345 | 6.78 | 34 |" in text
+
+
+@pytest.mark.parametrize("page", ["", BEGIN, END + BEGIN, f"{BEGIN}{END}{BEGIN}{END}"])
+def test_a_page_without_its_marks_is_refused(page: str) -> None:
+    """Rather than written to somewhere else."""
+    with pytest.raises(ValueError, match="once each"):
+        filled(page, kept_results())

@@ -1,0 +1,74 @@
+"""Operators' requests and answers: exact inverses, and bytes that are none of them are MalformedRequest."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from logstore.errors import CairnError, MalformedRequest, StorageFailed
+from logstore.format.epoch_api import decode_request_header
+from logstore.format.operator_api import (
+    DESCRIBE_QUERIES,
+    DescribeQueriesRequest,
+    DescribeSidecarRequest,
+    OperatorReply,
+    OperatorRequest,
+    QueriesReply,
+    QuerySummary,
+    SidecarReply,
+    api_key_of,
+    decode_reply,
+    decode_request,
+    encode_reply_body,
+    encode_request,
+)
+
+FRESH = QuerySummary("q", "run-1", 1, 5, None, None, "idle", 0, 0, 0, is_batch_job=False)
+OLD = QuerySummary("r", "run-2", 9, 6, 0, 7, "stuck", 3, 100, 2, is_batch_job=True)
+SIDECAR = SidecarReply("1.2.3", 1, 2, 3, 4, 5, 6, 7, 8, 9)
+
+
+@pytest.mark.parametrize("request_", [DescribeQueriesRequest(), DescribeQueriesRequest("q"), DescribeSidecarRequest()])
+def test_requests_come_back(request_: OperatorRequest) -> None:
+    """What is encoded is decoded as the same, under its key."""
+    frame = b"".join(encode_request(request_, correlation_id=7))
+    key, version, correlation_id, client_id, at = decode_request_header(frame)
+    assert (key, version, correlation_id, client_id) == (api_key_of(request_), 0, 7, "cairn")
+    assert decode_request(key, frame[at:]) == request_
+
+
+@pytest.mark.parametrize(
+    ("request_", "reply"),
+    [
+        (DescribeQueriesRequest(), QueriesReply(())),
+        (DescribeQueriesRequest(), QueriesReply((FRESH, OLD))),
+        (DescribeSidecarRequest(), SIDECAR),
+    ],
+)
+def test_replies_come_back(request_: OperatorRequest, reply: OperatorReply) -> None:
+    """So is every answer; an error is an answer too."""
+    for sent in (reply, StorageFailed("full")):
+        frame = (7).to_bytes(4, "big") + b"".join(bytes(part) for part in encode_reply_body(sent))
+        correlation_id, found = decode_reply(api_key_of(request_), frame)
+        assert correlation_id == 7
+        if isinstance(sent, CairnError):
+            assert isinstance(found, StorageFailed)
+        else:
+            assert found == sent
+
+
+@pytest.mark.parametrize("fields", [{}, {"after": 5}, {"after": "x" * 100_000}])
+def test_what_is_no_request_is_refused(fields: dict[str, object]) -> None:
+    """Missing, of another type, too long: MalformedRequest and nothing else."""
+    text = json.dumps(fields).encode()
+    with pytest.raises(MalformedRequest):
+        decode_request(DESCRIBE_QUERIES, len(text).to_bytes(4, "big") + text)
+
+
+def test_a_reply_cut_anywhere_is_refused() -> None:
+    """Every prefix of an answer is MalformedRequest."""
+    frame = (7).to_bytes(4, "big") + b"".join(bytes(part) for part in encode_reply_body(QueriesReply((OLD,))))
+    for length in range(len(frame)):
+        with pytest.raises(MalformedRequest):
+            decode_reply(DESCRIBE_QUERIES, frame[:length])

@@ -1,0 +1,74 @@
+"""A sidecar under systemd: it says when it is ready, alive and stopping; the unit file is one that systemd takes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from logstore import config
+from logstore.base.service_manager import ALIVE, READY, STOPPING
+from tests.support.limits import PATIENCE_S
+from tests.support.sidecar import ROOT, Sidecar
+
+UNIT = ROOT / "docs/systemd/cairn.service"
+
+
+def test_it_says_when_it_is_ready_alive_and_stopping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """READY=1 comes once it serves, WATCHDOG=1 again and again if wanted, STOPPING=1 at the signal."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(f"\0cairn-test-{os.getpid()}")
+        manager.settimeout(PATIENCE_S)
+        monkeypatch.setenv("NOTIFY_SOCKET", f"@cairn-test-{os.getpid()}")
+        monkeypatch.setenv("WATCHDOG_USEC", "200000")
+        with Sidecar(tmp_path / "data") as sidecar:
+            said = [manager.recv(100).decode() for _ in range(4)]
+            assert said.count(READY) == 1
+            assert said.count(ALIVE) == 3
+            sidecar.terminate()
+            rest: list[str] = []
+            while STOPPING not in rest:
+                rest.append(manager.recv(100).decode())
+            assert set(rest) <= {ALIVE, STOPPING}
+
+
+def test_without_a_manager_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manager's address that leads nowhere does not keep a sidecar from starting and stopping."""
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))
+    monkeypatch.setenv("WATCHDOG_USEC", "not a number")
+    with Sidecar(tmp_path / "data") as sidecar:
+        assert sidecar.terminate() == 0
+
+
+def test_the_unit_starts_what_exists() -> None:
+    """The flags of its command are settings of a sidecar, and their values are taken."""
+    (command,) = re.findall(r"^ExecStart=(.*)$", UNIT.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    words = shlex.split(command)
+    assert words[1] == "serve"
+    flags = dict(zip(words[2::2], words[3::2], strict=True))
+    assert set(flags) <= {"--data-dir", "--kafka", *(f"--{setting.name}" for setting in config.SETTINGS)}
+    assert config.parse_http(flags["--http"], insecure=False) is not None
+    assert config.parse_listeners([flags["--kafka"]], [], insecure=False)
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    """`systemd-analyze verify` finds nothing to say about it."""
+    program = tmp_path / "cairn"
+    program.symlink_to(shutil.which("true") or "/bin/true")
+    unit = tmp_path / "cairn.service"
+    unit.write_text(UNIT.read_text(encoding="utf-8").replace("/opt/cairn/bin/cairn", str(program)), encoding="utf-8")
+    finished = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(unit)],
+        text=True,
+        capture_output=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert (finished.returncode, [line for line in finished.stderr.splitlines() if "cairn" in line]) == (0, [])

@@ -1,0 +1,166 @@
+"""What a client's properties say about security, and what clients of ours do with it."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from logstore.client.blocking import Client, parse_addresses
+from logstore.client.errors import SecurityFailed
+from logstore.client.properties import parse_properties
+from logstore.client.security import PLAINTEXT, ClientSecurity, SaslSecurity, TlsSecurity, parse_security
+from logstore.errors import InvalidConfig
+from tests.security.conftest import PASSWORD, USER, Secured, cairn
+from tests.security.test_users import command_config
+from tests.support.limits import PATIENCE_S
+
+SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
+PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
+LOGIN = f'{SCRAM} required username="alice" password="s3cret";'
+SASL = {"security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-512", "sasl.jaas.config": LOGIN}
+PEM = {"ssl.truststore.type": "PEM", "ssl.truststore.location": "/ca.pem"}
+
+
+@pytest.mark.parametrize(
+    "login",
+    [
+        LOGIN,
+        f"kafkashaded.{LOGIN}",
+        f"{SCRAM} required username='alice' password='s3cret';",
+        f"  {SCRAM}\n required\n username=alice\tpassword = s3cret ;",
+        f'{SCRAM} required password="s3cret" username="alice" serviceName="kafka";',
+    ],
+)
+def test_logins_as_spark_users_write_them(login: str) -> None:
+    """With either quotes or none, over lines, and with the prefix of shaded Kafka clients."""
+    found = parse_security({**SASL, **PEM, "sasl.jaas.config": login})
+    assert found == ClientSecurity(TlsSecurity("/ca.pem"), SaslSecurity("SCRAM-SHA-512", "alice", "s3cret"))
+
+
+def test_a_password_may_have_any_sign() -> None:
+    """Quotes and backslashes are escaped in it, equal signs, semicolons and commas need not be."""
+    login = f'{PLAIN} required username="a\\"b" password="=;,\\\\\' {SCRAM}";'
+    found = parse_security({**SASL, "sasl.mechanism": "PLAIN", "sasl.jaas.config": login})
+    assert found.sasl == SaslSecurity("PLAIN", 'a"b', f"=;,\\' {SCRAM}")
+
+
+WRONG = [
+    ({"security.protocol": "TLS"}, "security.protocol"),
+    ({**SASL, "sasl.mechanism": "GSSAPI"}, "sasl.mechanism"),
+    ({**SASL, "sasl.mechanism": "PLAIN"}, "not for the mechanism"),
+    ({**SASL, "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}, "without TLS"),
+    ({**SASL, "sasl.jaas.config": ""}, "sasl.jaas.config"),
+    ({**SASL, "sasl.jaas.config": LOGIN[:-1]}, "is no login"),
+    ({**SASL, "sasl.jaas.config": LOGIN.replace("required", "")}, "is no login"),
+    ({**SASL, "sasl.jaas.config": LOGIN.replace('"s3cret"', '"s3cret')}, "is no login"),
+    ({**SASL, "sasl.jaas.config": LOGIN.replace("org.apache", "com.evil")}, "is no login"),
+    ({**SASL, "sasl.jaas.config": f'{SCRAM} required username="alice";'}, "username and a password"),
+    ({**SASL, "ssl.truststore.location": "/s.jks"}, "ssl.truststore.type"),
+    ({**SASL, "ssl.keystore.location": "/k.p12", "ssl.keystore.type": "PKCS12"}, "ssl.keystore.type"),
+    ({**SASL, **PEM, "ssl.truststore.certificates": "x"}, "one of both"),
+    ({**SASL, "ssl.keystore.type": "PEM", "ssl.keystore.key": "s3cret"}, "needed together"),
+    ({**SASL, "ssl.endpoint.identification.algorithm": "maybe"}, "https"),
+]
+
+
+@pytest.mark.parametrize(("properties", "says"), WRONG, ids=range(len(WRONG)))
+def test_what_is_not_understood_is_refused_by_name(properties: dict[str, str], says: str) -> None:
+    """The error names the property and what is allowed, and never shows a secret."""
+    given = {f"kafka.{name}": value for name, value in properties.items()}
+    with pytest.raises(InvalidConfig, match=says) as raised:
+        parse_security(given, "kafka.")
+    assert "s3cret" not in str(raised.value)
+    assert "option 'kafka." in str(raised.value)
+
+
+def test_secrets_are_in_no_repr_and_survive_pickling() -> None:
+    """Options travel to tasks as pickles and may be printed on the way."""
+    keys = {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": "chain", "ssl.keystore.key": "s3cret"}
+    found = parse_security({**SASL, **PEM, **keys, "ssl.key.password": "s3cret"})
+    assert pickle.loads(pickle.dumps(found)) == found
+    assert "s3cret" not in repr(found) + str(found)
+    assert "alice" in repr(found)
+    assert parse_security({}) == PLAINTEXT
+
+
+def test_properties_are_read_as_java_reads_them() -> None:
+    """Comments, separators, escapes, continued lines, empty values."""
+    text = "! note\n#x=1\n\n a = b c \nc:d\ne f\ng\\ h\\=i = j\\\n   k\\u0041\\t\\\\\nl=\nm\nn=1\r\nn=2"
+    found = {"a": "b c ", "c": "d", "e": "f", "g h=i": "jkA\t\\", "l": "", "m": "", "n": "2"}
+    assert parse_properties(text) == found
+    with pytest.raises(InvalidConfig, match="line 2"):
+        parse_properties("a=b\npassword=\\u00g0")
+
+
+# ---- against a sidecar
+
+
+def client(secured: Secured, protocol: str, **properties: str) -> Client:
+    """A client of one of the listeners."""
+    security = parse_security({"security.protocol": protocol, **properties})
+    return Client(parse_addresses(secured.address(protocol)), limit_s=PATIENCE_S, security=security)
+
+
+def truststore(secured: Secured) -> dict[str, str]:
+    """The sidecar's authority."""
+    return {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(secured.certificates.ca)}
+
+
+def login(module: str, password: str = PASSWORD) -> str:
+    """A JAAS configuration."""
+    return f'{module} required username="{USER}" password="{password}";'
+
+
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"])
+def test_our_client_logs_in(mechanism: str, secured: Secured) -> None:
+    """Each mechanism over TLS; a wrong password is a named error at once, which holds no secret."""
+    module = PLAIN if mechanism == "PLAIN" else SCRAM
+    options = {**truststore(secured), "sasl.mechanism": mechanism}
+    with client(secured, "SASL_SSL", **options, **{"sasl.jaas.config": login(module)}) as right:
+        right.topics()
+    with (
+        client(secured, "SASL_SSL", **options, **{"sasl.jaas.config": login(module, "Tr0ub4dor")}) as wrong,
+        pytest.raises(SecurityFailed, match="invalid credentials") as raised,
+    ):
+        wrong.topics()
+    assert "Tr0ub4dor" not in str(raised.value)
+
+
+def test_our_client_checks_the_server(secured: Secured) -> None:
+    """A server of an unknown authority is not talked to; the authority may be given as a file or as a text."""
+    with client(secured, "SSL") as nobody, pytest.raises(SecurityFailed, match="not trusted"):
+        nobody.topics()
+    ca = secured.certificates.ca.read_text()
+    with client(secured, "SSL", **{"ssl.truststore.type": "PEM", "ssl.truststore.certificates": ca}) as known:
+        known.topics()
+
+
+def test_our_client_shows_its_certificate(secured: Secured) -> None:
+    """From one file, or from texts in the options."""
+    files = secured.certificates
+    in_file = {"ssl.keystore.type": "PEM", "ssl.keystore.location": str(files.client)}
+    as_text = {
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.certificate.chain": files.client_chain.read_text(),
+        "ssl.keystore.key": files.client_key.read_text(),
+    }
+    for keystore in (in_file, as_text):
+        with client(secured, "SSL", **truststore(secured), **keystore) as ours:
+            ours.topics()
+    with pytest.raises(InvalidConfig, match="keystore"):
+        client(secured, "SSL", **truststore(secured), **{**as_text, "ssl.keystore.key": "none"})
+
+
+def test_subcommands_take_the_properties_of_kafkas_tools(secured: Secured, tmp_path: Path) -> None:
+    """`--command-config` logs the command in; without it the listener refuses it; a bad file is named."""
+    config = command_config(secured, tmp_path / "client.properties")
+    where = ("--servers", secured.address("SASL_SSL"))
+    assert cairn("readers", "list", *where, "--command-config", str(config)).stdout == "no reader is registered\n"
+    config.write_text("security.protocol=SASL_SSL\nsasl.mechanism=SCRAM-SHA-512\nsasl.jaas.config=s3cret\n")
+    for file in (config, tmp_path / "missing"):
+        refused = cairn("readers", "list", *where, "--command-config", str(file))
+        assert refused.returncode == 1
+        assert str(file) in refused.stderr
+        assert "s3cret" not in refused.stderr

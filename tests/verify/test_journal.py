@@ -1,0 +1,127 @@
+"""A check counts what only the journal holds as a start would, and names what is damaged in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from logstore.base.events import ignore
+from logstore.format.journal_block import JournalPart, PartPlace, encode_head, scan_blocks
+from logstore.log.journal import DIRECTORY, JournalLimits
+from logstore.log.journal_replay import read_journal
+from logstore.testing.history import History
+from logstore.testing.simdisk import SimDisk
+from logstore.testing.world import Setup, SimulatedStore
+from logstore.verify.directory import verify
+from logstore.verify.findings import Finding
+from tests.crash.tiny import make_tiny
+from tests.verify.stores import contents, flipped
+
+BATCHES = 4
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> SimDisk:
+    """What a kill leaves of a stream, of which the chunk has the first batch and the journal the others."""
+    make_tiny(monkeypatch)
+    before = Setup()
+    settings = replace(before.settings, journal=JournalLimits(file_bytes=1 << 14))
+    world = SimulatedStore(SimDisk(), History(), replace(before, settings=settings))
+    world.create_topic("t", 1)
+    world.run()
+    for _ in range(BATCHES):
+        world.append("t")
+        world.run()
+    stream = world.store.stream("t", 0)
+    assert stream.has_unwritten
+    assert stream.written_offset == 1
+    return world.disk.kill_state()
+
+
+def parts_of(disk: SimDisk) -> Sequence[JournalPart]:
+    """What the journal holds of the only stream."""
+    (parts,) = read_journal(disk, ignore).parts.values()
+    return parts
+
+
+def journal_of(disk: SimDisk) -> str:
+    """The only file of the journal."""
+    (name,) = disk.list_directory(DIRECTORY)
+    return f"{DIRECTORY}/{name}"
+
+
+def rewritten(disk: SimDisk, blocks: Sequence[tuple[int, PartPlace, bytes]]) -> SimDisk:
+    """A copy of a disk whose journal has these blocks in place of its own: generation, place, batches."""
+    copy, path = disk.kill_state(), journal_of(disk)
+    copy.truncate(path, 0)
+    position = 0
+    for generation, place, data in blocks:
+        block = encode_head(generation, position, [(place, [data])]) + data
+        copy.write(path, position, [block])
+        position += len(block)
+    return copy
+
+
+def damage_of(disk: SimDisk) -> list[Finding]:
+    """The damage that is found; checking has changed nothing."""
+    before = contents(disk)
+    found = verify(disk).damages
+    assert contents(disk) == before
+    return found
+
+
+def test_what_only_the_journal_holds_counts(disk: SimDisk) -> None:
+    """Its batches are checked like those of the chunk, and nothing is said about the directory."""
+    findings = verify(disk)
+    assert findings.found == []
+    assert findings.counts.batches == BATCHES
+
+
+def test_a_damaged_block_before_an_intact_one(disk: SimDisk) -> None:
+    """The file and the byte are named, and the offsets that are in no chunk and in no intact block."""
+    content = contents(disk)[journal_of(disk)]
+    assert content is not None
+    second = scan_blocks(content).parts[1].data
+    at = content.index(bytes(second))
+    found = damage_of(flipped(disk, journal_of(disk), 8 * (at + 30)))
+    assert [(finding.kind, finding.path) for finding in found if finding.kind == "journal-damaged"] == [
+        ("journal-damaged", journal_of(disk))
+    ]
+    (lost,) = [finding for finding in found if finding.kind == "batch-damaged"]
+    assert (lost.first_offset, lost.last_offset) == (2, 2)
+
+
+def test_the_last_block_may_be_torn(disk: SimDisk) -> None:
+    """A bit of the last block turned over looks like a write that was under way, which was never acknowledged."""
+    content = contents(disk)[journal_of(disk)]
+    assert content is not None
+    at = content.index(bytes(parts_of(disk)[-1].data))
+    assert damage_of(flipped(disk, journal_of(disk), 8 * (at + 30))) == []
+
+
+def test_a_torn_first_block_of_a_file_that_is_used_again(disk: SimDisk) -> None:
+    """Beside a newer file it is no damage: the file was being written from its start again. In the newest one it is."""
+    copy, path = disk.kill_state(), journal_of(disk)
+    copy.flip_bit(path, 8 * 20)
+    assert "journal-damaged" in [finding.kind for finding in damage_of(copy)]
+    place = parts_of(disk)[-1].place
+    data = bytes(parts_of(disk)[-1].data)
+    newer = encode_head(99, 0, [(place, [data])]) + data
+    other = f"{DIRECTORY}/77.journal"
+    copy.create(other)
+    copy.write(other, 0, [newer])
+    assert "journal-damaged" not in [finding.kind for finding in damage_of(copy)]
+
+
+def test_a_chunk_that_only_the_journal_knows(disk: SimDisk) -> None:
+    """The journal names only chunks that were durable: the offsets of one that is gone are lost."""
+    part = parts_of(disk)[-1]
+    place = part.place._replace(chunk_offset=50, base_offset=52)
+    (found,) = [
+        finding
+        for finding in damage_of(rewritten(disk, [(5, place, bytes(part.data))]))
+        if finding.kind == "offsets-missing"
+    ]
+    assert (found.first_offset, found.last_offset) == (50, 52)
