@@ -16,6 +16,7 @@ from logstore.log.chunks import CLEANED_SUFFIX, LOG_SUFFIX, chunk_name, parse_ch
 from logstore.log.data_directory import IDENTITY_FILE, STREAMS_DIRECTORY
 from logstore.log.journal import DIRECTORY as JOURNAL_DIRECTORY
 from logstore.log.ledger import DIRECTORY as LEDGER_DIRECTORY
+from logstore.log.quiet import key_of
 from logstore.log.space import SPARE_FILE
 from logstore.verify.chunk import ChunkPlace, ChunkResult, EpochEnd, check_chunk
 from logstore.verify.findings import Findings
@@ -52,6 +53,11 @@ class Plan:
     staged: list[StagedFile] = field(default_factory=list)
     journaled: Journaled = field(default_factory=dict)
     """What a start would bring into last chunks; empty beside a running sidecar, which does so all the time."""
+
+    def reached(self, directory: str) -> int:
+        """An offset up to which the stream in a directory had durable records, as the table of quiet streams has it."""
+        entry = self.state.quiet.get(key_of(directory))
+        return 0 if entry is None else entry.next_offset
 
     @property
     def wanted(self) -> frozenset[EpochEnd]:
@@ -104,14 +110,15 @@ def _plan_topic(fs: FileSystem, topic: CataloguedTopic, planned: Plan) -> None:
     for partition in range(topic.partitions):
         directory = f"{topic.directory}/{partition}"
         log_start = topic.log_starts.get(partition, 0)
-        if not fs.exists(directory):
-            if not planned.is_live:
-                what = f"the directory of {topic.name}-{partition} is missing; a sidecar does not start without it"
-                planned.findings.damage("stream-missing", directory, what)
+        reached = max(log_start, planned.reached(directory))
+        if not fs.exists(directory):  # it comes with the first record
+            if reached and not planned.is_live:
+                what = f"the directory of {topic.name}-{partition} is missing, though the log had reached offset {reached}"
+                planned.findings.damage("stream-missing", directory, f"{what}; a sidecar does not start without it")
             continue
         places = _places(fs, directory, log_start, planned.findings, is_live=planned.is_live)
-        if not places and log_start and not planned.is_live:
-            what = f"no chunk of {topic.name}-{partition} is left, though the log had reached offset {log_start}"
+        if not places and reached and not planned.is_live:
+            what = f"no chunk of {topic.name}-{partition} is left, though the log had reached offset {reached}"
             planned.findings.damage(
                 "stream-missing", directory, f"{what}; a sidecar does not start with that; restore it"
             )
@@ -210,6 +217,11 @@ def conclude(planned: Plan, results: Iterable[tuple[Piece, ChunkResult]]) -> Fin
     for piece, result in results:
         findings.add(result.findings)
         ends.setdefault((piece.topic, piece.partition), set()).update(result.ends)
+        reached = planned.reached(piece.place.directory)
+        if piece.place.following is None and result.next_offset < reached and not planned.is_live:
+            lost = (result.next_offset, reached - 1)
+            what = f"offsets {lost[0]} to {lost[1]} are in no chunk, though the log had reached offset {reached}"
+            findings.damage("offsets-missing", piece.place.path(LOG_SUFFIX), what, lost=lost)
     if planned.is_live:  # the epoch may have been published, and its staged output removed, in between
         return findings
     topics = {topic.name: topic.topic_id for topic in planned.state.topics}

@@ -20,9 +20,11 @@ from logstore.epochs.ledger_entries import (
 )
 from logstore.errors import CorruptFile, UnknownFormatVersion
 from logstore.format.ledger_frame import KIND_SNAPSHOT, scan_frames
+from logstore.format.quiet_stream import ActiveStream, QuietStream, decode_entry
 from logstore.interfaces import FileSystem
 from logstore.log.data_directory import FORMAT_VERSION, IDENTITY_FILE
 from logstore.log.ledger import DIRECTORY
+from logstore.log.quiet import NAME as QUIET
 from logstore.verify.findings import Findings
 
 LEDGERS: Final = ("catalogue", "epochs", "groups", "readers", "access", "users")
@@ -49,6 +51,8 @@ class DirectoryState:
     cluster_id: str = ""
     topics: list[CataloguedTopic] = field(default_factory=list)
     commits: list[CommitRecord] = field(default_factory=list)
+    quiet: dict[str, QuietStream | ActiveStream] = field(default_factory=dict)
+    """The table of quiet streams, by `logstore.log.quiet.key_of` of a stream's directory."""
     is_whole: bool = False
 
 
@@ -64,7 +68,28 @@ def read_state(fs: FileSystem, findings: Findings, *, is_live: bool = False) -> 
     for name in ("groups", "readers"):
         for key, value in (ledgers[name] or {}).items():
             _entry(name, key, partial(json.loads, value), findings)
+    state.quiet = _quiet(fs, findings, is_live=is_live)
     return state
+
+
+def _quiet(fs: FileSystem, findings: Findings, *, is_live: bool) -> dict[str, QuietStream | ActiveStream]:
+    """The table of quiet streams. Damage in it is a note: a start drops the table and reads the streams' files."""
+    found = Findings()
+    entries = read_ledger(fs, QUIET, found, is_live=is_live)
+    findings.counts.add(found.counts)
+    for finding in found.found:
+        if finding.is_damage:
+            what = "the table of quiet streams is damaged; the next start drops it and reads the streams' files"
+            findings.note("quiet-table-damaged", finding.path, what)
+        else:
+            findings.found.append(finding)
+    table = {}
+    for key, value in (entries or {}).items():
+        try:
+            table[key] = decode_entry(value, key)
+        except CorruptFile as error:
+            findings.note("quiet-table-damaged", f"{DIRECTORY}/{QUIET}", f"{error}; the next start reads the files")
+    return table
 
 
 def _identity(fs: FileSystem, findings: Findings) -> str:

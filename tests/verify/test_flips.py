@@ -132,6 +132,23 @@ def test_a_stream_without_chunks_behind_a_log_start(world: SimulatedStore) -> No
     assert "stream-missing" in {finding.kind for finding in damage_of(copy)}
 
 
+def test_a_directory_comes_with_the_first_record(world: SimulatedStore) -> None:
+    """A stream that never had a record needs no directory; of one that had, the table of quiet streams knows."""
+    world.create_topic("fresh", 2)
+    world.run()
+    assert damage_of(world.disk) == []
+    world.append("fresh", 1)
+    world.run()
+    world.restart(clean=True)
+    directory = world.store.stream("fresh", 1).directory
+    copy = world.disk.kill_state()
+    for path in [path for path in contents(copy) if path.startswith(f"{directory}/")]:
+        copy.remove(path)
+    copy.remove_directory(directory)
+    (found,) = damage_of(copy)
+    assert (found.kind, found.path) == ("stream-missing", directory)
+
+
 def rewritten(disk: SimDisk, path: str, content: bytes) -> SimDisk:
     """A copy of a disk with another content of a file."""
     copy = disk.kill_state()
@@ -171,6 +188,8 @@ def test_groups_that_are_not_whole(world: SimulatedStore) -> None:
         copy = disk.kill_state()
         offset, position = end, size_bytes
         copy.remove(f"{directory}/{0:020d}.index")
+        for table in [name for name in contents(copy) if name.startswith("ledger/quiet.")]:
+            copy.remove(table)  # it knows how far the log had come
         for other in [name for name in contents(copy) if name.startswith(f"{directory}/") and f"{0:020d}" not in name]:
             copy.remove(other)
         for control in controls:
