@@ -125,13 +125,9 @@ class Enumerator:
             raise PromiseBroken(f"the store does not open or work: {error!r}\n  {origin}") from error
 
     def _reopen(self, disk: SimDisk, history: History) -> SimulatedStore:
-        """Open a store on what a crash has left, and check it. No crash may leave a table of quiet streams that says
-        something else than the files: that is for what others do to a data directory.
-        """
+        """Open a store on what a crash has left, and check it."""
         world = SimulatedStore(disk, history, self._setup)
-        for event in (QUIET_STREAM_DIFFERS, QUIET_TABLE_DAMAGED):
-            if found := world.reports.of(event):
-                raise PromiseBroken(f"{event.name}: {found[0]}")
+        _check_reports(world)
         world.check()
         return world
 
@@ -185,10 +181,12 @@ class Enumerator:
 
 
 def _check_reports(world: SimulatedStore) -> None:
-    """A crash loses no chunk: an operator who is told of missing ones would look for a backup of trimmed records."""
-    lost = world.reports.of(OFFSETS_LOST)
-    if lost:
-        raise PromiseBroken(f"the recovery reports lost offsets: {lost[0]}")
+    """What no crash may leave. It loses no chunk: an operator who is told of missing ones would look for a backup of
+    trimmed records. The table of quiet streams says what the files say: others make them differ.
+    """
+    for event in (OFFSETS_LOST, QUIET_STREAM_DIFFERS, QUIET_TABLE_DAMAGED):
+        if found := world.reports.of(event):
+            raise PromiseBroken(f"{event.name}: {found[0]}")
 
 
 def digest(disk: SimDisk) -> bytes:

@@ -228,8 +228,8 @@ def test_a_store_closes_with_a_stream_that_cannot_be_salvaged(which: Callable[[F
 
 
 def test_a_failed_sync_at_the_end_is_not_repeated() -> None:
-    """The last sync of a chunk fails at a shutdown: no later one is believed, and what it lacks stays in the journal, or
-    goes to a new chunk.
+    """The last sync of a chunk fails at a shutdown: no later one is believed; what the chunk lacks stays in the journal
+    or goes to a new chunk.
     """
     world = story(appends=4)
     failed = fail(world, is_log_sync)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from pathlib import Path
 
 import confluent_kafka
 import confluent_kafka.admin
 import pytest
+import trio
 
 from logstore.client.blocking import Client, parse_addresses
 from logstore.client.errors import SecurityFailed
@@ -22,10 +24,12 @@ from logstore.kafka.security.credentials import (
     credential_of_password,
     is_password_of,
 )
+from logstore.kafka.security.login import Authenticator, LoginSettings
 from logstore.kafka.security.users import CredentialName, Users
 from logstore.log.jobs import JobQueue
 from logstore.log.ledger import Ledger
 from logstore.testing.faults import EIO
+from logstore.testing.reports import RecordedReports
 from logstore.testing.simdisk import SimDisk
 from tests.security.conftest import PASSWORD, USER, Secured, cairn
 from tests.support.limits import PATIENCE_S
@@ -50,6 +54,29 @@ def new_disk() -> SimDisk:
     disk = SimDisk()
     disk.make_directory("ledger")
     return disk
+
+
+def test_a_wrong_password_costs_as_much_for_all_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A password is hashed once, with as many iterations, for a user and for a name that is no user's."""
+    hashed: list[tuple[str, int]] = []
+    original = hashlib.pbkdf2_hmac
+
+    def counted(hash_name: str, password: bytes, salt: bytes, iterations: int) -> bytes:
+        hashed.append((hash_name, iterations))
+        return original(hash_name, password, salt, iterations)
+
+    disk = new_disk()
+    users, queue = open_users(disk)
+    for mechanism, iterations in zip(MECHANISMS, (5000, 7000), strict=True):
+        credential = credential_of_password(mechanism, "pencil", SALT, iterations)
+        users.change([], {CredentialName("alice", mechanism): credential})
+        run(queue, disk)
+    login = Authenticator(users, LoginSettings(), RecordedReports())
+    monkeypatch.setattr(hashlib, "pbkdf2_hmac", counted)
+    for name in ("alice", "nobody", "", "é" * 300):
+        assert not trio.run(login.is_password, CredentialName(name, users.password_mechanism(name)), b"pen")
+    assert hashed == [hashed[0]] * 4
+    assert trio.run(login.is_password, CredentialName("alice", users.password_mechanism("alice")), b"pencil")
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
