@@ -1,7 +1,8 @@
 """The data directory as a whole: what every one has, and who it is.
 
-Invariants: the identity file is written, synced and renamed before anything else, and never changes; a directory with
-data and without it is refused.
+Invariants: the identity file is written, synced and renamed before anything else; the cluster id in it never changes.
+A directory with data and without it is refused. A directory of an older format gets the present version before anything
+else is written: from then on an older Cairn, which would not find all records, refuses it.
 """
 
 import json
@@ -15,7 +16,8 @@ from logstore.log.chunks import parse_chunk_name
 from logstore.log.journal import DIRECTORY as JOURNAL_DIRECTORY
 from logstore.log.ledger import DIRECTORY as LEDGER_DIRECTORY
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
+"""2: the journal has appends that chunks do not have yet, and a partition without a record has no directory."""
 IDENTITY_FILE: Final = "cairn.json"
 STREAMS_DIRECTORY: Final = "streams"
 
@@ -40,13 +42,7 @@ def _identity(fs: FileSystem, new_id: Callable[[], uuid.UUID]) -> str:
         strangers = [name for name in fs.list_directory("") if name in (LEDGER_DIRECTORY, STREAMS_DIRECTORY)]
         if strangers:
             raise CorruptFile(f"{IDENTITY_FILE} is missing beside {', '.join(strangers)}; restore it from a copy")
-        identity = {"format": FORMAT_VERSION, "cluster_id": new_id().hex}
-        temporary = f"{IDENTITY_FILE}.new"
-        fs.create(temporary)
-        fs.write(temporary, 0, [json.dumps(identity).encode()])
-        fs.sync(temporary)
-        fs.rename(temporary, IDENTITY_FILE)
-        fs.sync_directory("")
+        _write_identity(fs, new_id().hex)
     try:
         identity = json.loads(fs.read(IDENTITY_FILE, 0, fs.size(IDENTITY_FILE)))
         version, cluster_id = identity["format"], identity["cluster_id"]
@@ -63,7 +59,18 @@ def _identity(fs: FileSystem, new_id: Callable[[], uuid.UUID]) -> str:
         )
     if not isinstance(cluster_id, str) or not cluster_id:
         raise CorruptFile(f"{IDENTITY_FILE} is damaged: its cluster_id is {cluster_id!r}; restore it from a copy")
+    if version < FORMAT_VERSION:
+        _write_identity(fs, cluster_id)
     return cluster_id
+
+
+def _write_identity(fs: FileSystem, cluster_id: str) -> None:
+    temporary = f"{IDENTITY_FILE}.new"
+    fs.create(temporary)
+    fs.write(temporary, 0, [json.dumps({"format": FORMAT_VERSION, "cluster_id": cluster_id}).encode()])
+    fs.sync(temporary)
+    fs.rename(temporary, IDENTITY_FILE)
+    fs.sync_directory("")
 
 
 def remove_tree(fs: FileSystem, directory: str) -> None:

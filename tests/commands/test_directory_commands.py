@@ -15,6 +15,7 @@ import pytest
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.format.epoch_api import EpochCommitRequest, Part, StageRequest, TaskOutput
 from logstore.format.records import Record, encode_batch
+from logstore.log.data_directory import FORMAT_VERSION
 from tests.support.cli import cairn
 from tests.support.compressed import CODECS, compressed
 from tests.support.limits import PATIENCE_S
@@ -216,7 +217,7 @@ def test_the_other_files_are_shown(data_dir: Path) -> None:
     assert any("snapshot" in entry for entry in dumped(str(chunk.with_suffix(".producers"))))
     (ledger,) = sorted((data_dir / "ledger").glob("catalogue.*"))
     assert {"topic/t"} <= {entry.get("key") for entry in dumped(str(ledger))}
-    assert dumped(str(data_dir / "cairn.json"))[1]["format"] == 1
+    assert dumped(str(data_dir / "cairn.json"))[1]["format"] == FORMAT_VERSION
 
 
 def test_the_journal_is_shown(tmp_path: Path) -> None:

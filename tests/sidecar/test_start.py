@@ -15,6 +15,7 @@ from logstore.base.events import ignore
 from logstore.base.system import SystemClock
 from logstore.disk.files import OsFiles
 from logstore.errors import CorruptFile
+from logstore.log.data_directory import FORMAT_VERSION
 from logstore.log.store import Store, StoreSettings
 from tests.kafka.wire_client import METADATA, WireClient
 from tests.support.limits import PATIENCE_S
@@ -106,11 +107,23 @@ def test_a_newer_format_is_refused_by_its_version(tmp_path: Path) -> None:
         assert sidecar.terminate() == 0
     marker = newest_format_file(tmp_path)
     content = json.loads(marker.read_text(encoding="utf-8"))
-    marker.write_text(json.dumps({**content, "format": 2}), encoding="utf-8")
+    marker.write_text(json.dumps({**content, "format": FORMAT_VERSION + 1}), encoding="utf-8")
     before = {path: path.stat().st_size for path in tmp_path.rglob("*") if path.name != "lock"}
     said = refused("--data-dir", str(tmp_path), "--kafka", "127.0.0.1:0")
-    assert "format version 2, this Cairn knows 1" in one_line(said)
+    assert f"format version {FORMAT_VERSION + 1}, this Cairn knows {FORMAT_VERSION}" in one_line(said)
     assert {path: path.stat().st_size for path in tmp_path.rglob("*") if path.name != "lock"} == before
+
+
+def test_an_older_format_gets_the_present_version(tmp_path: Path) -> None:
+    """An older Cairn's directory is opened, keeps its cluster id, and is refused by that Cairn from then on."""
+    with Sidecar(tmp_path) as sidecar:
+        assert sidecar.terminate() == 0
+    marker = newest_format_file(tmp_path)
+    content = json.loads(marker.read_text(encoding="utf-8"))
+    marker.write_text(json.dumps({**content, "format": 1}), encoding="utf-8")
+    with Sidecar(tmp_path) as sidecar:
+        assert sidecar.terminate() == 0
+    assert json.loads(marker.read_text(encoding="utf-8")) == {**content, "format": FORMAT_VERSION}
 
 
 @pytest.mark.parametrize(
