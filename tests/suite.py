@@ -2,12 +2,13 @@
 
 `./run test` calls it. Each part is a process of its own, so that what one leaves in memory cannot help or hurt another.
 The parts run in two lanes beside each other, those of a lane one after another; the lane of Spark, when it has no more
-parts of its own, takes those of the other lane that wait. A part's output is shown when it has
+parts of its own, takes those of the other lane that wait. Four processors and more have a third lane. A part's output is shown when it has
 ended, and once a minute how far the running ones are; a part that runs alone is shown as it runs.
 The last line counts everything: `N passed, N failed, N skipped`. The exit code is 1 if anything failed.
 """
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -63,7 +64,8 @@ STATE = ("cec", "pages", "state", "operators", "checkpoint", "continuous")
 PARTS = (
     Part("checks", (), 90, 120, Lane.COMPUTE),
     Part("static", ("static",), 90, 90, Lane.COMPUTE),
-    Part("crash", ("crash", "epochs", "log"), 750, 60 * 60, Lane.COMPUTE),
+    Part("crash", ("crash",), 480, 60 * 60, Lane.COMPUTE),
+    Part("log", ("epochs", "log"), 300, 60 * 60, Lane.COMPUTE),
     Part("state", STATE, 300, 60 * 60, Lane.COMPUTE),
     Part("core", CORE, 360, 60 * 60, Lane.COMPUTE),
     Part("services", ("coordinator", "monitoring", "sidecar", "kill9"), 420, 30 * 60, Lane.COMPUTE),
@@ -237,11 +239,16 @@ def how_far(output: Path) -> str:
     return found[-1] if found else ""
 
 
+def processors() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 def run_lanes(parts: Sequence[Part], *, long: bool, options: Sequence[str]) -> list[Outcome]:
     """Run the parts, those of a lane one after another; the outcomes in the order of the parts."""
     running = Running(parts, long=long, options=options, live=len(parts) == 1)
     with ThreadPoolExecutor() as pool:
-        lanes = [pool.submit(running.lane, lane) for lane in Lane]
+        lanes = [pool.submit(running.lane, lane) for lane in (*Lane, *[Lane.COMPUTE] * (processors() // 4))]
         while wait(lanes, SHOW_S if len(parts) > 1 else None).not_done:
             running.show()
         outcomes = {outcome.name: outcome for lane in lanes for outcome in lane.result()}

@@ -25,7 +25,8 @@ Workload = Callable[[SimulatedStore], None]
 @dataclass(frozen=True)
 class CrashPlan:
     """What to try at each point. One of `second_share` states is crashed again after an append, one of `recovery_share`
-    during its recovery; one of `kill_share` points is also tried with a kill.
+    during its recovery; one of `kill_share` points is also tried with a kill. Of the points, those count whose number
+    leaves `point_rest` when it is divided by `point_share`.
     """
 
     bounds: CrashBounds = field(default_factory=lambda: CrashBounds(states=256, file_states=64))
@@ -34,6 +35,8 @@ class CrashPlan:
     kill_share: int = 1
     unit_bytes: int = 64
     first_point: int = 0
+    point_share: int = 1
+    point_rest: int = 0
 
 
 @dataclass
@@ -66,7 +69,7 @@ class Enumerator:
         self._world: SimulatedStore | None = None
         self._history = History()
         self._disk = SimDisk(unit_bytes=self._plan.unit_bytes)
-        self._point = 0
+        self._point = self._tried = 0
         self.report = CrashReport()
 
     def run(self) -> CrashReport:
@@ -87,13 +90,15 @@ class Enumerator:
         self._point += 1
         if self._world is not None:
             self._disk = self._world.disk
-        if self._point >= self._plan.first_point:
+        is_tried = self._point % self._plan.point_share == self._plan.point_rest
+        if self._point >= self._plan.first_point and is_tried:
+            self._tried += 1
             self._explore(f"call {call.number}, {call.kind} {call.path}")
 
     def _explore(self, where: str) -> None:
         for state in self._disk.crash_states(self._plan.bounds, self.report.coverage):
             self._try(state, f"power cut before {where}: {state.origin}")
-        if self._point % self._plan.kill_share == 0:
+        if self._tried % self._plan.kill_share == 0:
             self.report.kills += 1
             self._try_kill(f"kill before {where}")
 

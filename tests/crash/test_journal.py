@@ -21,21 +21,21 @@ SHORT: tuple[Workload, ...] = (
     workloads.journal,
 )
 """Stories whose small appends reach the journal; what the others do does not depend on it."""
-SHARES: dict[Workload, int] = {workloads.commits: 4, workloads.journal: 4}
-"""Stories with many points: fewer states at each."""
+SHARES: dict[Workload, int] = {workloads.commits: 5, workloads.journal: 10}
+"""Stories with many points: so many of them share a look."""
 
 
 def journal_plan(workload: Workload, unit_bytes: int, config: pytest.Config) -> CrashPlan:
     """Bounds: a choice in the short run, nearly everything in the long one."""
     if is_long():
         return plan_for(workload, unit_bytes, config)
-    states = 8 // SHARES.get(workload, 1)
     return CrashPlan(
-        bounds=CrashBounds(states=states, file_states=states, torn_bytes=2 * states),
+        bounds=CrashBounds(states=8, file_states=8, torn_bytes=16),
         second_share=40,
         recovery_share=500,
-        kill_share=6 * SHARES.get(workload, 1),
+        kill_share=6,
         unit_bytes=unit_bytes,
+        point_share=SHARES.get(workload, 1),
     )
 
 
