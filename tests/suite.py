@@ -2,8 +2,8 @@
 
 `./run test` calls it. Each part is a process of its own, so that what one leaves in memory cannot help or hurt another.
 The parts run in two lanes beside each other, those of a lane one after another; the lane of Spark, when it has no more
-parts of its own, takes those of the other lane that wait. Four processors and more have a third lane. A part's output is shown when it has
-ended, and once a minute how far the running ones are; a part that runs alone is shown as it runs.
+parts of its own, takes those of the other lane that wait. Four processors and more have a third lane. A part's output
+is shown when it has ended, and once a minute how far the running ones are; a part that runs alone is shown as it runs.
 The last line counts everything: `N passed, N failed, N skipped`. The exit code is 1 if anything failed.
 """
 

@@ -25,7 +25,9 @@ FEW = (
 )
 
 
-SHARES = {workloads.journal: 15, workloads.quiets: 5, workloads.quiet_trims: 5, workloads.expires: 5} | {
+SHARES: dict[Workload, int] = {
+    workloads.journal: 15,
+    **dict.fromkeys((workloads.quiets, workloads.quiet_trims, workloads.expires), 5),
     workloads.commits: 3,
     workloads.topics: 2,
 }
