@@ -78,10 +78,12 @@ class EpochGroup:
     def __init__(self, record: CommitRecord, attempts: Sequence[str], extents: Iterable[Extent], ready: Ready) -> None:
         self._record = record
         self._attempts = tuple(attempts)
-        extents = list(extents)
-        self.byte_count = sum(extent.length for extent in extents)
-        self.batch_count = sum(extent.batches for extent in extents)
-        self._reader = StagedReader(extents, ready)
+        self.extents = tuple(extents)
+        self.byte_count = sum(extent.length for extent in self.extents)
+        self.batch_count = sum(extent.batches for extent in self.extents)
+        self.in_memory: bytearray | None = None
+        """All batches, if they have been read already; they are given out once."""
+        self._reader = StagedReader(self.extents, ready)
 
     def begin(self, now_ms: int) -> bytearray:
         """The BEGIN control batch."""
@@ -93,7 +95,10 @@ class EpochGroup:
 
     def next_batches(self) -> Ticket[bytearray | None]:
         """The next whole batches; None after the last."""
-        return self._reader.next_batches()
+        if self.in_memory is None:
+            return self._reader.next_batches()
+        batches, self.in_memory = self.in_memory, bytearray()
+        return Ticket.succeeded(batches or None)
 
     def end(self, now_ms: int) -> bytearray:
         """The END control batch: the epoch marker."""

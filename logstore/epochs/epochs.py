@@ -154,7 +154,7 @@ class Epochs:
         """
         commit = self._queries[search.query].commit
         if commit is not None and holds_end(commit.record, controls):
-            commit.remaining.remove(search.target)
+            del commit.remaining[search.target]
 
     def roll_forward(self) -> Ticket[None]:
         """Publish committed epochs that are not in all their streams; before serving, once all searches are answered.

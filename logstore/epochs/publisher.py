@@ -1,4 +1,6 @@
-"""Publishes one committed epoch in its streams, a few streams at a time.
+"""Publishes one committed epoch in its streams: small groups many together, large ones a few at a time.
+
+Small groups are read in one job, and those that are appended together share a write and a sync of the journal.
 
 Invariants:
 * A target leaves `CommitInProgress.remaining` only when its stream holds the whole group durably, or is deleted.
@@ -12,6 +14,7 @@ from typing import Final
 from logstore.base.events import Report
 from logstore.epochs.append_group import EpochGroup
 from logstore.epochs.ledger_entries import CommitRecord, LastEpoch, Target
+from logstore.epochs.staged_reader import read_whole
 from logstore.epochs.staging import Extent, Staging
 from logstore.errors import CorruptFile, UnknownTopicOrPartition
 from logstore.events import EPOCH_TOPIC_GONE
@@ -21,8 +24,12 @@ from logstore.log.store import Store
 from logstore.log.stream import Stream
 from logstore.log.stream_state import Pin
 
-PUBLISH_WINDOW: Final = 4
-"""Streams of one epoch that are published at the same time: each holds a few reads of 1 MiB."""
+SMALL_GROUP_BYTES: Final = 64 << 10
+"""As much as one stream may have in one write of the journal."""
+SMALL_GROUPS_BYTES: Final = 4 << 20
+"""Small groups of one epoch that are in memory at the same time."""
+LARGE_GROUPS: Final = 4
+"""Larger groups that are published at the same time: each holds a few reads of 1 MiB."""
 
 
 class CommitInProgress:
@@ -35,7 +42,7 @@ class CommitInProgress:
     def __init__(self, record: CommitRecord, last: LastEpoch) -> None:
         self.record = record
         self.last = last
-        self.remaining: list[Target] = list(record.targets)
+        self.remaining = dict.fromkeys(record.targets)
         self.pins: list[Pin] = []
         self.earlier: list[CommitInProgress] = []
         self.finishing = False
@@ -80,9 +87,22 @@ class EpochPublisher:
         Raises the first error of a stream (StorageFailed, CorruptFile, UnknownTopicOrPartition), once all appends in
         flight have settled.
         """
-        await for_each(list(commit.remaining), partial(self._append, commit), max_in_flight=PUBLISH_WINDOW)
+        if not commit.remaining:
+            return  # a former life published all, and may have removed what was staged
+        groups = self._groups(commit)
+        small = [found for found in groups if found[1].byte_count <= SMALL_GROUP_BYTES]
+        large = [found for found in groups if found[1].byte_count > SMALL_GROUP_BYTES]
+        append = partial(self._append, commit)
+        while small:
+            some = _take(small)
+            read = await read_whole([group.extents for _, group in some], self._store.notify)
+            for (_, group), batches in zip(some, read, strict=True):
+                group.in_memory = batches
+            await for_each(some, append, max_in_flight=len(some))
+        await for_each(large, append, max_in_flight=LARGE_GROUPS)
 
-    async def _append(self, commit: CommitInProgress, target: Target) -> None:
+    async def _append(self, commit: CommitInProgress, found: tuple[Target, EpochGroup]) -> None:
+        target, group = found
         stream = self.find(target)
         if stream is None:
             record = commit.record
@@ -94,23 +114,39 @@ class EpochPublisher:
                 partition=target.partition,
             )
         else:
-            await stream.append_group(self._group(commit.record, target))
-        commit.remaining.remove(target)
+            await stream.append_group(group)
+        del commit.remaining[target]
 
-    def _group(self, record: CommitRecord, target: Target) -> EpochGroup:
-        """The append group of one stream. Raises CorruptFile if staged data of the epoch is missing."""
-        extents: list[Extent] = []
-        attempts: list[str] = []
+    def _groups(self, commit: CommitInProgress) -> list[tuple[Target, EpochGroup]]:
+        """The append groups of the streams that lack the epoch. Raises CorruptFile if staged data of it is missing."""
+        record = commit.record
+        extents: dict[tuple[str, int], list[Extent]] = {}
+        attempts: dict[tuple[str, int], list[str]] = {}
         for task in record.tasks:
             key = AttemptKey(record.query, record.incarnation, record.epoch, task.task, task.attempt)
             attempt = self._staging.get(key)
             if attempt is None or attempt.durable_segments < task.segments:
                 raise _gone(key)
-            found = list(attempt.extents(target.topic, target.partition, task.segments))
-            if found:
-                extents += found
-                attempts.append(f"{task.task}:{task.attempt}")
-        return EpochGroup(record, attempts, extents, self._store.notify)
+            for stream, found in attempt.extents(task.segments).items():
+                extents.setdefault(stream, []).extend(found)
+                attempts.setdefault(stream, []).append(f"{task.task}:{task.attempt}")
+        groups = []
+        for target in commit.remaining:
+            stream = target.topic, target.partition
+            group = EpochGroup(record, attempts.get(stream, ()), extents.get(stream, ()), self._store.notify)
+            groups.append((target, group))
+        return groups
+
+
+def _take(groups: list[tuple[Target, EpochGroup]]) -> list[tuple[Target, EpochGroup]]:
+    """Take as many groups from the front as may be in memory, at least one."""
+    taken, size_bytes = 1, groups[0][1].byte_count
+    while taken < len(groups) and size_bytes + groups[taken][1].byte_count <= SMALL_GROUPS_BYTES:
+        size_bytes += groups[taken][1].byte_count
+        taken += 1
+    some = groups[:taken]
+    del groups[:taken]
+    return some
 
 
 def _gone(key: AttemptKey) -> CorruptFile:

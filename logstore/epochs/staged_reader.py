@@ -4,7 +4,7 @@ Invariant: a batch leaves the staging area only if its own CRC-32C still matches
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from logstore.epochs.staging import READ_BYTES, Extent, Ready
 from logstore.errors import CorruptBatch, CorruptFile, StorageFailed, UnsupportedBatchFormat
@@ -44,7 +44,7 @@ class StagedReader:
                 # Not even one batch fitted: its header gives the size to read.
                 limit_bytes = parse_header(found[0]).size_bytes
             except (CorruptBatch, CorruptFile, UnsupportedBatchFormat) as error:
-                raise CorruptFile(f"staged data in {extents[0].path} is damaged: {error}") from error
+                raise _damaged(extents[0], error) from error
         return None
 
     def _take_extents(self, limit_bytes: int) -> list[Extent]:
@@ -64,7 +64,7 @@ class StagedReader:
         await reading.settled()
         self._is_reading = False
         if reading.error is not None:
-            raise StorageFailed(f"reading staged data failed ({reading.error}); the epoch stays committed")
+            raise _unreadable(reading.error)
         return found
 
     def _cut(self, extents: list[Extent], found: list[bytes], limit_bytes: int) -> bytearray:
@@ -76,6 +76,43 @@ class StagedReader:
             if whole < extent.length:
                 self._extents.appendleft(Extent(extent.path, extent.position + whole, extent.length - whole, 0))
         return batches
+
+
+async def read_whole(sources: Sequence[Sequence[Extent]], ready: Ready) -> list[bytearray]:
+    """The batches of several groups, each checked, read in one job: one turn of a thread for all of them.
+
+    Raises CorruptFile if a staged batch is damaged, StorageFailed if a read fails.
+    """
+    extents = [extent for source in sources for extent in source]
+    found: list[bytes] = []
+    reading = BackgroundJobs(ready).run([Read(e.path, e.position, e.length, found) for e in extents])
+    await reading.settled()
+    if reading.error is not None:
+        raise _unreadable(reading.error)
+    data = iter(found)
+    groups = []
+    for source in sources:
+        batches = bytearray()
+        for extent in source:
+            batches += _checked(extent, next(data))
+        groups.append(batches)
+    return groups
+
+
+def _checked(extent: Extent, data: bytes) -> bytes:
+    try:
+        _whole_batches(extent, extent.length, data)
+    except (CorruptBatch, CorruptFile, UnsupportedBatchFormat) as error:
+        raise _damaged(extent, error) from error
+    return data
+
+
+def _damaged(extent: Extent, error: Exception) -> CorruptFile:
+    return CorruptFile(f"staged data in {extent.path} is damaged: {error}")
+
+
+def _unreadable(error: Exception) -> StorageFailed:
+    return StorageFailed(f"reading staged data failed ({error}); the epoch stays committed")
 
 
 def _whole_batches(extent: Extent, asked_bytes: int, data: bytes) -> int:

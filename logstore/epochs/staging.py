@@ -172,14 +172,17 @@ class StagedAttempt:
         self._ready(self)
         return ticket
 
-    def extents(self, topic: str, partition: int, segments: int) -> Iterator[Extent]:
-        """The extents of one stream's batches in the first `segments` segments."""
+    def extents(self, segments: int) -> dict[tuple[str, int], list[Extent]]:
+        """The extents of each stream's batches in the first `segments` segments, by topic and partition."""
+        found: dict[tuple[str, int], list[Extent]] = {}
         for segment in self.segments[:segments]:
             position = segment.start + segment.header.header_bytes
             for part in segment.header.parts:
-                if part.topic == topic and part.partition == partition and part.length_bytes:
-                    yield Extent(self.path, position, part.length_bytes, part.batches)
+                if part.length_bytes:
+                    extent = Extent(self.path, position, part.length_bytes, part.batches)
+                    found.setdefault((part.topic, part.partition), []).append(extent)
                 position += part.length_bytes
+        return found
 
     def move(self, event: AttemptEvent) -> None:
         """Take the step for `event` in TRANSITIONS."""
