@@ -1,7 +1,7 @@
 """What TLS and a login cost: the same client produces and fetches over PLAINTEXT and SASL_SSL, in turn, in one run.
 
-`python -m benchmarks.tls [--seconds 40] [--megabytes 48]` starts a sidecar with both listeners and prints a table: the
-medians of all rounds. It writes no result file.
+`python -m benchmarks.tls [--rounds 7] [--megabytes 48] [--quick]` starts a sidecar with both listeners, prints a table
+with the medians of all rounds, and writes results/tls.json. No plot: five figures of two listeners are a table.
 
 Invariants: both ways write to the same sidecar and disk, alternately, in an order that changes from round to round;
 every round counts the records that came back; a login is timed on a connection of its own.
@@ -27,6 +27,8 @@ import trustme
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.harness import results
+from benchmarks.harness.report import Goal, Rows, at_least, at_most, machine, print_goals, versions, write_json
 from logstore.client.blocking import Client, parse_addresses
 from logstore.client.security import parse_security
 
@@ -34,6 +36,7 @@ USER, PASSWORD = "bench", "a password of the benchmark"
 PROTOCOLS: Final = ("PLAINTEXT", "SASL_SSL")
 RECORD_BYTES: Final = 1000
 PATIENCE_S: Final = 60.0
+FULL_ROUNDS, FULL_MEGABYTES = 7, 48
 LOGINS: Final = 5
 """Per round."""
 TICKS: Final = os.sysconf("SC_CLK_TCK")
@@ -136,26 +139,45 @@ def connect_ms(address: str, protocol: str, ca: Path) -> float:
     return median(taken)
 
 
+def find_goals(rows: Rows) -> list[Goal]:
+    """What TLS and a login may cost."""
+    plain, secured = ({"listener": protocol} for protocol in PROTOCOLS)
+    goals = []
+    for figure, what in (("produce_mb_s", "produce"), ("fetch_mb_s", "fetch")):
+        ratio = rows.ratio(figure, secured, plain)
+        if ratio is not None:
+            goals.append(at_least(f"{what} over {PROTOCOLS[1]}, to {PROTOCOLS[0]}", ratio, "×", 0.5))
+    connect = rows.median("connect_ms", **secured)
+    if connect is not None:
+        goals.append(at_most(f"connect and log in over {PROTOCOLS[1]}", connect, "ms", 100.0))
+    return goals
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Run rounds until the time is over, two at least."""
+    """Measure, print, keep."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=40.0, help="begin no round after (default: %(default)s)")
-    parser.add_argument("--megabytes", type=int, default=48, help="of each round and way (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=FULL_ROUNDS, help="how many (default: %(default)s)")
+    parser.add_argument("--megabytes", type=int, default=FULL_MEGABYTES, help="of each round and way")
+    parser.add_argument("--quick", action="store_true", help="two rounds")
+    parser.add_argument("--results", type=Path, help="where the results go")
     given = parser.parse_args(arguments)
+    number = 2 if given.quick else given.rounds
+    is_full = number >= FULL_ROUNDS and given.megabytes >= FULL_MEGABYTES
+    mode = results.FULL if is_full else "quick"
+    folder = results.directory(parser, given.results, mode)
+    before, rows = machine(Path(tempfile.gettempdir())), Rows()
     records = given.megabytes * 1_000_000 // RECORD_BYTES
-    found: dict[str, list[Round]] = {protocol: [] for protocol in PROTOCOLS}
     with tempfile.TemporaryDirectory(prefix="cairn-tls-") as name, serving(Path(name)) as (pid, addresses):
-        end, number = time.monotonic() + given.seconds, 0
-        while number < 2 or time.monotonic() < end:
-            for protocol in PROTOCOLS[:: 1 if number % 2 else -1]:
-                ca = Path(name) / "ca.pem"
-                found[protocol].append(measure(pid, addresses[protocol], protocol, ca, records))
-            number += 1
+        for at in range(number):
+            for protocol in PROTOCOLS[:: 1 if at % 2 else -1]:
+                os.sync()
+                found = measure(pid, addresses[protocol], protocol, Path(name) / "ca.pem", records)
+                rows.add(round=at, listener=protocol, **found._asdict())
     table = Table(
         "listener", "produce MB/s", "CPU ms/MB", "fetch MB/s", "CPU ms/MB", "connect ms", title=f"{number} rounds"
     )
-    for protocol, rounds in found.items():
-        middle = Round(*(median(values) for values in zip(*rounds, strict=True)))
+    for protocol in PROTOCOLS:
+        middle = Round(*(rows.median(figure, listener=protocol) or 0.0 for figure in Round._fields))
         table.add_row(
             protocol,
             f"{middle.produce_mb_s:.0f}",
@@ -164,7 +186,19 @@ def main(arguments: Sequence[str]) -> int:
             f"{1000 * middle.fetch_cpu_s / given.megabytes:.1f}",
             f"{middle.connect_ms:.1f}",
         )
-    Console(width=100).print(table)
+    console, goals = Console(width=120), find_goals(rows)
+    console.print(table)
+    print_goals(console, goals)
+    content: dict[str, Any] = {
+        "mode": mode,
+        "machine": before,
+        "versions": versions(),
+        "plan": {"rounds": number, "megabytes": given.megabytes},
+        "goals": [goal._asdict() for goal in goals],
+        "rows": rows.all,
+    }
+    write_json(folder / "tls.json", content)
+    console.print(f"written: {folder / 'tls.json'}")
     return 0
 
 

@@ -16,7 +16,18 @@ from collections.abc import Callable, Iterator, Mapping
 from logstore.errors import CorruptFile, StorageFailed
 from logstore.format.ledger_frame import KIND_CHANGES, KIND_SNAPSHOT, LedgerFrame, encode_frame, scan_frames
 from logstore.interfaces import FileSystem
-from logstore.log.jobs import Create, DiskJob, JobSource, Operation, RemoveFile, Rename, Sync, SyncDirectory, WriteFile
+from logstore.log.jobs import (
+    Create,
+    DiskJob,
+    JobSource,
+    Operation,
+    RemoveFile,
+    Rename,
+    Sync,
+    SyncDirectory,
+    WorkOnFile,
+    WriteFile,
+)
 from logstore.log.ticket import Ticket
 
 DIRECTORY = "ledger"
@@ -120,17 +131,24 @@ class Ledger:
 
     def _roll_job(self, batch: list[tuple[Mapping[str, bytes | None], Ticket[None]]]) -> DiskJob:
         generation = self._generation + 1
-        frame = encode_frame(LedgerFrame(KIND_SNAPSHOT, 0, self._visible))
+        # Encoded by the job, on its thread: a million entries take seconds.
+        entries, sizes = dict(self._visible), list[int]()
+
+        def write(fs: FileSystem) -> None:
+            frame = encode_frame(LedgerFrame(KIND_SNAPSHOT, 0, entries))
+            sizes.append(len(frame))
+            fs.write(new, 0, [frame])
+
         path, new = _path(self.name, generation), f"{_path(self.name, generation)}.new"
         operations: list[Operation] = [
             Create(new),
-            WriteFile(new, 0, [frame]),
+            WorkOnFile(new, write),
             Sync(new),
             Rename(new, path),
             SyncDirectory(DIRECTORY),
             RemoveFile(_path(self.name, self._generation), optional=True),
         ]
-        return DiskJob(operations, lambda: self._written(batch, generation, len(frame)), self._failer(batch))
+        return DiskJob(operations, lambda: self._written(batch, generation, sizes[-1]), self._failer(batch))
 
     def _written(
         self, batch: list[tuple[Mapping[str, bytes | None], Ticket[None]]], generation: int, size_bytes: int

@@ -9,10 +9,12 @@ its protocol type, `group/GROUP`; values are small JSON objects. Invariants:
 This module does not know members: `coordinator` decides which client may commit.
 """
 
+import functools
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 from urllib.parse import quote, unquote
 
 from logstore.errors import CorruptFile
@@ -22,6 +24,8 @@ from logstore.log.ticket import Ticket
 
 _OFFSET = "offset/"
 _GROUP = "group/"
+_PLAIN: Final = re.compile(rb'\{"offset":(\d+),"time":(\d+),"topic":"([-0-9a-f]*)"\}')
+"""Most values, read several times as fast as JSON: a start reads a million."""
 NO_OFFSET = -1
 NO_EPOCH = -1
 
@@ -155,7 +159,12 @@ def _parse_key(key: str) -> tuple[str, TopicPartition]:
     if len(parts) != 4 or not parts[3].isdecimal():
         raise CorruptFile(f"the ledger of groups has the key {key!r}, which names no partition")
     # Names come once for each partition and group: kept once.
-    return unquote(parts[1]), TopicPartition(sys.intern(unquote(parts[2])), int(parts[3]))
+    return _unquoted(parts[1]), TopicPartition(_unquoted(parts[2]), int(parts[3]))
+
+
+@functools.lru_cache(maxsize=1024)
+def _unquoted(name: str) -> str:
+    return sys.intern(unquote(name))
 
 
 def _json(value: Mapping[str, object]) -> bytes:
@@ -188,6 +197,9 @@ def _load(key: str, value: bytes) -> dict[str, object]:
 
 
 def _committed(key: str, value: bytes) -> CommittedOffset:
+    plain = _PLAIN.fullmatch(value)
+    if plain is not None:
+        return CommittedOffset(int(plain[1]), NO_EPOCH, "", int(plain[2]), sys.intern(plain[3].decode()))
     loaded = _load(key, value)
     offset, time_ms = loaded.get("offset"), loaded.get("time")
     epoch, expires_ms = loaded.get("epoch", NO_EPOCH), loaded.get("expires")

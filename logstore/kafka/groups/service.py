@@ -5,7 +5,7 @@ before it is written; a group without members and offsets is forgotten at a swee
 never answered, and are removed when the deletion is told, or at the next sweep.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,6 +20,10 @@ from logstore.log.ticket import Ticket
 
 SWEEP_INTERVAL_S = 600.0
 """How often expired offsets and forgotten groups are looked for (offsets.retention.check.interval.ms)."""
+SWEEP_STEP = 2_000
+"""Offsets that are looked at in one go: some milliseconds."""
+SWEEP_PAUSE_S = 0.02
+"""Between two goes: requests are served meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,7 @@ class GroupService:
         self._topics = topics
         self._settings = settings
         self._sweep_at_s = now_s
+        self._sweeping: Iterator[None] | None = None
         for group_id, protocol_type in offsets.groups():
             coordinator.ensure(group_id, now_s, protocol_type=protocol_type)
 
@@ -195,22 +200,37 @@ class GroupService:
         return self._sweep_at_s if deadline_s is None else min(deadline_s, self._sweep_at_s)
 
     def expire(self, now_s: float, now_ms: int) -> None:
-        """Act on all deadlines up to now, and sweep when it is time."""
+        """Act on all deadlines up to now, and sweep when it is time, a part of the offsets at a time."""
         self.coordinator.expire(now_s)
-        if now_s >= self._sweep_at_s:
-            self._sweep_at_s = now_s + SWEEP_INTERVAL_S
-            self._sweep(now_s, now_ms)
+        if now_s < self._sweep_at_s:
+            return
+        if self._sweeping is None:
+            self._sweeping = self._sweep(now_s, now_ms)
+        for _ in self._sweeping:
+            self._sweep_at_s = now_s + SWEEP_PAUSE_S
+            return
+        self._sweeping = None
+        self._sweep_at_s = now_s + SWEEP_INTERVAL_S
 
-    def _sweep(self, now_s: float, now_ms: int) -> None:
-        for group in self.coordinator.groups():
-            expired = [
-                where
-                for where, committed in self._offsets.of_group(group.group_id).items()
-                if self._is_expired(group, where, committed, now_s, now_ms)
-            ]
-            self._offsets.delete(group.group_id, expired)
+    def _sweep(self, now_s: float, now_ms: int) -> Iterator[None]:
+        """Look at all groups and offsets; pauses after each SWEEP_STEP of them, and believes nothing from before it."""
+        looked = 0
+        for group in list(self.coordinator.groups()):
+            partitions = list(self._offsets.of_group(group.group_id))
+            for first in range(0, len(partitions), SWEEP_STEP):
+                some = partitions[first : first + SWEEP_STEP]
+                offsets = self._offsets.of_group(group.group_id)
+                known = [(where, offsets[where]) for where in some if where in offsets]
+                expired = [one for one, committed in known if self._is_expired(group, one, committed, now_s, now_ms)]
+                self._offsets.delete(group.group_id, expired)
+                looked += len(some)
+                if looked >= SWEEP_STEP:
+                    looked = 0
+                    yield
             is_idle = group.state is GroupState.EMPTY and not group.pending_joins
-            if is_idle and now_s - group.emptied_s >= SWEEP_INTERVAL_S and not self._offsets.is_used(group.group_id):
+            is_known = self.coordinator.find(group.group_id) is group
+            is_old = now_s - group.emptied_s >= SWEEP_INTERVAL_S
+            if is_known and is_idle and is_old and not self._offsets.is_used(group.group_id):
                 self.coordinator.drop(group.group_id)
 
     def _is_expired(

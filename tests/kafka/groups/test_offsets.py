@@ -9,6 +9,7 @@ from kio.schema.errors import ErrorCode
 from logstore.disk.files import OsFiles
 from logstore.errors import CorruptFile, StorageFailed
 from logstore.format.topic_partition import TopicPartition
+from logstore.kafka.groups import service
 from logstore.kafka.groups.coordinator import GroupCoordinator, GroupSettings
 from logstore.kafka.groups.offsets import OffsetStore
 from logstore.kafka.groups.service import SWEEP_INTERVAL_S, CommitRequest, GroupService, OffsetSettings, OffsetToCommit
@@ -216,6 +217,25 @@ def test_offsets_expire_after_their_retention(disk: Disk) -> None:
     assert sidecar.offsets() == {}
     sidecar.service.expire(3 * SWEEP_INTERVAL_S, NOW_MS + 7 * DAY_MS)
     assert not list(sidecar.service.coordinator.groups())
+
+
+def test_a_sweep_of_many_offsets_lets_requests_in(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on soon, a part at a time; what is committed again meanwhile stays, and so does a group made anew."""
+    monkeypatch.setattr(service, "SWEEP_STEP", 1)
+    sidecar = Sidecar(disk)
+    sidecar.commit({ORDERS: at(5), RETURNS: at(6)})
+    sidecar.work()
+    sidecar.service.expire(0.0, NOW_MS + 8 * DAY_MS)
+    sidecar.work()
+    (left,) = sidecar.offsets()
+    assert sidecar.service.next_deadline() == service.SWEEP_PAUSE_S
+    sidecar.commit({left: at(9)}, now_ms=NOW_MS + 8 * DAY_MS)
+    sidecar.work()
+    for _ in range(4):
+        sidecar.service.expire(sidecar.service.next_deadline(), NOW_MS + 8 * DAY_MS)
+        sidecar.work()
+    assert sidecar.offsets() == {left: 9}
+    assert sidecar.service.next_deadline() > SWEEP_INTERVAL_S
 
 
 @pytest.mark.parametrize(
