@@ -36,6 +36,7 @@ MEASURED: Final[Mapping[str, tuple[str, ...]]] = {
     "cec": (*_SIDECAR, *_OPERATORS, "spe_adapter/continuous"),
     "long_state": (*_SIDECAR, *_OPERATORS, "spe_adapter/checkpoint", "spe_adapter/pages", "spe_adapter/microbatch"),
     "epoch_commits": (*_SIDECAR, "spe_adapter/epochs"),
+    "long_run": (*_SIDECAR, "spe_adapter/epochs", "spe_adapter/continuous"),
     "many_partitions": _SIDECAR,
     "tls": _SIDECAR,
     "pages": (*_OPERATORS, "spe_adapter/checkpoint", "spe_adapter/pages"),

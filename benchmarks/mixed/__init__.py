@@ -1,0 +1,1 @@
+"""The load of `benchmarks/long_run.py`: clients of all kinds, and what they must see."""
