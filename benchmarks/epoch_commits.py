@@ -112,7 +112,7 @@ class KafkaTransactions:
             client.create_topic(topic, partitions)
         self._topic, self._partitions = topic, partitions
         self._values = [os.urandom(RECORD_BYTES) for _ in range(partitions)]
-        settings = {"bootstrap.servers": address, "transactional.id": topic, "linger.ms": 0}
+        settings = {"bootstrap.servers": address, "transactional.id": topic, "linger.ms": 0, "log_level": 0}
         self._producer = confluent_kafka.Producer(settings)
         stack.callback(self._producer.flush, PATIENCE_S)
         self._producer.init_transactions(PATIENCE_S)

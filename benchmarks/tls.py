@@ -69,7 +69,8 @@ def serving(directory: Path) -> Iterator[tuple[int, dict[str, str]]]:
     subprocess.run(add, input=f"{PASSWORD}\n", text=True, check=True, stdout=subprocess.DEVNULL)
     listeners = [flag for protocol in PROTOCOLS for flag in ("--kafka", f"{protocol}://127.0.0.1:0")]
     serve = [*cairn, "serve", "--data-dir", str(directory / "data"), *listeners]
-    command = [*serve, "--tls-certificate", str(directory / "server.pem")]
+    allowed = ("--super-users", f"User:ANONYMOUS;User:{USER}")
+    command = [*serve, *allowed, "--tls-certificate", str(directory / "server.pem")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         ready = process.stdout.readline()

@@ -1,0 +1,71 @@
+"""The long run: half a minute of it in the short run, an hour in the long one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.harness.report import Rows
+from benchmarks.long_run import FIGURES, LIVES, find_goals, growth
+from benchmarks.mixed.clients import Told
+from tests.support.limits import PROGRAM_S
+
+ROOT = Path(__file__).parents[2]
+HOUR_S = 3600
+
+
+def run(folder: Path, *flags: str, limit_s: float = PROGRAM_S) -> dict[str, Any]:
+    """The results of a run."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.long_run", *flags, "--results", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads((folder / "long_run.json").read_text())
+    return found
+
+
+@pytest.mark.clients
+def test_half_a_minute_of_kills_breaks_no_promise(tmp_path: Path) -> None:
+    """Each record and each epoch is seen once and in order over five restarts, and everything is measured."""
+    found = run(tmp_path, "--smoke")
+    assert found["broken"] == []
+    assert found["counts"]["kills"] + found["counts"]["clean stops"] == LIVES - 1
+    for what in ("records of in checked", "records of out checked", "offsets committed", "epochs committed"):
+        assert found["counts"][what] > 0, what
+    assert all(set(FIGURES) <= set(row) for row in found["rows"])
+    assert (tmp_path / "long_run.png").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.clients
+@pytest.mark.timeout(2 * HOUR_S)
+def test_an_hour_of_mixed_load(tmp_path: Path) -> None:
+    """What the sidecar uses does not grow, within a life or from life to life, and no promise is broken."""
+    found = run(tmp_path, "--minutes", "60", limit_s=1.5 * HOUR_S)
+    assert [goal["name"] for goal in found["goals"] if not goal["holds"]] == []
+
+
+def test_growth_is_seen() -> None:
+    """A figure that grows within each life, or from life to life, misses its goal; a level figure does not."""
+    rows = Rows()
+    for life in range(LIVES):
+        for step in range(20):
+            level = dict.fromkeys(FIGURES, 10.0)
+            rows.add(life=life, share=step / 20, **(level | {"rss_mb": 10.0 + step, "handles": 10.0 + life}))
+    assert growth(rows, "files") == (1.0, 1.0)
+    assert growth(rows, "rss_mb")[0] > 1.3
+    assert growth(rows, "handles")[1] > 1.3
+    missed = {goal.name.partition(":")[0] for goal in find_goals(rows, Told()) if not goal.holds and ":" in goal.name}
+    assert missed == {"rss_mb", "handles"}
