@@ -16,7 +16,8 @@ def test_every_goal_and_cell_of_the_results_is_in_the_tables() -> None:
     content = kept_results()
     cell = {"what": "cell", "cell": "1 stream, 16 × 5, 1 KB", "server": "Cairn", "round": 0}
     figures = {"requests_per_s": 12_345.0, "p99_ms": 6.78, "cpu_us_per_request": 34.0}
-    content["rows"] = [*content["rows"], {**cell, **figures}]
+    others = [row for row in content["rows"] if row.get("cell") != cell["cell"]]
+    content["rows"] = [*others, {**cell, **figures}]
     text = render(content)
     for goal in content["goals"]:
         verdict = "holds" if goal["holds"] else "falls short"
