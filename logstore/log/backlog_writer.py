@@ -16,7 +16,7 @@ from logstore.format.batch import iterate_batches
 from logstore.format.control import known_type
 from logstore.interfaces import FileSystem
 from logstore.log.chunk_writer import ChunkWriter
-from logstore.log.jobs import DiskJob, JobSource, Operation, Sync, WorkOnFile
+from logstore.log.jobs import DiskJob, Operation, Sync, WorkOnFile
 from logstore.log.journal import JournaledStream
 from logstore.log.journal_replay import read_stream
 from logstore.log.stream_state import BacklogWrite, StreamHost
@@ -24,7 +24,7 @@ from logstore.log.tail import TailEntry
 from logstore.log.ticket import Ticket
 
 
-class BacklogOwner(JobSource, JournaledStream, Protocol):
+class BacklogOwner(JournaledStream, Protocol):
     """The stream whose backlog it is."""
 
     name: str
@@ -113,7 +113,7 @@ class BacklogWriter:
         if not (backlog.unwritten or (is_synced and backlog.is_unsynced)):
             self.note()
             return None
-        write, operations = self._writer.write_backlog(is_synced=is_synced)
+        write, operations = self._writer.backlog_operations(is_synced=is_synced)
         self.in_flight = True
         skipped: list[tuple[Operation, OSError]] = []
         return DiskJob(operations, partial(self._landed, write, skipped), self._failed, skipped)

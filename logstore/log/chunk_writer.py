@@ -295,7 +295,7 @@ class ChunkWriter:
         """A part is durable in the journal."""
         self.backlog.add([batch.tail_entry() for batch in flight.batches], flight.entries, flight.end, generation)
 
-    def write_backlog(self, *, is_synced: bool) -> tuple[BacklogWrite, list[Operation]]:
+    def backlog_operations(self, *, is_synced: bool) -> tuple[BacklogWrite, list[Operation]]:
         """What writes the backlog to the chunk; `is_synced`: and makes it durable there."""
         chunk, backlog = self.chunks[-1], self.backlog
         write = BacklogWrite(backlog.acked, len(backlog.unwritten), len(backlog.entries), is_synced)
@@ -314,7 +314,7 @@ class ChunkWriter:
         return write, operations
 
     def backlog_landed(self, write: BacklogWrite, skipped: Sequence[Operation]) -> None:
-        """The job of `write_backlog` is done."""
+        """The job of `backlog_operations` is done."""
         chunk = self.chunks[-1]
         self._apply(write, chunk, has_block=write.index_write is not None)
         self._note_derived(chunk, write.index_write, write.snapshot_write, write.end.position, skipped)

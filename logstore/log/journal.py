@@ -66,7 +66,7 @@ class JournalFlight(Protocol):
         """The batches, in order."""
 
 
-class JournaledStream(Protocol):
+class JournaledStream(JobSource, Protocol):
     """What the journal asks of a stream."""
 
     def take_part(self) -> Any:
@@ -210,7 +210,7 @@ class Journal:
         if file is None:
             offered, self._offered = self._offered, {}
             for stream in offered:
-                self._notify(stream)  # type: ignore[arg-type]  # every journaled stream is a source of jobs, too
+                self._notify(stream)
             return None
         flights: list[tuple[JournaledStream, Any]] = []
         parts: list[tuple[PartPlace, Sequence[Buffer]]] = []

@@ -99,12 +99,7 @@ def backlog_without_sync(_: Patch) -> Setup:
 def torn_block_taken(patch: Patch) -> Setup:
     """A block is believed without its checksum."""
     patch.setattr(journal_block, "crc32c", lambda _data, _crc=0: 0)
-    patch.setattr(journal, "encode_head", _unchecked_head)
     return journaled(Setup(seed=1))
-
-
-def _unchecked_head(generation: int, position: int, parts: Any) -> bytes:
-    return journal_block.encode_head(generation, position, parts)
 
 
 def not_replayed(patch: Patch) -> Setup:
