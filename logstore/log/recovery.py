@@ -97,6 +97,7 @@ def recover_stream(
         chunks.append(chunk)
     _report_lost_parts(chunks[-1], journaled, report)
     producers, snapshot_at = _recover_producers(fs, chunks, now_ms, report)
+    fs.sync(chunks[-1].log_path)
     fs.sync_directory(directory)
     start = max(log_start, bases[0])
     return RecoveredStream(chunks, producers, min(start, chunks[-1].next_offset), chunks[-1].next_offset, snapshot_at)
