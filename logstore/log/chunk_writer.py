@@ -199,9 +199,9 @@ class ChunkWriter:
         takes_backlog = not flight.is_new_chunk or self.is_moving
         before = [entry.buffer for entry in backlog.unwritten] if takes_backlog else []
         buffers = [*before, *flight.buffers()]
-        path = chunk.cleaned_path if self.is_moving else chunk.log_path
+        path = self._path_until_synced(chunk) if flight.is_new_chunk else chunk.log_path
         operations += [WriteFile(path, self.end_position - sum(map(len, buffers)), buffers), Sync(path)]
-        if self.is_moving:
+        if path != chunk.log_path:
             operations += [Rename(path, chunk.log_path), SyncDirectory(self._directory)]
         entries = flight.entries if flight.is_new_chunk else [*backlog.entries, *flight.entries]
         if not flight.is_new_chunk:
@@ -252,24 +252,24 @@ class ChunkWriter:
             operations.extend(self.seal_operations())
         base_offset = self.backlog.synced.next_offset if self.is_moving else self.end_offset
         chunk = Chunk(self._directory, base_offset, base_offset)
-        log_path = chunk.cleaned_path if self.is_moving else chunk.log_path
+        log_path = self._path_until_synced(chunk)
         moved = self.backlog.unwritten if self.is_moving else []
         snapshot_at = sum(len(entry.buffer) for entry in moved)
         acked = self.backlog.acked.next_offset if self.is_moving else base_offset
         snapshot = encode_snapshot(ProducerSnapshot(snapshot_at, acked, self._producers.entries()))
+        # An empty chunk of this name has the same producers; it may be the last that knows them.
+        kept_bytes = self.chunks[-1].producers_bytes if self._is_replacing(chunk) else 0
         operations.extend(
             [
                 # A fresh inode: data that an earlier attempt left under this name, and its failed sync, are gone.
                 RemoveFile(log_path),
                 Create(log_path),
                 Create(chunk.index_path, optional=True),
-                Create(chunk.producers_path),
-                WriteFile(chunk.producers_path, 0, [snapshot]),
-                Sync(chunk.producers_path),
+                *([] if kept_bytes else _founding(chunk.producers_path, snapshot)),
                 SyncDirectory(self._directory),
             ]
         )
-        chunk.producers_bytes = len(snapshot)
+        chunk.producers_bytes = kept_bytes or len(snapshot)
         self.snapshot_at, self._snapshot_bytes = snapshot_at, len(snapshot)
         self.end_position = 0
         self._builder = IndexBuilder()
@@ -279,6 +279,31 @@ class ChunkWriter:
             self._builder.note(header, entry.base_offset, self.end_position, flight.entries, entry.kind)
             self.end_position += len(entry.buffer)
         return flight
+
+    def _path_until_synced(self, chunk: Chunk) -> str:
+        """Where a new chunk's first batches are written. An empty chunk of the same name is replaced at once: without
+        any name, a stream whose records are all trimmed would have lost where its log ends.
+        """
+        return chunk.cleaned_path if self.is_moving or self._is_replacing(chunk) else chunk.log_path
+
+    def _is_replacing(self, chunk: Chunk) -> bool:
+        """Whether the last chunk is empty and has the name of this new one."""
+        return bool(self.chunks) and self.chunks[-1].base_offset == chunk.base_offset
+
+    def roll_failed(self, operation: Operation) -> None:
+        """A roll ended at this operation. The name of the new chunk may exist: nothing may go to the chunk before it.
+
+        Behind the seal, that chunk is synced. It is noted, so that its backlog does not move to a third chunk, which
+        the new one's name would cut off.
+        """
+        self.must_roll = True
+        if self.is_moving or not self.chunks:
+            return
+        is_seal = isinstance(operation, WriteFile | Sync) and operation.path == self.chunks[-1].log_path
+        if not is_seal:
+            backlog = self.backlog
+            write = BacklogWrite(backlog.acked, len(backlog.unwritten), len(backlog.entries), True)
+            self._apply(write, self.chunks[-1], has_block=False)
 
     def begin_move(self, batches: list[TailEntry]) -> None:
         """The chunk ends at its synced end; `batches`, everything acknowledged behind it, goes to the next chunk."""
@@ -397,6 +422,11 @@ class ChunkWriter:
             if not _has(skipped, snapshot):
                 self._snapshot_bytes = len(snapshot.buffers[0])
                 chunk.producers_bytes += self._snapshot_bytes
+
+
+def _founding(path: str, data: bytes) -> list[Operation]:
+    """The operations that make a file with this content, synced."""
+    return [Create(path), WriteFile(path, 0, [data]), Sync(path)]
 
 
 def _has(operations: Sequence[Operation], wanted: Operation) -> bool:

@@ -205,8 +205,9 @@ class Store:
         self.journal.start_behind(journal.serial, journal.generation)
         for path in journal.paths:
             fs.remove(path)
-        if journal.paths:
-            fs.sync_directory(JOURNAL_DIRECTORY)
+        # Also if there is none: a killed process may have removed one with a block that failed, in the page cache only.
+        # If a power cut brought that back, the next start would put its parts over what is appended now.
+        fs.sync_directory(JOURNAL_DIRECTORY)
         self._set_retention_clock()
         self.readers.reconcile()
         for name in fs.list_directory(STREAMS_DIRECTORY):

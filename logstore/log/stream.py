@@ -361,9 +361,9 @@ class Stream:
     def _failed(self, operation: Operation, error: OSError) -> None:
         """The chunk was not written: the next write starts after the last good byte."""
         flight, self._flight = self._flight, None
-        if isinstance(operation, Sync) or (flight is not None and flight.is_new_chunk):
-            # The name of the new chunk may exist: a batch at its base offset must not go to the chunk before it.
-            self._writer.must_roll = True
+        if flight is not None and flight.is_new_chunk:
+            self._writer.roll_failed(operation)
+        self._writer.must_roll |= isinstance(operation, Sync)
         if self._writer.is_moving:
             self._backlog_writer.fail(error)  # the next append, or the journal's next tick, tries again
             self._give_up_closing()

@@ -1,0 +1,136 @@
+"""Two failures, one behind the other: a call that fails, then another one, or the power, before all is well again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from logstore.log.journal import DIRECTORY as JOURNAL
+from logstore.log.journal import SUFFIX
+from logstore.log.topics import TopicConfig
+from logstore.testing.faults import EIO, FALSE_ALARM, Fault, FileCall
+from logstore.testing.history import History, content_of
+from logstore.testing.simdisk import CrashBounds, SimDisk
+from logstore.testing.world import Setup, SimulatedStore, journaled
+
+pytestmark = pytest.mark.crash
+
+BOUNDS = CrashBounds(states=64, file_states=8, torn_bytes=1)
+
+
+def store(setup: Setup) -> SimulatedStore:
+    """A store with one stream, whose chunk holds one batch."""
+    world = SimulatedStore(SimDisk(unit_bytes=64), History(), setup)
+    world.create_topic("t", 1)
+    world.run()
+    append(world)
+    return world
+
+
+def roomy() -> Setup:
+    """Small appends go to the journal, and chunks are large."""
+    setup = journaled(Setup(seed=1))
+    return replace(setup, settings=replace(setup.settings, topic_defaults=TopicConfig(segment_bytes=4096)))
+
+
+def append(world: SimulatedStore, value_bytes: int = 40) -> None:
+    """Append a batch, and run to the end."""
+    world.append("t", value_bytes=value_bytes)
+    world.run()
+
+
+def once(kind: str, suffix: str, fault: Fault = EIO) -> Callable[[FileCall], Fault | None]:
+    """The next call of this kind, of a path that ends so, fails."""
+    is_due = True
+
+    def rule(call: FileCall) -> Fault | None:
+        nonlocal is_due
+        if not is_due or call.kind != kind or not call.path.endswith(suffix):
+            return None
+        is_due = False
+        return fault
+
+    return rule
+
+
+def check_after_any_power_cut(world: SimulatedStore) -> list[SimulatedStore]:
+    """A kill now, and whatever a power cut may keep, lose nothing; the stores that start then."""
+    states = [world.disk.kill_state(), *world.disk.crash_states(BOUNDS)]
+    stores = [SimulatedStore(state, world.history.fork(), world.setup) for state in states]
+    for one in stores:
+        one.check()
+    return stores
+
+
+def test_a_chunk_whose_successor_has_a_name_does_not_move_its_backlog() -> None:
+    """A roll fails behind the seal, then a sync of the sealed chunk would fail: what is acknowledged later stays."""
+    world = store(roomy())
+    append(world)
+    append(world)
+    stream = world.store.stream("t", 0)
+    world.disk.fault_for = once("create", ".producers")
+    world.store.roll_soon(stream)
+    world.run()
+    world.disk.fault_for = once("sync", f"{0:020d}.log")
+    stream.sync_backlog()
+    world.run()
+    append(world)
+    append(world)
+    assert stream.high_watermark == 5
+    check_after_any_power_cut(world)
+
+
+def test_an_empty_chunk_is_known_until_another_has_its_name() -> None:
+    """All records are trimmed, the sync of the next append fails: where the log ends, and what the idempotent producer
+    sent last, is known at every moment.
+    """
+    world = store(Setup(seed=1))
+    known = world.history.stream("t", 0)
+    batch, newest = world.make_batch(known, 1, 30, (7, 0, 0))
+    known.send(content_of(batch), 1, newest)
+    world.send("t", 0, bytearray(batch))
+    world.run()
+    world.trim("t", 0, 2)
+    world.run()
+    world.disk.fault_for = once("sync", ".log")
+    refused = world.append("t")
+    world.run()
+    assert refused.error is not None
+
+    def before(call: FileCall) -> None:
+        for after in check_after_any_power_cut(world) if call.changes_disk else ():
+            again = after.send("t", 0, bytearray(batch))
+            after.run()
+            assert again.result().duplicate  # type: ignore[attr-defined]
+
+    world.disk.before_call = before
+    append(world)
+    world.disk.before_call = None
+    check_after_any_power_cut(world)
+
+
+def test_a_failed_block_does_not_come_back_over_later_appends() -> None:
+    """A block whose sync failed is removed, the process is killed before that is durable: the power may bring it back,
+    but then it lies behind nothing that was acknowledged since.
+    """
+    world = store(roomy())
+    failing = once("sync", SUFFIX, FALSE_ALARM), once("sync_directory", JOURNAL)
+    append(world)  # the journal's file has a durable name
+
+    def rule(call: FileCall) -> Fault | None:
+        if call.kind == "sync_directory":
+            return failing[1](call)
+        return failing[0](call)
+
+    world.disk.fault_for = rule
+    refused = world.append("t")
+    world.run()
+    world.store.stream("t", 0).sync_backlog()
+    world.run()
+    assert refused.error is not None
+    assert world.disk.list_directory(JOURNAL) == []
+    killed = SimulatedStore(world.disk.kill_state(), world.history, world.setup)
+    append(killed, 500)  # more than the journal takes
+    check_after_any_power_cut(killed)
