@@ -76,9 +76,11 @@ def recover_from_files(
     directory = stored.directory
     reached = max(stored.log_start, quiet.find(directory).reached)
     recovered = RecoveredStream([], ProducerTable(), 0, 0)
+    parts = journaled.get(directory, ())
     if stored.is_there:
-        parts = journaled.get(directory, ())
         recovered = recover_stream(fs, directory, stored.log_start, now_ms, report, parts)
+    elif parts:
+        raise CorruptFile(f"{directory} is gone, though the journal has records of the stream; restore it")
     if not recovered.chunks and reached:
         raise CorruptFile(f"{directory}: no chunk is left, though the log had reached offset {reached}; restore it")
     if recovered.next_offset < reached:

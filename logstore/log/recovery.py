@@ -43,7 +43,7 @@ from logstore.format.batch import (
 from logstore.format.control import BEGIN_TYPE, END_TYPE, known_type
 from logstore.format.index import BLOCK, UNKNOWN_TIME, IndexBlock, IndexEntry, decode_blocks, decode_seal, encode_block
 from logstore.format.journal_block import JournalPart
-from logstore.format.snapshot import decode_snapshots
+from logstore.format.snapshot import ProducerSnapshot, decode_snapshots, encode_snapshot
 from logstore.interfaces import Buffer, FileSystem
 from logstore.log.chunks import (
     CLEANED_SUFFIX,
@@ -97,7 +97,6 @@ def recover_stream(
         chunks.append(chunk)
     _report_lost_parts(chunks[-1], journaled, report)
     producers, snapshot_at = _recover_producers(fs, chunks, now_ms, report)
-    fs.sync(chunks[-1].log_path)
     fs.sync_directory(directory)
     start = max(log_start, bases[0])
     return RecoveredStream(chunks, producers, min(start, chunks[-1].next_offset), chunks[-1].next_offset, snapshot_at)
@@ -467,7 +466,15 @@ def _recover_producers(
                 table.synced(header, header.base_offset, now_ms)
         position = 0
     last = chunks[-1]
-    if not fs.exists(last.producers_path):
+    if start < len(chunks) - 1:
+        # A crash came while the last chunk was begun. The older chunks may be trimmed before it gets another snapshot.
+        snapshot_at = last.size_bytes
+        snapshot = encode_snapshot(ProducerSnapshot(snapshot_at, last.next_offset, table.entries()))
+        fs.create(last.producers_path)
+        fs.write(last.producers_path, 0, [snapshot])
+        fs.sync(last.producers_path)
+        last.producers_bytes = len(snapshot)
+    elif not fs.exists(last.producers_path):
         fs.create(last.producers_path)
     elif fs.size(last.producers_path) > last.producers_bytes:
         fs.truncate(last.producers_path, last.producers_bytes)

@@ -24,6 +24,7 @@ from logstore.base.clock import Clock
 from logstore.base.events import LogEvent, Report
 from logstore.errors import (
     InvalidPartitions,
+    StorageFailed,
     TopicExists,
     UnknownTopicOrPartition,
 )
@@ -389,7 +390,13 @@ class Store:
         topic = self.topic(name)
         gone: dict[str, bytes | None] = {_TOPIC + name: None}
         gone.update({_start_key(topic.topic_id, stream.partition): None for stream in topic.partitions})
-        await self.catalogue.put(gone)
+        try:
+            await self.catalogue.put(gone)
+        except StorageFailed:
+            # The deletion may be on the disk all the same. It is taken back at once, or what the topic acknowledges
+            # from here on would go with it at the next start.
+            await self.catalogue.put({}).settled()
+            raise
         if self.topics.get(name) is topic:
             del self.topics[name]
         self._by_id.pop(topic.topic_id, None)

@@ -112,10 +112,10 @@ def _plan_topic(fs: FileSystem, topic: CataloguedTopic, planned: Plan) -> None:
         log_start = topic.log_starts.get(partition, 0)
         reached = max(log_start, planned.reached(directory))
         if not fs.exists(directory):  # it comes with the first record
-            if reached and not planned.is_live:
-                what = (
-                    f"the directory of {topic.name}-{partition} is missing, though the log had reached offset {reached}"
-                )
+            is_journaled = directory in planned.journaled
+            if (reached or is_journaled) and not planned.is_live:
+                known = "the journal has records of it" if is_journaled else f"the log had reached offset {reached}"
+                what = f"the directory of {topic.name}-{partition} is missing, though {known}"
                 planned.findings.damage("stream-missing", directory, f"{what}; a sidecar does not start without it")
             continue
         places = _places(fs, directory, log_start, planned.findings, is_live=planned.is_live)

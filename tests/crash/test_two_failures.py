@@ -134,3 +134,43 @@ def test_a_failed_block_does_not_come_back_over_later_appends() -> None:
     killed = SimulatedStore(world.disk.kill_state(), world.history, world.setup)
     append(killed, 500)  # more than the journal takes
     check_after_any_power_cut(killed)
+
+
+def test_a_kill_in_a_roll_and_a_trim_do_not_forget_producers() -> None:
+    """Killed while the next chunk was begun; the sealed one is trimmed in the next life, killed again: the last batch
+    of the idempotent producer is known still.
+    """
+    world = SimulatedStore(SimDisk(unit_bytes=64), History(), Setup(seed=1))
+    world.create_topic("t", 1)
+    world.run()
+    known = world.history.stream("t", 0)
+    batch, newest = world.make_batch(known, 1, 30, (7, 0, 0))
+    known.send(content_of(batch), 1, newest)
+    world.send("t", 0, bytearray(batch))
+    world.run()
+    killed: list[SimDisk] = []
+    world.disk.before_call = lambda call: killed.append(world.disk.kill_state()) if call.changes_disk else None
+    world.store.roll_soon(world.store.stream("t", 0))
+    world.run()
+    assert len(killed) > 5
+    for disk in killed:
+        after = SimulatedStore(disk, world.history.fork(), world.setup)
+        append(after)
+        after.trim("t", 0, 1)
+        append(after)
+        after.restart(clean=False)
+        again = after.send("t", 0, bytearray(batch))
+        after.run()
+        assert again.result().duplicate  # type: ignore[attr-defined]
+
+
+def test_a_deletion_that_failed_does_not_take_later_records_with_it() -> None:
+    """The disk refuses the sync of a deletion, and the topic goes on: a kill behind that leaves it whole."""
+    world = store(Setup(seed=1))
+    world.disk.fault_for = once("sync", f"ledger/catalogue.{1:020d}")
+    deletion = world.store.delete_topic("t")
+    world.run()
+    assert deletion.error is not None
+    append(world)
+    assert world.store.stream("t", 0).high_watermark == 2
+    check_after_any_power_cut(world)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from logstore.base.events import ignore
+from logstore.errors import CorruptFile
 from logstore.format.journal_block import JournalPart, PartPlace, encode_head, scan_blocks
 from logstore.log.journal import DIRECTORY, JournalLimits
 from logstore.log.journal_replay import read_journal
@@ -125,3 +126,16 @@ def test_a_chunk_that_only_the_journal_knows(disk: SimDisk) -> None:
         if finding.kind == "offsets-missing"
     ]
     assert (found.first_offset, found.last_offset) == (50, 52)
+
+
+def test_a_directory_that_only_the_journal_knows(disk: SimDisk) -> None:
+    """The directory of a stream is gone, of which the journal has records: damage, and no sidecar starts with it."""
+    directory = parts_of(disk)[0].place.directory.decode()
+    copy = disk.kill_state()
+    for name in copy.list_directory(directory):
+        copy.remove(f"{directory}/{name}")
+    copy.remove_directory(directory)
+    (found,) = damage_of(copy)
+    assert (found.kind, found.path) == ("stream-missing", directory)
+    with pytest.raises(CorruptFile, match="the journal has records"):
+        SimulatedStore(copy, History(), Setup())
