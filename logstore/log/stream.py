@@ -582,13 +582,12 @@ class Stream:
             self._closing.succeed(None)
 
     def _give_up_closing(self) -> None:
-        """The last chunk cannot be made whole. If the stream is being closed, it ends so: the journal keeps what the
-        chunk lacks, and the next start brings it there.
-        """
-        if self._closing is not None and not self._closing.done:
+        """End a stream that is being closed, and whose last chunk cannot be made whole: the journal keeps the rest."""
+        if self._closing is not None and not self._closed:
             self._closed = True
             self._backlog_writer.close()
-            self._closing.succeed(None)
+            if not self._closing.done:
+                self._closing.succeed(None)
 
     def abandon(self) -> None:
         """The topic is deleted: fail all pending appends, wake the waiters, give out no more jobs."""

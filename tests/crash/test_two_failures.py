@@ -174,3 +174,24 @@ def test_a_deletion_that_failed_does_not_take_later_records_with_it() -> None:
     append(world)
     assert world.store.stream("t", 0).high_watermark == 2
     check_after_any_power_cut(world)
+
+
+@pytest.mark.parametrize("kind", ["create", "read"], ids=["the next chunk", "the journal"])
+def test_a_stop_ends_though_a_chunk_can_neither_be_synced_nor_left(kind: str) -> None:
+    """The sync at a stop fails, and then every call that would bring its records elsewhere: the stop ends, and the next
+    start has them from the journal.
+    """
+    world = store(roomy())
+    append(world)
+    sync = once("sync", ".log")
+
+    def rule(call: FileCall) -> Fault | None:
+        is_way_out = call.kind == kind and call.path.endswith((".cleaned", SUFFIX))
+        return EIO if is_way_out else sync(call)
+
+    world.disk.fault_for = rule
+    stopped = world.store.close()
+    world.run(1000)
+    assert stopped.done
+    assert not world.driver.step()
+    check_after_any_power_cut(world)
