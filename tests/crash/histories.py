@@ -25,7 +25,11 @@ from logstore.verify.directory import verify
 PARTITIONS = 3
 PRODUCER = 42
 KINDS = ("write", "sync", "create", "remove", "rename", "truncate", "sync_directory", "make_directory")
-PLACES = ("", ".log", ".journal", ".index", ".producers", ".cleaned", "ledger/", "ledger/quiet", "journal", "streams/")
+PLACES = (
+    *("", ".log", ".log", ".log", ".journal", ".journal", ".index", ".producers", ".cleaned"),
+    *("ledger/", "ledger/quiet", "journal", "streams/"),
+)
+"""Parts of paths; what is here more than once is hit more often."""
 DAY_MS = 24 * 3600 * 1000
 LOST = (OFFSETS_LOST, DURABLE_DATA_DAMAGED, DURABLE_DATA_LOST, QUIET_TABLE_DAMAGED)
 """Reports that no crash and no failed call may bring about."""
@@ -219,7 +223,7 @@ class RandomHistory:
     def fault(self) -> tuple[str, Callable[[FileCall], Fault | None]]:
         """A rule that lets a few calls fail."""
         random = self.random
-        kind, place = random.choice((*KINDS, "sync", "write")), random.choice(PLACES)
+        kind, place = random.choice((*KINDS, *["sync"] * 4, "write", "create")), random.choice(PLACES)
         effect, number = random.choice(list(Effect)), random.choice([errno.EIO, errno.ENOSPC])
         skip, left = random.choice([0, 0, 1, 3]), random.choice([1, 1, 2, 5])
 
