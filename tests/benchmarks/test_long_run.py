@@ -1,4 +1,4 @@
-"""The long run: half a minute of it in the short run, an hour in the long one."""
+"""The long run still works: half a minute of it. tests/figures has an hour."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ from benchmarks.mixed.clients import Told
 from tests.support.limits import PROGRAM_S
 
 ROOT = Path(__file__).parents[2]
-HOUR_S = 3600
 
 
-def run(folder: Path, *flags: str, limit_s: float = PROGRAM_S) -> dict[str, Any]:
+def run(folder: Path, *flags: str) -> dict[str, Any]:
     """The results of a run."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.long_run", *flags, "--results", str(folder)],
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=limit_s,
+        timeout=PROGRAM_S,
         check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
@@ -47,15 +46,6 @@ def test_half_a_minute_of_kills_breaks_no_promise(tmp_path: Path) -> None:
         assert found["counts"][what] > 0, what
     assert all(set(FIGURES) <= set(row) for row in found["rows"])
     assert (tmp_path / "long_run.png").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.clients
-@pytest.mark.timeout(2 * HOUR_S)
-def test_an_hour_of_mixed_load(tmp_path: Path) -> None:
-    """What the sidecar uses does not grow, within a life or from life to life, and no promise is broken."""
-    found = run(tmp_path, "--minutes", "60", limit_s=1.5 * HOUR_S)
-    assert [goal["name"] for goal in found["goals"] if not goal["holds"]] == []
 
 
 def test_a_folder_that_goes_while_files_are_counted_is_passed_over(tmp_path: Path) -> None:
