@@ -34,6 +34,8 @@ from scheduler.coordinator.running import (
 from scheduler.coordinator.service import CoordinatorEnvironment
 from scheduler.coordinator.testing import in_thread
 from scheduler.topology import racks
+from spe_adapter.checkpoint.settings import CheckpointSettings, open_coordinator
+from spe_adapter.tools import checkpoints_command
 from tests.coordinator.support import ask, topology_file
 from tests.support.limits import PATIENCE_S
 
@@ -223,6 +225,34 @@ def test_mutual_tls_without_a_token(tmp_path: Path, certificate: tuple[Path, Pat
         stranger = CoordinatorClient(url, ca_file=certificate[0], patience_s=0)
         with stranger, pytest.raises(CoordinatorUnavailable):
             stranger.status()
+
+
+def test_writers_of_checkpoints_show_their_certificate(
+    tmp_path: Path, certificate: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The settings of checkpoints, and `cairn checkpoints`, name authorities and a certificate; files that cannot be
+    used are named.
+    """
+    both = tmp_path / "both.pem"
+    both.write_bytes(certificate[0].read_bytes() + certificate[1].read_bytes())
+    topology = racks([4, 4], 4)
+    settings = ServeSettings(Address("127.0.0.1", 0), security=Security(tls=server_tls(*certificate, certificate[0])))
+    environment = CoordinatorEnvironment(topology, make_planner("paper", topology), SystemClock(), Random(0), ignore)
+    with opened(tmp_path / "data") as metadata, in_thread(environment, metadata, settings) as url:
+        given = CheckpointSettings(
+            tmp_path.as_uri(), coordinator=url, host="r1h1",
+            coordinator_ca_file=str(certificate[0]), coordinator_certificate_file=str(both),
+        )  # fmt: skip
+        client = open_coordinator(given)
+        assert client is not None
+        with client:
+            assert client.status()
+        parser = argparse.ArgumentParser()
+        checkpoints_command.add_arguments(parser)
+        flags = ["list", "--coordinator", url, "--ca-file", str(certificate[0]), "--certificate-file"]
+        assert checkpoints_command.main(parser.parse_args([*flags, str(both)])) == 0
+        assert checkpoints_command.main(parser.parse_args([*flags, str(tmp_path / "none.pem")])) == 1
+        assert "none.pem" in capsys.readouterr().err
 
 
 def test_the_command_follows_its_certificates(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
