@@ -60,7 +60,15 @@ from spe_adapter.operators.windows import Counting
 
 ROOT = Path(__file__).parents[1]
 TOTALS = "totals"
-RETENTION = {"retention.bytes": str(4 << 20), "segment.bytes": str(1 << 20)}
+RETENTION = {
+    INPUT: {"retention.bytes": str(1 << 20), "segment.bytes": str(256 << 10)},
+    OUTPUT: {"retention.bytes": str(256 << 10), "segment.bytes": str(64 << 10)},
+    TOTALS: {"retention.bytes": str(256 << 10), "segment.bytes": str(64 << 10)},
+    PROBE: {"retention.bytes": str(256 << 10), "segment.bytes": str(64 << 10)},
+}
+"""Of each topic, by its rate: some minutes of it, so that each is full before the second life, and longer than its
+readers are ever away.
+"""
 RETENTION_CHECK_MS = 10_000
 LIVES = 6
 CLEAN_SHARE = 3
@@ -184,8 +192,8 @@ def run(plan: Plan, directory: Path, console: Console) -> tuple[Rows, Told]:
         stack.callback(sidecar.stop)
         sidecar.wait_serving()
         with RawConnection(sidecar.port) as link:
-            for topic in (INPUT, OUTPUT, TOTALS, PROBE):
-                link.create_topic(topic, PARTITIONS, RETENTION)
+            for topic, retention in RETENTION.items():
+                link.create_topic(topic, PARTITIONS, retention)
         threads = [threading.Thread(target=work, args=(sidecar.bootstrap, told), daemon=True) for work in CLIENTS]
         for thread in threads:
             thread.start()
