@@ -37,7 +37,7 @@ from rich.console import Console
 
 from benchmarks.harness import results
 from benchmarks.harness.kafka import KafkaPeer
-from benchmarks.harness.meter import cpu_seconds, percentiles
+from benchmarks.harness.meter import cpu_seconds, median, percentiles
 from benchmarks.harness.process import Peer, free_port
 from benchmarks.harness.report import (
     Goal,
@@ -196,12 +196,13 @@ def find_goals(rows: Rows) -> list[Goal]:
     goals: list[Goal] = []
     for partitions in PARTITIONS:
         for other in (KAFKA_FLUSH, KAFKA):
-            ratio = rows.ratio("epochs_s", {"peer": CAIRN}, {"peer": other}, partitions=partitions)
-            if ratio is not None:
-                goals.append(at_least(f"epochs a second, {partitions} partitions, to {other}", ratio, "×", 1.0))
-        found = rows.median("syncs", peer=CAIRN, partitions=partitions)
-        if found is not None:
-            goals.append(at_most(f"syncs of an epoch, {partitions} partitions", found, "syncs", 4.0))
+            ratios = rows.ratios("epochs_s", {"peer": CAIRN}, {"peer": other}, partitions=partitions)
+            if ratios:
+                name = f"epochs a second, {partitions} partitions, to {other}"
+                goals.append(at_least(name, median(ratios), "×", 1.0, ratios))
+        found = rows.values("syncs", peer=CAIRN, partitions=partitions)
+        if found:
+            goals.append(at_most(f"syncs of an epoch, {partitions} partitions", median(found), "syncs", 4.0, found))
     return goals
 
 

@@ -60,7 +60,15 @@ from spe_adapter.operators.windows import Counting
 
 ROOT = Path(__file__).parents[1]
 TOTALS = "totals"
-RETENTION = {"retention.bytes": str(4 << 20), "segment.bytes": str(1 << 20)}
+RETENTION = {
+    INPUT: {"retention.bytes": str(1 << 20), "segment.bytes": str(256 << 10)},
+    OUTPUT: {"retention.bytes": str(256 << 10), "segment.bytes": str(64 << 10)},
+    TOTALS: {"retention.bytes": str(256 << 10), "segment.bytes": str(64 << 10)},
+    PROBE: {"retention.bytes": str(256 << 10), "segment.bytes": str(64 << 10)},
+}
+"""Of each topic, by its rate: some minutes of it, so that each is full before the second life, and longer than its
+readers are ever away.
+"""
 RETENTION_CHECK_MS = 10_000
 LIVES = 6
 CLEAN_SHARE = 3
@@ -132,11 +140,11 @@ def requests(http_port: int) -> float:
 def disk_use(directory: Path) -> tuple[int, int]:
     """Files below a directory, and their bytes on disk."""
     files = size_bytes = 0
-    for path in directory.rglob("*"):
-        with suppress(OSError):
-            if path.is_file():
+    for folder, _, names in os.walk(directory):  # which passes over folders that go meanwhile, as of deleted topics
+        for name in names:
+            with suppress(OSError):
+                size_bytes += os.lstat(os.path.join(folder, name)).st_blocks * 512
                 files += 1
-                size_bytes += path.stat().st_blocks * 512
     return files, size_bytes
 
 
@@ -184,8 +192,8 @@ def run(plan: Plan, directory: Path, console: Console) -> tuple[Rows, Told]:
         stack.callback(sidecar.stop)
         sidecar.wait_serving()
         with RawConnection(sidecar.port) as link:
-            for topic in (INPUT, OUTPUT, TOTALS, PROBE):
-                link.create_topic(topic, PARTITIONS, RETENTION)
+            for topic, retention in RETENTION.items():
+                link.create_topic(topic, PARTITIONS, retention)
         threads = [threading.Thread(target=work, args=(sidecar.bootstrap, told), daemon=True) for work in CLIENTS]
         for thread in threads:
             thread.start()

@@ -3,7 +3,8 @@
 `python benchmarks/many_partitions.py [--quick] [--smoke] [--part NAME]` measures, in this order: creating the
 partitions, a first record in each, memory when they are quiet, metadata of all beside a client that produces, a clean
 stop and the start behind it, a kill of a quiet sidecar with a few busy streams, a kill right behind writes to all; then
-idle connections; then offsets of groups. It writes results/many_partitions.json. A full run takes about five minutes.
+idle connections; then offsets of groups. Stops and starts are repeated, and each is kept. It writes
+results/many_partitions.json with a plot. A full run takes about seven minutes.
 
 Invariants:
 * Every figure is one of a real process over loopback; a start lasts from the start of the process until it accepts
@@ -24,16 +25,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import psutil
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from benchmarks.harness import results
-from benchmarks.harness.meter import percentiles, process_clock_s
+from benchmarks.harness.meter import median, percentiles, process_clock_s
 from benchmarks.harness.process import PeerFailed
 from benchmarks.harness.raw import RawConnection, RawFailed, frame, make_batch, produce_frame, produced_error, string
 from benchmarks.harness.report import (
     Goal,
-    Row,
     Rows,
     at_least,
     at_most,
@@ -49,6 +51,8 @@ METADATA, OFFSET_COMMIT, OFFSET_FETCH = 3, 8, 9
 IN_FLIGHT = 32
 """Produce requests on their way on a connection while all partitions get a record."""
 BUSY_STREAMS = 200
+START_S, STOP_S = 2.0, 1.0
+"""What is wanted of starts and stops."""
 OFFSETS_PER_COMMIT = 2_000
 TIMEOUT_S = 300.0
 PARTS = ("partitions", "connections", "offsets")
@@ -64,6 +68,8 @@ class Plan:
     connections: int
     groups: int
     """Each commits an offset in every partition of one topic."""
+    rounds: int = 5
+    """Of a stop, the start behind it, and the start after a kill."""
     quiet_s: float = 14.0
     """Longer than a stream without writes stays out of the table of quiet streams."""
 
@@ -79,8 +85,8 @@ class Plan:
 
 
 FULL = Plan(results.FULL, 2, 10_000, 5_000, 100)
-QUICK = Plan("quick", 2, 1_000, 500, 20)
-SMOKE = Plan("smoke", 2, 20, 5, 2, 0.1)
+QUICK = Plan("quick", 2, 1_000, 500, 20, rounds=3)
+SMOKE = Plan("smoke", 2, 20, 5, 2, rounds=2, quiet_s=0.1)
 
 
 def metadata_frame() -> bytearray:
@@ -233,15 +239,16 @@ class Benchmark:
         written = (memory_bytes(sidecar) - empty_bytes) / streams
         self._note("memory", fresh_bytes=fresh, written_bytes=written)
         self._metadata(sidecar)
-        time.sleep(self.plan.quiet_s)
-        self._stop(sidecar, "stop, quiet")
-        self._start(sidecar, "start after a stop")
-        self._note("first ack after a stop", seconds=self._write(sidecar, 1))
-        self._note("memory after a start", written_bytes=(memory_bytes(sidecar) - empty_bytes) / streams)
-        self._write(sidecar, min(streams, BUSY_STREAMS))
-        sidecar.kill()
-        self._start(sidecar, "start after a kill")
-        self._note("first ack after a kill", seconds=self._write(sidecar, 1))
+        for _ in range(self.plan.rounds):
+            time.sleep(self.plan.quiet_s)
+            self._stop(sidecar, "stop, quiet")
+            self._start(sidecar, "start after a stop")
+            self._note("first ack after a stop", seconds=self._write(sidecar, 1))
+            self._note("memory after a start", written_bytes=(memory_bytes(sidecar) - empty_bytes) / streams)
+            self._write(sidecar, min(streams, BUSY_STREAMS))
+            sidecar.kill()
+            self._start(sidecar, "start after a kill")
+            self._note("first ack after a kill", seconds=self._write(sidecar, 1))
         self._note("a record in each, all quiet before", seconds=self._write(sidecar, streams))
         sidecar.kill()
         self._start(sidecar, "start after a kill behind writes to all")
@@ -346,14 +353,15 @@ def find_goals(rows: Rows, plan: Plan) -> list[Goal]:
     goals: list[Goal] = []
 
     def bound(what: str, figure: str, unit: str, most: float, name: str) -> None:
-        found: Row | None = next(iter(rows.select(what=what)), None)
-        if found is not None:
-            goals.append(at_most(name, found[figure], unit, most))
+        found = rows.values(figure, what=what)
+        if found:
+            goals.append(at_most(name, median(found), unit, most, found))
 
     count = f"{plan.streams:,} partitions"
-    bound("start after a stop", "seconds", "s", 2.0, f"start with {count} after a stop")
-    bound("start after a kill", "seconds", "s", 2.0, f"start with {count} after a kill, {BUSY_STREAMS} of them busy")
-    bound("stop, quiet", "seconds", "s", 1.0, f"stop with {count}")
+    bound("start after a stop", "seconds", "s", START_S, f"start with {count} after a stop")
+    name = f"start with {count} after a kill, {BUSY_STREAMS} of them busy"
+    bound("start after a kill", "seconds", "s", START_S, name)
+    bound("stop, quiet", "seconds", "s", STOP_S, f"stop with {count}")
     bound("memory", "written_bytes", "bytes", 10_000, "memory of a partition with a record")
     bound("memory after a start", "written_bytes", "bytes", 10_000, "memory of a partition after a start")
     bound("metadata of all", "median_ms", "ms", 100.0, f"metadata of {count}")
@@ -363,6 +371,26 @@ def find_goals(rows: Rows, plan: Plan) -> list[Goal]:
     bound("with offsets", "beside_longest_ms", "ms", 100.0, "longest produce beside a group's offsets")
     idle = rows.select(what="idle connections")
     return goals + [at_least("idle connections", row["count"], "connections", plan.connections) for row in idle]
+
+
+STARTS_AND_STOPS = ("start after a stop", "start after a kill", "stop, quiet")
+
+
+def draw(rows: Rows, plan: Plan, path: Path) -> None:
+    """How long stops and starts take, every one a dot, and what is wanted."""
+    mpl.use("Agg")
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axis = figure.subplots()
+    for place, what in enumerate(STARTS_AND_STOPS):
+        seconds = rows.values("seconds", what=what)
+        axis.bar([place], [median(seconds) if seconds else 0.0], 0.6, color="tab:blue")
+        axis.plot([place] * len(seconds), seconds, ".", color="black", alpha=0.5)
+        most = STOP_S if what.startswith("stop") else START_S
+        axis.plot([place - 0.35, place + 0.35], [most, most], "--", color="tab:red")
+    axis.set_xticks(range(len(STARTS_AND_STOPS)), STARTS_AND_STOPS)
+    axis.set_ylabel("seconds; dashed: wanted")
+    axis.set_title(f"One sidecar with {plan.streams:,} partitions")
+    figure.savefig(path, dpi=100)
 
 
 def main() -> None:
@@ -405,6 +433,7 @@ def main() -> None:
         "rows": benchmark.rows.all,
     }
     write_json(folder / "many_partitions.json", content)
+    draw(benchmark.rows, plan, folder / "many_partitions.png")
     console.print(f"written: {folder / 'many_partitions.json'}")
 
 

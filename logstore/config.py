@@ -188,8 +188,11 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("state", "state-directory", STATE_DIRECTORY, 0, 0, "where streaming queries keep state; empty: not tidied"),
     Setting("state", "state-idle-ms", 600_000, 1000, _LARGEST, "how long unused state stays there"),
     Setting("coordinator", "coordinate", "", 0, 0, "file with the network to plan writes in; empty: no coordinator"),
-    Setting("coordinator", "coordinator", "127.0.0.1:9880", 0, 0, "where that coordinator listens (HTTP)"),
-    Setting("http", "http", "", 0, 0, "HOST:PORT of metrics, health and the status page; empty: none"),
+    Setting(
+        "coordinator", "coordinator", "127.0.0.1:9880", 0, 0, "where that coordinator listens: [https://]HOST:PORT"
+    ),
+    Setting("coordinator", "coordinator-token-file", "", 0, 0, "file with a text that its clients must know"),
+    Setting("http", "http", "", 0, 0, "[https://]HOST:PORT of metrics, health and the status page; empty: none"),
     Setting("process", "log-format", "logfmt", 0, 0, "logfmt or json", ("logfmt", "json")),
     Setting(
         "process", "log-level", "info", 0, 0, "least level of lines that are written: info, warning, error", LEVELS
@@ -199,11 +202,21 @@ _LISTEN_KEYS = ("kafka.listeners", "kafka.advertise", "data-dir", "insecure")
 
 
 @dataclass(frozen=True, slots=True)
+class HttpListener:
+    """An address that is served by HTTP, or by HTTPS with the certificates of the sidecar."""
+
+    address: Address
+    is_encrypted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class CoordinatorConfig:
     """The coordinator inside a sidecar. `topology` is the file with its network; empty: no coordinator."""
 
     topology: str
-    listen: str
+    listen: HttpListener
+    token_file: str
+    """Empty: its clients need no token."""
     insecure: bool
 
 
@@ -227,8 +240,13 @@ class SidecarConfig:
     super_users: frozenset[str]
     tls: TlsFiles
     login: LoginSettings
-    http: Address | None
+    http: HttpListener | None
     """Where metrics, health and the status page are served; None: nowhere."""
+
+    @property
+    def needs_tls(self) -> bool:
+        """Whether any listener is encrypted."""
+        return _encrypted(self.listeners, self.http, self.coordinator) is not None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -280,7 +298,9 @@ def parse(arguments: argparse.Namespace) -> SidecarConfig:
         insecure=is_insecure,
         requires_certificate=values["tls_client_auth"] == "required",
     )
-    coordinator = CoordinatorConfig(str(values["coordinate"]), str(values["coordinator"]), is_insecure)
+    listen = parse_http("coordinator", str(values["coordinator"]))
+    token_file = str(values["coordinator_token_file"])
+    coordinator = CoordinatorConfig(str(values["coordinate"]), listen, token_file, is_insecure)
     return _build(Path(str(data_dir)), listeners, values, coordinator)
 
 
@@ -290,6 +310,7 @@ def _build(
     values: Mapping[str, Any],
     coordinator: CoordinatorConfig,
 ) -> SidecarConfig:
+    http = _monitoring(values, insecure=coordinator.insecure)
     topic_defaults = TopicConfig(
         retention_ms=values["retention_ms"],
         retention_bytes=values["retention_bytes"],
@@ -340,9 +361,9 @@ def _build(
         log_level=Level[values["log_level"].upper()],
         coordinator=coordinator,
         super_users=parse_super_users(values["super_users"]),
-        tls=_tls(listeners, values),
+        tls=_tls(_encrypted(listeners, http, coordinator), values),
         login=_login(values),
-        http=parse_http(values["http"], insecure=coordinator.insecure),
+        http=http,
     )
 
 
@@ -452,11 +473,20 @@ def _protocol(text: str) -> tuple[SecurityProtocol, str]:
         raise ConfigError(f"{text}: there is no protocol {name!r}; use one of {known}") from None
 
 
-def _tls(listeners: Sequence[Listener], values: Mapping[str, Any]) -> TlsFiles:
+def _encrypted(listeners: Sequence[Listener], http: HttpListener | None, coordinator: CoordinatorConfig) -> str | None:
+    """The protocol of a listener that is encrypted; None if none is."""
+    found = [listener.protocol.value for listener in listeners if listener.protocol.is_encrypted]
+    if http is not None and http.is_encrypted:
+        found.append("--http https://")
+    if coordinator.topology and coordinator.listen.is_encrypted:
+        found.append("--coordinator https://")
+    return found[0] if found else None
+
+
+def _tls(encrypted: str | None, values: Mapping[str, Any]) -> TlsFiles:
     """The files of TLS. Raises ConfigError if a listener needs more than there are."""
-    encrypted = next((listener for listener in listeners if listener.protocol.is_encrypted), None)
     if encrypted is not None and not values["tls_certificate"]:
-        raise ConfigError(f"a listener of {encrypted.protocol.value} needs a certificate: give --tls-certificate FILE")
+        raise ConfigError(f"a listener of {encrypted} needs a certificate: give --tls-certificate FILE")
     if encrypted is not None and values["tls_client_auth"] != "none" and not values["tls_client_ca"]:
         raise ConfigError(f"tls-client-auth={values['tls_client_auth']} needs authorities: give --tls-client-ca FILE")
     return TlsFiles(
@@ -479,19 +509,30 @@ def _login(values: Mapping[str, Any]) -> LoginSettings:
     return LoginSettings(names, values["login_failure_delay_ms"] / 1000)
 
 
-def parse_http(text: str, *, insecure: bool) -> Address | None:
-    """Parse the address of metrics and status page; None for an empty text. Raises ConfigError, also for an address
-    other than loopback unless `insecure` is set: what is served there names topics, groups and queries.
+def parse_http(name: str, text: str) -> HttpListener:
+    """Parse `HOST:PORT`, `http://HOST:PORT` or `https://HOST:PORT`. `name` is the setting's. Raises ConfigError."""
+    scheme, mark, place = text.rpartition("://")
+    if mark and scheme.strip().lower() not in ("http", "https"):
+        raise ConfigError(f"--{name} {text}: there is no protocol {scheme!r}; use http or https")
+    return HttpListener(_address(place), scheme.strip().lower() == "https")
+
+
+def _monitoring(values: Mapping[str, Any], *, insecure: bool) -> HttpListener | None:
+    """Where metrics and the status page are served; None for an empty text. Raises ConfigError, also for an address
+    other than loopback whose clients need no certificate, unless `insecure` is set: what is served there names topics,
+    groups and queries.
     """
-    if not text:
+    if not values["http"]:
         return None
-    address = _address(text)
-    if not insecure and not is_loopback(address.host):
+    found = parse_http("http", values["http"])
+    is_safe = found.is_encrypted and values["tls_client_auth"] == "required"
+    if not insecure and not is_safe and not is_loopback(found.address.host):
         raise ConfigError(
-            f"--http {text} can be reached from other machines, and there is no authentication: "
-            "listen on 127.0.0.1, or say --insecure if the network is yours alone"
+            f"--http {values['http']} can be reached from other machines, without TLS and authentication: say "
+            f"https://{found.address} with --tls-client-auth required; or listen on 127.0.0.1; or say --insecure if "
+            "the network is yours alone"
         )
-    return address
+    return found
 
 
 def _address(text: str) -> Address:

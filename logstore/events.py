@@ -5,6 +5,8 @@ Invariant: names are unique; a test compares this module with the table in docs/
 
 from typing import Final
 
+from logstore.base.certificate_events import CERTIFICATES_LOADED as CERTIFICATES_LOADED
+from logstore.base.certificate_events import CERTIFICATES_UNUSABLE as CERTIFICATES_UNUSABLE
 from logstore.base.events import Level, LogEvent
 from logstore.base.http.events import CANNOT_ACCEPT as CANNOT_ACCEPT
 from logstore.base.http.events import CONNECTION_CRASHED as CONNECTION_CRASHED
@@ -15,8 +17,6 @@ from logstore.base.http.events import CONNECTION_REFUSED as CONNECTION_REFUSED
 RECOVERED: Final = LogEvent("recovered")
 READY: Final = LogEvent("ready")
 HANGUP_IGNORED: Final = LogEvent("hangup_ignored")
-CERTIFICATES_LOADED: Final = LogEvent("certificates_loaded")
-CERTIFICATES_UNUSABLE: Final = LogEvent("certificates_unusable", Level.WARNING)
 USERS_CHANGED: Final = LogEvent("users_changed", caused_by_clients=True)
 STOPPING: Final = LogEvent("stopping")
 STOPPED: Final = LogEvent("stopped")

@@ -31,9 +31,9 @@ from logstore.access.ledger import AclStore
 from logstore.access.quota_ledger import QuotaStore
 from logstore.base import service_manager
 from logstore.base.addresses import Address
+from logstore.base.certificates import follow_certificates, reload_certificates
 from logstore.base.clock import Clock
 from logstore.base.directory import LOCK_FILE, locked_directory
-from logstore.base.errors import TlsError
 from logstore.base.events import Report
 from logstore.base.failures import leaves, sentence
 from logstore.base.report import Reporter
@@ -49,8 +49,6 @@ from logstore.epochs.staging import DIRECTORY as STAGING_DIRECTORY
 from logstore.epochs.staging import Staging
 from logstore.errors import CairnError, ConfigError
 from logstore.events import (
-    CERTIFICATES_LOADED,
-    CERTIFICATES_UNUSABLE,
     FEWER_CONNECTIONS,
     HANGUP_IGNORED,
     READY,
@@ -125,8 +123,6 @@ OWN_NAMES = frozenset(
 MOUNT_NAME = "lost+found"
 """What a fresh ext4 file system holds."""
 OWN_STREAMS = re.compile(r".+\.[0-9a-f]{32}")
-CERTIFICATE_CHECK_S = 10.0
-"""How often the files of certificates are looked at; SIGHUP has them loaded at once."""
 NAMES_SHOWN = 5
 OTHER_DESCRIPTORS = MAX_DESCRIPTORS + 256
 """Open files that are no connections: those written to, those read from, listeners, clients that are leaving."""
@@ -212,8 +208,7 @@ async def _serve(settings: SidecarConfig) -> None:
     reporter = Reporter(clock, as_json=settings.log_as_json, level=settings.log_level)
     report = EventLog(reporter, clock)
     files, health = OsFiles(settings.data_dir), Health()
-    is_encrypted = any(listener.protocol.is_encrypted for listener in settings.listeners)
-    tls = ServerTls(settings.tls) if is_encrypted else None
+    tls = ServerTls(settings.tls) if settings.needs_tls else None
     store, staging, epochs, users = _recover(settings, files, clock, report)
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async with open_engine(store, files) as engine, trio.open_nursery() as nursery:
@@ -232,21 +227,21 @@ async def _serve(settings: SidecarConfig) -> None:
             state = _shared_state(settings, clock)
             served = Served(engine, server, groups.service, epochs, staging)
             watched = Watched(served, files.meter, handlers.meter, report, health, state, settings.data_dir, clock)
-            http = await _start_monitoring(settings, watched, nursery)
+            http = await _start_monitoring(settings, watched, tls, nursery)
             listeners += await nursery.start(server.serve, settings.listeners)
             nursery.start_soon(reporter.run, trio.sleep)
             nursery.start_soon(service_manager.run_watchdog, trio.sleep)
             nursery.start_soon(groups.run)
             nursery.start_soon(epoch_requests.run_ticks, broker, epochs)
             if tls is not None:
-                nursery.start_soon(_follow_certificates, tls, report)
+                nursery.start_soon(follow_certificates, tls, report)
             if state is not None:
                 nursery.start_soon(_tidy_state, state, settings.state_idle_ms / 1000, report)
             starting, coordinators = trio.CancelScope(), list[Any]()
 
             async def get_ready() -> None:
                 with starting:
-                    coordinators.extend(await _start_coordinator(settings, report, nursery))
+                    coordinators.extend(await _start_coordinator(settings, report, tls, nursery))
                 if not starting.cancel_called:
                     health.phase = Phase.READY
                     _say_ready(settings, report, listeners, coordinators, http)
@@ -275,7 +270,7 @@ async def _stop_signal(signals: AsyncIterator[int], tls: ServerTls | None, repor
         if tls is None:
             report(HANGUP_IGNORED, why="settings are read at the start only, and there are no certificates")
         else:
-            await _reload_certificates(tls, report, force=True)
+            await reload_certificates(tls, report, force=True)
     raise AssertionError("signals end with the process")
 
 
@@ -291,7 +286,9 @@ def _say_ready(
     gc.freeze()
     parts = [f"kafka={listener.host}:{listener.port}" for listener in listeners]
     parts += [f"coordinator={coordinator.address}" for coordinator in coordinators]
-    addresses = " ".join(parts if http is None else [*parts, f"http={http}"])
+    if settings.http is not None:
+        parts.append(f"{'https' if settings.http.is_encrypted else 'http'}={http}")
+    addresses = " ".join(parts)
     print(f"cairn ready {addresses} data-dir={settings.data_dir}", flush=True)  # noqa: T201
     report(READY, addresses=addresses, data_dir=settings.data_dir)
 
@@ -312,11 +309,14 @@ def _within_open_files(broker: BrokerSettings, report: Report) -> BrokerSettings
     return replace(broker, max_connections=max(1, possible))
 
 
-async def _start_monitoring(settings: SidecarConfig, watched: Watched, nursery: trio.Nursery) -> Address | None:
+async def _start_monitoring(
+    settings: SidecarConfig, watched: Watched, tls: ServerTls | None, nursery: trio.Nursery
+) -> Address | None:
     """The address of metrics and status page, once they are served; None if they are not wanted. Raises OSError."""
     if settings.http is None:
         return None
-    address: Address = await nursery.start(import_module(MONITORING_ROOM).serve, settings.http, watched)
+    serve, own_tls = import_module(MONITORING_ROOM).serve, tls if settings.http.is_encrypted else None
+    address: Address = await nursery.start(serve, settings.http.address, watched, own_tls)
     return address
 
 
@@ -327,22 +327,29 @@ def _shared_state(settings: SidecarConfig, clock: Clock) -> SharedState | None:
     return SharedState(settings.state_directory, settings.state_idle_ms, clock)
 
 
-async def _start_coordinator(settings: SidecarConfig, report: Report, nursery: trio.Nursery) -> Sequence[Any]:
+async def _start_coordinator(
+    settings: SidecarConfig, report: Report, tls: ServerTls | None, nursery: trio.Nursery
+) -> Sequence[Any]:
     """The coordinator, once it serves, if one is wanted: its `address`, and `drain`. Raises ConfigError."""
     wanted = settings.coordinator
     if not wanted.topology:
         return ()
     room = _coordinator_room()
     directory = settings.data_dir / COORDINATOR_DIRECTORY
+    access = room.Access(
+        Path(wanted.token_file) if wanted.token_file else None,
+        tls if wanted.listen.is_encrypted else None,
+        wanted.insecure,
+    )
 
     async def run(*, task_status: trio.TaskStatus[Any]) -> None:
         try:
             await room.start(
                 Path(wanted.topology),
-                wanted.listen,
+                wanted.listen.address,
                 directory,
                 report,
-                insecure=wanted.insecure,
+                access,
                 task_status=task_status,
             )
         except* room.Refused as refusals:
@@ -358,21 +365,6 @@ def _coordinator_room() -> Any:
         raise ConfigError(
             f"--coordinate needs the package {error.name}: pip install 'cairn[scheduler]', or leave it out"
         ) from error
-
-
-async def _follow_certificates(tls: ServerTls, report: Report) -> None:
-    """Load certificates that have changed; never returns."""
-    while True:
-        await trio.sleep(CERTIFICATE_CHECK_S)
-        await _reload_certificates(tls, report, force=False)
-
-
-async def _reload_certificates(tls: ServerTls, report: Report, *, force: bool) -> None:
-    try:
-        if await trio.to_thread.run_sync(partial(tls.reload, force=force)):
-            report(CERTIFICATES_LOADED, effect="new connections get them")
-    except TlsError as error:
-        report(CERTIFICATES_UNUSABLE, error=str(error), effect="those loaded before stay in use")
 
 
 async def _tidy_state(state: SharedState, idle_s: float, report: Report) -> None:

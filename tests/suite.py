@@ -54,6 +54,8 @@ class Part:
     budget_s: int
     long_budget_s: int
     lane: Lane
+    is_alone: bool = False
+    """Whether it waits until both lanes have ended: what else is at work would be in its figures."""
 
 
 CORE = (
@@ -73,6 +75,7 @@ PARTS = (
     Part("stateful", ("microbatch",), 420, 30 * 60, Lane.SPARK),
     Part("clients", ("foreign_clients",), 105, 30 * 60, Lane.SPARK),
     Part("rest", (), 300, 30 * 60, Lane.SPARK),
+    Part("figures", ("figures",), 10, 3 * 60 * 60, Lane.SPARK, is_alone=True),
 )
 
 CHECKS = (
@@ -187,7 +190,8 @@ class Running:
     """The parts that run now, each with its output, and how far they are."""
 
     def __init__(self, parts: Sequence[Part], *, long: bool, options: Sequence[str], live: bool) -> None:
-        self._waiting = {lane: [part for part in parts if part.lane is lane] for lane in Lane}
+        self._waiting = {lane: [part for part in parts if part.lane is lane and not part.is_alone] for lane in Lane}
+        self._alone = [part for part in parts if part.is_alone]
         self._long = long
         self._options = options
         self._live = live
@@ -200,6 +204,10 @@ class Running:
         while (part := self._next(lane)) is not None:
             outcomes.append(self._run(part))
         return outcomes
+
+    def alone(self) -> list[Outcome]:
+        """Run the parts that nothing runs beside."""
+        return [self._run(part) for part in self._alone]
 
     def _next(self, lane: Lane) -> Part | None:
         with self._lock:
@@ -252,6 +260,10 @@ def run_lanes(parts: Sequence[Part], *, long: bool, options: Sequence[str]) -> l
         while wait(lanes, SHOW_S if len(parts) > 1 else None).not_done:
             running.show()
         outcomes = {outcome.name: outcome for lane in lanes for outcome in lane.result()}
+        last = pool.submit(running.alone)
+        while wait([last], SHOW_S if len(parts) > 1 else None).not_done:
+            running.show()
+        outcomes |= {outcome.name: outcome for outcome in last.result()}
     return [outcomes[part.name] for part in parts]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from benchmarks.harness.produce_consume_report import CELL_COLUMNS, KAFKA, NAME, OURS, SERVERS, cell_lines
-from benchmarks.harness.report import Rows
+from benchmarks.harness.report import Rows, verdict
 from benchmarks.harness.results import RESULTS, ROOT
 
 PAGE: Final = ROOT / "docs" / "performance.md"
@@ -33,6 +33,7 @@ def render(content: Mapping[str, Any]) -> str:
     )
     parts = [
         measured,
+        f"![Throughput and p99 of produce and consume beside Kafka](../benchmarks/results/{NAME}.png)",
         _goals(content["goals"]),
         _cells(rows),
         _produce(rows),
@@ -52,11 +53,25 @@ def _titled(title: str, table: str) -> str:
 
 def _goals(goals: Sequence[Mapping[str, Any]]) -> str:
     lines = [
-        [goal["name"], f"{goal['value']:.4g} {goal['unit']}", goal["goal"], "holds" if goal["holds"] else "falls short"]
+        [
+            goal["name"],
+            f"{goal['value']:.4g} {goal['unit']}",
+            _spread(goal),
+            goal["goal"],
+            verdict(goal["holds"], goal["goal"], goal["low"], goal["high"]),
+        ]
         for goal in goals
     ]
     held = sum(bool(goal["holds"]) for goal in goals)
-    return _titled(f"Goals: {held} of {len(goals)} hold", _table(("goal", "value", "to reach", ""), lines))
+    return _titled(
+        f"Goals: {held} of {len(goals)} hold",
+        _table(("goal", "value", "lowest and highest round", "to reach", ""), lines),
+    )
+
+
+def _spread(goal: Mapping[str, Any]) -> str:
+    """The rounds that a value is the median of."""
+    return "" if goal["n"] is None else f"{goal['low']:.3g} to {goal['high']:.3g} (n = {goal['n']})"
 
 
 def _cells(rows: Rows) -> str:

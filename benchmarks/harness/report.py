@@ -2,7 +2,8 @@
 
 Invariants:
 * Rows are raw: one measurement each, with the round it was made in. Goals are computed from rows and nothing else.
-* A ratio is the median of the ratios of each round, in which both sides ran one after the other.
+* A ratio is the median of the ratios of each round, in which both sides ran one after the other. Its noise is told with
+  it: the lowest and the highest round, and how many there were.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from benchmarks.harness.meter import median
 from benchmarks.harness.results import commit
 
 Row = dict[str, Any]
+INTERVAL, ROUNDS = "95 % interval of the mean", "lowest and highest round"
+"""What `Goal.low` and `Goal.high` may be."""
 _PACKAGES = ("cairn", "confluent-kafka", "crc32c", "kio", "trio")
 
 
 class Goal(NamedTuple):
-    """One thing to reach: `goal` says which way ("≥ 1.0"). Where the value is a mean of `n` samples, `low` and `high`
-    are the ends of its 95 % confidence interval; None: nothing is known of it.
+    """One thing to reach: `goal` says which way ("≥ 1.0"). `low` and `high` are what `spread` says, of `n` samples or
+    rounds; None: nothing is known of it.
     """
 
     name: str
@@ -42,16 +45,30 @@ class Goal(NamedTuple):
     low: float | None = None
     high: float | None = None
     n: int | None = None
+    spread: str = INTERVAL
 
 
-def at_least(name: str, value: float, unit: str, bound: float) -> Goal:
-    """A goal that holds from `bound` upwards."""
-    return Goal(name, round(value, 4), unit, f"≥ {bound:g}", value >= bound)
+def at_least(name: str, value: float, unit: str, bound: float, rounds: Sequence[float] = ()) -> Goal:
+    """A goal that holds from `bound` upwards; `rounds` are the values that `value` is the median of."""
+    return _with_rounds(Goal(name, round(value, 4), unit, f"≥ {bound:g}", value >= bound), rounds)
 
 
-def at_most(name: str, value: float, unit: str, bound: float) -> Goal:
-    """A goal that holds up to `bound`."""
-    return Goal(name, round(value, 4), unit, f"≤ {bound:g}", value <= bound)
+def at_most(name: str, value: float, unit: str, bound: float, rounds: Sequence[float] = ()) -> Goal:
+    """A goal that holds up to `bound`; `rounds` are the values that `value` is the median of."""
+    return _with_rounds(Goal(name, round(value, 4), unit, f"≤ {bound:g}", value <= bound), rounds)
+
+
+def verdict(holds: bool, goal: str, low: float | None, high: float | None) -> str:
+    """Whether a goal holds, in words; where rounds lie on both sides of the bound, that is said too."""
+    bound = float(goal.split()[-1])
+    says = "holds" if holds else "falls short"
+    return f"{says}, not in every round" if low is not None and high is not None and low < bound < high else says
+
+
+def _with_rounds(goal: Goal, rounds: Sequence[float]) -> Goal:
+    if not rounds:
+        return goal
+    return goal._replace(low=round(min(rounds), 4), high=round(max(rounds), 4), n=len(rounds), spread=ROUNDS)
 
 
 class Rows:
@@ -72,15 +89,23 @@ class Rows:
 
     def median(self, figure: str, **wanted: Any) -> float | None:
         """The middle of a figure over the rounds; None when it was not measured."""
-        values = [row[figure] for row in self.select(**wanted) if figure in row]
+        values = self.values(figure, **wanted)
         return median(values) if values else None
+
+    def values(self, figure: str, **wanted: Any) -> list[float]:
+        """A figure in all rounds that have it."""
+        return [row[figure] for row in self.select(**wanted) if figure in row]
 
     def ratio(self, figure: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], **wanted: Any) -> float | None:
         """The middle of ours / theirs over the rounds that have both."""
+        both = self.ratios(figure, ours, theirs, **wanted)
+        return median(both) if both else None
+
+    def ratios(self, figure: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], **wanted: Any) -> list[float]:
+        """Ours / theirs in each round that has both."""
         left = {row["round"]: row[figure] for row in self.select(**wanted, **ours) if figure in row}
         right = {row["round"]: row[figure] for row in self.select(**wanted, **theirs) if figure in row}
-        both = [left[at] / right[at] for at in left.keys() & right.keys() if right[at]]
-        return median(both) if both else None
+        return [left[at] / right[at] for at in left.keys() & right.keys() if right[at]]
 
 
 def machine(directory: Path) -> dict[str, Any]:
@@ -117,7 +142,8 @@ def print_goals(console: Console, goals: Sequence[Goal]) -> None:
     """One line per goal."""
     table = Table("goal", "value", "to reach", "", title="Goals", title_justify="left")
     for goal in goals:
-        mark = "[green]holds[/]" if goal.holds else "[red]falls short[/]"
+        known = (goal.low, goal.high) if goal.spread == ROUNDS else (None, None)
+        mark = f"[{'green' if goal.holds else 'red'}]{verdict(goal.holds, goal.goal, *known)}[/]"
         table.add_row(goal.name, f"{goal.value:,.3f} {goal.unit}{_spread(goal)}", goal.goal, mark)
     console.print(table)
 

@@ -1,12 +1,12 @@
 """Starts the HTTP listener of a sidecar's monitoring. Loaded only where it is wanted."""
 
-import ssl
 from importlib.metadata import PackageNotFoundError, version
 
 import trio
 
 from logstore.base.addresses import Address, is_loopback
 from logstore.base.http.server import HttpServer
+from logstore.base.tls import ServerTls
 from logstore.monitoring.sampler import Sampler, Watched
 from logstore.monitoring.service import LIMITS, Monitoring
 
@@ -14,7 +14,7 @@ from logstore.monitoring.service import LIMITS, Monitoring
 async def serve(
     address: Address,
     watched: Watched,
-    tls: ssl.SSLContext | None = None,
+    tls: ServerTls | None = None,
     *,
     task_status: trio.TaskStatus[Address] = trio.TASK_STATUS_IGNORED,
 ) -> None:

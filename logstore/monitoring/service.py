@@ -45,9 +45,12 @@ LIMITS: Final = HttpSettings(
     body_s=5.0,
     send_s=10.0,
     idle_s=75.0,
+    handshakes_per_s=50.0,
     gives_way=True,
 )
-"""Enough for some Prometheus servers and pages; a connection idles for longer than Prometheus waits between scrapes."""
+"""Enough for some Prometheus servers and pages; a connection idles for longer than Prometheus waits between
+scrapes. A handshake takes 1 to 2 ms of the event loop.
+"""
 OK, BAD_REQUEST, NOT_FOUND, METHOD_NOT_ALLOWED, INTERNAL_ERROR, UNAVAILABLE = 200, 400, 404, 405, 500, 503
 REQUESTS_PER_S: Final = 200
 """Of all clients together; more wait for their turn. A request takes some 0.3 ms of the event loop."""

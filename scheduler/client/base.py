@@ -113,7 +113,8 @@ class BaseRequest(Generic[GoType]):
 
 
 class BaseClient:
-    """The settings of a client. `token` and `ca_file` are those that the coordinator was started with.
+    """The settings of a client. `token` and `ca_file` are those that the coordinator was started with; in place of the
+    file a context may be given, with a certificate of the client if the coordinator wants one.
 
     `timeout_s`: how long connecting, or an answer, may take; `patience_s`: how long a request is sent again from its
     first failure on; `poll_s`: how long the coordinator holds a request for events. Raises CoordinatorError.
@@ -124,7 +125,7 @@ class BaseClient:
         url: str = core.DEFAULT_URL,
         *,
         token: str | None = None,
-        ca_file: Path | str | None = None,
+        ca_file: Path | str | ssl.SSLContext | None = None,
         timeout_s: float = core.TIMEOUT_S,
         patience_s: float = core.PATIENCE_S,
         poll_s: float = core.POLL_S,
@@ -134,7 +135,12 @@ class BaseClient:
         self.poll_s = poll_s
         self._at = core.parse_url(url)
         self._token = None if token is None else token.strip()
-        self._tls = ssl.create_default_context(cafile=ca_file) if self._at.tls else None
+        if not self._at.tls:
+            self._tls = None
+        elif isinstance(ca_file, ssl.SSLContext):
+            self._tls = ca_file
+        else:
+            self._tls = ssl.create_default_context(cafile=ca_file)
         self._timeout_s = timeout_s
         self._patience_s = patience_s
         self._random = random or SystemRandom()

@@ -1,8 +1,8 @@
 """`cairn coordinate`: run one coordinator.
 
-Invariants: at SIGTERM or SIGINT the listener closes, waiting clients are answered, recorded changes are stored, and the
-exit status is 0; a start that is not complete is abandoned. An error that prevents a start is one clear line, and the
-exit status is 2.
+Invariants: SIGHUP loads the certificates again. At SIGTERM or SIGINT the listener closes, waiting clients are answered,
+recorded changes are stored, and the exit status is 0; a start that is not complete is abandoned. An error that prevents
+a start is one clear line, and the exit status is 2.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from random import Random, SystemRandom
 import trio
 
 from logstore.base.addresses import parse_address
+from logstore.base.certificates import follow_certificates, reload_certificates
 from logstore.base.errors import CairnError
 from logstore.base.failures import leaves, sentence
 from logstore.base.http.messages import HttpSettings
@@ -35,7 +36,7 @@ from scheduler.coordinator.running import (
     opened,
     read_token,
     serve,
-    tls_context,
+    server_tls,
 )
 from scheduler.coordinator.service import CoordinatorEnvironment, CoordinatorSettings
 from scheduler.peace.online import Mode, Settings
@@ -88,10 +89,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help="of the plan's random choices (default: a new one, which is logged)")
     parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate chain, PEM")
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key, PEM")
+    parser.add_argument(
+        "--tls-client-ca", type=Path, metavar="FILE",
+        help="authorities of clients' certificates, PEM: every client must show a certificate",
+    )  # fmt: skip
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="a text that clients must know")
     parser.add_argument(
-        "--insecure", action="store_true", help="allow other addresses than loopback without TLS and a token"
-    )
+        "--insecure", action="store_true",
+        help="allow other addresses than loopback without TLS, and a token or certificates of clients",
+    )  # fmt: skip
 
 
 def _natural(text: str) -> int:
@@ -132,9 +138,12 @@ def parse(arguments: argparse.Namespace) -> ServeSettings:
     """Settings from flags. Raises StartError, RequestError."""
     if (arguments.tls_cert is None) != (arguments.tls_key is None):
         raise StartError("--tls-cert and --tls-key go together")
+    if arguments.tls_client_ca is not None and arguments.tls_cert is None:
+        raise StartError(f"--tls-client-ca {arguments.tls_client_ca} needs --tls-cert and --tls-key")
+    files = arguments.tls_cert, arguments.tls_key
     security = Security(
         None if arguments.token_file is None else read_token(arguments.token_file),
-        None if arguments.tls_cert is None else tls_context(arguments.tls_cert, arguments.tls_key),
+        None if arguments.tls_cert is None else server_tls(*files, arguments.tls_client_ca),
         arguments.insecure,
     )
     listen = parse_address(arguments.listen)
@@ -164,6 +173,8 @@ async def _run(
 ) -> None:
     async with trio.open_nursery() as background:
         background.start_soon(reporter.run, trio.sleep)
+        if settings.security.tls is not None:
+            background.start_soon(follow_certificates, settings.security.tls, reporter)
         await _serve_until_signal(environment, metadata, settings, data_dir)
         background.cancel_scope.cancel()
     reporter.flush(is_end=True)
@@ -173,7 +184,9 @@ async def _run(
 async def _serve_until_signal(
     environment: CoordinatorEnvironment, metadata: Metadata, settings: ServeSettings, data_dir: Path
 ) -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    tls = settings.security.tls
+    numbers = (signal.SIGTERM, signal.SIGINT, *(() if tls is None else (signal.SIGHUP,)))
+    with trio.open_signal_receiver(*numbers) as signals:
         async with trio.open_nursery() as nursery:
             started: list[RunningCoordinator] = []
 
@@ -188,6 +201,9 @@ async def _serve_until_signal(
 
             nursery.start_soon(start)
             async for number in signals:
+                if number == signal.SIGHUP and tls is not None:
+                    await reload_certificates(tls, environment.report, force=True)
+                    continue
                 environment.report(STOPPING, signal=signal.Signals(number).name)
                 if not started:
                     nursery.cancel_scope.cancel()

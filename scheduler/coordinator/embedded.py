@@ -1,21 +1,31 @@
 """A coordinator inside another program's event loop: a sidecar's, on a single host.
 
-The sidecar imports this module only if its settings ask for a coordinator; it uses `start`, `Refused`, and the result's
-`address` and `drain`.
+The sidecar imports this module only if its settings ask for a coordinator; it uses `start`, `Access`, `Refused`, and
+the result's `address` and `drain`.
 
-Invariant: the coordinator has neither TLS nor a token, so it listens on loopback unless `insecure`.
+Invariant: without TLS, and a token or certificates of its clients, it listens on loopback unless `insecure`.
 """
 
 from pathlib import Path
 from random import Random, SystemRandom
+from typing import NamedTuple
 
 import trio
 
-from logstore.base.addresses import parse_address
+from logstore.base.addresses import Address
 from logstore.base.errors import CairnError
 from logstore.base.events import Report
 from logstore.base.system import SystemClock
-from scheduler.coordinator.running import RunningCoordinator, Security, ServeSettings, make_planner, opened, serve
+from logstore.base.tls import ServerTls
+from scheduler.coordinator.running import (
+    RunningCoordinator,
+    Security,
+    ServeSettings,
+    make_planner,
+    opened,
+    read_token,
+    serve,
+)
 from scheduler.coordinator.service import CoordinatorEnvironment
 from scheduler.topology.description import load_topology
 
@@ -23,17 +33,27 @@ Refused = CairnError
 """What `start` raises besides OSError: one clear line says what to change."""
 
 
+class Access(NamedTuple):
+    """Who may talk to it: see `running.Security`."""
+
+    token_file: Path | None = None
+    tls: ServerTls | None = None
+    """The sidecar's, which keeps it as new as its files."""
+    insecure: bool = False
+
+
 async def start(
     topology: Path,
-    listen: str,
+    listen: Address,
     data_dir: Path,
     report: Report,
+    access: Access,
     *,
-    insecure: bool = False,
     task_status: trio.TaskStatus[RunningCoordinator] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until drained or cancelled; reports what runs. Raises Refused, OSError."""
-    settings = ServeSettings(parse_address(listen), security=Security(insecure=insecure))
+    token = None if access.token_file is None else read_token(access.token_file)
+    settings = ServeSettings(listen, security=Security(token, access.tls, access.insecure))
     settings.security.check(settings.listen)
     network = await trio.to_thread.run_sync(load_topology, topology)
     planner = await trio.to_thread.run_sync(make_planner, None, network)

@@ -7,6 +7,8 @@ are folded by client, crashed requests by operation.
 from collections.abc import Mapping
 from typing import Final
 
+from logstore.base.certificate_events import CERTIFICATES_LOADED as CERTIFICATES_LOADED
+from logstore.base.certificate_events import CERTIFICATES_UNUSABLE as CERTIFICATES_UNUSABLE
 from logstore.base.events import Level, LogEvent, by_name
 from logstore.base.http.events import CANNOT_ACCEPT as CANNOT_ACCEPT
 from logstore.base.http.events import CONNECTION_CRASHED as CONNECTION_CRASHED

@@ -5,7 +5,6 @@ data directory are raised before anything is compiled; one process holds a data 
 are stored, and waiting writers are answered.
 """
 
-import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -16,8 +15,10 @@ import trio
 
 from logstore.base.addresses import Address, is_loopback
 from logstore.base.directory import locked_directory
+from logstore.base.errors import TlsError
 from logstore.base.http.messages import HttpSettings
 from logstore.base.http.server import HttpServer
+from logstore.base.tls import ServerTls, TlsFiles
 from scheduler.coordinator.dispatch import Dispatch
 from scheduler.coordinator.errors import StartError, StoreError
 from scheduler.coordinator.handlers import RouteHandlers
@@ -47,21 +48,27 @@ class Security:
     """Access control. `insecure`: explicitly allow any client on any address."""
 
     token: str | None = None
-    tls: ssl.SSLContext | None = None
+    tls: ServerTls | None = None
     insecure: bool = False
 
     def check(self, listen: Address) -> None:
-        """Raises StartError if clients without TLS and a token could reach this address from another machine."""
-        if not is_loopback(listen.host) and not self.insecure and (self.token is None or self.tls is None):
+        """Raises StartError if clients from another machine could reach this address without TLS, or with neither a
+        token nor a certificate of their own.
+        """
+        is_safe = self.tls is not None and (self.token is not None or self.tls.requires_certificate)
+        if not is_loopback(listen.host) and not self.insecure and not is_safe:
             raise StartError(
-                f"{listen} can be reached from other machines: give --tls-cert, --tls-key and --token-file, "
-                "listen on 127.0.0.1, or say --insecure if the network is yours alone"
+                f"{listen} can be reached from other machines: give a certificate, a key, and a file with a token or "
+                "the authorities of clients' certificates (cairn coordinate: --tls-cert, --tls-key, --token-file, "
+                "--tls-client-ca; cairn serve: --coordinator https://…, --tls-certificate, --coordinator-token-file, "
+                "--tls-client-auth required); or listen on 127.0.0.1; or say --insecure if the network is yours alone"
             )
 
     @property
     def own_only(self) -> bool:
         """Whether clients need nothing but to run on this machine."""
-        return self.token is None and not self.insecure
+        has_certificates = self.tls is not None and self.tls.requires_certificate
+        return self.token is None and not has_certificates and not self.insecure
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,12 +194,14 @@ def read_token(path: Path) -> str:
     return token
 
 
-def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """The TLS context of a server. Raises StartError."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+def server_tls(certificate: Path, key: Path, client_ca: Path | None = None) -> ServerTls:
+    """The TLS of a server; with `client_ca`, every client shows a certificate of these authorities.
+
+    Raises StartError.
+    """
     try:
-        context.load_cert_chain(certificate, key)
-    except (OSError, ssl.SSLError) as error:
-        raise StartError(f"--tls-cert {certificate}, --tls-key {key}: {error.strerror or error}") from error
-    return context
+        if client_ca is None:
+            return ServerTls(TlsFiles(str(certificate), str(key)))
+        return ServerTls(TlsFiles(str(certificate), str(key), "", str(client_ca), "required"))
+    except TlsError as error:
+        raise StartError(f"--tls-cert, --tls-key, --tls-client-ca: {error}") from error

@@ -4,6 +4,7 @@ Invariant: a secret is given as the name of its file; the file is read when the 
 """
 
 import re
+import ssl
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -37,9 +38,10 @@ class CheckpointSettings:
 
     `sink`: file:///DIRECTORY, or hdfs://HOST:PORT/DIRECTORY (webhdfs:// means the same; the port is WebHDFS's);
     `user`: HDFS's user; `plans`, `plans_token_file`: the NameNode's plan table; `coordinator`,
-    `coordinator_token_file`: Peace's coordinator; `host`: this host's name in its topology, ANY_HOST for the name that
-    each host gives itself; `replicas`: of each chunk; `max_bytes_per_s`: bound of the rate of writing, 0: none;
-    `policy`: when.
+    `coordinator_token_file`: Peace's coordinator; `coordinator_ca_file`: the authorities of its certificate, in place
+    of the system's; `coordinator_certificate_file`: certificate and key that it is shown, where it wants them; `host`:
+    this host's name in its topology, ANY_HOST for the name that each host gives itself; `replicas`: of each chunk;
+    `max_bytes_per_s`: bound of the rate of writing, 0: none; `policy`: when.
     """
 
     sink: str
@@ -48,6 +50,8 @@ class CheckpointSettings:
     plans_token_file: str = ""
     coordinator: str = ""
     coordinator_token_file: str = ""
+    coordinator_ca_file: str = ""
+    coordinator_certificate_file: str = ""
     host: str = ""
     replicas: int = DEFAULT_REPLICAS
     max_bytes_per_s: int = 0
@@ -162,8 +166,26 @@ def open_coordinator(settings: CheckpointSettings) -> CoordinatorClient | None:
     return CoordinatorClient(
         settings.coordinator,
         token=read_token(settings.coordinator_token_file),
+        ca_file=coordinator_tls(settings.coordinator_ca_file, settings.coordinator_certificate_file),
         patience_s=COORDINATOR_PATIENCE_S,
     )
+
+
+def coordinator_tls(ca_file: str, certificate_file: str) -> ssl.SSLContext | None:
+    """What a client of a coordinator trusts and shows; None: the system's authorities, and no certificate.
+
+    Raises CheckpointUrlRefused if a file cannot be used.
+    """
+    if not ca_file and not certificate_file:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=ca_file or None)
+        if certificate_file:
+            context.load_cert_chain(certificate_file)
+    except OSError as error:  # ssl.SSLError is one
+        names = ", ".join(repr(name) for name in (ca_file, certificate_file) if name)
+        raise CheckpointUrlRefused(f"certificates of the coordinator, {names}: {error}; give PEM files") from error
+    return context
 
 
 def read_token(file: str) -> str | None:

@@ -88,6 +88,10 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     settings.add_argument("--checkpoint-plans-token", metavar="FILE", help="the file with its token")
     settings.add_argument("--checkpoint-coordinator", metavar="URL", help="Peace's coordinator, http://HOST:PORT")
     settings.add_argument("--checkpoint-coordinator-token", metavar="FILE", help="the file with its token")
+    settings.add_argument("--checkpoint-coordinator-ca", metavar="FILE", help="authorities of its certificate, PEM")
+    settings.add_argument(
+        "--checkpoint-coordinator-certificate", metavar="FILE", help="certificate and key to show it, PEM"
+    )
     settings.add_argument("--checkpoint-host", help="this host's name in the topology (the name it gives itself)")
     settings.add_argument("--checkpoint-replicas", type=int, help="of each chunk (3)")
     parser.add_argument("--report-s", type=float, default=1.0, help="least time between two lines of progress")
@@ -102,6 +106,8 @@ def _checkpoints(given: argparse.Namespace) -> CheckpointSettings | None:
         "plans_token_file": given.checkpoint_plans_token,
         "coordinator": given.checkpoint_coordinator,
         "coordinator_token_file": given.checkpoint_coordinator_token,
+        "coordinator_ca_file": given.checkpoint_coordinator_ca,
+        "coordinator_certificate_file": given.checkpoint_coordinator_certificate,
         "host": given.checkpoint_host,
         "replicas": given.checkpoint_replicas,
     }

@@ -18,7 +18,7 @@ from logstore.errors import CairnError
 from scheduler.client import CoordinatorClient, CoordinatorError, NotFound
 from spe_adapter.checkpoint.manifest import Manifest
 from spe_adapter.checkpoint.names import parse_name
-from spe_adapter.checkpoint.settings import CheckpointSettings, open_sink, read_token
+from spe_adapter.checkpoint.settings import CheckpointSettings, coordinator_tls, open_sink, read_token
 from spe_adapter.checkpoint.sinks import Sink
 from spe_adapter.tools.checkpoints_removal import holding_readers, remove_query
 from spe_adapter.tools.checkpoints_view import (
@@ -65,6 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action.add_argument("--user", default="cairn", help="HDFS's user (default: %(default)s)")
         action.add_argument("--coordinator", metavar="URL", help="the coordinator with the registry, http://HOST:PORT")
         action.add_argument("--token-file", default="", help="the file with the coordinator's token")
+        action.add_argument("--ca-file", default="", help="authorities of the coordinator's certificate, PEM")
+        action.add_argument("--certificate-file", default="", help="certificate and key to show the coordinator, PEM")
         action.add_argument("--json", action="store_true", help="one JSON object per line")
 
 
@@ -84,8 +86,9 @@ def main(arguments: argparse.Namespace) -> int:
                 stack.callback(sink.close)
             if arguments.coordinator:
                 token = read_token(arguments.token_file)
+                tls = coordinator_tls(arguments.ca_file, arguments.certificate_file)
                 client = stack.enter_context(
-                    CoordinatorClient(arguments.coordinator, token=token, patience_s=PATIENCE_S)
+                    CoordinatorClient(arguments.coordinator, token=token, ca_file=tls, patience_s=PATIENCE_S)
                 )
             if sink is not None and not sink.is_there():
                 print(

@@ -34,3 +34,6 @@ def test_smoke_run(tmp_path: Path) -> None:
     rows = Rows()
     rows.all = results["rows"]
     assert len(find_goals(rows, SMOKE)) == len(results["goals"]) == 11
+    rounds = {goal["name"].partition(" ")[0]: goal["n"] for goal in results["goals"] if "partitions" in goal["name"]}
+    assert rounds["start"] == rounds["stop"] == SMOKE.rounds
+    assert (tmp_path / "many_partitions.png").read_bytes().startswith(b"\x89PNG")

@@ -32,3 +32,5 @@ def test_two_small_rounds(tmp_path: Path) -> None:
     assert [row["listener"] for row in found["rows"]] == [*reversed(PROTOCOLS), *PROTOCOLS]
     assert all(row[figure] > 0 for row in found["rows"] for figure in Round._fields if "cpu" not in figure)
     assert len(found["goals"]) == 3
+    assert all(goal["n"] == 2 and goal["low"] <= goal["value"] <= goal["high"] for goal in found["goals"])
+    assert (tmp_path / "tls.png").read_bytes().startswith(b"\x89PNG")

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import trustme
+
 from spe_adapter.continuous import Options
 from spe_adapter.continuous.calibration import measured_costs
 from tests.continuous.processes import Work, create, described, expected, produce
@@ -62,10 +64,16 @@ def test_settings_of_checkpoints_are_taken(tmp_path: Path) -> None:
     checkpoints, and an address that is none, are refused with exit code 1.
     """
     (tmp_path / "token").write_text("secret")
+    ca, host = tmp_path / "ca.pem", tmp_path / "host.pem"
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(ca)
+    authority.issue_cert("host").private_key_and_cert_chain_pem.write_to_path(host)
     (tmp_path / "sink").touch()  # nothing can be written there
     flags = {
-        "checkpoint-coordinator": "http://127.0.0.1:1",
+        "checkpoint-coordinator": "https://127.0.0.1:1",
         "checkpoint-coordinator-token": str(tmp_path / "token"),
+        "checkpoint-coordinator-ca": str(ca),
+        "checkpoint-coordinator-certificate": str(host),
         "checkpoint-plans": "http://127.0.0.1:1",
         "checkpoint-plans-token": str(tmp_path / "token"),
         "checkpoint-every-s": "5",

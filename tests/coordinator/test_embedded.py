@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from logstore.base.addresses import parse_address
 from logstore.base.events import ignore
 from scheduler.client import CoordinatorClient
 from scheduler.coordinator import embedded
@@ -56,13 +57,13 @@ def test_a_bad_network_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("listen", "said"),
-    [("0.0.0.0:0", "--insecure"), ("nowhere", "HOST:PORT"), ("192.0.2.1:0", "--insecure")],
+    [("0.0.0.0:0", "--insecure"), ("192.0.2.1:0", "--insecure")],
 )
 async def test_it_keeps_to_loopback(tmp_path: Path, listen: str, said: str) -> None:
     """Inside a sidecar too; a sidecar's own `--insecure` counts for both."""
     path, _ = topology_file(tmp_path)
     with pytest.raises(embedded.Refused, match=said):
-        await embedded.start(path, listen, tmp_path / "data", ignore)
+        await embedded.start(path, parse_address(listen), tmp_path / "data", ignore, embedded.Access())
 
 
 def test_a_sidecar_alone_loads_nothing_of_it() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import ssl
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -27,12 +29,15 @@ from scheduler.coordinator.running import (
     make_planner,
     opened,
     read_token,
-    tls_context,
+    server_tls,
 )
 from scheduler.coordinator.service import CoordinatorEnvironment
 from scheduler.coordinator.testing import in_thread
 from scheduler.topology import racks
+from spe_adapter.checkpoint.settings import CheckpointSettings, open_coordinator
+from spe_adapter.tools import checkpoints_command
 from tests.coordinator.support import ask, topology_file
+from tests.support.limits import PATIENCE_S
 
 TOKEN = "a-secret-of-twenty-four"
 
@@ -66,7 +71,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def secured(tmp_path: Path, certificate: tuple[Path, Path]) -> Iterator[str]:
     """A coordinator behind TLS that wants a token."""
     topology = racks([4, 4], 4)
-    settings = ServeSettings(Address("127.0.0.1", 0), security=Security(TOKEN, tls_context(*certificate)))
+    settings = ServeSettings(Address("127.0.0.1", 0), security=Security(TOKEN, server_tls(*certificate)))
     environment = CoordinatorEnvironment(topology, make_planner("paper", topology), SystemClock(), Random(0), ignore)
     with opened(tmp_path) as metadata, in_thread(environment, metadata, settings) as url:
         yield url
@@ -126,13 +131,13 @@ async def test_plain_bytes_on_a_tls_port_do_no_harm(secured: str, certificate: t
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "10.1.2.3:9880", "somewhere:9880"])
-def test_other_machines_are_kept_out_by_default(listen: str) -> None:
-    """Beyond loopback: TLS and a token, or `insecure`; one of them alone is not enough."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    for security in (Security(), Security(token=TOKEN), Security(tls=context)):
+def test_other_machines_are_kept_out_by_default(listen: str, certificate: tuple[Path, Path]) -> None:
+    """Beyond loopback: TLS with a token or clients' certificates, or `insecure`; TLS or a token alone is not enough."""
+    tls, mutual = server_tls(*certificate), server_tls(*certificate, certificate[0])
+    for security in (Security(), Security(token=TOKEN), Security(tls=tls)):
         with pytest.raises(StartError, match="--insecure"):
             security.check(parse_address(listen))
-    for security in (Security(insecure=True), Security(TOKEN, context)):
+    for security in (Security(insecure=True), Security(TOKEN, tls), Security(tls=mutual)):
         security.check(parse_address(listen))
     for local in ("127.0.0.1:0", "[::1]:0", "localhost:0"):
         Security().check(parse_address(local))
@@ -144,6 +149,7 @@ def test_the_command_refuses_to_be_open(tmp_path: Path, capsys: pytest.CaptureFi
     for flags, said in (
         (["--listen", "0.0.0.0:0"], "--insecure"),
         (["--tls-cert", "x"], "go together"),
+        (["--tls-client-ca", "x"], "needs --tls-cert"),
         (["--topology", str(tmp_path / "x.toml")], "x.toml"),
         (["--finish-fraction", "2"], "finish_fraction"),
         (["--token-file", str(path.parent / "none")], "none"),
@@ -172,7 +178,7 @@ def test_tokens_are_checked(tmp_path: Path) -> None:
     path.write_text(TOKEN + "\n")
     assert read_token(path) == TOKEN
     with pytest.raises(StartError, match="--tls-key"):
-        tls_context(path, path)
+        server_tls(path, path)
 
 
 def test_clients_check_addresses() -> None:
@@ -203,3 +209,64 @@ def test_a_page_in_a_browser_cannot_post(tmp_path: Path) -> None:
             assert ask(url, "GET", "/v1/status", Host=host).status == 200
         assert ask(url, "GET", "/health", Host="page.example").status == 200
         assert ask(url, "GET", "/v1/status").json()["requests"] == {}
+
+
+def test_mutual_tls_without_a_token(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
+    """With authorities of clients' certificates, who shows one is served, and who shows none is not."""
+    topology = racks([4, 4], 4)
+    security = Security(tls=server_tls(*certificate, certificate[0]))
+    environment = CoordinatorEnvironment(topology, make_planner("paper", topology), SystemClock(), Random(0), ignore)
+    settings = ServeSettings(Address("127.0.0.1", 0), security=security)
+    context = ssl.create_default_context(cafile=certificate[0])
+    context.load_cert_chain(*certificate)
+    with opened(tmp_path) as metadata, in_thread(environment, metadata, settings) as url:
+        with CoordinatorClient(url, ca_file=context) as client:
+            assert client.status()
+        stranger = CoordinatorClient(url, ca_file=certificate[0], patience_s=0)
+        with stranger, pytest.raises(CoordinatorUnavailable):
+            stranger.status()
+
+
+def test_writers_of_checkpoints_show_their_certificate(
+    tmp_path: Path, certificate: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The settings of checkpoints, and `cairn checkpoints`, name authorities and a certificate; files that cannot be
+    used are named.
+    """
+    both = tmp_path / "both.pem"
+    both.write_bytes(certificate[0].read_bytes() + certificate[1].read_bytes())
+    topology = racks([4, 4], 4)
+    settings = ServeSettings(Address("127.0.0.1", 0), security=Security(tls=server_tls(*certificate, certificate[0])))
+    environment = CoordinatorEnvironment(topology, make_planner("paper", topology), SystemClock(), Random(0), ignore)
+    with opened(tmp_path / "data") as metadata, in_thread(environment, metadata, settings) as url:
+        given = CheckpointSettings(
+            tmp_path.as_uri(), coordinator=url, host="r1h1",
+            coordinator_ca_file=str(certificate[0]), coordinator_certificate_file=str(both),
+        )  # fmt: skip
+        client = open_coordinator(given)
+        assert client is not None
+        with client:
+            assert client.status()
+        parser = argparse.ArgumentParser()
+        checkpoints_command.add_arguments(parser)
+        flags = ["list", "--coordinator", url, "--ca-file", str(certificate[0]), "--certificate-file"]
+        assert checkpoints_command.main(parser.parse_args([*flags, str(both)])) == 0
+        assert checkpoints_command.main(parser.parse_args([*flags, str(tmp_path / "none.pem")])) == 1
+        assert "none.pem" in capsys.readouterr().err
+
+
+def test_the_command_follows_its_certificates(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
+    """SIGHUP has a coordinator load its certificates again, and say so; it goes on, and ends with status 0."""
+    path, _ = topology_file(tmp_path)
+    command_line = [sys.executable, "-m", "logstore.cli", "coordinate", "--topology", str(path)]
+    command_line += ["--data-dir", str(tmp_path / "data"), "--listen", "127.0.0.1:0"]
+    command_line += ["--tls-cert", str(certificate[0]), "--tls-key", str(certificate[1])]
+    with subprocess.Popen(command_line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith("cairn ready coordinator=")
+        process.send_signal(signal.SIGHUP)
+        line = next(line for line in process.stderr if "certificates" in line)
+        assert "event=certificates_loaded" in line
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0

@@ -126,7 +126,7 @@ async def test_a_directory_in_use_is_refused_at_once(tmp_path: Path) -> None:
     """Inside a sidecar as well."""
     path, _ = topology_file(tmp_path)
     with opened(tmp_path / "data"), pytest.raises(embedded.Refused, match="in use by another coordinator"):
-        await embedded.start(path, "127.0.0.1:0", tmp_path / "data", ignore)
+        await embedded.start(path, Address("127.0.0.1", 0), tmp_path / "data", ignore, embedded.Access())
 
 
 @pytest.mark.usefixtures("untouched")

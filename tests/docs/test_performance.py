@@ -3,6 +3,7 @@
 import pytest
 
 from benchmarks.harness.performance_page import BEGIN, END, PAGE, filled, kept_results, render
+from benchmarks.harness.report import verdict
 
 
 def test_the_page_has_the_kept_results() -> None:
@@ -20,8 +21,10 @@ def test_every_goal_and_cell_of_the_results_is_in_the_tables() -> None:
     content["rows"] = [*others, {**cell, **figures}]
     text = render(content)
     for goal in content["goals"]:
-        verdict = "holds" if goal["holds"] else "falls short"
-        assert f"| {goal['name']} | {goal['value']:.4g} {goal['unit']} | {goal['goal']} | {verdict} |" in text
+        said = verdict(goal["holds"], goal["goal"], goal["low"], goal["high"])
+        rounds = "" if goal["n"] is None else f"{goal['low']:.3g} to {goal['high']:.3g} (n = {goal['n']})"
+        value = f"{goal['value']:.4g} {goal['unit']}"
+        assert f"| {goal['name']} | {value} | {rounds} | {goal['goal']} | {said} |" in text
     assert "| 1 stream, 16 × 5, 1 KB | 12,345 | 6.78 | 34 |" in text
 
 

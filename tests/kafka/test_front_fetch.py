@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 import trio
 from kio.schema.errors import ErrorCode
+from kio.schema.fetch.v17.request import ReplicaState
+from kio.schema.types import BrokerId
+from kio.static.primitive import i64
 
 from logstore.format.batch import iterate_batches
 from logstore.format.control import Begin, End, encode_control
@@ -14,7 +17,17 @@ from logstore.format.records import Record, decode_batch, encode_batch
 from logstore.log.journal import JournalLimits
 from logstore.log.store import StoreSettings
 from logstore.log.ticket import Ticket
-from tests.kafka.front_driver import NOW_MS, TOPIC, Peer, Server, batch, fetch_frame, produce_frame, serving
+from tests.kafka.front_driver import (
+    NOW_MS,
+    TOPIC,
+    Peer,
+    Server,
+    batch,
+    fetch_frame,
+    produce_frame,
+    request_frame,
+    serving,
+)
 from tests.support.limits import PATIENCE_S
 
 VERSIONS = range(4, 19)
@@ -57,6 +70,27 @@ async def test_every_version_is_answered_in_its_own_layout(tmp_path: Path, versi
         assert (two.error_code, two.high_watermark, bytes(two.records)) == (ErrorCode.none, 0, b"")
         if version >= 5:
             assert one.log_start_offset == 0
+
+
+async def test_a_client_that_calls_itself_a_replica_is_a_consumer(tmp_path: Path) -> None:
+    """A Fetch with a replica's id gets what a consumer's gets: no record beyond the high watermark."""
+    async with serving(tmp_path) as server, await server.connect() as peer:
+        await peer.produce(batch(3))
+        state = ReplicaState(replica_id=BrokerId(1), replica_epoch=i64(1))
+        asked: dict[int, dict[str, Any]] = {11: {"replica_id": 1}, 17: {"replica_state": state}}
+        for version, claim in asked.items():
+            as_replica = await peer.fetch(version, topic_id=server.topic_id, **claim)
+            as_consumer = await peer.fetch(version, topic_id=server.topic_id)
+            assert first(as_replica) == first(as_consumer)
+
+
+@pytest.mark.parametrize("key", [4, 5, 6, 7, 52, 53, 54, 56, 58, 59, 61, 62, 63, 64, 67, 80, 81, 82])
+async def test_requests_between_brokers_close_the_connection(tmp_path: Path, key: int) -> None:
+    """Leadership, votes, snapshots, registrations of brokers and the like are not answered to anybody."""
+    async with serving(tmp_path) as server, await server.connect() as peer:
+        await peer.send(request_frame(key, 0, b""))
+        with trio.fail_after(PATIENCE_S):
+            assert await peer.ended()
 
 
 async def test_a_waiting_fetch_is_woken_by_an_append(tmp_path: Path) -> None:

@@ -299,6 +299,8 @@ def test_options_of_checkpoints_are_taken() -> None:
         "checkpoints": "hdfs://namenode:9870/cairn",
         "checkpointCoordinator": "http://peace:8080",
         "checkpointCoordinatorToken": "/etc/token",
+        "checkpointCoordinatorCa": "/etc/ca.pem",
+        "checkpointCoordinatorCertificate": "/etc/host.pem",
         "checkpointHost": "h1",
         "checkpointReplicas": "2",
         "checkpointPlans": "http://namenode:9871",
@@ -314,6 +316,7 @@ def test_options_of_checkpoints_are_taken() -> None:
     assert settings is not None
     assert settings_of(settings.described()) == settings
     assert (settings.replicas, settings.host, settings.max_bytes_per_s) == (2, "h1", 10 << 20)
+    assert (settings.coordinator_ca_file, settings.coordinator_certificate_file) == ("/etc/ca.pem", "/etc/host.pem")
     assert settings.policy == PolicySettings(300.0, 30.0, 1 << 20, 2.5)
 
 

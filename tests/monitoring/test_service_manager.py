@@ -53,8 +53,9 @@ def test_the_unit_starts_what_exists() -> None:
     assert words[1] == "serve"
     flags = dict(zip(words[2::2], words[3::2], strict=True))
     assert set(flags) <= {"--data-dir", "--kafka", *(f"--{setting.name}" for setting in config.SETTINGS)}
-    assert config.parse_http(flags["--http"], insecure=False) is not None
+    assert config.parse_http("http", flags["--http"]).address.port
     assert config.parse_listeners([flags["--kafka"]], [], insecure=False)
+    assert "\nExecReload=/bin/kill -HUP $MAINPID\n" in UNIT.read_text(encoding="utf-8"), "certificates are loaded again"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")

@@ -35,7 +35,7 @@ def other_value(setting: Setting) -> str:
         return str(not setting.default).lower()
     if setting.name == "sasl-mechanisms":
         return '"PLAIN"'
-    if setting.name == "http":
+    if setting.name in ("http", "coordinator"):
         return '"127.0.0.1:9644"'
     if isinstance(setting.default, str):
         return f'"{setting.choices[-1]}"' if setting.choices else OTHER_TEXTS.get(setting.name, '"json"')
@@ -109,6 +109,8 @@ def test_flags_win(tmp_path: Path) -> None:
         ("[kafka]\nauto-create-topics = 1", ["kafka.auto-create-topics=1", "true or false"]),
         ('[http]\nhttp = "9644"', ["'9644'", "HOST:PORT"]),
         ('[http]\nhttp = "0.0.0.0:9644"', ["--http 0.0.0.0:9644", "127.0.0.1", "--insecure"]),
+        ('[http]\nhttp = "ftp://127.0.0.1:9644"', ["ftp://127.0.0.1:9644", "http or https"]),
+        ('[coordinator]\ncoordinator = "x://127.0.0.1:1"', ["--coordinator x://127.0.0.1:1", "http or https"]),
         ('[process]\nlog-format = "xml"', ["process.log-format='xml'", "logfmt, json"]),
         ("[kafka]\nlisteners = 9092", ["kafka.listeners=9092", "HOST:PORT"]),
         ("[kafka]\nlisteners = [9092]", ["kafka.listeners=[9092]", "HOST:PORT"]),
@@ -205,6 +207,15 @@ def test_listeners_with_tls_and_authentication_may_be_anywhere(listen: str, flag
     assert config.listeners[0].protocol.value == listen.partition(":")[0].upper()
 
 
+def test_metrics_with_tls_and_certificates_of_clients_may_be_anywhere() -> None:
+    """Encrypted, and with a required certificate, the HTTP listener needs no --insecure either."""
+    files = ("--tls-certificate", "server.pem", "--tls-client-ca", "ca.pem", "--tls-client-auth", "required")
+    config = settings_of("--data-dir", "data", "--http", "https://0.0.0.0:9644", *files)
+    assert config.http is not None
+    assert config.needs_tls
+    assert not settings_of("--data-dir", "data", "--coordinator", "https://127.0.0.1:1").needs_tls, "none is wanted"
+
+
 @pytest.mark.parametrize(("listen", "flags"), UNSAFE)
 def test_listeners_that_lack_one_of_both_stay_on_loopback(listen: str, flags: tuple[str, ...]) -> None:
     """Without TLS, or without clients that must say who they are, --insecure is needed in so many words."""
@@ -218,6 +229,9 @@ def test_listeners_that_lack_one_of_both_stay_on_loopback(listen: str, flags: tu
     ("flags", "says"),
     [
         (("--kafka", "SSL://127.0.0.1:1"), "--tls-certificate"),
+        (("--http", "https://127.0.0.1:1"), "--tls-certificate"),
+        (("--coordinate", "network.toml", "--coordinator", "https://127.0.0.1:1"), "--tls-certificate"),
+        (("--http", "https://0.0.0.0:1", "--tls-certificate", "s"), "--tls-client-auth required"),
         (("--kafka", "TLS://127.0.0.1:1"), "no protocol 'TLS'"),
         (
             ("--kafka", "SSL://127.0.0.1:1", "--tls-certificate", "s", "--tls-client-auth", "required"),

@@ -10,6 +10,7 @@ Invariants:
 """
 
 import math
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Protocol
 
@@ -73,8 +74,10 @@ class HttpConnection:
         handler: Handler,
         may_wait: MayWait,
         takes_large: TakesLarge = lambda *_: True,
+        handshake: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._stream = stream
+        self._handshake = handshake
         self._settings = settings
         self._handler = handler
         self._may_wait = may_wait
@@ -103,13 +106,16 @@ class HttpConnection:
     def stop(self) -> None:
         """Answer the request in work, then close; close at once if there is none."""
         self._stopping = True
-        if self._doing == "idle":
+        if self._doing in ("idle", "handshake"):
             self._scope.cancel()
 
     async def run(self) -> None:
         """Serve until the connection ends. Never raises, whatever the client does."""
         try:
             with self._scope:
+                if self._handshake is not None:
+                    self._do("handshake", self._settings.header_s)
+                    await self._handshake()
                 while not self._stopping and await self._one():
                     pass
             if self._scope.cancelled_caught and self._doing in ("headers", "body"):

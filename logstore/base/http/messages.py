@@ -5,6 +5,7 @@ are those of the coordinator.
 """
 
 import json
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -38,6 +39,8 @@ class HttpSettings:
     """The time in which a client must take an answer."""
     idle_s: float = 120.0
     """The time between requests; longer than a long poll, so that a waiting writer keeps its second connection."""
+    handshakes_per_s: float = math.inf
+    """TLS handshakes of all clients together; more wait for their turn."""
     gives_way: bool = False
     """Beyond a limit of connections: the new one gets the place of the one that has sent or taken nothing for longest,
     instead of a 503.

@@ -5,9 +5,10 @@ answered with 503 and closed at once, or gets the place of another (`HttpSetting
 opened, `serve` raises OSError before it serves any client. Nothing that a client sends ends the server.
 """
 
+import math
 import socket
-import ssl
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from traceback import format_exception
 
@@ -18,6 +19,7 @@ from logstore.base.events import Report
 from logstore.base.http.connection import HttpConnection, HttpStream
 from logstore.base.http.events import CANNOT_ACCEPT, CONNECTION_CRASHED, CONNECTION_REFUSED
 from logstore.base.http.messages import Handler, HttpSettings, MayWait, TakesLarge
+from logstore.base.tls import ServerTls
 
 BACKLOG = 2048
 """A thousand writers may connect at the same moment."""
@@ -41,7 +43,7 @@ class HttpServer:
         *,
         may_wait: MayWait = lambda _: False,
         takes_large: TakesLarge = lambda *_: True,
-        tls: ssl.SSLContext | None = None,
+        tls: ServerTls | None = None,
     ) -> None:
         self._settings = settings
         self._handler = handler
@@ -49,6 +51,7 @@ class HttpServer:
         self._may_wait = may_wait
         self._takes_large = takes_large
         self._tls = tls
+        self._handshake_at_s = -math.inf
         self._clients: Counter[str] = Counter()
         self._connections: dict[HttpConnection, None] = {}
         self._accepting = trio.CancelScope()
@@ -142,10 +145,10 @@ class HttpServer:
         try:
             with suppress(OSError):
                 client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            stream = await self._stream(client)
-            if stream is None:
-                return
-            connection = HttpConnection(stream, host, self._settings, self._handler, self._may_wait, self._takes_large)
+            stream, handshake = self._stream(client)
+            connection = HttpConnection(
+                stream, host, self._settings, self._handler, self._may_wait, self._takes_large, handshake
+            )
             self._connections[connection] = None
             if self._accepting.cancel_called:
                 connection.stop()
@@ -166,16 +169,22 @@ class HttpServer:
             else:
                 self._leave(host)
 
-    async def _stream(self, client: trio.socket.SocketType) -> HttpStream | None:
-        """The client's stream, with TLS if configured; None if the handshake fails or takes too long."""
+    def _stream(self, client: trio.socket.SocketType) -> tuple[HttpStream, Callable[[], Awaitable[None]] | None]:
+        """The client's stream, and with TLS its handshake, which raises BrokenResourceError if it fails."""
         plain = trio.SocketStream(client)
         if self._tls is None:
-            return plain
-        secured = trio.SSLStream(plain, self._tls, server_side=True, https_compatible=True)
-        with trio.move_on_after(self._settings.header_s), suppress(trio.BrokenResourceError, ssl.SSLError):
+            return plain, None
+        secured = trio.SSLStream(plain, self._tls.context, server_side=True, https_compatible=True)
+
+        async def handshake() -> None:
+            # In turn: the arithmetic keeps the event loop from all other work.
+            at_s = self._handshake_at_s = max(
+                self._handshake_at_s + 1 / self._settings.handshakes_per_s, trio.current_time()
+            )
+            await trio.sleep_until(at_s)
             await secured.do_handshake()
-            return secured
-        return None
+
+        return secured, handshake
 
 
 def _refuse(client: trio.socket.SocketType, *, speaks_tls: bool) -> None:
