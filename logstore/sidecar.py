@@ -219,7 +219,7 @@ async def _serve(settings: SidecarConfig) -> None:
         async with open_engine(store, files) as engine, trio.open_nursery() as nursery:
             await epoch_requests.roll_forward(engine, epochs)
             access = AccessStores(AclStore(store.access), QuotaStore(store.access))
-            authorizer = Authorizer(access.acls.index, settings.super_users, lambda: len(users) > 0)
+            authorizer = Authorizer(access.acls.index, settings.super_users, lambda: not users.is_empty)
             within = _within_open_files(settings.broker, report)
             broker = Broker(engine, clock, within, authorizer, access.quotas.quotas)
             groups = _groups(settings, broker, report)
@@ -289,7 +289,7 @@ def _say_ready(
     # The objects that exist now stay until the process ends: collections need not visit them again.
     gc.collect()
     gc.freeze()
-    parts = [f"kafka={listener.host}:{listener.port}" for listener in listeners]
+    parts = [f"kafka={Address(listener.host, listener.port)}" for listener in listeners]
     parts += [f"coordinator={coordinator.address}" for coordinator in coordinators]
     addresses = " ".join(parts if http is None else [*parts, f"http={http}"])
     print(f"cairn ready {addresses} data-dir={settings.data_dir}", flush=True)  # noqa: T201
