@@ -253,7 +253,7 @@ async def _serve(settings: SidecarConfig) -> None:
                     service_manager.notify(service_manager.READY)
 
             nursery.start_soon(get_ready)
-            number = await _stop_signal(signals, tls, report)
+            number = await _stop_signal(signals, tls, report, nursery)
             report(STOPPING, signal=signal.Signals(number).name)
             health.phase = Phase.STOPPING
             service_manager.notify(service_manager.STOPPING)
@@ -267,15 +267,17 @@ async def _serve(settings: SidecarConfig) -> None:
     report(STOPPED)
 
 
-async def _stop_signal(signals: AsyncIterator[int], tls: ServerTls | None, report: Report) -> int:
-    """Wait for SIGTERM or SIGINT, and return it; SIGHUP reloads the certificates."""
+async def _stop_signal(
+    signals: AsyncIterator[int], tls: ServerTls | None, report: Report, nursery: trio.Nursery
+) -> int:
+    """Wait for SIGTERM or SIGINT, and return it; SIGHUP reloads the certificates meanwhile."""
     async for number in signals:
         if number != signal.SIGHUP:
             return number
         if tls is None:
             report(HANGUP_IGNORED, why="settings are read at the start only, and there are no certificates")
         else:
-            await _reload_certificates(tls, report, force=True)
+            nursery.start_soon(partial(_reload_certificates, tls, report, force=True))
     raise AssertionError("signals end with the process")
 
 
@@ -368,8 +370,9 @@ async def _follow_certificates(tls: ServerTls, report: Report) -> None:
 
 
 async def _reload_certificates(tls: ServerTls, report: Report, *, force: bool) -> None:
+    """Load certificates; a stop does not wait for it, as the file system that they are on may hang."""
     try:
-        if await trio.to_thread.run_sync(partial(tls.reload, force=force)):
+        if await trio.to_thread.run_sync(partial(tls.reload, force=force), abandon_on_cancel=True):
             report(CERTIFICATES_LOADED, effect="new connections get them")
     except TlsError as error:
         report(CERTIFICATES_UNUSABLE, error=str(error), effect="those loaded before stay in use")
