@@ -22,6 +22,7 @@ from logstore.format.batch import HEADER, HEADER_BYTES, parse_header
 from logstore.format.epoch_api import DESCRIBE, decode_request
 from logstore.format.fields import MAX_FIELDS_VALUES
 from logstore.kafka import codec, fetch, produce
+from logstore.kafka.api_types import Broker, BrokerSettings
 from logstore.kafka.framing import MAX_TAGGED_FIELDS, Writer
 from logstore.kafka.guard import MAX_ELEMENTS, max_elements
 from logstore.kafka.pace import STEPS, _Limiters
@@ -160,6 +161,30 @@ async def test_more_tagged_fields_than_anybody_sends_are_refused(tmp_path: Path,
             if not where.startswith("header"):
                 async with await server.connect() as peer:
                     assert await peer.ask(with_tagged_fields(where, 3))
+
+
+async def test_a_long_name_is_not_repeated_for_each_partition(tmp_path: Path) -> None:
+    """A name of 32 KiB, which no topic can have, is cut where an answer says for each of many partitions that there is
+    no such topic: the answer stays as long as the request, nearly.
+    """
+    name, count = "n" * 32_000, 1_000
+    async with running(tmp_path) as node:
+        for key, values in (
+            (43, {"topic_partitions": [{"topic": name, "partitions": range(count)}]}),
+            (45, {"topics": [{"name": name, "partitions": [{"partition_index": n} for n in range(count)]}]}),
+        ):
+            answer = await node.ask(key, 0, **values)
+            (topic,) = getattr(answer, "replica_election_results", None) or answer.responses
+            partitions = getattr(topic, "partition_result", None) or topic.partitions
+            assert len(partitions) == count
+            assert all(len(part.error_message) < 200 for part in partitions)
+    parts = [produce.PartitionData(0, None), produce.PartitionData(1, memoryview(b"x"))]
+    request = produce.ProduceRequest(9, None, -1, [(name, parts)], len(parts))
+    async with serving(tmp_path) as server:
+        broker = Broker(server.engine, SystemClock(), BrokerSettings())
+        outcome = produce.ProduceAnswer(9, -1)
+        produce.start(broker, request, 100, outcome)
+        assert len(b"".join(bytes(part) for part in outcome.body() or ())) < len(name) + len(parts) * 200
 
 
 def test_a_resource_named_often_is_described_once(tmp_path: Path) -> None:
