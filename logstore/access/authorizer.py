@@ -22,8 +22,8 @@ from logstore.errors import (
 MAX_REMEMBERED: Final = 20_000
 """Decisions in memory, at some 300 bytes each; beyond that all are forgotten."""
 MAX_REMEMBERED_CHARACTERS: Final = 249
-"""Of a resource's name, as long as a topic's may be. Decisions about longer ones, which clients may send at 32 KiB each,
-are made anew each time."""
+"""Of a resource's name, as long as a topic's may be. Clients may send names of 32 KiB: decisions about longer ones are
+made anew each time."""
 SUPPORTED: Final = {
     ResourceType.TOPIC: (
         Operation.READ,

@@ -2,8 +2,9 @@
 
 Invariants: a change is durable and in effect before it is answered as done. Entries that cannot be stored are refused
 one by one; the others of the request are made together. An entry that is there already, or gone already, is no error.
-An entry that several filters of a request match is deleted, and answered, with the first of them. Hosts are kept in the
-form in which clients' addresses are (`canonical_host`), so that no entry fails to match because it is written otherwise.
+An entry that several filters of a request match is deleted, and answered, with the first of them. Hosts are kept in
+the form that clients' addresses have (`canonical_host`), so that no entry fails to match because it is written in
+another.
 
 Source: Kafka protocol guide; KIP-140, KIP-290 (pattern types).
 """

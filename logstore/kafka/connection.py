@@ -292,7 +292,8 @@ class ClientConnection:
     async def _begin(self, request: memoryview) -> None:
         """Begin a request of any form."""
         header = codec.decode_header(request)
-        if self._broker.quotas.is_active and len(request) <= SMALL_BYTES:  # a longer one has waited before it was received
+        # A longer request has waited before it was received.
+        if self._broker.quotas.is_active and len(request) <= SMALL_BYTES:
             await self._wait_for_quota(header.api_key, header.client_id)
         if header.api_key == produce.KEY and produce.MIN_VERSION <= header.version <= produce.MAX_VERSION:
             await self._produce(request, header)

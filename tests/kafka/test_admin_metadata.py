@@ -106,9 +106,9 @@ def test_topics_by_id(tmp_path: Path) -> None:
                 known, unknown = (await node.ask(METADATA, version, topics=wanted)).topics
                 assert (known.error_code, known.name) == (ErrorCode.none, "t")
                 assert unknown.error_code is ErrorCode.unknown_topic_id
-            wanted = [{"name": f"n{number}", "topic_id": topic.topic_id} for number in range(100)]
+            renamed = [{"name": f"n{number}", "topic_id": topic.topic_id} for number in range(100)]
             for version in (10, 12, 13):
-                assert [found.name for found in (await node.ask(METADATA, version, topics=wanted)).topics] == ["t"]
+                assert [found.name for found in (await node.ask(METADATA, version, topics=renamed)).topics] == ["t"]
 
     trio.run(story)
 

@@ -159,7 +159,9 @@ def test_new_users_change_few_decoys() -> None:
     forms = {"few": credential(4096), "many": credential(8192, b"0123456789abcdefghijklmno")}
 
     def add(form: str, count: int) -> None:
-        users.change((), {CredentialName(f"{form}{len(users) + n}", "SCRAM-SHA-512"): forms[form] for n in range(count)})
+        users.change(
+            (), {CredentialName(f"{form}{len(users) + n}", "SCRAM-SHA-512"): forms[form] for n in range(count)}
+        )
         run(queue, disk)
 
     def decoys() -> list[tuple[int, bytes]]:
@@ -185,16 +187,16 @@ def test_a_login_looks_at_no_list_of_users() -> None:
     users, queue = open_users(disk)
     users.change((), {CredentialName(f"user{n}", "SCRAM-SHA-512"): credential(4096) for n in range(3)})
     run(queue, disk)
-    assert (len(users), users.is_empty) == (3, False)
+    assert len(users) == 3
     users._users = Unwalkable(users._users)
-    assert not users.is_empty
+    assert users.is_empty is False
     for name in ("user1", "nobody"):
         assert users.password_mechanism(name) == "SCRAM-SHA-512"
         assert users.credential_or_decoy(CredentialName(name, "SCRAM-SHA-512"))[1] is (name == "user1")
     users._users = dict(users._users.items())
     users.change([CredentialName(f"user{n}", "SCRAM-SHA-512") for n in range(3)], {})
     run(queue, disk)
-    assert users.is_empty
+    assert (len(users), users.is_empty) == (0, True)
     assert users.credential_or_decoy(CredentialName("nobody", "SCRAM-SHA-512"))[0].iterations == 4096
 
 
