@@ -116,9 +116,9 @@ def test_passwords_that_clients_would_hash_differently_are_refused(password: str
     assert not password or password not in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["", "x" * 256, "\u0007", "\uff21", "\u06271"])
+@pytest.mark.parametrize("name", ["", "x" * 256, "\u0007", "\uff21", "\u06271", "*", "ANONYMOUS"])
 def test_names_that_no_login_could_give_are_refused(name: str) -> None:
-    """Empty, too long, forbidden by SASLprep or changed by it."""
+    """Empty, too long, forbidden by SASLprep or changed by it, and those that mean others in access control lists."""
     with pytest.raises(UnacceptableCredential):
         check_name(name)
     assert check_name("a,b=c/d é") == "a,b=c/d é"
