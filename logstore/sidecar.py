@@ -214,7 +214,7 @@ async def _serve(settings: SidecarConfig) -> None:
         async with open_engine(store, files) as engine, trio.open_nursery() as nursery:
             await epoch_requests.roll_forward(engine, epochs)
             access = AccessStores(AclStore(store.access), QuotaStore(store.access))
-            authorizer = Authorizer(access.acls.index, settings.super_users, lambda: len(users) > 0)
+            authorizer = Authorizer(access.acls.index, settings.super_users, lambda: not users.is_empty)
             within = _within_open_files(settings.broker, report)
             broker = Broker(engine, clock, within, authorizer, access.quotas.quotas)
             groups = _groups(settings, broker, report)
@@ -248,7 +248,7 @@ async def _serve(settings: SidecarConfig) -> None:
                     service_manager.notify(service_manager.READY)
 
             nursery.start_soon(get_ready)
-            number = await _stop_signal(signals, tls, report)
+            number = await _stop_signal(signals, tls, report, nursery)
             report(STOPPING, signal=signal.Signals(number).name)
             health.phase = Phase.STOPPING
             service_manager.notify(service_manager.STOPPING)
@@ -262,15 +262,17 @@ async def _serve(settings: SidecarConfig) -> None:
     report(STOPPED)
 
 
-async def _stop_signal(signals: AsyncIterator[int], tls: ServerTls | None, report: Report) -> int:
-    """Wait for SIGTERM or SIGINT, and return it; SIGHUP reloads the certificates."""
+async def _stop_signal(
+    signals: AsyncIterator[int], tls: ServerTls | None, report: Report, nursery: trio.Nursery
+) -> int:
+    """Wait for SIGTERM or SIGINT, and return it; SIGHUP reloads the certificates meanwhile."""
     async for number in signals:
         if number != signal.SIGHUP:
             return number
         if tls is None:
             report(HANGUP_IGNORED, why="settings are read at the start only, and there are no certificates")
         else:
-            await reload_certificates(tls, report, force=True)
+            nursery.start_soon(partial(reload_certificates, tls, report, force=True))
     raise AssertionError("signals end with the process")
 
 
@@ -284,7 +286,7 @@ def _say_ready(
     # The objects that exist now stay until the process ends: collections need not visit them again.
     gc.collect()
     gc.freeze()
-    parts = [f"kafka={listener.host}:{listener.port}" for listener in listeners]
+    parts = [f"kafka={Address(listener.host, listener.port)}" for listener in listeners]
     parts += [f"coordinator={coordinator.address}" for coordinator in coordinators]
     if settings.http is not None:
         parts.append(f"{'https' if settings.http.is_encrypted else 'http'}={http}")

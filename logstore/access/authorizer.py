@@ -3,7 +3,8 @@
 Invariants:
 * While there is neither a user nor an ACL, everything is allowed and nothing is looked up (`is_active`).
 * A super user may do everything, whatever is denied.
-* A remembered decision is one that the lists make now: every change of the lists forgets all of them.
+* A remembered decision is one that the lists make now: every change of the lists forgets all of them. What is
+  remembered is bounded in number and in bytes.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,6 +21,9 @@ from logstore.errors import (
 
 MAX_REMEMBERED: Final = 20_000
 """Decisions in memory, at some 300 bytes each; beyond that all are forgotten."""
+MAX_REMEMBERED_CHARACTERS: Final = 249
+"""Of a resource's name, as long as a topic's may be. Clients may send names of 32 KiB: decisions about longer ones are
+made anew each time."""
 SUPPORTED: Final = {
     ResourceType.TOPIC: (
         Operation.READ,
@@ -98,6 +102,8 @@ class Authorizer:
         """Whether `who` may do this."""
         if not self.is_active or who.principal in self._super_users:
             return True
+        if len(name) > MAX_REMEMBERED_CHARACTERS:
+            return self._acls.allows(who.principal, who.host, operation, resource_type, name)
         if self._revision != self._acls.revision or len(self._remembered) >= MAX_REMEMBERED:
             self._revision = self._acls.revision
             self._remembered.clear()

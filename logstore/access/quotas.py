@@ -23,6 +23,9 @@ MAX_THROTTLE_MS: Final = 20_000
 """Less than the 30 s after which clients give up a request that is not answered."""
 MAX_RATES: Final = 10_000
 """Rates in memory, at some 500 bytes each; the one that was unused for the longest gives way."""
+MAX_RATE_CHARACTERS: Final = 100
+"""Client ids under a default quota that begin with the same so many characters share a rate: clients choose their ids,
+of up to 32 KiB each."""
 PRODUCER, CONSUMER = "producer_byte_rate", "consumer_byte_rate"
 KEYS: Final = (PRODUCER, CONSUMER)
 """The quotas that are enforced: bytes a second in, and out."""
@@ -121,13 +124,27 @@ class Quotas:
 
     def count(self, key: str, user: str, client_id: str, amount: int, now_ms: int) -> int:
         """Count bytes of a request or an answer; returns for how many ms the connection has to wait."""
+        for entity, bytes_per_s in self._deciding(key, user, client_id):
+            rate = self._rate(key, _sharing(entity, user, client_id))
+            rate.add(amount, now_ms)
+            return rate.throttle_ms(bytes_per_s, now_ms)
+        return 0
+
+    def throttle_ms(self, key: str, user: str, client_id: str, now_ms: int) -> int:
+        """For how many ms a connection that asks now has to wait, for what it and all others that share its rate have
+        sent or taken before.
+        """
+        for entity, bytes_per_s in self._deciding(key, user, client_id):
+            rate = self._rates.get((key, _sharing(entity, user, client_id)))
+            return 0 if rate is None else rate.throttle_ms(bytes_per_s, now_ms)
+        return 0
+
+    def _deciding(self, key: str, user: str, client_id: str) -> Iterator[tuple[Entity, float]]:
+        """The quotas that match, with their bytes a second, the one that decides first."""
         for entity in _precedence(user, client_id):
             bytes_per_s = self._quotas.get(entity, {}).get(key)
             if bytes_per_s is not None:
-                rate = self._rate(key, _sharing(entity, user, client_id))
-                rate.add(amount, now_ms)
-                return rate.throttle_ms(bytes_per_s, now_ms)
-        return 0
+                yield entity, bytes_per_s
 
     def _rate(self, key: str, sharing: Entity) -> Rate:
         place = (key, sharing)
@@ -142,7 +159,8 @@ class Quotas:
 
 def _sharing(entity: Entity, user: str, client_id: str) -> Entity:
     """Who shares a rate: a default quota gives each name a rate of its own."""
-    return Entity(None if entity.user is None else user, None if entity.client_id is None else client_id)
+    own_id = client_id[:MAX_RATE_CHARACTERS] if entity.client_id is DEFAULT else entity.client_id
+    return Entity(None if entity.user is None else user, own_id)
 
 
 def user_of(principal: str) -> str:

@@ -53,6 +53,14 @@ def ip_of(host: str) -> IPv4Address | IPv6Address | None:
     return getattr(address, "ipv4_mapped", None) or address
 
 
+def canonical_host(host: str) -> str:
+    """A host in the form in which hosts are compared: an IP address as `ip_of` has it, in its shortest form; a name as
+    it is. A listener on all IPv6 addresses names its IPv4 clients `::ffff:192.0.2.1`; Java writes `0:0:0:0:0:0:0:1`.
+    """
+    address = ip_of(host)
+    return host if address is None else str(address)
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches a host: `localhost` or a loopback address. Other names are not looked up."""
     address = ip_of(host)

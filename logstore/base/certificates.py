@@ -26,9 +26,12 @@ async def follow_certificates(tls: ServerTls, report: Report) -> None:
 
 
 async def reload_certificates(tls: ServerTls, report: Report, *, force: bool) -> None:
-    """Load certificates if their files have changed, or with `force`; reports what came of it."""
+    """Load certificates if their files have changed, or with `force`; reports what came of it.
+
+    A cancellation does not wait for the files: the file system that they are on may hang.
+    """
     try:
-        if await trio.to_thread.run_sync(partial(tls.reload, force=force)):
+        if await trio.to_thread.run_sync(partial(tls.reload, force=force), abandon_on_cancel=True):
             report(CERTIFICATES_LOADED, effect="new connections get them")
     except TlsError as error:
         report(CERTIFICATES_UNUSABLE, error=str(error), effect="those loaded before stay in use")

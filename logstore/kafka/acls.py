@@ -2,6 +2,9 @@
 
 Invariants: a change is durable and in effect before it is answered as done. Entries that cannot be stored are refused
 one by one; the others of the request are made together. An entry that is there already, or gone already, is no error.
+An entry that several filters of a request match is deleted, and answered, with the first of them. Hosts are kept in
+the form that clients' addresses have (`canonical_host`), so that no entry fails to match because it is written in
+another.
 
 Source: Kafka protocol guide; KIP-140, KIP-290 (pattern types).
 """
@@ -15,6 +18,7 @@ from kio.static.protocol import ResponsePayload
 
 from logstore.access.acls import Acl, AclFilter, Operation, PatternType, Permission, ResourceType
 from logstore.access.ledger import AclStore, check_acl
+from logstore.base.addresses import canonical_host
 from logstore.errors import CairnError, InvalidAcl
 from logstore.events import ACLS_CHANGED
 from logstore.kafka.api_types import Api, Broker, Caller
@@ -77,18 +81,18 @@ class AclHandlers:
         except CairnError as error:
             results = [_outcome(error) if result is _DONE else result for result in results]
         else:
-            self._report(caller, "created", acls)
+            await self._report(caller, "created", acls)
         return await respond(request, {"results": results})
 
     async def delete_acls(self, request: Any, caller: Caller) -> ResponsePayload:
-        """DeleteAcls 1 to 3: everything that a filter matches."""
+        """DeleteAcls 1 to 3: everything that a filter matches, and that no filter before it does."""
         results: list[Mapping[str, Any]] = []
         doomed: dict[Acl, None] = {}
         pace = Pace()
         for one in request.filters:
             await pace.step(1 + len(self._acls.index))
             try:
-                found = self._acls.find(_filter(one))
+                found = [acl for acl in self._acls.find(_filter(one)) if acl not in doomed]
             except InvalidAcl as error:
                 results.append({**_outcome(error), "matching_acls": []})
                 continue
@@ -99,11 +103,13 @@ class AclHandlers:
         except CairnError as error:
             results = [{**_outcome(error), "matching_acls": []} for _ in results]
         else:
-            self._report(caller, "deleted", list(doomed))
+            await self._report(caller, "deleted", list(doomed))
         return await respond(request, {"filter_results": results})
 
-    def _report(self, caller: Caller, what: str, acls: list[Acl]) -> None:
+    async def _report(self, caller: Caller, what: str, acls: list[Acl]) -> None:
+        pace = Pace()
         for acl in acls:
+            await pace.step()
             self._broker.engine.store.report(ACLS_CHANGED, by=caller.principal, change=what, acl=_shown(acl))
 
 
@@ -137,7 +143,7 @@ def _acl(creation: Any) -> Acl:
         creation.resource_name,
         _known(PatternType, creation.resource_pattern_type, "pattern type"),
         creation.principal,
-        creation.host,
+        canonical_host(creation.host),
         _known(Operation, creation.operation, "operation"),
         _known(Permission, creation.permission_type, "permission type"),
     )
@@ -149,7 +155,7 @@ def _filter(request: Any) -> AclFilter:
         request.resource_name_filter,
         _known(PatternType, request.pattern_type_filter, "pattern type"),
         request.principal_filter,
-        request.host_filter,
+        None if request.host_filter is None else canonical_host(request.host_filter),
         _known(Operation, request.operation, "operation"),
         _known(Permission, request.permission_type, "permission type"),
     )

@@ -11,7 +11,8 @@ Invariants:
 * A request that only waits (a fetch for records, a join for members) counts against its own connection, not against the
   total.
 * A client whose quota is used up gets its answer, with the time that it has to wait; its next request is read after
-  that time.
+  that time. Other connections under the same quota send and take nothing meanwhile either, so a new connection does not
+  get around a quota: a request with data waits as long before it is served, and a long one before it is received.
 * A frame above the limit, a request that cannot be decoded, an unknown API key or a bug in a handler ends this
   connection, and no other.
 * Where a login is required, nothing but the login is served before it is done (`logstore.kafka.security.login`).
@@ -39,7 +40,7 @@ from logstore.kafka.answers import SLOT_BYTES, AnswerLine, AnswerSlot
 from logstore.kafka.api_types import ApiHandlers, Broker, Caller
 from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.client_socket import ClientSocket, TooSlow
-from logstore.kafka.frames import Arrivals, ClosedError, Deadlines, FrameReader
+from logstore.kafka.frames import SMALL_BYTES, Arrivals, ClosedError, Deadlines, FrameReader
 from logstore.kafka.framing import Reader
 from logstore.kafka.pace import STEPS, Pace, collecting
 from logstore.kafka.rights import table
@@ -58,6 +59,8 @@ MAX_WAITING_BYTES = 64 << 20
 """Limit for waiting group requests of all connections: twice `GroupSettings.max_bytes`. One more is disconnected."""
 WAITING_KEYS = GROUP_KEYS | {fetch.KEY}
 """Requests that may wait for long, and so do not count in the total of requests; fetches have a limit of their own."""
+QUOTAS: Final[Mapping[int, str]] = {produce.KEY: PRODUCER, STAGE: PRODUCER, fetch.KEY: CONSUMER, SCAN: CONSUMER}
+"""The requests whose bytes, or whose answers' bytes, count for a quota."""
 LONG_ANSWER_KEYS = frozenset((3, 9, 15, 32, 35, 74, 75))
 """Metadata, OffsetFetch, DescribeGroups, DescribeConfigs, DescribeLogDirs, ListConfigResources,
 DescribeTopicPartitions: short requests with long answers."""
@@ -263,6 +266,8 @@ class ClientConnection:
             if request is None:
                 self._line.flush_gathered()
                 self._broker.engine.kick()
+                if self._broker.quotas.is_active and (key := self._frames.coming) is not None:
+                    await self._wait_for_quota(key, self._caller.client_id)
                 if not await self._frames.receive():
                     return
                 self._line.gather()
@@ -287,6 +292,9 @@ class ClientConnection:
     async def _begin(self, request: memoryview) -> None:
         """Begin a request of any form."""
         header = codec.decode_header(request)
+        # A longer request has waited before it was received.
+        if self._broker.quotas.is_active and len(request) <= SMALL_BYTES:
+            await self._wait_for_quota(header.api_key, header.client_id)
         if header.api_key == produce.KEY and produce.MIN_VERSION <= header.version <= produce.MAX_VERSION:
             await self._produce(request, header)
         else:
@@ -310,14 +318,23 @@ class ClientConnection:
             if not slot.is_ready:
                 self._line.drop(slot)
 
-    def _count(self, key: str, header: codec.RequestHeader, size: int) -> int:
-        """Count bytes for the caller's quota of the kind `key`; returns for how many ms no request will be read."""
+    def _count(self, header: codec.RequestHeader, size: int) -> int:
+        """Count bytes for the caller's quota; returns for how many ms no request will be read."""
         if not self._broker.quotas.is_active:
             return 0
         user, now_ms = user_of(self._caller.principal), int(self._broker.clock.monotonic_s() * 1000)
-        throttle_ms = self._broker.quotas.count(key, user, header.client_id, size, now_ms)
+        throttle_ms = self._broker.quotas.count(QUOTAS[header.api_key], user, header.client_id, size, now_ms)
         self._muted_ms = max(self._muted_ms, throttle_ms)
         return throttle_ms
+
+    async def _wait_for_quota(self, api_key: int, client_id: str) -> None:
+        """Wait while the quota of a request is used up; at most once for each request, and MAX_THROTTLE_MS."""
+        if api_key in QUOTAS:
+            user, now_ms = user_of(self._caller.principal), int(self._broker.clock.monotonic_s() * 1000)
+            throttle_ms = self._broker.quotas.throttle_ms(QUOTAS[api_key], user, client_id, now_ms)
+            if throttle_ms:
+                self._let_others_run()
+                await trio.sleep(throttle_ms / 1000)
 
     async def _stay_muted(self) -> None:
         """Read nothing until the caller's rate is at its quota again; answers go on."""
@@ -360,7 +377,7 @@ class ClientConnection:
         finally:
             if not is_appended:  # the connection ends here; batches that are appended already stay
                 self._line.drop(slot)
-        answer.throttle_ms = self._count(PRODUCER, header, len(request))
+        answer.throttle_ms = self._count(header, len(request))
         answer.when_ready(partial(self._mark_produced, slot, since_s))
 
     def _mark_produced(self, slot: AnswerSlot, since_s: float) -> None:
@@ -392,9 +409,9 @@ class ClientConnection:
             if private is not None:
                 body, slot.reserved_bytes = await private.handle(request[header.body_at :], self._answers, self._caller)
                 if header.api_key == STAGE:
-                    self._count(PRODUCER, header, len(request))
+                    self._count(header, len(request))
                 elif header.api_key == SCAN:
-                    self._count(CONSUMER, header, _size(body))
+                    self._count(header, _size(body))
                 return body
             if header.api_key == codec.API_VERSIONS_KEY:
                 return api_versions_body(self._handlers, header.version)
@@ -405,7 +422,7 @@ class ClientConnection:
                 if self._broker.authorizer.is_active:
                     decoded = fetch_allowed(self._broker, decoded, self._caller)
                 body, slot.reserved_bytes = await fetch.handle(self._broker, decoded, self._answers)
-                return fetch.throttled(body, self._count(CONSUMER, header, _size(body)))
+                return fetch.throttled(body, self._count(header, _size(body)))
             with self._counted_waiting(len(request)) if header.api_key in GROUP_KEYS else nullcontext():
                 return await self._answer_decoded(request, header, slot)
         except (MalformedRequest, ClosedError):

@@ -136,6 +136,16 @@ class FrameReader:
         self._frame_deadline_s = math.inf
         return found
 
+    @property
+    def coming(self) -> int | None:
+        """The API key of the long frame that `receive` would now receive into memory of its own; None: there is none.
+        Raises ClosedError.
+        """
+        size = self._size()
+        if size is None or _LENGTH.size + size <= SMALL_BYTES or len(self._rest) <= _LENGTH.size + _KEY.size:
+            return None
+        return int(_KEY.unpack_from(self._rest, _LENGTH.size)[0])
+
     def pause(self) -> None:
         """Suspend the deadline: the client waits for the sidecar."""
         self._scope.deadline = math.inf
@@ -143,7 +153,7 @@ class FrameReader:
     async def receive(self) -> bool:
         """Receive more bytes, until the deadline; False when the client has closed its side. Raises ClosedError."""
         size = self._size()
-        if size is not None and _LENGTH.size + size > SMALL_BYTES and len(self._rest) > _LENGTH.size + _KEY.size:
+        if size is not None and self.coming is not None:
             await self._receive_long(size)
             return True
         self._set_deadline(size)

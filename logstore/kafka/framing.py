@@ -2,7 +2,8 @@
 
 Produce and Fetch carry the data; their frames are parsed in place, so that records are passed on as slices. kio decodes
 all other requests. Invariants: a count or a length never exceeds what the remaining bytes can hold (MalformedRequest),
-so that no request makes the sidecar allocate more than the request's own size.
+so that no request makes the sidecar allocate more than the request's own size; a request has at most MAX_TAGGED_FIELDS
+tagged fields, so that to skip them takes a millisecond at most.
 
 Source: Kafka protocol guide, "Protocol Primitive Types"; KIP-482 (flexible versions).
 """
@@ -26,6 +27,9 @@ _unpack_int32: _Unpack = _INT32.unpack_from
 _unpack_int64: _Unpack = _INT64.unpack_from
 MAX_UVARINT_BYTES = 5
 UUID_BYTES = 16
+MAX_TAGGED_FIELDS = 1_000
+"""Of one reader, that is of a request's header, or of its body. Clients send none, or one or two in all; two bytes are
+enough for one, so a frame has room for millions."""
 REMEMBERED_UUIDS = 4096
 """Making a UUID costs ten times as much as finding one; clients name the same topics again and again."""
 
@@ -38,12 +42,13 @@ def _uuid(content: bytes) -> UUID:
 class Reader:
     """Reads primitives in sequence. `flexible`: compact lengths and tagged fields (KIP-482)."""
 
-    __slots__ = ("at", "buffer", "flexible")
+    __slots__ = ("at", "buffer", "flexible", "tagged_fields_left")
 
     def __init__(self, buffer: memoryview, at: int, *, flexible: bool) -> None:
         self.buffer = buffer
         self.at = at
         self.flexible = flexible
+        self.tagged_fields_left = MAX_TAGGED_FIELDS
 
     def _ended(self, at: int) -> MalformedRequest:
         return MalformedRequest(f"the request ends at byte {len(self.buffer)}, inside a field at {at}")
@@ -172,11 +177,22 @@ class Reader:
             raise MalformedRequest(f"a field at {self.at} has length {length}")
         return length
 
+    def tagged_fields(self) -> int:
+        """The number of tagged fields in a section. Raises MalformedRequest if the request has more than it may."""
+        count = self.uvarint()
+        self.tagged_fields_left -= count
+        if self.tagged_fields_left < 0:
+            raise MalformedRequest(
+                f"{count} tagged fields at {self.at}: a request may have {MAX_TAGGED_FIELDS} in its header, and as "
+                "many in its body"
+            )
+        return count
+
     def tags(self) -> None:
         """Skip tagged fields."""
         if not self.flexible:
             return
-        for _ in range(self.uvarint()):
+        for _ in range(self.tagged_fields()):
             self.uvarint()
             self._take(self.uvarint())
 

@@ -3,8 +3,9 @@
 kio allocates memory for as many elements as a request claims to have, and the process dies if it cannot; kio also
 refuses unknown tagged fields, which a server has to ignore (KIP-482). So this module first walks over each request,
 field by field, following kio's own description of it. Invariants: a frame that passes has no array or string longer
-than the bytes that are left, no more elements in all its arrays than its API key allows (`max_elements`), no null
-where null is not allowed, and no tagged field that kio does not know.
+than the bytes that are left, no more elements in all its arrays than its API key allows (`max_elements`), no more
+tagged fields than `framing.MAX_TAGGED_FIELDS`, no null where null is not allowed, and no tagged field that kio does not
+know.
 """
 
 import types
@@ -41,8 +42,10 @@ MAX_ELEMENTS = 25_000
 """Limit for all arrays of a request: enough for the 10,000 partitions that a topic may have, each with its replica."""
 _MOST_ELEMENTS = {
     11: 1_000,  # JoinGroup: the protocols of one member; clients have one or two
+    30: 2_000,  # CreateAcls: all are written at once
     31: 1_000,  # DeleteAcls: each filter is compared with every ACL
     32: 2_000,  # DescribeConfigs: the answer to each resource has some 15 settings, with their documentation
+    51: 2_000,  # AlterUserScramCredentials: all are written at once
 }
 
 
@@ -111,7 +114,7 @@ def skipper(entity: type) -> Skip:
 def _skip_tags(reader: GuardReader, known: dict[int, Skip]) -> None:
     section = reader.at
     kept: list[tuple[int, memoryview]] = []
-    total = reader.uvarint()
+    total = reader.tagged_fields()
     for _ in range(total):
         tag, size = reader.uvarint(), reader.uvarint()
         start, edits = reader.at, len(reader.edits)

@@ -45,10 +45,18 @@ _NIL = uuid.UUID(int=0)
 
 
 class _Wanted(NamedTuple):
-    """A topic that a client asks about: by name, or by id."""
+    """A topic that a client asks about: by name, or by id; then its name says nothing, and is left out, so that one
+    topic is not answered under many names.
+    """
 
     name: str | None
     topic_id: uuid.UUID | None
+
+    @classmethod
+    def of(cls, part: Any) -> "_Wanted":
+        """The topic that a part of a request means."""
+        topic_id = getattr(part, "topic_id", None)
+        return cls(part.name, None) if topic_id is None or topic_id == _NIL else cls(None, topic_id)
 
 
 class MetadataHandlers:
@@ -131,7 +139,7 @@ class MetadataHandlers:
             wanted: dict[_Wanted, None] = {}
             for part in request.topics:
                 await self._pace.step()
-                wanted[_Wanted(part.name, getattr(part, "topic_id", None))] = None
+                wanted[_Wanted.of(part)] = None
             for one in wanted:
                 await self._pace.step()
                 topics.append(await self._look_up(one, may_create=may_create))
@@ -149,7 +157,7 @@ class MetadataHandlers:
     async def _look_up(self, wanted: _Wanted, *, may_create: bool) -> ShownTopic:
         """A topic as Metadata shows it; a missing topic is created if that is allowed."""
         engine, settings = self._broker.engine, self._broker.settings
-        if wanted.topic_id is not None and wanted.topic_id != _NIL:
+        if wanted.topic_id is not None:
             found = engine.store.topic_by_id(wanted.topic_id)
             if found is not None:
                 return _shown(found)

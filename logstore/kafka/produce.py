@@ -226,9 +226,9 @@ def _append(
     try:
         if data.problem is not None:
             raise data.problem
-        if data.records is None:
-            raise InvalidRecord(f"{topic}-{data.partition}: no records")
         stream = find_stream(broker.engine.store, topic, data.partition)
+        if data.records is None:
+            raise InvalidRecord(f"{stream.name}: no records")
         ticket = stream.append(data.records, now_ms=now_ms, are_times_checked=data.are_times_checked)
     except CairnError as error:
         _refuse(outcome, error)

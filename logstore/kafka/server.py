@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 import trio
 
+from logstore.base.addresses import canonical_host
 from logstore.base.tls import ServerTls
 from logstore.events import CANNOT_ACCEPT
 from logstore.kafka.api_types import ApiHandlers, Broker, Caller
@@ -139,7 +140,7 @@ class KafkaServer:
                 self._broker.engine.store.report(CANNOT_ACCEPT, error=str(error))
                 await trio.sleep(ACCEPT_AGAIN_S)
                 continue
-            clients.start_soon(self._serve, listener, client, str(address[0]))
+            clients.start_soon(self._serve, listener, client, canonical_host(str(address[0])))
 
     async def _serve(self, listener: Listener, client: trio.socket.SocketType, host: str) -> None:
         try:
@@ -161,7 +162,7 @@ class KafkaServer:
     def _connection(self, listener: Listener, client: trio.socket.SocketType, host: str) -> ClientConnection:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # A client of a listener on any address is told the address that it used.
-        own_host = client.getsockname()[0] if listener.host in ANY_ADDRESS else listener.host
+        own_host = canonical_host(client.getsockname()[0]) if listener.host in ANY_ADDRESS else listener.host
         caller = Caller("", host, listener.advertised_host or own_host, listener.advertised_port or listener.port)
         tls, authenticator = self._security
         connected = socket.socket(fileno=client.detach())

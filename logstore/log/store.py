@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from logstore.base.clock import Clock
 from logstore.base.events import LogEvent, Report
+from logstore.base.fields import shown
 from logstore.errors import (
     InvalidPartitions,
     StorageFailed,
@@ -291,7 +292,8 @@ class Store:
         """The topic called `name`. Raises UnknownTopicOrPartition."""
         topic = self.topics.get(name)
         if topic is None:
-            raise UnknownTopicOrPartition(f"topic {name!r} does not exist")
+            # Cut: an answer may say it for each of 10,000 partitions, of a name of 32 KiB.
+            raise UnknownTopicOrPartition(f"topic {shown(name)} does not exist")
         return topic
 
     def topic_by_id(self, topic_id: uuid.UUID) -> Topic | None:

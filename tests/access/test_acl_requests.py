@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import trio
 from kio.schema.errors import ErrorCode
 
 from logstore.access.acls import Acl, Operation, PatternType, Permission, ResourceType
 from logstore.events import ACLS_CHANGED
+from logstore.kafka.server import KafkaServer, Listener
 from tests.access.world import ALICE, BOB, ROOT_USER, Client, allow, cluster, group, world
 
 DESCRIBE, CREATE, DELETE = 29, 30, 31
@@ -86,6 +88,38 @@ async def test_created_described_and_deleted_in_every_version(tmp_path: Path) ->
             assert (nothing.error_code, nothing.matching_acls) == (ErrorCode.none, ())
             assert await described(client, version) == {denied}
         assert here.reports.of(ACLS_CHANGED)[0]["by"] == ROOT_USER
+
+
+async def test_what_several_filters_match_is_answered_once(tmp_path: Path) -> None:
+    """Each entry is answered with the first filter that matches it: an answer has no more entries than there are."""
+    async with world(tmp_path) as here, here.client(ROOT_USER) as client:
+        await create(client, *(creation(allow(ALICE, Operation.READ, f"t{number}")) for number in range(5)))
+        answer = await client.kafka(DELETE, 3, filters=[wanted(resource_name_filter="t1"), *[wanted()] * 100])
+        assert [len(result.matching_acls) for result in answer.filter_results] == [1, 4, *[0] * 99]
+        assert await described(client) == set()
+
+
+async def test_hosts_mean_addresses_however_they_are_written(tmp_path: Path) -> None:
+    """An address is shown, found and compared in its shortest form; a client of a listener on all IPv6 addresses has
+    its IPv4 address, so that what is denied to it is.
+    """
+    longer = allow(ALICE, Operation.READ, "t", host="0:0:0:0:0:0:0:1")
+    shorter = longer._replace(host="::1")
+    denied = allow(ALICE, Operation.READ, "t", host="127.0.0.1", permission=Permission.DENY)
+    async with world(tmp_path) as here, here.client(ROOT_USER) as client:
+        assert await create(client, creation(longer), creation(denied)) == [ErrorCode.none] * 2
+        assert await described(client) == {shorter, denied}
+        assert await described(client, host_filter="0::1") == {shorter}
+        async with trio.open_nursery() as nursery:
+            server = KafkaServer(here.broker, here.handlers)
+            (listener,) = await nursery.start(server.serve, [Listener("::", 0)])
+            sock = trio.socket.socket()
+            await sock.connect(("127.0.0.1", listener.port))
+            async with Client(trio.SocketStream(sock)) as mapped:
+                await mapped.kafka(18, 0)
+                (connection,) = server._connections
+                assert connection._caller.host == connection._caller.advertised_host == "127.0.0.1"
+            nursery.cancel_scope.cancel()
 
 
 async def test_what_says_nothing_is_refused(tmp_path: Path) -> None:

@@ -156,6 +156,16 @@ def test_remembered_decisions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(deciding._remembered) <= 10
 
 
+def test_decisions_about_long_names_are_not_remembered() -> None:
+    """Clients may name 32 KiB long topics that there are not: decisions about them are right, and take no memory."""
+    found = Authorizer(AclIndex([allow(ALICE, Operation.READ, "x", pattern=PatternType.PREFIXED)]))
+    long = "x" * (authorizer_module.MAX_REMEMBERED_CHARACTERS + 1)
+    for name in (long[1:], long):
+        assert found.allows(Caller("", "::1", "", 0, ALICE), Operation.READ, ResourceType.TOPIC, name)
+        assert not found.allows(Caller("", "::1", "", 0, BOB), Operation.READ, ResourceType.TOPIC, name)
+    assert {key[-1] for key in found._remembered} == {long[1:]}
+
+
 async def test_kept_over_a_restart_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was created and not deleted is there after a restart, whatever characters it has; there is a most."""
     kept, gone = allow("User:ü/\"'\\", Operation.READ, "a/b\n*"), allow(ALICE, Operation.READ, "t")

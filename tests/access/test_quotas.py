@@ -112,6 +112,14 @@ def test_rates_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(found._rates) == 10
 
 
+def test_made_up_names_take_bounded_memory() -> None:
+    """Client ids may have 32 KiB: what is kept of one under a default quota is its first MAX_RATE_CHARACTERS."""
+    found = Quotas({Entity(None, DEFAULT): {PRODUCER: 100.0}})
+    assert found.count(PRODUCER, "u", "x" * 30_000 + "1", 10_000, 0) > 0
+    assert found.count(PRODUCER, "u", "x" * 30_000 + "2", 1, 0) > 0  # they share a rate
+    assert sum(len(str(entity.client_id)) for _, entity in found._rates) == quotas.MAX_RATE_CHARACTERS
+
+
 # ---- connections
 
 
@@ -149,6 +157,40 @@ async def test_a_muted_client_is_served_again(tmp_path: Path) -> None:
         with trio.fail_after(PATIENCE_S):
             assert (await alice.produce(records(b"1"), topic="t")).error_code is ErrorCode.none
         assert trio.current_time() - before_s >= throttle_s - 0.05
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+async def test_a_new_connection_does_not_get_around_a_quota(tmp_path: Path, size: int) -> None:
+    """What one connection has used up, another of the same user waits for before it is served: a short request before
+    it is begun, a long one before it is received. Requests without data, and other users, are served meanwhile.
+    """
+    async with world(tmp_path) as here, here.client(BOB) as bob:
+        await here.create_topic("t")
+        await set_quota(here, Entity("alice"), **{PRODUCER: 100.0, CONSUMER: 100.0})
+        async with here.client(ALICE) as alice:
+            assert (await alice.produce(records(b"x" * 20_000), topic="t")).error_code is ErrorCode.none
+        async with here.client(ALICE) as alice:
+            assert (await alice.kafka(3, 4, topics=None, allow_auto_topic_creation=False)).topics[0].name == "t"
+            await alice.send(produce_frame([records(b"x" * size)], topic="t"))
+            for _ in range(20):
+                assert (await bob.produce(records(b"x"), topic="t")).error_code is ErrorCode.none
+            assert here.broker.engine.store.stream("t", 0).high_watermark == 21
+            assert here.kafka.request_bytes == 0  # what waits holds up nobody else
+
+
+async def test_a_new_consumer_does_not_get_around_a_quota(tmp_path: Path) -> None:
+    """A fetch waits for what another connection of the same user has taken."""
+    async with world(tmp_path) as here, here.client(BOB) as bob:
+        await here.create_topic("t")
+        await bob.produce(records(b"x" * 50_000), topic="t")
+        await set_quota(here, Entity("alice"), **{CONSUMER: 1_000.0})
+        async with here.client(ALICE) as alice:
+            assert (await alice.fetch(topic="t")).error_code is ErrorCode.none
+        async with here.client(ALICE) as alice:
+            await alice.send(fetch_frame(11, topic="t"))
+            with trio.move_on_after(0.3) as waited:
+                await alice.stream.receive_some()
+            assert waited.cancelled_caught
 
 
 async def test_a_stop_does_not_wait_for_muted_clients(tmp_path: Path) -> None:

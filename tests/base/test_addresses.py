@@ -2,7 +2,7 @@
 
 import pytest
 
-from logstore.base.addresses import Address, is_loopback, parse_address
+from logstore.base.addresses import Address, canonical_host, is_loopback, parse_address
 from logstore.base.errors import AddressError
 
 
@@ -34,3 +34,20 @@ def test_addresses_are_checked(text: str) -> None:
 def test_loopback_is_known(host: str, local: bool) -> None:
     """Which addresses only this machine reaches."""
     assert is_loopback(host) is local
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"),
+    [
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+        ("0:0:0:0:0:0:0:1", "::1"),
+        ("2001:DB8::0:1", "2001:db8::1"),
+        ("fe80::1%eth0", "fe80::1"),
+        ("192.0.2.1", "192.0.2.1"),
+        ("*", "*"),
+        ("queue.example.org", "queue.example.org"),
+    ],
+)
+def test_hosts_have_one_form(host: str, shown: str) -> None:
+    """Addresses are compared in one form, in which a form that is shown stays as it is."""
+    assert canonical_host(host) == shown == canonical_host(shown)

@@ -94,7 +94,9 @@ def test_many_who_use_a_topic_first_get_the_same(tmp_path: Path) -> None:
 
 
 def test_topics_by_id(tmp_path: Path) -> None:
-    """An id names a topic as well as its name does; an unknown one is UNKNOWN_TOPIC_ID."""
+    """An id names a topic as well as its name does; an unknown one is UNKNOWN_TOPIC_ID. With an id, names say nothing:
+    a topic is answered once, however many names come with its id.
+    """
 
     async def story() -> None:
         async with running(tmp_path) as node:
@@ -104,6 +106,9 @@ def test_topics_by_id(tmp_path: Path) -> None:
                 known, unknown = (await node.ask(METADATA, version, topics=wanted)).topics
                 assert (known.error_code, known.name) == (ErrorCode.none, "t")
                 assert unknown.error_code is ErrorCode.unknown_topic_id
+            renamed = [{"name": f"n{number}", "topic_id": topic.topic_id} for number in range(100)]
+            for version in (10, 12, 13):
+                assert [found.name for found in (await node.ask(METADATA, version, topics=renamed)).topics] == ["t"]
 
     trio.run(story)
 

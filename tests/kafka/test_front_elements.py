@@ -22,6 +22,8 @@ from logstore.format.batch import HEADER, HEADER_BYTES, parse_header
 from logstore.format.epoch_api import DESCRIBE, decode_request
 from logstore.format.fields import MAX_FIELDS_VALUES
 from logstore.kafka import codec, fetch, produce
+from logstore.kafka.api_types import Broker, BrokerSettings
+from logstore.kafka.framing import MAX_TAGGED_FIELDS, Writer
 from logstore.kafka.guard import MAX_ELEMENTS, max_elements
 from logstore.kafka.pace import STEPS, _Limiters
 from logstore.log.topics import MAX_PARTITIONS
@@ -97,14 +99,14 @@ async def test_a_request_of_many_parts_gives_way(tmp_path: Path, name: str) -> N
     assert turns >= FEWEST_TURNS
 
 
-@pytest.mark.parametrize("key", [2, 3, 8, 9, 10, 11, 32, 42])
+@pytest.mark.parametrize("key", [2, 3, 8, 9, 10, 11, 30, 32, 42])
 def test_more_parts_than_can_be_meant_are_refused(key: int) -> None:
     """An array of more elements than such a request can mean is refused before anything is made of it, although the
     bytes are there.
     """
     name = {2: "topics", 3: "topics", 8: "topics", 9: "groups", 10: "coordinator_keys"}
-    name |= {11: "protocols", 32: "resources", 42: "groups_names"}
-    version = {2: 5, 3: 1, 8: 5, 9: 8, 10: 4, 11: 5, 32: 2, 42: 1}[key]
+    name |= {11: "protocols", 30: "creations", 32: "resources", 42: "groups_names"}
+    version = {2: 5, 3: 1, 8: 5, 9: 8, 10: 4, 11: 5, 30: 1, 32: 2, 42: 1}[key]
     count = max_elements(key) + 1
     kind = codec.request_type(key, version)
     (one,) = [field for field in kind.__dataclass_fields__.values() if field.name == name[key]]
@@ -112,6 +114,76 @@ def test_more_parts_than_can_be_meant_are_refused(key: int) -> None:
     body = encode(kind, {name[key]: [element] * count})
     with pytest.raises(MalformedRequest, match="more than such a request can mean"):
         codec.decode(memoryview(body), codec.RequestHeader(key, version, 1, "", 0), 0)
+
+
+def tagged(count: int) -> bytes:
+    """A section of that many tagged fields, which nobody knows."""
+    writer = Writer(flexible=True)
+    writer.uvarint(count)
+    writer.raw(b"\x7f\x00" * count)
+    return b"".join(bytes(part) for part in writer.finish())
+
+
+def framed(body: bytes) -> bytes:
+    """A frame with its length."""
+    return struct.pack(">i", len(body)) + body
+
+
+def with_tagged_fields(where: str, count: int) -> bytes:
+    """A frame with so many tagged fields."""
+    head = {"header of Metadata": (3, 12), "header of Produce": (0, 9), "Produce": (0, 9), "Fetch": (1, 12)}
+    key, version = head.get(where, (3, 12))
+    begin = struct.pack(">hhih", key, version, 7, -1)
+    if where.startswith("header"):
+        return framed(begin + tagged(count))
+    if where == "Metadata":
+        return framed(begin + b"\x00" + b"\x00\x00\x00" + tagged(count))
+    if where == "Produce":
+        return framed(begin + b"\x00" + b"\x00" + struct.pack(">hi", -1, 1000) + b"\x01" + tagged(count))
+    fixed = struct.pack(">iiiibii", -1, 0, 0, 0, 0, 0, -1)
+    topic_without_partitions = b"\x02" + b"\x02t" + b"\x01"
+    return framed(begin + b"\x00" + fixed + topic_without_partitions + tagged(count) + b"\x01\x01\x00")
+
+
+@pytest.mark.parametrize("where", ["header of Metadata", "header of Produce", "Produce", "Fetch", "Metadata"])
+async def test_more_tagged_fields_than_anybody_sends_are_refused(tmp_path: Path, where: str) -> None:
+    """Two bytes are enough for a tagged field: a frame with too many is refused at their number, before they are walked
+    over, in a header as in a body. Some that nobody knows are passed over.
+    """
+    (tmp_path / "node").mkdir()
+    async with running(tmp_path / "node") as node, serving(tmp_path, apis=list(node.apis.values())) as server:
+        async with await server.connect() as peer:
+            await peer.send(with_tagged_fields(where, MAX_TAGGED_FIELDS + 1))
+            assert await peer.ended()
+        (closed,) = server.reported(CONNECTION_CLOSED)
+        assert f"{MAX_TAGGED_FIELDS + 1} tagged fields" in str(closed["why"])
+        if not where.startswith("header"):
+            async with await server.connect() as peer:
+                assert await peer.ask(with_tagged_fields(where, 3))
+
+
+async def test_a_long_name_is_not_repeated_for_each_partition(tmp_path: Path) -> None:
+    """A name of 32 KiB, which no topic can have, is cut where an answer says for each of many partitions that there is
+    no such topic: the answer stays as long as the request, nearly.
+    """
+    name, count = "n" * 32_000, 1_000
+    async with running(tmp_path) as node:
+        for key, values in (
+            (43, {"topic_partitions": [{"topic": name, "partitions": range(count)}]}),
+            (45, {"topics": [{"name": name, "partitions": [{"partition_index": n} for n in range(count)]}]}),
+        ):
+            answer = await node.ask(key, 0, **values)
+            (topic,) = getattr(answer, "replica_election_results", None) or answer.responses
+            partitions = getattr(topic, "partition_result", None) or topic.partitions
+            assert len(partitions) == count
+            assert all(len(part.error_message) < 200 for part in partitions)
+    parts = [produce.PartitionData(0, None), produce.PartitionData(1, memoryview(b"x"))]
+    request = produce.ProduceRequest(9, None, -1, [(name, parts)], len(parts))
+    async with serving(tmp_path) as server:
+        broker = Broker(server.engine, SystemClock(), BrokerSettings())
+        outcome = produce.ProduceAnswer(9, -1)
+        produce.start(broker, request, 100, outcome)
+        assert len(b"".join(bytes(part) for part in outcome.body() or ())) < len(name) + len(parts) * 200
 
 
 def test_a_resource_named_often_is_described_once(tmp_path: Path) -> None:

@@ -202,6 +202,8 @@ SCRAM_MESSAGES = [
     "p=tls-exporter,,n=alice,r=abc",
     "n,,n=alice,n=root,r=abc",
     "n,,n=" + "x" * 4100 + ",r=abc",
+    "n,,n=" + "x" * 256 + ",r=abc",
+    "n,,n=" + "é" * 1000 + ",r=abc",
     "c=biws,r=abc,p=AAAA",
 ]
 

@@ -109,6 +109,20 @@ def test_a_sidecar_shows_its_new_certificate_after_a_hangup(tmp_path: Path) -> N
         assert sidecar.terminate() == 0
 
 
+def test_a_stop_does_not_wait_for_certificates_that_cannot_be_read(tmp_path: Path) -> None:
+    """While the file of a certificate gives nothing, as on a file system that hangs, a sidecar serves and stops."""
+    found = make_certificates(tmp_path)
+    context = ssl.create_default_context(cafile=str(found.ca))
+    with Sidecar(tmp_path / "data", *tls_flags(found), protocol="SSL") as sidecar:
+        found.server.unlink()
+        os.mkfifo(found.server)
+        os.kill(sidecar.pid, signal.SIGHUP)
+        with found.server.open("wb"):  # opened once the sidecar has opened it to read
+            with RawClient(sidecar.port, context) as client:
+                assert client.is_served()
+            assert sidecar.terminate() == 0
+
+
 def _hang_up(sidecar: Sidecar, event: str) -> None:
     """Send SIGHUP and wait for the event's line."""
     os.kill(sidecar.pid, signal.SIGHUP)

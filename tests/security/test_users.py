@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import confluent_kafka
@@ -115,9 +116,9 @@ def test_passwords_that_clients_would_hash_differently_are_refused(password: str
     assert not password or password not in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["", "x" * 256, "\u0007", "\uff21", "\u06271"])
+@pytest.mark.parametrize("name", ["", "x" * 256, "\u0007", "\uff21", "\u06271", "*", "ANONYMOUS"])
 def test_names_that_no_login_could_give_are_refused(name: str) -> None:
-    """Empty, too long, forbidden by SASLprep or changed by it."""
+    """Empty, too long, forbidden by SASLprep or changed by it, and those that mean others in access control lists."""
     with pytest.raises(UnacceptableCredential):
         check_name(name)
     assert check_name("a,b=c/d é") == "a,b=c/d é"
@@ -142,6 +143,68 @@ def test_users_outlive_a_restart_and_decoys_stay() -> None:
     again.change([name], {})
     run(queue, disk)
     assert again.names() == open_users(disk)[0].names() == []
+
+
+def credential(iterations: int, salt: bytes = SALT) -> ScramCredential:
+    """A credential of another form."""
+    return ScramCredential(iterations, salt, bytes(64), bytes(64))
+
+
+def test_new_users_change_few_decoys() -> None:
+    """Where users have credentials of different forms, a name that is no user's keeps its decoy while users are added,
+    or takes the form that has become more frequent; who asks again and again does not learn which names are decoys.
+    """
+    disk = new_disk()
+    users, queue = open_users(disk)
+    forms = {"few": credential(4096), "many": credential(8192, b"0123456789abcdefghijklmno")}
+
+    def add(form: str, count: int) -> None:
+        users.change(
+            (), {CredentialName(f"{form}{len(users) + n}", "SCRAM-SHA-512"): forms[form] for n in range(count)}
+        )
+        run(queue, disk)
+
+    def decoys() -> list[tuple[int, bytes]]:
+        found = (users.credential_or_decoy(CredentialName(f"nobody{n}", "SCRAM-SHA-512"))[0] for n in range(200))
+        return [(decoy.iterations, decoy.salt) for decoy in found]
+
+    add("few", 10)
+    add("many", 10)
+    before = decoys()
+    assert {iterations for iterations, _ in before} == {4096, 8192}
+    add("many", 2)
+    after = decoys()
+    assert all(new[0] == 8192 for old, new in zip(before, after, strict=True) if old != new)
+    assert sum(old != new for old, new in zip(before, after, strict=True)) < 30
+    reopened, _ = open_users(disk)
+    users = reopened
+    assert decoys() == after
+
+
+def test_a_login_looks_at_no_list_of_users() -> None:
+    """What a login and each request ask does not walk over all users, of whom there may be 10,000."""
+    disk = new_disk()
+    users, queue = open_users(disk)
+    users.change((), {CredentialName(f"user{n}", "SCRAM-SHA-512"): credential(4096) for n in range(3)})
+    run(queue, disk)
+    assert len(users) == 3
+    users._users = Unwalkable(users._users)
+    assert users.is_empty is False
+    for name in ("user1", "nobody"):
+        assert users.password_mechanism(name) == "SCRAM-SHA-512"
+        assert users.credential_or_decoy(CredentialName(name, "SCRAM-SHA-512"))[1] is (name == "user1")
+    users._users = dict(users._users.items())
+    users.change([CredentialName(f"user{n}", "SCRAM-SHA-512") for n in range(3)], {})
+    run(queue, disk)
+    assert (len(users), users.is_empty) == (0, True)
+    assert users.credential_or_decoy(CredentialName("nobody", "SCRAM-SHA-512"))[0].iterations == 4096
+
+
+class Unwalkable(dict[str, dict[str, ScramCredential]]):
+    """A dictionary that nobody walks over."""
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("all users are walked over")
 
 
 def test_a_user_that_the_disk_refused_is_none() -> None:

@@ -29,6 +29,8 @@ MIN_SALT_BYTES: Final = 12
 MAX_SALT_BYTES: Final = 1024
 MAX_NAME_BYTES: Final = 255
 """Of a user's name in UTF-8, so that a full ledger of users stays within memory."""
+TAKEN_NAMES: Final = frozenset(("*", "ANONYMOUS"))
+"""As principals they mean somebody else: everybody, and clients that have not logged in."""
 MAX_PASSWORD_BYTES: Final = 1024
 
 
@@ -103,6 +105,8 @@ def check_name(name: str) -> str:
         raise UnacceptableCredential("a user's name must not be empty")
     if len(name.encode(errors="replace")) > MAX_NAME_BYTES:
         raise UnacceptableCredential(f"a user's name may have {MAX_NAME_BYTES} bytes at most")
+    if name in TAKEN_NAMES:
+        raise UnacceptableCredential(f"User:{name} means others than one user; choose another name")
     if _prepared(name) != name:
         raise UnacceptableCredential(f"the user's name {name!r} has characters that clients write in different ways")
     return name

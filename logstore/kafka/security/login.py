@@ -25,7 +25,7 @@ from logstore.base.events import Report
 from logstore.base.states import following
 from logstore.events import LOGIN_FAILED
 from logstore.kafka.api_types import Api, Caller
-from logstore.kafka.security.credentials import MAX_PASSWORD_BYTES, MECHANISMS, is_password_of
+from logstore.kafka.security.credentials import MAX_NAME_BYTES, MAX_PASSWORD_BYTES, MECHANISMS, is_password_of
 from logstore.kafka.security.principals import principal_of_user
 from logstore.kafka.security.users import CredentialName, Users
 from logstore.kafka.wire import respond
@@ -35,7 +35,7 @@ AUTHENTICATE_KEY: Final = 36
 LOGIN_KEYS: Final = frozenset((HANDSHAKE_KEY, AUTHENTICATE_KEY))
 PLAIN: Final = "PLAIN"
 MAX_TOKEN_BYTES: Final = 4096
-"""Of one message of a mechanism: room for the longest name and password, and short enough to be prepared at once."""
+"""Of one message of a mechanism: room for the longest name and password."""
 MAX_FRAME_BYTES: Final = 64 * 1024
 """Of a request before the login is done."""
 PASSWORD_CHECKS: Final = 2
@@ -189,6 +189,7 @@ class Login:
             await self._plain(text)
             return b""
         if self._scram is None:
+            _check_name_lengths(text)
             self._scram = ScramMechanism(self._mechanism).make_server(self._credential)
             self._scram.set_client_first(text)
             answer = str(self._scram.get_server_first())
@@ -219,6 +220,15 @@ class Login:
         if not is_right or on_behalf_of not in ("", self._user):
             raise _WrongLogin("the password is wrong, or there is no such user")
         self._move(LoginEvent.PROVEN)
+
+
+def _check_name_lengths(first: str) -> None:
+    """Raise _WrongLogin if a first message of SCRAM has a longer name than a user may have: to prepare (SASLprep) 4,000
+    characters takes the event loop 15 ms, for a client that nobody knows.
+    """
+    for part in first.split(","):
+        if len(part.replace("=2C", ",").replace("=3D", "=").encode()) > len("n=") + MAX_NAME_BYTES:
+            raise _WrongLogin(f"a name or a nonce of more than {MAX_NAME_BYTES} bytes")
 
 
 class _WrongLogin(Exception):

@@ -4,13 +4,17 @@ Invariants:
 * The ledger holds credentials (`logstore.kafka.security.credentials`), never a password.
 * For a name that is no user's, `credential_or_decoy` gives a credential that nobody's password fits. It looks like a
   user's, is the same at every call and after a restart, and takes as long: who asks does not learn who is a user.
+* What a request or a login asks (`is_empty`, `credential_or_decoy`, `password_mechanism`) takes a time that does not
+  grow with the number of users.
 * A change counts once it is durable, for the next login; connections that are logged in stay so, as in Kafka.
 * The number of users is bounded (MAX_USERS).
 """
 
 import hmac
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from logstore.kafka.security.credentials import (
     MECHANISMS,
@@ -29,6 +33,18 @@ _CREDENTIAL: Final = "credential/"
 _DECOY_KEY: Final = "decoy-key"
 _DECOY_KEY_BYTES: Final = 32
 _BASE_36: Final = b"0123456789abcdefghijklmnopqrstuvwxyz"
+_MOST_FORMS: Final = 16
+"""Forms of credentials that decoys take, the most frequent ones; users added by one tool have one form."""
+T = TypeVar("T")
+
+
+class _Form(NamedTuple):
+    """What a stranger sees of a credential without the password."""
+
+    iterations: int
+    salt_bytes: int
+    is_base_36: bool
+    """As Kafka's own tools make salts."""
 
 
 class CredentialName(NamedTuple):
@@ -52,54 +68,90 @@ class Users:
         self._ledger = ledger
         self._default_iterations = default_iterations
         self._decoy_key = ledger.get(_DECOY_KEY) or new_secret(_DECOY_KEY_BYTES)
-        self._credentials: dict[CredentialName, ScramCredential] = {}
+        self._users: dict[str, dict[str, ScramCredential]] = {}
+        self._forms: dict[str, Counter[_Form]] = {mechanism: Counter() for mechanism in MECHANISMS}
+        """How many credentials of a mechanism have which form."""
+        self._checked_by: Counter[str] = Counter()
+        """How many users' PLAIN passwords are checked against which mechanism's credential."""
         for key, value in ledger.items(_CREDENTIAL):
             mechanism, _, user = key[len(_CREDENTIAL) :].partition("/")
             if mechanism in MECHANISMS:
                 name = CredentialName(user, mechanism)
-                self._credentials[name] = ScramCredential.decode(value, f"user {user!r}")
+                self._set(name, ScramCredential.decode(value, f"user {user!r}"))
 
     def __len__(self) -> int:
-        return len(self.names())
+        return len(self._users)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no user."""
+        return not self._users
 
     def names(self) -> list[str]:
         """The names of all users, sorted."""
-        return sorted({name.user for name in self._credentials})
+        return sorted(self._users)
 
     def credentials_of(self, user: str) -> Mapping[str, ScramCredential]:
-        """A user's credentials by mechanism; empty: no such user."""
-        found = ((mechanism, self._credentials.get(CredentialName(user, mechanism))) for mechanism in MECHANISMS)
-        return {mechanism: credential for mechanism, credential in found if credential is not None}
+        """A user's credentials by mechanism, the strongest first; empty: no such user."""
+        held = self._users.get(user, {})
+        return {mechanism: held[mechanism] for mechanism in MECHANISMS if mechanism in held}
 
     def password_mechanism(self, user: str) -> str:
         """The mechanism whose credential a PLAIN password is checked against; for no user, as for some user."""
-        mechanisms = self.credentials_of(user)
-        if not mechanisms and self._credentials:
-            names = sorted(self._credentials)
-            seed = hmac.digest(self._decoy_key, user.encode(errors="replace"), "sha256")
-            mechanisms = self.credentials_of(names[int.from_bytes(seed[:8]) % len(names)].user)
-        return next(iter(mechanisms), next(iter(MECHANISMS)))
+        drawn = self._drawn(self._checked_by, user)  # in either case, so that both take as long
+        return next(iter(self.credentials_of(user)), drawn or next(iter(MECHANISMS)))
 
     def credential_or_decoy(self, name: CredentialName) -> tuple[ScramCredential, bool]:
         """A user's credential and True, or a decoy and False."""
         decoy = self._decoy(name)  # made in either case, so that both take as long
-        found = self._credentials.get(name)
+        found = self.credentials_of(name.user).get(name.mechanism)
         return (decoy, False) if found is None else (found, True)
 
     def _decoy(self, name: CredentialName) -> ScramCredential:
         seed = hmac.digest(self._decoy_key, name.key.encode(errors="replace"), "sha512")
-        kind = [one for other, one in self._credentials.items() if other.mechanism == name.mechanism]
-        iterations, salt = self._default_iterations, seed[:SALT_BYTES]
-        if kind:  # as many iterations, and a salt of the same length and alphabet, as some user has
-            model = kind[int.from_bytes(seed[:8]) % len(kind)]
-            iterations = model.iterations
-            stretched = seed * (len(model.salt) // len(seed) + 1)
-            salt = stretched[: len(model.salt)]
-            if all(byte in _BASE_36 for byte in model.salt):
-                salt = bytes(_BASE_36[byte % len(_BASE_36)] for byte in salt)
+        # As many iterations, and a salt of the same length and alphabet, as some user has.
+        form = self._drawn(self._forms[name.mechanism], name.key)
+        form = form or _Form(self._default_iterations, SALT_BYTES, is_base_36=False)
+        salt = (seed * (form.salt_bytes // len(seed) + 1))[: form.salt_bytes]
+        if form.is_base_36:
+            salt = bytes(_BASE_36[byte % len(_BASE_36)] for byte in salt)
         keys = hmac.digest(self._decoy_key, seed, "sha512")
         size = 64 if name.mechanism == "SCRAM-SHA-512" else 32
-        return ScramCredential(iterations, salt, keys[:size], keys[:size])
+        return ScramCredential(form.iterations, salt, keys[:size], keys[:size])
+
+    def _drawn(self, numbers: Counter[T], text: str) -> T | None:
+        """A form that is drawn for a text, the more likely the more often it occurs; None if there is none.
+
+        Each form has a lot of its own for each text and the lowest one wins (weighted rendezvous hashing), so that a
+        new user of one form does not change what is drawn for other texts from those of the others.
+        """
+
+        def lot(drawn: tuple[T, int]) -> float:
+            form, number = drawn
+            digest = hmac.digest(self._decoy_key, f"{form}/{text}".encode(errors="replace"), "sha256")
+            return -math.log((int.from_bytes(digest[:8]) + 1) / 2**64) / number
+
+        best = min(numbers.most_common(_MOST_FORMS), key=lot, default=None)
+        return None if best is None else best[0]
+
+    def _set(self, name: CredentialName, credential: ScramCredential | None) -> None:
+        """Set a credential in memory; None removes it."""
+        held = self._users.setdefault(name.user, {})
+        self._count(held, -1)
+        if credential is None:
+            held.pop(name.mechanism, None)
+        else:
+            held[name.mechanism] = credential
+        self._count(held, 1)
+        if not held:
+            del self._users[name.user]
+
+    def _count(self, held: Mapping[str, ScramCredential], change: int) -> None:
+        """Count one user's credentials in the numbers of forms, or take them out."""
+        for mechanism, credential in held.items():
+            _add(self._forms[mechanism], _form_of(credential), change)
+        if held:
+            _add(self._checked_by, next(mechanism for mechanism in MECHANISMS if mechanism in held), change)
 
     def change(
         self, removed: Iterable[CredentialName], set_to: Mapping[CredentialName, ScramCredential]
@@ -108,8 +160,8 @@ class Users:
         if there would be more than MAX_USERS users.
         """
         gone = list(removed)
-        names = {name.user for name in self._credentials if name not in gone} | {name.user for name in set_to}
-        if len(names) > max(MAX_USERS, len(self)):
+        more = {name.user for name in set_to} - self._users.keys()
+        if more and len(self) + len(more) > MAX_USERS:
             raise UnacceptableCredential(f"there are {len(self)} users; {MAX_USERS} are allowed")
         changes: dict[str, bytes | None] = {name.key: None for name in gone}
         changes |= {name.key: value.encode() for name, value in set_to.items()}
@@ -118,8 +170,21 @@ class Users:
         def settled(done: Ticket[None]) -> None:
             if done.error is None:
                 for name in gone:
-                    self._credentials.pop(name, None)
-                self._credentials.update(set_to)
+                    self._set(name, None)
+                for name, credential in set_to.items():
+                    self._set(name, credential)
 
         ticket.add_callback(settled)
         return ticket
+
+
+def _form_of(credential: ScramCredential) -> _Form:
+    is_base_36 = all(byte in _BASE_36 for byte in credential.salt)
+    return _Form(credential.iterations, len(credential.salt), is_base_36)
+
+
+def _add(numbers: Counter[T], counted: T, change: int) -> None:
+    """Count; what has come down to 0 is no longer in the numbers."""
+    numbers[counted] += change
+    if not numbers[counted]:
+        del numbers[counted]
