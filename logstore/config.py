@@ -201,8 +201,7 @@ SETTINGS: tuple[Setting, ...] = (
 _LISTEN_KEYS = ("kafka.listeners", "kafka.advertise", "data-dir", "insecure")
 
 
-@dataclass(frozen=True, slots=True)
-class HttpListener:
+class HttpListener(NamedTuple):
     """An address that is served by HTTP, or by HTTPS with the certificates of the sidecar."""
 
     address: Address
