@@ -141,10 +141,11 @@ class FrameReader:
         """The API key of the long frame that `receive` would now receive into memory of its own; None: there is none.
         Raises ClosedError.
         """
-        size = self._size()
-        if size is None or _LENGTH.size + size <= SMALL_BYTES or len(self._rest) <= _LENGTH.size + _KEY.size:
-            return None
-        return int(_KEY.unpack_from(self._rest, _LENGTH.size)[0])
+        return int(_KEY.unpack_from(self._rest, _LENGTH.size)[0]) if self._is_long(self._size()) else None
+
+    def _is_long(self, size: int | None) -> bool:
+        """Whether a frame of this size, of which `_rest` has the length and the key, gets memory of its own."""
+        return size is not None and _LENGTH.size + size > SMALL_BYTES and len(self._rest) > _LENGTH.size + _KEY.size
 
     def pause(self) -> None:
         """Suspend the deadline: the client waits for the sidecar."""
@@ -153,7 +154,7 @@ class FrameReader:
     async def receive(self) -> bool:
         """Receive more bytes, until the deadline; False when the client has closed its side. Raises ClosedError."""
         size = self._size()
-        if size is not None and self.coming is not None:
+        if size is not None and self._is_long(size):
             await self._receive_long(size)
             return True
         self._set_deadline(size)
