@@ -7,6 +7,8 @@ Invariants:
 * A block is valid as a whole or not at all: one CRC-32C covers all of it.
 * A block carries the generation of its file and its own position, so that blocks that a reused file held before are
   never taken for blocks of this generation.
+* The first block of a file's content has no batches and is synced before the next is written. So what a power cut
+  makes of a file that is being used again is damage at position 0 at most, and nothing is lost with that block.
 * A block is written only after the block before it in the file is synced. So an invalid block before a valid one of the
   same generation is damage to durable data, never a torn write.
 
@@ -54,13 +56,14 @@ class JournalPart(NamedTuple):
 
 class BlockScan(NamedTuple):
     """The valid blocks of a file: their parts in order, the generation (0: no valid block), the position after the last
-    block, and the positions at which durable blocks are damaged.
+    block, the positions at which durable blocks are damaged, and the ends of other generations that are noted here.
     """
 
     parts: list[JournalPart]
     generation: int
     end: int
     damaged: list[int]
+    ends: dict[int, int]
 
 
 def encode_head(generation: int, position: int, parts: Sequence[tuple[PartPlace, Sequence[Buffer]]]) -> bytes:
@@ -80,6 +83,11 @@ def encode_head(generation: int, position: int, parts: Sequence[tuple[PartPlace,
     return head + crc.to_bytes(4, "big") + table
 
 
+def encode_opening(generation: int, ends: Sequence[tuple[int, int]]) -> bytes:
+    """The first block of a file: generations and ends of other files, as parts without a directory and batches."""
+    return encode_head(generation, 0, [(PartPlace(b"", other, end, 0), ()) for other, end in ends])
+
+
 def scan_blocks(buffer: Buffer) -> BlockScan:
     """The valid blocks of a journal file, given its bytes.
 
@@ -94,7 +102,10 @@ def scan_blocks(buffer: Buffer) -> BlockScan:
         if found is None:
             following = _block_after(buffer, view, position, generation)
             if following is None:
-                return BlockScan(parts, generation, position, damaged)
+                notes = [part.place for part in parts if not part.place.directory]
+                ends = {place.chunk_offset: place.position for place in notes}
+                held = [part for part in parts if part.place.directory]
+                return BlockScan(held, generation, position, damaged, ends)
             damaged.append(position)
             position, found = following
         generation, block_parts, position = found

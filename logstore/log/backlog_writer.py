@@ -173,7 +173,6 @@ class BacklogWriter:
 
     def note_failed_sync(self, operation: Operation) -> None:
         """If the failed operation was the sync of the last chunk, what it lacks must come from the journal."""
-        self.note()  # a roll that failed may have synced all
         chunks, backlog = self._writer.chunks, self._writer.backlog
         if not isinstance(operation, Sync) or not chunks or operation.path != chunks[-1].log_path:
             return

@@ -290,20 +290,21 @@ class ChunkWriter:
         """Whether the last chunk is empty and has the name of this new one."""
         return bool(self.chunks) and self.chunks[-1].base_offset == chunk.base_offset
 
-    def roll_failed(self, operation: Operation) -> None:
+    def roll_failed(self, operation: Operation) -> bool:
         """A roll ended at this operation. The name of the new chunk may exist: nothing may go to the chunk before it.
 
         Behind the seal, that chunk is synced. It is noted, so that its backlog does not move to a third chunk, which
-        the new one's name would cut off.
+        the new one's name would cut off. Returns whether it is so.
         """
         self.must_roll = True
         if self.is_moving or not self.chunks:
-            return
+            return False
         is_seal = isinstance(operation, WriteFile | Sync) and operation.path == self.chunks[-1].log_path
         if not is_seal:
             backlog = self.backlog
             write = BacklogWrite(backlog.acked, len(backlog.unwritten), len(backlog.entries), True)
             self._apply(write, self.chunks[-1], has_block=False)
+        return not is_seal
 
     def begin_move(self, batches: list[TailEntry]) -> None:
         """The chunk ends at its synced end; `batches`, everything acknowledged behind it, goes to the next chunk."""

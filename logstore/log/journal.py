@@ -27,7 +27,7 @@ from typing import Any, Final, Protocol
 
 from logstore.base.events import Report
 from logstore.events import JOURNAL_FAILED
-from logstore.format.journal_block import MAX_PARTS, PartPlace, encode_head
+from logstore.format.journal_block import MAX_PARTS, PartPlace, encode_head, encode_opening
 from logstore.interfaces import Buffer
 from logstore.log.jobs import (
     Create,
@@ -232,11 +232,12 @@ class Journal:
         flights: list[tuple[JournaledStream, Any]],
         parts: list[tuple[PartPlace, Sequence[Buffer]]],
     ) -> DiskJob:
-        head = encode_head(file.generation, file.size_bytes, parts)
-        buffers: list[Buffer] = [head]
+        opening = b"" if file.size_bytes else self._opening_block(file)
+        start = file.size_bytes + len(opening)
+        buffers: list[Buffer] = [encode_head(file.generation, start, parts)]
         for _, batches in parts:
             buffers += batches
-        end = file.size_bytes + sum(map(len, buffers))
+        end = start + sum(map(len, buffers))
         operations: list[Operation] = []
         if file.is_new:
             operations += [Create(file.path), SyncDirectory(DIRECTORY)]
@@ -245,13 +246,22 @@ class Journal:
             step = min(PREALLOCATED_BYTES, self.limits.file_bytes - allocated)
             operations.append(WriteFile(file.path, allocated, [memoryview(_ZEROS)[:step]]))
             allocated += step
-        operations += [WriteFile(file.path, file.size_bytes, buffers), Sync(file.path)]
+        if opening:
+            operations += [WriteFile(file.path, 0, [opening]), Sync(file.path)]
+        operations += [WriteFile(file.path, start, buffers), Sync(file.path)]
         self._in_flight = True
         return DiskJob(
             operations,
             partial(self._written, file, flights, end, allocated),
             partial(self._failed, file, flights),
         )
+
+    def _opening_block(self, file: JournalFile) -> bytes:
+        """The block that a file begins with, synced before anything of the content that was here before is overwritten:
+        so a block behind it that is not intact was not being overwritten. It notes where other files end.
+        """
+        others = [other for other in self._files.values() if other is not file and other.size_bytes]
+        return encode_opening(file.generation, [(other.generation, other.size_bytes) for other in others])
 
     def _written(self, file: JournalFile, flights: list[tuple[JournaledStream, Any]], end: int, allocated: int) -> None:
         self._in_flight = False

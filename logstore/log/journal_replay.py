@@ -40,6 +40,10 @@ def read_journal(fs: FileSystem, report: Report) -> JournalContent:
         # The first block of a file that was being used again may be torn. The file before that is newer than its rest.
         if position > 0 or scan.generation == generation
     ]
+    ends: dict[int, int] = {}
+    for _, scan in scans:
+        ends.update(scan.ends)
+    damaged += [(path, scan.end) for path, scan in scans if scan.end < ends.get(scan.generation, 0)]
     for path, position in damaged:
         report(JOURNAL_DAMAGED, path=path, position=position)
     parts: dict[str, list[JournalPart]] = {}

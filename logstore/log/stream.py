@@ -361,8 +361,8 @@ class Stream:
     def _failed(self, operation: Operation, error: OSError) -> None:
         """The chunk was not written: the next write starts after the last good byte."""
         flight, self._flight = self._flight, None
-        if flight is not None and flight.is_new_chunk:
-            self._writer.roll_failed(operation)
+        if flight is not None and flight.is_new_chunk and self._writer.roll_failed(operation):
+            self._backlog_writer.note()
         self._writer.must_roll |= isinstance(operation, Sync)
         if self._writer.is_moving:
             self._backlog_writer.fail(error)  # the next append, or the journal's next tick, tries again

@@ -183,6 +183,18 @@ def recovery_does_not_sync(patch: Patch) -> Setup:
     return Setup(seed=1)
 
 
+def recovery_does_not_sync_chunks(patch: Patch) -> Setup:
+    """The same for the batches alone: ledgers and snapshots of producers are synced."""
+    original = Store.open.__func__  # type: ignore[attr-defined]
+
+    def opened(cls: type[Store], fs: Any, *arguments: Any, **named: Any) -> Store:
+        forgetful = Forgetful(fs, lambda kind, path: kind == "sync" and path.endswith(".log"))
+        return original(cls, forgetful, *arguments, **named)
+
+    patch.setattr(Store, "open", classmethod(opened))
+    return Setup(seed=1)
+
+
 def torn_end_stays(patch: Patch) -> Setup:
     """Recovery leaves the torn end of a chunk in place and appends behind it."""
     original = recovery._open_chunk
@@ -325,6 +337,7 @@ PLANTED: Sequence[tuple[Plant, Workload]] = (
     (watermark_inside_a_group, workloads.groups),
     (half_groups_survive, workloads.groups),
     (recovery_does_not_sync, workloads.restarts),
+    (recovery_does_not_sync_chunks, workloads.restarts),
     (torn_end_stays, workloads.appends),
     (no_checksum_at_recovery, workloads.appends),
     (trim_not_recorded, workloads.trims),

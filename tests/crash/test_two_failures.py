@@ -176,6 +176,30 @@ def test_a_deletion_that_failed_does_not_take_later_records_with_it() -> None:
     check_after_any_power_cut(world)
 
 
+def test_a_large_backlog_that_cannot_move_waits() -> None:
+    """As much as a stream may keep in memory cannot be synced, nor brought to another chunk: it is tried now and then,
+    not without a pause; once the disk works, the stream goes on.
+    """
+    world = store(roomy())
+    stream = world.store.stream("t", 0)
+    append(world)
+    while stream.has_unwritten:  # until as much is there as is written out; it is not synced then
+        append(world)
+    append(world)
+    sync = once("sync", ".log")
+    world.disk.fault_for = lambda call: EIO if call.kind == "create" and call.path.endswith(".cleaned") else sync(call)
+    for _ in range(4):
+        stream.sync_backlog()
+        world.append("t")
+        world.run(1000)
+        assert not world.driver.step()
+    world.disk.fault_for = None
+    world.store.save_readers()
+    world.run()
+    append(world)
+    check_after_any_power_cut(world)
+
+
 @pytest.mark.parametrize("kind", ["create", "read"], ids=["the next chunk", "the journal"])
 def test_a_stop_ends_though_a_chunk_can_neither_be_synced_nor_left(kind: str) -> None:
     """The sync at a stop fails, and then every call that would bring its records elsewhere: the stop ends, and the next

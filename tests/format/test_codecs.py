@@ -54,7 +54,7 @@ from logstore.format.index import (
     decode_seal,
     encode_block,
 )
-from logstore.format.journal_block import PartPlace, encode_head, scan_blocks
+from logstore.format.journal_block import PartPlace, encode_head, encode_opening, scan_blocks
 from logstore.format.ledger_frame import KIND_CHANGES, KIND_SNAPSHOT, LedgerFrame, encode_frame, scan_frames
 from logstore.format.records import Record, decode_batch, encode_batch, iterate_times
 from logstore.format.snapshot import ProducerBatch, ProducerEntry, ProducerSnapshot, decode_snapshots, encode_snapshot
@@ -515,7 +515,20 @@ def _numbers(data: bytes) -> list[int]:
 @pytest.mark.parametrize("data", [b"", b"\0", b"\0" * 4096, b"CJBK", b"CJBK" + b"\0" * 36, b"CJBK" + b"\xff" * 36])
 def test_a_journal_without_blocks(data: bytes) -> None:
     """An empty file, zeros and a head alone hold nothing, and are no damage."""
-    assert scan_blocks(data) == ([], 0, 0, [])
+    assert scan_blocks(data) == ([], 0, 0, [], {})
+
+
+def test_a_journal_file_notes_where_others_end() -> None:
+    """The block that a file begins with holds no batches; the ends in it are found whatever follows."""
+    opening = encode_opening(7, [(5, 900), (6, 1200)])
+    place = PartPlace(b"streams/t.00/0", 0, 100, 3)
+    block = encode_head(7, len(opening), [(place, [b"batches"])]) + b"batches"
+    for data in (opening + block, opening + block + bytes(50)):
+        found = scan_blocks(data)
+        assert found.ends == {5: 900, 6: 1200}
+        assert [(part.place, bytes(part.data)) for part in found.parts] == [(place, b"batches")]
+        assert (found.generation, found.end, found.damaged) == (7, len(opening + block), [])
+    assert scan_blocks(encode_opening(7, [])) == ([], 7, len(encode_opening(7, [])), [], {})
 
 
 def test_journal_blocks_in_order() -> None:
