@@ -30,7 +30,9 @@ from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadat
 ETCD = shutil.which("etcd")
 NEEDS_ETCD = "no etcd is installed: apt-get install etcd-server"
 needs_etcd = pytest.mark.skipif(ETCD is None, reason=NEEDS_ETCD)
-SETTINGS = {"attempt_s": 1.0, "watch_idle_s": 0.2}
+SETTINGS = {"attempt_s": PATIENCE_S, "watch_idle_s": 0.2}
+"""A loaded machine may take its time; tests that freeze an etcd set HASTY."""
+HASTY = {"attempt_s": 1.0}
 NOTHING = Transaction((), ())
 
 
@@ -105,11 +107,6 @@ def etcd_members(
             member.kill()
 
 
-async def until_ready(store: EtcdMetadataStore) -> None:
-    """Wait until etcd answers."""
-    await store.commit(NOTHING)
-
-
 def settings_for(members: Sequence[EtcdMember], **changes: object) -> EtcdSettings:
     """Settings for these members, patient enough for a start on a loaded machine."""
     values = {**SETTINGS, "patience_s": PATIENCE_S, **changes}
@@ -131,9 +128,9 @@ class Reports:
 async def etcd_store(
     members: Sequence[EtcdMember], report: Report = ignore, seed: int = 0, **changes: object
 ) -> AsyncIterator[EtcdMetadataStore]:
-    """A store on these members, ready."""
+    """A store on these members; they answer."""
     async with open_etcd(settings_for(members, **changes), Random(seed), report) as store:
-        await until_ready(store)
+        await store.commit(NOTHING)
         yield store
 
 

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from random import Random
 from typing import Final
+from urllib.parse import urlsplit
 
 import httpx
 import trio
@@ -216,11 +217,22 @@ class EtcdTransport:
         timeout = httpx.Timeout(attempt_s, connect=min(CONNECT_S, attempt_s), read=None if endless else attempt_s)
         client = self._stream_client if endless else self._client
         # With hasleader, a member that has lost the others says so instead of waiting for them.
-        headers = {"Grpc-Metadata-hasleader": "true", "Accept-Encoding": "identity"}
+        content = json.dumps(body).encode()
+        headers = {
+            "Host": urlsplit(endpoint).netloc,
+            "Grpc-Metadata-hasleader": "true",
+            "Accept-Encoding": "identity",
+            "Content-Type": "application/json",
+            "Content-Length": str(len(content)),
+        }
         if self._token:
             headers["Authorization"] = self._token
-        request = client.build_request(
-            "POST", f"{endpoint}/v3/{path}", content=json.dumps(body).encode(), headers=headers, timeout=timeout
+        request = httpx.Request(
+            "POST",
+            f"{endpoint}/v3/{path}",
+            headers=headers,
+            stream=_Content(content),
+            extensions={"timeout": timeout.as_dict()},
         )
         try:
             return await client.send(request, stream=True)
@@ -265,6 +277,23 @@ class EtcdTransport:
         if error.code in (NOT_FOUND, FAILED_PRECONDITION, OUT_OF_RANGE):
             return error
         return AttemptFailed(message, made_perhaps=error.made_perhaps)
+
+
+class _Content(httpx.AsyncByteStream):
+    """The body of a request. httpx's own is a generator, which a cancelled request leaves to the garbage collector, and
+    trio complains of that.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        self._rest = [content]
+
+    def __aiter__(self) -> "_Content":
+        return self
+
+    async def __anext__(self) -> bytes:
+        if not self._rest:
+            raise StopAsyncIteration
+        return self._rest.pop()
 
 
 @asynccontextmanager
