@@ -2,19 +2,17 @@
 
 Invariants:
 * Every key stands behind the namespace, and nothing outside it is read or changed.
-* A lease's number is chosen here, so a grant whose answer was lost is recognised and not made twice.
+* A lease whose answer was lost is granted again; the lost one has no keys and ends by itself.
 * An answer whose revision is below that of an earlier answer means that etcd lost something: MetadataDamaged.
 """
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from random import Random
-from typing import Final
 
 from logstore.base.events import Report
 from logstore.base.metadata.errors import InvalidMetadataCall, LeaseEnded, MetadataUnavailable
 from logstore.base.metadata.etcd.messages import (
-    FAILED_PRECONDITION,
     NOT_FOUND,
     BadAnswer,
     EtcdError,
@@ -50,24 +48,20 @@ from logstore.base.metadata.interface import (
 )
 from logstore.base.metadata.state import behind
 
-LEASE_BITS: Final = 62
-"""Random, so that two hosts never choose the same."""
-
 
 @asynccontextmanager
 async def open_etcd(settings: EtcdSettings, random: Random, report: Report) -> "AsyncIterator[EtcdMetadataStore]":
-    """The store at these endpoints; `random` names leases. Nothing is sent before the first call. Raises TlsError."""
+    """The store at these endpoints; `random` spreads retries. Nothing is sent before a first call. Raises TlsError."""
     async with open_transport(settings, random, report) as transport:
-        yield EtcdMetadataStore(transport, random)
+        yield EtcdMetadataStore(transport)
 
 
 class EtcdMetadataStore:
     """See MetadataStore."""
 
-    def __init__(self, transport: EtcdTransport, random: Random) -> None:
+    def __init__(self, transport: EtcdTransport) -> None:
         self._transport = transport
         self._namespace = transport.settings.namespace
-        self._random = random
         self._revision = 0
 
     @property
@@ -122,15 +116,12 @@ class EtcdMetadataStore:
     async def grant_lease(self, ttl_s: int) -> Lease:
         """See MetadataStore."""
         check_lease_time(ttl_s)
-        lease_id = self._random.getrandbits(LEASE_BITS) + 1
         try:
-            answer = await self._transport.call("lease/grant", {"ID": str(lease_id), "TTL": str(ttl_s)})
+            answer = await self._transport.call("lease/grant", {"TTL": str(ttl_s)})
         except EtcdError as error:
-            if error.code != FAILED_PRECONDITION:
-                raise MetadataUnavailable(f"etcd refuses a lease: {error.message}") from error
-            return await self.keep_alive(lease_id)  # the answer to the first try was lost
+            raise MetadataUnavailable(f"etcd refuses a lease: {error.message}") from error
         with _readable():
-            return Lease(lease_id, number(answer, "TTL"))
+            return Lease(number(answer, "ID"), number(answer, "TTL"))
 
     async def keep_alive(self, lease_id: int) -> Lease:
         """See MetadataStore."""

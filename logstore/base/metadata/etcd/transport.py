@@ -340,9 +340,14 @@ async def close(response: httpx.Response, parts: AsyncIterator[bytes]) -> None:
                 await anext(parts)
 
 
-def said(error: Exception) -> str:
-    """What an exception says; some say nothing."""
-    return str(error) or type(error).__name__
+def said(error: BaseException) -> str:
+    """What an exception says, or else what the exception that caused it says: TLS errors are wrapped in silent ones."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if str(cause):
+            return str(cause)
+        cause = cause.__cause__ or cause.__context__
+    return type(error).__name__
 
 
 def _error(endpoint: str, status: int, data: bytes) -> EtcdError:
