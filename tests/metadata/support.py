@@ -14,6 +14,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import trio
@@ -30,9 +31,9 @@ from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadat
 ETCD = shutil.which("etcd")
 NEEDS_ETCD = "no etcd is installed: apt-get install etcd-server"
 needs_etcd = pytest.mark.skipif(ETCD is None, reason=NEEDS_ETCD)
-SETTINGS = {"attempt_s": PATIENCE_S, "watch_idle_s": 0.2}
+SETTINGS: dict[str, Any] = {"attempt_s": PATIENCE_S, "watch_idle_s": 0.2}
 """A loaded machine may take its time; tests that freeze an etcd set HASTY."""
-HASTY = {"attempt_s": 1.0}
+HASTY: dict[str, Any] = {"attempt_s": 1.0}
 NOTHING = Transaction((), ())
 
 
@@ -107,10 +108,10 @@ def etcd_members(
             member.kill()
 
 
-def settings_for(members: Sequence[EtcdMember], **changes: object) -> EtcdSettings:
+def settings_for(members: Sequence[EtcdMember], **changes: Any) -> EtcdSettings:
     """Settings for these members, patient enough for a start on a loaded machine."""
     values = {**SETTINGS, "patience_s": PATIENCE_S, **changes}
-    return EtcdSettings(endpoints=tuple(member.client for member in members), **values)  # type: ignore[arg-type]
+    return EtcdSettings(endpoints=tuple(member.client for member in members), **values)
 
 
 @dataclass
@@ -126,10 +127,10 @@ class Reports:
 
 @asynccontextmanager
 async def etcd_store(
-    members: Sequence[EtcdMember], report: Report = ignore, seed: int = 0, **changes: object
+    members: Sequence[EtcdMember], report: Report = ignore, **changes: Any
 ) -> AsyncIterator[EtcdMetadataStore]:
     """A store on these members; they answer."""
-    async with open_etcd(settings_for(members, **changes), Random(seed), report) as store:
+    async with open_etcd(settings_for(members, **changes), Random(0), report) as store:
         await store.commit(NOTHING)
         yield store
 
@@ -184,8 +185,8 @@ def making_etcd(members: Sequence[EtcdMember]) -> Make:
     async def make() -> AsyncIterator[StoreUnderTest]:
         namespace = f"/test/{os.getpid()}/{next(numbers)}/"
         async with (
-            etcd_store(members, namespace=namespace, seed=1) as store,
-            etcd_store(members, namespace=namespace, seed=2) as other,
+            etcd_store(members, namespace=namespace) as store,
+            etcd_store(members, namespace=namespace) as other,
         ):
             yield StoreUnderTest(store, other, trio.sleep)
 

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import trio
@@ -42,10 +43,13 @@ async def test_tls_and_client_certificates(tmp_path: Path) -> None:
             revision = await committed(store, put("a", b"1"))
             async with store.watch("", revision - 1) as watch:
                 assert (await watch.receive()).revision == revision
-        for tls in (EtcdTls(files["stranger"], files["client"]), EtcdTls(files["ca"])):
+        for tls, said in (
+            (EtcdTls(files["stranger"], files["client"]), "certificate verify failed"),
+            (EtcdTls(files["ca"]), "did not answer"),  # etcd closes the connection
+        ):
             settings = settings_for(members, tls=tls, patience_s=0.3)
             async with open_etcd(settings, Random(0), ignore) as refused:
-                with pytest.raises(MetadataUnavailable, match=r"(?i)certificate|ssl|eof|disconnect|reset|closed"):
+                with pytest.raises(MetadataUnavailable, match=said):
                     await refused.get("a")
 
 
@@ -62,7 +66,7 @@ async def test_users_and_rights(tmp_path: Path) -> None:
     options = ["--auth-token-ttl", "1"]
     with etcd_members(tmp_path, options=options) as members:
         (member,) = members
-        login = {"user": "cairn", "password": "secret"}
+        login: dict[str, Any] = {"user": "cairn", "password": "secret"}
         async with etcd_store(members, **login) as store:
             for words in (
                 ("user", "add", "root:root"), ("user", "grant-role", "root", "root"),
@@ -80,11 +84,12 @@ async def test_users_and_rights(tmp_path: Path) -> None:
                 assert await committed(store, put("a", b"2")) == begin + 1
                 async with store.watch("", begin) as watch:
                     assert (await watch.receive()).revision == begin + 1
-        for wrong, said in (
+        wrongs: list[tuple[dict[str, Any], str]] = [
             ({"user": "cairn", "password": "wrong"}, "check user and password"),
             ({}, "give a user with rights"),
             ({**login, "namespace": "/other/"}, "give a user with rights on '/other/'"),
-        ):
+        ]
+        for wrong, said in wrongs:
             async with open_etcd(settings_for(members, **wrong), Random(0), ignore) as refused:
                 with pytest.raises(MetadataRefused, match=said):
                     await refused.get("a")

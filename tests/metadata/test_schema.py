@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import httpx
 import pytest
@@ -38,10 +39,11 @@ VALUES = st.one_of(
 def test_values_come_back(value: schema.Value) -> None:
     """Every value is read as it was written, and damage to it is named with its key, never anything else."""
     data = schema.encode(value)
-    assert schema.decode(type(value), Entry("k", data, 1)) == value
+    kind: Any = type(value)
+    assert schema.decode(kind, Entry("k", data, 1)) == value
     for cut in range(0, len(data), 7):
         with pytest.raises(MetadataDamaged, match="'k'"):
-            schema.decode(type(value), Entry("k", data[:cut], 1))
+            schema.decode(kind, Entry("k", data[:cut], 1))
 
 
 JSON = st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps).map(str.encode)

@@ -105,17 +105,13 @@ def test_swaps_are_made_once_under_faults(seed: int) -> None:
     assert len(swaps.won) == len(HOSTS) * SWAPS
 
 
-def test_the_same_seed_gives_the_same_run() -> None:
+def test_the_same_seed_gives_the_same_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Delays, losses and their consequences come from the seed alone, with a deterministic scheduler."""
+    monkeypatch.setattr(trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
     runs = []
-    deterministic = trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING  # type: ignore[attr-defined]
-    trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[attr-defined]
-    try:
-        for _ in range(2):
-            trio._core._run._r.seed(7)  # type: ignore[attr-defined]
-            runs.append(trio.run(history, 7, clock=trio.testing.MockClock(autojump_threshold=0)))
-    finally:
-        trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING = deterministic  # type: ignore[attr-defined]
+    for _ in range(2):
+        trio._core._run._r.seed(7)
+        runs.append(trio.run(history, 7, clock=trio.testing.MockClock(autojump_threshold=0)))
     assert runs[0] == runs[1]
 
 

@@ -289,10 +289,10 @@ async def test_leases_and_registers_have_known_outcomes(tmp_path: Path, kinds: l
         if len(kinds) == 1:
             file.fail_next = [*kinds]
             lease = await store.grant_lease(60)
-            assert store._state.leases == (lease,)
+            assert list(store._state.leases) == [lease]
             file.fail_next = [*kinds]
             await store.revoke_lease(lease.lease_id)
-            assert store._state.leases == ()
+            assert not store._state.leases
         register = Register(store, "r")
         seen = await register.read()
         assert seen.revision == ABSENT
