@@ -155,7 +155,7 @@ async def entry(store: MetadataStore, key: str) -> Entry:
 
 def stated(pattern: str) -> int:
     """A figure of docs/metadata.md."""
-    text = (ROOT / "docs" / "metadata.md").read_text(encoding="utf-8")
+    text = " ".join((ROOT / "docs" / "metadata.md").read_text(encoding="utf-8").split())
     found = re.search(pattern, text)
     assert found is not None, pattern
     return int(found[1].replace(",", ""))

@@ -3,8 +3,8 @@
 Invariants:
 * `_position` is the newest revision delivered or queued whole. A connection asks from it on, and what it sends up to it
   is dropped: nothing is lost or delivered twice, whatever a connection cut off or etcd repeats.
-* A connection asks from `_position`, not from behind it: etcd 3.4 and 3.5 drop a removal whose revision is the one
-  compacted to, so that only a watch which may begin one earlier is told that something is missing.
+* A connection asks from `_position`, not from behind it: etcd 3.4.23 drops a removal whose revision is the one
+  compacted to, so that only a watch which begins one earlier is told that something is missing.
 * Events of one revision are delivered together, and only once a message says that no more of them follow.
 * A connection that is quiet lives only as long as its endpoint answers.
 """
