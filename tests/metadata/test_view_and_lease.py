@@ -37,7 +37,7 @@ def values(view: MetadataView) -> dict[str, bytes]:
 
 
 def test_a_view_follows_and_stays_over_an_outage() -> None:
-    """It has what is under its prefix, waits for a commit, stays as it was while the service is away, then catches up."""
+    """It has what is under its prefix, waits for a commit, stays while the service is away, and then catches up."""
 
     async def test(service: SimulatedMetadata, nursery: trio.Nursery) -> None:
         near, far = service.store("near"), service.store("far")

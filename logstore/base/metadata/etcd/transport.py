@@ -153,8 +153,10 @@ class EtcdTransport:
             raise AttemptFailed(f"{endpoint} did not begin to answer", made_perhaps=False)
         if response.status_code != httpx.codes.OK:
             with trio.move_on_after(self.settings.attempt_s):
-                data = await _read(response)
-                raise self._judged(endpoint, _error(endpoint, response.status_code, data))
+                error = _error(endpoint, response.status_code, await _read(response))
+                if _wants_login(error):
+                    self.forget_login()
+                raise self._judged(endpoint, error)
             raise AttemptFailed(f"{endpoint} answered with status {response.status_code}", made_perhaps=False)
         return response
 
@@ -167,6 +169,11 @@ class EtcdTransport:
                 f"the etcd at {self.endpoint} is cluster {header.cluster_id}, and answers before were of cluster "
                 f"{self._cluster_id}: point etcd-endpoints at members of one cluster, or restart to use the new one"
             )
+
+    def forget_login(self) -> bool:
+        """Log in again before the next request: etcd wants a user, or another token. False: there is no user."""
+        self._token, self._without_users = "", False
+        return bool(self.settings.user)
 
     def failed(self, endpoint: str, why: str) -> None:
         """Note that an endpoint failed: the next one is asked."""
@@ -198,8 +205,7 @@ class EtcdTransport:
             except BadAnswer as error:
                 raise AttemptFailed(f"{endpoint}: {error}", made_perhaps=True) from error
             except EtcdError as error:
-                if error.code == UNAUTHENTICATED and self._token and not last_try:
-                    self._token = ""
+                if _wants_login(error) and not last_try and self.forget_login():
                     continue
                 raise self._judged(endpoint, error) from error
             return answer
@@ -265,8 +271,7 @@ class EtcdTransport:
     def _judged(self, endpoint: str, error: EtcdError) -> Exception:
         """The exception for an error of etcd: one of ours, AttemptFailed, or the error itself for the caller."""
         message = f"etcd at {endpoint}: {error.message}"
-        if error.code in (PERMISSION_DENIED, UNAUTHENTICATED) or "user name is empty" in error.message:
-            self._without_users = False
+        if error.code == PERMISSION_DENIED or _wants_login(error):
             return MetadataRefused(f"{message}; give a user with rights on {self.settings.namespace!r}")
         if error.code == RESOURCE_EXHAUSTED and "space" in error.message:
             return MetadataFull(f"{message}; compact and defragment etcd, then disarm its alarm")
@@ -348,6 +353,10 @@ def said(error: BaseException) -> str:
             return str(cause)
         cause = cause.__cause__ or cause.__context__
     return type(error).__name__
+
+
+def _wants_login(error: EtcdError) -> bool:
+    return error.code == UNAUTHENTICATED or "user name is empty" in error.message
 
 
 def _error(endpoint: str, status: int, data: bytes) -> EtcdError:

@@ -42,6 +42,8 @@ from logstore.base.metadata.state import behind
 MAX_LINE_BYTES: Final = 16 << 20
 """etcd cuts the messages of a watch at 2 MiB, or at one transaction's events, before they become base64."""
 RANGE: Final = "kv/range"
+LOGIN_WORDS: Final = ("permission denied", "auth token", "user name is empty")
+"""etcd gives a watch that it refuses no code, only these words."""
 
 
 class EtcdWatch:
@@ -57,6 +59,8 @@ class EtcdWatch:
         self._endpoint = ""
         self._unfinished: list[tuple[int, Event]] = []
         self._end: Compacted | None = None
+        self._refused = False
+        """The last connection was refused."""
 
     async def receive(self) -> Changes:
         """See Watch."""
@@ -98,6 +102,7 @@ class EtcdWatch:
             answer = await self._next_answer()
         if answer is None or not answer.created:
             raise AttemptFailed(f"{self._endpoint} did not begin a watch", made_perhaps=False)
+        self._check_cancelled(answer)
         if answer.header.revision < self._position:
             await self._check_position()
         if transport.statistics.away:
@@ -114,23 +119,32 @@ class EtcdWatch:
     async def _listen(self) -> None:
         """Take in one message."""
         answer = await self._next_answer()
+        self._check_cancelled(answer)
+        self._refused = False
         self._unfinished += answer.events
-        if answer.cancelled is not None:
-            if answer.compact_revision:
-                self._end = Compacted(self._position, answer.compact_revision)
-                raise self._end
-            if "permission" in answer.cancelled:
-                raise MetadataRefused(
-                    f"etcd refuses to let {self._namespace + self._prefix!r} be watched: {answer.cancelled}; "
-                    "give a user with rights on it"
-                )
-            raise AttemptFailed(f"{self._endpoint} ended a watch: {answer.cancelled}", made_perhaps=False)
         if not answer.unfinished:
             events, self._unfinished = self._unfinished, []
             for changes in grouped(events):
                 if changes.revision > self._position:
                     self._ready.append(changes)
                     self._position = changes.revision
+
+    def _check_cancelled(self, answer: WatchAnswer) -> None:
+        """Raises what the end of a watch means: Compacted, MetadataRefused, or AttemptFailed to try again."""
+        if answer.cancelled is None:
+            return
+        if answer.compact_revision:
+            self._end = Compacted(self._position, answer.compact_revision)
+            raise self._end
+        if any(word in answer.cancelled for word in LOGIN_WORDS):
+            # Perhaps a token that has ended, so it is tried once more with a new one.
+            if self._refused or not self._transport.forget_login():
+                raise MetadataRefused(
+                    f"etcd refuses to let {self._namespace + self._prefix!r} be watched: {answer.cancelled}; "
+                    f"give a user with rights on {self._namespace!r}"
+                )
+            self._refused = True
+        raise AttemptFailed(f"{self._endpoint} ended a watch: {answer.cancelled}", made_perhaps=False)
 
     async def _next_answer(self) -> WatchAnswer:
         """The next message of the connection. Raises AttemptFailed."""
