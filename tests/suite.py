@@ -70,7 +70,7 @@ PARTS = (
     Part("log", ("epochs", "log"), 300, 60 * 60, Lane.COMPUTE),
     Part("state", STATE, 300, 60 * 60, Lane.COMPUTE),
     Part("core", CORE, 360, 60 * 60, Lane.COMPUTE),
-    Part("services", ("coordinator", "monitoring", "sidecar", "kill9"), 420, 30 * 60, Lane.COMPUTE),
+    Part("services", ("coordinator", "metadata", "monitoring", "sidecar", "kill9"), 600, 30 * 60, Lane.COMPUTE),
     Part("spark", ("datasource",), 540, 30 * 60, Lane.SPARK),
     Part("stateful", ("microbatch",), 420, 30 * 60, Lane.SPARK),
     Part("clients", ("foreign_clients",), 105, 30 * 60, Lane.SPARK),

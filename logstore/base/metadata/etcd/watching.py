@@ -1,0 +1,229 @@
+"""A watch over the connections that it needs, one after the other.
+
+Invariants:
+* `_position` is the newest revision delivered or queued whole. A connection asks from it on, and what it sends up to it
+  is dropped: nothing is lost or delivered twice, whatever a connection cut off or etcd repeats.
+* A connection asks from `_position`, not from behind it: etcd 3.4.23 drops a removal whose revision is the one
+  compacted to, so that only a watch which begins one earlier is told that something is missing.
+* Events of one revision are delivered together, and only once a message says that no more of them follow.
+* A connection that is quiet lives only as long as its endpoint answers.
+"""
+
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Final
+
+import httpx
+import trio
+
+from logstore.base.metadata.errors import Compacted, MetadataRefused
+from logstore.base.metadata.etcd.messages import (
+    BadAnswer,
+    EtcdError,
+    Json,
+    WatchAnswer,
+    get_request,
+    grouped,
+    header_of,
+    watch_answer,
+    watch_request,
+)
+from logstore.base.metadata.etcd.transport import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    AttemptFailed,
+    EtcdTransport,
+    close,
+    said,
+)
+from logstore.base.metadata.interface import Changes, Event
+from logstore.base.metadata.state import behind
+
+MAX_LINE_BYTES: Final = 16 << 20
+"""etcd cuts the messages of a watch at 2 MiB, or at one transaction's events, before they become base64."""
+RANGE: Final = "kv/range"
+LOGIN_WORDS: Final = ("permission denied", "auth token", "user name is empty")
+"""etcd gives a watch that it refuses no code, only these words."""
+
+
+class EtcdWatch:
+    """See Watch. The caller closes it."""
+
+    def __init__(self, transport: EtcdTransport, prefix: str, after_revision: int) -> None:
+        self._transport = transport
+        self._namespace = transport.settings.namespace
+        self._prefix = prefix
+        self._position = after_revision
+        self._ready: deque[Changes] = deque()
+        self._connection: _Connection | None = None
+        self._endpoint = ""
+        self._unfinished: list[tuple[int, Event]] = []
+        self._end: Compacted | None = None
+        self._refused = False
+        """The last connection was refused."""
+
+    async def receive(self) -> Changes:
+        """See Watch."""
+        await trio.lowlevel.checkpoint()
+        pause_s = FIRST_PAUSE_S
+        while not self._ready:
+            if self._end is not None:
+                raise self._end
+            try:
+                if self._connection is None:
+                    await self._connect()
+                await self._listen()
+                pause_s = FIRST_PAUSE_S
+            except AttemptFailed as failure:
+                await self.close()
+                self._transport.failed(self._endpoint, str(failure))
+                await trio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        return self._ready.popleft()
+
+    async def close(self) -> None:
+        """Close the connection."""
+        connection, self._connection = self._connection, None
+        self._unfinished = []  # they come again
+        if connection is not None:
+            await connection.close()
+
+    # ---- details
+
+    async def _connect(self) -> None:
+        """Open a connection, and check that what it will send follows `_position`."""
+        transport = self._transport
+        self._endpoint = transport.endpoint
+        body = watch_request(self._namespace + self._prefix, max(self._position, 1))
+        response = await transport.open_stream(self._endpoint, "watch", body)
+        self._connection = _Connection(response)
+        answer = None
+        with trio.move_on_after(transport.settings.attempt_s):
+            answer = await self._next_answer()
+        if answer is None or not answer.created:
+            raise AttemptFailed(f"{self._endpoint} did not begin a watch", made_perhaps=False)
+        self._check_cancelled(answer)
+        if answer.header.revision < self._position:
+            await self._check_position()
+        if transport.statistics.away:
+            transport.statistics.watches_resumed += 1
+        transport.answered()
+
+    async def _check_position(self) -> None:
+        """A member may be behind the others, but all together are not. Raises MetadataDamaged."""
+        answer = await self._transport.call(RANGE, self._probe())
+        revision = header_of(answer).revision
+        if revision < self._position:
+            raise behind(self._position, revision)
+
+    async def _listen(self) -> None:
+        """Take in one message."""
+        answer = await self._next_answer()
+        self._check_cancelled(answer)
+        self._refused = False
+        self._unfinished += answer.events
+        if not answer.unfinished:
+            events, self._unfinished = self._unfinished, []
+            for changes in grouped(events):
+                if changes.revision > self._position:
+                    self._ready.append(changes)
+                    self._position = changes.revision
+
+    def _check_cancelled(self, answer: WatchAnswer) -> None:
+        """Raises what the end of a watch means: Compacted, MetadataRefused, or AttemptFailed to try again."""
+        if answer.cancelled is None:
+            return
+        if answer.compact_revision:
+            self._end = Compacted(self._position, answer.compact_revision)
+            raise self._end
+        if any(word in answer.cancelled for word in LOGIN_WORDS):
+            # Perhaps a token that has ended, so it is tried once more with a new one.
+            if self._refused or not self._transport.forget_login():
+                raise MetadataRefused(
+                    f"etcd refuses to let {self._namespace + self._prefix!r} be watched: {answer.cancelled}; "
+                    f"give a user with rights on {self._namespace!r}"
+                )
+            self._refused = True
+        raise AttemptFailed(f"{self._endpoint} ended a watch: {answer.cancelled}", made_perhaps=False)
+
+    async def _next_answer(self) -> WatchAnswer:
+        """The next message of the connection. Raises AttemptFailed."""
+        connection = self._connection
+        if connection is None or connection.broken:
+            raise AttemptFailed(f"the connection to {self._endpoint} was cut off", made_perhaps=False)
+        while (line := connection.take_line()) is None:
+            await self._read_or_ask(connection)
+        try:
+            answer = watch_answer(self._namespace, line)
+        except (BadAnswer, EtcdError) as error:
+            raise AttemptFailed(f"{self._endpoint}: {error}", made_perhaps=False) from error
+        self._transport.check_cluster(answer.header)
+        return answer
+
+    async def _read_or_ask(self, connection: "_Connection") -> None:
+        """Read a part; while none comes, ask the endpoint now and then whether it is alive. Raises AttemptFailed."""
+        transport = self._transport
+        failures: list[AttemptFailed] = []
+        async with trio.open_nursery() as nursery:
+
+            async def read() -> None:
+                try:
+                    await connection.read()
+                except AttemptFailed as failure:
+                    failures.append(failure)
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(read)
+            while True:
+                await trio.sleep(transport.settings.watch_idle_s)
+                if not await transport.is_alive(self._endpoint, RANGE, self._probe()):
+                    break
+            nursery.cancel_scope.cancel()
+        if failures:
+            raise failures[0]
+        if connection.broken:
+            raise AttemptFailed(f"{self._endpoint} is quiet and does not answer", made_perhaps=False)
+
+    def _probe(self) -> Json:
+        """A call whose answer shows that a majority of etcd's members is there."""
+        return get_request(self._namespace + self._prefix)
+
+
+class _Connection:
+    """The lines of a streamed answer. `broken`: a read was cut off, and the rest is not to be used."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self._response = response
+        self._parts: AsyncIterator[bytes] = response.aiter_raw()
+        self._received = bytearray()
+        self._searched = 0
+        self.broken = False
+
+    def take_line(self) -> bytes | None:
+        """The next whole line, None if it has not arrived. Raises AttemptFailed."""
+        end = self._received.find(b"\n", self._searched)
+        if end < 0:
+            self._searched = len(self._received)
+            if self._searched > MAX_LINE_BYTES:
+                raise AttemptFailed(f"a message of a watch above {MAX_LINE_BYTES} bytes", made_perhaps=False)
+            return None
+        line = bytes(self._received[:end])
+        del self._received[: end + 1]
+        self._searched = 0
+        return line
+
+    async def read(self) -> None:
+        """Wait for a part. Raises AttemptFailed when there will be none."""
+        self.broken = True  # until it has been read: a cancelled read closes the response
+        try:
+            part = await anext(self._parts)
+        except StopAsyncIteration:
+            raise AttemptFailed("the watch's connection has ended", made_perhaps=False) from None
+        except (httpx.TransportError, httpx.StreamError) as error:
+            raise AttemptFailed(said(error), made_perhaps=False) from error
+        self._received += part
+        self.broken = False
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await close(self._response, self._parts)

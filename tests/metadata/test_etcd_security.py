@@ -1,0 +1,102 @@
+"""etcd with TLS, clients' certificates, and users with rights."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import trio
+import trustme
+
+from logstore.base.events import ignore
+from logstore.base.metadata.errors import MetadataRefused, MetadataUnavailable
+from logstore.base.metadata.etcd.settings import EtcdTls
+from logstore.base.metadata.etcd.store import open_etcd
+from logstore.testing.metadata_contract import committed, put
+from tests.metadata.support import EtcdMember, etcd_members, etcd_store, needs_etcd, settings_for
+from tests.support.limits import PATIENCE_S
+
+pytestmark = needs_etcd
+
+
+async def test_tls_and_client_certificates(tmp_path: Path) -> None:
+    """With the right authority and a client's certificate all works; without either, nothing does, by name."""
+    authority, stranger = trustme.CA(), trustme.CA()
+    server = authority.issue_cert("127.0.0.1")
+    client = authority.issue_cert("client.example")
+    files = {}
+    for name, blob in (("ca", authority.cert_pem), ("stranger", stranger.cert_pem), ("key", server.private_key_pem)):
+        files[name] = str(tmp_path / f"{name}.pem")
+        blob.write_to_path(files[name])
+    for name, issued in (("server", server), ("client", client)):
+        files[name] = str(tmp_path / f"{name}.pem")
+        for number, blob in enumerate((issued.private_key_pem, *issued.cert_chain_pems)):
+            blob.write_to_path(files[name], append=number > 0)
+    options = [
+        "--cert-file", files["server"], "--key-file", files["key"], "--client-cert-auth",
+        "--trusted-ca-file", files["ca"],
+    ]  # fmt: skip
+    with etcd_members(tmp_path, options=options, scheme="https") as members:
+        async with etcd_store(members, tls=EtcdTls(files["ca"], files["client"])) as store:
+            revision = await committed(store, put("a", b"1"))
+            async with store.watch("", revision - 1) as watch:
+                assert (await watch.receive()).revision == revision
+        for tls, said in (
+            (EtcdTls(files["stranger"], files["client"]), "certificate verify failed"),
+            (EtcdTls(files["ca"]), "did not answer"),  # etcd closes the connection
+        ):
+            settings = settings_for(members, tls=tls, patience_s=0.3)
+            async with open_etcd(settings, Random(0), ignore) as refused:
+                with pytest.raises(MetadataUnavailable, match=said):
+                    await refused.get("a")
+
+
+async def etcdctl(member: EtcdMember, *words: str, user: str = "") -> None:
+    """Run etcd's own tool."""
+    login: Sequence[str] = ("--user", user) if user else ()
+    command = ["etcdctl", "--endpoints", member.client, *login, *words]
+    await trio.run_process(command, env={"ETCDCTL_API": "3"}, capture_stdout=True, capture_stderr=True)
+
+
+@pytest.mark.skipif(shutil.which("etcdctl") is None, reason="no etcdctl is installed: apt-get install etcd-client")
+async def test_users_and_rights(tmp_path: Path) -> None:
+    """A user with rights on the namespace works, also before etcd asks for users, and after its token has ended."""
+    options = ["--auth-token-ttl", "1"]
+    with etcd_members(tmp_path, options=options) as members:
+        (member,) = members
+        login: dict[str, Any] = {"user": "cairn", "password": "secret"}
+        async with etcd_store(members, **login) as store:
+            for words in (
+                ("user", "add", "root:root"), ("user", "grant-role", "root", "root"),
+                ("user", "add", "cairn:secret"), ("role", "add", "cairn"), ("user", "grant-role", "cairn", "cairn"),
+                ("role", "grant-permission", "cairn", "readwrite", "/cairn/", "--prefix=true"), ("auth", "enable"),
+            ):  # fmt: skip
+                await etcdctl(member, *words)
+            # It had learned that no user is needed.
+            begin = await committed(store, put("a", b"1"))
+            for _ in range(2):
+                member.kill()
+                member.start()  # etcd's simple tokens do not outlive it
+                with trio.fail_after(PATIENCE_S):
+                    async with store.watch("", begin - 1) as watch:
+                        assert (await watch.receive()).revision == begin
+            member.kill()
+            member.start()
+            with trio.fail_after(PATIENCE_S):
+                assert (await store.get("a")).entry is not None
+                assert await committed(store, put("a", b"2")) == begin + 1
+        wrongs: list[tuple[dict[str, Any], str]] = [
+            ({"user": "cairn", "password": "wrong"}, "check user and password"),
+            ({}, "give a user with rights"),
+            ({**login, "namespace": "/other/"}, "give a user with rights on '/other/'"),
+        ]
+        for wrong, said in wrongs:
+            async with open_etcd(settings_for(members, **wrong), Random(0), ignore) as refused:
+                with pytest.raises(MetadataRefused, match=said):
+                    await refused.get("a")
+                with trio.fail_after(PATIENCE_S):
+                    async with refused.watch("", begin) as watch:
+                        with pytest.raises(MetadataRefused, match=said):
+                            await watch.receive()

@@ -1,0 +1,171 @@
+"""The simulated metadata service: the same seed gives the same run, and under faults no swap is lost or made twice."""
+
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+import trio
+import trio.testing
+
+from logstore.base.metadata.errors import MetadataUnavailable, OutcomeUnknown
+from logstore.base.metadata.interface import ABSENT, MetadataStore
+from logstore.base.metadata.register import Register
+from logstore.testing.metadata_contract import committed, put
+from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
+
+HOSTS = ("h1", "h2", "h3")
+SWAPS = 15
+
+
+@dataclass
+class Swaps:
+    """What hosts know of their swaps: value and revision of those made, values of those made perhaps."""
+
+    won: list[tuple[str, int]] = field(default_factory=list)
+    perhaps: set[str] = field(default_factory=set)
+
+
+async def swap_often(store: MetadataStore, host: str, swaps: Swaps) -> None:
+    """Swap a register again and again; note what became of each value."""
+    register = Register(store, "r")
+    for number in range(SWAPS):
+        seen, attempt, unknown = None, 0, False
+        while True:
+            value = f"{host} {number}.{attempt}"
+            try:
+                seen = seen or await register.read()
+                swapped = await register.compare_and_swap(seen, value.encode())
+            except MetadataUnavailable:
+                continue
+            except OutcomeUnknown:
+                unknown = True
+                continue
+            if swapped.made:
+                swaps.won.append((value, swapped.now.revision))
+                break
+            if unknown or swapped.replaced_perhaps:
+                swaps.perhaps.add(value)
+            seen, attempt, unknown = swapped.now, attempt + 1, False
+
+
+async def disturb(service: SimulatedMetadata, random: Random) -> None:
+    """Cut off hosts and stop the service now and then, until cancelled."""
+    while True:
+        await trio.sleep(random.uniform(0, 3))
+        host = random.choice(HOSTS)
+        if random.random() < 0.3:
+            service.stop()
+            await trio.sleep(random.uniform(0, 2))
+            service.start()
+        else:
+            service.cut_off(host)
+            await trio.sleep(random.uniform(0, 2))
+            service.heal(host)
+
+
+async def history(seed: int) -> tuple[Swaps, list[tuple[str, int]]]:
+    """What hosts know of their swaps, and what a watch has seen: value and revision."""
+    random = Random(seed)
+    service = SimulatedMetadata(random, MetadataFaults(max_delay_s=0.2, lost_requests=0.1, lost_answers=0.1))
+    swaps = Swaps()
+    seen: list[tuple[str, int]] = []
+
+    async def follow() -> None:
+        async with service.store("h3").watch("r", 1) as watch:
+            while True:
+                changes = await watch.receive()
+                (event,) = changes.events
+                assert event.entry is not None
+                seen.append((event.entry.value.decode(), changes.revision))
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(service.serve)
+        nursery.start_soon(disturb, service, random)
+        nursery.start_soon(follow)
+        async with trio.open_nursery() as clients:
+            for host in HOSTS:
+                clients.start_soon(swap_often, service.store(host), host, swaps)
+        while seen[-1][1] < service.state.revision:  # noqa: ASYNC110 - virtual time
+            await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    return swaps, seen
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_swaps_are_made_once_under_faults(seed: int) -> None:
+    """Lost, late and overtaken messages, cut-off hosts, a service that stops: each swap is made at most once, and what
+    was made is known to be made, or as perhaps replaced.
+    """
+    clock = trio.testing.MockClock(autojump_threshold=0)
+    swaps, seen = trio.run(history, seed, clock=clock)
+    assert [revision for _, revision in seen] == list(range(2, 2 + len(seen)))
+    assert len({value for value, _ in seen}) == len(seen), "made twice"
+    assert set(swaps.won) <= set(seen)
+    assert {value for value, _ in set(seen) - set(swaps.won)} <= swaps.perhaps
+    assert len(swaps.won) == len(HOSTS) * SWAPS
+
+
+def test_the_same_seed_gives_the_same_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Delays, losses and their consequences come from the seed alone, with a deterministic scheduler."""
+    monkeypatch.setattr(trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
+    runs = []
+    for _ in range(2):
+        trio._core._run._r.seed(7)
+        runs.append(trio.run(history, 7, clock=trio.testing.MockClock(autojump_threshold=0)))
+    assert runs[0] == runs[1]
+
+
+def test_a_request_may_come_late() -> None:
+    """A transaction whose host has given up is made afterwards; a host that reads too early does not know."""
+
+    async def main() -> None:
+        service = SimulatedMetadata(Random(0), MetadataFaults())
+        async with trio.open_nursery() as nursery:
+            await nursery.start(service.serve)
+            store = service.store("h1")
+            service.faults.max_delay_s = 1000
+            with pytest.raises(OutcomeUnknown):
+                await store.commit(put("a", b"late", if_revision=ABSENT))
+            service.faults.max_delay_s = 0
+            assert (await store.get("a")).entry is None
+            await trio.sleep(1000)
+            found = (await store.get("a")).entry
+            assert found is not None
+            assert found.value == b"late"
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_outages() -> None:
+    """A host that is cut off is told so in time; its lease ends; a stopped service ends none, and keeps all."""
+
+    async def main() -> None:
+        service = SimulatedMetadata(Random(0), MetadataFaults())
+        async with trio.open_nursery() as nursery:
+            await nursery.start(service.serve)
+            cut_off, other = service.store("h1"), service.store("h2")
+            lease = await cut_off.grant_lease(10)
+            begin = await committed(cut_off, put("members/h1", lease_id=lease.lease_id))
+            service.stop()
+            for store in (cut_off, other):
+                with pytest.raises(MetadataUnavailable, match="did not answer"):
+                    await store.get("members/h1")
+                assert store.statistics.away
+            await trio.sleep(100)
+            service.start()
+            assert (await other.get("members/h1")).entry is not None
+            service.cut_off("h1")
+            with pytest.raises(MetadataUnavailable):
+                await cut_off.keep_alive(lease.lease_id)
+            async with other.watch("members/", begin) as watch:
+                assert (await watch.receive()).events[0].entry is None
+            async with cut_off.watch("members/", begin) as watch:
+                with trio.move_on_after(100) as scope:
+                    await watch.receive()
+                assert scope.cancelled_caught
+                service.heal("h1")
+                assert (await watch.receive()).events[0].entry is None
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
