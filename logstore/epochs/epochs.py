@@ -244,7 +244,7 @@ class Epochs:
             return self._answer_old(query, request, query.last)
         record = self._make_record(query, request)
         commit = CommitInProgress(record, LastEpoch(request.epoch, now_ms, request.forget, request.positions))
-        is_certain = query.state is not EpochState.UNSURE
+        is_certain = query.is_certain
         self._replace_commit(query, commit)
         query.tried = start(self._try_block(query, commit)) if is_certain else Ticket.succeeded(False)
         query.carried_out = start(self._carry_out(query, commit))

@@ -68,6 +68,13 @@ class Query:
         return self.commit
 
     @property
+    def is_certain(self) -> bool:
+        """Whether no commit may be in the ledger that the query does not know to be there: only then a block may be
+        tried, because a start would take the ledger's record of an epoch, and find the block's groups beside it.
+        """
+        return self.state is not EpochState.UNSURE
+
+    @property
     def owes(self) -> bool:
         """Whether the commit in progress counts as decided, and neither journal nor ledger surely has it."""
         return self.commit is not None and self.commit.is_owed

@@ -35,6 +35,7 @@ from logstore.testing.simdisk import SimDisk
 
 READ_BYTES = 1 << 20
 FIRST_TIMESTAMP = 1_700_000_000_000
+FIRST_ATTEMPT = "a0"
 
 
 def unchanged(fs: FileSystem) -> FileSystem:
@@ -345,38 +346,42 @@ class SimulatedStore:
         tasks: int = 1,
         value_bytes: int = 30,
         query: str = "q",
+        attempt: str = FIRST_ATTEMPT,
     ) -> None:
         """Stage one batch for each partition from each task of one execution of an epoch; runs all disk work."""
+        execution = _execution(incarnation, attempt)
         for task in range(tasks):
             parts, data = [], bytearray()
             for partition in range(partitions):
                 known = self.history.stream(topic, partition)
                 batch, _ = self.make_batch(known, 1, value_bytes)
                 executions = known.groups.setdefault((query, epoch), {})
-                executions[incarnation] = (*executions.get(incarnation, ()), content_of(batch))
+                executions[execution] = (*executions.get(execution, ()), content_of(batch))
                 parts.append(Part(topic, partition, len(batch), 1, 1))
                 data += batch
-            request = StageRequest(query, incarnation, epoch, task, "a0", 0, tuple(parts), bytes(data))
+            request = StageRequest(query, incarnation, epoch, task, attempt, 0, tuple(parts), bytes(data))
             self.epochs.stage(request, now_ms=self.clock.wall_ms())
             self.run()
 
-    def commit(self, epoch: int, incarnation: str, *, tasks: int = 1, query: str = "q") -> str | None:
+    def commit(
+        self, epoch: int, incarnation: str, *, tasks: int = 1, query: str = "q", attempt: str = FIRST_ATTEMPT
+    ) -> str | None:
         """Commit an epoch; runs all disk work. Returns the outcome, or None if the disk refused."""
-        ticket = self.begin_commit(epoch, incarnation, tasks=tasks, query=query)
+        ticket = self.begin_commit(epoch, incarnation, tasks=tasks, query=query, attempt=attempt)
         self.run()
         return None if not ticket.done or ticket.error is not None else ticket.result().outcome
 
     def begin_commit(
-        self, epoch: int, incarnation: str, *, tasks: int = 1, query: str = "q"
+        self, epoch: int, incarnation: str, *, tasks: int = 1, query: str = "q", attempt: str = FIRST_ATTEMPT
     ) -> Ticket[EpochCommitReply]:
         """Commit an epoch; runs no disk work."""
-        outputs = tuple(TaskOutput(task, "a0", 1) for task in range(tasks))
+        outputs = tuple(TaskOutput(task, attempt, 1) for task in range(tasks))
         request = EpochCommitRequest(query, incarnation, epoch, "error", outputs, json.dumps({"epoch": epoch}), False)
         ticket = self.epochs.commit(request, now_ms=self.clock.wall_ms())
 
         def settled(_: object) -> None:
             if ticket.error is None and ticket.result().outcome == "committed":
-                self.history.committed[query, epoch] = incarnation
+                self.history.committed[query, epoch] = _execution(incarnation, attempt)
                 self.history.version += 1
 
         ticket.add_callback(settled)
@@ -496,6 +501,11 @@ class SimulatedStore:
             at = self._indexed_find(stream, wanted)
             if at != expected:
                 raise PromiseBroken(f"{stream.name}: timestamp {wanted} first at {expected}, the index says {at}")
+
+
+def _execution(incarnation: str, attempt: str) -> str:
+    """The name of an execution of an epoch in the history."""
+    return incarnation if attempt == FIRST_ATTEMPT else f"{incarnation}/{attempt}"
 
 
 def failed(ticket: Ticket[object]) -> bool:
