@@ -233,13 +233,13 @@ def a_failed_block(setup: Setup, fault: Fault, *, ledger: Fault | None = None) -
 
 
 def a_record_that_may_be_there(setup: Setup) -> None:
-    """The record of a large epoch fails though it is on the disk; the epoch is made again, small enough for a block."""
+    """The record of a large epoch fails though it is on the disk; the epoch is made again, small, for one stream."""
     world = begun(setup)
     world.stage("t", 1, "run-1", value_bytes=500)
     world.disk.fault_for = fail_once({"ledger/epochs": FALSE_ALARM})
     assert world.commit(1, "run-1") is None
     world.disk.fault_for = None
-    world.stage("t", 1, "run-1", attempt="a1")
+    world.stage("t", 1, "run-1", attempt="a1", partitions=1)
     ticket = world.begin_commit(1, "run-1", attempt="a1")
     while not ticket.done:
         world.run(1)
