@@ -85,7 +85,12 @@ def a_direct_write_under_way(sidecar: Sidecar) -> None:
     stage(sidecar, segment({partition: ["x"] for partition in range(STREAMS)}, epoch=1))
     batch = encode_batch([Record(0, 1_700_000_000_000, None, b"z" * 100_000)])
     sidecar.store.stream("out", 0).append(batch, now_ms=sidecar.clock.wall_ms())
-    assert commit(sidecar, commit_request((0, "a0", 1), epoch=1)).outcome == "committed"
+    write = sidecar.store.queue.next_job()
+    assert write is not None
+    ticket = sidecar.epochs.commit(commit_request((0, "a0", 1), epoch=1), now_ms=sidecar.clock.wall_ms())
+    sidecar.run()
+    sidecar.store.queue.finished(write, write.run(sidecar.fs))
+    assert sidecar.settle(ticket).outcome == "committed"
 
 
 def a_journal_that_rests(sidecar: Sidecar) -> None:
@@ -104,8 +109,11 @@ def a_closed_stream(sidecar: Sidecar) -> None:
     """A topic goes while its groups are being read: the epoch is over without it."""
     stage(sidecar, segment({partition: ["x"] for partition in range(STREAMS)}, epoch=1))
     ticket = sidecar.epochs.commit(commit_request((0, "a0", 1), epoch=1), now_ms=sidecar.clock.wall_ms())
+    reading = sidecar.store.queue.next_job()
+    assert reading is not None
     sidecar.settle(sidecar.store.delete_topic("out"))
-    assert ticket.result().outcome == "committed"
+    sidecar.store.queue.finished(reading, reading.run(sidecar.fs))
+    assert sidecar.settle(ticket).outcome == "committed"
 
 
 @pytest.mark.parametrize(
@@ -188,6 +196,21 @@ def test_a_decision_in_the_journal_is_seen_by_all() -> None:
     again = commit(revived, commit_request(epoch=1))
     assert (again.outcome, again.last_epoch) == ("duplicate", 1)
     assert revived.records("out", 0) == ["x", "x"]
+
+
+def test_an_epoch_whose_topic_went_is_over() -> None:
+    """All streams had it, its staged output is removed, and its topic is deleted before the ledger knows: the next life
+    has nothing left to publish.
+    """
+    disk = SimDisk()
+    sidecar = a_query(disk)
+    disk.fault_for = lambda call: EIO if call.path.startswith("ledger/epochs") else None
+    commit_epoch(sidecar, 1)
+    sidecar.settle(sidecar.store.delete_topic("out"))
+    revived = Sidecar(disk.kill_state(), ManualClock())
+    revived.roll_forward()
+    assert revived.epochs.describe("query-1").state == "idle"
+    assert revived.epochs.describe("query-1").last_epoch == 1
 
 
 def test_a_store_that_knows_no_epochs_refuses_it() -> None:
