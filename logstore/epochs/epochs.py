@@ -388,11 +388,9 @@ class Epochs:
             if query.state is EpochState.STUCK:
                 self._retry(query)
             await query.carried_out.settled()
-            if query.owes:
-                raise StorageFailed(
-                    f"query {query.name!r}: epoch {query.under_way.record.epoch} is decided, and its record cannot be "
-                    "written; retry when the disk takes writes again"
-                )
+        if query.owes:
+            epoch = query.under_way.record.epoch
+            raise StorageFailed(f"query {query.name!r}: epoch {epoch} is decided, its record cannot be written; retry")
         await self._ledger.put({f"{INCARNATIONS}{query.name}": encode_incarnations(query.incarnations)})
 
     # ---- committing
@@ -491,9 +489,7 @@ class Epochs:
     def _note_decided(self, query: Query, commit: CommitInProgress) -> None:
         self.committed += 1
         query.last = commit.last
-        for earlier in commit.earlier:
-            earlier.release_pins()
-        commit.earlier.clear()
+        commit.forget_earlier()
 
     async def _retract(self, query: Query) -> None:
         """Make sure that a commit record whose write failed is not on disk: the next put replaces it.
@@ -554,9 +550,9 @@ class Epochs:
         if query.owes:
             query.move(EpochEvent.COMMIT)
             query.carried_out = start(self._carry_out(query, query.under_way))
-        else:
-            query.move(EpochEvent.RETRY)
-            query.carried_out = start(self._publish(query, query.under_way))
+            return
+        query.move(EpochEvent.RETRY)
+        query.carried_out = start(self._publish(query, query.under_way))
 
     def _settle(self, query: Query) -> Ticket[None]:
         """Have the ledger say that the epoch is over, if it is in all its streams; settles when that was tried."""

@@ -61,10 +61,15 @@ class CommitInProgress:
         """Whether this commit may need an attempt's staged data."""
         return key in self._keys or any(commit.covers(key) for commit in self.earlier)
 
-    def release_pins(self) -> None:
-        """Release the pins of this commit and of the earlier ones."""
+    def forget_earlier(self) -> None:
+        """The earlier commits are surely over."""
         for commit in self.earlier:
             commit.release_pins()
+        self.earlier.clear()
+
+    def release_pins(self) -> None:
+        """Release the pins of this commit and of the earlier ones."""
+        self.forget_earlier()
         for pin in self.pins:
             pin.release()
         self.pins.clear()
