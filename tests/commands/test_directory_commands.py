@@ -254,7 +254,7 @@ def test_a_decision_in_the_journal_is_shown(tmp_path: Path) -> None:
         found = json.loads(cairn("verify", str(tmp_path / "data"), "--json").out)
         sidecar.start()  # the end of the block ends what runs
     assert "ledger/epochs" in {entry.get("part") for entry in shown}
-    decided = {entry["key"]: json.loads(entry["value"]) for entry in shown if "key" in entry}
+    decided = {entry["key"]: json.loads(str(entry["value"])) for entry in shown if "key" in entry}
     assert (decided["decision/q"]["epoch"], decided["last/q"]["positions"]) == (4, "at 4")
     assert (found["damaged"], found["findings"]) == (False, [])
 
