@@ -45,6 +45,7 @@ from logstore.disk.parallel import map_on_threads
 from logstore.disk.shared_state import Reclaimed, SharedState
 from logstore.engine import open_engine
 from logstore.epochs.epochs import Epochs
+from logstore.epochs.journaled import decided_in_journal
 from logstore.epochs.staging import DIRECTORY as STAGING_DIRECTORY
 from logstore.epochs.staging import Staging
 from logstore.errors import CairnError, ConfigError
@@ -194,7 +195,15 @@ def _recover(settings: SidecarConfig, files: OsFiles, clock: Clock, report: Repo
     """Open the data directory; collections of garbage are off then. Blocks. Raises CairnError, OSError."""
     started_s = clock.monotonic_s()
     gc.disable()  # what an opening makes stays: to search it for garbage would take a third of the time
-    store = Store.open(files, clock, settings.store, new_id=uuid.uuid4, report=report, each=map_on_threads)
+    store = Store.open(
+        files,
+        clock,
+        settings.store,
+        new_id=uuid.uuid4,
+        report=report,
+        each=map_on_threads,
+        decided=decided_in_journal,
+    )
     users = Users(Ledger.open(files, USERS_LEDGER, store.notify), secrets.token_bytes)
     staging = Staging.open(files, store.notify, report, limit_bytes=settings.staging_bytes)
     epochs = Epochs(store, staging, report, staged_age_ms=settings.staged_age_ms)

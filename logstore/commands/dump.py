@@ -7,7 +7,7 @@ Invariants: reads only, and only as much as it shows; damage ends a dump with it
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -35,8 +35,8 @@ from logstore.format.control import (
     decode_control_record,
 )
 from logstore.format.index import decode_blocks
-from logstore.format.journal_block import scan_blocks
-from logstore.format.ledger_frame import KIND_SNAPSHOT, scan_frames
+from logstore.format.journal_block import LEDGER_PREFIX, scan_blocks
+from logstore.format.ledger_frame import KIND_SNAPSHOT, decode_changes, scan_frames
 from logstore.format.records import decode_batch
 from logstore.format.snapshot import decode_snapshots
 from logstore.format.staged import HEADER_BYTES as SEGMENT_HEADER_BYTES
@@ -228,6 +228,9 @@ def _journal(path: Path, first: int, *, with_records: bool) -> Iterator[Entry]:
     for place, data in scan.parts:
         stream = place.directory.decode("utf-8", "backslashreplace")
         yield {"part": stream, "generation": scan.generation, "chunk": place.chunk_offset, "byte": place.position}
+        if stream.startswith(LEDGER_PREFIX):
+            yield from _changes(decode_changes(bytes(data)) or {})
+            continue
         for at, header in iterate_batches(data):
             if header.next_offset > first:
                 yield _batch(header, place.position + at)
@@ -269,9 +272,13 @@ def _ledger(path: Path) -> Iterator[Entry]:
     for frame in scan.frames:
         kind = "whole map" if frame.kind == KIND_SNAPSHOT else "changes"
         yield {"frame": kind, "synced_end": frame.synced_end, "entries": len(frame.changes)}
-        for key, value in frame.changes.items():
-            yield {"key": key, "value": None if value is None else value.decode("utf-8", "replace")}
+        yield from _changes(frame.changes)
     _whole(scan.end, len(data))
+
+
+def _changes(changes: Mapping[str, bytes | None]) -> Iterator[Entry]:
+    for key, value in changes.items():
+        yield {"key": key, "value": None if value is None else value.decode("utf-8", "replace")}
 
 
 def _staged(files: OsFiles, name: str) -> Iterator[Entry]:

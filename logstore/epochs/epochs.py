@@ -1,7 +1,9 @@
 """Exactly-once output: incarnations, commits, and the publication of an epoch in all its streams.
 
-A query stages its tasks' output, then commits an epoch: it names the attempts that count. The commit record is one
-durable record; from then on this life of the sidecar, or the next, publishes the epoch stream by stream.
+A query stages its tasks' output, then commits an epoch: it names the attempts that count. If all of it is small, the
+decision and the groups of all streams are one block of the journal: one sync decides and publishes. Otherwise the
+commit record is one durable record of the ledger; from then on this life of the sidecar, or the next, publishes the
+epoch stream by stream.
 
 Invariants:
 * An epoch of a query is committed at most once, and only above the last committed epoch; each of its streams gets a
@@ -9,8 +11,11 @@ Invariants:
 * A new incarnation of a query is durable before its first request is answered; from then on no older incarnation can
   stage or commit.
 * `commit` answers "committed" only when END is synced in every stream. Staged data is removed only after that; until
-  the removal of the commit record is durable, streams are pinned from where a restart would search for the END.
+  the ledger says durably that the epoch is over, streams are pinned from where a restart would search for the END.
 * A commit whose record failed counts as possible until a later put of the ledger succeeds; its staged data stays.
+* A commit whose block failed counts as made: the same record goes to the ledger, until that succeeds, and is published
+  as any other. It is never taken back, and no block is tried while a record of another commit may be in the ledger.
+* A newer incarnation is durable only once it is known whether a block has the commit in progress.
 * At most one epoch per query is in progress; later commits wait for it. States and events:
   `ledger_entries.TRANSITIONS`.
 
@@ -25,6 +30,7 @@ from typing import Final
 
 from logstore.base.events import Report
 from logstore.epochs.append_group import check_part, holds_end
+from logstore.epochs.epoch_block import BlockOutcome
 from logstore.epochs.ledger_entries import (
     BUSY,
     COMMIT_RECORD,
@@ -37,17 +43,25 @@ from logstore.epochs.ledger_entries import (
     Incarnations,
     LastEpoch,
     Target,
+    decision_entries,
     decode_commit_record,
     decode_incarnations,
     decode_last_epoch,
-    encode_commit_record,
     encode_incarnations,
     encode_last_epoch,
 )
 from logstore.epochs.publisher import CommitInProgress, EpochPublisher
 from logstore.epochs.query import Query, QueryProgress, Search
 from logstore.epochs.staging import StagedAttempt, Staging
-from logstore.errors import CairnError, CorruptFile, FencedIncarnation, MalformedRequest, StagedMissing, StaleEpoch
+from logstore.errors import (
+    CairnError,
+    CorruptFile,
+    FencedIncarnation,
+    MalformedRequest,
+    StagedMissing,
+    StaleEpoch,
+    StorageFailed,
+)
 from logstore.events import EPOCH_ROLLED_FORWARD, EPOCH_STUCK, STAGED_DATA_EXPIRED
 from logstore.format.epoch_api import (
     AbortReply,
@@ -58,6 +72,7 @@ from logstore.format.epoch_api import (
     StageReply,
     StageRequest,
 )
+from logstore.format.ledger_frame import encode_changes
 from logstore.format.operator_api import QuerySummary
 from logstore.format.staged import AttemptKey
 from logstore.interfaces import Buffer
@@ -229,7 +244,9 @@ class Epochs:
             return self._answer_old(query, request, query.last)
         record = self._make_record(query, request)
         commit = CommitInProgress(record, LastEpoch(request.epoch, now_ms, request.forget, request.positions))
+        is_certain = query.is_certain
         self._replace_commit(query, commit)
+        query.tried = start(self._try_block(query, commit)) if is_certain else Ticket.succeeded(False)
         query.carried_out = start(self._carry_out(query, commit))
         await query.carried_out
         return EpochCommitReply("committed", request.epoch)
@@ -244,9 +261,13 @@ class Epochs:
             await query.carried_out
 
     async def _carry_out(self, query: Query, commit: CommitInProgress) -> None:
-        """Write the record, then publish the epoch. Raises StorageFailed, CorruptFile, UnknownTopicOrPartition."""
-        await self._record(query, commit)
-        await self._publish(query, commit)
+        """Unless one block had all, write the record, then publish the epoch.
+
+        Raises StorageFailed, CorruptFile, UnknownTopicOrPartition.
+        """
+        if not await query.tried:
+            await self._record(query, commit)
+            await self._publish(query, commit)
 
     def abort(self, request: AbortRequest) -> Ticket[AbortReply]:
         """Drop an incarnation's staged output of an epoch, unless the epoch is or may be committed.
@@ -328,7 +349,7 @@ class Epochs:
             elif query.state is EpochState.UNSURE:
                 start(self._retract(query))
             elif query.state is EpochState.PUBLISHED:
-                start(self._finish(query, query.under_way))
+                self._settle(query)
             self._expire(query, now_ms)
 
     # ---- incarnations
@@ -354,8 +375,23 @@ class Epochs:
             self._staging.drop(fenced)
         elif not (query.admitted.done and query.admitted.error is not None):
             return query
-        query.admitted = self._ledger.put({f"{INCARNATIONS}{name}": encode_incarnations(query.incarnations)})
+        query.admitted = start(self._fence(query))
         return query
+
+    async def _fence(self, query: Query) -> None:
+        """Make the newest incarnation durable, behind a decision under way: who takes over must see what became of it.
+
+        Raises StorageFailed.
+        """
+        await query.tried.settled()
+        if query.owes:
+            if query.state is EpochState.STUCK:
+                self._retry(query)
+            await query.carried_out.settled()
+        if query.owes:
+            epoch = query.under_way.record.epoch
+            raise StorageFailed(f"query {query.name!r}: epoch {epoch} is decided, its record cannot be written; retry")
+        await self._ledger.put({f"{INCARNATIONS}{query.name}": encode_incarnations(query.incarnations)})
 
     # ---- committing
 
@@ -416,27 +452,44 @@ class Epochs:
         query.commit = commit
         query.move(EpochEvent.COMMIT)
 
+    async def _try_block(self, query: Query, commit: CommitInProgress) -> bool:
+        """Decide and publish the epoch with one block of the journal, if it can have all; whether that is done."""
+        changes = encode_changes(decision_entries(commit.record, commit.last))
+        block = await self._publisher.prepare(commit, changes, lambda: self._settle(query))
+        outcome = BlockOutcome.NOT_WRITTEN if block is None else await block.offer()
+        if outcome is not BlockOutcome.DURABLE:
+            commit.is_owed = outcome is BlockOutcome.FAILED
+            return False
+        commit.remaining.clear()
+        query.hold(block)
+        query.move(EpochEvent.JOURNALED)
+        self._note_decided(query, commit)
+        self._drop_old(query)
+        self._settle(query)
+        return True
+
     async def _record(self, query: Query, commit: CommitInProgress) -> None:
         """Make the commit record durable; from then on this life or the next publishes the epoch.
 
         Raises StorageFailed.
         """
         try:
-            await self._ledger.put(
-                {
-                    f"{COMMIT_RECORD}{query.name}": encode_commit_record(commit.record),
-                    f"{LAST}{query.name}": encode_last_epoch(commit.last),
-                }
-            )
-        except CairnError:
-            query.move(EpochEvent.REFUSED)
+            await self._ledger.put(decision_entries(commit.record, commit.last))
+        except CairnError as error:
+            if commit.is_owed:
+                self._note_stuck(query, commit, error)
+            else:
+                query.move(EpochEvent.REFUSED)
             raise
+        commit.is_owed = False
+        query.hold(None)
         query.move(EpochEvent.RECORDED)
+        self._note_decided(query, commit)
+
+    def _note_decided(self, query: Query, commit: CommitInProgress) -> None:
         self.committed += 1
         query.last = commit.last
-        for earlier in commit.earlier:
-            earlier.release_pins()
-        commit.earlier.clear()
+        commit.forget_earlier()
 
     async def _retract(self, query: Query) -> None:
         """Make sure that a commit record whose write failed is not on disk: the next put replaces it.
@@ -451,9 +504,16 @@ class Epochs:
             self._let_go(query)
 
     async def _remove_record(self, query: Query) -> bool:
-        """Remove the query's commit record from the ledger; returns whether the removal is durable."""
-        removed = self._ledger.put({f"{COMMIT_RECORD}{query.name}": None})
+        """Remove the query's commit record from the ledger, which gets the last epoch if only the journal has it;
+        returns whether that is durable.
+        """
+        block, changes = query.block, dict[str, bytes | None]({f"{COMMIT_RECORD}{query.name}": None})
+        if block is not None and query.last is not None:
+            changes[f"{LAST}{query.name}"] = encode_last_epoch(query.last)
+        removed = self._ledger.put(changes)
         await removed.settled()
+        if removed.error is None and query.block is block:
+            query.hold(None)
         return removed.error is None
 
     # ---- publishing
@@ -474,27 +534,35 @@ class Epochs:
         try:
             await self._publisher.publish(commit)
         except CairnError as error:
-            query.move(EpochEvent.FAILED)
-            if commit.reported_error != str(error):
-                commit.reported_error = str(error)
-                self._report(EPOCH_STUCK, query=query.name, epoch=commit.record.epoch, error=str(error))
+            self._note_stuck(query, commit, error)
             raise
         query.move(EpochEvent.APPENDED)
         self._drop_old(query)
-        start(self._finish(query, commit))
+        self._settle(query)
+
+    def _note_stuck(self, query: Query, commit: CommitInProgress, error: CairnError) -> None:
+        query.move(EpochEvent.FAILED)
+        if commit.reported_error != str(error):
+            commit.reported_error = str(error)
+            self._report(EPOCH_STUCK, query=query.name, epoch=commit.record.epoch, error=str(error))
 
     def _retry(self, query: Query) -> None:
+        if query.owes:
+            query.move(EpochEvent.COMMIT)
+            query.carried_out = start(self._carry_out(query, query.under_way))
+            return
         query.move(EpochEvent.RETRY)
         query.carried_out = start(self._publish(query, query.under_way))
 
+    def _settle(self, query: Query) -> Ticket[None]:
+        """Have the ledger say that the epoch is over, if it is in all its streams; settles when that was tried."""
+        if query.state is EpochState.PUBLISHED and query.finished.done:
+            query.finished = start(self._finish(query, query.under_way))
+        return query.finished
+
     async def _finish(self, query: Query, commit: CommitInProgress) -> None:
         """Remove the commit record: the epoch is in all its streams. The pins hold until the removal is durable."""
-        if commit.finishing:
-            return
-        commit.finishing = True
-        removed = await self._remove_record(query)
-        commit.finishing = False
-        if removed and query.commit is commit and query.state is EpochState.PUBLISHED:
+        if await self._remove_record(query) and query.commit is commit and query.state is EpochState.PUBLISHED:
             query.move(EpochEvent.FINISHED)
             self._let_go(query)
 

@@ -5,7 +5,8 @@ while an epoch is being published, `decision/QUERY` (the commit record). They ar
 fences another never overwrites a commit record. Keys and fields are spelled on disk as in their first version.
 
 Invariants:
-* `decision/QUERY` and `last/QUERY` change in one put; the removal of `decision/QUERY` marks the epoch as published.
+* `decision/QUERY` and `last/QUERY` change in one put, or are found in one block of the journal; the removal of
+  `decision/QUERY` marks the epoch as published. An epoch whose block is durable has never had the first.
 * The start offset of a target was the stream's high watermark when the commit record was made, so it is durable: the
   epoch's BEGIN is at or after it, whatever a crash cuts off.
 * TRANSITIONS lists every allowed step of a query; any other step is a bug and raises at once.
@@ -47,12 +48,12 @@ class EpochState(enum.Enum):
     """The state of a query's newest epoch. The values are those of `DescribeReply.state` on the wire."""
 
     IDLE = "idle"
-    COMMITTING = "deciding"  # the commit record is being written to the ledger
+    COMMITTING = "deciding"  # the commit record is being written, to a block with its groups or to the ledger
     UNSURE = "unsure"  # the ledger failed; the commit record may or may not be on disk
     COMMITTED = "decided"  # found in the ledger at start; the streams that have it are not known yet
     PUBLISHING = "publishing"  # committed; groups are being appended
-    STUCK = "stuck"  # committed; a stream or the staged data failed, to be retried
-    PUBLISHED = "published"  # in all streams; the removal of the commit record is not durable yet
+    STUCK = "stuck"  # committed; a stream, the staged data or, behind a failed block, the ledger failed; to be retried
+    PUBLISHED = "published"  # in all streams; that the ledger says so is not durable yet
 
 
 class EpochEvent(enum.Enum):
@@ -60,6 +61,7 @@ class EpochEvent(enum.Enum):
 
     COMMIT = "commit"
     RECORDED = "recorded"
+    JOURNALED = "journaled"
     REFUSED = "refused"
     RETRACTED = "retracted"
     RECOVERED = "recovered"
@@ -75,12 +77,15 @@ TRANSITIONS: Final[Mapping[tuple[EpochState, EpochEvent], EpochState]] = {
     (EpochState.IDLE, EpochEvent.RECOVERED): EpochState.COMMITTED,
     (EpochState.COMMITTING, EpochEvent.RECORDED): EpochState.PUBLISHING,
     (EpochState.COMMITTING, EpochEvent.REFUSED): EpochState.UNSURE,
+    (EpochState.COMMITTING, EpochEvent.JOURNALED): EpochState.PUBLISHED,
+    (EpochState.COMMITTING, EpochEvent.FAILED): EpochState.STUCK,
     (EpochState.UNSURE, EpochEvent.COMMIT): EpochState.COMMITTING,
     (EpochState.UNSURE, EpochEvent.RETRACTED): EpochState.IDLE,
     (EpochState.COMMITTED, EpochEvent.SEARCHED): EpochState.PUBLISHING,
     (EpochState.PUBLISHING, EpochEvent.APPENDED): EpochState.PUBLISHED,
     (EpochState.PUBLISHING, EpochEvent.FAILED): EpochState.STUCK,
     (EpochState.STUCK, EpochEvent.RETRY): EpochState.PUBLISHING,
+    (EpochState.STUCK, EpochEvent.COMMIT): EpochState.COMMITTING,
     (EpochState.PUBLISHED, EpochEvent.FINISHED): EpochState.IDLE,
     (EpochState.PUBLISHED, EpochEvent.COMMIT): EpochState.COMMITTING,
 }
@@ -180,6 +185,14 @@ def decode_commit_record(query: str, value: bytes) -> CommitRecord:
         )
 
     return _decode(f"{COMMIT_RECORD}{query}", value, build)
+
+
+def decision_entries(record: CommitRecord, last: LastEpoch) -> dict[str, bytes]:
+    """The entries that decide an epoch, for one put or one block of the journal."""
+    return {
+        f"{COMMIT_RECORD}{record.query}": encode_commit_record(record),
+        f"{LAST}{record.query}": encode_last_epoch(last),
+    }
 
 
 def encode_incarnations(incarnations: Incarnations) -> bytes:

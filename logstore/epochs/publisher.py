@@ -1,6 +1,7 @@
-"""Publishes one committed epoch in its streams: small groups many together, large ones a few at a time.
+"""Publishes one epoch in its streams: small groups many together, large ones a few at a time.
 
-Small groups are read in one job, and those that are appended together share a write and a sync of the journal.
+Small groups are read in one job, and those that are appended together share a write and a sync of the journal. If all
+are small, the decision can go with them (`prepare`).
 
 Invariants:
 * A target leaves `CommitInProgress.remaining` only when its stream holds the whole group durably, or is deleted.
@@ -8,21 +9,25 @@ Invariants:
 * A stream whose topic was deleted since the commit (or created again: another id) is skipped and reported.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 from logstore.base.events import Report
 from logstore.epochs.append_group import EpochGroup
+from logstore.epochs.epoch_block import EpochBlock
 from logstore.epochs.ledger_entries import CommitRecord, LastEpoch, Target
 from logstore.epochs.staged_reader import read_whole
 from logstore.epochs.staging import Extent, Staging
-from logstore.errors import CorruptFile, UnknownTopicOrPartition
+from logstore.errors import CairnError, CorruptFile, UnknownTopicOrPartition
 from logstore.events import EPOCH_TOPIC_GONE
 from logstore.format.staged import AttemptKey
-from logstore.log.coroutines import for_each
+from logstore.log.coroutines import all_settled, for_each
+from logstore.log.journal import MAX_BLOCK_BYTES, MAX_BUNDLE_PARTS
 from logstore.log.store import Store
 from logstore.log.stream import Stream
 from logstore.log.stream_state import Pin
+from logstore.log.ticket import Ticket
 
 SMALL_GROUP_BYTES: Final = 64 << 10
 """As much as one stream may have in one write of the journal."""
@@ -40,12 +45,13 @@ class CommitInProgress:
     """
 
     def __init__(self, record: CommitRecord, last: LastEpoch) -> None:
+        self.is_owed = False
+        """It counts as decided: its block failed and may be on the disk, and the ledger does not have it yet."""
         self.record = record
         self.last = last
         self.remaining = dict.fromkeys(record.targets)
         self.pins: list[Pin] = []
         self.earlier: list[CommitInProgress] = []
-        self.finishing = False
         self.reported_error: str | None = None
         self._keys = frozenset(
             AttemptKey(record.query, record.incarnation, record.epoch, task.task, task.attempt) for task in record.tasks
@@ -55,10 +61,15 @@ class CommitInProgress:
         """Whether this commit may need an attempt's staged data."""
         return key in self._keys or any(commit.covers(key) for commit in self.earlier)
 
-    def release_pins(self) -> None:
-        """Release the pins of this commit and of the earlier ones."""
+    def forget_earlier(self) -> None:
+        """The earlier commits are surely over."""
         for commit in self.earlier:
             commit.release_pins()
+        self.earlier.clear()
+
+    def release_pins(self) -> None:
+        """Release the pins of this commit and of the earlier ones."""
+        self.forget_earlier()
         for pin in self.pins:
             pin.release()
         self.pins.clear()
@@ -81,12 +92,39 @@ class EpochPublisher:
         except UnknownTopicOrPartition:
             return None
 
+    async def prepare(
+        self, commit: CommitInProgress, changes: bytes, settle: Callable[[], Ticket[None]]
+    ) -> EpochBlock | None:
+        """The epoch's groups and its decision (`changes` of the ledger) as parts of one block; None if they are too
+        large for that, if a stream or the journal cannot take part, or if staged output cannot be read.
+        """
+        journal, targets = self._store.journal, commit.record.targets
+        most = min(journal.limits.max_part_bytes, SMALL_GROUP_BYTES)
+        if not (journal.has_room and 0 < len(targets) < MAX_BUNDLE_PARTS):
+            return None
+        try:
+            groups = self._groups(commit)
+            sizes = [group.byte_count for _, group in groups]
+            streams = [stream for target in targets if (stream := self.find(target)) is not None]
+            is_small = max(sizes) <= most and sum(sizes) + len(changes) <= MAX_BLOCK_BYTES
+            if not is_small or len(streams) < len(targets) or not all(stream.chunks for stream in streams):
+                return None
+            waking = [self._store.quiet.wake(stream) for stream in streams if not stream.is_awake]
+            read = await read_whole([group.extents for _, group in groups], self._store.notify)
+            await all_settled(waking)
+        except CairnError:
+            return None  # the epoch is decided without it, and meets the same error behind that
+        parts = [(stream, group, batches) for stream, (_, group), batches in zip(streams, groups, read, strict=True)]
+        return EpochBlock(journal, changes, parts, settle)
+
     async def publish(self, commit: CommitInProgress) -> None:
         """Append the epoch's group to every stream that lacks it.
 
         Raises the first error of a stream (StorageFailed, CorruptFile, UnknownTopicOrPartition), once all appends in
         flight have settled.
         """
+        for target in [target for target in commit.remaining if self.find(target) is None]:
+            self._skip(commit, target)
         if not commit.remaining:
             return  # a former life published all, and may have removed what was staged
         groups = self._groups(commit)
@@ -105,16 +143,15 @@ class EpochPublisher:
         target, group = found
         stream = self.find(target)
         if stream is None:
-            record = commit.record
-            self._report(
-                EPOCH_TOPIC_GONE,
-                query=record.query,
-                epoch=record.epoch,
-                topic=target.topic,
-                partition=target.partition,
-            )
+            self._skip(commit, target)
         else:
             await stream.append_group(group)
+            del commit.remaining[target]
+
+    def _skip(self, commit: CommitInProgress, target: Target) -> None:
+        """The target's topic is gone."""
+        query, epoch = commit.record.query, commit.record.epoch
+        self._report(EPOCH_TOPIC_GONE, query=query, epoch=epoch, topic=target.topic, partition=target.partition)
         del commit.remaining[target]
 
     def _groups(self, commit: CommitInProgress) -> list[tuple[Target, EpochGroup]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from logstore.base.states import following
+from logstore.epochs.epoch_block import EpochBlock
 from logstore.epochs.ledger_entries import TRANSITIONS, EpochEvent, EpochState, Incarnations, LastEpoch, Target
 from logstore.epochs.publisher import CommitInProgress
 from logstore.format.operator_api import QuerySummary
@@ -39,8 +40,9 @@ class QueryProgress(NamedTuple):
 class Query:
     """The state of a query.
 
-    `admitted` settles once the newest incarnation is durable. `carried_out` settles once the epoch in progress is in
-    all its streams, or fails with the error that prevented that.
+    `admitted` settles once the newest incarnation is durable. `tried` settles once it is known whether a block of the
+    journal has the commit in progress. `carried_out` settles once the epoch in progress is in all its streams, or fails
+    with the error that prevented that. `block`: the last epoch's decision is in the journal, and not in the ledger.
     """
 
     name: str
@@ -49,7 +51,10 @@ class Query:
     last: LastEpoch | None = None
     state: EpochState = EpochState.IDLE
     commit: CommitInProgress | None = None
+    tried: Ticket[bool] = field(default_factory=lambda: Ticket.succeeded(False))
     carried_out: Ticket[None] = field(default_factory=lambda: Ticket.succeeded(None))
+    finished: Ticket[None] = field(default_factory=lambda: Ticket.succeeded(None))
+    block: EpochBlock | None = None
 
     def move(self, event: EpochEvent) -> None:
         """Take the step for `event` in TRANSITIONS."""
@@ -61,6 +66,24 @@ class Query:
         if self.commit is None:
             raise AssertionError(f"query {self.name!r} has no commit in state {self.state.value}")
         return self.commit
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether no commit may be in the ledger that the query does not know to be there: only then a block may be
+        tried, because a start would take the ledger's record of an epoch, and find the block's groups beside it.
+        """
+        return self.state is not EpochState.UNSURE
+
+    @property
+    def owes(self) -> bool:
+        """Whether the commit in progress counts as decided, and neither journal nor ledger surely has it."""
+        return self.commit is not None and self.commit.is_owed
+
+    def hold(self, block: EpochBlock | None) -> None:
+        """Hold the journal for this decision; it takes the place of the one before."""
+        before, self.block = self.block, block
+        if before is not None:
+            before.release()
 
     def covers(self, key: AttemptKey) -> bool:
         """Whether the commit in progress may still need an attempt's staged data."""

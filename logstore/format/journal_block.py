@@ -1,7 +1,8 @@
 """Blocks of the shared journal: what many streams appended, acknowledged by one sync.
 
 A block has a header, a table of its parts, and the parts' batches end to end. A part says where its batches belong: the
-stream's directory, the chunk, the position in it.
+stream's directory, the chunk, the position in it. A part of a block of version 2 may hold changes of a ledger in place
+of batches: the decision of an epoch, beside the epoch's groups.
 
 Invariants:
 * A block is valid as a whole or not at all: one CRC-32C covers all of it.
@@ -26,6 +27,9 @@ from logstore.interfaces import Buffer
 
 MAGIC = b"CJBK"
 VERSION = 1
+WITH_LEDGER = 2
+"""The version of a block that has changes of a ledger among its parts. Who does not know it must not skip them."""
+LEDGER_PREFIX = "ledger/"
 HEAD = struct.Struct(">4sHHqqIII")
 """magic, version, parts, generation, position of the block in its file, bytes of the table, bytes of the batches,
 CRC-32C of all else
@@ -39,12 +43,20 @@ MAX_PARTS = 0xFFFF
 
 
 class PartPlace(NamedTuple):
-    """Where the batches of a part belong. `directory`: the stream's; `chunk_offset`: the chunk's base offset."""
+    """Where the batches of a part belong. `directory`: the stream's; `chunk_offset`: the chunk's base offset.
+
+    Changes of a ledger have `ledger_place`.
+    """
 
     directory: bytes
     chunk_offset: int
     position: int
     base_offset: int
+
+
+def ledger_place(name: str) -> PartPlace:
+    """The place of changes of a ledger."""
+    return PartPlace(f"{LEDGER_PREFIX}{name}".encode(), 0, 0, 0)
 
 
 class JournalPart(NamedTuple):
@@ -66,8 +78,12 @@ class BlockScan(NamedTuple):
     ends: dict[int, int]
 
 
-def encode_head(generation: int, position: int, parts: Sequence[tuple[PartPlace, Sequence[Buffer]]]) -> bytes:
-    """Header and table of a block; the parts' buffers follow it in the file, in order."""
+def encode_head(
+    generation: int, position: int, parts: Sequence[tuple[PartPlace, Sequence[Buffer]]], *, version: int = VERSION
+) -> bytes:
+    """Header and table of a block; the parts' buffers follow it in the file, in order. `version`: WITH_LEDGER if there
+    are changes of a ledger among them.
+    """
     table = bytearray()
     data_bytes = 0
     for place, buffers in parts:
@@ -75,7 +91,7 @@ def encode_head(generation: int, position: int, parts: Sequence[tuple[PartPlace,
         table += PART.pack(len(place.directory), length, place.chunk_offset, place.position, place.base_offset)
         table += place.directory
         data_bytes += length
-    head = HEAD.pack(MAGIC, VERSION, len(parts), generation, position, len(table), data_bytes, 0)[:_CRC_AT]
+    head = HEAD.pack(MAGIC, version, len(parts), generation, position, len(table), data_bytes, 0)[:_CRC_AT]
     crc = crc32c(table, crc32c(head))
     for _, buffers in parts:
         for buffer in buffers:
@@ -147,8 +163,8 @@ def _block_at(view: memoryview, position: int, generation: int) -> _Block | None
         return None
     if crc32c(view[table_at:end], crc32c(view[position : position + _CRC_AT])) != crc:
         return None
-    if version != VERSION:
-        raise UnknownFormatVersion(f"journal block version {version} is newer than {VERSION}; upgrade Cairn")
+    if version not in (VERSION, WITH_LEDGER):
+        raise UnknownFormatVersion(f"journal block version {version} is newer than {WITH_LEDGER}; upgrade Cairn")
     parts = _decode_parts(view[table_at:data_at], view[data_at:end], count)
     return None if parts is None else (found, parts, end)
 

@@ -48,8 +48,15 @@ class LedgerScan(NamedTuple):
 
 def encode_frame(frame: LedgerFrame) -> bytes:
     """The bytes of one frame. Raises CorruptFile for a key that is too long."""
+    body = encode_changes(frame.changes)
+    head = FRAME.pack(MAGIC, VERSION, frame.kind, len(body), frame.synced_end, 0)
+    return head[:_CRC_AT] + crc32c(body, crc32c(head[:_CRC_AT])).to_bytes(4, "big") + body
+
+
+def encode_changes(changes: Mapping[str, bytes | None]) -> bytes:
+    """Changes as they stand in a frame. Raises CorruptFile for a key that is too long."""
     parts: list[bytes] = []
-    for key, value in frame.changes.items():
+    for key, value in changes.items():
         name = key.encode()
         if len(name) > MAX_ENTRY_BYTES:
             raise CorruptFile(f"ledger key of {len(name)} bytes exceeds {MAX_ENTRY_BYTES}")
@@ -57,9 +64,7 @@ def encode_frame(frame: LedgerFrame) -> bytes:
         parts.append(name)
         if value is not None:
             parts.append(value)
-    body = b"".join(parts)
-    head = FRAME.pack(MAGIC, VERSION, frame.kind, len(body), frame.synced_end, 0)
-    return head[:_CRC_AT] + crc32c(body, crc32c(head[:_CRC_AT])).to_bytes(4, "big") + body
+    return b"".join(parts)
 
 
 def scan_frames(buffer: Buffer, name: str) -> LedgerScan:
@@ -103,11 +108,12 @@ def _frame_at(view: memoryview, position: int) -> tuple[LedgerFrame, int] | None
         return None
     if version != VERSION:
         raise UnknownFormatVersion(f"ledger frame version {version} is newer than {VERSION}; upgrade Cairn")
-    changes = _decode_changes(bytes(view[body_at:end]))
+    changes = decode_changes(bytes(view[body_at:end]))
     return None if changes is None else (LedgerFrame(kind, synced_end, changes), end)
 
 
-def _decode_changes(body: bytes) -> dict[str, bytes | None] | None:
+def decode_changes(body: bytes) -> dict[str, bytes | None] | None:
+    """The inverse of `encode_changes`; None if these are not whole changes."""
     changes: dict[str, bytes | None] = {}
     at = 0
     while at < len(body):

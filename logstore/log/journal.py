@@ -2,6 +2,7 @@
 
 Streams offer what is pending; one block at a time takes the parts of all streams that have offered, and everything in
 it is acknowledged when it is synced. The chunks get the same batches later, in larger writes (`logstore.log.backlog`).
+A bundle is parts that come into the same block, or not at all: an epoch's decision and its groups.
 When a file is full, the next block goes to another file, and every stream that the full file holds gets its
 chunk written and synced. A file that holds no stream is used again from its start.
 
@@ -27,8 +28,9 @@ from typing import Any, Final, Protocol
 
 from logstore.base.events import Report
 from logstore.events import JOURNAL_FAILED
-from logstore.format.journal_block import MAX_PARTS, PartPlace, encode_head, encode_opening
+from logstore.format.journal_block import MAX_PARTS, VERSION, WITH_LEDGER, PartPlace, encode_head, encode_opening
 from logstore.interfaces import Buffer
+from logstore.log.coroutines import all_settled, start
 from logstore.log.jobs import (
     Create,
     DiskJob,
@@ -50,6 +52,9 @@ DEFAULT_FILE_BYTES: Final = 32 << 20
 DISK_SHARE: Final = 64
 """A file takes at most this part of a disk."""
 MAX_BLOCK_BYTES: Final = 1 << 20
+"""A block with this much takes no more parts. A bundle is at most as large, so a block may have twice as much."""
+MAX_BUNDLE_PARTS: Final = MAX_PARTS // 4
+"""Of one bundle; and a block with so many parts of bundles takes no further bundle."""
 PREALLOCATED_BYTES: Final = 1 << 20
 """A file grows in such steps, written with zeros: a sync of written blocks needs no change of the file's metadata."""
 SYNCS_IN_FLIGHT: Final = 2
@@ -66,23 +71,37 @@ class JournalFlight(Protocol):
         """The batches, in order."""
 
 
-class JournaledStream(JobSource, Protocol):
-    """What the journal asks of a stream."""
-
-    def take_part(self) -> Any:
-        """The stream's next write as a part of a block (a JournalFlight); None if it has none for the journal now."""
+class Holder(Protocol):
+    """What the journal asks of an owner of parts, who needs a part's file until the part is durable elsewhere."""
 
     def journaled(self, flight: Any, generation: int) -> None:
         """The part is durable in the journal's file of a generation."""
 
     def journal_failed(self, flight: Any, operation: Operation, error: OSError) -> None:
-        """The part was not written."""
+        """The part was not written, as far as anybody knows."""
+
+    def sync_backlog(self) -> Ticket[None]:
+        """Make durable elsewhere what only the journal has: of a stream, in its chunk."""
+
+
+class JournaledStream(JobSource, Holder, Protocol):
+    """What the journal asks of a stream."""
+
+    def take_part(self) -> Any:
+        """The stream's next write as a part of a block (a JournalFlight); None if it has none for the journal now."""
 
     def write_backlog(self) -> Ticket[None]:
         """Write what the chunk's file lacks, unsynced."""
 
-    def sync_backlog(self) -> Ticket[None]:
-        """Write what the chunk's file lacks, and sync it."""
+
+class Bundle(Protocol):
+    """Parts that go into one block together."""
+
+    def take_parts(self) -> "Sequence[tuple[Holder, Any]]":
+        """All parts (of a JournalFlight each), changes of a ledger last; empty if not all can be in a block now."""
+
+    def refused(self) -> None:
+        """The journal takes no parts now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +118,7 @@ class JournalLimits:
 
 @dataclass(slots=True, eq=False)
 class JournalFile:
-    """One file. `holders`: the streams that need it for a recovery."""
+    """One file. `holders`: the streams, and the decisions of epochs, that need it for a recovery."""
 
     path: str
     generation: int
@@ -107,7 +126,7 @@ class JournalFile:
     allocated_bytes: int = 0
     is_new: bool = True
     is_broken: bool = False
-    holders: dict[JournaledStream, None] = field(default_factory=dict)
+    holders: dict[Holder, None] = field(default_factory=dict)
 
 
 class Journal:
@@ -122,9 +141,10 @@ class Journal:
         self._generation = 0
         self._serial = 0
         self._offered: dict[JournaledStream, None] = {}
+        self._bundles: deque[Bundle] = deque()
         self._in_flight = False
         self._is_resting = False
-        self._due: dict[JournaledStream, None] = {}
+        self._due: dict[Holder, None] = {}
         self._syncs = 0
         self._unwritten: dict[JournaledStream, None] = {}
         self._unwritten_before: list[JournaledStream] = []
@@ -150,6 +170,11 @@ class Journal:
         self._offered[stream] = None
         self._notify(self)
 
+    def offer_together(self, bundle: Bundle) -> None:
+        """Parts for one block; the bundle is told what became of them."""
+        self._bundles.append(bundle)
+        self._notify(self)
+
     def note_unwritten(self, stream: JournaledStream, change_bytes: int, total_bytes: int) -> None:
         """A stream's unwritten bytes have changed, to `total_bytes`; too many of all streams are written out, oldest
         first.
@@ -166,13 +191,13 @@ class Journal:
             self._unwritten[oldest] = None
             oldest.write_backlog()
 
-    def sync_soon(self, stream: JournaledStream) -> None:
+    def sync_soon(self, stream: Holder) -> None:
         """Sync a stream's backlog, a few streams at a time."""
         self._due[stream] = None
         self._start_syncs()
 
-    def release(self, stream: JournaledStream, generations: Sequence[int]) -> None:
-        """A stream does not need these files any more."""
+    def release(self, stream: Holder, generations: Sequence[int]) -> None:
+        """A stream, or a decision, does not need these files any more."""
         for generation in generations:
             file = self._files.get(generation)
             if file is not None:
@@ -202,9 +227,11 @@ class Journal:
         """The next block, or the removal of files; None if there is none or one is in flight."""
         if self._in_flight:
             return None
+        while self._bundles and not self.has_room:
+            self._bundles.popleft().refused()
         if self._removals or self._closing is not None:
             return self._removal_job()
-        if not self._offered:
+        if not self._offered and not self._bundles:
             return None
         file = self._file_for_block()
         if file is None:
@@ -212,9 +239,9 @@ class Journal:
             for stream in offered:
                 self._notify(stream)
             return None
-        flights: list[tuple[JournaledStream, Any]] = []
-        parts: list[tuple[PartPlace, Sequence[Buffer]]] = []
-        size = 0
+        flights = self._take_bundles()
+        parts: list[tuple[PartPlace, Sequence[Buffer]]] = [(flight.place, flight.buffers()) for _, flight in flights]
+        size, version = _size_of(parts), WITH_LEDGER if parts else VERSION
         while self._offered and size < MAX_BLOCK_BYTES and len(parts) < MAX_PARTS:
             stream = next(iter(self._offered))
             del self._offered[stream]
@@ -224,20 +251,31 @@ class Journal:
                 flights.append((stream, flight))
                 parts.append((flight.place, buffers))
                 size += sum(map(len, buffers))
-        return self._block_job(file, flights, parts) if parts else None
+        return self._block_job(file, flights, parts, version) if parts else None
+
+    def _take_bundles(self) -> list[tuple[Holder, Any]]:
+        """The parts of bundles for a block, so many that streams have room beside them."""
+        flights: list[tuple[Holder, Any]] = []
+        size = 0
+        while self._bundles and size < MAX_BLOCK_BYTES and len(flights) < MAX_BUNDLE_PARTS:
+            taken = self._bundles.popleft().take_parts()
+            flights += taken
+            size += sum(len(buffer) for _, flight in taken for buffer in flight.buffers())
+        return flights
 
     def _block_job(
         self,
         file: JournalFile,
-        flights: list[tuple[JournaledStream, Any]],
+        flights: list[tuple[Holder, Any]],
         parts: list[tuple[PartPlace, Sequence[Buffer]]],
+        version: int,
     ) -> DiskJob:
         opening = b"" if file.size_bytes else self._opening_block(file)
-        start = file.size_bytes + len(opening)
-        buffers: list[Buffer] = [encode_head(file.generation, start, parts)]
+        start_bytes = file.size_bytes + len(opening)
+        buffers: list[Buffer] = [encode_head(file.generation, start_bytes, parts, version=version)]
         for _, batches in parts:
             buffers += batches
-        end = start + sum(map(len, buffers))
+        end = start_bytes + sum(map(len, buffers))
         operations: list[Operation] = []
         if file.is_new:
             operations += [Create(file.path), SyncDirectory(DIRECTORY)]
@@ -248,7 +286,7 @@ class Journal:
             allocated += step
         if opening:
             operations += [WriteFile(file.path, 0, [opening]), Sync(file.path)]
-        operations += [WriteFile(file.path, start, buffers), Sync(file.path)]
+        operations += [WriteFile(file.path, start_bytes, buffers), Sync(file.path)]
         self._in_flight = True
         return DiskJob(
             operations,
@@ -263,7 +301,7 @@ class Journal:
         others = [other for other in self._files.values() if other is not file and other.size_bytes]
         return encode_opening(file.generation, [(other.generation, other.size_bytes) for other in others])
 
-    def _written(self, file: JournalFile, flights: list[tuple[JournaledStream, Any]], end: int, allocated: int) -> None:
+    def _written(self, file: JournalFile, flights: list[tuple[Holder, Any]], end: int, allocated: int) -> None:
         self._in_flight = False
         file.is_new = False
         file.size_bytes, file.allocated_bytes = end, allocated
@@ -275,7 +313,7 @@ class Journal:
         self._go_on()
 
     def _failed(
-        self, file: JournalFile, flights: list[tuple[JournaledStream, Any]], operation: Operation, error: OSError
+        self, file: JournalFile, flights: list[tuple[Holder, Any]], operation: Operation, error: OSError
     ) -> None:
         self._in_flight = False
         self._is_resting = True
@@ -291,7 +329,7 @@ class Journal:
         self._go_on()
 
     def _go_on(self) -> None:
-        if self._offered or self._removals or self._closing is not None:
+        if self._offered or self._bundles or self._removals or self._closing is not None:
             self._notify(self)
 
     # ---- files
@@ -382,9 +420,18 @@ class Journal:
         self._syncs -= 1
         self._start_syncs()
 
+    def settle(self) -> Ticket[None]:
+        """Have all that only the journal has made durable elsewhere; settles when that is done, or has failed."""
+        holders = dict.fromkeys(holder for file in self._files.values() for holder in file.holders)
+        return start(all_settled([holder.sync_backlog() for holder in holders]))
+
     def close(self) -> Ticket[None]:
         """Remove the files that no stream needs, all of them after a clean end of the streams."""
         if self._closing is None:
             self._closing = Ticket()
             self._notify(self)
         return self._closing
+
+
+def _size_of(parts: Sequence[tuple[PartPlace, Sequence[Buffer]]]) -> int:
+    return sum(len(buffer) for _, buffers in parts for buffer in buffers)

@@ -1,4 +1,4 @@
-"""Reading the journal: at a start, what its files hold for each stream; in a life, what they hold for one.
+"""Reading the journal: at a start, what its files hold for each stream and ledger; in a life, for one stream.
 
 Invariants: nothing here writes to the journal. Parts are in the order in which they were acknowledged. Damage to
 durable blocks is reported, and what is behind it still counts.
@@ -8,15 +8,17 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from logstore.base.events import Report
+from logstore.errors import CorruptFile
 from logstore.events import JOURNAL_DAMAGED
-from logstore.format.journal_block import JournalPart, scan_blocks
+from logstore.format.journal_block import LEDGER_PREFIX, JournalPart, scan_blocks
+from logstore.format.ledger_frame import decode_changes
 from logstore.interfaces import FileSystem
 from logstore.log.journal import DIRECTORY, SUFFIX
 
 
 class JournalContent(NamedTuple):
-    """What a former life left: parts by the stream's directory, the files, the highest serial and generation, and
-    path and position of each block that was durable and is damaged.
+    """What a former life left: parts by the stream's directory (or `ledger/` and a ledger's name), the files, the
+    highest serial and generation, and path and position of each block that was durable and is damaged.
     """
 
     parts: dict[str, list[JournalPart]]
@@ -24,6 +26,18 @@ class JournalContent(NamedTuple):
     serial: int
     generation: int
     damaged: list[tuple[str, int]]
+
+    def changes_of(self, ledger: str) -> list[dict[str, bytes | None]]:
+        """The changes of a ledger, those of each block for themselves, in order. Raises CorruptFile."""
+        found = []
+        for part in self.parts.get(f"{LEDGER_PREFIX}{ledger}", ()):
+            changes = decode_changes(bytes(part.data))
+            if changes is None:
+                raise CorruptFile(
+                    f"{DIRECTORY}: a block's changes of the ledger {ledger!r} cannot be read; report this"
+                )
+            found.append(changes)
+        return found
 
 
 def read_journal(fs: FileSystem, report: Report) -> JournalContent:

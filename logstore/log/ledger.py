@@ -112,6 +112,17 @@ class Ledger:
         self._notify(self)
         return ticket
 
+    def put_now(self, fs: FileSystem, changes: Mapping[str, bytes | None]) -> None:
+        """Make changes durable at a start, when no job runs yet. Blocks. Raises OSError."""
+        self.put(changes)
+        job = self.take_job()
+        if job is None:
+            raise AssertionError("at a start no write is in flight")
+        failure = job.run(fs)
+        if failure is not None:
+            raise failure[1]
+        job.done()
+
     def take_job(self) -> DiskJob | None:
         """The next write, or None."""
         if self._in_flight or not self._pending:

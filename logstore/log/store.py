@@ -6,7 +6,8 @@ Invariants:
 * Changes of one topic run one after the other, so no change overwrites another or takes effect after a deletion.
 * A log start is durable in the catalogue before any data before it is removed.
 * Producer ids are reserved durably in blocks, so no id is allocated twice, even after a crash.
-* `open` returns only when all data that the store will serve is durable.
+* `open` returns only when all data that the store will serve is durable. What the journal has for the ledger of epochs
+  is in that ledger, durably, before anybody reads it, and before the journal's files are removed.
 
 Sources: docs/format.md (data directory), DESIGN (recovery of a sidecar).
 """
@@ -24,6 +25,7 @@ from logstore.base.clock import Clock
 from logstore.base.events import LogEvent, Report
 from logstore.base.fields import shown
 from logstore.errors import (
+    CorruptFile,
     InvalidPartitions,
     StorageFailed,
     TopicExists,
@@ -50,6 +52,7 @@ from logstore.log.journal import Journal, JournalLimits
 from logstore.log.journal_replay import read_journal
 from logstore.log.ledger import Ledger
 from logstore.log.opening import Each, OpenedStream, StoredStream, open_streams, recover_from_files
+from logstore.log.producers import ProducerTable
 from logstore.log.quiet import QuietStreams
 from logstore.log.readers import (
     MAX_READERS,
@@ -66,7 +69,7 @@ from logstore.log.rolling import ChunkRoller
 from logstore.log.serial_queue import SerialQueue
 from logstore.log.space import DEFAULT_RESERVE, SpaceGuard, make_way
 from logstore.log.stream import Stream
-from logstore.log.stream_state import RollingStream, StreamName, TrimmedStream
+from logstore.log.stream_state import RecoveredStream, RollingStream, StreamName, TrimmedStream
 from logstore.log.tail import Tail
 from logstore.log.ticket import Ticket
 from logstore.log.topics import MAX_PARTITIONS, TopicConfig, check_name, parse_config
@@ -108,6 +111,16 @@ class Topic:
     config: TopicConfig
     partitions: list[Stream]
     internal: bool = False
+
+
+Changes = Mapping[str, bytes | None]
+Decided = Callable[[Ledger, Sequence[Changes]], Changes]
+
+
+def _nothing_decided(ledger: Ledger, journaled: Sequence[Changes]) -> Changes:
+    if journaled:
+        raise CorruptFile(f"the journal has changes of the ledger {ledger.name!r}, which nobody here understands")
+    return {}
 
 
 class StoreEnvironment(NamedTuple):
@@ -169,23 +182,27 @@ class Store:
         new_id: Callable[[], uuid.UUID],
         report: Report,
         each: Each = map,
+        decided: Decided = _nothing_decided,
     ) -> "Store":
         """Open the data directory, or create it, and recover every stream. Blocks. `each` applies the recovery of a
-        stream to many, as `map` does, or on several threads.
+        stream to many, as `map` does, or on several threads. `decided`: what the ledger of epochs gets of what the
+        journal has for it; without it, a journal with something for that ledger is refused.
 
         Raises UnknownFormatVersion, CorruptFile, OSError.
         """
         make_way(fs)
         cluster_id = prepare_directory(fs, new_id)
         store = cls(StoreEnvironment(fs, clock, new_id, report), settings, cluster_id)
-        store._recover(fs, each)
+        store._recover(fs, each, decided)
         store.space.look_now(fs)
         store.journal.fit(fs.space().total_bytes)
         return store
 
-    def _recover(self, fs: FileSystem, each: Each) -> None:
+    def _recover(self, fs: FileSystem, each: Each, decided: Decided) -> None:
         known: set[str] = set()
         journal = read_journal(fs, self.report)
+        if changes := decided(self.epochs, journal.changes_of(self.epochs.name)):
+            self.epochs.put_now(fs, changes)
         stored: list[tuple[Topic, StoredStream]] = []
         for key, value in self.catalogue.items(_TOPIC):
             entry = json.loads(value)
@@ -426,7 +443,8 @@ class Store:
         before = len(topic.partitions)
         for partition in range(before, total):
             directory = f"{topic.directory}/{partition}"
-            topic.partitions.append(Stream.fresh(topic.name, partition, directory, topic.config, self))
+            fresh = RecoveredStream([], ProducerTable(), 0, 0)
+            topic.partitions.append(Stream(topic.name, partition, directory, topic.config, self, fresh))
         self.topics[topic.name] = self._by_id[topic.topic_id] = topic
         if before:
             self.report(TOPIC_GROWN, topic=topic.name, partitions=total, before=before)
@@ -542,6 +560,7 @@ class Store:
     async def _close(self, closing: Sequence[Ticket[Any]]) -> None:
         await all_settled(closing)
         await all_settled([stream.sync_backlog() for stream in self.streams()])
+        await self.journal.settle()
         await self.quiet.rest().settled()  # a round under way
         await self.quiet.rest(at_once=True).settled()
         await self.journal.close()

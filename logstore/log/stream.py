@@ -29,10 +29,9 @@ from logstore.format.index import NO_TIMESTAMP
 from logstore.log.background import FileRemover
 from logstore.log.backlog_writer import BacklogWriter
 from logstore.log.chunk_writer import ChunkWriter
-from logstore.log.chunks import WRITE_BYTES, Chunk, ChunkView, newest
+from logstore.log.chunks import WRITE_BYTES, ChunkView, newest
 from logstore.log.coroutines import start
 from logstore.log.jobs import DiskJob, Operation, Sync
-from logstore.log.producers import ProducerTable
 from logstore.log.retention import RetentionTime, excess
 from logstore.log.stream_state import (
     AppendGroup,
@@ -70,8 +69,7 @@ class Stream:
         self.directory = directory
         self.config = config
         self.leader_epoch = LEADER_EPOCH
-        self.chunks: list[Chunk] = recovered.chunks
-        self.producers = recovered.producers
+        self.chunks, self.producers = recovered.chunks, recovered.producers
         self.log_start_offset = recovered.log_start_offset
         self.start_asked = self.log_start_offset
         self.high_watermark = recovered.next_offset
@@ -88,11 +86,6 @@ class Stream:
         self._remover = FileRemover(directory, host.notify)
         self.is_awake = self.deleted = self._closed = self._roll_wanted = False
         self.appended_bytes = self.fetched_bytes = 0  # since the start; durable ones, and those given to clients
-
-    @classmethod
-    def fresh(cls, topic: str, partition: int, directory: str, config: TopicConfig, host: StreamHost) -> "Stream":
-        """A stream that has never held a record."""
-        return cls(topic, partition, directory, config, host, RecoveredStream([], ProducerTable(), 0, 0))
 
     # ---- appending
 
@@ -193,17 +186,29 @@ class Stream:
             if self._flight is None:
                 self._host.notify(self)
             return None
-        flight = self._writer.start_part()
         head = self._pending[0]
         if isinstance(head, OpenGroup):
-            self._writer.place_group(flight, head, self.config)
             self._pending.popleft()
-        else:
-            flight.appends = self._next_appends()
-            for append in flight.appends:
-                self._place(flight, append)
+            return self.take_group(head)
+        flight = self._writer.start_part()
+        flight.appends = self._next_appends()
+        for append in flight.appends:
+            self._place(flight, append)
         self._writer.finish_part(flight)
         self._flight = flight
+        return flight
+
+    def takes_group(self, size_bytes: int) -> bool:
+        """Whether a whole group of so many bytes can be a part of a journal block now, in front of what waits."""
+        is_between_writes = self._flight is None and self.end_offset == self.high_watermark  # and in no open group
+        is_open = self.is_awake and not self.deleted and self._closing is None and not self._backlog_writer.must_salvage
+        return is_between_writes and is_open and self._writer.may_journal(size_bytes, self.config)
+
+    def take_group(self, opened: OpenGroup) -> WriteInFlight:
+        """A whole group as a part of a journal block; only if `takes_group` says so."""
+        flight = self._flight = self._writer.start_part()
+        self._writer.place_group(flight, opened, self.config)
+        self._writer.finish_part(flight)
         return flight
 
     def _next_appends(self) -> list[PendingAppend]:
@@ -254,7 +259,8 @@ class Stream:
             following = opened.following.result() if opened.following is not None else None
         except CairnError as error:
             self._pending.popleft()
-            self._drop_group(opened)
+            if opened.base_offset >= 0:
+                self._writer.rewind()  # the next write starts at the group's start
             opened.ticket.fail(error)
             return self.take_job()
         flight, operations = self._writer.start_group_piece(opened, following, self.config)
@@ -276,11 +282,6 @@ class Stream:
             head.ticket.fail(error)
             return False
 
-    def _drop_group(self, opened: OpenGroup) -> None:
-        """Discard what a group has written: the next write starts at the group's start."""
-        if opened.base_offset >= 0:
-            self._writer.rewind()
-
     def roll_job(self) -> DiskJob | None:
         """The job that seals a last chunk with data and opens one behind it; None if the next write does that."""
         if not self.chunks or not self.chunks[-1].size_bytes:
@@ -299,7 +300,7 @@ class Stream:
     def _finish_flight(self, flight: WriteInFlight, operations: list[Operation]) -> DiskJob:
         self._writer.finish(flight, operations)
         self._flight = flight
-        # The job must not refer to itself, so that its memory, mostly its batches, is freed as soon as the job is done.
+        # The job must not refer to itself: its memory, mostly its batches, is freed as soon as it is done.
         skipped: list[tuple[Operation, OSError]] = []
         return DiskJob(operations, lambda: self._written(skipped, flight), self._failed, skipped)
 
@@ -522,9 +523,8 @@ class Stream:
             self.start_asked = self.log_start_offset
             raise
         first, self.log_start_offset = self.log_start_offset, max(self.log_start_offset, offset)
-        freed_bytes = self._drop_chunks()
-        if first < self.log_start_offset:
-            last = self.log_start_offset - 1
+        freed_bytes, last = self._drop_chunks(), self.log_start_offset - 1
+        if first <= last:
             self._host.report(TRIMMED, stream=self.name, first=first, last=last, why=why, freed_bytes=freed_bytes)
         self._wake()
         return self.log_start_offset

@@ -13,7 +13,7 @@ The promises that it checks (docs/format.md, "Crash states"):
 This module depends on the formats, not on the implementation of the log.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -211,6 +211,10 @@ class History:
     """Topics that are being created, grown or deleted."""
     committed: dict[Epoch, str] = field(default_factory=dict)
     """Epochs acknowledged as committed, with their executions."""
+    taken_over: list[tuple[str, str, int]] = field(default_factory=list)
+    """Queries and their incarnations in the order in which they took over, each with the last epoch that it was told
+    (-1: none): later epochs are not from an older incarnation.
+    """
     puts_sent: int = 0
     puts_acked: int = 0
     producer_ids: set[int] = field(default_factory=set)
@@ -223,6 +227,7 @@ class History:
             dict(self.topics_acked),
             dict(self.topics_unsure),
             dict(self.committed),
+            list(self.taken_over),
             self.puts_sent,
             self.puts_acked,
             set(self.producer_ids),
@@ -236,8 +241,10 @@ class History:
             self.streams[key] = StreamHistory(f"{topic}-{partition}")
         return self.streams[key]
 
-    def check_epochs(self, found: dict[StreamKey, dict[Epoch, str]]) -> None:
-        """Check that each epoch is in all streams its execution wrote to, or in none; a committed one in all."""
+    def check_epochs(self, found: dict[StreamKey, dict[Epoch, str]], last: Mapping[str, int]) -> None:
+        """Check that each epoch is in all streams its execution wrote to, or in none; a committed one in all; and that
+        the last epochs of queries, `last`, are what the streams and the answers say.
+        """
         seen: dict[Epoch, set[str]] = {}
         for epochs in found.values():
             for epoch, execution in epochs.items():
@@ -252,3 +259,13 @@ class History:
         for epoch, execution in self.committed.items():
             if seen.get(epoch) != {execution}:
                 raise PromiseBroken(f"epoch {epoch} was committed by {execution}, found is {seen.get(epoch)}")
+        for query, number in [*seen, *self.committed]:
+            if query in last and last[query] < number:
+                raise PromiseBroken(f"epoch {number} of {query} is there, its last epoch is said to be {last[query]}")
+        for at, (query, newer, told) in enumerate(self.taken_over):
+            older = {run for before, run, _ in self.taken_over[:at] if before == query} - {newer}
+            for (owner, number), executions in seen.items():
+                if owner == query and number > told and executions & older:
+                    raise PromiseBroken(
+                        f"epoch {number} of {executions} came after {newer} was told that {told} is last"
+                    )

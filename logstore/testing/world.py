@@ -10,10 +10,11 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from logstore.epochs.epochs import Epochs
+from logstore.epochs.journaled import decided_in_journal
 from logstore.epochs.staging import Staging
 from logstore.errors import CairnError
 from logstore.format.control import FOOTPRINTS_TYPE, Begin, End, encode_control, encode_control_record
-from logstore.format.epoch_api import EpochCommitRequest, Part, StageRequest, TaskOutput
+from logstore.format.epoch_api import AbortRequest, EpochCommitReply, EpochCommitRequest, Part, StageRequest, TaskOutput
 from logstore.format.records import Record, decode_batch, encode_batch
 from logstore.interfaces import FileSystem
 from logstore.log.cleaning import CleaningLimits
@@ -34,6 +35,7 @@ from logstore.testing.simdisk import SimDisk
 
 READ_BYTES = 1 << 20
 FIRST_TIMESTAMP = 1_700_000_000_000
+FIRST_ATTEMPT = "a0"
 
 
 def unchanged(fs: FileSystem) -> FileSystem:
@@ -110,6 +112,7 @@ class SimulatedStore:
             self.setup.settings,
             new_id=lambda: uuid.UUID(int=ids.getrandbits(128)),
             report=self.reports,
+            decided=decided_in_journal,
         )
         self.staging = Staging.open(self.fs, self.store.notify, self.reports)
         self.epochs = Epochs(self.store, self.staging, self.reports)
@@ -315,37 +318,74 @@ class SimulatedStore:
 
         ticket.add_callback(settled)
 
+    def take_over(self, incarnation: str, query: str = "q") -> None:
+        """A new incarnation of a query asks for its last epoch, behind its own admission; runs no disk work."""
+        request = StageRequest(query, incarnation, 0, 0, "fence", 0, (), b"")
+        ticket = self.epochs.stage(request, now_ms=self.clock.wall_ms())
+
+        def settled(_: object) -> None:
+            if ticket.error is None:
+                told = self.epochs.describe(query).last_epoch
+                self.history.taken_over.append((query, incarnation, -1 if told is None else told))
+                self.history.version += 1
+
+        ticket.add_callback(settled)
+
+    def abort(self, epoch: int, incarnation: str, query: str = "q") -> None:
+        """Abort an epoch; runs all disk work."""
+        self.epochs.abort(AbortRequest(query, incarnation, epoch))
+        self.run()
+
     def stage(
-        self, topic: str, epoch: int, incarnation: str, *, partitions: int = 2, tasks: int = 1, value_bytes: int = 30
+        self,
+        topic: str,
+        epoch: int,
+        incarnation: str,
+        *,
+        partitions: int = 2,
+        tasks: int = 1,
+        value_bytes: int = 30,
+        query: str = "q",
+        attempt: str = FIRST_ATTEMPT,
     ) -> None:
         """Stage one batch for each partition from each task of one execution of an epoch; runs all disk work."""
+        execution = _execution(incarnation, attempt)
         for task in range(tasks):
             parts, data = [], bytearray()
             for partition in range(partitions):
                 known = self.history.stream(topic, partition)
                 batch, _ = self.make_batch(known, 1, value_bytes)
-                executions = known.groups.setdefault(("q", epoch), {})
-                executions[incarnation] = (*executions.get(incarnation, ()), content_of(batch))
+                executions = known.groups.setdefault((query, epoch), {})
+                executions[execution] = (*executions.get(execution, ()), content_of(batch))
                 parts.append(Part(topic, partition, len(batch), 1, 1))
                 data += batch
-            request = StageRequest("q", incarnation, epoch, task, "a0", 0, tuple(parts), bytes(data))
+            request = StageRequest(query, incarnation, epoch, task, attempt, 0, tuple(parts), bytes(data))
             self.epochs.stage(request, now_ms=self.clock.wall_ms())
             self.run()
 
-    def commit(self, epoch: int, incarnation: str, *, tasks: int = 1) -> str | None:
+    def commit(
+        self, epoch: int, incarnation: str, *, tasks: int = 1, query: str = "q", attempt: str = FIRST_ATTEMPT
+    ) -> str | None:
         """Commit an epoch; runs all disk work. Returns the outcome, or None if the disk refused."""
-        outputs = tuple(TaskOutput(task, "a0", 1) for task in range(tasks))
-        request = EpochCommitRequest("q", incarnation, epoch, "error", outputs, json.dumps({"epoch": epoch}), False)
+        ticket = self.begin_commit(epoch, incarnation, tasks=tasks, query=query, attempt=attempt)
+        self.run()
+        return None if not ticket.done or ticket.error is not None else ticket.result().outcome
+
+    def begin_commit(
+        self, epoch: int, incarnation: str, *, tasks: int = 1, query: str = "q", attempt: str = FIRST_ATTEMPT
+    ) -> Ticket[EpochCommitReply]:
+        """Commit an epoch; runs no disk work."""
+        outputs = tuple(TaskOutput(task, attempt, 1) for task in range(tasks))
+        request = EpochCommitRequest(query, incarnation, epoch, "error", outputs, json.dumps({"epoch": epoch}), False)
         ticket = self.epochs.commit(request, now_ms=self.clock.wall_ms())
 
         def settled(_: object) -> None:
             if ticket.error is None and ticket.result().outcome == "committed":
-                self.history.committed["q", epoch] = incarnation
+                self.history.committed[query, epoch] = _execution(incarnation, attempt)
                 self.history.version += 1
 
         ticket.add_callback(settled)
-        self.run()
-        return None if not ticket.done or ticket.error is not None else ticket.result().outcome
+        return ticket
 
     # ---- the readers
 
@@ -415,7 +455,8 @@ class SimulatedStore:
             found[stream.topic, stream.partition] = known.check(stream.log_start_offset, stream.high_watermark, log)
             self._check_index(stream, log)
         if epochs:
-            self.history.check_epochs(found)
+            progress = self.epochs.progress()
+            self.history.check_epochs(found, {at.name: -1 if at.epoch is None else at.epoch for at in progress})
         self._check_ledger()
 
     def adopt(self) -> None:
@@ -460,6 +501,11 @@ class SimulatedStore:
             at = self._indexed_find(stream, wanted)
             if at != expected:
                 raise PromiseBroken(f"{stream.name}: timestamp {wanted} first at {expected}, the index says {at}")
+
+
+def _execution(incarnation: str, attempt: str) -> str:
+    """The name of an execution of an epoch in the history."""
+    return incarnation if attempt == FIRST_ATTEMPT else f"{incarnation}/{attempt}"
 
 
 def failed(ticket: Ticket[object]) -> bool:

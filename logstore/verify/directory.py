@@ -22,7 +22,7 @@ from logstore.verify.chunk import ChunkPlace, ChunkResult, EpochEnd, check_chunk
 from logstore.verify.findings import Findings
 from logstore.verify.journal import Journaled, check_journal, lost_offsets
 from logstore.verify.staged import StagedFile, check_commit, check_staged
-from logstore.verify.state import CataloguedTopic, DirectoryState, read_state
+from logstore.verify.state import CataloguedTopic, DirectoryState, add_decisions, read_state
 
 OWN_NAMES: Final = frozenset(
     {"lock", IDENTITY_FILE, f"{IDENTITY_FILE}.new", LEDGER_DIRECTORY, STREAMS_DIRECTORY, STAGING_DIRECTORY}
@@ -86,7 +86,9 @@ def plan(fs: FileSystem, *, is_live: bool = False) -> Plan:
     planned = Plan(is_live, _state(fs, findings, is_live=is_live), findings=findings)
     planned.staged = check_staged(fs, findings, is_live=is_live)
     if not is_live:
-        planned.journaled = check_journal(fs, findings)
+        content = check_journal(fs, findings)
+        planned.journaled = content.parts
+        add_decisions(planned.state, content, findings)
     for topic in planned.state.topics:
         _plan_topic(fs, topic, planned)
     _note_strangers(fs, planned)

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from logstore.base.events import ignore
 from logstore.format.journal_block import JournalPart
 from logstore.interfaces import FileSystem
-from logstore.log.journal_replay import read_journal
+from logstore.log.journal_replay import JournalContent, read_journal
 from logstore.verify.findings import Findings
 
 Journaled = dict[str, list[JournalPart]]
 """What the journal holds, by the stream's directory, in the order in which it was acknowledged."""
 
 
-def check_journal(fs: FileSystem, findings: Findings) -> Journaled:
+def check_journal(fs: FileSystem, findings: Findings) -> JournalContent:
     """Read and check the journal's files. Raises UnknownFormatVersion, OSError."""
     content = read_journal(fs, ignore)
     for path, position in content.damaged:
@@ -24,7 +24,7 @@ def check_journal(fs: FileSystem, findings: Findings) -> Journaled:
         findings.damage("journal-damaged", path, what, position=position)
     findings.counts.files += len(content.paths)
     findings.counts.bytes += sum(fs.size(path) for path in content.paths)
-    return content.parts
+    return content
 
 
 def lost_offsets(parts: Sequence[JournalPart], last_chunk: int | None) -> tuple[int, int] | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
 
+from logstore.epochs.journaled import newer_decisions
 from logstore.epochs.ledger_entries import (
     COMMIT_RECORD,
     INCARNATIONS,
@@ -23,6 +24,8 @@ from logstore.format.ledger_frame import KIND_SNAPSHOT, scan_frames
 from logstore.format.quiet_stream import ActiveStream, QuietStream, decode_entry
 from logstore.interfaces import FileSystem
 from logstore.log.data_directory import FORMAT_VERSION, IDENTITY_FILE
+from logstore.log.journal import DIRECTORY as JOURNAL_DIRECTORY
+from logstore.log.journal_replay import JournalContent
 from logstore.log.ledger import DIRECTORY
 from logstore.log.quiet import NAME as QUIET
 from logstore.verify.findings import Findings
@@ -50,6 +53,8 @@ class DirectoryState:
 
     cluster_id: str = ""
     topics: list[CataloguedTopic] = field(default_factory=list)
+    epochs: Mapping[str, bytes] = field(default_factory=dict)
+    """The ledger of epochs."""
     commits: list[CommitRecord] = field(default_factory=list)
     quiet: dict[str, QuietStream | ActiveStream] = field(default_factory=dict)
     """The table of quiet streams, by `logstore.log.quiet.key_of` of a stream's directory."""
@@ -64,7 +69,8 @@ def read_state(fs: FileSystem, findings: Findings, *, is_live: bool = False) -> 
     if catalogue is not None:
         state.is_whole = True
         state.topics = _topics(catalogue, findings)
-    state.commits = _commits(ledgers["epochs"] or {}, findings)
+    state.epochs = ledgers["epochs"] or {}
+    state.commits = _commits(state.epochs, findings)
     for name in ("groups", "readers"):
         for key, value in (ledgers[name] or {}).items():
             _entry(name, key, partial(json.loads, value), findings)
@@ -204,6 +210,19 @@ def _commits(epochs: Mapping[str, bytes], findings: Findings) -> list[CommitReco
             commit = _entry("epochs", key, partial(decode_commit_record, query, value), findings)
             commits += [] if commit is None else [commit]
     return commits
+
+
+def add_decisions(state: DirectoryState, journal: JournalContent, findings: Findings) -> None:
+    """Count the decisions that only the journal has; the next start puts them into the ledger."""
+    try:
+        newer = newer_decisions(state.epochs, journal.changes_of("epochs"))
+    except CorruptFile as error:
+        what = f"a decision in the journal cannot be read: {error}; a sidecar does not start with it"
+        findings.damage("ledger-entry-damaged", JOURNAL_DIRECTORY, what)
+        return
+    found = _commits({key: value for key, value in newer.items() if value is not None}, findings)
+    queries = {commit.query for commit in found}
+    state.commits = [*(commit for commit in state.commits if commit.query not in queries), *found]
 
 
 def _entry(ledger: str, key: str, decode: Callable[[], T], findings: Findings) -> T | None:

@@ -24,6 +24,7 @@ from logstore.base.system import SystemClock
 from logstore.disk.files import OsFiles
 from logstore.engine import open_engine
 from logstore.epochs.epochs import Epochs
+from logstore.epochs.journaled import decided_in_journal
 from logstore.epochs.staging import Staging
 from logstore.errors import CairnError
 from logstore.format import epoch_api, operator_api, reader_api
@@ -171,7 +172,7 @@ async def world(
     settings = config.parse(parser.parse_args(["--data-dir", str(root), *flags]))
     reports = RecordedReports()
     files, clock = OsFiles(root), clock or SystemClock()
-    store = Store.open(files, clock, settings.store, new_id=uuid.uuid4, report=reports)
+    store = Store.open(files, clock, settings.store, new_id=uuid.uuid4, report=reports, decided=decided_in_journal)
     staging = Staging.open(files, store.notify, reports, limit_bytes=settings.staging_bytes)
     epochs = Epochs(store, staging, reports, staged_age_ms=settings.staged_age_ms)
     async with open_engine(store, files) as engine:

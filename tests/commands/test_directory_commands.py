@@ -240,6 +240,25 @@ def test_the_journal_is_shown(tmp_path: Path) -> None:
     assert (found["damaged"], found["findings"], found["batches"]) == (False, [], 3)
 
 
+def test_a_decision_in_the_journal_is_shown(tmp_path: Path) -> None:
+    """Of a killed sidecar: the part for the ledger, with the entries that decide the epoch; a check finds no fault."""
+    with Sidecar(tmp_path / "data") as sidecar:
+        with Client(parse_addresses(sidecar.address), limit_s=PATIENCE_S) as client:
+            fill(client)
+            staged = batch(0)
+            client.stage(StageRequest("q", "run", 4, 0, "a", 0, (Part("t", 0, len(staged), 1, 1),), staged))
+            client.commit(EpochCommitRequest("q", "run", 4, "error", (TaskOutput(0, "a", 1),), "at 4", forget=False))
+        sidecar.kill()
+        (journal,) = (tmp_path / "data" / "journal").iterdir()
+        shown = dumped(str(journal))
+        found = json.loads(cairn("verify", str(tmp_path / "data"), "--json").out)
+        sidecar.start()  # the end of the block ends what runs
+    assert "ledger/epochs" in {entry.get("part") for entry in shown}
+    decided = {entry["key"]: json.loads(str(entry["value"])) for entry in shown if "key" in entry}
+    assert (decided["decision/q"]["epoch"], decided["last/q"]["positions"]) == (4, "at 4")
+    assert (found["damaged"], found["findings"]) == (False, [])
+
+
 def test_a_dump_is_cut_at_its_limit_and_says_so(data_dir: Path) -> None:
     """A few entries, and the way to see more."""
     out = cairn("dump", str(data_dir), "t", "--limit", "5").out.splitlines()

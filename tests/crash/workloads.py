@@ -110,6 +110,42 @@ def commits(world: SimulatedStore) -> None:
     world.run()
 
 
+def decisions(world: SimulatedStore) -> None:
+    """Small epochs of two queries, decided in blocks of the journal: beside appends, twice, by a newer incarnation that
+    takes over while a block is under way, one that is too large, behind a kill and behind a clean end.
+    """
+    world.create_topic("t", 2)
+    world.run()
+    world.append("t", 0)
+    world.append("t", 1)
+    world.run()
+    world.take_over("run-1")
+    world.stage("t", 0, "run-1")
+    world.append("t", 0)
+    world.commit(0, "run-1")
+    world.stage("t", 0, "other", partitions=1, query="p")
+    world.stage("t", 1, "run-1")
+    world.begin_commit(0, "other", query="p")
+    world.begin_commit(1, "run-1")
+    world.take_over("run-2")
+    world.run()
+    world.stage("t", 1, "run-2")
+    world.commit(1, "run-2")
+    world.stage("t", 2, "run-2", value_bytes=500)
+    world.commit(2, "run-2")
+    world.restart(clean=False)
+    world.stage("t", 3, "run-2", tasks=2)
+    world.append("t", 1)
+    world.commit(3, "run-2", tasks=2)
+    world.commit(3, "run-2", tasks=2)
+    world.restart(clean=True)
+    world.stage("t", 4, "run-2")
+    world.begin_commit(4, "run-2")
+    world.run(steps=8)
+    world.restart(clean=False)
+    world.commit(4, "run-2")
+
+
 def restarts(world: SimulatedStore) -> None:
     """Clean shutdowns and kills between and during appends."""
     world.create_topic("t", 1)

@@ -85,7 +85,7 @@ def page() -> str:
             drawn(
                 "The newest epoch of a query",
                 "logstore/epochs/ledger_entries.py",
-                "From the commit record to the mark that every stream has the epoch.",
+                "From the commit to the ledger's word that every stream has the epoch.",
                 ledger_entries.EpochState.IDLE,
                 epochs,
             ),

@@ -11,6 +11,7 @@ from random import Random
 from typing import TypeVar
 
 from logstore.epochs.epochs import Epochs
+from logstore.epochs.journaled import decided_in_journal
 from logstore.epochs.staging import Staging
 from logstore.format.batch import iterate_batches
 from logstore.format.control import decode_control
@@ -50,7 +51,12 @@ class Sidecar:
         ids = Random(7)
 
         self.store = Store.open(
-            fs, clock, StoreSettings(), new_id=lambda: uuid.UUID(int=ids.getrandbits(128)), report=report
+            fs,
+            clock,
+            StoreSettings(),
+            new_id=lambda: uuid.UUID(int=ids.getrandbits(128)),
+            report=report,
+            decided=decided_in_journal,
         )
         staging = Staging.open(fs, self.store.notify, report, limit_bytes=limit_bytes)
         self.staging = staging

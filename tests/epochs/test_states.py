@@ -77,10 +77,30 @@ def stream_fails() -> None:
     assert sidecar.records("out", 0) == ["a", "b"]
 
 
+def block_fails() -> None:
+    """The block of an epoch fails, and the ledger behind it; a newer incarnation waits for the epoch."""
+    sidecar, disk = a_sidecar()
+    for epoch in (0, 1):
+        stage(sidecar, segment({0: ["a"]}, epoch=epoch))
+    commit(sidecar, commit_request((0, "a0", 1), epoch=0))
+    disk.fault_for = lambda call: EIO if call.kind == "sync" and call.path.startswith(("ledger", "journal")) else None
+    with pytest.raises(StorageFailed):
+        commit(sidecar, commit_request((0, "a0", 1), epoch=1))
+    assert sidecar.epochs.describe("query-1").state == "stuck"
+    assert not sidecar.settle(sidecar.epochs.abort(AbortRequest("query-1", "run-1", 1))).dropped_bytes
+    with pytest.raises(StorageFailed, match="epoch 1 is decided"):
+        stage(sidecar, segment({0: ["b"]}, epoch=1, incarnation="run-2"))
+    fail(disk, "", "")
+    stage(sidecar, segment({0: ["b"]}, epoch=1, incarnation="run-2"))
+    assert sidecar.epochs.describe("query-1").last_epoch == 1
+    assert sidecar.records("out", 0) == ["a", "a"]
+
+
 def test_every_step_of_the_table_is_taken(table: RecordedSteps[EpochState, EpochEvent]) -> None:
-    """By the two stories together; no step outside the table is tried."""
+    """By the three stories together; no step outside the table is tried."""
     ledger_fails()
     stream_fails()
+    block_fails()
     assert table.taken == set(TRANSITIONS)
 
 

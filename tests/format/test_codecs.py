@@ -54,8 +54,23 @@ from logstore.format.index import (
     decode_seal,
     encode_block,
 )
-from logstore.format.journal_block import PartPlace, encode_head, encode_opening, scan_blocks
-from logstore.format.ledger_frame import KIND_CHANGES, KIND_SNAPSHOT, LedgerFrame, encode_frame, scan_frames
+from logstore.format.journal_block import (
+    VERSION,
+    WITH_LEDGER,
+    PartPlace,
+    encode_head,
+    encode_opening,
+    ledger_place,
+    scan_blocks,
+)
+from logstore.format.ledger_frame import (
+    KIND_CHANGES,
+    KIND_SNAPSHOT,
+    LedgerFrame,
+    encode_changes,
+    encode_frame,
+    scan_frames,
+)
 from logstore.format.records import Record, decode_batch, encode_batch, iterate_times
 from logstore.format.snapshot import ProducerBatch, ProducerEntry, ProducerSnapshot, decode_snapshots, encode_snapshot
 
@@ -81,6 +96,7 @@ PARTS = [
     (PartPlace(b"streams/t.0a/0", 5, 300, 9), b"one batch"),
     (PartPlace(b"streams/t.0a/1", 0, 71, 1), b"two batches"),
 ]
+DECIDED = [PARTS[0], (ledger_place("epochs"), encode_changes({"last/q": b"7", "gone": None}))]
 FRAME = LedgerFrame(KIND_SNAPSHOT, 0, {"a": b"1", "ü": b"", "gone": None})
 
 
@@ -110,11 +126,12 @@ def _first_frame(data: bytes) -> object:
     return frames[0] if frames else None
 
 
-def journal_block(generation: int, position: int, parts: list[tuple[PartPlace, bytes]]) -> bytes:
+def journal_block(
+    generation: int, position: int, parts: list[tuple[PartPlace, bytes]], *, version: int = VERSION
+) -> bytes:
     """A whole block."""
-    return encode_head(generation, position, [(place, [data]) for place, data in parts]) + b"".join(
-        data for _, data in parts
-    )
+    head = encode_head(generation, position, [(place, [data]) for place, data in parts], version=version)
+    return head + b"".join(data for _, data in parts)
 
 
 def _first_parts(data: bytes) -> object:
@@ -145,6 +162,7 @@ CODECS = (
     Codec("producer snapshot", encode_snapshot(SNAPSHOT), _first_snapshot, SNAPSHOT),
     Codec("ledger frame", encode_frame(FRAME), _first_frame, FRAME),
     Codec("journal block", journal_block(3, 0, PARTS), _first_parts, PARTS),
+    Codec("journal block with a decision", journal_block(3, 0, DECIDED, version=WITH_LEDGER), _first_parts, DECIDED),
 )
 
 _CONTROL_HEAD = "0000000000000000000000010000000000000001" + "ff" * 14 + "00000001"
@@ -187,6 +205,12 @@ GOLDEN = {
         "434a424b000100020000000000000003000000000000000000000058000000146773d968000e000000090000000000000005"
         "000000000000012c000000000000000973747265616d732f742e30612f30000e0000000b0000000000000000000000000000"
         "0047000000000000000173747265616d732f742e30612f316f6e6520626174636874776f2062617463686573"
+    ),
+    "journal block with a decision": (
+        "434a424b00020002000000000000000300000000000000000000005700000020b1e70d37000e000000090000000000000005"
+        "000000000000012c000000000000000973747265616d732f742e30612f30000d00000017000000000000000000000000"
+        "0000000000000000000000006c65646765722f65706f6368736f6e65206261746368"
+        "0006000000016c6173742f71370004ffffffff676f6e65"
     ),
 }
 """What each of them is on disk, byte for byte (docs/format.md)."""
@@ -418,8 +442,8 @@ def test_unknown_versions_are_named() -> None:
         decode_snapshots(_as_next_version(encode_snapshot(SNAPSHOT), 4, 32))
     with pytest.raises(UnknownFormatVersion, match="2"):
         scan_frames(_as_next_version(encode_frame(FRAME), 4, 20), "file")
-    with pytest.raises(UnknownFormatVersion, match="2"):
-        scan_blocks(_as_next_journal_block(journal_block(3, 0, PARTS)))
+    with pytest.raises(UnknownFormatVersion, match="3"):
+        scan_blocks(_as_next_journal_block(journal_block(3, 0, DECIDED, version=WITH_LEDGER)))
     batch = bytearray(encode_control(END, timestamp_ms=1))
     at = bytes(batch).index(b'{"query"') - 6
     batch[at : at + 2] = (1).to_bytes(2, "big")

@@ -11,6 +11,7 @@ from logstore.testing.simdisk import CrashBounds, SimDisk
 from logstore.testing.world import Setup, journaled
 from logstore.verify.directory import verify
 from tests.crash import workloads
+from tests.crash.test_decisions import decided_in_blocks
 from tests.crash.tiny import make_tiny
 from tests.support.examples import is_long
 
@@ -54,8 +55,14 @@ EXPECTED: Mapping[Workload, set[str]] = {
 """Notes that a workload's crashes must bring about: otherwise it did not reach what it is for."""
 
 
-@pytest.mark.parametrize("setup", [Setup(seed=1), journaled(Setup(seed=1))], ids=["direct", "journaled"])
-@pytest.mark.parametrize("workload", workloads.WORKLOADS, ids=lambda workload: workload.__name__)
+STORIES = [
+    *((f"{workload.__name__}-direct", workload, Setup(seed=1)) for workload in workloads.WORKLOADS),
+    *((f"{workload.__name__}-journaled", workload, journaled(Setup(seed=1))) for workload in workloads.WORKLOADS),
+    ("decisions", workloads.decisions, decided_in_blocks()),
+]
+
+
+@pytest.mark.parametrize(("workload", "setup"), [story[1:] for story in STORIES], ids=[name for name, *_ in STORIES])
 def test_no_crash_is_called_damage(
     workload: Workload, setup: Setup, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
