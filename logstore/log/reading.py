@@ -202,7 +202,7 @@ def walk_batches(
     ended, because the checksum does not cover base offset and leader epoch.
     """
     position, due = start or (0, view.base_offset)
-    run_bytes = runs.max_bytes
+    run_bytes, has_control = runs.max_bytes, False
     window = memoryview(b"")
     window_at = position
     while position < view.size_bytes:
@@ -220,6 +220,7 @@ def walk_batches(
                     end = at + need
                     _check(view, window, at, header, offset)
                     run_bytes -= need
+                    has_control = has_control or header.is_control
                     count = 0
                     if run_bytes > 0 and not header.is_control:
                         limit = min(len(window), end + run_bytes)
@@ -229,9 +230,9 @@ def walk_batches(
                     need = end - at
                 position += need
                 continue
-        if run_bytes > 0:  # what lies behind the wanted bytes is not needed
-            window_bytes = max(READ_BYTES, min(window_bytes, run_bytes))
-        length = min(max(window_bytes, need), view.size_bytes - position)
+        # What lies behind the wanted bytes is not needed. Control batches may not count: then their end is not known.
+        most = window_bytes if has_control or run_bytes <= 0 else max(READ_BYTES, min(window_bytes, run_bytes))
+        length = min(max(most, need), view.size_bytes - position)
         window = memoryview(fs.read(view.log_path, position, length, drop_cache=view.is_cold))
         window_at = position
         if len(window) < min(need, length) or length < need:
