@@ -112,6 +112,7 @@ def measure(pid: int, address: str, protocol: str, ca: Path, records: int) -> Ro
         raise SystemExit("records were not acknowledged in time")
     produce_s, produce_cpu_s = time.perf_counter() - begun, cpu_s(pid) - cpu
     consumer = confluent_kafka.Consumer({**config, "group.id": topic, "auto.offset.reset": "earliest"})
+    consumer.list_topics(topic, timeout=PATIENCE_S)  # connected and logged in, which is timed by itself
     consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
     cpu, begun, got = cpu_s(pid), time.perf_counter(), 0
     while got < records:

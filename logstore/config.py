@@ -126,7 +126,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("kafka", "max-frame-bytes", 16 * _MIB, 64 * 1024, 100 * _MIB, "largest request"),
     Setting("kafka", "max-connections", 10_000, 1, 1_000_000, "clients at a time; then the longest idle gives way"),
     Setting("kafka", "max-connections-per-address", 100, 1, 1_000_000, "of these from one address but loopback"),
-    Setting("kafka", "connection-in-flight-bytes", 16 * _MIB, 1024, 1 << 40, "unanswered requests of one connection"),
+    Setting("kafka", "connection-in-flight-bytes", 8 * _MIB, 1024, 1 << 40, "unanswered requests of one connection"),
     Setting(
         "kafka",
         "total-in-flight-bytes",

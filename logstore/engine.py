@@ -23,7 +23,16 @@ from logstore.log import reading, scanning
 from logstore.log.chunks import ChunkView
 from logstore.log.jobs import DiskJob, WriteFile
 from logstore.log.read_ahead import ReadAhead, ReadPosition, split
-from logstore.log.reading import ReadResult, TimeFound
+from logstore.log.reading import (
+    QUICK_LOOK_UP_BYTES,
+    QUICK_LOOK_UP_RECORDS,
+    QUICK_READ_BATCHES,
+    QUICK_READ_BYTES,
+    CachedFiles,
+    NotQuick,
+    ReadResult,
+    TimeFound,
+)
 from logstore.log.scanning import ScanRange, ScanResult
 from logstore.log.space import is_full
 from logstore.log.store import Store
@@ -205,17 +214,19 @@ class StoreEngine:
     async def _read_chunk(self, stream: Stream, place: ReadPosition, max_bytes: int) -> ReadResult:
         while True:
             view = self._view(stream, place.offset)
-            work = partial(
+            read = partial(
                 reading.read_chunk,
-                self._fs,
-                self.store.indexes,
-                view,
-                place.offset,
-                max_bytes,
+                cache=self.store.indexes,
+                view=view,
+                offset=place.offset,
                 include_control=place.include_control,
             )
             try:
-                return await self.offload(work)
+                try:
+                    quick = CachedFiles(self._fs, 2 * QUICK_READ_BYTES)
+                    return read(quick, max_bytes=min(max_bytes, QUICK_READ_BYTES), max_batches=QUICK_READ_BATCHES)
+                except NotQuick:
+                    return await self.offload(partial(read, self._fs, max_bytes=max_bytes))
             except (CorruptChunk, FileNotFoundError) as error:
                 if await self._cleaned_since(stream, view) is None:
                     if isinstance(error, FileNotFoundError):
@@ -264,16 +275,21 @@ class StoreEngine:
         """
         await self._written_out(stream)
         start = stream.log_start_offset
-        for view in stream.chunk_views(start):
-            if view.max_timestamp >= timestamp_ms:
-                from_offset = max(start, view.base_offset)
-
-                def find(view: ChunkView, from_offset: int = from_offset) -> TimeFound | None:
-                    return reading.find_timestamp(self._fs, self.store.indexes, view, timestamp_ms, from_offset)
-
-                found = await self._look_up(stream, view, find)
-                if found is not None:
-                    return found
+        late = [chunk for chunk in stream.chunks if chunk.max_timestamp >= timestamp_ms and chunk.size_bytes]
+        for view in (chunk.view() for chunk in late if chunk.next_offset > start):
+            find = partial(
+                reading.find_timestamp,
+                cache=self.store.indexes,
+                timestamp_ms=timestamp_ms,
+                from_offset=max(start, view.base_offset),
+            )
+            quick = CachedFiles(self._fs, QUICK_LOOK_UP_BYTES)
+            try:
+                found: TimeFound | None = find(quick, view=view, max_records=QUICK_LOOK_UP_RECORDS)
+            except (NotQuick, CorruptChunk):  # a chunk that was cleaned meanwhile looks damaged: `_look_up` finds out
+                found = await self._look_up(stream, view, partial(find, self._fs))
+            if found is not None:
+                return found
         return None
 
     async def max_timestamp(self, stream: Stream) -> TimeFound | None:
@@ -289,9 +305,7 @@ class StoreEngine:
                 break
             from_offset = max(start, view.base_offset)
 
-            def find(view: ChunkView, from_offset: int = from_offset) -> TimeFound | None:
-                return reading.find_newest(self._fs, self.store.indexes, view, from_offset)
-
+            find = partial(reading.find_newest, self._fs, self.store.indexes, from_offset=from_offset)
             found = await self._look_up(stream, view, find)
             if found is not None and (newest is None or _rank(found) > _rank(newest)):
                 newest = found
@@ -303,12 +317,12 @@ class StoreEngine:
             await self.wait(stream.write_backlog())
 
     async def _look_up(
-        self, stream: Stream, view: ChunkView, find: Callable[[ChunkView], TimeFound | None]
+        self, stream: Stream, view: ChunkView, find: Callable[..., TimeFound | None]
     ) -> TimeFound | None:
         """Run one look-up at a time, because each may decompress a batch to many times its size."""
         while True:
             try:
-                found = await self._look_ups.run(partial(find, view))
+                found = await self._look_ups.run(partial(find, view=view))
                 break
             except (CorruptChunk, FileNotFoundError):
                 cleaned = await self._cleaned_since(stream, view)

@@ -23,7 +23,23 @@ class DiskSpace(NamedTuple):
     total_bytes: int
 
 
-class FileSystem(Protocol):
+class ReadableFiles(Protocol):
+    """What reads of chunks and indexes need of the files. Methods block, and may raise OSError."""
+
+    def exists(self, path: str) -> bool:
+        """Whether a file or directory with this path exists."""
+
+    def size(self, path: str) -> int:
+        """Size of a file in bytes."""
+
+    def read(self, path: str, position: int, length: int, *, drop_cache: bool = False) -> Buffer:
+        """Up to `length` bytes from `position`; fewer only at the end of the file.
+
+        `drop_cache`: these pages will not be read again soon (catch-up reads must not evict the tail from the cache).
+        """
+
+
+class FileSystem(ReadableFiles, Protocol):
     """The files below one data directory. Methods block; any of them may raise OSError."""
 
     def create(self, path: str) -> None:
@@ -56,17 +72,15 @@ class FileSystem(Protocol):
     def list_directory(self, path: str) -> list[str]:
         """Names in a directory, sorted; empty if the directory does not exist."""
 
-    def exists(self, path: str) -> bool:
-        """Whether a file or directory with this path exists."""
-
-    def size(self, path: str) -> int:
-        """Size of a file in bytes."""
-
     def space(self) -> DiskSpace:
         """The room on the disk, as it is now. A quota of the user may allow less."""
 
     def read(self, path: str, position: int, length: int, *, drop_cache: bool = False) -> bytes:
-        """Up to `length` bytes from `position`; fewer only at the end of the file.
+        """See ReadableFiles."""
 
-        `drop_cache`: these pages will not be read again soon (catch-up reads must not evict the tail from the cache).
+    def read_cached(self, path: str, position: int, length: int) -> Buffer | None:
+        """What `read` gives, if that needs no wait for the disk: `length` bytes that are in memory already.
+
+        None where a byte is not in memory, the file has fewer bytes, or anything else is in the way; `read` then says
+        what. It never raises OSError.
         """

@@ -36,11 +36,13 @@ from logstore.base.clock import Clock
 from logstore.base.directory import LOCK_FILE, locked_directory
 from logstore.base.events import Report
 from logstore.base.failures import leaves, sentence
+from logstore.base.heap import Heap
 from logstore.base.report import Reporter
 from logstore.base.system import SystemClock
 from logstore.base.tls import ServerTls
 from logstore.config import SidecarConfig
 from logstore.disk.files import MAX_DESCRIPTORS, OsFiles
+from logstore.disk.meter import DiskMeter
 from logstore.disk.parallel import map_on_threads
 from logstore.disk.shared_state import Reclaimed, SharedState
 from logstore.engine import open_engine
@@ -124,6 +126,9 @@ OWN_NAMES = frozenset(
 MOUNT_NAME = "lost+found"
 """What a fresh ext4 file system holds."""
 OWN_STREAMS = re.compile(r".+\.[0-9a-f]{32}")
+HEAP_INTERVAL_S = 2.0
+HEAP_BYTES = 16 << 20
+"""About what the tail holds: when so much has been replaced, the heap may have other holes."""
 NAMES_SHOWN = 5
 OTHER_DESCRIPTORS = MAX_DESCRIPTORS + 256
 """Open files that are no connections: those written to, those read from, listeners, clients that are leaving."""
@@ -240,6 +245,7 @@ async def _serve(settings: SidecarConfig) -> None:
             listeners += await nursery.start(server.serve, settings.listeners)
             nursery.start_soon(reporter.run, trio.sleep)
             nursery.start_soon(service_manager.run_watchdog, trio.sleep)
+            nursery.start_soon(_give_back_memory, files.meter)
             nursery.start_soon(groups.run)
             nursery.start_soon(epoch_requests.run_ticks, broker, epochs)
             if tls is not None:
@@ -376,6 +382,17 @@ def _coordinator_room() -> Any:
         raise ConfigError(
             f"--coordinate needs the package {error.name}: pip install 'cairn[scheduler]', or leave it out"
         ) from error
+
+
+async def _give_back_memory(meter: DiskMeter) -> None:
+    """Give back what a load has left free; looks after each HEAP_BYTES to or from the disk, and never returns."""
+    heap, seen_bytes = Heap(), 0
+    while True:
+        await trio.sleep(HEAP_INTERVAL_S)
+        moved_bytes = meter.written_bytes + meter.read_bytes
+        if moved_bytes - seen_bytes >= HEAP_BYTES:
+            seen_bytes = moved_bytes
+            await trio.to_thread.run_sync(heap.tidy)
 
 
 async def _tidy_state(state: SharedState, idle_s: float, report: Report) -> None:

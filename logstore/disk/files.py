@@ -181,6 +181,26 @@ class OsFiles:
         finally:
             os.close(descriptor)
 
+    def read_cached(self, path: str, position: int, length: int) -> Buffer | None:
+        """See FileSystem."""
+        try:
+            descriptor = os.open(self._path(path), os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            # What is read in sequence is in memory up to some place: the last byte saves a copy of a part in vain.
+            if not length or os.preadv(descriptor, [bytearray(1)], position + length - 1, os.RWF_NOWAIT) != 1:
+                return None
+            data = bytearray(length)
+            if os.preadv(descriptor, [data], position, os.RWF_NOWAIT) != length:
+                return None
+        except OSError:  # mostly EAGAIN; a file system may also not know the flag
+            return None
+        finally:
+            os.close(descriptor)
+        self.meter.note_read(length)
+        return memoryview(data).toreadonly()
+
     def close(self) -> None:
         """Close all descriptors that are not in use."""
         with self._lock:

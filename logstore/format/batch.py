@@ -145,14 +145,17 @@ _RUN = struct.Struct(">qiibIhi30xi")
 """The fields of a header that `intact_run` looks at."""
 
 
-def intact_run(buffer: memoryview, at: int, end: int, base_offset: int, end_offset: int) -> tuple[int, int]:
+def intact_run(
+    buffer: memoryview, at: int, end: int, base_offset: int, end_offset: int, most: int
+) -> tuple[int, int, int]:
     """How far whole and intact batches without control records follow each other from `at`: their end, at most `end`,
-    and the offset after them, at most `end_offset`. The first of them has `base_offset`, each following one the offset
-    after the one before.
+    the offset after them, at most `end_offset`, and their number, at most `most`. The first of them has `base_offset`,
+    each following one the offset after the one before.
 
     The checks are those of `check_batch`, in one loop. What ends the run is left to the caller: nothing is raised.
     """
-    while at + HEADER_BYTES <= end:
+    number = 0
+    while number < most and at + HEADER_BYTES <= end:
         base, length, epoch, magic, crc, attributes, last_delta, records = _RUN.unpack_from(buffer, at)
         after = at + length + LENGTH_OVERHEAD
         next_offset = base + last_delta + 1
@@ -163,7 +166,8 @@ def intact_run(buffer: memoryview, at: int, end: int, base_offset: int, end_offs
         if crc32c(buffer[at + CRC_START : after]) != crc:
             break
         at, base_offset = after, next_offset
-    return at, base_offset
+        number += 1
+    return at, base_offset, number
 
 
 def iterate_batches(buffer: Buffer) -> Iterator[tuple[int, BatchHeader]]:

@@ -30,7 +30,7 @@ class BrokerSettings:
     max_frame_bytes: int = 16 << 20
     max_connections: int = 10_000
     max_connections_per_address: int = 100
-    connection_in_flight_bytes: int = 16 << 20
+    connection_in_flight_bytes: int = 8 << 20
     total_in_flight_bytes: int = 32 << 20
     total_answer_bytes: int = 32 << 20
     handshake_s: float = 10.0

@@ -305,6 +305,8 @@ class ClientConnection:
         since_s = self._broker.clock.monotonic_s()
         self._frames.pause()
         self._line.flush_gathered()
+        if self._frames.has_more:  # many requests may be served without a wait, as from memory: others run in between
+            await trio.lowlevel.checkpoint()
         if header.client_id != self._caller.client_id:
             self._caller = self._caller._replace(client_id=header.client_id)
         slot = AnswerSlot(header.correlation_id, len(request) + SLOT_BYTES, header.api_key not in WAITING_KEYS)

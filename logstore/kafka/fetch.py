@@ -37,6 +37,8 @@ _FIRST_WITHOUT_REPLICA = 15
 MAX_WAIT_MS = 60_000
 MAX_RESPONSE_BYTES = 16 << 20
 """Limit for any request: bounds the memory that one connection holds."""
+STEP_BYTES = 16 * 1024
+"""So many bytes of an answer count as a step of its walk: a MiB that is read from memory takes 100 µs."""
 MAX_WAITING_PARTITIONS = 200_000
 """Partitions that all waiting fetches together may name, at some 100 bytes each; further fetches do not wait."""
 WAITING_PART_BYTES = 100
@@ -208,6 +210,7 @@ async def _collect(
             else:
                 answer = await _read(broker, stream, wanted, room - total, must_advance=total == 0)
                 stream.fetched_bytes += answer.size
+                await pace.step(answer.size // STEP_BYTES)
             is_final = is_final or answer.error != 0
             total += answer.size
             answers.append(answer)

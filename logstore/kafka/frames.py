@@ -93,6 +93,8 @@ class FrameReader:
         self._scope = scope
         self._give_up = give_up
         self._rest = memoryview(b"")
+        self._rest_bytes = 0
+        """Of the buffer that `_rest` lies in, with frames that are taken already: a frame must not keep more alive."""
         self._long: memoryview | None = None
         self._is_greeted = False
         self._login_frame_bytes = max_frame_bytes
@@ -128,7 +130,7 @@ class FrameReader:
         if size is None or len(self._rest) < _LENGTH.size + size:
             return None
         end = _LENGTH.size + size
-        if end == len(self._rest):  # the usual case: one frame, which needs no copy
+        if end == len(self._rest) == self._rest_bytes:  # the usual case: one frame, which needs no copy
             found, self._rest = self._rest[_LENGTH.size :], memoryview(b"")
         else:
             found, self._rest = memoryview(bytearray(self._rest[_LENGTH.size : end])), self._rest[end:]
@@ -147,6 +149,11 @@ class FrameReader:
         """Whether a frame of this size, of which `_rest` has the length and the key, gets memory of its own."""
         return size is not None and _LENGTH.size + size > SMALL_BYTES and len(self._rest) > _LENGTH.size + _KEY.size
 
+    @property
+    def has_more(self) -> bool:
+        """Whether more has arrived than the frames taken so far: the client sends requests without waiting."""
+        return bool(len(self._rest))
+
     def pause(self) -> None:
         """Suspend the deadline: the client waits for the sidecar."""
         self._scope.deadline = math.inf
@@ -161,6 +168,7 @@ class FrameReader:
         scratch = self._arrivals.scratch
         received = await self._client.receive(scratch[: SMALL_BYTES - len(self._rest)])
         self._rest = memoryview(bytearray(self._rest) + scratch[:received])
+        self._rest_bytes = len(self._rest)
         self.is_ended = received == 0
         return not self.is_ended
 

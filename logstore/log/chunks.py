@@ -28,7 +28,7 @@ from logstore.format.index import (
     decode_columns,
     encode_block,
 )
-from logstore.interfaces import FileSystem
+from logstore.interfaces import ReadableFiles
 from logstore.log.ticket import Ticket
 
 OFFSET_DIGITS = 20
@@ -297,7 +297,7 @@ class IndexCache:
         """Approximate size of all indexes in memory."""
         return sum(kept.size_bytes for kept in list(self._indexes.values()))
 
-    def load(self, fs: FileSystem, view: ChunkView) -> SparseIndex | None:
+    def load(self, fs: ReadableFiles, view: ChunkView) -> SparseIndex | None:
         """The index of a chunk, from memory or from its file; None if the file does not hold all of it."""
         if view.index is not None:
             return view.index

@@ -3,10 +3,11 @@
 Invariants:
 * Reads return whole batches that pass `check_batch`; damage raises CorruptChunk with the offsets that are lost.
 * Control batches are replaced by empty batches over the same offsets unless the reader asks for them.
-* Runs on reader threads: reads chunks through immutable views and does not touch the streams.
+* Reads chunks through immutable views and does not touch the streams, so it may run on reader threads. On the event
+  loop it runs with `CachedFiles` and within the limits of a quick read; the code, and so the result, is the same.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from logstore.errors import CorruptBatch, CorruptChunk, UnsupportedBatchFormat
@@ -23,7 +24,7 @@ from logstore.format.compression import open_records
 from logstore.format.control import known_type
 from logstore.format.index import IndexEntry
 from logstore.format.records import iterate_times
-from logstore.interfaces import Buffer, FileSystem
+from logstore.interfaces import Buffer, FileSystem, ReadableFiles
 from logstore.log.chunks import ChunkView, IndexBuilder, IndexCache, SparseIndex
 
 READ_BYTES = 256 * 1024
@@ -34,8 +35,47 @@ WINDOW_LIMIT_BYTES = 4 << 20
 """Largest piece that is read from a file at a time, however much a reader asks for, unless one batch is larger."""
 WALK_LIMIT_BYTES = 16 << 20
 """A read that hides control batches ends at the latest after it has walked this many bytes."""
+MANY_BATCHES = 1 << 30
+"""No limit on the batches of a read: its bytes limit them."""
+QUICK_READ_BYTES = 1 << 20
+QUICK_READ_BATCHES = 400
+"""A read on the event loop takes at most so many bytes, and checks at most so many batches: half a millisecond."""
+QUICK_LOOK_UP_BYTES = 256 * 1024
+QUICK_LOOK_UP_RECORDS = 500
+"""The same for a look-up: one usual batch behind one index interval, and the records of one batch."""
 MAX_OPENED_BYTES = 64 << 20
 """A look-up decompresses at most this much: memory stays bounded whatever a batch of a few KiB claims to hold."""
+
+
+class NotQuick(Exception):
+    """A read on the event loop would have to wait for the disk, or would take long: it is made on a thread instead."""
+
+
+class CachedFiles:
+    """`ReadableFiles` for one read on the event loop: gives what is in memory, `limit_bytes` at most.
+
+    Any other call raises NotQuick; so an index that is not in memory is loaded on a thread.
+    """
+
+    def __init__(self, fs: FileSystem, limit_bytes: int) -> None:
+        self._fs = fs
+        self._left_bytes = limit_bytes
+
+    def exists(self, path: str) -> bool:
+        """See ReadableFiles."""
+        raise NotQuick(path)
+
+    def size(self, path: str) -> int:
+        """See ReadableFiles."""
+        raise NotQuick(path)
+
+    def read(self, path: str, position: int, length: int, *, drop_cache: bool = False) -> Buffer:
+        """See ReadableFiles."""
+        self._left_bytes -= length
+        data = None if drop_cache or self._left_bytes < 0 else self._fs.read_cached(path, position, length)
+        if data is None:
+            raise NotQuick(path)
+        return data
 
 
 class ReadResult(NamedTuple):
@@ -49,7 +89,7 @@ class ReadResult(NamedTuple):
 class FoundBatch(NamedTuple):
     """A checked batch, or a run of them, and its place in the piece of the file that was read.
 
-    A run has the header of its first batch; `next_offset` is the offset after its last.
+    A run has the header of its first batch; `next_offset` is the offset after the last of its `batches` batches.
     """
 
     position: int
@@ -58,25 +98,38 @@ class FoundBatch(NamedTuple):
     window: memoryview
     window_at: int
     next_offset: int
+    batches: int = 1
 
 
 def read_chunk(
-    fs: FileSystem, cache: IndexCache, view: ChunkView, offset: int, max_bytes: int, *, include_control: bool
+    fs: ReadableFiles,
+    cache: IndexCache,
+    view: ChunkView,
+    offset: int,
+    max_bytes: int,
+    *,
+    include_control: bool,
+    max_batches: int = MANY_BATCHES,
 ) -> ReadResult:
     """Batches of one chunk, starting with the one that holds `offset`: at least one, up to `max_bytes`.
+
+    It ends early once it has walked `max_batches` (the run that reaches the number is whole).
 
     Raises CorruptChunk if damage leaves no batch to return; otherwise returns the batches before the damage.
     """
     start = load_index(fs, cache, view).position_of(offset)
     buffers: list[Buffer] = []
-    size = run_bytes = walked_bytes = 0
+    size = run_bytes = walked_bytes = walked = 0
     run: FoundBatch | None = None
     next_offset = offset
+
+    def fits(header: BatchHeader) -> bool:
+        return not buffers or size + header.size_bytes <= max_bytes
+
     try:
+        limits = RunLimits(max_bytes, max_batches, fits)
         window_bytes = max(READ_BYTES, min(max_bytes, WINDOW_LIMIT_BYTES))
-        for found in walk_batches(fs, view, start, offset, window_bytes, run_bytes=max_bytes):
-            if buffers and size + len(found.buffer) > max_bytes:
-                break
+        for found in walk_batches(fs, view, start, offset, window_bytes, runs=limits):
             if found.header.is_control and not include_control:
                 buffers.append(empty_batch(found.header))
                 run = None
@@ -91,7 +144,8 @@ def read_chunk(
                 size += len(found.buffer)
             next_offset = found.next_offset
             walked_bytes += len(found.buffer)
-            if size >= max_bytes or walked_bytes >= max(max_bytes, WALK_LIMIT_BYTES):
+            walked += found.batches
+            if size >= max_bytes or walked_bytes >= max(max_bytes, WALK_LIMIT_BYTES) or walked >= max_batches:
                 break
     except CorruptChunk:
         if not buffers:
@@ -99,7 +153,7 @@ def read_chunk(
     return ReadResult(buffers, next_offset, size)
 
 
-def load_index(fs: FileSystem, cache: IndexCache, view: ChunkView) -> SparseIndex:
+def load_index(fs: ReadableFiles, cache: IndexCache, view: ChunkView) -> SparseIndex:
     """The index of a chunk; a lost or damaged index is rebuilt from the chunk, up to the first damage."""
     index = cache.load(fs, view)
     if index is None:
@@ -119,22 +173,36 @@ def load_index(fs: FileSystem, cache: IndexCache, view: ChunkView) -> SparseInde
     return index
 
 
+class RunLimits(NamedTuple):
+    """How a walk joins batches without control records into runs: as long as all that was found together has at most
+    `max_bytes` bytes, and up to `max_batches` in one run. The walk ends, without an error, at a batch that is not
+    wanted; that batch is not checked, and no more than its header is read for it.
+    """
+
+    max_bytes: int
+    max_batches: int
+    wanted: Callable[[BatchHeader], bool]
+
+
+_NO_RUNS = RunLimits(0, 0, lambda header: True)
+
+
 def walk_batches(
-    fs: FileSystem,
+    fs: ReadableFiles,
     view: ChunkView,
     start: tuple[int, int] | None,
     offset: int,
     window_bytes: int,
     *,
-    run_bytes: int = 0,
+    runs: RunLimits = _NO_RUNS,
 ) -> Iterator[FoundBatch]:
     """Checked batches from `start` (position, base offset; None: the chunk's first) on that end after `offset`.
 
     Batches before `offset` are skipped: only their headers are checked. Each batch must start where the previous one
-    ended, because the checksum does not cover base offset and leader epoch. With `run_bytes`, batches without control
-    records come in runs, as long as all that was found together has at most that many bytes.
+    ended, because the checksum does not cover base offset and leader epoch.
     """
     position, due = start or (0, view.base_offset)
+    run_bytes, has_control = runs.max_bytes, False
     window = memoryview(b"")
     window_at = position
     while position < view.size_bytes:
@@ -143,6 +211,8 @@ def walk_batches(
         if available >= HEADER_BYTES:
             header = _header(view, window, position - window_at, due, offset)
             need = header.size_bytes
+            if header.next_offset > offset and not runs.wanted(header):
+                return
             if available >= need:
                 due = header.next_offset
                 if due > offset:
@@ -150,15 +220,19 @@ def walk_batches(
                     end = at + need
                     _check(view, window, at, header, offset)
                     run_bytes -= need
+                    has_control = has_control or header.is_control
+                    count = 0
                     if run_bytes > 0 and not header.is_control:
                         limit = min(len(window), end + run_bytes)
-                        end, due = intact_run(window, end, limit, due, view.next_offset)
+                        end, due, count = intact_run(window, end, limit, due, view.next_offset, runs.max_batches)
                         run_bytes -= end - at - need
-                    yield FoundBatch(position, header, window[at:end], window, at, due)
+                    yield FoundBatch(position, header, window[at:end], window, at, due, 1 + count)
                     need = end - at
                 position += need
                 continue
-        length = min(max(window_bytes, need), view.size_bytes - position)
+        # What lies behind the wanted bytes is not needed. Control batches may not count: then their end is not known.
+        most = window_bytes if has_control or run_bytes <= 0 else max(READ_BYTES, min(window_bytes, run_bytes))
+        length = min(max(most, need), view.size_bytes - position)
         window = memoryview(fs.read(view.log_path, position, length, drop_cache=view.is_cold))
         window_at = position
         if len(window) < min(need, length) or length < need:
@@ -210,22 +284,32 @@ class TimeFound(NamedTuple):
 
 
 def find_timestamp(
-    fs: FileSystem, cache: IndexCache, view: ChunkView, timestamp_ms: int, from_offset: int
+    fs: ReadableFiles,
+    cache: IndexCache,
+    view: ChunkView,
+    timestamp_ms: int,
+    from_offset: int,
+    *,
+    max_records: int | None = None,
 ) -> TimeFound | None:
     """The chunk's first record at or after `from_offset` with this timestamp or a later one.
 
-    Trusts the latest timestamp in a batch's header; decompresses compressed batches. Raises CorruptChunk.
+    Trusts the latest timestamp in a batch's header; decompresses compressed batches. Raises CorruptChunk; with
+    `max_records`, NotQuick at a batch that has more records, or is compressed.
     """
     start = load_index(fs, cache, view).position_before_timestamp(timestamp_ms)
     for found in walk_batches(fs, view, start, from_offset, SEEK_READ_BYTES):
-        if not found.header.is_control and found.header.max_timestamp >= timestamp_ms:
+        header = found.header
+        if not header.is_control and header.max_timestamp >= timestamp_ms:
+            if max_records is not None and (header.compression or header.record_count > max_records):
+                raise NotQuick(view.log_path)
             for moment in _times(found, from_offset):
                 if moment.timestamp >= timestamp_ms:
                     return moment
     return None
 
 
-def find_newest(fs: FileSystem, cache: IndexCache, view: ChunkView, from_offset: int) -> TimeFound | None:
+def find_newest(fs: ReadableFiles, cache: IndexCache, view: ChunkView, from_offset: int) -> TimeFound | None:
     """The chunk's record at or after `from_offset` with the latest timestamp; the first if several have it.
 
     Raises CorruptChunk.

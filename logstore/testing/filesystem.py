@@ -85,6 +85,13 @@ def _reads(fs: FileSystem) -> None:
     _expect(fs.read("a", 6, 1), b"", "a read at the end")
     _expect(fs.read("a", 100, 1), b"", "a read behind the end")
     _expect(fs.read("a", 0, 6, drop_cache=True), b"abcdef", "a read that drops its pages")
+    for what, position, length in (("in the middle", 2, 3), ("of all", 0, 6), ("of the last byte", 5, 1)):
+        found = fs.read_cached("a", position, length)
+        if found is not None:
+            _expect(bytes(found), b"abcdef"[position : position + length], f"a read from memory, {what}")
+    for what, position, length in (("across the end", 4, 10), ("behind the end", 100, 1)):
+        _expect(fs.read_cached("a", position, length), None, f"a read from memory, {what}")
+    _expect(fs.read_cached("none", 0, 1), None, "a read from memory of a file that does not exist")
 
 
 def _names(fs: FileSystem) -> None:

@@ -343,6 +343,14 @@ class SimDisk:
         self._leave(fault, path)
         return bytes(self._file(path).content[position : position + length])
 
+    def read_cached(self, path: str, position: int, length: int) -> Buffer | None:
+        """See FileSystem: a disk in memory has every byte at hand, and fails as if it were read."""
+        try:
+            data = self.read(path, position, length)
+        except OSError:
+            return None
+        return data if len(data) == length else None
+
     def _leave(self, fault: Fault | None, path: str) -> None:
         if fault is not None:
             raise fault.error(path)

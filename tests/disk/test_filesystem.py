@@ -66,9 +66,17 @@ class _RenamesByCopy(SimDisk):
         self.write(target, 0, [data])
 
 
-@pytest.mark.parametrize("broken", [_Appends, _KeepsOldBytes, _ReadsPastHoles, _RefusesSecondRemoval, _RenamesByCopy])
+class _GivesParts(SimDisk):
+    def read_cached(self, path: str, position: int, length: int) -> Buffer | None:
+        return self.read(path, position, length) if self.exists(path) else None
+
+
+BROKEN = (_Appends, _KeepsOldBytes, _ReadsPastHoles, _RefusesSecondRemoval, _RenamesByCopy, _GivesParts)
+
+
+@pytest.mark.parametrize("broken", BROKEN)
 def test_a_broken_file_system_is_found(broken: type[SimDisk]) -> None:
-    """Each of five planted defects makes the check fail."""
+    """Each of six planted defects makes the check fail."""
 
     @contextmanager
     def make() -> Iterator[FileSystem]:

@@ -65,6 +65,10 @@ class FailingFiles(OsFiles):
             raise self.failure
         return super().read(path, position, length, drop_cache=drop_cache)
 
+    def read_cached(self, path: str, position: int, length: int) -> Buffer | None:
+        """Nothing, if it has to fail."""
+        return None if self.failure is not None else super().read_cached(path, position, length)
+
     def sync(self, path: str) -> None:
         """Wait at the gate, if there is one."""
         if self.gate is not None and path.endswith(DATA):

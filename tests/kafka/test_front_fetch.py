@@ -28,6 +28,7 @@ from tests.kafka.front_driver import (
     request_frame,
     serving,
 )
+from tests.kafka.turns import counted_turns
 from tests.support.limits import PATIENCE_S
 
 VERSIONS = range(4, 19)
@@ -264,3 +265,16 @@ async def read_all(peer: Peer) -> bytes:
             return seen
         seen += records
         offset = max(header.next_offset for _, header in iterate_batches(records))
+
+
+async def test_a_client_that_sends_many_fetches_at_once_gives_way(tmp_path: Path) -> None:
+    """Fetches that are served from memory do not wait for anything; between two of them, other tasks run."""
+    count = 200
+    async with serving(tmp_path) as server, await server.connect() as peer:
+        await peer.produce(batch(2))
+        async with counted_turns() as turns:
+            await peer.send(*(fetch_frame(correlation_id=number) for number in range(count)))
+            for number in range(count):
+                found, data = await peer.answer()
+                assert (found, batch(2) in data) == (number, True)
+            assert turns.count >= count // 2
