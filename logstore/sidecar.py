@@ -219,7 +219,7 @@ async def _serve(settings: SidecarConfig) -> None:
         async with open_engine(store, files) as engine, trio.open_nursery() as nursery:
             await epoch_requests.roll_forward(engine, epochs)
             access = AccessStores(AclStore(store.access), QuotaStore(store.access))
-            authorizer = Authorizer(access.acls.index, settings.super_users, lambda: len(users) > 0)
+            authorizer = Authorizer(access.acls.index, settings.super_users, lambda: users.has_any)
             within = _within_open_files(settings.broker, report)
             broker = Broker(engine, clock, within, authorizer, access.quotas.quotas)
             groups = _groups(settings, broker, report)

@@ -62,6 +62,11 @@ class Users:
     def __len__(self) -> int:
         return len(self.names())
 
+    @property
+    def has_any(self) -> bool:
+        """Whether there is a user. Asked for every request, so it must not count them."""
+        return bool(self._credentials)
+
     def names(self) -> list[str]:
         """The names of all users, sorted."""
         return sorted({name.user for name in self._credentials})
