@@ -50,6 +50,8 @@ DEFAULT_FILE_BYTES: Final = 32 << 20
 DISK_SHARE: Final = 64
 """A file takes at most this part of a disk."""
 MAX_BLOCK_BYTES: Final = 1 << 20
+SHORT_BLOCK_BYTES: Final = 256 << 10
+"""A block up to this size takes hardly longer than an empty one."""
 PREALLOCATED_BYTES: Final = 1 << 20
 """A file grows in such steps, written with zeros: a sync of written blocks needs no change of the file's metadata."""
 SYNCS_IN_FLIGHT: Final = 2
@@ -251,6 +253,7 @@ class Journal:
             operations,
             partial(self._written, file, flights, end, allocated),
             partial(self._failed, file, flights),
+            is_short=len(operations) == 2 and end - file.size_bytes <= SHORT_BLOCK_BYTES,
         )
 
     def _written(self, file: JournalFile, flights: list[tuple[JournaledStream, Any]], end: int, allocated: int) -> None:
