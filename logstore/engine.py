@@ -3,6 +3,8 @@
 Invariants:
 * All of the store's code runs on the event loop's thread; other threads see only jobs and immutable views.
 * A waiting task costs no thread; readers are bounded (`READERS`).
+* The jobs of a kick start once all tasks that are to run have had their turn: what arrives together shares a write.
+* The event loop stands still for a disk job for `WAIT_MS` at most, and only while such jobs are short (`Patience`).
 """
 
 from collections.abc import AsyncIterator, Callable, Collection
@@ -12,6 +14,7 @@ from typing import TypeVar
 
 import trio
 
+from logstore.disk.patience import Patience
 from logstore.disk.readers import ReaderThreads
 from logstore.disk.writers import WriterThreads
 from logstore.errors import CairnError, CorruptChunk, OffsetOutOfRange, UnknownTopicOrPartition
@@ -66,6 +69,8 @@ class StoreEngine:
         self.store = store
         self._fs = fs
         self._writers = writers
+        self._patience = Patience()
+        self._kicked = trio.Event()
         self._readers = ReaderThreads(READERS)
         self._look_ups = ReaderThreads(1)
         self._ahead = ReadAhead(AHEAD_TOTAL_BYTES)
@@ -78,10 +83,9 @@ class StoreEngine:
         self._after_settling: list[Callable[[], None]] = []
 
     def kick(self) -> None:
-        """Start the queued disk jobs. Call it once after a burst of appends, so that they share a write."""
-        queue = self.store.queue
-        while (job := queue.next_job()) is not None:
-            self._writers.submit(job)
+        """Have the queued disk jobs started soon. Call it after a burst of appends."""
+        if self.store.queue.may_start:
+            self._kicked.set()
 
     async def wait(self, ticket: Ticket[T]) -> T:
         """Wait for a ticket; returns its result or raises its error."""
@@ -93,26 +97,65 @@ class StoreEngine:
         return ticket.result()
 
     async def run_jobs(self) -> None:
-        """Settle finished jobs and start the next ones; runs until cancelled."""
-        queue = self.store.queue
+        """Settle finished jobs; runs until cancelled."""
         while True:
             await trio.lowlevel.wait_readable(self._writers.eventfd)
-            self._is_settling = True
-            try:
-                for job, failure in self._writers.collect():
-                    self._watch_room(job, None if failure is None else failure[1])
-                    queue.finished(job, failure)
-            finally:
-                self._is_settling = False
-            self.kick()
-            callbacks, self._after_settling = self._after_settling, []
-            for callback in callbacks:
-                callback()
+            self._settle()
+
+    async def run_starts(self) -> None:
+        """Start the queued jobs after each kick; runs until cancelled."""
+        while True:
+            await self._kicked.wait()
+            self._kicked = trio.Event()
+            is_short = self._start()
+            if is_short and self.waits_for_short_jobs and self._writers.wait_briefly():
+                self._settle()
+
+    @property
+    def waits_for_short_jobs(self) -> bool:
+        """Whether the event loop waits for short jobs now, because they were fast of late."""
+        return self._patience.is_worth_it
+
+    def _start(self) -> bool:
+        """Start the queued jobs; returns whether a short one is among them."""
+        queue, is_short = self.store.queue, False
+        light: list[DiskJob] = []
+        while (job := queue.next_job()) is not None:
+            is_short = is_short or job.is_short
+            if job.is_light:
+                light.append(job)
+            else:
+                self._writers.submit((job,))
+        if light:  # a thread's turn costs more than such a job
+            self._writers.submit(light)
+        return is_short
+
+    def _settle(self) -> None:
+        """Settle the finished jobs, start the next ones, and call those who wait for `after_settling`."""
+        queue = self.store.queue
+        self._is_settling = True
+        try:
+            for job, failure, took_s in self._writers.collect():
+                if job.is_short:
+                    self._patience.note(took_s)
+                self._watch_room(job, None if failure is None else failure[1])
+                queue.finished(job, failure)
+        finally:
+            self._is_settling = False
+        if self.waits_for_short_jobs:
+            self.kick()  # the answers come first, so that they need not wait for the next jobs
+        else:
+            self._start()
+        callbacks, self._after_settling = self._after_settling, []
+        for callback in callbacks:
+            callback()
 
     def _watch_room(self, job: DiskJob, failure: OSError | None) -> None:
         """Report once that the disk is full, and once that it has room again: after as many bytes were written as had
         been refused, because a small write may fit into an allocated block.
         """
+        if failure is None and self.disk_error is None and not self._refused_bytes and not job.skipped:
+            return  # the usual case
         written = sum(len(part) for step in job.operations if isinstance(step, WriteFile) for part in step.buffers)
         errors = [error for error in (failure, *(error for _, error in job.skipped)) if error is not None]
         if failure is not None:
@@ -450,6 +493,7 @@ async def open_engine(store: Store, fs: FileSystem) -> AsyncIterator[StoreEngine
             engine = StoreEngine(store, fs, writers, nursery)
             stack.callback(engine.stop_readers)
             nursery.start_soon(engine.run_jobs)
+            nursery.start_soon(engine.run_starts)
             nursery.start_soon(engine.run_reads)
             nursery.start_soon(engine.run_ticks)
             nursery.start_soon(engine.run_saves)

@@ -12,8 +12,8 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from logstore.base.directory import DIRECTORY_MODE, FILE_MODE
@@ -49,28 +49,25 @@ class OsFiles:
             raise OSError(errno.EINVAL, f"path {path!r} leaves the data directory")
         return f"{self._root}/{path}" if path else str(self._root)
 
-    @contextmanager
-    def _opened(self, path: str) -> Iterator[int]:
+    def _use(self, path: str) -> _Handle:
+        """The handle of a file; the caller must `_leave` it."""
         with self._lock:
             handle = self._handles.get(path)
             if handle is None:
                 handle = _Handle(os.open(self._path(path), os.O_RDWR | os.O_CLOEXEC))
                 self._handles[path] = handle
+                while len(self._handles) > MAX_DESCRIPTORS:
+                    self._doom(self._handles.popitem(last=False)[1])
+            else:
+                self._handles.move_to_end(path)
             handle.users += 1
-            self._handles.move_to_end(path)
-            self._evict()
-        try:
-            yield handle.descriptor
-        finally:
-            with self._lock:
-                handle.users -= 1
-                if handle.doomed and not handle.users:
-                    os.close(handle.descriptor)
+            return handle
 
-    def _evict(self) -> None:
-        while len(self._handles) > MAX_DESCRIPTORS:
-            _, oldest = self._handles.popitem(last=False)
-            self._doom(oldest)
+    def _leave(self, handle: _Handle) -> None:
+        with self._lock:
+            handle.users -= 1
+            if handle.doomed and not handle.users:
+                os.close(handle.descriptor)
 
     @staticmethod
     def _doom(handle: _Handle) -> None:
@@ -91,18 +88,24 @@ class OsFiles:
 
     def write(self, path: str, position: int, buffers: Sequence[Buffer]) -> None:
         """See FileSystem."""
-        with self._opened(path) as descriptor:
+        handle = self._use(path)
+        try:
             filled = [buffer for buffer in buffers if len(buffer)]  # for empty buffers, the kernel writes nothing
             for start in range(0, len(filled), MAX_VECTORS):
-                position = _write_all(descriptor, position, filled[start : start + MAX_VECTORS])
+                position = _write_all(handle.descriptor, position, filled[start : start + MAX_VECTORS])
+        finally:
+            self._leave(handle)
         self.meter.note_write(sum(map(len, filled)))
 
     def sync(self, path: str) -> None:
         """See FileSystem."""
-        with self._opened(path) as descriptor:
+        handle = self._use(path)
+        try:
             begun_s = time.perf_counter()
-            os.fdatasync(descriptor)
+            os.fdatasync(handle.descriptor)
             self.meter.note_sync(time.perf_counter() - begun_s)
+        finally:
+            self._leave(handle)
 
     def sync_directory(self, path: str) -> None:
         """See FileSystem."""
@@ -116,8 +119,11 @@ class OsFiles:
 
     def truncate(self, path: str, size_bytes: int) -> None:
         """See FileSystem."""
-        with self._opened(path) as descriptor:
-            os.ftruncate(descriptor, size_bytes)
+        handle = self._use(path)
+        try:
+            os.ftruncate(handle.descriptor, size_bytes)
+        finally:
+            self._leave(handle)
 
     def rename(self, source: str, target: str) -> None:
         """See FileSystem."""

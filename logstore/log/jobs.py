@@ -172,13 +172,20 @@ Operation = (
 class DiskJob:
     """Operations to run in order, and the callbacks for the outcome.
 
-    `failed` gets the operation that failed and its error; the operations after it did not run.
+    `failed` gets the operation that failed and its error; the operations after it did not run. `is_short`: the job is
+    small, and others wait for it.
     """
 
     operations: Sequence[Operation]
     done: Callable[[], None]
     failed: Callable[[Operation, OSError], None]
     skipped: list[tuple[Operation, OSError]] = field(default_factory=list)
+    is_short: bool = False
+
+    @property
+    def is_light(self) -> bool:
+        """Whether the job is one write that nobody waits to be synced: the kernel takes the bytes, and that is all."""
+        return len(self.operations) == 1 and isinstance(self.operations[0], WriteFile)
 
     def run(self, fs: FileSystem) -> tuple[Operation, OSError] | None:
         """Run the operations on `fs` (any thread). Returns the failure to report, or None.
@@ -235,6 +242,11 @@ class JobQueue:
             job.done()
         else:
             job.failed(*failure)
+
+    @property
+    def may_start(self) -> bool:
+        """Whether `next_job` may have a job."""
+        return bool(self._ready) and self.in_flight < self._io_window
 
     @property
     def idle(self) -> bool:

@@ -55,6 +55,8 @@ MAX_BLOCK_BYTES: Final = 1 << 20
 """A block with this much takes no more parts. A bundle is at most as large, so a block may have twice as much."""
 MAX_BUNDLE_PARTS: Final = MAX_PARTS // 4
 """Of one bundle; and a block with so many parts of bundles takes no further bundle."""
+SHORT_BLOCK_BYTES: Final = 256 << 10
+"""A block up to this size takes hardly longer than an empty one."""
 PREALLOCATED_BYTES: Final = 1 << 20
 """A file grows in such steps, written with zeros: a sync of written blocks needs no change of the file's metadata."""
 SYNCS_IN_FLIGHT: Final = 2
@@ -292,6 +294,7 @@ class Journal:
             operations,
             partial(self._written, file, flights, end, allocated),
             partial(self._failed, file, flights),
+            is_short=len(operations) == 2 and end - file.size_bytes <= SHORT_BLOCK_BYTES,
         )
 
     def _opening_block(self, file: JournalFile) -> bytes:

@@ -131,6 +131,7 @@ def test_users_outlive_a_restart_and_decoys_stay() -> None:
     name = CredentialName("a/b", "SCRAM-SHA-256")
     ticket = users.change((), {name: credential_of_password(name.mechanism, "pencil", SALT, 5000)})
     assert users.names() == []
+    assert users.is_empty
     run(queue, disk)
     ticket.result()
     nobody = CredentialName("nobody", "SCRAM-SHA-256")
@@ -138,11 +139,13 @@ def test_users_outlive_a_restart_and_decoys_stay() -> None:
     assert (is_user, decoy.iterations, len(decoy.salt)) == (False, 5000, len(SALT))
     again, queue = open_users(disk, b"b" * 64)
     assert again.names() == ["a/b"]
+    assert not again.is_empty
     assert again.credential_or_decoy(nobody) == (decoy, False)
     assert again.credential_or_decoy(name)[1]
     again.change([name], {})
     run(queue, disk)
     assert again.names() == open_users(disk)[0].names() == []
+    assert again.is_empty
 
 
 def credential(iterations: int, salt: bytes = SALT) -> ScramCredential:

@@ -1,0 +1,34 @@
+"""Whether the event loop waits for a short job of the disk, instead of doing other work meanwhile.
+
+To wait spares a turn of the event loop, and two threads do not compete for the interpreter. It is worth that while the
+disk is fast: what a slow disk takes is better spent on other requests.
+
+Invariants: no clock, no I/O; what is noted decides alone. One job that hangs ends the waiting at once, and many fast
+ones begin it again.
+"""
+
+from typing import Final
+
+LIMIT_S: Final = 0.0005
+"""Jobs that take longer on average are not waited for: the loop serves about ten requests in that time."""
+WEIGHT: Final = 8
+"""Of the average: each job counts one part in so many."""
+LONGEST_S: Final = 1.0
+"""No job counts as longer: after a hang, some forty fast jobs come before a job is waited for again."""
+
+
+class Patience:
+    """The average of how long short jobs took, the later ones counting more."""
+
+    def __init__(self) -> None:
+        self._average_s = LIMIT_S
+        """Nothing is known at first: it must be seen that the disk is fast."""
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether the next short job is likely to end soon."""
+        return self._average_s < LIMIT_S
+
+    def note(self, took_s: float) -> None:
+        """A short job has ended."""
+        self._average_s += (min(took_s, LONGEST_S) - self._average_s) / WEIGHT
