@@ -1,0 +1,114 @@
+"""The metadata store of the simulation: one linearizable service on the network, with registers, leases and disks.
+
+It keeps what it has when it is cut off or paused, as a store of several hosts does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from logstore.replica.identity import DiskLabel, DiskVerdict, judge_disk
+from logstore.replica.records import Member, StreamRecord, decode_record, encode_record
+from logstore.replica.register import LiveMembers, ReadRecord, RecordRead, SwapAnswer, SwapRecord
+from logstore.testing.simnet import SimNet
+
+META = "meta"
+LEASE_US = 400_000
+
+
+@dataclass(frozen=True)
+class RegisterDisk:
+    """A host that starts names its disk."""
+
+    label: DiskLabel
+
+
+@dataclass(frozen=True)
+class DiskRegistered:
+    """The store's answer: KNOWN, or why the host may not use the disk."""
+
+    label: DiskLabel
+    verdict: DiskVerdict
+
+
+@dataclass(frozen=True)
+class KeepAlive:
+    """A member renews its lease, and asks for news."""
+
+    member: Member
+    stream: str
+
+
+@dataclass(frozen=True)
+class News:
+    """The live members and the stream's record: a watch, in the simulation."""
+
+    live: LiveMembers
+    read: RecordRead
+
+
+class MetadataService:
+    """A host of the simulation."""
+
+    def __init__(self, net: SimNet) -> None:
+        self.net = net
+        self.registers: dict[str, tuple[int, bytes]] = {}
+        self.disks: dict[str, DiskLabel] = {}
+        self.leases: dict[Member, int] = {}
+        self.history: dict[str, list[StreamRecord]] = {}
+        self.rotation = 0
+
+    def create(self, stream: str, record: StreamRecord) -> None:
+        """A stream is made."""
+        self._write(stream, 1, record)
+
+    def _write(self, stream: str, revision: int, record: StreamRecord) -> None:
+        record.check()
+        self.registers[stream] = (revision, encode_record(record))
+        self.history.setdefault(stream, []).append(record)
+
+    def record(self, stream: str) -> StreamRecord:
+        """A stream's record, now."""
+        return decode_record(self.registers[stream][1])
+
+    def live(self) -> tuple[Member, ...]:
+        """The members whose leases hold; each change of a record lets others be preferred."""
+        members = sorted(member for member, until_us in self.leases.items() if until_us > self.net.now_us)
+        turn = self.rotation % len(members) if members else 0
+        return (*members[turn:], *members[:turn])
+
+    def receive(self, sender: str, message: Any) -> None:
+        """A request."""
+        if isinstance(message, RegisterDisk):
+            self._register(sender, message.label)
+        elif isinstance(message, KeepAlive):
+            self.leases[message.member] = self.net.now_us + LEASE_US
+            self.net.send(META, sender, News(LiveMembers(self.live()), self._read(message.stream)))
+        elif isinstance(message, ReadRecord):
+            self.net.send(META, sender, self._read(message.stream))
+        elif isinstance(message, SwapRecord):
+            self.net.send(META, sender, self._swap(message))
+
+    def wake(self, reason: Any) -> None:
+        """It has no timers."""
+
+    def _read(self, stream: str) -> RecordRead:
+        revision, value = self.registers[stream]
+        return RecordRead(stream, revision, decode_record(value))
+
+    def _swap(self, message: SwapRecord) -> SwapAnswer:
+        revision, value = self.registers[message.stream]
+        is_done = revision == message.expected_revision
+        if is_done:
+            revision += 1
+            self.rotation += 1
+            self._write(message.stream, revision, message.record)
+        record = self.record(message.stream)
+        return SwapAnswer(message.stream, message.expected_revision, is_done, revision, record)
+
+    def _register(self, sender: str, label: DiskLabel) -> None:
+        verdict = judge_disk(sender, label, self.disks.get(label.disk))
+        if verdict is DiskVerdict.KNOWN:
+            self.disks[label.disk] = label
+        self.net.send(META, sender, DiskRegistered(label, verdict))
