@@ -213,6 +213,8 @@ class Replica:
         if entries is None:
             return [Send(message.owner, self._refused(message.stream, message.epoch, Reason.DIVERGED))]
         chunk.acked_bytes = max(chunk.acked_bytes, min(message.acked_bytes, chunk.end.length_bytes))
+        if not message.entries:
+            return forward
         if not entries:
             return [*forward, Send(message.owner, AppendDone(message.stream, message.epoch, self.me, chunk.durable))]
         size = sum(len(entry.data) for entry in entries)

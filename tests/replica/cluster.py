@@ -6,6 +6,7 @@ sidecar will: they carry out effects, bring events, keep leases, and decide when
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -154,7 +155,10 @@ class Host:
         """Claim the stream if its owner is gone: the hosts that live, one after the other."""
         is_mine = self.owner is not None and self.owner.state is not OwnerState.DEPOSED
         hosts = sorted(member.host for member in live)
-        if is_mine or self.name not in hosts:
+        shape = self.cluster.shape
+        is_early = shape.first_owner is not None and record.epoch == 0
+        is_early = is_early and (self.name != shape.first_owner or len(live) < len(shape.hosts))
+        if is_mine or is_early or self.name not in hosts:
             self.vacant_since_us = None
             return
         if record.owner.host in hosts and record.owner.host != self.name:
@@ -182,8 +186,10 @@ class Host:
         """Do what a state machine asks for."""
         for effect in effects:
             if isinstance(effect, Send):
+                self.cluster.counts[type(effect.message).__name__] += 1
                 self.net.send(self.name, effect.host, effect.message)
             elif isinstance(effect, ReadRecord | SwapRecord):
+                self.cluster.counts[type(effect).__name__] += 1
                 self.net.send(self.name, META, effect)
             elif isinstance(effect, Store):
                 self._store(effect)
@@ -193,6 +199,7 @@ class Host:
                 self._told(effect)
 
     def _store(self, store: Store) -> None:
+        self.cluster.counts[type(store.operation).__name__] += 1
         if not isinstance(store.operation, self.cluster.planted.forgets):
             self.disk.begin(store.operation)
         key = getattr(store.operation, "epoch", None)
@@ -293,6 +300,8 @@ class ClusterShape:
     copies: int = 3
     min_copies: int = 2
     rules: NetRules = field(default_factory=NetRules)
+    first_owner: str | None = None
+    """Claims the stream first, when all hosts are alive; members are preferred by name then."""
 
 
 class Cluster:
@@ -305,8 +314,12 @@ class Cluster:
         self.history = History()
         self.events: list[tuple[int, str, Effect]] = []
         self.busy: dict[tuple[str, int | None], int] = {}
+        self.counts: Counter[str] = Counter()
+        """Messages, requests to the metadata store and synced operations, by type."""
         self.appended = 0
         self.meta = MetadataService(self.net)
+        if self.shape.first_owner is not None:
+            self.meta.rotation = None
         self.meta.create(STREAM, StreamRecord(self.shape.copies, self.shape.min_copies))
         self.net.start(META, self.meta)
         self._disks_made = 0
@@ -392,9 +405,8 @@ class Cluster:
         """Read every sealed chunk of every member once, as a consumer may."""
         for chunk in self.record.chunks:
             for member in chunk.members if chunk.end is not None else ():
-                for offset in range(chunk.base_offset, chunk.end.next_offset if chunk.end is not None else 0):
-                    asked = ReadEntries(STREAM, member.disk, chunk.epoch, offset, 1, for_copy=True)
-                    self.net.send("reader0", member.host, asked)
+                asked = ReadEntries(STREAM, member.disk, chunk.epoch, chunk.base_offset, 1 << 20, for_copy=True)
+                self.net.send("reader0", member.host, asked)
         self.net.run(1_000_000)
 
     # ---- what is checked
@@ -406,7 +418,7 @@ class Cluster:
             disk = self.disks[member.host]
             stored = disk.chunks.get((STREAM, chunk.epoch))
             if member in chunk.members and stored is not None and disk.label.disk == member.disk:
-                for entry, prefix in zip(stored.entries, stored.prefixes(), strict=False):
+                for entry, prefix in zip(stored.entries, stored.prefixes, strict=False):
                     if chunk.end is None or prefix.length_bytes < chunk.end.length_bytes:
                         found.append((prefix.next_offset, entry))
         return found

@@ -7,8 +7,11 @@ or not. What a start finds is synced before it is used, as the log's recovery do
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from random import Random
 
 from logstore.replica.effects import CutChunk, DiskOperation, Load, RemoveChunk, WriteEntries, WriteFence
@@ -27,18 +30,30 @@ class ChunkFile:
     base_offset: int
     entries: list[Entry] = field(default_factory=list)
     is_sealed: bool = False
+    prefixes: list[Prefix] = field(init=False)
+    """The prefix in front of each entry, and the one behind all."""
 
-    def prefixes(self) -> list[Prefix]:
-        """The prefix in front of each entry, and the one behind all."""
-        found = [Prefix.empty(self.base_offset)]
-        for entry in self.entries:
-            found.append(found[-1].followed_by(*entry))
-        return found
+    def __post_init__(self) -> None:
+        self.prefixes = [Prefix.empty(self.base_offset)]
+        written, self.entries = self.entries, []
+        self.write(written)
+
+    def write(self, entries: Iterable[Entry]) -> None:
+        """Append entries."""
+        for entry in entries:
+            self.entries.append(entry)
+            self.prefixes.append(self.prefixes[-1].followed_by(*entry))
+
+    def cut(self, count: int) -> None:
+        """Keep some entries, and seal the chunk."""
+        del self.entries[count:]
+        del self.prefixes[count + 1 :]
+        self.is_sealed = True
 
     @property
     def end(self) -> Prefix:
         """The prefix behind all entries."""
-        return self.prefixes()[-1]
+        return self.prefixes[-1]
 
 
 class DiskError(Exception):
@@ -86,33 +101,33 @@ class ReplicaDisk:
             self.chunks.pop(key, None)
         elif isinstance(operation, WriteEntries):
             chunk = self.chunks.setdefault(key, ChunkFile(operation.at.next_offset))
-            chunk.entries.extend(operation.entries)
+            chunk.write(operation.entries)
         elif isinstance(operation, CutChunk):
             self._cut(self.chunks[key], operation.end)
 
     def _cut(self, chunk: ChunkFile, end: Prefix) -> None:
-        prefixes = chunk.prefixes()
-        if end not in prefixes:
+        if end not in chunk.prefixes:
             raise DiskError(f"the chunk has no prefix {end}")
-        del chunk.entries[prefixes.index(end) :]
-        chunk.is_sealed = True
+        chunk.cut(chunk.prefixes.index(end))
 
     def load(self, load: Load) -> tuple[Prefix, list[Entry], int]:
         """Entries from an offset on, in front of the limit, and the limit's offset. Raises DiskError."""
         chunk = self.chunks.get((load.stream, load.epoch))
-        prefixes = chunk.prefixes() if chunk is not None else [Prefix.empty(load.offset)]
-        limit = max((prefix for prefix in prefixes if prefix.length_bytes <= load.limit_bytes), key=lambda one: one[0])
+        prefixes = chunk.prefixes if chunk is not None else [Prefix.empty(load.offset)]
+        limit = prefixes[bisect_right(prefixes, load.limit_bytes, key=attrgetter("length_bytes")) - 1]
+        number = bisect_left(prefixes, load.offset, key=attrgetter("next_offset"))
+        at = prefixes[number] if number < len(prefixes) and prefixes[number].length_bytes <= limit.length_bytes else limit
         entries: list[Entry] = []
-        at = next((prefix for prefix in prefixes if prefix.next_offset >= load.offset), limit)
         size = 0
-        for number, prefix in enumerate(prefixes[:-1]):
-            if at.length_bytes <= prefix.length_bytes < limit.length_bytes and size < load.max_bytes:
-                assert chunk is not None
-                entry = chunk.entries[number]
-                if b"!" in entry.data:
-                    raise DiskError(f"a bit has flipped in {entry.data!r}")
-                entries.append(entry)
-                size += len(entry.data)
+        while chunk is not None and number < len(chunk.entries) and size < load.max_bytes:
+            if prefixes[number].length_bytes >= limit.length_bytes:
+                break
+            entry = chunk.entries[number]
+            if b"!" in entry.data:
+                raise DiskError(f"a bit has flipped in {entry.data!r}")
+            entries.append(entry)
+            size += len(entry.data)
+            number += 1
         return at, entries, limit.next_offset
 
     # ---- as the world treats it

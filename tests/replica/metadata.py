@@ -57,7 +57,8 @@ class MetadataService:
         self.disks: dict[str, DiskLabel] = {}
         self.leases: dict[Member, int] = {}
         self.history: dict[str, list[StreamRecord]] = {}
-        self.rotation = 0
+        self.rotation: int | None = 0
+        """Grows with each swap, so that sets differ; None: members are preferred in the order of their names."""
 
     def create(self, stream: str, record: StreamRecord) -> None:
         """A stream is made."""
@@ -75,7 +76,7 @@ class MetadataService:
     def live(self) -> tuple[Member, ...]:
         """The members whose leases hold; each change of a record lets others be preferred."""
         members = sorted(member for member, until_us in self.leases.items() if until_us > self.net.now_us)
-        turn = self.rotation % len(members) if members else 0
+        turn = self.rotation % len(members) if members and self.rotation is not None else 0
         return (*members[turn:], *members[:turn])
 
     def receive(self, sender: str, message: Any) -> None:
@@ -102,7 +103,7 @@ class MetadataService:
         is_done = revision == message.expected_revision
         if is_done:
             revision += 1
-            self.rotation += 1
+            self.rotation = None if self.rotation is None else self.rotation + 1
             self._write(message.stream, revision, message.record)
         record = self.record(message.stream)
         return SwapAnswer(message.stream, message.expected_revision, is_done, revision, record)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
 
+from logstore.replica.records import Member, Prefix
 from logstore.testing.simnet import NetRules
 from tests.replica.cluster import STREAM, Cluster, ClusterShape, Planted
 from tests.replica.disk import ReplicaDisk
@@ -54,6 +55,7 @@ class RandomRun:
         shape = replace(self.random.choice(SHAPES), rules=self.random.choice((CALM, ROUGH)))
         self.cluster = Cluster(seed, shape, planted)
         self.faults: Counter[str] = Counter()
+        self._is_loaded = False
         self._snapshots: dict[str, ReplicaDisk] = {}
         self._actions: list[tuple[int, Callable[[str], bool]]] = [
             (60, self._append),
@@ -63,13 +65,15 @@ class RandomRun:
             (5, self._resume),
             (3, self._cut),
             (1, self._isolate),
+            (2, self._lose_metadata),
+            (3, self._load),
             (3, self._heal),
             (2, self._weather),
-            (1, self._wipe),
+            (2, self._wipe),
             (1, self._disk_fails),
             (1, self._rot),
-            (1, self._snapshot),
-            (1, self._restore),
+            (2, self._snapshot),
+            (6, self._restore),
         ]
 
     def run(self, actions: int) -> Outcome:
@@ -80,13 +84,21 @@ class RandomRun:
             host = self.random.choice(self.cluster.shape.hosts)
             if action(host):
                 self.faults[action.__name__.removeprefix("_")] += 1
-            self.cluster.net.run(self.random.choice((0, 500, 2_000, 10_000, 50_000, 200_000)))
+            self._pass_time(self.random.choice((0, 500, 2_000, 10_000, 50_000, 200_000)))
         self._heal_everything()
         cluster = self.cluster
         history = cluster.history
         return Outcome(
             cluster.net.steps, cluster.net.trace, history.acked, history.seen, cluster.record.epoch, self.faults
         )
+
+    def _pass_time(self, duration_us: int) -> None:
+        """Let time pass; under load, clients append meanwhile."""
+        until_us = self.cluster.net.now_us + duration_us
+        while self._is_loaded and self.cluster.net.now_us < until_us:
+            self._append("")
+            self.cluster.net.run(min(self.random.randint(200, 5_000), until_us - self.cluster.net.now_us))
+        self.cluster.net.run(until_us - self.cluster.net.now_us)
 
     def _heal_everything(self) -> None:
         cluster = self.cluster
@@ -174,6 +186,18 @@ class RandomRun:
         self.cluster.net.isolate(host)
         return True
 
+    def _lose_metadata(self, host: str) -> bool:
+        """A host no longer reaches the metadata store, and goes on otherwise."""
+        self.cluster.net.cut(host, META)
+        if self.random.random() < 0.5:
+            self.cluster.net.cut(META, host)
+        return True
+
+    def _load(self, host: str) -> bool:
+        """Clients begin to append all the time, or no longer do."""
+        self._is_loaded = not self._is_loaded
+        return self._is_loaded
+
     def _heal(self, host: str) -> bool:
         self.cluster.net.heal()
         return True
@@ -224,19 +248,20 @@ class RandomRun:
     def _may_lose(self, host: str) -> bool:
         """Whether every chunk has a whole copy on another member's disk."""
         for chunk in self.cluster.record.chunks:
-            if not any(self._is_whole(other.host, other.disk, chunk.epoch, chunk.end) for other in chunk.members if other.host != host):
+            others = [other for other in chunk.members if other.host != host]
+            if not any(self._is_whole(other, chunk.epoch, chunk.end) for other in others):
                 return False
         return True
 
-    def _is_whole(self, host: str, label: str, epoch: int, end: object) -> bool:
-        disk = self.cluster.disks[host]
-        registered = self.cluster.meta.disks.get(label)
-        if disk.label.disk != label or (registered is not None and disk.label.starts < registered.starts):
+    def _is_whole(self, member: Member, epoch: int, end: Prefix | None) -> bool:
+        disk = self.cluster.disks[member.host]
+        registered = self.cluster.meta.disks.get(member.disk)
+        if disk.label.disk != member.disk or (registered is not None and disk.label.starts < registered.starts):
             return False
         chunk = disk.chunks.get((STREAM, epoch))
         if end is None:
             return True
-        return chunk is not None and end in chunk.prefixes() and not any(b"!" in entry.data for entry in chunk.entries)
+        return chunk is not None and end in chunk.prefixes and not any(b"!" in entry.data for entry in chunk.entries)
 
 
 def run_seed(seed: int, actions: int = 150, planted: Planted | None = None) -> Outcome:
