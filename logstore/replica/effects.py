@@ -134,6 +134,4 @@ class MemberFailed:
     reason: str
 
 
-Effect = (
-    Send | Store | Load | ReadRecord | SwapRecord | Ready | Acked | Deposed | Unavailable | MemberFailed
-)
+Effect = Send | Store | Load | ReadRecord | SwapRecord | Ready | Acked | Deposed | Unavailable | MemberFailed

@@ -5,9 +5,11 @@ member has at least what was acknowledged, so the shortest of those that answere
 the acknowledged length was never acknowledged, and is kept because nobody can tell.
 
 A member that has less than another one knows to be acknowledged has lost what it had confirmed (a disk set back to an
-older state, say): it does not count, and is not named as a holder.
+older state, say): it does not count, and is not named as a holder. Nor does one that finds its copy damaged.
 
-Source: Apache BookKeeper's recovery of a ledger. It reads on from the last confirmed entry and writes to the ensemble
+Sources: Apache BookKeeper's issues 2614 (every read of a recovery has to fence: here a length is never asked for
+without a fence), 2612 and 2908 (a member that lost its data, or cannot read it, must not pass for one that never had
+it); Apache BookKeeper's recovery of a ledger. It reads on from the last confirmed entry and writes to the ensemble
 what it finds; here the end is agreed in the metadata store, so nothing is written to an open chunk.
 """
 
@@ -34,8 +36,8 @@ class Fencing:
     chunk: ChunkRecord
     fence_epoch: int
     answers: dict[Member, FenceDone] = field(default_factory=dict)
-    gone: set[Member] = field(default_factory=set)
-    """Members whose disk is another one now."""
+    gone: dict[Member, None] = field(default_factory=dict)
+    """Members whose disk is another one now, or whose copy is damaged."""
 
     def answered(self, message: FenceDone) -> None:
         """Take a member's answer."""
@@ -48,7 +50,7 @@ class Fencing:
 
     @property
     def is_lost(self) -> bool:
-        """Whether no member's disk is left."""
+        """Whether no member has a copy that is whole."""
         return all(member in self.gone for member in self.chunk.members)
 
     def plan(self) -> SealPlan | None:

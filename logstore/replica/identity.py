@@ -1,8 +1,10 @@
 """Which disk a host has, and whether it is the one that the metadata store knows.
 
-A disk has a random id, written durably when it is formatted and never again, beside the host it was formatted for and
-the number of its starts. The metadata store has the same, in a register of the disk. At a start the host first writes
-the next number to the disk, durably, and then to the register; it is a member only after both.
+A disk has a label: a random id, given when it is formatted and never again, the host it was formatted for, the number
+of its starts, and a random name of the last one. The metadata store has the label of the last start, in a register of
+the disk. At a start the host reads the register, judges the disk, writes the label of the new start to the disk,
+durably, and then swaps it into the register; it is a member only after that. A label whose swap is refused, while the
+register does not hold it, is judged anew: somebody else starts a copy of the same disk.
 
 So a disk can be told apart that
 * is empty: it has no label, gets a new id, and is a new member, without the chunks of the old one;
@@ -24,11 +26,12 @@ from logstore.replica.records import Member, OwnerId
 
 @dataclass(frozen=True, slots=True)
 class DiskLabel:
-    """What is written on a disk, and in the register of its id. `starts` is 0 when the disk is formatted."""
+    """What is written on a disk, and in the register of its id. A disk that was formatted has not started yet."""
 
     disk: str
     host: str
     starts: int = 0
+    start: str = ""
 
     @property
     def member(self) -> Member:
@@ -38,11 +41,11 @@ class DiskLabel:
     @property
     def owner_id(self) -> OwnerId:
         """The host in the life that began with the last start."""
-        return OwnerId(self.host, self.starts)
+        return OwnerId(self.host, self.start)
 
-    def next_start(self) -> "DiskLabel":
-        """The label to write, first on the disk and then in the register."""
-        return replace(self, starts=self.starts + 1)
+    def next_start(self, start: str) -> "DiskLabel":
+        """The label to write, first on the disk and then in the register. `start`: a random name, never used before."""
+        return replace(self, starts=self.starts + 1, start=start)
 
 
 class DiskVerdict(Enum):
@@ -55,7 +58,10 @@ class DiskVerdict(Enum):
 
 
 def judge_disk(host: str, label: DiskLabel | None, registered: DiskLabel | None) -> DiskVerdict:
-    """What the disk of a host is, by its label and by the register of its id. `registered` None: it never started."""
+    """What the disk of a host is, by its label and by the register of its id (None: it never started).
+
+    A label that is one start ahead of the register is that of a start which ended between its two writes.
+    """
     if label is None:
         return DiskVerdict.EMPTY
     if label.host != host or (registered is not None and registered.host != host):

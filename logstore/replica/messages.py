@@ -1,10 +1,10 @@
 """The messages between the owner of a stream, the replicas of its chunks, and readers.
 
 Invariants:
-* A message to a replica names the disk that it is for, and a replica answers with the disk it has: a host whose disk was
-  wiped or changed takes no part in what was arranged with the old one.
-* Every message may be lost, repeated, late or out of order. A chunk is named by stream and epoch, and a place in it by a
-  prefix (bytes, offset and checksum), so that each message carries all that it takes to judge it.
+* A message to a replica names the disk that it is for, and a replica answers with the disk it has: a host whose disk
+  was wiped or changed takes no part in what was arranged with the old one.
+* Every message may be lost, repeated, late or out of order. A chunk is named by stream and epoch, and a place in it
+  by a prefix (bytes, offset and checksum), so that each message carries all that it takes to judge it.
 * Only appends and fences depend on time, and both carry an epoch. Everything else is about sealed chunks, whose content
   never changes.
 """
@@ -38,7 +38,8 @@ class Append:
     """Entries of an open chunk, from the owner, along a chain.
 
     `at`: what the replica must have in front of them. `acked_bytes`: this much of the chunk is acknowledged.
-    `forward`: the members that get the message next, one from the other. Without entries it carries `acked_bytes` alone.
+    `forward`: the members that get the message next, one from the other. Without entries it carries `acked_bytes`
+    alone.
     """
 
     stream: str

@@ -4,16 +4,16 @@ Invariants:
 * A batch is acknowledged when every member of the open chunk has it durably, and only in the state APPENDING: from the
   moment the owner asks for the chunk to be sealed at the acknowledged length, nothing more is acknowledged in it.
 * The owner's record is always the one it has written last, or the one it has read before its claim; every change is a
-  swap on that record's revision. If a swap is refused and the register does not hold what it asked for, somebody else has
-  claimed the stream: the owner is deposed, for good.
+  swap on that record's revision. If a swap is refused and the register does not hold what it asked for, somebody else
+  has claimed the stream: the owner is deposed, for good.
 * A chunk's replica set is the one that the metadata store had before the first append. A member that fails is not
-  replaced: the chunk is sealed at the acknowledged length, and what is not acknowledged is sent again in the next chunk,
-  at the same offsets. No client hears of it.
+  replaced: the chunk is sealed at the acknowledged length, and what is not acknowledged is sent again in the next
+  chunk, at the same offsets. No client hears of it.
 * A claim never leads to an empty stream: if no member of the open chunk can be fenced, the owner waits, and says so.
 
-What the owner finds out when it is a zombie: an append or a fence is refused as FENCED, or a swap is refused. It then
-reports `Deposed`, once; what was not acknowledged has an unknown fate, as with any lost connection. Until then it
-cannot acknowledge: the new owner has fenced a member of its chunk.
+How the owner finds out that it is a zombie: an append or a fence is refused as FENCED, a swap is refused, or the record
+that it watches names another owner. It then reports `Deposed`, once; what was not acknowledged has an unknown fate, as
+with any lost connection. Until then it cannot acknowledge: the new owner has fenced a member of its chunk.
 
 Bounded: `max_in_flight_bytes` of batches that are not acknowledged; `append_bytes` in a message; one swap in flight.
 
@@ -24,9 +24,8 @@ answered; a lost message, one more after `resend_ms`. An append without failures
 The states are a table and events are methods, not coroutines over tickets as in `logstore.epochs`: in most states any
 of five kinds of events may come next, repeated and late ones among them, and a step is what all of them together allow.
 
-Sources: Apache BookKeeper (ensemble changes; the last add confirmed; its TLA+ model, which had the writer count entries
-after its fragment was closed); SGuard, section 3; KIP-101, KIP-279 and KIP-320 (why a length without an epoch, and an
-epoch without the metadata's word, lose records).
+Sources: Apache BookKeeper (ensemble changes, the last add confirmed); SGuard, section 3; KIP-101, KIP-279 and KIP-320
+(why a length without an epoch, and an epoch without the metadata's word, lose records).
 """
 
 from dataclasses import dataclass, field
@@ -34,25 +33,23 @@ from enum import Enum
 from typing import Final
 
 from logstore.base.states import following
+from logstore.replica.appending import Appending, OwnerLimits
 from logstore.replica.effects import Acked, Deposed, Effect, MemberFailed, Ready, Send, Unavailable
 from logstore.replica.fencing import Fencing, SealPlan
 from logstore.replica.messages import (
-    Append,
     AppendDone,
     CopyDone,
     Entry,
     Fence,
     FenceDone,
     LookAtRecord,
-    OutOfOrder,
     Reason,
     Refused,
     ToOwner,
 )
-from logstore.replica.records import MAX_CHUNKS, ChunkRecord, Member, OwnerId, Prefix, StreamRecord
+from logstore.replica.records import MAX_CHUNKS, ChunkRecord, Member, OwnerId, StreamRecord
 from logstore.replica.register import ReadRecord, RecordRead, SwapAnswer, SwapRecord
 from logstore.replica.repair import Repair
-from logstore.replica.window import Window
 
 
 class OwnerState(Enum):
@@ -110,35 +107,6 @@ TAKING: Final = (OwnerState.APPENDING, OwnerState.ROLLING)
 """States in which batches are taken."""
 
 
-@dataclass(frozen=True, slots=True)
-class OwnerLimits:
-    """Bounds and times of an owner. `member_timeout_ms`: a batch that a member has not confirmed after that long, from
-    its first sending on, makes the member a failed one.
-    """
-
-    chunk_bytes: int = 64 << 20
-    max_in_flight_bytes: int = 4 << 20
-    append_bytes: int = 1 << 20
-    resend_ms: int = 50
-    member_timeout_ms: int = 300
-    fence_wait_ms: int = 300
-    """How long a takeover waits for members behind the first one that has answered."""
-    suspect_ms: int = 5_000
-    """A member that failed is not chosen for that long, if there are `min_copies` others."""
-    repair_timeout_ms: int = 10_000
-
-
-@dataclass(slots=True)
-class _Progress:
-    """What the owner knows of a member of the open chunk."""
-
-    durable: Prefix
-    resent_ms: int = 0
-    resent_from: int = -1
-    has_lost: bool = False
-    """It asked for what it had already confirmed, or has another disk."""
-
-
 @dataclass(slots=True)
 class _Swap:
     """The swap in flight."""
@@ -177,11 +145,8 @@ class Owner:
         self._sent_ms = 0
         self._since_ms = 0
         self._reported = ""
-        self._window = Window(0, self.limits.max_in_flight_bytes)
-        self._progress: dict[Member, _Progress] = {}
+        self._appending = Appending(stream, me.host, self.limits)
         self._suspects = _Suspects()
-        self._is_draining = False
-        self._told_acked_bytes = 0
         self._repair = Repair(stream, self.limits.resend_ms * 4, self.limits.repair_timeout_ms)
 
     # ---- what the log sees
@@ -196,16 +161,16 @@ class Owner:
     @property
     def high_watermark(self) -> int:
         """Below this offset every batch is acknowledged."""
-        return self._window.acked.next_offset
+        return self._appending.window.acked.next_offset
 
     @property
     def next_offset(self) -> int:
         """The offset of the next batch."""
-        return self._window.next_offset
+        return self._appending.window.next_offset
 
     def may_append(self, size_bytes: int) -> bool:
         """Whether `append` takes a batch of this size now; if not, the log keeps it and asks again later."""
-        return self.state in TAKING and self._window.has_room(size_bytes)
+        return self.state in TAKING and self._appending.window.has_room(size_bytes)
 
     # ---- events
 
@@ -216,9 +181,12 @@ class Owner:
         return [ReadRecord(self.stream)]
 
     def record_read(self, answer: RecordRead, now_ms: int) -> list[Effect]:
-        """The stream's register. Only the first one counts: from its claim on the owner knows better."""
-        if self.state is not OwnerState.READING or answer.record is None:
+        """The stream's register, read or watched. After its claim the owner looks in it for another claim only."""
+        if answer.record is None or self.state in (OwnerState.IDLE, OwnerState.DEPOSED):
             return []
+        if self.state is not OwnerState.READING:
+            is_overtaken = answer.revision > self.revision and answer.record.owner != self.me
+            return self._depose(answer.record.epoch) if is_overtaken else []
         self._record, self.revision = answer.record, answer.revision
         self._step(OwnerEvent.READ)
         return self._swap_in(self.record.claimed(self.me), now_ms)
@@ -232,7 +200,7 @@ class Owner:
         """Append a batch; its offset is `next_offset` before the call. See `may_append`."""
         if not self.may_append(len(data)):
             raise AssertionError(f"{self.stream}: no room for {len(data)} bytes in state {self.state.value}")
-        self._window.append(Entry(data, record_count))
+        self._appending.window.append(Entry(data, record_count))
         return self._send_placed(now_ms)
 
     def tick(self, now_ms: int) -> list[Effect]:
@@ -264,11 +232,11 @@ class Owner:
             return self._member_fenced(message, now_ms)
         if isinstance(message, Refused):
             return self._refused(message, now_ms)
-        if message.member not in self._progress or not self._is_open(message.epoch):
+        if message.member not in self._appending.progress or not self._is_open(message.epoch):
             return []
         if isinstance(message, AppendDone):
             return self._confirmed(message, now_ms)
-        return self._out_of_order(message, now_ms)
+        return self._appending.out_of_order(message, now_ms)
 
     def _is_open(self, epoch: int) -> bool:
         """Whether batches are acknowledged in the chunk of this epoch now."""
@@ -288,7 +256,7 @@ class Owner:
     def swap_answered(self, answer: SwapAnswer, now_ms: int) -> list[Effect]:
         """The outcome of a swap. A repeated request finds its own record in the register: it was done."""
         swap = self._swap
-        if swap is None or answer.expected_revision != swap.expected_revision or self.state is OwnerState.DEPOSED:
+        if swap is None or answer.expected_revision != swap.expected_revision:
             return []
         if not (answer.is_done or answer.record == swap.wanted):
             return self._overtaken(answer, now_ms)
@@ -322,7 +290,7 @@ class Owner:
         raise AssertionError(f"owner of {self.stream}: a swap in state {self.state.value}")
 
     def _look_hints(self) -> list[Effect]:
-        """Tells the holders of the last two chunks that the record has changed: one was sealed, or a chunk follows it."""
+        """Tells the holders of the last two chunks that the record has changed: one was sealed, or is followed."""
         hosts = {member.host: None for chunk in self.record.chunks[-2:] for member in chunk.members}
         return [Send(host, LookAtRecord(self.stream, self.revision)) for host in hosts]
 
@@ -391,7 +359,7 @@ class Owner:
 
     def _report_unavailable(self, fencing: Fencing) -> list[Effect]:
         hosts = ", ".join(f"{member.host} (disk {member.disk})" for member in fencing.chunk.members)
-        why = "every one of its disks was replaced" if fencing.is_lost else "none of its members answers"
+        why = "each disk was replaced or is damaged" if fencing.is_lost else "none of its members answers"
         return self._report(fencing.chunk.epoch, f"the open chunk is on {hosts}: {why}; bring one back")
 
     def _report(self, epoch: int, reason: str) -> list[Effect]:
@@ -445,13 +413,7 @@ class Owner:
         chunk = self.record.open_chunk
         if chunk is None:
             raise AssertionError(f"owner of {self.stream}: no chunk is open in {self.record}")
-        if self._window.next_offset < chunk.base_offset:
-            self._window = Window(chunk.base_offset, self.limits.max_in_flight_bytes)
-        self._window.begin_chunk()
-        nothing = Prefix.empty(chunk.base_offset)
-        self._progress = {member: _Progress(nothing) for member in chunk.members}
-        self._is_draining = False
-        self._told_acked_bytes = 0
+        self._appending.begin(chunk)
         return chunk
 
     def _go_on_repairing(self, now_ms: int) -> list[Effect]:
@@ -464,83 +426,26 @@ class Owner:
     # ---- appending
 
     def _send_placed(self, now_ms: int) -> list[Effect]:
-        """Place what waits, and send it along the chain."""
-        effects: list[Effect] = []
-        chunk = self.record.open_chunk
-        while self.state is OwnerState.APPENDING and chunk is not None and not self._is_draining:
-            if self._window.placed.length_bytes >= self.limits.chunk_bytes:
-                self._is_draining = True
-                break
-            at, entries = self._window.place(now_ms, self.limits.append_bytes)
-            if not entries:
-                break
-            effects += self._send_chain(chunk, at, entries)
-        return effects
-
-    def _send_chain(self, chunk: ChunkRecord, at: Prefix, entries: tuple[Entry, ...]) -> list[Effect]:
-        """To this host's own member and to the first other one at once; the rest get it one from the other."""
-        own = [member for member in chunk.members if member.host == self.me.host]
-        others = [member for member in chunk.members if member.host != self.me.host]
-        first = [self._append_to(chunk, member, at, entries) for member in own]
-        return [*first, *([self._append_to(chunk, others[0], at, entries, tuple(others[1:]))] if others else [])]
-
-    def _append_to(
-        self,
-        chunk: ChunkRecord,
-        member: Member,
-        at: Prefix,
-        entries: tuple[Entry, ...],
-        forward: tuple[Member, ...] = (),
-    ) -> Send:
-        acked_bytes = self._told_acked_bytes = self._window.acked.length_bytes
-        message = Append(
-            self.stream, member.disk, chunk.epoch, chunk.base_offset, self.me.host, at, entries, acked_bytes, forward
-        )
-        return Send(member.host, message)
+        return self._appending.send_placed(now_ms) if self.state is OwnerState.APPENDING else []
 
     def _confirmed(self, message: AppendDone, now_ms: int) -> list[Effect]:
-        progress = self._progress[message.member]
-        if message.durable.length_bytes > progress.durable.length_bytes:
-            progress.durable = message.durable
-            progress.has_lost = False
         self._suspects.until_ms.pop(message.member, None)
-        if not self._window.ack(self._confirmed_by_all()):
+        if not self._appending.confirmed(message):
             return []
         acked = Acked(self.stream, self.record.epoch, self.high_watermark)
         return [acked, *self._advance(now_ms)]
 
-    def _confirmed_by_all(self) -> Prefix:
-        """What every member has durably."""
-        return min((progress.durable for progress in self._progress.values()), key=lambda durable: durable.length_bytes)
-
-    def _out_of_order(self, message: OutOfOrder, now_ms: int) -> list[Effect]:
-        progress = self._progress[message.member]
-        length = message.end.length_bytes
-        is_repeated = progress.resent_from == length and now_ms - progress.resent_ms < self.limits.resend_ms
-        if length < self._window.acked.length_bytes:
-            progress.has_lost = True  # or the message is late: its next confirmation will tell
-        return [] if is_repeated else self._resend(message.member, length, now_ms)
-
-    def _resend(self, member: Member, length_bytes: int, now_ms: int) -> list[Effect]:
-        """Send a member, directly, what it lacks."""
-        chunk = self.record.open_chunk
-        found = self._window.entries_from(length_bytes, self.limits.append_bytes)
-        if chunk is None or found is None:
-            return []
-        progress = self._progress[member]
-        progress.resent_ms, progress.resent_from = now_ms, length_bytes
-        return [self._append_to(chunk, member, *found)]
-
     def _refused(self, message: Refused, now_ms: int) -> list[Effect]:
         if self.state is OwnerState.FENCING and self._fencing is not None:
-            if message.reason is Reason.WRONG_DISK and message.epoch == self._fencing.chunk.epoch:
-                lost = [member for member in self._fencing.chunk.members if member.host == message.member.host]
-                self._fencing.gone.update(member for member in lost if member != message.member)
+            if message.reason in (Reason.WRONG_DISK, Reason.DAMAGED) and message.epoch == self._fencing.chunk.epoch:
+                members = [member for member in self._fencing.chunk.members if member.host == message.member.host]
+                self._fencing.gone.update(dict.fromkeys(members))
             return self._advance(now_ms)
         if self._is_open(message.epoch):
-            failed = [member for member in self._progress if member.host == message.member.host]
+            failed = self._appending.members_of(message.member.host)
             for member in failed:
-                self._progress[member].has_lost |= message.reason in (Reason.WRONG_DISK, Reason.DIVERGED)
+                is_other = message.reason in (Reason.WRONG_DISK, Reason.DIVERGED, Reason.DAMAGED)
+                self._appending.progress[member].is_doubtful |= is_other
             return self._fail(failed, message.reason.value, now_ms)
         self._repair.receive(message, now_ms)
         return self._advance(now_ms)
@@ -551,8 +456,8 @@ class Owner:
         """Resend, fail members that are too late, roll to a better set."""
         if self._swap is not None:
             return []
-        late = [member for member, progress in self._progress.items() if self._is_late(progress, now_ms)]
-        gone = [member for member in self._progress if self._live and member not in self._live]
+        late = self._appending.late(now_ms)
+        gone = [member for member in self._appending.progress if self._live and member not in self._live]
         effects: list[Effect] = []
         if late:
             effects = self._fail(late, f"no confirmation for {self.limits.member_timeout_ms} ms", now_ms)
@@ -562,37 +467,17 @@ class Owner:
             effects += self._roll_if_better(now_ms)
         if not self._state_is_appending():
             return effects
-        return [*effects, *self._send_again(now_ms), *self._send_placed(now_ms)]
+        return [*effects, *self._appending.send_again(now_ms), *self._send_placed(now_ms)]
 
     def _state_is_appending(self) -> bool:
         return self.state is OwnerState.APPENDING
-
-    def _is_late(self, progress: _Progress, now_ms: int) -> bool:
-        since_ms = self._window.waits_since_ms(progress.durable.length_bytes)
-        return since_ms is not None and now_ms - since_ms > self.limits.member_timeout_ms
-
-    def _send_again(self, now_ms: int) -> list[Effect]:
-        """To members that lag: what they lack. To all, when nothing is in flight: what is acknowledged."""
-        effects: list[Effect] = []
-        chunk = self.record.open_chunk
-        if chunk is None:
-            return []
-        for member, progress in self._progress.items():
-            since_ms = self._window.waits_since_ms(progress.durable.length_bytes)
-            if since_ms is not None and now_ms - max(since_ms, progress.resent_ms) >= self.limits.resend_ms:
-                effects += self._resend(member, progress.durable.length_bytes, now_ms)
-        if self._window.is_all_acked and self._told_acked_bytes < self._window.acked.length_bytes:
-            effects += self._send_chain(chunk, self._window.placed, ())
-        return effects
 
     def _fail(self, members: list[Member], reason: str, now_ms: int) -> list[Effect]:
         """Members of the open chunk fail: go on with another set, if there is one; else wait for them."""
         until_ms = now_ms + self.limits.suspect_ms
         news = [member for member in members if not self._suspects.is_suspect(member, now_ms)]
         self._suspects.until_ms.update(dict.fromkeys(members, until_ms))
-        reports: list[Effect] = [
-            MemberFailed(self.stream, self.record.epoch, member.host, reason) for member in news
-        ]
+        reports: list[Effect] = [MemberFailed(self.stream, self.record.epoch, member.host, reason) for member in news]
         if self._swap is not None:
             return reports  # a repair is being recorded; the next tick finds the members late again
         chosen = self._choose_members(now_ms)
@@ -603,23 +488,22 @@ class Owner:
     def _roll_if_better(self, now_ms: int) -> list[Effect]:
         """Roll a full chunk once it is drained, and one whose set is small once there are more hosts."""
         chosen = self._choose_members(now_ms)
-        has_grown = len(chosen) > len(self._progress)
-        self._is_draining = self._is_draining or has_grown
-        if self._is_draining and self._window.is_all_acked and len(chosen) >= self.record.min_copies:
+        appending = self._appending
+        has_grown = len(chosen) > len(appending.progress)
+        appending.is_draining = appending.is_draining or has_grown
+        if appending.is_draining and appending.window.is_all_acked and len(chosen) >= self.record.min_copies:
             return self._roll(chosen, now_ms)
         return []
 
     def _roll(self, members: tuple[Member, ...], now_ms: int) -> list[Effect]:
         """Seal the chunk at the acknowledged length, and open the next one, in one swap."""
         if len(self.record.chunks) >= MAX_CHUNKS:
-            return self._report(self.record.epoch, f"the stream has {MAX_CHUNKS} chunks; trim it, or make chunks larger")
+            return self._report(
+                self.record.epoch, f"the stream has {MAX_CHUNKS} chunks; trim it, or make chunks larger"
+            )
         self._step(OwnerEvent.ROLL)
         return self._swap_in(self._rolled_record(members), now_ms)
 
     def _rolled_record(self, members: tuple[Member, ...]) -> StreamRecord:
-        """Every member has what is acknowledged, the failed one too. One that may have lost it is a candidate."""
-        holders = tuple(member for member, progress in self._progress.items() if not progress.has_lost)
-        if not holders:
-            return self.record.rolled(self._window.acked, tuple(self._progress), (), members)
-        doubtful = tuple(member for member, progress in self._progress.items() if progress.has_lost)
-        return self.record.rolled(self._window.acked, holders, doubtful, members)
+        holders, doubtful = self._appending.holders()
+        return self.record.rolled(self._appending.window.acked, holders, doubtful, members)

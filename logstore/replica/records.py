@@ -13,6 +13,8 @@ Invariants of every record, which the steps keep and `check` verifies:
   copy, and may have less. An open chunk has no candidates.
 * A sealed chunk without batches is not listed.
 
+In a register a record has a checksum: what it does not list is removed, so a flipped bit in it must not pass.
+
 Size: about 60 bytes, and 90 bytes a chunk and 40 a member; MAX_CHUNKS bounds it (etcd takes values of 1.5 MB). A chunk
 rolled costs one swap, a takeover three, a repaired copy two.
 """
@@ -38,13 +40,13 @@ class Member(NamedTuple):
 
 
 class OwnerId(NamedTuple):
-    """A host in one of its lives: a host that restarts is another owner. `life` counts its starts."""
+    """A host in one of its lives: a host that restarts is another owner. `start`: the random name of its start."""
 
     host: str
-    life: int
+    start: str
 
 
-NO_OWNER: Final = OwnerId("", 0)
+NO_OWNER: Final = OwnerId("", "")
 
 
 class Prefix(NamedTuple):
@@ -196,7 +198,7 @@ class StreamRecord:
 
 
 def encode_record(record: StreamRecord) -> bytes:
-    """The value of a stream's register: JSON, with hosts and disks in a table."""
+    """The value of a stream's register: the CRC-32C of what follows, and JSON, with hosts and disks in a table."""
     table: dict[Member, int] = {}
 
     def numbers(members: tuple[Member, ...]) -> list[int]:
@@ -214,7 +216,8 @@ def encode_record(record: StreamRecord) -> bytes:
         "disks": list(table),
         "chunks": chunks,
     }
-    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+    encoded = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+    return b"%08x" % crc32c(encoded) + encoded
 
 
 def decode_record(value: bytes) -> StreamRecord:
@@ -235,8 +238,8 @@ def decode_record(value: bytes) -> StreamRecord:
             for epoch, base_offset, members, candidates, end in fields["chunks"]
         )
         copies, min_copies = map(int, fields["copies"])
-        host, life = fields["owner"]
-        record = StreamRecord(copies, min_copies, int(fields["epoch"]), OwnerId(str(host), int(life)), chunks)
+        host, start = fields["owner"]
+        record = StreamRecord(copies, min_copies, int(fields["epoch"]), OwnerId(str(host), str(start)), chunks)
         record.check()
     except (KeyError, IndexError, TypeError, ValueError, AssertionError) as error:
         raise CorruptRegister(f"a stream's record of {len(value)} bytes is damaged ({error}); restore it") from error
@@ -244,8 +247,10 @@ def decode_record(value: bytes) -> StreamRecord:
 
 
 def _object(value: bytes) -> dict[str, Any]:
+    if value[:8] != b"%08x" % crc32c(value[8:]):
+        raise CorruptRegister(f"a stream's record of {len(value)} bytes does not match its checksum; restore it")
     try:
-        fields = json.loads(value)
+        fields = json.loads(value[8:])
     except (ValueError, RecursionError) as error:
         raise CorruptRegister(f"a stream's record of {len(value)} bytes is not JSON ({error}); restore it") from error
     if not isinstance(fields, dict):

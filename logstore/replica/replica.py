@@ -6,11 +6,13 @@ Invariants:
 * `AppendDone` names only what is durable.
 * `FenceDone` is sent when the fence is durable and every append taken before it is; the length that it names is final.
   A fence that was heard refuses appends at once, also before it is durable.
-* A chunk is cut, sealed or removed only by what a stream's record says, never by a message from an owner: the record of
-  a sealed chunk never changes its end, so an old record does no harm. A chunk that the record does not list is removed
-  only if the record's epoch is above the chunk's (it was listed before anything was appended to it), and its revision not
-  below the one that named the replica for a copy.
+* A chunk is cut, sealed or removed only by what a stream's record says, never by a message from an owner: the record
+  of a sealed chunk never changes its end, so an old record does no harm. A chunk that the record does not list is
+  removed only if the record's epoch is above the chunk's (it was listed before anything was appended to it), and its
+  revision not below the one that named the replica for a copy.
 * A failed write or sync is final for the chunk: what was durable before is served, nothing is added.
+* A copy with damage in what was once durable says so, and never that it is shorter. Its owner drops it from the record,
+  which lets it go, and it is copied anew.
 * Readers see what is acknowledged: the acknowledged length while the chunk is open or the last one, and all of a sealed
   chunk that another one follows.
 
@@ -113,6 +115,8 @@ class StoredChunk:
     base_offset: int
     durable: Prefix
     is_sealed: bool
+    is_damaged: bool = False
+    """Behind `durable` there is data that was once durable, and cannot be read: the copy counts for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +153,19 @@ class _Chunk:
     fences: list[tuple[str, Fence]] = field(default_factory=list)
     """Fences that are not answered yet, with who asked."""
 
+    def fail(self, *, is_damaged: bool) -> None:
+        """Nothing is added any more. `is_damaged`: what was durable cannot be read."""
+        self.step(ReplicaEvent.FAIL)
+        self.end = self.durable
+        self.is_damaged = self.is_damaged or is_damaged
+
+    @property
+    def failure(self) -> Reason:
+        """Why a replica that has failed takes nothing."""
+        return Reason.DAMAGED if self.is_damaged else Reason.DISK_FAILED
+
     def step(self, event: ReplicaEvent) -> None:
+        """Move to the state that follows."""
         self.state = following(TRANSITIONS, self.state, event, f"replica of {self.stream} epoch {self.epoch}")
 
 
@@ -164,7 +180,10 @@ class Replica:
         self._chunks: dict[tuple[str, int], _Chunk] = {}
         for (stream, epoch), chunk in stored.chunks.items():
             state = ReplicaState.SEALED if chunk.is_sealed else ReplicaState.OPEN
-            self._chunks[stream, epoch] = _Chunk(stream, epoch, chunk.base_offset, chunk.durable, chunk.durable, state)
+            found = _Chunk(stream, epoch, chunk.base_offset, chunk.durable, chunk.durable, state)
+            self._chunks[stream, epoch] = found
+            if chunk.is_damaged:
+                found.fail(is_damaged=True)
         self._tokens = 0
         self._stores: dict[int, tuple[DiskOperation, str]] = {}
         self._loads: dict[int, tuple[str, ReadEntries]] = {}
@@ -234,7 +253,7 @@ class Replica:
         elif self._is_fenced(message.stream, message.epoch):
             reason = Reason.FENCED
         elif chunk is not None and chunk.state is ReplicaState.FAILED:
-            reason = Reason.DISK_FAILED
+            reason = chunk.failure
         elif chunk is not None and (chunk.state is not ReplicaState.OPEN or chunk.copy is not None):
             reason = Reason.SEALED
         return None if reason is None else self._refused(message.stream, message.epoch, reason)
@@ -282,6 +301,9 @@ class Replica:
             # On the right disk: nothing of this chunk was ever durable here, so nothing of it was acknowledged.
             chunk = self._new_chunk(message.stream, message.epoch, message.base_offset)
         self._fences[message.stream] = message.fence_epoch
+        if chunk.is_damaged:
+            # Never a shorter length: the chunk would be sealed there, and what others still have would be gone.
+            return [Send(sender, self._refused(message.stream, message.epoch, Reason.DAMAGED))]
         chunk.fences = [(sender, message)]
         if self._durable_fences.get(message.stream, 0) >= message.fence_epoch:
             return self._fence_answers(chunk)
@@ -297,9 +319,7 @@ class Replica:
             if self._durable_fences.get(chunk.stream, 0) < fence.fence_epoch:
                 chunk.fences.append((sender, fence))
                 continue
-            done = FenceDone(
-                chunk.stream, chunk.epoch, self.me, fence.fence_epoch, chunk.durable, chunk.acked_bytes
-            )
+            done = FenceDone(chunk.stream, chunk.epoch, self.me, fence.fence_epoch, chunk.durable, chunk.acked_bytes)
             effects.append(Send(sender, done))
         return effects
 
@@ -345,13 +365,10 @@ class Replica:
             self._forget_unsynced(operation)
         if chunk.state is ReplicaState.REMOVING:
             return [self._store(operation, asker)] if isinstance(operation, RemoveChunk) else []
-        chunk.step(ReplicaEvent.FAIL)
-        chunk.end = chunk.durable
-        chunk.is_damaged = isinstance(operation, CutChunk)
-        reason = Reason.DAMAGED if chunk.is_damaged else Reason.DISK_FAILED
+        chunk.fail(is_damaged=isinstance(operation, CutChunk))
         asked_by = chunk.copy.owner if chunk.copy is not None else asker
         chunk.copy = None
-        refused = Send(asked_by, self._refused(chunk.stream, chunk.epoch, reason))
+        refused = Send(asked_by, self._refused(chunk.stream, chunk.epoch, chunk.failure))
         return [refused, *self._fence_answers(chunk)]
 
     def _written(self, chunk: _Chunk, operation: WriteEntries, owner: str) -> list[Effect]:
@@ -381,7 +398,9 @@ class Replica:
                     effects += self._remove(chunk)
                 continue
             chunk.is_followed = chunk.is_followed or record.settled_offset > chunk.base_offset
-            if shown.end is not None and chunk.state is ReplicaState.OPEN:
+            if shown.end is not None and chunk.is_damaged:
+                effects.append(Send(record.owner.host, self._refused(stream, chunk.epoch, Reason.DAMAGED)))
+            elif shown.end is not None and chunk.state is ReplicaState.OPEN:
                 effects += self._seal(chunk, shown.end, record.owner.host)
         return effects
 
@@ -409,8 +428,7 @@ class Replica:
         if chunk.state in (ReplicaState.REMOVING, ReplicaState.SEALING):
             return []  # the owner asks again
         if chunk.state is ReplicaState.FAILED:
-            reason = Reason.DAMAGED if chunk.is_damaged else Reason.DISK_FAILED
-            return [Send(sender, self._refused(message.stream, message.epoch, reason))]
+            return [Send(sender, self._refused(message.stream, message.epoch, chunk.failure))]
         chunk.copy_revision = max(chunk.copy_revision, message.revision)
         chunk.copy = _Copy(sender, message)
         if chunk.state is ReplicaState.SEALED:
@@ -482,9 +500,7 @@ class Replica:
         self._tokens += 1
         self._loads[self._tokens] = (sender, message)
         limit_bytes = chunk.durable.length_bytes if message.for_copy else self._readable_bytes(chunk)
-        return [
-            Load(self._tokens, chunk.stream, chunk.epoch, message.offset, limit_bytes, message.max_bytes)
-        ]
+        return [Load(self._tokens, chunk.stream, chunk.epoch, message.offset, limit_bytes, message.max_bytes)]
 
     def _readable_bytes(self, chunk: _Chunk) -> int:
         """How much of a chunk readers may see."""
@@ -499,12 +515,11 @@ class Replica:
         return [Send(sender, answer)]
 
     def load_failed(self, token: int) -> list[Effect]:
-        """What a `Load` asked for does not match its checksum, or cannot be read. The stream's owner hears of it too."""
+        """What a `Load` asked for cannot be read, or does not match its checksum. The stream's owner hears of it."""
         sender, message = self._loads.pop(token)
         chunk = self._chunks.get((message.stream, message.epoch))
         refused = self._refused(message.stream, message.epoch, Reason.DAMAGED)
-        if chunk is not None and chunk.state is ReplicaState.SEALED:
-            chunk.step(ReplicaEvent.FAIL)
-            chunk.is_damaged = True
+        if chunk is not None and chunk.state in (ReplicaState.OPEN, ReplicaState.SEALED):
+            chunk.fail(is_damaged=True)
         owner = self._owner_hosts.get(message.stream, sender)
         return [Send(host, refused) for host in dict.fromkeys((sender, owner))]

@@ -1,11 +1,11 @@
 """The owner's batches that are not acknowledged: their offsets never change, their places change with the chunk.
 
-A batch is *placed* when it has been given a place in the open chunk, and is sent from then on; batches behind the placed
-ones wait.
+A batch is *placed* when it has been given a place in the open chunk, and is sent from then on; batches behind the
+placed ones wait.
 
 Invariants:
-* Offsets are given once, in the order of appending, without gaps. When a chunk is sealed at the acknowledged length, the
-  rest is placed anew in the next chunk, at the same offsets.
+* Offsets are given once, in the order of appending, without gaps. When a chunk is sealed at the acknowledged length,
+  the rest is placed anew in the next chunk, at the same offsets.
 * `acked` ≤ `placed` ≤ everything in the window, and `acked` never goes back within a chunk.
 * Bounded: the caller checks `has_room` before it appends.
 """

@@ -1,14 +1,14 @@
 """A network in memory, in virtual time, from one seed: loss, delay, repetition, partitions, pauses, crashes.
 
-Hosts are objects with `receive` and `wake`; what they do with time and messages they do through the network. There is no
-thread, no clock and no event loop: `step` delivers the next event, and time jumps to it.
+Hosts are objects with `receive` and `wake`; what they do with time and messages they do through the network. There is
+no thread, no clock and no event loop: `step` delivers the next event, and time jumps to it.
 
 Model:
 * A message is lost, delayed or repeated by chance, as `NetRules` say, and overtakes others when its delay is shorter. A
   message of a host to itself is never lost, and arrives at once, behind what is due at that moment.
 * `cut` stops messages of one direction between two hosts, those under way too; `heal` ends all cuts.
-* A paused host gets nothing (SIGSTOP): messages and timers wait until it resumes, and then come in their order. Messages
-  that it has sent are under way already.
+* A paused host gets nothing (SIGSTOP): messages and timers wait until it resumes, and then come in their order.
+  Messages that it has sent are under way already.
 * A crash ends a life of a host: timers of that life never fire. Messages that were sent to a former life arrive at the
   next one, as they may through a proxy, or where a connection is made again.
 

@@ -1,18 +1,19 @@
 """Hosts with the real owner and replica, on a simulated network, with simulated disks and a metadata store.
 
-Invariants: everything random comes from the network's seed; the protocol code is the product's, and hosts add only what a
-sidecar will: they carry out effects, bring events, keep leases, and decide when a takeover is worth a try.
+Invariants: everything random comes from the network's seed; the protocol code is the product's, and hosts add only
+what a sidecar will: they carry out effects, bring events, keep leases, and decide when a takeover is worth a try.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from logstore.replica.appending import OwnerLimits
 from logstore.replica.effects import Acked, Deposed, Effect, Load, MemberFailed, Ready, Send, Store, Unavailable
-from logstore.replica.identity import DiskLabel, DiskVerdict
+from logstore.replica.identity import DiskLabel, DiskVerdict, judge_disk
 from logstore.replica.messages import (
     Append,
     AppendDone,
@@ -27,14 +28,14 @@ from logstore.replica.messages import (
     ReadEntries,
     Refused,
 )
-from logstore.replica.owner import Owner, OwnerLimits, OwnerState
+from logstore.replica.owner import Owner, OwnerState
 from logstore.replica.records import Member, OwnerId, StreamRecord
 from logstore.replica.register import ReadRecord, RecordRead, SwapAnswer, SwapRecord
 from logstore.replica.replica import Replica, StoredReplicas
 from logstore.testing.simnet import NetRules, SimNet
 from tests.replica.disk import DiskError, ReplicaDisk
 from tests.replica.history import History
-from tests.replica.metadata import META, DiskRegistered, KeepAlive, MetadataService, News, RegisterDisk
+from tests.replica.metadata import META, DiskRead, KeepAlive, MetadataService, News, ReadDisk, SwapDisk
 
 STREAM = "s"
 TICK_US = 10_000
@@ -54,14 +55,17 @@ LIMITS = OwnerLimits(
 
 @dataclass
 class Planted:
-    """A bug, in place of the product's classes. `never` is asked for each store: True, and it is reported undone."""
+    """A bug: classes in place of the product's, or a host that does not do what the product asks of it."""
 
     owner: type[Owner] = Owner
     replica: type[Replica] = Replica
     forgets: tuple[type, ...] = ()
     """Operations that are reported durable without being done."""
+    hides_damage: bool = False
+    """A start takes a damaged copy for a shorter one."""
     disk_keeps_its_name: bool = False
-    retries_swaps: bool = False
+    judges_disks_late: bool = False
+    """A disk is judged when the label of the new start is on it."""
 
 
 @dataclass
@@ -78,8 +82,8 @@ class Host:
         self.net = cluster.net
         self.name = name
         self.disk = disk
-        self.disk.label = disk.label.next_start()
-        self.me = disk.label.owner_id
+        self.start_name = f"{name}.{cluster.next_start()}"
+        self.me = OwnerId(name, self.start_name)
         self.replica: Replica | None = None
         self.owner: Owner | None = None
         self.owner_since_us = 0
@@ -103,7 +107,7 @@ class Host:
         elif reason == "keep alive":
             self.net.after(self.name, KEEP_ALIVE_US, "keep alive")
             if self.replica is None:
-                self.net.send(self.name, META, RegisterDisk(self.disk.label))
+                self.net.send(self.name, META, ReadDisk(self.disk.label.disk))
             else:
                 self.net.send(self.name, META, KeepAlive(self.replica.me, STREAM))
         elif isinstance(reason, Store):
@@ -114,15 +118,15 @@ class Host:
     def receive(self, sender: str, message: Any) -> None:
         """A message."""
         now_ms = self.net.now_ms
-        if isinstance(message, DiskRegistered):
-            self._registered(message)
+        if isinstance(message, DiskRead):
+            self._disk_read(message)
         if self.replica is None:
             return
         if isinstance(message, Append | Fence | CopyChunk | ReadEntries | LookAtRecord | EntriesRead | Refused):
             self.carry_out(self.replica.receive(sender, message))
         if isinstance(message, News):
             self._news(message)
-        elif isinstance(message, RecordRead) and message.record is not None:
+        if isinstance(message, RecordRead) and message.record is not None:
             self.carry_out(self.replica.record_seen(message.stream, message.revision, message.record))
         if self.owner is None:
             return
@@ -133,13 +137,25 @@ class Host:
         elif isinstance(message, SwapAnswer):
             self.carry_out(self.owner.swap_answered(message, now_ms))
 
-    def _registered(self, message: DiskRegistered) -> None:
-        if self.replica is not None or message.label != self.disk.label:
+    def _disk_read(self, message: DiskRead) -> None:
+        """The steps of a start, as `logstore.replica.identity` has them."""
+        if self.replica is not None or message.disk != self.disk.label.disk:
             return
-        if message.verdict is not DiskVerdict.KNOWN:
-            self.refused = message.verdict
+        if message.registered is None or message.registered.start != self.start_name:
+            if self.cluster.planted.judges_disks_late and self.disk.label.start != self.start_name:
+                self.disk.label = self.disk.label.next_start(self.start_name)
+            verdict = judge_disk(self.name, self.disk.label, message.registered)
+            self.refused = None if verdict is DiskVerdict.KNOWN else verdict
+            if self.refused is None:
+                if self.disk.label.start != self.start_name:
+                    self.disk.label = self.disk.label.next_start(self.start_name)
+                self.net.send(self.name, META, SwapDisk(message.registered, self.disk.label))
             return
-        self.replica = self.cluster.planted.replica(self.disk.label.member, self.disk.found())
+        found = self.disk.found()
+        if self.cluster.planted.hides_damage:
+            whole = {key: replace(chunk, is_damaged=False) for key, chunk in found.chunks.items()}
+            found = replace(found, chunks=whole)
+        self.replica = self.cluster.planted.replica(self.disk.label.member, found)
         self.carry_out([ReadRecord(stream) for stream in self.replica.streams()])
 
     def _news(self, news: News) -> None:
@@ -148,6 +164,7 @@ class Host:
         assert record is not None
         self.carry_out(self.replica.record_seen(STREAM, news.read.revision, record))
         if self.owner is not None:
+            self.carry_out(self.owner.record_read(news.read, self.net.now_ms))
             self.carry_out(self.owner.live_members(news.live.members, self.net.now_ms))
         self._consider_takeover(record, news.live.members)
 
@@ -322,7 +339,7 @@ class Cluster:
             self.meta.rotation = None
         self.meta.create(STREAM, StreamRecord(self.shape.copies, self.shape.min_copies))
         self.net.start(META, self.meta)
-        self._disks_made = 0
+        self._starts = self._disks_made = 0
         self.disks = {name: self._new_disk(name) for name in self.shape.hosts}
         self.hosts: dict[str, Host] = {}
         for name in self.shape.hosts:
@@ -331,6 +348,11 @@ class Cluster:
         for reader in self.readers:
             self.net.start(reader.name, reader)
             reader.begin()
+
+    def next_start(self) -> int:
+        """For the name of a start."""
+        self._starts += 1
+        return self._starts
 
     def _new_disk(self, name: str) -> ReplicaDisk:
         self._disks_made += 1
@@ -391,7 +413,9 @@ class Cluster:
             return False
         live = self.meta.live()
         wanted = min(self.shape.copies, len({member.host for member in live}))
-        return all(len([member for member in chunk.members if member in live]) >= wanted for chunk in self.record.chunks)
+        return all(
+            len([member for member in chunk.members if member in live]) >= wanted for chunk in self.record.chunks
+        )
 
     def settle(self, within_ms: int) -> bool:
         """Let time pass until the cluster is settled."""

@@ -1,8 +1,8 @@
 """The disk of one host in the simulation of replication: chunks, fences and the label, each durable only once synced.
 
 Model: operations on one chunk are carried out in order, each one with its sync. A crash keeps of each chunk a random
-number of the operations that were not reported, and of the next one a random part; a fence that was not reported is kept
-or not. What a start finds is synced before it is used, as the log's recovery does.
+number of the operations that were not reported, and of the next one a random part; a fence that was not reported is
+kept or not. What a start finds is synced before it is used, as the log's recovery does.
 """
 
 from __future__ import annotations
@@ -116,7 +116,11 @@ class ReplicaDisk:
         prefixes = chunk.prefixes if chunk is not None else [Prefix.empty(load.offset)]
         limit = prefixes[bisect_right(prefixes, load.limit_bytes, key=attrgetter("length_bytes")) - 1]
         number = bisect_left(prefixes, load.offset, key=attrgetter("next_offset"))
-        at = prefixes[number] if number < len(prefixes) and prefixes[number].length_bytes <= limit.length_bytes else limit
+        at = (
+            prefixes[number]
+            if number < len(prefixes) and prefixes[number].length_bytes <= limit.length_bytes
+            else limit
+        )
         entries: list[Entry] = []
         size = 0
         while chunk is not None and number < len(chunk.entries) and size < load.max_bytes:
@@ -155,11 +159,12 @@ class ReplicaDisk:
 
     def found(self) -> StoredReplicas:
         """What a start finds."""
-        chunks = {
-            key: StoredChunk(chunk.base_offset, chunk.end, chunk.is_sealed)
-            for key, chunk in self.chunks.items()
-            if chunk.entries
-        }
+        chunks = {}
+        for key, chunk in self.chunks.items():
+            whole = next((number for number, entry in enumerate(chunk.entries) if b"!" in entry.data), None)
+            durable = chunk.end if whole is None else chunk.prefixes[whole]
+            if chunk.entries:
+                chunks[key] = StoredChunk(chunk.base_offset, durable, chunk.is_sealed, is_damaged=whole is not None)
         return StoredReplicas(dict(self.fences), chunks)
 
     def rot(self, key: Key, number: int) -> None:

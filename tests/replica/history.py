@@ -1,7 +1,7 @@
 """What clients and readers of a replicated stream have seen, and the promises that it must fulfil.
 
-* An acknowledged batch is at its offset, once, wherever and whenever it is read; no batch is read at two offsets, and no
-  two batches at one.
+* An acknowledged batch is at its offset, once, wherever and whenever it is read; no batch is read at two offsets, and
+  no two batches at one.
 * In an epoch one owner acknowledges.
 * Batches of one owner are in the order in which it took them.
 * A reader never goes back: what it has seen stays, also if it was never acknowledged.

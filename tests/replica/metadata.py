@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from logstore.replica.identity import DiskLabel, DiskVerdict, judge_disk
+from logstore.replica.identity import DiskLabel
 from logstore.replica.records import Member, StreamRecord, decode_record, encode_record
 from logstore.replica.register import LiveMembers, ReadRecord, RecordRead, SwapAnswer, SwapRecord
 from logstore.testing.simnet import SimNet
@@ -18,18 +18,26 @@ LEASE_US = 400_000
 
 
 @dataclass(frozen=True)
-class RegisterDisk:
-    """A host that starts names its disk."""
+class ReadDisk:
+    """Read the register of a disk."""
 
+    disk: str
+
+
+@dataclass(frozen=True)
+class SwapDisk:
+    """Write the register of a disk if it is still as expected."""
+
+    expected: DiskLabel | None
     label: DiskLabel
 
 
 @dataclass(frozen=True)
-class DiskRegistered:
-    """The store's answer: KNOWN, or why the host may not use the disk."""
+class DiskRead:
+    """The register of a disk, after a read or a swap."""
 
-    label: DiskLabel
-    verdict: DiskVerdict
+    disk: str
+    registered: DiskLabel | None
 
 
 @dataclass(frozen=True)
@@ -81,8 +89,13 @@ class MetadataService:
 
     def receive(self, sender: str, message: Any) -> None:
         """A request."""
-        if isinstance(message, RegisterDisk):
-            self._register(sender, message.label)
+        if isinstance(message, ReadDisk):
+            self.net.send(META, sender, DiskRead(message.disk, self.disks.get(message.disk)))
+        elif isinstance(message, SwapDisk):
+            disk = message.label.disk
+            if self.disks.get(disk) == message.expected:
+                self.disks[disk] = message.label
+            self.net.send(META, sender, DiskRead(disk, self.disks[disk]))
         elif isinstance(message, KeepAlive):
             self.leases[message.member] = self.net.now_us + LEASE_US
             self.net.send(META, sender, News(LiveMembers(self.live()), self._read(message.stream)))
@@ -99,7 +112,7 @@ class MetadataService:
         return RecordRead(stream, revision, decode_record(value))
 
     def _swap(self, message: SwapRecord) -> SwapAnswer:
-        revision, value = self.registers[message.stream]
+        revision = self.registers[message.stream][0]
         is_done = revision == message.expected_revision
         if is_done:
             revision += 1
@@ -107,9 +120,3 @@ class MetadataService:
             self._write(message.stream, revision, message.record)
         record = self.record(message.stream)
         return SwapAnswer(message.stream, message.expected_revision, is_done, revision, record)
-
-    def _register(self, sender: str, label: DiskLabel) -> None:
-        verdict = judge_disk(sender, label, self.disks.get(label.disk))
-        if verdict is DiskVerdict.KNOWN:
-            self.disks[label.disk] = label
-        self.net.send(META, sender, DiskRegistered(label, verdict))

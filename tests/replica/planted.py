@@ -7,40 +7,75 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from logstore.replica.effects import Effect, Send, SwapRecord, WriteFence
+from logstore.replica.appending import Appending, MemberProgress, OwnerLimits
+from logstore.replica.effects import Effect, Send, WriteFence
 from logstore.replica.fencing import SealPlan
 from logstore.replica.messages import Append, AppendDone, Entry, Fence, LookAtRecord, OutOfOrder, end_after
 from logstore.replica.owner import Owner, OwnerState
-from logstore.replica.records import ChunkRecord, Member, Prefix, StreamRecord
-from logstore.replica.register import RecordRead, SwapAnswer
-from logstore.replica.replica import Replica, ReplicaState, _Chunk
+from logstore.replica.records import ChunkRecord, Member, OwnerId, Prefix, StreamRecord
+from logstore.replica.register import SwapAnswer, SwapRecord
+from logstore.replica.replica import MAX_UNSYNCED_BYTES, Replica, ReplicaState, StoredReplicas, _Chunk
 from tests.replica.cluster import Planted
+
+
+class CountsAllButOne(Appending):
+    """Says that every member has what all but the slowest one have."""
+
+    def confirmed_by_all(self) -> Prefix:
+        lengths = sorted((progress.durable for progress in self.progress.values()), key=lambda one: one.length_bytes)
+        return lengths[min(1, len(lengths) - 1)]
+
+
+class CountsItself(Appending):
+    """Says that every member has what this host has."""
+
+    def confirmed_by_all(self) -> Prefix:
+        own = self.members_of(self._host)
+        return self.progress[own[0]].durable if own else super().confirmed_by_all()
+
+
+class SendsAgainInAnotherOrder(Appending):
+    """What is sent again in the next chunk gets other offsets than before."""
+
+    def begin(self, chunk: ChunkRecord) -> None:
+        if len(self.window._batches) > 1:
+            self.window._batches.rotate(1)
+        super().begin(chunk)
 
 
 class AcksBeforeTheLastMember(Owner):
     """An acknowledgement does not wait for the slowest member."""
 
-    def _confirmed_by_all(self) -> Prefix:
-        lengths = sorted((progress.durable for progress in self._progress.values()), key=lambda one: one.length_bytes)
-        return lengths[min(1, len(lengths) - 1)]
+    def __init__(self, stream: str, me: OwnerId, limits: OwnerLimits | None = None) -> None:
+        super().__init__(stream, me, limits)
+        self._appending = CountsAllButOne(stream, me.host, self.limits)
 
 
 class AcksFromLocalSyncAlone(Owner):
     """What the owner's own disk has is acknowledged."""
 
-    def _confirmed_by_all(self) -> Prefix:
-        own = [progress.durable for member, progress in self._progress.items() if member.host == self.me.host]
-        return own[0] if own else super()._confirmed_by_all()
+    def __init__(self, stream: str, me: OwnerId, limits: OwnerLimits | None = None) -> None:
+        super().__init__(stream, me, limits)
+        self._appending = CountsItself(stream, me.host, self.limits)
+
+
+class ResendsAtOtherOffsets(Owner):
+    """What is sent again in the next chunk gets other offsets than before."""
+
+    def __init__(self, stream: str, me: OwnerId, limits: OwnerLimits | None = None) -> None:
+        super().__init__(stream, me, limits)
+        self._appending = SendsAgainInAnotherOrder(stream, me.host, self.limits)
 
 
 class SealsAtTheLongest(Owner):
     """When a member fails, the chunk is sealed at what was sent, and the rest is sent again all the same."""
 
     def _rolled_record(self, members: tuple[Member, ...]) -> StreamRecord:
-        acked = self._window.acked
-        self._window.acked = max(acked, *(progress.durable for progress in self._progress.values()))
+        window, progress = self._appending.window, self._appending.progress.values()
+        acked = window.acked
+        window.acked = max(acked, *(member.durable for member in progress))
         wanted = super()._rolled_record(members)
-        self._window.acked = acked
+        window.acked = acked
         return wanted
 
 
@@ -73,16 +108,13 @@ class KeepsTheEpoch(Owner):
         return replace(self.record, chunks=(*self.record.chunks[:-1], replace(chunk, members=members)))
 
     def _begin_chunk(self) -> ChunkRecord:
-        chunk = self.record.open_chunk
-        assert chunk is not None
-        if not self._progress or chunk.epoch not in (self.record.epoch,) or self._window.acked.length_bytes == 0:
-            return super()._begin_chunk()
-        known, window = dict(self._progress), self._window
-        start = window.acked
-        super()._begin_chunk()
-        window.acked = window.placed = start
-        for member in self._progress:
-            self._progress[member] = known.get(member, type(next(iter(known.values())))(start))
+        appending = self._appending
+        before, known, acked = appending.chunk, dict(appending.progress), appending.window.acked
+        chunk = super()._begin_chunk()
+        if before is not None and before.epoch == chunk.epoch:
+            appending.window.acked = appending.window.placed = acked
+            for member in appending.progress:
+                appending.progress[member] = known.get(member, MemberProgress(acked))
         return chunk
 
 
@@ -107,16 +139,6 @@ class FencesNobody(Owner):
 
     def _member_fenced(self, message: object, now_ms: int) -> list[Effect]:
         return super()._member_fenced(replace(message, fence_epoch=self.record.epoch), now_ms)  # type: ignore[arg-type, type-var]
-
-
-class ResendsAtOtherOffsets(Owner):
-    """What is sent again in the next chunk gets new offsets."""
-
-    def _begin_chunk(self) -> ChunkRecord:
-        window = self._window
-        if len(window._batches) > 1:
-            window._batches.rotate(1)
-        return super()._begin_chunk()
 
 
 class AcksWhileItSeals(Owner):
@@ -145,7 +167,10 @@ class SealsByMessage(Owner):
         chunk = self.record.open_chunk
         assert chunk is not None
         hints = [
-            Send(member.host, LookAtRecord(f"{self.stream}/{chunk.epoch}/{self._window.acked.length_bytes}", -1))
+            Send(
+                member.host,
+                LookAtRecord(f"{self.stream}/{chunk.epoch}/{self._appending.window.acked.length_bytes}", -1),
+            )
             for member in chunk.members
         ]
         return [*hints, *super()._roll(members, now_ms)]
@@ -153,6 +178,10 @@ class SealsByMessage(Owner):
 
 class CutsByMessage(Replica):
     """The replica cuts an open chunk where an owner says."""
+
+    def __init__(self, me: Member, stored: StoredReplicas, max_unsynced_bytes: int = MAX_UNSYNCED_BYTES) -> None:
+        super().__init__(me, stored, max_unsynced_bytes)
+        self._known: dict[tuple[str, int, int], Prefix] = {}
 
     def receive(self, sender: str, message: object) -> list[Effect]:
         if isinstance(message, LookAtRecord) and message.revision == -1:
@@ -166,8 +195,6 @@ class CutsByMessage(Replica):
 
     def _prefix_of(self, stream: str, epoch: int, length: int) -> Prefix | None:
         return self._known.get((stream, epoch, length))
-
-    _known: dict[tuple[str, int, int], Prefix] = {}
 
     def _append(self, sender: str, message: Append) -> list[Effect]:
         self._known[message.stream, message.epoch, message.at.length_bytes] = message.at
@@ -217,7 +244,9 @@ class ConfirmsBeforeTheSync(Replica):
         chunk = self._chunks.get((message.stream, message.epoch))
         if chunk is None or chunk.durable == chunk.end or not self._follows(chunk, message):
             return effects
-        kept = [effect for effect in effects if not (isinstance(effect, Send) and isinstance(effect.message, OutOfOrder))]
+        kept = [
+            effect for effect in effects if not (isinstance(effect, Send) and isinstance(effect.message, OutOfOrder))
+        ]
         return [*kept, Send(message.owner, AppendDone(message.stream, message.epoch, self.me, chunk.end))]
 
 
@@ -265,4 +294,6 @@ PLANTED = {
     "confirmed before the sync": Planted(replica=ConfirmsBeforeTheSync),
     "unacked batches are served": Planted(replica=ServesUnackedBatches),
     "wiped disk keeps its name": Planted(disk_keeps_its_name=True),
+    "old disk is judged by its new label": Planted(judges_disks_late=True),
+    "damaged copy passes for a shorter one": Planted(hides_damage=True),
 }

@@ -142,6 +142,8 @@ class RandomRun:
         if host not in self.cluster.hosts:
             return False
         self.cluster.crash(host)
+        if self.random.random() < 0.3:
+            self._snapshot(host)
         return True
 
     def _start(self, host: str) -> bool:
@@ -220,10 +222,14 @@ class RandomRun:
 
     def _rot(self, host: str) -> bool:
         disk = self.cluster.disks[host]
-        sealed = [key for key, chunk in disk.chunks.items() if chunk.is_sealed]
-        if not sealed or not self._may_lose(host):
+        keys = [
+            key
+            for key, chunk in disk.chunks.items()
+            if chunk.entries and (chunk.is_sealed or host not in self.cluster.hosts)
+        ]
+        if not keys or not self._may_lose(host):
             return False
-        key = self.random.choice(sealed)
+        key = self.random.choice(keys)
         disk.rot(key, self.random.randrange(len(disk.chunks[key].entries)))
         return True
 
@@ -259,9 +265,9 @@ class RandomRun:
         if disk.label.disk != member.disk or (registered is not None and disk.label.starts < registered.starts):
             return False
         chunk = disk.chunks.get((STREAM, epoch))
-        if end is None:
-            return True
-        return chunk is not None and end in chunk.prefixes and not any(b"!" in entry.data for entry in chunk.entries)
+        if chunk is not None and any(b"!" in entry.data for entry in chunk.entries):
+            return False
+        return end is None or (chunk is not None and end in chunk.prefixes)
 
 
 def run_seed(seed: int, actions: int = 150, planted: Planted | None = None) -> Outcome:

@@ -1,7 +1,8 @@
 """Stories of replication: commands to a cluster and, below each `----`, what it then says.
 
-A story is a text file in `stories/`. A line that begins with `#` is a comment; a command and its output end with an empty
-line. `python -m tests.replica.stories` writes the outputs anew: a change of them is read before it is committed.
+A story is a text file in `stories/`. A line that begins with `#` is a comment; a command and its output end with an
+empty line. `python -m tests.replica.stories` writes the outputs anew: a change of them is read before it is
+committed.
 
 | command | what it does |
 |---|---|
@@ -11,7 +12,8 @@ line. `python -m tests.replica.stories` writes the outputs anew: a change of the
 | `settle` | time passes until every batch is acknowledged and every sealed chunk has its copies |
 | `crash HOST`, `start HOST`, `pause HOST`, `resume HOST` | `HOST` may be `meta`, for a pause |
 | `cut A>B`, `isolate HOST`, `mend HOST`, `heal` | links |
-| `wipe HOST`, `snapshot HOST`, `restore HOST`, `break HOST`, `rot HOST EPOCH` | disks: empty, copied, set back to the copy, writes fail, a bit flips |
+| `wipe HOST`, `snapshot HOST`, `restore HOST` | its disk is empty; is copied; is set back to the copy |
+| `break HOST`, `rot HOST EPOCH` | its writes fail; a bit flips in a chunk |
 | `claim HOST` | a host claims the stream, whatever it has heard |
 | `read HOST EPOCH OFFSET` | a consumer reads from a host |
 | `status` | the stream's record, what is acknowledged, and what hosts think that they are |
@@ -102,7 +104,9 @@ class Story:
         listener = _Listener()
         self.cluster.net.start("consumer", listener)
         disk = self.cluster.disks[host].label.disk
-        self.cluster.net.send("consumer", host, ReadEntries(STREAM, disk, int(epoch), int(offset), 1000, for_copy=False))
+        self.cluster.net.send(
+            "consumer", host, ReadEntries(STREAM, disk, int(epoch), int(offset), 1000, for_copy=False)
+        )
         self.cluster.net.run(20_000)
         answer = listener.answer
         if isinstance(answer, EntriesRead):
@@ -179,7 +183,9 @@ class Story:
 
     def _status(self) -> str:
         record = self.cluster.record
-        lines = [f"epoch {record.epoch}, owner {record.owner.host or 'none'}, {self.cluster.history.acked} acknowledged"]
+        lines = [
+            f"epoch {record.epoch}, owner {record.owner.host or 'none'}, {self.cluster.history.acked} acknowledged"
+        ]
         lines += [self._chunk_line(chunk) for chunk in record.chunks]
         for host in self.cluster.hosts.values():
             if host.refused is not None:
