@@ -358,9 +358,15 @@ class Owner:
         ]
 
     def _report_unavailable(self, fencing: Fencing) -> list[Effect]:
-        hosts = ", ".join(f"{member.host} (disk {member.disk})" for member in fencing.chunk.members)
-        why = "each disk was replaced or is damaged" if fencing.is_lost else "none of its members answers"
-        return self._report(fencing.chunk.epoch, f"the open chunk is on {hosts}: {why}; bring one back")
+        members = ", ".join(
+            f"{member.host} (disk {member.disk}) "
+            + ("has another disk now, or a damaged copy" if member in fencing.gone else "does not answer")
+            for member in fencing.chunk.members
+        )
+        return self._report(fencing.chunk.epoch, f"no member of the open chunk has it: {members}; bring one back")
+
+    def _report_full(self) -> list[Effect]:
+        return self._report(self.record.epoch, f"the stream has {MAX_CHUNKS} chunks; trim it, or make chunks larger")
 
     def _report(self, epoch: int, reason: str) -> list[Effect]:
         """Say why the stream waits, once for each reason."""
@@ -388,7 +394,9 @@ class Owner:
         last = self.record.last_chunk
         members = self._choose_members(now_ms)
         is_safe = last is None or len(last.members) >= self.record.min_copies
-        if is_safe and len(members) >= self.record.min_copies and len(self.record.chunks) < MAX_CHUNKS:
+        if len(self.record.chunks) >= MAX_CHUNKS:
+            return [*self._report_full(), *self._go_on_repairing(now_ms)]
+        if is_safe and len(members) >= self.record.min_copies:
             self._step(OwnerEvent.OPEN)
             return self._swap_in(self.record.opened(members, self._end_offset()), now_ms)
         return self._go_on_repairing(now_ms)
@@ -498,9 +506,7 @@ class Owner:
     def _roll(self, members: tuple[Member, ...], now_ms: int) -> list[Effect]:
         """Seal the chunk at the acknowledged length, and open the next one, in one swap."""
         if len(self.record.chunks) >= MAX_CHUNKS:
-            return self._report(
-                self.record.epoch, f"the stream has {MAX_CHUNKS} chunks; trim it, or make chunks larger"
-            )
+            return self._report_full()
         self._step(OwnerEvent.ROLL)
         return self._swap_in(self._rolled_record(members), now_ms)
 

@@ -13,13 +13,16 @@ Invariants of every record, which the steps keep and `check` verifies:
   copy, and may have less. An open chunk has no candidates.
 * A sealed chunk without batches is not listed.
 
-In a register a record has a checksum: what it does not list is removed, so a flipped bit in it must not pass.
+In a metadata store a record is several entries with checksums: the head, which is the register, and one for each sealed
+chunk (`encode_record`). What a record does not list is removed from disks, so an entry that is damaged or missing must
+not pass for a chunk that is gone.
 
-Size: about 60 bytes, and 90 bytes a chunk and 40 a member; MAX_CHUNKS bounds it (etcd takes values of 1.5 MB). A chunk
-rolled costs one swap, a takeover three, a repaired copy two.
+Size: the head has at most 500 bytes, a sealed chunk's entry about 100 and 40 for each member. A chunk rolled costs one
+swap of two entries, a takeover three swaps, a repaired copy two; MAX_CHUNKS bounds what an owner has in memory.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -28,8 +31,7 @@ from crc32c import crc32c
 from logstore.errors import CorruptRegister, UnknownFormatVersion
 
 MAX_CHUNKS: Final = 4096
-"""Beyond this an owner opens no further chunk: 256 GiB in chunks of 64 MiB, and a record of about 1 MB at r = 3."""
-MAX_COPIES: Final = 5
+"""Beyond this an owner opens no further chunk, and says so: 256 GiB in chunks of 64 MiB, 2 MB of memory."""
 
 
 class Member(NamedTuple):
@@ -196,63 +198,114 @@ class StreamRecord:
 
 # ---- bytes
 
+HEAD: Final = "head"
+"""The name of the part of a record that is not a sealed chunk."""
+_VERSION: Final = 1
 
-def encode_record(record: StreamRecord) -> bytes:
-    """The value of a stream's register: the CRC-32C of what follows, and JSON, with hosts and disks in a table."""
-    table: dict[Member, int] = {}
 
-    def numbers(members: tuple[Member, ...]) -> list[int]:
-        return [table.setdefault(member, len(table)) for member in members]
+def encode_record(record: StreamRecord) -> dict[str, bytes]:
+    """A record as entries of a metadata store, by name: its head, and each sealed chunk by its base offset.
 
-    chunks = [
-        [chunk.epoch, chunk.base_offset, numbers(chunk.members), numbers(chunk.candidates), chunk.end]
-        for chunk in record.chunks
-    ]
-    fields = {
-        "version": 1,
+    An entry is the CRC-32C of what follows, as 8 hexadecimal digits, and JSON.
+    """
+    open_chunk = record.open_chunk
+    sealed = record.chunks if open_chunk is None else record.chunks[:-1]
+    head = {
+        "v": _VERSION,
         "copies": [record.copies, record.min_copies],
         "epoch": record.epoch,
         "owner": record.owner,
-        "disks": list(table),
-        "chunks": chunks,
+        "open": None if open_chunk is None else _chunk_fields(open_chunk),
+        "sealed": [len(sealed), *([sealed[0].base_offset, sealed[-1].end] if sealed else [])],
     }
+    return {
+        HEAD: _entry(head),
+        **{_chunk_name(chunk): _entry({"v": _VERSION, **_chunk_fields(chunk)}) for chunk in sealed},
+    }
+
+
+def changed_entries(before: StreamRecord, after: StreamRecord) -> tuple[dict[str, bytes], list[str]]:
+    """What a swap of a record writes, and which entries it removes; their number does not depend on the record's size.
+
+    All of it is one transaction, on the condition that the head is as `before` was read: the register is the head.
+    """
+    known = set(before.chunks)
+    fresh = replace(after, chunks=tuple(chunk for chunk in after.chunks if chunk.is_open or chunk not in known))
+    written = {name: value for name, value in encode_record(fresh).items() if name != HEAD}
+    kept = {_chunk_name(chunk) for chunk in after.chunks if not chunk.is_open}
+    removed = [_chunk_name(chunk) for chunk in before.chunks if not chunk.is_open and _chunk_name(chunk) not in kept]
+    return {HEAD: encode_record(after)[HEAD], **written}, removed
+
+
+def decode_record(entries: Mapping[str, bytes]) -> StreamRecord:
+    """A record from all its entries, as of one revision of the head.
+
+    Raises UnknownFormatVersion, or CorruptRegister for any other damage, an entry that is missing or too many included.
+    """
+    if HEAD not in entries:
+        raise CorruptRegister(f"of a stream's record the head is missing among {len(entries)} entries; restore it")
+    head = _fields(HEAD, entries[HEAD])
+    sealed = [_fields(name, entries[name]) for name in sorted(entries) if name != HEAD]
+    try:
+        chunks = [_chunk(fields) for fields in sealed]
+        described = [len(chunks), *([chunks[0].base_offset, chunks[-1].end] if chunks else [])]
+        if head["sealed"] != json.loads(json.dumps(described)):
+            raise CorruptRegister(
+                f"a stream's record has chunks {described}, its head says {head['sealed']}; restore it"
+            )
+        if head["open"] is not None:
+            chunks.append(_chunk(head["open"]))
+        copies, min_copies = map(int, head["copies"])
+        host, start = map(str, head["owner"])
+        record = StreamRecord(copies, min_copies, int(head["epoch"]), OwnerId(host, start), tuple(chunks))
+        record.check()
+    except (KeyError, IndexError, TypeError, ValueError, AssertionError) as error:
+        raise CorruptRegister(
+            f"a stream's record of {len(entries)} entries is damaged ({error}); restore it"
+        ) from error
+    return record
+
+
+def _chunk_name(chunk: ChunkRecord) -> str:
+    return f"{chunk.base_offset:020d}"
+
+
+def _chunk_fields(chunk: ChunkRecord) -> dict[str, object]:
+    return {
+        "epoch": chunk.epoch,
+        "base": chunk.base_offset,
+        "members": chunk.members,
+        "candidates": chunk.candidates,
+        "end": chunk.end,
+    }
+
+
+def _chunk(fields: Mapping[str, Any]) -> ChunkRecord:
+    end = fields["end"]
+    return ChunkRecord(
+        int(fields["epoch"]),
+        int(fields["base"]),
+        tuple(Member(str(host), str(disk)) for host, disk in fields["members"]),
+        None if end is None else Prefix(*map(int, end)),
+        tuple(Member(str(host), str(disk)) for host, disk in fields["candidates"]),
+    )
+
+
+def _entry(fields: Mapping[str, object]) -> bytes:
     encoded = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
     return b"%08x" % crc32c(encoded) + encoded
 
 
-def decode_record(value: bytes) -> StreamRecord:
-    """A stream's record from its register. Raises UnknownFormatVersion, or CorruptRegister for any other damage."""
-    fields = _object(value)
-    if fields.get("version") != 1:
-        raise UnknownFormatVersion(f"version {fields.get('version')!r} of a stream's record is not 1; update this host")
-    try:
-        table = [Member(str(host), str(disk)) for host, disk in fields["disks"]]
-        chunks = tuple(
-            ChunkRecord(
-                int(epoch),
-                int(base_offset),
-                tuple(table[number] for number in members),
-                None if end is None else Prefix(*map(int, end)),
-                tuple(table[number] for number in candidates),
-            )
-            for epoch, base_offset, members, candidates, end in fields["chunks"]
-        )
-        copies, min_copies = map(int, fields["copies"])
-        host, start = fields["owner"]
-        record = StreamRecord(copies, min_copies, int(fields["epoch"]), OwnerId(str(host), str(start)), chunks)
-        record.check()
-    except (KeyError, IndexError, TypeError, ValueError, AssertionError) as error:
-        raise CorruptRegister(f"a stream's record of {len(value)} bytes is damaged ({error}); restore it") from error
-    return record
-
-
-def _object(value: bytes) -> dict[str, Any]:
+def _fields(name: str, value: bytes) -> dict[str, Any]:
     if value[:8] != b"%08x" % crc32c(value[8:]):
-        raise CorruptRegister(f"a stream's record of {len(value)} bytes does not match its checksum; restore it")
+        raise CorruptRegister(f"entry {name} of a stream's record does not match its checksum; restore it")
     try:
         fields = json.loads(value[8:])
     except (ValueError, RecursionError) as error:
-        raise CorruptRegister(f"a stream's record of {len(value)} bytes is not JSON ({error}); restore it") from error
+        raise CorruptRegister(f"entry {name} of a stream's record is not JSON ({error}); restore it") from error
     if not isinstance(fields, dict):
-        raise CorruptRegister(f"a stream's record is {value[:40]!r}, not an object; restore it")
+        raise CorruptRegister(f"entry {name} of a stream's record is not an object; restore it")
+    if fields.get("v") != _VERSION:
+        found = fields.get("v")
+        raise UnknownFormatVersion(f"entry {name} of a stream's record has version {found!r}, not 1; update this host")
     return fields

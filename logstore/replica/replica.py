@@ -153,20 +153,10 @@ class _Chunk:
     fences: list[tuple[str, Fence]] = field(default_factory=list)
     """Fences that are not answered yet, with who asked."""
 
-    def fail(self, *, is_damaged: bool) -> None:
-        """Nothing is added any more. `is_damaged`: what was durable cannot be read."""
-        self.step(ReplicaEvent.FAIL)
-        self.end = self.durable
-        self.is_damaged = self.is_damaged or is_damaged
-
     @property
     def failure(self) -> Reason:
         """Why a replica that has failed takes nothing."""
         return Reason.DAMAGED if self.is_damaged else Reason.DISK_FAILED
-
-    def step(self, event: ReplicaEvent) -> None:
-        """Move to the state that follows."""
-        self.state = following(TRANSITIONS, self.state, event, f"replica of {self.stream} epoch {self.epoch}")
 
 
 class Replica:
@@ -183,7 +173,7 @@ class Replica:
             found = _Chunk(stream, epoch, chunk.base_offset, chunk.durable, chunk.durable, state)
             self._chunks[stream, epoch] = found
             if chunk.is_damaged:
-                found.fail(is_damaged=True)
+                self._fail(found, is_damaged=True)
         self._tokens = 0
         self._stores: dict[int, tuple[DiskOperation, str]] = {}
         self._loads: dict[int, tuple[str, ReadEntries]] = {}
@@ -214,6 +204,15 @@ class Replica:
     def fence_of(self, stream: str) -> int:
         """The lowest epoch from which appends are taken."""
         return self._fences.get(stream, 0)
+
+    def _step(self, chunk: _Chunk, event: ReplicaEvent) -> None:
+        chunk.state = following(TRANSITIONS, chunk.state, event, f"replica of {chunk.stream} epoch {chunk.epoch}")
+
+    def _fail(self, chunk: _Chunk, *, is_damaged: bool) -> None:
+        """Nothing is added any more. `is_damaged`: what was durable cannot be read."""
+        self._step(chunk, ReplicaEvent.FAIL)
+        chunk.end = chunk.durable
+        chunk.is_damaged = chunk.is_damaged or is_damaged
 
     # ---- appends
 
@@ -352,7 +351,7 @@ class Replica:
             del self._chunks[operation.stream, operation.epoch]
             return []
         chunk.end = chunk.durable = operation.end
-        chunk.step(ReplicaEvent.CUT)
+        self._step(chunk, ReplicaEvent.CUT)
         return self._copy_done(chunk)
 
     def store_failed(self, token: int) -> list[Effect]:
@@ -365,7 +364,7 @@ class Replica:
             self._forget_unsynced(operation)
         if chunk.state is ReplicaState.REMOVING:
             return [self._store(operation, asker)] if isinstance(operation, RemoveChunk) else []
-        chunk.fail(is_damaged=isinstance(operation, CutChunk))
+        self._fail(chunk, is_damaged=isinstance(operation, CutChunk))
         asked_by = chunk.copy.owner if chunk.copy is not None else asker
         chunk.copy = None
         refused = Send(asked_by, self._refused(chunk.stream, chunk.epoch, chunk.failure))
@@ -407,14 +406,14 @@ class Replica:
     def _remove(self, chunk: _Chunk) -> list[Effect]:
         if chunk.state in (ReplicaState.SEALING, ReplicaState.REMOVING) or not self._is_settled(chunk):
             return []  # the next record that is seen will do it
-        chunk.step(ReplicaEvent.UNLIST)
+        self._step(chunk, ReplicaEvent.UNLIST)
         return [self._store(RemoveChunk(chunk.stream, chunk.epoch), self.me.host)]
 
     def _seal(self, chunk: _Chunk, end: Prefix, owner: str) -> list[Effect]:
         """Cut the chunk to its end, if it has that much; if not, it waits for a copy of the rest."""
         if not self._is_settled(chunk) or chunk.durable.length_bytes < end.length_bytes:
             return []
-        chunk.step(ReplicaEvent.SEAL)
+        self._step(chunk, ReplicaEvent.SEAL)
         return [self._store(CutChunk(chunk.stream, chunk.epoch, end), owner)]
 
     # ---- copies of sealed chunks
@@ -520,6 +519,6 @@ class Replica:
         chunk = self._chunks.get((message.stream, message.epoch))
         refused = self._refused(message.stream, message.epoch, Reason.DAMAGED)
         if chunk is not None and chunk.state in (ReplicaState.OPEN, ReplicaState.SEALED):
-            chunk.fail(is_damaged=True)
+            self._fail(chunk, is_damaged=True)
         owner = self._owner_hosts.get(message.stream, sender)
         return [Send(host, refused) for host in dict.fromkeys((sender, owner))]

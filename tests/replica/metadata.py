@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from logstore.replica.identity import DiskLabel
-from logstore.replica.records import Member, StreamRecord, decode_record, encode_record
+from logstore.replica.records import Member, StreamRecord, changed_entries, decode_record, encode_record
 from logstore.replica.register import LiveMembers, ReadRecord, RecordRead, SwapAnswer, SwapRecord
 from logstore.testing.simnet import SimNet
 
@@ -61,7 +61,7 @@ class MetadataService:
 
     def __init__(self, net: SimNet) -> None:
         self.net = net
-        self.registers: dict[str, tuple[int, bytes]] = {}
+        self.registers: dict[str, tuple[int, dict[str, bytes]]] = {}
         self.disks: dict[str, DiskLabel] = {}
         self.leases: dict[Member, int] = {}
         self.history: dict[str, list[StreamRecord]] = {}
@@ -70,16 +70,23 @@ class MetadataService:
 
     def create(self, stream: str, record: StreamRecord) -> None:
         """A stream is made."""
-        self._write(stream, 1, record)
+        self.registers[stream] = (1, encode_record(record))
+        self.history[stream] = [record]
 
     def _write(self, stream: str, revision: int, record: StreamRecord) -> None:
-        record.check()
-        self.registers[stream] = (revision, encode_record(record))
-        self.history.setdefault(stream, []).append(record)
+        """Write what changes, as a transaction of a real store would."""
+        entries = dict(self.registers[stream][1])
+        written, removed = changed_entries(self.record(stream), record)
+        entries.update(written)
+        for name in removed:
+            del entries[name]
+        self.registers[stream] = (revision, entries)
+        assert decode_record(entries) == record, "the entries are the record"
+        self.history[stream].append(record)
 
     def record(self, stream: str) -> StreamRecord:
         """A stream's record, now."""
-        return decode_record(self.registers[stream][1])
+        return self.history[stream][-1]
 
     def live(self) -> tuple[Member, ...]:
         """The members whose leases hold; each change of a record lets others be preferred."""
@@ -108,8 +115,7 @@ class MetadataService:
         """It has no timers."""
 
     def _read(self, stream: str) -> RecordRead:
-        revision, value = self.registers[stream]
-        return RecordRead(stream, revision, decode_record(value))
+        return RecordRead(stream, self.registers[stream][0], self.record(stream))
 
     def _swap(self, message: SwapRecord) -> SwapAnswer:
         revision = self.registers[message.stream][0]

@@ -240,14 +240,16 @@ class RandomRun:
         return True
 
     def _restore(self, host: str) -> bool:
-        """An old copy of the disk is put into a host that is down; the disk itself is gone."""
+        """An old copy of the disk is put into a host, which is down then; the disk itself is gone."""
         snapshot = self._snapshots.get(host)
         disk = self.cluster.disks[host]
-        if snapshot is None or host in self.cluster.hosts or not self._may_lose(host):
+        if snapshot is None or not self._may_lose(host):
             return False
         registered = self.cluster.meta.disks.get(snapshot.label.disk)
         if registered is None or registered.starts <= snapshot.label.starts or snapshot.label.disk != disk.label.disk:
             return False  # it would not be told apart: docs/replication.md, "what is not promised"
+        if host in self.cluster.hosts:
+            self.cluster.crash(host)
         self.cluster.disks[host] = snapshot.copy()
         return True
 
