@@ -66,7 +66,9 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class CopyChunk:
-    """Get what is missing of a sealed chunk from `source`. `revision`: of the record that names the replica for it.
+    """Get what is missing of a sealed chunk from `source`.
+
+    `revision`: of the record when the copy began, which names the replica for it; a repeated order has the same.
 
     Without a source the replica answers whether it has the chunk already.
     """
@@ -154,12 +156,13 @@ class FenceDone:
 
 @dataclass(frozen=True, slots=True)
 class CopyDone:
-    """The member has the sealed chunk durably, as a whole."""
+    """The member has the sealed chunk durably, as a whole. `revision`: of the order that this answers."""
 
     stream: str
     epoch: int
     member: Member
     end: Prefix
+    revision: int
 
 
 @dataclass(frozen=True, slots=True)

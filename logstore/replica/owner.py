@@ -124,7 +124,11 @@ class _Suspects:
     until_ms: dict[Member, int] = field(default_factory=dict)
 
     def is_suspect(self, member: Member, now_ms: int) -> bool:
-        return self.until_ms.get(member, now_ms) > now_ms
+        """Whether a member has failed lately."""
+        if self.until_ms.get(member, now_ms) <= now_ms:
+            self.until_ms.pop(member, None)
+            return False
+        return True
 
 
 class Owner:

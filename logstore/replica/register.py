@@ -6,8 +6,9 @@ the bytes of a register.
 
 What a store must keep:
 * Swaps of one register are linearizable: of two swaps that expect the same revision at most one is done, and a
-  revision is never used twice. Reads may be old; an old answer is never mistaken for a newer one, because it carries
-  its revision.
+  revision is never used twice. A read is not older than its request, but answers may come in another order: each
+  carries its revision. An answer reaches only the life of the host that asked: what a host reads after its start shows
+  at least what it had answered for before.
 * A request may be lost, answered late or repeated. An answer to a swap that was not done carries the record as it is,
   so that whoever repeated a swap recognizes their own.
 * Leases decide when a takeover or a copy is worth a try, never whether it is safe: no promise rests on clocks.

@@ -69,11 +69,15 @@ TRANSITIONS: Final = {
 
 
 class Job(NamedTuple):
-    """The chunk that is repaired, who gets a copy, and from whom (None: the target may have all of it)."""
+    """The chunk that is repaired, who gets a copy, and from whom (None: the target may have all of it).
+
+    `revision`: of the record when the copy began, which tells its answers from those to an earlier one; 0 before that.
+    """
 
     epoch: int
     target: Member
     source: Member | None
+    revision: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +122,8 @@ class Repair:
             if now_ms - self._since_ms > self._timeout_ms:
                 self._give_up(self._job.target, now_ms)
             elif now_ms - self._sent_ms >= self._resend_ms:
-                return self._ask(self._job, record, revision, now_ms)
+                self._job = self._job._replace(revision=self._job.revision or revision)
+                return self._ask(self._job, record, now_ms)
         if self.state is not RepairState.IDLE:
             return NOTHING
         dropped = self._drop_damaged(record, live)
@@ -134,7 +139,7 @@ class Repair:
         if job is None or self.state is not RepairState.COPYING or message.epoch != job.epoch:
             return
         if isinstance(message, CopyDone):
-            if message.member == job.target:
+            if message.member == job.target and message.revision == job.revision:
                 self._step(RepairEvent.DONE)
         elif message.member in (job.target, job.source):
             self._give_up(message.member, now_ms)
@@ -164,9 +169,10 @@ class Repair:
                 continue
             self._job = Job(chunk.epoch, target, source)
             if chunk.names(target):
+                self._job = self._job._replace(revision=revision)
                 self._step(RepairEvent.COPY)
                 self._since_ms = now_ms
-                asked = self._ask(self._job, record, revision, now_ms)
+                asked = self._ask(self._job, record, now_ms)
                 return RepairStep((*effects, *asked.effects))
             self._step(RepairEvent.NAME)
             wanted = record.with_copies(chunk.epoch, chunk.members, (*chunk.candidates, target))
@@ -185,14 +191,14 @@ class Repair:
         usable = (member for member in [*candidates, *others] if not self._is_bad(chunk.epoch, member, now_ms))
         return next(usable, None)
 
-    def _ask(self, job: Job, record: StreamRecord, revision: int, now_ms: int) -> RepairStep:
+    def _ask(self, job: Job, record: StreamRecord, now_ms: int) -> RepairStep:
         chunk = record.chunk(job.epoch)
         if chunk is None or chunk.end is None:
             self._give_up(job.target, now_ms)
             return NOTHING
         self._sent_ms = now_ms
         order = CopyChunk(
-            self._stream, job.target.disk, chunk.epoch, chunk.base_offset, chunk.end, job.source, revision
+            self._stream, job.target.disk, chunk.epoch, chunk.base_offset, chunk.end, job.source, job.revision
         )
         return RepairStep((Send(job.target.host, order),))
 

@@ -480,7 +480,7 @@ class Replica:
         copy, chunk.copy = chunk.copy, None
         if chunk.durable != copy.order.end:
             return [Send(copy.owner, self._refused(chunk.stream, chunk.epoch, Reason.DIVERGED))]
-        return [Send(copy.owner, CopyDone(chunk.stream, chunk.epoch, self.me, chunk.durable))]
+        return [Send(copy.owner, CopyDone(chunk.stream, chunk.epoch, self.me, chunk.durable, copy.order.revision))]
 
     def _end_copy(self, chunk: _Chunk, reason: Reason) -> list[Effect]:
         if chunk.copy is None:

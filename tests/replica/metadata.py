@@ -56,6 +56,22 @@ class News:
     read: RecordRead
 
 
+@dataclass(frozen=True)
+class Request:
+    """A request with the life of the host that asks."""
+
+    start: str
+    content: Any
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer for the life that asked."""
+
+    start: str
+    content: Any
+
+
 class MetadataService:
     """A host of the simulation."""
 
@@ -96,20 +112,24 @@ class MetadataService:
 
     def receive(self, sender: str, message: Any) -> None:
         """A request."""
+        assert isinstance(message, Request)
+        self.net.send(META, sender, Answer(message.start, self._answer(message.content)))
+
+    def _answer(self, message: Any) -> Any:
         if isinstance(message, ReadDisk):
-            self.net.send(META, sender, DiskRead(message.disk, self.disks.get(message.disk)))
-        elif isinstance(message, SwapDisk):
+            return DiskRead(message.disk, self.disks.get(message.disk))
+        if isinstance(message, SwapDisk):
             disk = message.label.disk
             if self.disks.get(disk) == message.expected:
                 self.disks[disk] = message.label
-            self.net.send(META, sender, DiskRead(disk, self.disks[disk]))
-        elif isinstance(message, KeepAlive):
+            return DiskRead(disk, self.disks[disk])
+        if isinstance(message, KeepAlive):
             self.leases[message.member] = self.net.now_us + LEASE_US
-            self.net.send(META, sender, News(LiveMembers(self.live()), self._read(message.stream)))
-        elif isinstance(message, ReadRecord):
-            self.net.send(META, sender, self._read(message.stream))
-        elif isinstance(message, SwapRecord):
-            self.net.send(META, sender, self._swap(message))
+            return News(LiveMembers(self.live()), self._read(message.stream))
+        if isinstance(message, SwapRecord):
+            return self._swap(message)
+        assert isinstance(message, ReadRecord)
+        return self._read(message.stream)
 
     def wake(self, reason: Any) -> None:
         """It has no timers."""

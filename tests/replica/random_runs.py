@@ -73,7 +73,8 @@ class RandomRun:
             (1, self._disk_fails),
             (1, self._rot),
             (2, self._snapshot),
-            (6, self._restore),
+            (4, self._restore),
+            (8, self._format),
         ]
 
     def run(self, actions: int) -> Outcome:
@@ -252,6 +253,13 @@ class RandomRun:
             self.cluster.crash(host)
         self.cluster.disks[host] = snapshot.copy()
         return True
+
+    def _format(self, host: str) -> bool:
+        """An operator formats a disk that was refused."""
+        refused = [name for name, up in self.cluster.hosts.items() if up.refused is not None]
+        for name in refused:
+            self._replace(name)
+        return bool(refused)
 
     def _may_lose(self, host: str) -> bool:
         """Whether every chunk has a whole copy on another member's disk."""

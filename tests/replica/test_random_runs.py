@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 
 import pytest
 
@@ -13,18 +14,24 @@ from logstore.replica.repair import RepairEvent, RepairState
 from logstore.replica.replica import TRANSITIONS as REPLICA_TRANSITIONS
 from logstore.replica.replica import Replica, ReplicaEvent, ReplicaState, _Chunk
 from tests.replica.cluster import Planted
-from tests.replica.random_runs import run_seed
+from tests.replica.random_runs import Outcome, run_seed
 from tests.replica.stories import FOLDER, play
 
-SHORT_SEEDS = range(30)
-LONG_SEEDS = range(1_000_000, 1_000_400)
+SHORT_SEEDS = range(24)
+LONG_SEEDS = range(1_000_000, 1_000_100)
 LONG_ACTIONS = 1_500
+
+
+@cache
+def outcome_of(seed: int) -> Outcome:
+    """What a short run does: it is the same every time."""
+    return run_seed(seed)
 
 
 @pytest.mark.parametrize("seed", SHORT_SEEDS)
 def test_a_random_history_keeps_every_promise(seed: int) -> None:
     """Some thousand steps with every kind of fault; afterwards the cluster heals, repairs itself and goes on."""
-    outcome = run_seed(seed)
+    outcome = outcome_of(seed)
     assert outcome.steps > 1_000
     assert outcome.acked > 0
 
@@ -33,12 +40,12 @@ def test_the_faults_happen() -> None:
     """The runs do what they are for: each kind of fault, takeovers and rolls, acknowledgements and reads."""
     faults: Counter[str] = Counter()
     epochs = acked = seen = 0
-    for seed in SHORT_SEEDS[:20]:
-        outcome = run_seed(seed)
+    for seed in SHORT_SEEDS:
+        outcome = outcome_of(seed)
         faults += outcome.faults
         epochs, acked, seen = epochs + outcome.epochs, acked + outcome.acked, seen + outcome.seen
     wanted = {"append", "crash", "start", "pause", "resume", "cut", "isolate", "heal", "lose_metadata", "load"}
-    assert wanted | {"weather", "wipe", "disk_fails", "rot", "snapshot", "restore"} == set(faults)
+    assert wanted | {"weather", "wipe", "disk_fails", "rot", "snapshot", "restore", "format"} == set(faults)
     assert epochs > 100
     assert acked > 1_000
     assert seen > 1_000
@@ -47,9 +54,8 @@ def test_the_faults_happen() -> None:
 @pytest.mark.parametrize("seed", [0, 3])
 def test_a_seed_repeats_its_run(seed: int) -> None:
     """Same seed, same trace: every event at the same time, in the same order, with the same content."""
-    first, second = run_seed(seed), run_seed(seed)
-    assert first == second
-    assert first.trace != run_seed(seed + 1).trace
+    assert outcome_of(seed) == run_seed(seed)
+    assert outcome_of(seed).trace != outcome_of(seed + 1).trace
 
 
 @pytest.mark.slow
@@ -92,7 +98,7 @@ def test_every_step_of_the_tables_is_taken() -> None:
     watched = Planted(owner=WatchedOwner, replica=WatchedReplica)
     for path in FOLDER.glob("*.txt"):
         play(path.read_text(encoding="utf-8"), watched)
-    for seed in SHORT_SEEDS[:15]:
+    for seed in SHORT_SEEDS[:8]:
         run_seed(seed, planted=watched)
     assert set(OWNER_TRANSITIONS) - WatchedOwner.steps == set()
     assert set(REPAIR_TRANSITIONS) - WatchedOwner.repairs == set()

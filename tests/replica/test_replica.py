@@ -184,7 +184,7 @@ def test_a_copy_outlives_records_from_before_it() -> None:
     assert replica.receive("a", piece) == []
     assert replica.stored(written.token) == [ReadRecord("s")]
     (cut,) = stores(replica.record_seen("s", 7, named))
-    assert messages(replica.stored(cut.token), CopyDone) == [CopyDone("s", 1, ME, at(4))]
+    assert messages(replica.stored(cut.token), CopyDone) == [CopyDone("s", 1, ME, at(4), 7)]
     assert replica.record_seen("s", 6, sealed) == []
     assert len(stores(replica.record_seen("s", 8, sealed))) == 1
 
