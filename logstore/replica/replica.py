@@ -105,6 +105,7 @@ TRANSITIONS: Final = {
     (ReplicaState.OPEN, ReplicaEvent.UNLIST): ReplicaState.REMOVING,
     (ReplicaState.SEALED, ReplicaEvent.UNLIST): ReplicaState.REMOVING,
     (ReplicaState.FAILED, ReplicaEvent.UNLIST): ReplicaState.REMOVING,
+    (ReplicaState.REMOVING, ReplicaEvent.FAIL): ReplicaState.FAILED,
 }
 
 
@@ -362,8 +363,6 @@ class Replica:
         chunk = self._chunks[operation.stream, operation.epoch]
         if isinstance(operation, WriteEntries):
             self._forget_unsynced(operation)
-        if chunk.state is ReplicaState.REMOVING:
-            return [self._store(operation, asker)] if isinstance(operation, RemoveChunk) else []
         self._fail(chunk, is_damaged=isinstance(operation, CutChunk))
         asked_by = chunk.copy.owner if chunk.copy is not None else asker
         chunk.copy = None
@@ -392,7 +391,7 @@ class Replica:
         self._owner_hosts[stream] = record.owner.host
         for chunk in [chunk for chunk in self._chunks.values() if chunk.stream == stream]:
             shown = record.chunk(chunk.epoch)
-            if shown is None or not (shown.names(self.me) or chunk.copy is not None):
+            if shown is None or not shown.names(self.me):
                 if record.epoch > chunk.epoch and revision >= chunk.copy_revision:
                     effects += self._remove(chunk)
                 continue
@@ -407,6 +406,7 @@ class Replica:
         if chunk.state in (ReplicaState.SEALING, ReplicaState.REMOVING) or not self._is_settled(chunk):
             return []  # the next record that is seen will do it
         self._step(chunk, ReplicaEvent.UNLIST)
+        chunk.copy = None
         return [self._store(RemoveChunk(chunk.stream, chunk.epoch), self.me.host)]
 
     def _seal(self, chunk: _Chunk, end: Prefix, owner: str) -> list[Effect]:

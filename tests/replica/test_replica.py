@@ -189,6 +189,30 @@ def test_a_copy_outlives_records_from_before_it() -> None:
     assert len(stores(replica.record_seen("s", 8, sealed))) == 1
 
 
+def test_a_copy_that_the_record_no_longer_names_is_removed() -> None:
+    """The owner that ordered it is gone, and the next one chose others: what is there of the copy goes."""
+    replica = Replica(ME, StoredReplicas())
+    record = StreamRecord(2, 1).claimed(OwnerId("a", "a.1")).opened((OTHER, THIRD), 0)
+    sealed = record.rolled(at(4), (OTHER, THIRD), (), (OTHER, THIRD))
+    replica.receive("a", CopyChunk("s", "disk2", 1, 0, at(4), OTHER, 7))
+    (written,) = stores(replica.receive("a", EntriesRead("s", 1, OTHER, START, ENTRIES[:2], 4)))
+    assert replica.record_seen("s", 8, sealed) == []
+    replica.stored(written.token)
+    assert replica.record_seen("s", 6, sealed) == []
+    (removed,) = stores(replica.record_seen("s", 8, sealed))
+    replica.stored(removed.token)
+    assert replica.streams() == []
+
+
+def test_a_removal_that_fails_is_tried_again() -> None:
+    """At the next look at the record, not at once: a broken disk is not asked in a loop."""
+    replica = with_entries(3)
+    gone = RECORD.rolled(at(3), (OTHER,), (), (OTHER,))
+    (removed,) = stores(replica.record_seen("s", 4, gone))
+    assert stores(replica.store_failed(removed.token)) == []
+    assert len(stores(replica.record_seen("s", 4, gone))) == 1
+
+
 def test_readers_see_what_is_acknowledged() -> None:
     """Of an open chunk the acknowledged length; all of a sealed one as soon as another chunk follows it."""
     replica = with_entries(3)
