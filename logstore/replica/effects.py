@@ -63,7 +63,7 @@ DiskOperation = WriteEntries | CutChunk | RemoveChunk | WriteFence
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Carry out an operation and sync it, then report `stored(token)`, or `store_failed(token)` if either failed.
+    """Carry out an operation and sync it, then report `stored`, or `store_failed` if either failed.
 
     Operations on one chunk are carried out in the order in which they were asked for. A power cut before the report may
     leave the operation undone, done or half done; after the report it is done.

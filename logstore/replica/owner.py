@@ -465,9 +465,16 @@ class Owner:
     # ---- members that fail
 
     def _keep_up(self, now_ms: int) -> list[Effect]:
-        """Resend, fail members that are too late, roll to a better set."""
-        if self._swap is not None:
-            return []
+        """Roll to a better set where that is due; send what waits, and again what was lost.
+
+        Sending does not wait for a swap in flight, which is a repair's: the metadata store may be away.
+        """
+        effects = self._roll_if_due(now_ms) if self._swap is None else []
+        if not self._state_is_appending():
+            return effects
+        return [*effects, *self._appending.send_again(now_ms), *self._send_placed(now_ms)]
+
+    def _roll_if_due(self, now_ms: int) -> list[Effect]:
         late = self._appending.late(now_ms)
         gone = [member for member in self._appending.progress if self._live and member not in self._live]
         effects: list[Effect] = []
@@ -477,9 +484,7 @@ class Owner:
             effects += self._fail(gone, "its lease has ended", now_ms)
         if self._state_is_appending():
             effects += self._roll_if_better(now_ms)
-        if not self._state_is_appending():
-            return effects
-        return [*effects, *self._appending.send_again(now_ms), *self._send_placed(now_ms)]
+        return effects
 
     def _state_is_appending(self) -> bool:
         return self.state is OwnerState.APPENDING

@@ -5,12 +5,12 @@ repair is three steps, each of which may be the last one before a crash:
 1. the record names the target as a candidate (a swap), so that a host that is copied to is never taken for one that
    holds something unlisted;
 2. the target gets what it lacks from a live member, piece by piece, and checks the whole;
-3. the record names the target as a member (a swap). Members that are not alive leave the record then, if there are
-   enough without them; not before.
+3. the record names the target as a member (a swap).
 
-Invariants: a member is dropped only if `copies` live ones stay, or if its copy is damaged and another
-  member is alive. A
-target is a member only after it has said that it holds the chunk durably, as a whole.
+Invariants:
+* A member is dropped only if `copies` live ones stay, or if its copy is damaged and another member is alive. So members
+  that are gone leave the record when there are enough others, and not before.
+* A target is a member only after it has said that it holds the chunk durably, as a whole.
 
 Without any live member a candidate may still have the chunk: it is asked. If none has, the chunk is reported as
 unavailable, and its records stay in the log's offsets.
@@ -50,7 +50,7 @@ class RepairEvent(Enum):
     COPY = "target is a candidate"
     DONE = "target holds the chunk"
     PROMOTE = "swap asked for"
-    DROP = "damaged copy dropped"
+    DROP = "damaged copy, or one too many"
     RECORDED = "swap done"
     GIVE_UP = "target or source failed"
 
@@ -159,7 +159,13 @@ class Repair:
         effects: list[Effect] = []
         for chunk in reversed(record.chunks):
             holders = [member for member in chunk.members if member in live]
-            if chunk.is_open or len(holders) >= record.copies:
+            if chunk.is_open:
+                continue
+            if len(holders) >= record.copies:
+                if len(chunk.members) + len(chunk.candidates) > record.copies:
+                    self._step(RepairEvent.DROP)
+                    kept = tuple(holders[: record.copies])
+                    return RepairStep(tuple(effects), record.with_copies(chunk.epoch, kept))
                 continue
             source = next((member for member in holders if not self._is_bad(chunk.epoch, member, now_ms)), None)
             target = self._target(chunk, source, live, now_ms)

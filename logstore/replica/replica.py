@@ -355,15 +355,17 @@ class Replica:
         self._step(chunk, ReplicaEvent.CUT)
         return self._copy_done(chunk)
 
-    def store_failed(self, token: int) -> list[Effect]:
-        """An operation failed: the chunk, or the fence, is as it was durable before."""
+    def store_failed(self, token: int, *, is_damaged: bool = False) -> list[Effect]:
+        """An operation failed: the chunk, or the fence, is as it was durable before. `is_damaged`: a cut has found that
+        the bytes do not match their checksum. A cut that the disk refused is no damage: the copy is whole.
+        """
         operation, asker = self._stores.pop(token)
         if isinstance(operation, WriteFence):
             return [Send(asker, self._refused(operation.stream, 0, Reason.DISK_FAILED))]
         chunk = self._chunks[operation.stream, operation.epoch]
         if isinstance(operation, WriteEntries):
             self._forget_unsynced(operation)
-        self._fail(chunk, is_damaged=isinstance(operation, CutChunk))
+        self._fail(chunk, is_damaged=is_damaged)
         asked_by = chunk.copy.owner if chunk.copy is not None else asker
         chunk.copy = None
         refused = Send(asked_by, self._refused(chunk.stream, chunk.epoch, chunk.failure))

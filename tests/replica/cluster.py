@@ -33,7 +33,7 @@ from logstore.replica.records import Member, OwnerId, StreamRecord
 from logstore.replica.register import ReadRecord, RecordRead, SwapAnswer, SwapRecord
 from logstore.replica.replica import Replica, StoredReplicas
 from logstore.testing.simnet import NetRules, SimNet
-from tests.replica.disk import DiskError, ReplicaDisk
+from tests.replica.disk import Damage, DiskError, ReplicaDisk
 from tests.replica.history import History
 from tests.replica.metadata import (
     META,
@@ -248,8 +248,9 @@ class Host:
         try:
             if not isinstance(store.operation, self.cluster.planted.forgets):
                 self.disk.finish(store.operation)
-        except DiskError:
-            self.carry_out(self.replica.store_failed(store.token))
+        except DiskError as error:
+            is_damaged = isinstance(error, Damage)
+            self.carry_out(self.replica.store_failed(store.token, is_damaged=is_damaged))
         else:
             self.carry_out(self.replica.stored(store.token))
 

@@ -57,7 +57,11 @@ class ChunkFile:
 
 
 class DiskError(Exception):
-    """An operation failed: the disk is broken, or a checksum does not fit."""
+    """An operation failed: the disk refuses."""
+
+
+class Damage(DiskError):
+    """A checksum does not fit."""
 
 
 class ReplicaDisk:
@@ -107,7 +111,7 @@ class ReplicaDisk:
 
     def _cut(self, chunk: ChunkFile, end: Prefix) -> None:
         if end not in chunk.prefixes:
-            raise DiskError(f"the chunk has no prefix {end}")
+            raise Damage(f"the chunk has no prefix {end}")
         chunk.cut(chunk.prefixes.index(end))
 
     def load(self, load: Load) -> tuple[Prefix, list[Entry], int]:
@@ -128,7 +132,7 @@ class ReplicaDisk:
                 break
             entry = chunk.entries[number]
             if b"!" in entry.data:
-                raise DiskError(f"a bit has flipped in {entry.data!r}")
+                raise Damage(f"a bit has flipped in {entry.data!r}")
             entries.append(entry)
             size += len(entry.data)
             number += 1

@@ -228,7 +228,7 @@ class RandomRun:
             for key, chunk in disk.chunks.items()
             if chunk.entries and (chunk.is_sealed or host not in self.cluster.hosts)
         ]
-        if not keys or not self._may_lose(host):
+        if not keys or not self._may_lose(host, only_live=True):
             return False
         key = self.random.choice(keys)
         disk.rot(key, self.random.randrange(len(disk.chunks[key].entries)))
@@ -261,10 +261,15 @@ class RandomRun:
             self._replace(name)
         return bool(refused)
 
-    def _may_lose(self, host: str) -> bool:
-        """Whether every chunk has a whole copy on another member's disk."""
+    def _may_lose(self, host: str, *, only_live: bool = False) -> bool:
+        """Whether every chunk has a whole copy on another member's disk. `only_live`: damage that nobody has found is
+        not lost yet, so a member that is away may leave the record while it is there.
+        """
         for chunk in self.cluster.record.chunks:
             others = [other for other in chunk.members if other.host != host]
+            if only_live:
+                live = self.cluster.meta.live()
+                others = [other for other in others if other in live and other.host in self.cluster.hosts]
             if not any(self._is_whole(other, chunk.epoch, chunk.end) for other in others):
                 return False
         return True

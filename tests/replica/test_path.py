@@ -171,6 +171,21 @@ def test_a_swap_whose_answer_was_lost_is_recognized() -> None:
     assert owner.state is OwnerState.RESTORING
 
 
+def test_a_repair_that_waits_for_the_store_holds_up_nothing() -> None:
+    """The swap of a repair is not answered: what was lost is sent again, and acknowledged."""
+    store = Store()
+    owner = appending(store)
+    owner.append(b"one", 2, 0)
+    confirm(owner, (A, B, C), ONE)
+    store.swap(owner, owner.receive(Refused("s", 1, C, Reason.DISK_FAILED), 10), 10)
+    owner.live_members((A, B, D), 20)
+    assert len(of_kind(owner.tick(100), SwapRecord)) == 1
+    owner.append(b"two", 1, 100)
+    assert list(appends(owner.tick(200))) == ["a", "b", "d"]
+    again = Prefix.empty(2).followed_by(b"two", 1)
+    assert of_kind(confirm(owner, (A, B, D), again, epoch=2), Acked) == [Acked("s", 2, 3)]
+
+
 def test_a_takeover_fences_seals_and_goes_on() -> None:
     """The shortest answer is the length; who has not answered may have it; what was acknowledged is below it."""
     store = Store()

@@ -204,6 +204,17 @@ def test_a_copy_that_the_record_no_longer_names_is_removed() -> None:
     assert replica.streams() == []
 
 
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_cut_that_the_disk_refuses_is_no_damage(is_damaged: bool) -> None:
+    """Only a copy that does not match its checksum says DAMAGED, after which the record may drop it."""
+    replica = with_entries(3)
+    (cut,) = stores(replica.record_seen("s", 3, RECORD.rolled(at(2), (OTHER, ME), (), (OTHER,))))
+    reasons = [refused.reason for refused in messages(replica.store_failed(cut.token, is_damaged=is_damaged), Refused)]
+    assert reasons == [Reason.DAMAGED if is_damaged else Reason.DISK_FAILED]
+    effects = replica.receive("c", ReadEntries("s", "disk2", 1, 0, 100, for_copy=True))
+    assert [effect.limit_bytes for effect in effects if isinstance(effect, Load)] == [at(3).length_bytes]
+
+
 def test_a_removal_that_fails_is_tried_again() -> None:
     """At the next look at the record, not at once: a broken disk is not asked in a loop."""
     replica = with_entries(3)
