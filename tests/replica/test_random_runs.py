@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +21,7 @@ from tests.replica.cluster import Planted
 from tests.replica.random_runs import Outcome, run_seed
 from tests.replica.stories import FOLDER, play
 
+ROOT = Path(__file__).resolve().parents[2]
 SHORT_SEEDS = range(24)
 LONG_SEEDS = range(1_000_000, 1_000_100)
 LONG_ACTIONS = 1_500
@@ -56,6 +61,22 @@ def test_a_seed_repeats_its_run(seed: int) -> None:
     """Same seed, same trace: every event at the same time, in the same order, with the same content."""
     assert outcome_of(seed) == run_seed(seed)
     assert outcome_of(seed).trace != outcome_of(seed + 1).trace
+
+
+def test_a_seed_repeats_its_run_in_another_process() -> None:
+    """Nothing depends on how Python hashes strings, which differs between processes."""
+    program = "from tests.replica.random_runs import run_seed; print(run_seed(5, 60).trace)"
+    traces = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": str(number), "PYTHONPATH": str(ROOT)},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for number in (1, 2)
+    }
+    assert traces == {run_seed(5, 60).trace + "\n"}
 
 
 @pytest.mark.slow
