@@ -42,6 +42,10 @@ class UnknownFormatVersion(CairnError):
     """The data directory or a file in it was written by a newer version."""
 
 
+class CorruptRegister(CairnError):
+    """A value of the metadata store whose bytes contradict themselves."""
+
+
 class MalformedRequest(CairnError):
     """A request whose bytes cannot be decoded."""
 

@@ -67,7 +67,7 @@ PARTS = (
     Part("checks", (), 90, 120, Lane.COMPUTE),
     Part("static", ("static",), 90, 90, Lane.COMPUTE),
     Part("crash", ("crash",), 480, 60 * 60, Lane.COMPUTE),
-    Part("log", ("epochs", "log"), 300, 60 * 60, Lane.COMPUTE),
+    Part("log", ("epochs", "log", "replica"), 420, 60 * 60, Lane.COMPUTE),
     Part("state", STATE, 300, 60 * 60, Lane.COMPUTE),
     Part("core", CORE, 360, 60 * 60, Lane.COMPUTE),
     Part("services", ("coordinator", "metadata", "monitoring", "sidecar", "kill9"), 600, 30 * 60, Lane.COMPUTE),

@@ -15,6 +15,7 @@ CODES: dict[type[Exception], ErrorCode] = {
     # Not CORRUPT_MESSAGE: some consumers skip a batch that they take as damaged in transit. An operator must see it.
     errors.CorruptChunk: ErrorCode.kafka_storage_error,
     errors.CorruptFile: ErrorCode.kafka_storage_error,
+    errors.CorruptRegister: ErrorCode.kafka_storage_error,
     errors.UnknownFormatVersion: ErrorCode.kafka_storage_error,
     errors.MalformedRequest: ErrorCode.invalid_request,
     errors.MessageTooLarge: ErrorCode.message_too_large,

@@ -14,6 +14,9 @@ from logstore.epochs import ledger_entries, staging
 from logstore.kafka import answers, connection
 from logstore.kafka.groups import state as groups
 from logstore.kafka.security import login
+from logstore.replica import owner as replica_owner
+from logstore.replica import repair
+from logstore.replica import replica as replicas
 from scheduler.peace.online import states as peace
 from spe_adapter.checkpoint import steps as checkpoint_steps
 
@@ -63,6 +66,39 @@ def login_section() -> str:
         "Where a listener wants one. Nothing else is served before DONE, and nothing after FAILED.",
         login.LoginState.STARTED,
         [Step(before, event.value, after) for (before, event), after in login.TRANSITIONS.items()],
+    )
+
+
+def replication_sections() -> str:
+    """The sections of replication."""
+    owner = [Step(before, event.value, after) for (before, event), after in replica_owner.TRANSITIONS.items()]
+    replica = [Step(before, event.value, after) for (before, event), after in replicas.TRANSITIONS.items()]
+    repairs = [Step(before, event.value, after) for (before, event), after in repair.TRANSITIONS.items()]
+    return "".join(
+        (
+            drawn(
+                "The owner of a replicated stream",
+                "logstore/replica/owner.py",
+                "From its claim until another host has claimed the stream ([replication](replication.md); no sidecar"
+                " runs it yet).",
+                replica_owner.OwnerState.IDLE,
+                owner,
+            ),
+            drawn(
+                "A replica of a chunk",
+                "logstore/replica/replica.py",
+                "On one host. Fences are a stream's, not a chunk's.",
+                replicas.ReplicaState.OPEN,
+                replica,
+            ),
+            drawn(
+                "The repair of a sealed chunk",
+                "logstore/replica/repair.py",
+                "One copy: named in the record, copied, named as a member.",
+                repair.RepairState.IDLE,
+                repairs,
+            ),
+        )
     )
 
 
@@ -133,6 +169,7 @@ def page() -> str:
                 chunks,
             ),
             checkpoint_section(),
+            replication_sections(),
         )
     )
 

@@ -1,0 +1,178 @@
+"""The open chunk as its owner sees it: what was sent, what each member has confirmed, who lags, what is acknowledged.
+
+Invariants:
+* What is acknowledged is what every member has confirmed as durable; the members are those of the chunk's record.
+* A batch is sent along the chain once. A member that lags gets what it lacks directly from the owner, so that a member
+  in front of it that stands still does not make it fail as well.
+* A member that asks for what it has confirmed, or that has another disk or other bytes now, is doubtful: it is not
+  named as a holder when the chunk is sealed.
+
+Costs: a batch is one message to this host's own member, one to the first other one, and one on from each of those; a
+member that lags gets at most one more message in `resend_ms`, of at most `append_bytes`.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from logstore.replica.effects import Effect, Send
+from logstore.replica.messages import Append, AppendDone, Entry, OutOfOrder
+from logstore.replica.records import ChunkRecord, Member, Prefix
+from logstore.replica.window import Window
+
+NOTHING: Final = Prefix(0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerLimits:
+    """Bounds and times of an owner. `member_timeout_ms`: a batch that a member has not confirmed after that long, from
+    its first sending on, makes the member a failed one.
+    """
+
+    chunk_bytes: int = 64 << 20
+    max_in_flight_bytes: int = 4 << 20
+    append_bytes: int = 1 << 20
+    resend_ms: int = 50
+    member_timeout_ms: int = 300
+    fence_wait_ms: int = 300
+    """How long a takeover waits for members behind the first one that has answered."""
+    suspect_ms: int = 5_000
+    """A member that failed is not chosen for that long."""
+    repair_timeout_ms: int = 10_000
+
+
+@dataclass(slots=True)
+class MemberProgress:
+    """What is known of a member."""
+
+    durable: Prefix
+    resent_ms: int = 0
+    resent_from: int = -1
+    is_doubtful: bool = False
+
+
+class Appending:
+    """The batches of a stream that are not acknowledged, and the members of its open chunk."""
+
+    def __init__(self, stream: str, host: str, limits: OwnerLimits) -> None:
+        self._stream = stream
+        self._host = host
+        self._limits = limits
+        self.window = Window(0, limits.max_in_flight_bytes)
+        self.chunk: ChunkRecord | None = None
+        self.progress: dict[Member, MemberProgress] = {}
+        self.is_draining = False
+        """The chunk gets no more batches: the next ones wait for the next chunk."""
+        self._told_acked_bytes = 0
+
+    def begin(self, chunk: ChunkRecord) -> None:
+        """Go on in a chunk that was just opened: what is not acknowledged is sent there again, at its offsets."""
+        if self.window.next_offset < chunk.base_offset:
+            self.window = Window(chunk.base_offset, self._limits.max_in_flight_bytes)
+        self.window.begin_chunk()
+        self.chunk = chunk
+        nothing = Prefix.empty(chunk.base_offset)
+        self.progress = {member: MemberProgress(nothing) for member in chunk.members}
+        self.is_draining = False
+        self._told_acked_bytes = 0
+
+    # ---- sending
+
+    def send_placed(self, now_ms: int) -> list[Effect]:
+        """Place the batches that wait, and send them along the chain."""
+        effects: list[Effect] = []
+        while self.chunk is not None and not self.is_draining:
+            if self.window.placed.length_bytes >= self._limits.chunk_bytes:
+                self.is_draining = True
+                break
+            at, entries = self.window.place(now_ms, self._limits.append_bytes)
+            if not entries:
+                break
+            effects += self._send_chain(self.chunk, at, entries)
+        return effects
+
+    def _send_chain(self, chunk: ChunkRecord, at: Prefix, entries: tuple[Entry, ...]) -> list[Effect]:
+        """To this host's own member and to the first other one at once; the rest get it one from the other."""
+        own = [member for member in chunk.members if member.host == self._host]
+        others = [member for member in chunk.members if member.host != self._host]
+        first = [self._append_to(chunk, member, at, entries) for member in own]
+        return [*first, *([self._append_to(chunk, others[0], at, entries, tuple(others[1:]))] if others else [])]
+
+    def _append_to(
+        self,
+        chunk: ChunkRecord,
+        member: Member,
+        at: Prefix,
+        entries: tuple[Entry, ...],
+        forward: tuple[Member, ...] = (),
+    ) -> Send:
+        acked_bytes = self._told_acked_bytes = self.window.acked.length_bytes
+        message = Append(
+            self._stream, member.disk, chunk.epoch, chunk.base_offset, self._host, at, entries, acked_bytes, forward
+        )
+        return Send(member.host, message)
+
+    def send_again(self, now_ms: int) -> list[Effect]:
+        """To members that lag: what they lack. To all, when nothing is in flight: what is acknowledged."""
+        effects: list[Effect] = []
+        if self.chunk is None:
+            return []
+        for member, progress in self.progress.items():
+            since_ms = self.window.waits_since_ms(progress.durable.length_bytes)
+            if since_ms is not None and now_ms - max(since_ms, progress.resent_ms) >= self._limits.resend_ms:
+                effects += self._resend(member, progress.durable.length_bytes, now_ms)
+        if self.window.is_all_acked and self._told_acked_bytes < self.window.acked.length_bytes:
+            effects += self._send_chain(self.chunk, self.window.placed, ())
+        return effects
+
+    def _resend(self, member: Member, length_bytes: int, now_ms: int) -> list[Effect]:
+        found = self.window.entries_from(length_bytes, self._limits.append_bytes)
+        if self.chunk is None or found is None:
+            return []
+        progress = self.progress[member]
+        progress.resent_ms, progress.resent_from = now_ms, length_bytes
+        return [self._append_to(self.chunk, member, *found)]
+
+    # ---- what members say
+
+    def confirmed(self, message: AppendDone) -> bool:
+        """A member has more. Returns whether something is acknowledged that was not."""
+        progress = self.progress[message.member]
+        if message.durable.length_bytes > progress.durable.length_bytes:
+            progress.durable = message.durable
+            progress.is_doubtful = False
+        return self.window.ack(self.confirmed_by_all())
+
+    def confirmed_by_all(self) -> Prefix:
+        """What every member has durably."""
+        confirmed = (progress.durable for progress in self.progress.values())
+        return min(confirmed, key=lambda durable: durable.length_bytes, default=NOTHING)
+
+    def out_of_order(self, message: OutOfOrder, now_ms: int) -> list[Effect]:
+        """A member lacks what lies in front of what it got."""
+        progress = self.progress[message.member]
+        length = message.end.length_bytes
+        is_repeated = progress.resent_from == length and now_ms - progress.resent_ms < self._limits.resend_ms
+        if length < self.window.acked.length_bytes:
+            progress.is_doubtful = True  # or the message is late: its next confirmation will tell
+        return [] if is_repeated else self._resend(message.member, length, now_ms)
+
+    def members_of(self, host: str) -> list[Member]:
+        """The members on a host: one, or none."""
+        return [member for member in self.progress if member.host == host]
+
+    def late(self, now_ms: int) -> list[Member]:
+        """The members that have had a batch for too long."""
+        return [
+            member
+            for member, progress in self.progress.items()
+            if self._is_late(self.window.waits_since_ms(progress.durable.length_bytes), now_ms)
+        ]
+
+    def _is_late(self, since_ms: int | None, now_ms: int) -> bool:
+        return since_ms is not None and now_ms - since_ms > self._limits.member_timeout_ms
+
+    def holders(self) -> tuple[tuple[Member, ...], tuple[Member, ...]]:
+        """Who has what is acknowledged, the failed ones too, and who may have lost it. If all may, all are named."""
+        sure = tuple(member for member, progress in self.progress.items() if not progress.is_doubtful)
+        doubtful = tuple(member for member, progress in self.progress.items() if progress.is_doubtful)
+        return (sure, doubtful) if sure else (doubtful, ())

@@ -1,0 +1,137 @@
+"""What the state machines of replication ask their host to do.
+
+A method of a state machine takes one event and returns effects; the host carries them out and brings what follows from
+them back as further events. Effects of one call may be carried out in any order, and crash states are those of any
+order: whatever must be durable first is asked for first, and the rest follows in the call that reports it durable.
+"""
+
+from dataclasses import dataclass
+
+from logstore.replica.messages import Entry, Message
+from logstore.replica.records import Prefix
+from logstore.replica.register import ReadRecord, SwapRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message to a host; itself included."""
+
+    host: str
+    message: Message
+
+
+# ---- the disk of a replica
+
+
+@dataclass(frozen=True, slots=True)
+class WriteEntries:
+    """Append entries to a chunk's file; the file is created for the first ones."""
+
+    stream: str
+    epoch: int
+    at: Prefix
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CutChunk:
+    """Cut a chunk's file to a length, check the checksum of the rest, and mark the chunk as sealed."""
+
+    stream: str
+    epoch: int
+    end: Prefix
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveChunk:
+    """Remove a chunk's file."""
+
+    stream: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFence:
+    """Note the lowest epoch from which a stream's appends are taken."""
+
+    stream: str
+    fence_epoch: int
+
+
+DiskOperation = WriteEntries | CutChunk | RemoveChunk | WriteFence
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Carry out an operation and sync it, then report `stored`, or `store_failed` if either failed.
+
+    Operations on one chunk are carried out in the order in which they were asked for. A power cut before the report may
+    leave the operation undone, done or half done; after the report it is done.
+    """
+
+    token: int
+    operation: DiskOperation
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Read entries of a chunk from an offset on, none behind `limit_bytes`; report `loaded`, or `load_failed`."""
+
+    token: int
+    stream: str
+    epoch: int
+    offset: int
+    limit_bytes: int
+    max_bytes: int
+
+
+# ---- what the owner tells the log
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The owner takes appends. Readers may see everything below `high_watermark`, which is also the next offset."""
+
+    stream: str
+    epoch: int
+    high_watermark: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acked:
+    """Every batch below the high watermark is acknowledged."""
+
+    stream: str
+    epoch: int
+    high_watermark: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deposed:
+    """The stream has a newer owner. What was not acknowledged, from `unacked_offset` on, may be in the log or not."""
+
+    stream: str
+    newer_epoch: int
+    unacked_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """No member of a chunk can be reached, so the stream waits for one; it never goes on without them."""
+
+    stream: str
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemberFailed:
+    """For the event log: a member of the open chunk does not keep up, or has refused."""
+
+    stream: str
+    epoch: int
+    host: str
+    reason: str
+
+
+Effect = Send | Store | Load | ReadRecord | SwapRecord | Ready | Acked | Deposed | Unavailable | MemberFailed

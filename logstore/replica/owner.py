@@ -1,0 +1,524 @@
+"""The owner of a stream: claims it, fences and seals what the last owner left open, appends, and rolls on when it must.
+
+Invariants:
+* A batch is acknowledged when every member of the open chunk has it durably, and only in the state APPENDING: from the
+  moment the owner asks for the chunk to be sealed at the acknowledged length, nothing more is acknowledged in it.
+* The owner's record is always the one it has written last, or the one it has read before its claim; every change is a
+  swap on that record's revision. If a swap is refused and the register does not hold what it asked for, somebody else
+  has claimed the stream: the owner is deposed, for good.
+* A chunk's replica set is the one that the metadata store had before the first append. A member that fails is not
+  replaced: the chunk is sealed at the acknowledged length, and what is not acknowledged is sent again in the next
+  chunk, at the same offsets. No client hears of it.
+* A claim never leads to an empty stream: if no member of the open chunk can be fenced, the owner waits, and says so.
+
+How the owner finds out that it is a zombie: an append or a fence is refused as FENCED, a swap is refused, or the record
+that it watches names another owner. It then reports `Deposed`, once; what was not acknowledged has an unknown fate, as
+with any lost connection. Until then it cannot acknowledge: the new owner has fenced a member of its chunk.
+
+Bounded: `max_in_flight_bytes` of batches that are not acknowledged; `append_bytes` in a message; one swap in flight.
+
+What a failure costs (r members): a member that fails, one swap and the unacknowledged batches once more, r messages for
+each; a takeover, three swaps, r fences with one sync each, and what `repair` copies if fewer than `min_copies` members
+answered; a lost message, one more after `resend_ms`. An append without failures: r messages, r syncs, r answers.
+
+The states are a table and events are methods, not coroutines over tickets as in `logstore.epochs`: in most states any
+of five kinds of events may come next, repeated and late ones among them, and a step is what all of them together allow.
+
+Sources: Apache BookKeeper (ensemble changes, the last add confirmed); SGuard, section 3; KIP-101, KIP-279 and KIP-320
+(why a length without an epoch, and an epoch without the metadata's word, lose records).
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from logstore.base.states import following
+from logstore.replica.appending import Appending, OwnerLimits
+from logstore.replica.effects import Acked, Deposed, Effect, MemberFailed, Ready, Send, Unavailable
+from logstore.replica.fencing import Fencing, SealPlan
+from logstore.replica.messages import (
+    AppendDone,
+    CopyDone,
+    Entry,
+    Fence,
+    FenceDone,
+    LookAtRecord,
+    Reason,
+    Refused,
+    ToOwner,
+)
+from logstore.replica.records import MAX_CHUNKS, ChunkRecord, Member, OwnerId, StreamRecord
+from logstore.replica.register import ReadRecord, RecordRead, SwapAnswer, SwapRecord
+from logstore.replica.repair import Repair
+
+
+class OwnerState(Enum):
+    """The life of an owner."""
+
+    IDLE = "idle"
+    READING = "reading"
+    CLAIMING = "claiming"
+    FENCING = "fencing"
+    SEALING = "sealing"
+    RESTORING = "restoring"
+    OPENING = "opening"
+    APPENDING = "appending"
+    ROLLING = "rolling"
+    DEPOSED = "deposed"
+
+
+class OwnerEvent(Enum):
+    """What moves an owner to another state."""
+
+    START = "start"
+    READ = "record read"
+    CLAIMED = "claimed, a chunk is open"
+    CLAIMED_CLOSED = "claimed, no chunk is open"
+    FENCED = "members fenced"
+    SEALED = "chunk sealed"
+    OPEN = "enough copies"
+    OPENED = "chunk opened"
+    ROLL = "member failed, or chunk full"
+    ROLLED = "next chunk opened"
+    OVERTAKEN = "newer owner"
+
+
+TRANSITIONS: Final = {
+    (OwnerState.IDLE, OwnerEvent.START): OwnerState.READING,
+    (OwnerState.READING, OwnerEvent.READ): OwnerState.CLAIMING,
+    (OwnerState.CLAIMING, OwnerEvent.CLAIMED): OwnerState.FENCING,
+    (OwnerState.CLAIMING, OwnerEvent.CLAIMED_CLOSED): OwnerState.RESTORING,
+    (OwnerState.FENCING, OwnerEvent.FENCED): OwnerState.SEALING,
+    (OwnerState.SEALING, OwnerEvent.SEALED): OwnerState.RESTORING,
+    (OwnerState.RESTORING, OwnerEvent.OPEN): OwnerState.OPENING,
+    (OwnerState.OPENING, OwnerEvent.OPENED): OwnerState.APPENDING,
+    (OwnerState.APPENDING, OwnerEvent.ROLL): OwnerState.ROLLING,
+    (OwnerState.ROLLING, OwnerEvent.ROLLED): OwnerState.APPENDING,
+    (OwnerState.CLAIMING, OwnerEvent.OVERTAKEN): OwnerState.DEPOSED,
+    (OwnerState.FENCING, OwnerEvent.OVERTAKEN): OwnerState.DEPOSED,
+    (OwnerState.SEALING, OwnerEvent.OVERTAKEN): OwnerState.DEPOSED,
+    (OwnerState.RESTORING, OwnerEvent.OVERTAKEN): OwnerState.DEPOSED,
+    (OwnerState.OPENING, OwnerEvent.OVERTAKEN): OwnerState.DEPOSED,
+    (OwnerState.APPENDING, OwnerEvent.OVERTAKEN): OwnerState.DEPOSED,
+    (OwnerState.ROLLING, OwnerEvent.OVERTAKEN): OwnerState.DEPOSED,
+}
+
+TAKING: Final = (OwnerState.APPENDING, OwnerState.ROLLING)
+"""States in which batches are taken."""
+
+
+@dataclass(slots=True)
+class _Swap:
+    """The swap in flight."""
+
+    wanted: StreamRecord
+    expected_revision: int
+    sent_ms: int
+    is_repair: bool = False
+
+
+@dataclass(slots=True)
+class _Suspects:
+    """Members that failed, until when they are not chosen."""
+
+    until_ms: dict[Member, int] = field(default_factory=dict)
+
+    def is_suspect(self, member: Member, now_ms: int) -> bool:
+        """Whether a member has failed lately."""
+        if self.until_ms.get(member, now_ms) <= now_ms:
+            self.until_ms.pop(member, None)
+            return False
+        return True
+
+
+class Owner:
+    """One host as the owner of one stream, from its claim until it is deposed. An owner that is deposed is not used
+    again: the host makes a new one to claim the stream again.
+    """
+
+    def __init__(self, stream: str, me: OwnerId, limits: OwnerLimits | None = None) -> None:
+        self.stream = stream
+        self.me = me
+        self.limits = limits or OwnerLimits()
+        self.state = OwnerState.IDLE
+        self._record: StreamRecord | None = None
+        self.revision = 0
+        self._live: tuple[Member, ...] = ()
+        self._swap: _Swap | None = None
+        self._fencing: Fencing | None = None
+        self._sent_ms = 0
+        self._since_ms = 0
+        self._reported = ""
+        self._appending = Appending(stream, me.host, self.limits)
+        self._suspects = _Suspects()
+        self._repair = Repair(stream, self.limits.resend_ms * 4, self.limits.repair_timeout_ms)
+
+    # ---- what the log sees
+
+    @property
+    def record(self) -> StreamRecord:
+        """The stream's record, as this owner has read or written it last."""
+        if self._record is None:
+            raise AssertionError(f"{self.stream}: the record has not been read")
+        return self._record
+
+    @property
+    def high_watermark(self) -> int:
+        """Below this offset every batch is acknowledged."""
+        return self._appending.window.acked.next_offset
+
+    @property
+    def next_offset(self) -> int:
+        """The offset of the next batch."""
+        return self._appending.window.next_offset
+
+    def may_append(self, size_bytes: int) -> bool:
+        """Whether `append` takes a batch of this size now; if not, the log keeps it and asks again later."""
+        return self.state in TAKING and self._appending.window.has_room(size_bytes)
+
+    # ---- events
+
+    def start(self, now_ms: int) -> list[Effect]:
+        """Claim the stream."""
+        self._step(OwnerEvent.START)
+        self._sent_ms = now_ms
+        return [ReadRecord(self.stream)]
+
+    def record_read(self, answer: RecordRead, now_ms: int) -> list[Effect]:
+        """The stream's register, read or watched. After its claim the owner looks in it for another claim only."""
+        if answer.record is None or self.state in (OwnerState.IDLE, OwnerState.DEPOSED):
+            return []
+        if self.state is not OwnerState.READING:
+            is_overtaken = answer.revision > self.revision and answer.record.owner != self.me
+            return self._depose(answer.record.epoch) if is_overtaken else []
+        self._record, self.revision = answer.record, answer.revision
+        self._step(OwnerEvent.READ)
+        return self._swap_in(self.record.claimed(self.me), now_ms)
+
+    def live_members(self, live: tuple[Member, ...], now_ms: int) -> list[Effect]:
+        """The members whose leases hold, in the order of preference for replica sets."""
+        self._live = live
+        return self._advance(now_ms)
+
+    def append(self, data: bytes, record_count: int, now_ms: int) -> list[Effect]:
+        """Append a batch; its offset is `next_offset` before the call. See `may_append`."""
+        if not self.may_append(len(data)):
+            raise AssertionError(f"{self.stream}: no room for {len(data)} bytes in state {self.state.value}")
+        self._appending.window.append(Entry(data, record_count))
+        return self._send_placed(now_ms)
+
+    def tick(self, now_ms: int) -> list[Effect]:
+        """Time has passed: send again what was not answered, give up what takes too long."""
+        effects: list[Effect] = []
+        if self._swap is not None and now_ms - self._swap.sent_ms >= self.limits.resend_ms:
+            self._swap.sent_ms = now_ms
+            effects.append(SwapRecord(self.stream, self._swap.expected_revision, self._swap.wanted))
+        if self.state is OwnerState.READING and now_ms - self._sent_ms >= self.limits.resend_ms:
+            self._sent_ms = now_ms
+            effects.append(ReadRecord(self.stream))
+        if self.state is OwnerState.FENCING and now_ms - self._sent_ms >= self.limits.resend_ms:
+            effects += self._send_fences(now_ms)
+        effects += self._advance(now_ms)
+        if self.state is OwnerState.APPENDING:
+            effects += self._go_on_repairing(now_ms)
+        return effects
+
+    def receive(self, message: ToOwner, now_ms: int) -> list[Effect]:
+        """A member's message."""
+        if self.state in (OwnerState.IDLE, OwnerState.READING, OwnerState.DEPOSED):
+            return []
+        if isinstance(message, Refused) and message.reason is Reason.FENCED:
+            return self._fenced(message)
+        if isinstance(message, CopyDone):
+            self._repair.receive(message, now_ms)
+            return self._advance(now_ms)
+        if isinstance(message, FenceDone):
+            return self._member_fenced(message, now_ms)
+        if isinstance(message, Refused):
+            return self._refused(message, now_ms)
+        if message.member not in self._appending.progress or not self._is_open(message.epoch):
+            return []
+        if isinstance(message, AppendDone):
+            return self._confirmed(message, now_ms)
+        return self._appending.out_of_order(message, now_ms)
+
+    def _is_open(self, epoch: int) -> bool:
+        """Whether batches are acknowledged in the chunk of this epoch now."""
+        chunk = self.record.open_chunk
+        return self.state is OwnerState.APPENDING and chunk is not None and chunk.epoch == epoch
+
+    def _step(self, event: OwnerEvent) -> None:
+        self.state = following(TRANSITIONS, self.state, event, f"owner of {self.stream}")
+
+    # ---- the metadata store
+
+    def _swap_in(self, wanted: StreamRecord, now_ms: int, *, is_repair: bool = False) -> list[Effect]:
+        wanted.check()
+        self._swap = _Swap(wanted, self.revision, now_ms, is_repair)
+        return [SwapRecord(self.stream, self.revision, wanted)]
+
+    def swap_answered(self, answer: SwapAnswer, now_ms: int) -> list[Effect]:
+        """The outcome of a swap. A repeated request finds its own record in the register: it was done."""
+        swap = self._swap
+        if swap is None or answer.expected_revision != swap.expected_revision:
+            return []
+        if not (answer.is_done or answer.record == swap.wanted):
+            return self._overtaken(answer, now_ms)
+        self._swap = None
+        self._record, self.revision = swap.wanted, answer.revision
+        if swap.is_repair:
+            self._repair.recorded(now_ms)
+            return self._advance(now_ms)
+        return self._recorded(now_ms)
+
+    def _overtaken(self, answer: SwapAnswer, now_ms: int) -> list[Effect]:
+        """The register holds what another owner has written."""
+        return self._depose(answer.record.epoch if answer.record is not None else 0)
+
+    def _recorded(self, now_ms: int) -> list[Effect]:
+        """The next step after a swap of the owner's own."""
+        if self.state is OwnerState.CLAIMING:
+            return self._claimed(now_ms)
+        if self.state is OwnerState.SEALING:
+            self._step(OwnerEvent.SEALED)
+            return [*self._look_hints(), *self._advance(now_ms)]
+        if self.state is OwnerState.OPENING:
+            self._step(OwnerEvent.OPENED)
+            chunk = self._begin_chunk()
+            ready = Ready(self.stream, self.record.epoch, chunk.base_offset)
+            return [ready, *self._look_hints(), *self._advance(now_ms)]
+        if self.state is OwnerState.ROLLING:
+            self._step(OwnerEvent.ROLLED)
+            self._begin_chunk()
+            return [*self._look_hints(), *self._send_placed(now_ms)]
+        raise AssertionError(f"owner of {self.stream}: a swap in state {self.state.value}")
+
+    def _look_hints(self) -> list[Effect]:
+        """Tells the holders of the last two chunks that the record has changed: one was sealed, or is followed."""
+        hosts = {member.host: None for chunk in self.record.chunks[-2:] for member in chunk.members}
+        return [Send(host, LookAtRecord(self.stream, self.revision)) for host in hosts]
+
+    def _depose(self, newer_epoch: int) -> list[Effect]:
+        self._step(OwnerEvent.OVERTAKEN)
+        self._swap = None
+        return [Deposed(self.stream, newer_epoch, self.high_watermark)]
+
+    def _fenced(self, message: Refused) -> list[Effect]:
+        """A member takes only newer epochs. It may be an old answer, about an epoch that this owner has replaced."""
+        if message.fence_epoch > self.record.epoch:
+            return self._depose(message.fence_epoch)
+        return []
+
+    # ---- takeover
+
+    def _claimed(self, now_ms: int) -> list[Effect]:
+        chunk = self.record.open_chunk
+        if chunk is None:
+            self._step(OwnerEvent.CLAIMED_CLOSED)
+            return self._advance(now_ms)
+        self._step(OwnerEvent.CLAIMED)
+        self._fencing = Fencing(chunk, self.record.epoch)
+        self._since_ms = now_ms
+        return self._send_fences(now_ms)
+
+    def _send_fences(self, now_ms: int) -> list[Effect]:
+        fencing = self._fencing
+        if fencing is None:
+            return []
+        self._sent_ms = now_ms
+        chunk = fencing.chunk
+        return [
+            Send(member.host, Fence(self.stream, member.disk, chunk.epoch, chunk.base_offset, self.record.epoch))
+            for member in fencing.waiting()
+        ]
+
+    def _member_fenced(self, message: FenceDone, now_ms: int) -> list[Effect]:
+        if self.state is not OwnerState.FENCING or self._fencing is None or message.epoch != self._fencing.chunk.epoch:
+            return []
+        self._fencing.answered(message)
+        return self._advance(now_ms)
+
+    def _seal_when_fenced(self, now_ms: int) -> list[Effect]:
+        """Seal the chunk when every member has answered, or when the others have had their time."""
+        fencing = self._fencing
+        if fencing is None or self._swap is not None:
+            return []
+        is_late = now_ms - self._since_ms >= self.limits.fence_wait_ms
+        if fencing.waiting() and not is_late:
+            return []
+        plan = fencing.plan()
+        if plan is None:
+            return self._report_unavailable(fencing) if is_late or fencing.is_lost else []
+        self._step(OwnerEvent.FENCED)
+        return [*self._damage_reports(plan), *self._swap_in(self._sealed_record(plan), now_ms)]
+
+    def _sealed_record(self, plan: SealPlan) -> StreamRecord:
+        return self.record.sealed(plan.end, plan.holders, plan.candidates)
+
+    def _damage_reports(self, plan: SealPlan) -> list[Effect]:
+        return [
+            MemberFailed(self.stream, self.record.epoch, member.host, "its copy is shorter than what was acknowledged")
+            for member in plan.damaged
+        ]
+
+    def _report_unavailable(self, fencing: Fencing) -> list[Effect]:
+        members = ", ".join(
+            f"{member.host} (disk {member.disk}) "
+            + ("has another disk now, or a damaged copy" if member in fencing.gone else "does not answer")
+            for member in fencing.chunk.members
+        )
+        return self._report(fencing.chunk.epoch, f"no member of the open chunk has it: {members}; bring one back")
+
+    def _report_full(self) -> list[Effect]:
+        return self._report(self.record.epoch, f"the stream has {MAX_CHUNKS} chunks; trim it, or make chunks larger")
+
+    def _report(self, epoch: int, reason: str) -> list[Effect]:
+        """Say why the stream waits, once for each reason."""
+        if self._reported == reason:
+            return []
+        self._reported = reason
+        return [Unavailable(self.stream, epoch, reason)]
+
+    # ---- chunks
+
+    def _advance(self, now_ms: int) -> list[Effect]:
+        """What can be done now, after any event."""
+        if self.state is OwnerState.FENCING:
+            return self._seal_when_fenced(now_ms)
+        if self.state is OwnerState.RESTORING:
+            return self._open_or_restore(now_ms)
+        if self.state is OwnerState.APPENDING:
+            return self._keep_up(now_ms)
+        return []
+
+    def _open_or_restore(self, now_ms: int) -> list[Effect]:
+        """Open the next chunk when the last one has copies enough; until then, copy it."""
+        if self._swap is not None:
+            return []
+        last = self.record.last_chunk
+        members = self._choose_members(now_ms)
+        is_safe = last is None or len(last.members) >= self.record.min_copies
+        if len(self.record.chunks) >= MAX_CHUNKS:
+            return [*self._report_full(), *self._go_on_repairing(now_ms)]
+        if is_safe and len(members) >= self.record.min_copies:
+            self._step(OwnerEvent.OPEN)
+            return self._swap_in(self.record.opened(members, self._end_offset()), now_ms)
+        return self._go_on_repairing(now_ms)
+
+    def _end_offset(self) -> int:
+        """Where the next chunk begins, when none is open."""
+        if self._fencing is not None and self.record.chunk(self._fencing.chunk.epoch) is None:
+            return self._fencing.chunk.base_offset  # the chunk was empty, and is not listed
+        last = self.record.last_chunk
+        return last.end.next_offset if last is not None and last.end is not None else 0
+
+    def _choose_members(self, now_ms: int) -> tuple[Member, ...]:
+        """The set of the next chunk: this host first, then by preference, one for each host, no suspects."""
+        chosen: dict[str, Member] = {}
+        for member in sorted(self._live, key=lambda member: member.host != self.me.host):
+            if len(chosen) < self.record.copies and not self._suspects.is_suspect(member, now_ms):
+                chosen.setdefault(member.host, member)
+        return tuple(chosen.values())
+
+    def _begin_chunk(self) -> ChunkRecord:
+        """Start appending to the chunk that was just opened."""
+        chunk = self.record.open_chunk
+        if chunk is None:
+            raise AssertionError(f"owner of {self.stream}: no chunk is open in {self.record}")
+        self._appending.begin(chunk)
+        return chunk
+
+    def _go_on_repairing(self, now_ms: int) -> list[Effect]:
+        if self._swap is not None:
+            return []
+        step = self._repair.tick(self.record, self.revision, self._live, now_ms)
+        swap = self._swap_in(step.wanted, now_ms, is_repair=True) if step.wanted is not None else []
+        return [*step.effects, *swap]
+
+    # ---- appending
+
+    def _send_placed(self, now_ms: int) -> list[Effect]:
+        return self._appending.send_placed(now_ms) if self.state is OwnerState.APPENDING else []
+
+    def _confirmed(self, message: AppendDone, now_ms: int) -> list[Effect]:
+        self._suspects.until_ms.pop(message.member, None)
+        if not self._appending.confirmed(message):
+            return []
+        acked = Acked(self.stream, self.record.epoch, self.high_watermark)
+        return [acked, *self._advance(now_ms)]
+
+    def _refused(self, message: Refused, now_ms: int) -> list[Effect]:
+        if self.state is OwnerState.FENCING and self._fencing is not None:
+            if message.reason in (Reason.WRONG_DISK, Reason.DAMAGED) and message.epoch == self._fencing.chunk.epoch:
+                members = [member for member in self._fencing.chunk.members if member.host == message.member.host]
+                self._fencing.gone.update(dict.fromkeys(members))
+            return self._advance(now_ms)
+        if self._is_open(message.epoch):
+            failed = self._appending.members_of(message.member.host)
+            for member in failed:
+                is_other = message.reason in (Reason.WRONG_DISK, Reason.DIVERGED, Reason.DAMAGED)
+                self._appending.progress[member].is_doubtful |= is_other
+            return self._fail(failed, message.reason.value, now_ms)
+        self._repair.receive(message, now_ms)
+        return self._advance(now_ms)
+
+    # ---- members that fail
+
+    def _keep_up(self, now_ms: int) -> list[Effect]:
+        """Roll to a better set where that is due; send what waits, and again what was lost.
+
+        Sending does not wait for a swap in flight, which is a repair's: the metadata store may be away.
+        """
+        effects = self._roll_if_due(now_ms) if self._swap is None else []
+        if not self._state_is_appending():
+            return effects
+        return [*effects, *self._appending.send_again(now_ms), *self._send_placed(now_ms)]
+
+    def _roll_if_due(self, now_ms: int) -> list[Effect]:
+        late = self._appending.late(now_ms)
+        gone = [member for member in self._appending.progress if self._live and member not in self._live]
+        effects: list[Effect] = []
+        if late:
+            effects = self._fail(late, f"no confirmation for {self.limits.member_timeout_ms} ms", now_ms)
+        if self._state_is_appending() and gone:
+            effects += self._fail(gone, "its lease has ended", now_ms)
+        if self._state_is_appending():
+            effects += self._roll_if_better(now_ms)
+        return effects
+
+    def _state_is_appending(self) -> bool:
+        return self.state is OwnerState.APPENDING
+
+    def _fail(self, members: list[Member], reason: str, now_ms: int) -> list[Effect]:
+        """Members of the open chunk fail: go on with another set, if there is one; else wait for them."""
+        until_ms = now_ms + self.limits.suspect_ms
+        news = [member for member in members if not self._suspects.is_suspect(member, now_ms)]
+        self._suspects.until_ms.update(dict.fromkeys(members, until_ms))
+        reports: list[Effect] = [MemberFailed(self.stream, self.record.epoch, member.host, reason) for member in news]
+        if self._swap is not None:
+            return reports  # a repair is being recorded; the next tick finds the members late again
+        chosen = self._choose_members(now_ms)
+        if len(chosen) < self.record.min_copies:
+            return reports
+        return [*reports, *self._roll(chosen, now_ms)]
+
+    def _roll_if_better(self, now_ms: int) -> list[Effect]:
+        """Roll a full chunk once it is drained, and one whose set is small once there are more hosts."""
+        chosen = self._choose_members(now_ms)
+        appending = self._appending
+        has_grown = len(chosen) > len(appending.progress)
+        appending.is_draining = appending.is_draining or has_grown
+        if appending.is_draining and appending.window.is_all_acked and len(chosen) >= self.record.min_copies:
+            return self._roll(chosen, now_ms)
+        return []
+
+    def _roll(self, members: tuple[Member, ...], now_ms: int) -> list[Effect]:
+        """Seal the chunk at the acknowledged length, and open the next one, in one swap."""
+        if len(self.record.chunks) >= MAX_CHUNKS:
+            return self._report_full()
+        self._step(OwnerEvent.ROLL)
+        return self._swap_in(self._rolled_record(members), now_ms)
+
+    def _rolled_record(self, members: tuple[Member, ...]) -> StreamRecord:
+        holders, doubtful = self._appending.holders()
+        return self.record.rolled(self._appending.window.acked, holders, doubtful, members)

@@ -1,0 +1,261 @@
+"""Copies of sealed chunks, up to the number that the stream is to have. The owner of the stream runs it.
+
+One chunk at a time, the last one first: as long as it has fewer than `min_copies` holders, no chunk may follow it. A
+repair is three steps, each of which may be the last one before a crash:
+1. the record names the target as a candidate (a swap), so that a host that is copied to is never taken for one that
+   holds something unlisted;
+2. the target gets what it lacks from a live member, piece by piece, and checks the whole;
+3. the record names the target as a member (a swap).
+
+Invariants:
+* A member is dropped only if `copies` live ones stay, or if its copy is damaged and another member is alive. So members
+  that are gone leave the record when there are enough others, and not before.
+* A target is a member only after it has said that it holds the chunk durably, as a whole.
+
+Without any live member a candidate may still have the chunk: it is asked. If none has, the chunk is reported as
+unavailable, and its records stay in the log's offsets.
+
+Costs: two swaps a copy, one small write a sync for each piece of 1 MiB. When copies may flow, and where to, is
+Peace's to say: here they go to the first live member in the given order.
+
+Sources: SGuard, section 5 (copies compete with what must be fast, so they are scheduled); HDFS's re-replication;
+Apache BookKeeper's auto-recovery, which changes the ledger's metadata after the copy.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, NamedTuple
+
+from logstore.base.states import following
+from logstore.replica.effects import Effect, Send, Unavailable
+from logstore.replica.messages import CopyChunk, CopyDone, Reason, Refused
+from logstore.replica.records import ChunkRecord, Member, StreamRecord
+
+
+class RepairState(Enum):
+    """The steps of the repair of one chunk."""
+
+    IDLE = "idle"
+    NAMING = "naming"
+    COPYING = "copying"
+    CHECKED = "checked"
+    PROMOTING = "promoting"
+    DROPPING = "dropping"
+
+
+class RepairEvent(Enum):
+    """What moves a repair on."""
+
+    NAME = "target chosen"
+    COPY = "target is a candidate"
+    DONE = "target holds the chunk"
+    PROMOTE = "swap asked for"
+    DROP = "damaged copy, or one too many"
+    RECORDED = "swap done"
+    GIVE_UP = "target or source failed"
+
+
+TRANSITIONS: Final = {
+    (RepairState.IDLE, RepairEvent.NAME): RepairState.NAMING,
+    (RepairState.IDLE, RepairEvent.COPY): RepairState.COPYING,
+    (RepairState.IDLE, RepairEvent.DROP): RepairState.DROPPING,
+    (RepairState.NAMING, RepairEvent.RECORDED): RepairState.COPYING,
+    (RepairState.COPYING, RepairEvent.DONE): RepairState.CHECKED,
+    (RepairState.COPYING, RepairEvent.GIVE_UP): RepairState.IDLE,
+    (RepairState.CHECKED, RepairEvent.PROMOTE): RepairState.PROMOTING,
+    (RepairState.PROMOTING, RepairEvent.RECORDED): RepairState.IDLE,
+    (RepairState.DROPPING, RepairEvent.RECORDED): RepairState.IDLE,
+}
+
+
+class Job(NamedTuple):
+    """The chunk that is repaired, who gets a copy, and from whom (None: the target may have all of it).
+
+    `revision`: of the record when the copy began, which tells its answers from those to an earlier one; 0 before that.
+    """
+
+    epoch: int
+    target: Member
+    source: Member | None
+    revision: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RepairStep:
+    """What a repair asks for: effects, and a record to swap in."""
+
+    effects: tuple[Effect, ...] = ()
+    wanted: StreamRecord | None = None
+
+
+NOTHING: Final = RepairStep()
+
+
+class Repair:
+    """The repair of one stream's sealed chunks."""
+
+    def __init__(self, stream: str, resend_ms: int, timeout_ms: int) -> None:
+        self._stream = stream
+        self._resend_ms = resend_ms
+        self._timeout_ms = timeout_ms
+        self.state = RepairState.IDLE
+        self._job: Job | None = None
+        self._since_ms = 0
+        self._sent_ms = 0
+        self._bad: dict[tuple[int, Member], int] = {}
+        """Targets and sources that failed, by chunk, until when they are not asked again."""
+        self._damaged: dict[tuple[int, Member], None] = {}
+        self._reported: dict[int, None] = {}
+        self._seen: tuple[int, tuple[Member, ...]] | None = None
+        """Revision and live members with which there was nothing to do: no need to look through all chunks again."""
+
+    def _step(self, event: RepairEvent) -> None:
+        self.state = following(TRANSITIONS, self.state, event, f"repair of {self._stream}")
+
+    # ---- events
+
+    def tick(self, record: StreamRecord, revision: int, live: tuple[Member, ...], now_ms: int) -> RepairStep:
+        """Go on: choose a chunk, ask for a copy again, give a target up. `revision` is that of the record."""
+        if self.state is RepairState.CHECKED:
+            return self._promote(record, live)
+        if self.state is RepairState.COPYING and self._job is not None:
+            if now_ms - self._since_ms > self._timeout_ms:
+                self._give_up(self._job.target, now_ms)
+            elif now_ms - self._sent_ms >= self._resend_ms:
+                self._job = self._job._replace(revision=self._job.revision or revision)
+                return self._ask(self._job, record, now_ms)
+        if self.state is not RepairState.IDLE:
+            return NOTHING
+        dropped = self._drop_damaged(record, live)
+        if dropped is not None:
+            return dropped
+        return self._choose(record, revision, live, now_ms)
+
+    def receive(self, message: CopyDone | Refused, now_ms: int) -> None:
+        """An answer of a target, or of a source by way of the target. The next tick goes on."""
+        if isinstance(message, Refused) and message.reason is Reason.DAMAGED:
+            self._damaged[message.epoch, message.member] = None
+        job = self._job
+        if job is None or self.state is not RepairState.COPYING or message.epoch != job.epoch:
+            return
+        if isinstance(message, CopyDone):
+            if message.member == job.target and message.revision == job.revision:
+                self._step(RepairEvent.DONE)
+        elif message.member in (job.target, job.source):
+            self._give_up(message.member, now_ms)
+
+    def recorded(self, now_ms: int) -> None:
+        """The swap that the last step asked for is done."""
+        self._step(RepairEvent.RECORDED)
+        self._since_ms, self._sent_ms = now_ms, now_ms - self._resend_ms
+        if self.state is RepairState.IDLE:
+            self._job = None
+
+    # ---- steps
+
+    def _choose(self, record: StreamRecord, revision: int, live: tuple[Member, ...], now_ms: int) -> RepairStep:
+        if self._seen == (revision, live):
+            return NOTHING
+        effects: list[Effect] = []
+        for chunk in reversed(record.chunks):
+            holders = [member for member in chunk.members if member in live]
+            if chunk.is_open:
+                continue
+            if len(holders) >= record.copies:
+                if len(chunk.members) + len(chunk.candidates) > record.copies:
+                    self._step(RepairEvent.DROP)
+                    kept = tuple(holders[: record.copies])
+                    return RepairStep(tuple(effects), record.with_copies(chunk.epoch, kept))
+                continue
+            source = next((member for member in holders if not self._is_bad(chunk.epoch, member, now_ms)), None)
+            target = self._target(chunk, source, live, now_ms)
+            if not holders:
+                effects += self._report(chunk)
+            if target is None:
+                continue
+            self._job = Job(chunk.epoch, target, source)
+            if chunk.names(target):
+                self._job = self._job._replace(revision=revision)
+                self._step(RepairEvent.COPY)
+                self._since_ms = now_ms
+                asked = self._ask(self._job, record, now_ms)
+                return RepairStep((*effects, *asked.effects))
+            self._step(RepairEvent.NAME)
+            wanted = record.with_copies(chunk.epoch, chunk.members, (*chunk.candidates, target))
+            return RepairStep(tuple(effects), wanted)
+        if not self._bad:
+            self._seen = (revision, live)
+        return RepairStep(tuple(effects))
+
+    def _target(
+        self, chunk: ChunkRecord, source: Member | None, live: tuple[Member, ...], now_ms: int
+    ) -> Member | None:
+        """Who gets the copy: a candidate, which may have most of it; else a host that has none."""
+        candidates = [member for member in chunk.candidates if member in live]
+        hosts = {member.host for member in chunk.members if member in live}
+        others = [member for member in live if member.host not in hosts] if source is not None else []
+        usable = (member for member in [*candidates, *others] if not self._is_bad(chunk.epoch, member, now_ms))
+        return next(usable, None)
+
+    def _ask(self, job: Job, record: StreamRecord, now_ms: int) -> RepairStep:
+        chunk = record.chunk(job.epoch)
+        if chunk is None or chunk.end is None:
+            self._give_up(job.target, now_ms)
+            return NOTHING
+        self._sent_ms = now_ms
+        order = CopyChunk(
+            self._stream, job.target.disk, chunk.epoch, chunk.base_offset, chunk.end, job.source, job.revision
+        )
+        return RepairStep((Send(job.target.host, order),))
+
+    def _promote(self, record: StreamRecord, live: tuple[Member, ...]) -> RepairStep:
+        job = self._job
+        chunk = record.chunk(job.epoch) if job is not None else None
+        if job is None or chunk is None:
+            raise AssertionError(f"repair of {self._stream}: the chunk of {job} is gone")
+        self._step(RepairEvent.PROMOTE)
+        members = (*(member for member in chunk.members if member != job.target), job.target)
+        candidates = tuple(member for member in chunk.candidates if member != job.target)
+        alive = tuple(member for member in members if member in live)
+        if len(alive) >= record.copies:
+            members, candidates = alive, ()
+        self._reported.pop(chunk.epoch, None)
+        return RepairStep((), record.with_copies(chunk.epoch, members, candidates))
+
+    def _drop_damaged(self, record: StreamRecord, live: tuple[Member, ...]) -> RepairStep | None:
+        for epoch, member in list(self._damaged):
+            chunk = record.chunk(epoch)
+            if chunk is None or chunk.is_open or not chunk.names(member):
+                del self._damaged[epoch, member]
+                continue
+            members = tuple(other for other in chunk.members if other != member)
+            candidates = tuple(other for other in chunk.candidates if other != member)
+            if any(other in live for other in members):
+                del self._damaged[epoch, member]
+                self._step(RepairEvent.DROP)
+                return RepairStep((), record.with_copies(epoch, members, candidates))
+        return None
+
+    # ---- failures
+
+    def _give_up(self, member: Member, now_ms: int) -> None:
+        if self._job is not None:
+            self._bad[self._job.epoch, member] = now_ms + self._timeout_ms
+        self._step(RepairEvent.GIVE_UP)
+        self._job = None
+
+    def _is_bad(self, epoch: int, member: Member, now_ms: int) -> bool:
+        until_ms = self._bad.get((epoch, member))
+        if until_ms is not None and until_ms <= now_ms:
+            del self._bad[epoch, member]
+            return False
+        return until_ms is not None
+
+    def _report(self, chunk: ChunkRecord) -> list[Effect]:
+        """Once for each chunk, until it is there again."""
+        if chunk.epoch in self._reported:
+            return []
+        self._reported[chunk.epoch] = None
+        hosts = ", ".join(member.host for member in chunk.members)
+        reason = f"no member of the chunk from offset {chunk.base_offset} on is alive ({hosts}); bring one back"
+        return [Unavailable(self._stream, chunk.epoch, reason)]

@@ -1,0 +1,526 @@
+"""One host's replicas of chunks: takes appends in order, fences, serves reads and copies, forgets what is not listed.
+
+Invariants:
+* An append is taken only if its epoch is at or above the stream's fence, and only directly behind what the replica has,
+  with the same checksum in front. So a replica's chunk is always a prefix of what the chunk's owner has sent.
+* `AppendDone` names only what is durable.
+* `FenceDone` is sent when the fence is durable and every append taken before it is; the length that it names is final.
+  A fence that was heard refuses appends at once, also before it is durable.
+* A chunk is cut, sealed or removed only by what a stream's record says, never by a message from an owner: the record
+  of a sealed chunk never changes its end, so an old record does no harm. A chunk that the record does not list is
+  removed only if the record's epoch is above the chunk's (it was listed before anything was appended to it), and its
+  revision not below the one that named the replica for a copy.
+* A failed write or sync is final for the chunk: what was durable before is served, nothing is added.
+* A copy with damage in what was once durable says so, and never that it is shorter. Its owner drops it from the record,
+  which lets it go, and it is copied anew.
+* Readers see what is acknowledged: the acknowledged length while the chunk is open or the last one, and all of a sealed
+  chunk that another one follows.
+
+Bounded: `max_unsynced_bytes` of entries that are not durable, over all chunks; what arrives beyond that is dropped, and
+the owner sends it again. One copy of each chunk at a time. Memory for each chunk does not depend on its size.
+
+Costs: an append is one write, one sync, one answer, and one message on along the chain, all of them at the same time. A
+fence is one small write and one sync. A record seen costs one operation for each chunk that it seals or removes.
+
+Sources: Apache BookKeeper's bookies (fencing, last add confirmed); HDFS's pipeline (data along a chain); etcd's raft
+(messages that carry all that it takes to judge them).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, Final
+
+from logstore.base.states import following
+from logstore.replica.effects import (
+    CutChunk,
+    DiskOperation,
+    Effect,
+    Load,
+    RemoveChunk,
+    Send,
+    Store,
+    WriteEntries,
+    WriteFence,
+)
+from logstore.replica.messages import (
+    Append,
+    AppendDone,
+    CopyChunk,
+    CopyDone,
+    EntriesRead,
+    Entry,
+    Fence,
+    FenceDone,
+    LookAtRecord,
+    OutOfOrder,
+    ReadEntries,
+    Reason,
+    Refused,
+    ToReplica,
+    end_after,
+)
+from logstore.replica.records import Member, Prefix, StreamRecord
+from logstore.replica.register import ReadRecord
+
+MAX_UNSYNCED_BYTES: Final = 64 << 20
+"""Entries in memory that are not durable yet, for all streams of a host."""
+COPY_BYTES: Final = 1 << 20
+"""What a copy asks for at a time: a large read, and little memory for each copy."""
+
+
+class ReplicaState(Enum):
+    """The life of one host's replica of a chunk."""
+
+    OPEN = "open"
+    """Takes appends, if its epoch is not fenced."""
+    SEALING = "sealing"
+    """Is being cut to the length that the record says."""
+    SEALED = "sealed"
+    """Holds the whole chunk, durably."""
+    FAILED = "failed"
+    """A write or a sync has failed, or a read found damage: what is whole is served, nothing is added. The next start
+    of the host looks at it anew, and a copy takes its place when the record has dropped it.
+    """
+    REMOVING = "removing"
+    """The stream's record does not list it."""
+
+
+class ReplicaEvent(Enum):
+    """What moves a replica of a chunk to another state."""
+
+    SEAL = "record shows the end"
+    CUT = "cut"
+    FAIL = "write, sync or read failed"
+    UNLIST = "record lists it no more"
+
+
+TRANSITIONS: Final = {
+    (ReplicaState.OPEN, ReplicaEvent.SEAL): ReplicaState.SEALING,
+    (ReplicaState.SEALING, ReplicaEvent.CUT): ReplicaState.SEALED,
+    (ReplicaState.OPEN, ReplicaEvent.FAIL): ReplicaState.FAILED,
+    (ReplicaState.FAILED, ReplicaEvent.FAIL): ReplicaState.FAILED,
+    (ReplicaState.SEALED, ReplicaEvent.FAIL): ReplicaState.FAILED,
+    (ReplicaState.SEALING, ReplicaEvent.FAIL): ReplicaState.FAILED,
+    (ReplicaState.OPEN, ReplicaEvent.UNLIST): ReplicaState.REMOVING,
+    (ReplicaState.SEALED, ReplicaEvent.UNLIST): ReplicaState.REMOVING,
+    (ReplicaState.FAILED, ReplicaEvent.UNLIST): ReplicaState.REMOVING,
+    (ReplicaState.REMOVING, ReplicaEvent.FAIL): ReplicaState.FAILED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredChunk:
+    """What a start finds of a chunk on the disk: whole entries, whose checksums are right."""
+
+    base_offset: int
+    durable: Prefix
+    is_sealed: bool
+    is_damaged: bool = False
+    """Behind `durable` there is data that was once durable, and cannot be read: the copy counts for nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredReplicas:
+    """What a start finds on the disk: the fence of each stream, and chunks by stream and epoch."""
+
+    fences: dict[str, int] = field(default_factory=dict)
+    chunks: dict[tuple[str, int], StoredChunk] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Copy:
+    """A copy in progress, or done: for whom, from whom, up to where."""
+
+    owner: str
+    order: CopyChunk
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """A replica of one chunk. `end`: with what is not durable yet. `readable_bytes`: what readers may see."""
+
+    stream: str
+    epoch: int
+    base_offset: int
+    end: Prefix
+    durable: Prefix
+    state: ReplicaState = ReplicaState.OPEN
+    acked_bytes: int = 0
+    is_followed: bool = False
+    is_damaged: bool = False
+    copy: _Copy | None = None
+    copy_revision: int = 0
+    fences: list[tuple[str, Fence]] = field(default_factory=list)
+    """Fences that are not answered yet, with who asked."""
+
+    @property
+    def failure(self) -> Reason:
+        """Why a replica that has failed takes nothing."""
+        return Reason.DAMAGED if self.is_damaged else Reason.DISK_FAILED
+
+
+class Replica:
+    """All replicas of one host, on one disk."""
+
+    def __init__(self, me: Member, stored: StoredReplicas, max_unsynced_bytes: int = MAX_UNSYNCED_BYTES) -> None:
+        self.me = me
+        self._max_unsynced_bytes = max_unsynced_bytes
+        self._fences = dict(stored.fences)
+        self._durable_fences = dict(stored.fences)
+        self._chunks: dict[tuple[str, int], _Chunk] = {}
+        for (stream, epoch), chunk in stored.chunks.items():
+            state = ReplicaState.SEALED if chunk.is_sealed else ReplicaState.OPEN
+            found = _Chunk(stream, epoch, chunk.base_offset, chunk.durable, chunk.durable, state)
+            self._chunks[stream, epoch] = found
+            if chunk.is_damaged:
+                self._fail(found, is_damaged=True)
+        self._tokens = 0
+        self._stores: dict[int, tuple[DiskOperation, str]] = {}
+        self._loads: dict[int, tuple[str, ReadEntries]] = {}
+        self._unsynced_bytes = 0
+        self._owner_hosts: dict[str, str] = {}
+        """Who gets reports of damage."""
+        self._handlers: dict[type, Callable[[str, Any], list[Effect]]] = {
+            Append: self._append,
+            Fence: self._fence,
+            CopyChunk: self._copy,
+            ReadEntries: self._read,
+            EntriesRead: self._piece,
+            Refused: self._piece_refused,
+        }
+
+    # ---- events
+
+    def receive(self, sender: str, message: ToReplica | EntriesRead | Refused) -> list[Effect]:
+        """A message from another host, or from this one."""
+        if isinstance(message, LookAtRecord):
+            return [ReadRecord(message.stream)]
+        return self._handlers[type(message)](sender, message)
+
+    def streams(self) -> list[str]:
+        """The streams of which there is a chunk here: whose records the host should look at when it starts."""
+        return sorted({stream for stream, _ in self._chunks})
+
+    def fence_of(self, stream: str) -> int:
+        """The lowest epoch from which appends are taken."""
+        return self._fences.get(stream, 0)
+
+    def _step(self, chunk: _Chunk, event: ReplicaEvent) -> None:
+        chunk.state = following(TRANSITIONS, chunk.state, event, f"replica of {chunk.stream} epoch {chunk.epoch}")
+
+    def _fail(self, chunk: _Chunk, *, is_damaged: bool) -> None:
+        """Nothing is added any more. `is_damaged`: what was durable cannot be read."""
+        self._step(chunk, ReplicaEvent.FAIL)
+        chunk.end = chunk.durable
+        chunk.is_damaged = chunk.is_damaged or is_damaged
+
+    # ---- appends
+
+    def _append(self, sender: str, message: Append) -> list[Effect]:
+        refused = self._refusal(message)
+        if refused is not None:
+            return [Send(message.owner, refused)]
+        key = (message.stream, message.epoch)
+        chunk = self._chunks.get(key)
+        if chunk is None:
+            chunk = self._new_chunk(message.stream, message.epoch, message.base_offset)
+        forward = self._forward(message)
+        if not self._follows(chunk, message):
+            return [*forward, Send(message.owner, OutOfOrder(message.stream, message.epoch, self.me, chunk.end))]
+        entries = self._unknown_entries(chunk, message)
+        if entries is None:
+            return [Send(message.owner, self._refused(message.stream, message.epoch, Reason.DIVERGED))]
+        chunk.acked_bytes = max(chunk.acked_bytes, min(message.acked_bytes, chunk.end.length_bytes))
+        if not message.entries:
+            return forward
+        if not entries:
+            return [*forward, Send(message.owner, AppendDone(message.stream, message.epoch, self.me, chunk.durable))]
+        size = sum(len(entry.data) for entry in entries)
+        if self._unsynced_bytes + size > self._max_unsynced_bytes:
+            return forward
+        self._unsynced_bytes += size
+        operation = WriteEntries(message.stream, message.epoch, chunk.end, entries)
+        chunk.end = end_after(chunk.end, entries)
+        return [*forward, self._store(operation, message.owner)]
+
+    def _refusal(self, message: Append) -> Refused | None:
+        """Why an append is not taken, whatever it holds; None if it may be."""
+        chunk = self._chunks.get((message.stream, message.epoch))
+        reason: Reason | None = None
+        if message.disk != self.me.disk:
+            reason = Reason.WRONG_DISK
+        elif self._is_fenced(message.stream, message.epoch):
+            reason = Reason.FENCED
+        elif chunk is not None and chunk.state is ReplicaState.FAILED:
+            reason = chunk.failure
+        elif chunk is not None and (chunk.state is not ReplicaState.OPEN or chunk.copy is not None):
+            reason = Reason.SEALED
+        return None if reason is None else self._refused(message.stream, message.epoch, reason)
+
+    def _is_fenced(self, stream: str, epoch: int) -> bool:
+        return epoch < self.fence_of(stream)
+
+    def _follows(self, chunk: _Chunk, message: Append) -> bool:
+        """Whether there is no gap between what the replica has and the entries."""
+        return message.at.length_bytes <= chunk.end.length_bytes
+
+    def _unknown_entries(self, chunk: _Chunk, message: Append) -> tuple[Entry, ...] | None:
+        """The entries that the replica does not have yet; None if they contradict those it has."""
+        at = message.at
+        for number, entry in enumerate(message.entries):
+            if at.length_bytes >= chunk.end.length_bytes:
+                return message.entries[number:] if at == chunk.end else None
+            at = at.followed_by(*entry)
+        return () if at.length_bytes < chunk.end.length_bytes or at == chunk.end else None
+
+    def _forward(self, message: Append) -> list[Effect]:
+        if not message.forward:
+            return []
+        following_member, *rest = message.forward
+        onward = replace(message, disk=following_member.disk, forward=tuple(rest))
+        return [Send(following_member.host, onward)]
+
+    def _new_chunk(self, stream: str, epoch: int, base_offset: int) -> _Chunk:
+        nothing = Prefix.empty(base_offset)
+        chunk = self._chunks[stream, epoch] = _Chunk(stream, epoch, base_offset, nothing, nothing)
+        return chunk
+
+    def _refused(self, stream: str, epoch: int, reason: Reason) -> Refused:
+        return Refused(stream, epoch, self.me, reason, self.fence_of(stream))
+
+    # ---- fences
+
+    def _fence(self, sender: str, message: Fence) -> list[Effect]:
+        if message.disk != self.me.disk:
+            return [Send(sender, self._refused(message.stream, message.epoch, Reason.WRONG_DISK))]
+        if message.fence_epoch < self.fence_of(message.stream):
+            return [Send(sender, self._refused(message.stream, message.epoch, Reason.FENCED))]
+        chunk = self._chunks.get((message.stream, message.epoch))
+        if chunk is None:
+            # On the right disk: nothing of this chunk was ever durable here, so nothing of it was acknowledged.
+            chunk = self._new_chunk(message.stream, message.epoch, message.base_offset)
+        self._fences[message.stream] = message.fence_epoch
+        if chunk.is_damaged:
+            # Never a shorter length: the chunk would be sealed there, and what others still have would be gone.
+            return [Send(sender, self._refused(message.stream, message.epoch, Reason.DAMAGED))]
+        chunk.fences = [(sender, message)]
+        if self._durable_fences.get(message.stream, 0) >= message.fence_epoch:
+            return self._fence_answers(chunk)
+        return [self._store(WriteFence(message.stream, message.fence_epoch), sender)]
+
+    def _fence_answers(self, chunk: _Chunk) -> list[Effect]:
+        """The answers to fences that are durable, once every append taken before them is."""
+        if not self._is_settled(chunk):
+            return []
+        effects: list[Effect] = []
+        waiting, chunk.fences = chunk.fences, []
+        for sender, fence in waiting:
+            if self._durable_fences.get(chunk.stream, 0) < fence.fence_epoch:
+                chunk.fences.append((sender, fence))
+                continue
+            done = FenceDone(chunk.stream, chunk.epoch, self.me, fence.fence_epoch, chunk.durable, chunk.acked_bytes)
+            effects.append(Send(sender, done))
+        return effects
+
+    def _is_settled(self, chunk: _Chunk) -> bool:
+        return chunk.durable == chunk.end
+
+    # ---- the disk
+
+    def _store(self, operation: DiskOperation, asker: str) -> Store:
+        self._tokens += 1
+        self._stores[self._tokens] = (operation, asker)
+        return Store(self._tokens, operation)
+
+    def stored(self, token: int) -> list[Effect]:
+        """An operation is done and durable."""
+        operation, asker = self._stores.pop(token)
+        if isinstance(operation, WriteFence):
+            fence = max(operation.fence_epoch, self._durable_fences.get(operation.stream, 0))
+            self._durable_fences[operation.stream] = fence
+            return [
+                effect
+                for chunk in self._chunks.values()
+                if chunk.stream == operation.stream
+                for effect in self._fence_answers(chunk)
+            ]
+        chunk = self._chunks[operation.stream, operation.epoch]
+        if isinstance(operation, WriteEntries):
+            return self._written(chunk, operation, asker)
+        if isinstance(operation, RemoveChunk):
+            del self._chunks[operation.stream, operation.epoch]
+            return []
+        chunk.end = chunk.durable = operation.end
+        self._step(chunk, ReplicaEvent.CUT)
+        return self._copy_done(chunk)
+
+    def store_failed(self, token: int, *, is_damaged: bool = False) -> list[Effect]:
+        """An operation failed: the chunk, or the fence, is as it was durable before. `is_damaged`: a cut has found that
+        the bytes do not match their checksum. A cut that the disk refused is no damage: the copy is whole.
+        """
+        operation, asker = self._stores.pop(token)
+        if isinstance(operation, WriteFence):
+            return [Send(asker, self._refused(operation.stream, 0, Reason.DISK_FAILED))]
+        chunk = self._chunks[operation.stream, operation.epoch]
+        if isinstance(operation, WriteEntries):
+            self._forget_unsynced(operation)
+        self._fail(chunk, is_damaged=is_damaged)
+        asked_by = chunk.copy.owner if chunk.copy is not None else asker
+        chunk.copy = None
+        refused = Send(asked_by, self._refused(chunk.stream, chunk.epoch, chunk.failure))
+        return [refused, *self._fence_answers(chunk)]
+
+    def _written(self, chunk: _Chunk, operation: WriteEntries, owner: str) -> list[Effect]:
+        self._forget_unsynced(operation)
+        if chunk.state is ReplicaState.FAILED:
+            return []  # an earlier write failed: what lies behind a hole counts for nothing
+        chunk.durable = end_after(operation.at, operation.entries)
+        if chunk.state is ReplicaState.REMOVING:
+            return []
+        if chunk.copy is not None:
+            return [*self._fence_answers(chunk), *self._continue_copy(chunk)]
+        return [Send(owner, AppendDone(chunk.stream, chunk.epoch, self.me, chunk.durable)), *self._fence_answers(chunk)]
+
+    def _forget_unsynced(self, operation: WriteEntries) -> None:
+        self._unsynced_bytes -= sum(len(entry.data) for entry in operation.entries)
+
+    # ---- what the record says
+
+    def record_seen(self, stream: str, revision: int, record: StreamRecord) -> list[Effect]:
+        """A stream's record, as it is or was: seals what it shows as sealed, removes what it does not list."""
+        effects: list[Effect] = []
+        self._owner_hosts[stream] = record.owner.host
+        for chunk in [chunk for chunk in self._chunks.values() if chunk.stream == stream]:
+            shown = record.chunk(chunk.epoch)
+            if shown is None or not shown.names(self.me):
+                if record.epoch > chunk.epoch and revision >= chunk.copy_revision:
+                    effects += self._remove(chunk)
+                continue
+            chunk.is_followed = chunk.is_followed or record.settled_offset > chunk.base_offset
+            if shown.end is not None and chunk.is_damaged:
+                effects.append(Send(record.owner.host, self._refused(stream, chunk.epoch, Reason.DAMAGED)))
+            elif shown.end is not None and chunk.state is ReplicaState.OPEN:
+                effects += self._seal(chunk, shown.end, record.owner.host)
+        return effects
+
+    def _remove(self, chunk: _Chunk) -> list[Effect]:
+        if chunk.state in (ReplicaState.SEALING, ReplicaState.REMOVING) or not self._is_settled(chunk):
+            return []  # the next record that is seen will do it
+        self._step(chunk, ReplicaEvent.UNLIST)
+        chunk.copy = None
+        return [self._store(RemoveChunk(chunk.stream, chunk.epoch), self.me.host)]
+
+    def _seal(self, chunk: _Chunk, end: Prefix, owner: str) -> list[Effect]:
+        """Cut the chunk to its end, if it has that much; if not, it waits for a copy of the rest."""
+        if not self._is_settled(chunk) or chunk.durable.length_bytes < end.length_bytes:
+            return []
+        self._step(chunk, ReplicaEvent.SEAL)
+        return [self._store(CutChunk(chunk.stream, chunk.epoch, end), owner)]
+
+    # ---- copies of sealed chunks
+
+    def _copy(self, sender: str, message: CopyChunk) -> list[Effect]:
+        if message.disk != self.me.disk:
+            return [Send(sender, self._refused(message.stream, message.epoch, Reason.WRONG_DISK))]
+        chunk = self._chunks.get((message.stream, message.epoch))
+        if chunk is None:
+            chunk = self._new_chunk(message.stream, message.epoch, message.base_offset)
+        if chunk.state in (ReplicaState.REMOVING, ReplicaState.SEALING):
+            return []  # the owner asks again
+        if chunk.state is ReplicaState.FAILED:
+            return [Send(sender, self._refused(message.stream, message.epoch, chunk.failure))]
+        chunk.copy_revision = max(chunk.copy_revision, message.revision)
+        chunk.copy = _Copy(sender, message)
+        if chunk.state is ReplicaState.SEALED:
+            return self._copy_done(chunk)
+        return self._continue_copy(chunk)
+
+    def _continue_copy(self, chunk: _Chunk) -> list[Effect]:
+        """Ask for the next piece, or seal the chunk when all are there."""
+        if chunk.copy is None or not self._is_settled(chunk):
+            return []
+        order = chunk.copy.order
+        if chunk.durable.length_bytes >= order.end.length_bytes:
+            # The record says that the chunk is sealed, and where: the message alone would not do.
+            return [ReadRecord(chunk.stream)]
+        if order.source is None:
+            return self._end_copy(chunk, Reason.SHORT)
+        asked = ReadEntries(
+            chunk.stream, order.source.disk, chunk.epoch, chunk.durable.next_offset, COPY_BYTES, for_copy=True
+        )
+        return [Send(order.source.host, asked)]
+
+    def _piece(self, sender: str, message: EntriesRead) -> list[Effect]:
+        chunk = self._chunks.get((message.stream, message.epoch))
+        if chunk is None or chunk.copy is None or message.member != chunk.copy.order.source:
+            return []
+        if chunk.state is not ReplicaState.OPEN or not self._is_settled(chunk) or message.at != chunk.end:
+            return []  # a repeated or late piece
+        entries = message.entries
+        if not entries:
+            return []
+        end = end_after(chunk.end, entries)
+        if end.length_bytes > chunk.copy.order.end.length_bytes:
+            return self._end_copy(chunk, Reason.DIVERGED)
+        self._unsynced_bytes += sum(len(entry.data) for entry in entries)
+        operation = WriteEntries(chunk.stream, chunk.epoch, chunk.end, entries)
+        chunk.end = end
+        return [self._store(operation, chunk.copy.owner)]
+
+    def _piece_refused(self, sender: str, message: Refused) -> list[Effect]:
+        """The source does not send: the owner hears of it, as if the source had told it."""
+        chunk = self._chunks.get((message.stream, message.epoch))
+        if chunk is None or chunk.copy is None or message.member != chunk.copy.order.source:
+            return []
+        owner, chunk.copy = chunk.copy.owner, None
+        return [Send(owner, message)]
+
+    def _copy_done(self, chunk: _Chunk) -> list[Effect]:
+        if chunk.copy is None:
+            return []
+        copy, chunk.copy = chunk.copy, None
+        if chunk.durable != copy.order.end:
+            return [Send(copy.owner, self._refused(chunk.stream, chunk.epoch, Reason.DIVERGED))]
+        return [Send(copy.owner, CopyDone(chunk.stream, chunk.epoch, self.me, chunk.durable, copy.order.revision))]
+
+    def _end_copy(self, chunk: _Chunk, reason: Reason) -> list[Effect]:
+        if chunk.copy is None:
+            return []
+        owner, chunk.copy = chunk.copy.owner, None
+        return [Send(owner, self._refused(chunk.stream, chunk.epoch, reason))]
+
+    # ---- reads
+
+    def _read(self, sender: str, message: ReadEntries) -> list[Effect]:
+        if message.disk != self.me.disk:
+            return [Send(sender, self._refused(message.stream, message.epoch, Reason.WRONG_DISK))]
+        chunk = self._chunks.get((message.stream, message.epoch))
+        if chunk is None or chunk.state is ReplicaState.REMOVING:
+            return [Send(sender, self._refused(message.stream, message.epoch, Reason.ABSENT))]
+        self._tokens += 1
+        self._loads[self._tokens] = (sender, message)
+        limit_bytes = chunk.durable.length_bytes if message.for_copy else self._readable_bytes(chunk)
+        return [Load(self._tokens, chunk.stream, chunk.epoch, message.offset, limit_bytes, message.max_bytes)]
+
+    def _readable_bytes(self, chunk: _Chunk) -> int:
+        """How much of a chunk readers may see."""
+        if chunk.state is ReplicaState.SEALED and chunk.is_followed:
+            return chunk.durable.length_bytes
+        return min(chunk.acked_bytes, chunk.durable.length_bytes)
+
+    def loaded(self, token: int, at: Prefix, entries: Sequence[Entry], limit_offset: int) -> list[Effect]:
+        """Entries that a `Load` asked for; `limit_offset` is the offset behind the limit."""
+        sender, message = self._loads.pop(token)
+        answer = EntriesRead(message.stream, message.epoch, self.me, at, tuple(entries), limit_offset)
+        return [Send(sender, answer)]
+
+    def load_failed(self, token: int) -> list[Effect]:
+        """What a `Load` asked for cannot be read, or does not match its checksum. The stream's owner hears of it."""
+        sender, message = self._loads.pop(token)
+        chunk = self._chunks.get((message.stream, message.epoch))
+        refused = self._refused(message.stream, message.epoch, Reason.DAMAGED)
+        if chunk is not None and chunk.state in (ReplicaState.OPEN, ReplicaState.SEALED):
+            self._fail(chunk, is_damaged=True)
+        owner = self._owner_hosts.get(message.stream, sender)
+        return [Send(host, refused) for host in dict.fromkeys((sender, owner))]

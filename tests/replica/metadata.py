@@ -1,0 +1,148 @@
+"""The metadata store of the simulation: one linearizable service on the network, with registers, leases and disks.
+
+It keeps what it has when it is cut off or paused, as a store of several hosts does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from logstore.replica.identity import DiskLabel
+from logstore.replica.records import Member, StreamRecord, changed_entries, decode_record, encode_record
+from logstore.replica.register import LiveMembers, ReadRecord, RecordRead, SwapAnswer, SwapRecord
+from logstore.testing.simnet import SimNet
+
+META = "meta"
+LEASE_US = 400_000
+
+
+@dataclass(frozen=True)
+class ReadDisk:
+    """Read the register of a disk."""
+
+    disk: str
+
+
+@dataclass(frozen=True)
+class SwapDisk:
+    """Write the register of a disk if it is still as expected."""
+
+    expected: DiskLabel | None
+    label: DiskLabel
+
+
+@dataclass(frozen=True)
+class DiskRead:
+    """The register of a disk, after a read or a swap."""
+
+    disk: str
+    registered: DiskLabel | None
+
+
+@dataclass(frozen=True)
+class KeepAlive:
+    """A member renews its lease, and asks for news."""
+
+    member: Member
+    stream: str
+
+
+@dataclass(frozen=True)
+class News:
+    """The live members and the stream's record: a watch, in the simulation."""
+
+    live: LiveMembers
+    read: RecordRead
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request with the life of the host that asks."""
+
+    start: str
+    content: Any
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer for the life that asked."""
+
+    start: str
+    content: Any
+
+
+class MetadataService:
+    """A host of the simulation."""
+
+    def __init__(self, net: SimNet) -> None:
+        self.net = net
+        self.registers: dict[str, tuple[int, dict[str, bytes]]] = {}
+        self.disks: dict[str, DiskLabel] = {}
+        self.leases: dict[Member, int] = {}
+        self.history: dict[str, list[StreamRecord]] = {}
+        self.rotation: int | None = 0
+        """Grows with each swap, so that sets differ; None: members are preferred in the order of their names."""
+
+    def create(self, stream: str, record: StreamRecord) -> None:
+        """A stream is made."""
+        self.registers[stream] = (1, encode_record(record))
+        self.history[stream] = [record]
+
+    def _write(self, stream: str, revision: int, record: StreamRecord) -> None:
+        """Write what changes, as a transaction of a real store would."""
+        entries = dict(self.registers[stream][1])
+        written, removed = changed_entries(self.record(stream), record)
+        entries.update(written)
+        for name in removed:
+            del entries[name]
+        self.registers[stream] = (revision, entries)
+        assert decode_record(entries) == record, "the entries are the record"
+        self.history[stream].append(record)
+
+    def record(self, stream: str) -> StreamRecord:
+        """A stream's record, now."""
+        return self.history[stream][-1]
+
+    def live(self) -> tuple[Member, ...]:
+        """The members whose leases hold; each change of a record lets others be preferred."""
+        members = sorted(member for member, until_us in self.leases.items() if until_us > self.net.now_us)
+        turn = self.rotation % len(members) if members and self.rotation is not None else 0
+        return (*members[turn:], *members[:turn])
+
+    def receive(self, sender: str, message: Any) -> None:
+        """A request."""
+        assert isinstance(message, Request)
+        self.net.send(META, sender, Answer(message.start, self._answer(message.content)))
+
+    def _answer(self, message: Any) -> Any:
+        if isinstance(message, ReadDisk):
+            return DiskRead(message.disk, self.disks.get(message.disk))
+        if isinstance(message, SwapDisk):
+            disk = message.label.disk
+            if self.disks.get(disk) == message.expected:
+                self.disks[disk] = message.label
+            return DiskRead(disk, self.disks[disk])
+        if isinstance(message, KeepAlive):
+            self.leases[message.member] = self.net.now_us + LEASE_US
+            return News(LiveMembers(self.live()), self._read(message.stream))
+        if isinstance(message, SwapRecord):
+            return self._swap(message)
+        assert isinstance(message, ReadRecord)
+        return self._read(message.stream)
+
+    def wake(self, reason: Any) -> None:
+        """It has no timers."""
+
+    def _read(self, stream: str) -> RecordRead:
+        return RecordRead(stream, self.registers[stream][0], self.record(stream))
+
+    def _swap(self, message: SwapRecord) -> SwapAnswer:
+        revision = self.registers[message.stream][0]
+        is_done = revision == message.expected_revision
+        if is_done:
+            revision += 1
+            self.rotation = None if self.rotation is None else self.rotation + 1
+            self._write(message.stream, revision, message.record)
+        record = self.record(message.stream)
+        return SwapAnswer(message.stream, message.expected_revision, is_done, revision, record)

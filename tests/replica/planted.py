@@ -1,0 +1,299 @@
+"""Bugs of replication, one class each: the mistakes of other systems and of our own drafts, put back one at a time.
+
+Invariant: a bug changes as little as it can; everything else is the product's code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from logstore.replica.appending import Appending, MemberProgress, OwnerLimits
+from logstore.replica.effects import Effect, Send, WriteFence
+from logstore.replica.fencing import SealPlan
+from logstore.replica.messages import Append, AppendDone, Entry, Fence, LookAtRecord, OutOfOrder, end_after
+from logstore.replica.owner import Owner, OwnerState
+from logstore.replica.records import ChunkRecord, Member, OwnerId, Prefix, StreamRecord
+from logstore.replica.register import SwapAnswer, SwapRecord
+from logstore.replica.replica import MAX_UNSYNCED_BYTES, Replica, ReplicaState, StoredReplicas, _Chunk
+from tests.replica.cluster import Planted
+
+
+class CountsAllButOne(Appending):
+    """Says that every member has what all but the slowest one have."""
+
+    def confirmed_by_all(self) -> Prefix:
+        lengths = sorted((progress.durable for progress in self.progress.values()), key=lambda one: one.length_bytes)
+        return lengths[min(1, len(lengths) - 1)]
+
+
+class CountsItself(Appending):
+    """Says that every member has what this host has."""
+
+    def confirmed_by_all(self) -> Prefix:
+        own = self.members_of(self._host)
+        return self.progress[own[0]].durable if own else super().confirmed_by_all()
+
+
+class SendsAgainInAnotherOrder(Appending):
+    """What is sent again in the next chunk gets other offsets than before."""
+
+    def begin(self, chunk: ChunkRecord) -> None:
+        if len(self.window._batches) > 1:
+            self.window._batches.rotate(1)
+        super().begin(chunk)
+
+
+class AcksBeforeTheLastMember(Owner):
+    """An acknowledgement does not wait for the slowest member."""
+
+    def __init__(self, stream: str, me: OwnerId, limits: OwnerLimits | None = None) -> None:
+        super().__init__(stream, me, limits)
+        self._appending = CountsAllButOne(stream, me.host, self.limits)
+
+
+class AcksFromLocalSyncAlone(Owner):
+    """What the owner's own disk has is acknowledged."""
+
+    def __init__(self, stream: str, me: OwnerId, limits: OwnerLimits | None = None) -> None:
+        super().__init__(stream, me, limits)
+        self._appending = CountsItself(stream, me.host, self.limits)
+
+
+class ResendsAtOtherOffsets(Owner):
+    """What is sent again in the next chunk gets other offsets than before."""
+
+    def __init__(self, stream: str, me: OwnerId, limits: OwnerLimits | None = None) -> None:
+        super().__init__(stream, me, limits)
+        self._appending = SendsAgainInAnotherOrder(stream, me.host, self.limits)
+
+
+class SealsAtTheLongest(Owner):
+    """When a member fails, the chunk is sealed at what was sent, and the rest is sent again all the same."""
+
+    def _rolled_record(self, members: tuple[Member, ...]) -> StreamRecord:
+        window, progress = self._appending.window, self._appending.progress.values()
+        acked = window.acked
+        window.acked = max(acked, *(member.durable for member in progress))
+        wanted = super()._rolled_record(members)
+        window.acked = acked
+        return wanted
+
+
+class TakesTheLongest(Owner):
+    """A takeover seals at the longest answer, and names all that answered as holders."""
+
+    def _sealed_record(self, plan: SealPlan) -> StreamRecord:
+        assert self._fencing is not None
+        end = max((answer.durable for answer in self._fencing.answers.values()), key=lambda one: one.length_bytes)
+        return self.record.sealed(end, plan.holders, plan.candidates)
+
+
+class SealsAtTheConfirmedLength(Owner):
+    """A takeover seals at the length that members know to be acknowledged: it lags behind the acknowledgements."""
+
+    def _sealed_record(self, plan: SealPlan) -> StreamRecord:
+        assert self._fencing is not None
+        known = max(answer.acked_bytes for answer in self._fencing.answers.values())
+        if known == 0:
+            return self.record.sealed(Prefix.empty(self._fencing.chunk.base_offset), plan.holders, plan.candidates)
+        return super()._sealed_record(plan)
+
+
+class KeepsTheEpoch(Owner):
+    """A failed member is replaced in the open chunk, under the same epoch."""
+
+    def _rolled_record(self, members: tuple[Member, ...]) -> StreamRecord:
+        chunk = self.record.open_chunk
+        assert chunk is not None
+        return replace(self.record, chunks=(*self.record.chunks[:-1], replace(chunk, members=members)))
+
+    def _begin_chunk(self) -> ChunkRecord:
+        appending = self._appending
+        before, known, acked = appending.chunk, dict(appending.progress), appending.window.acked
+        chunk = super()._begin_chunk()
+        if before is not None and before.epoch == chunk.epoch:
+            appending.window.acked = appending.window.placed = acked
+            for member in appending.progress:
+                appending.progress[member] = known.get(member, MemberProgress(acked))
+        return chunk
+
+
+class BelievesItsCachedRecord(Owner):
+    """A swap that is refused is tried again with the new revision, and the old record."""
+
+    def _overtaken(self, answer: SwapAnswer, now_ms: int) -> list[Effect]:
+        assert self._swap is not None
+        self._swap.expected_revision = answer.revision
+        return [SwapRecord(self.stream, answer.revision, self._swap.wanted)]
+
+
+class FencesNobody(Owner):
+    """A takeover asks for lengths, and fences nothing."""
+
+    def _send_fences(self, now_ms: int) -> list[Effect]:
+        return [
+            Send(effect.host, replace(effect.message, fence_epoch=0))
+            for effect in super()._send_fences(now_ms)
+            if isinstance(effect, Send) and isinstance(effect.message, Fence)
+        ]
+
+    def _member_fenced(self, message: object, now_ms: int) -> list[Effect]:
+        return super()._member_fenced(replace(message, fence_epoch=self.record.epoch), now_ms)  # type: ignore[arg-type, type-var]
+
+
+class AcksWhileItSeals(Owner):
+    """Confirmations still count after the seal was asked for."""
+
+    def _is_open(self, epoch: int) -> bool:
+        chunk = self.record.open_chunk
+        taking = self.state in (OwnerState.APPENDING, OwnerState.ROLLING)
+        return taking and chunk is not None and chunk.epoch == epoch
+
+
+class StartsAtZero(Owner):
+    """A takeover that reaches nobody goes on with an empty stream."""
+
+    def _report_unavailable(self, fencing: object) -> list[Effect]:
+        chunk = self.record.open_chunk
+        assert chunk is not None
+        self.state = OwnerState.SEALING
+        return self._swap_in(self.record.sealed(Prefix.empty(chunk.base_offset), chunk.members), self._since_ms)
+
+
+class SealsByMessage(Owner):
+    """The owner tells the members where the chunk ends before the metadata store has agreed."""
+
+    def _roll(self, members: tuple[Member, ...], now_ms: int) -> list[Effect]:
+        chunk = self.record.open_chunk
+        assert chunk is not None
+        hints = [
+            Send(
+                member.host,
+                LookAtRecord(f"{self.stream}/{chunk.epoch}/{self._appending.window.acked.length_bytes}", -1),
+            )
+            for member in chunk.members
+        ]
+        return [*hints, *super()._roll(members, now_ms)]
+
+
+class CutsByMessage(Replica):
+    """The replica cuts an open chunk where an owner says."""
+
+    def __init__(self, me: Member, stored: StoredReplicas, max_unsynced_bytes: int = MAX_UNSYNCED_BYTES) -> None:
+        super().__init__(me, stored, max_unsynced_bytes)
+        self._known: dict[tuple[str, int, int], Prefix] = {}
+
+    def receive(self, sender: str, message: object) -> list[Effect]:
+        if isinstance(message, LookAtRecord) and message.revision == -1:
+            stream, epoch, length = message.stream.split("/")
+            chunk = self._chunks.get((stream, int(epoch)))
+            stored = self._prefix_of(stream, int(epoch), int(length))
+            if chunk is None or stored is None or chunk.state is not ReplicaState.OPEN or not stored.length_bytes:
+                return []
+            return self._seal(chunk, stored, sender)
+        return super().receive(sender, message)  # type: ignore[arg-type]
+
+    def _prefix_of(self, stream: str, epoch: int, length: int) -> Prefix | None:
+        return self._known.get((stream, epoch, length))
+
+    def _append(self, sender: str, message: Append) -> list[Effect]:
+        self._known[message.stream, message.epoch, message.at.length_bytes] = message.at
+        end = end_after(message.at, message.entries)
+        self._known[message.stream, message.epoch, end.length_bytes] = end
+        return super()._append(sender, message)
+
+
+class AcceptsGaps(Replica):
+    """An append is taken wherever it belongs."""
+
+    def _follows(self, chunk: _Chunk, message: Append) -> bool:
+        return True
+
+    def _unknown_entries(self, chunk: _Chunk, message: Append) -> tuple[Entry, ...] | None:
+        if message.at.length_bytes > chunk.end.length_bytes:
+            chunk.end = message.at
+        return super()._unknown_entries(chunk, message)
+
+
+class AppliesTwice(Replica):
+    """A repeated append is appended again."""
+
+    def _unknown_entries(self, chunk: _Chunk, message: Append) -> tuple[Entry, ...] | None:
+        return message.entries
+
+
+class IgnoresTheFence(Replica):
+    """A fence is kept, and not looked at."""
+
+    def _is_fenced(self, stream: str, epoch: int) -> bool:
+        return False
+
+
+class AnswersFencesEarly(Replica):
+    """The answer to a fence names what is durable now, while appends are being synced, which are confirmed later."""
+
+    def _is_settled(self, chunk: _Chunk) -> bool:
+        return True
+
+
+class ConfirmsBeforeTheSync(Replica):
+    """An append is confirmed when it is written."""
+
+    def _append(self, sender: str, message: Append) -> list[Effect]:
+        effects = super()._append(sender, message)
+        chunk = self._chunks.get((message.stream, message.epoch))
+        if chunk is None or chunk.durable == chunk.end or not self._follows(chunk, message):
+            return effects
+        kept = [
+            effect for effect in effects if not (isinstance(effect, Send) and isinstance(effect.message, OutOfOrder))
+        ]
+        return [*kept, Send(message.owner, AppendDone(message.stream, message.epoch, self.me, chunk.end))]
+
+
+class ServesUnackedBatches(Replica):
+    """Readers see everything that is durable."""
+
+    def _readable_bytes(self, chunk: _Chunk) -> int:
+        return chunk.durable.length_bytes
+
+
+class BelievesACopyDone(Owner):
+    """A host that was asked for a copy is a member at once."""
+
+    def _go_on_repairing(self, now_ms: int) -> list[Effect]:
+        effects = super()._go_on_repairing(now_ms)
+        if self._swap is not None and self._swap.is_repair:
+            chunks = tuple(
+                replace(chunk, members=tuple(dict.fromkeys((*chunk.members, *chunk.candidates))), candidates=())
+                for chunk in self._swap.wanted.chunks
+            )
+            self._swap.wanted = replace(self._swap.wanted, chunks=chunks)
+            return [SwapRecord(self.stream, self._swap.expected_revision, self._swap.wanted)]
+        return effects
+
+
+PLANTED = {
+    "fence is not durable": Planted(forgets=(WriteFence,)),
+    "ack before the last member": Planted(owner=AcksBeforeTheLastMember),
+    "ack from local sync alone": Planted(owner=AcksFromLocalSyncAlone),
+    "ack while the seal is asked for": Planted(owner=AcksWhileItSeals),
+    "roll seals at the longest length": Planted(owner=SealsAtTheLongest),
+    "takeover seals at the longest length": Planted(owner=TakesTheLongest),
+    "takeover seals below the acked length": Planted(owner=SealsAtTheConfirmedLength),
+    "replica set changes within an epoch": Planted(owner=KeepsTheEpoch),
+    "cached record is believed": Planted(owner=BelievesItsCachedRecord),
+    "takeover fences nobody": Planted(owner=FencesNobody),
+    "batches are sent again in another order": Planted(owner=ResendsAtOtherOffsets),
+    "unreachable stream starts anew": Planted(owner=StartsAtZero),
+    "target is a member before it has the copy": Planted(owner=BelievesACopyDone),
+    "truncation by a message": Planted(owner=SealsByMessage, replica=CutsByMessage),
+    "gap is accepted": Planted(replica=AcceptsGaps),
+    "repeated append is applied twice": Planted(replica=AppliesTwice),
+    "append below the fence is accepted": Planted(replica=IgnoresTheFence),
+    "fence is answered before appends are synced": Planted(replica=AnswersFencesEarly),
+    "confirmed before the sync": Planted(replica=ConfirmsBeforeTheSync),
+    "unacked batches are served": Planted(replica=ServesUnackedBatches),
+    "wiped disk keeps its name": Planted(disk_keeps_its_name=True),
+    "old disk is judged by its new label": Planted(judges_disks_late=True),
+    "damaged copy passes for a shorter one": Planted(hides_damage=True),
+}

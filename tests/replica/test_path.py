@@ -1,0 +1,300 @@
+"""The main path step by step, without a network: claim, append, acknowledge; a member fails; a host takes over."""
+
+from __future__ import annotations
+
+import pytest
+
+from logstore.replica.appending import OwnerLimits
+from logstore.replica.effects import Acked, Deposed, Effect, MemberFailed, Ready, Send, Unavailable
+from logstore.replica.messages import Append, AppendDone, Fence, FenceDone, OutOfOrder, Reason, Refused
+from logstore.replica.owner import Owner, OwnerState
+from logstore.replica.records import MAX_CHUNKS, Member, OwnerId, Prefix, StreamRecord
+from logstore.replica.register import ReadRecord, RecordRead, SwapAnswer, SwapRecord
+
+A, B, C, D = Member("a", "1"), Member("b", "2"), Member("c", "3"), Member("d", "4")
+LIVE = (A, B, C, D)
+NEW = StreamRecord(3, 2)
+
+
+class Store:
+    """A register, by hand."""
+
+    def __init__(self, record: StreamRecord = NEW) -> None:
+        self.record = record
+        self.revision = 1
+
+    def read(self) -> RecordRead:
+        """The register."""
+        return RecordRead("s", self.revision, self.record)
+
+    def swap(self, owner: Owner, effects: list[Effect], now_ms: int = 0) -> list[Effect]:
+        """Do the swap among effects, and tell the owner."""
+        (swap,) = [effect for effect in effects if isinstance(effect, SwapRecord)]
+        return owner.swap_answered(self.answer(swap), now_ms)
+
+    def answer(self, swap: SwapRecord) -> SwapAnswer:
+        """Do a swap."""
+        is_done = swap.expected_revision == self.revision
+        if is_done:
+            self.record, self.revision = swap.record, self.revision + 1
+        return SwapAnswer("s", swap.expected_revision, is_done, self.revision, self.record)
+
+
+def appends(effects: list[Effect]) -> dict[str, Append]:
+    """The appends among effects, by host."""
+    return {
+        effect.host: effect.message
+        for effect in effects
+        if isinstance(effect, Send) and isinstance(effect.message, Append)
+    }
+
+
+def of_kind(effects: list[Effect], kind: type[Effect]) -> list[Effect]:
+    """The effects of a kind."""
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def appending(store: Store, limits: OwnerLimits | None = None) -> Owner:
+    """An owner on host a that has opened the first chunk."""
+    owner = Owner("s", OwnerId("a", "a.1"), limits)
+    assert owner.start(0) == [ReadRecord("s")]
+    owner.live_members(LIVE, 0)
+    effects = store.swap(owner, owner.record_read(store.read(), 0))
+    effects = store.swap(owner, effects)
+    assert of_kind(effects, Ready) == [Ready("s", 1, 0)]
+    return owner
+
+
+def confirm(owner: Owner, members: tuple[Member, ...], durable: Prefix, epoch: int = 1) -> list[Effect]:
+    """Members confirm a prefix; the effects of the last one."""
+    effects: list[Effect] = []
+    for member in members:
+        effects = owner.receive(AppendDone("s", epoch, member, durable), 1)
+    return effects
+
+
+ONE = Prefix.empty(0).followed_by(b"one", 2)
+TWO = ONE.followed_by(b"two", 1)
+
+
+def test_a_batch_is_acknowledged_when_the_last_member_has_it() -> None:
+    """The chunk is in the record before the first append; two of three confirmations acknowledge nothing."""
+    store = Store()
+    owner = appending(store)
+    assert [chunk.members for chunk in store.record.chunks] == [(A, B, C)]
+    sent = appends(owner.append(b"one", 2, 0))
+    assert list(sent) == ["a", "b"]
+    assert (sent["b"].forward, sent["b"].at) == ((C,), Prefix.empty(0))
+    assert of_kind(confirm(owner, (A, B), ONE), Acked) == []
+    assert owner.high_watermark == 0
+    assert of_kind(confirm(owner, (C,), ONE), Acked) == [Acked("s", 1, 2)]
+    assert of_kind(confirm(owner, (C,), ONE), Acked) == []
+
+
+def test_batches_in_flight_are_bounded() -> None:
+    """Beyond the bound the log keeps a batch and asks again; one batch always has room."""
+    owner = appending(Store(), OwnerLimits(max_in_flight_bytes=5))
+    assert owner.may_append(100)
+    owner.append(b"one", 2, 0)
+    assert not owner.may_append(3)
+    with pytest.raises(AssertionError, match="no room for 3 bytes"):
+        owner.append(b"two", 1, 0)
+    confirm(owner, (A, B, C), ONE)
+    assert owner.may_append(3)
+
+
+def test_a_member_that_is_late_costs_a_roll_and_no_error() -> None:
+    """The chunk is sealed at the acknowledged length; the rest goes to the next chunk, at the same offset."""
+    store = Store()
+    owner = appending(store)
+    owner.append(b"one", 2, 0)
+    confirm(owner, (A, B, C), ONE)
+    owner.append(b"two", 1, 10)
+    confirm(owner, (A, B), TWO)
+    assert list(appends(owner.tick(100))) == ["c"]
+    effects = owner.tick(400)
+    assert [failed.host for failed in effects if isinstance(failed, MemberFailed)] == ["c"]
+    assert owner.state is OwnerState.ROLLING
+    assert of_kind(confirm(owner, (C,), TWO), Acked) == []
+    effects = store.swap(owner, effects, 400)
+    first, second = store.record.chunks
+    assert (first.end, first.members, second.base_offset, second.members) == (ONE, (A, B, C), 2, (A, B, D))
+    sent = appends(effects)
+    assert (sent["b"].epoch, sent["b"].at, sent["b"].entries[0].data) == (2, Prefix.empty(2), b"two")
+    again = Prefix.empty(2).followed_by(b"two", 1)
+    assert of_kind(confirm(owner, (A, B, D), again, epoch=2), Acked) == [Acked("s", 2, 3)]
+
+
+def test_a_member_that_lags_is_helped_directly() -> None:
+    """A chain that is broken in the middle makes nobody fail but the one that is silent."""
+    owner = appending(Store())
+    owner.append(b"one", 2, 0)
+    confirm(owner, (A,), ONE)
+    assert list(appends(owner.tick(60))) == ["b", "c"]
+    confirm(owner, (C,), ONE)
+    failed = [effect.host for effect in owner.tick(400) if isinstance(effect, MemberFailed)]
+    assert failed == ["b"]
+
+
+def test_a_member_says_what_it_lacks() -> None:
+    """It gets everything from there on, at once, and not again while that is on its way."""
+    owner = appending(Store())
+    owner.append(b"one", 2, 0)
+    owner.append(b"two", 1, 0)
+    lacking = OutOfOrder("s", 1, C, ONE)
+    assert [message.entries[0].data for message in appends(owner.receive(lacking, 100)).values()] == [b"two"]
+    assert owner.receive(lacking, 101) == []
+
+
+def test_too_few_hosts_make_batches_wait() -> None:
+    """Without `min_copies` members that are not suspected the chunk stays as it is, and goes on when they are back."""
+    owner = appending(Store())
+    owner.live_members((A, B, C), 0)
+    owner.append(b"one", 2, 0)
+    confirm(owner, (A,), ONE)
+    assert len(of_kind(owner.tick(400), MemberFailed)) == 2
+    assert owner.state is OwnerState.APPENDING
+    assert of_kind(confirm(owner, (B, C), ONE), Acked) == [Acked("s", 1, 2)]
+
+
+def test_a_swap_whose_answer_was_lost_is_recognized() -> None:
+    """The repeated swap is refused, and the register holds what was asked for: it was done."""
+    store = Store()
+    owner = Owner("s", OwnerId("a", "a.1"))
+    owner.start(0)
+    (swap,) = owner.record_read(store.read(), 0)
+    assert isinstance(swap, SwapRecord)
+    store.answer(swap)
+    (repeated,) = owner.tick(60)
+    assert repeated == swap
+    owner.swap_answered(store.answer(swap), 60)
+    assert owner.state is OwnerState.RESTORING
+
+
+def test_a_repair_that_waits_for_the_store_holds_up_nothing() -> None:
+    """The swap of a repair is not answered: what was lost is sent again, and acknowledged."""
+    store = Store()
+    owner = appending(store)
+    owner.append(b"one", 2, 0)
+    confirm(owner, (A, B, C), ONE)
+    store.swap(owner, owner.receive(Refused("s", 1, C, Reason.DISK_FAILED), 10), 10)
+    owner.live_members((A, B, D), 20)
+    assert len(of_kind(owner.tick(100), SwapRecord)) == 1
+    owner.append(b"two", 1, 100)
+    assert list(appends(owner.tick(200))) == ["a", "b", "d"]
+    again = Prefix.empty(2).followed_by(b"two", 1)
+    assert of_kind(confirm(owner, (A, B, D), again, epoch=2), Acked) == [Acked("s", 2, 3)]
+
+
+def test_a_takeover_fences_seals_and_goes_on() -> None:
+    """The shortest answer is the length; who has not answered may have it; what was acknowledged is below it."""
+    store = Store()
+    appending(store)
+    owner = Owner("s", OwnerId("b", "b.1"))
+    owner.start(0)
+    owner.live_members((B, C, D), 0)
+    fences = store.swap(owner, owner.record_read(store.read(), 0))
+    assert [(send.host, send.message) for send in fences if isinstance(send, Send)] == [
+        (member.host, Fence("s", member.disk, 1, 0, 2)) for member in (A, B, C)
+    ]
+    assert owner.receive(FenceDone("s", 1, B, 2, TWO, 0), 1) == []
+    assert owner.receive(FenceDone("s", 1, C, 2, ONE, 0), 2) == []
+    effects = owner.tick(301)
+    effects = store.swap(owner, effects, 301)
+    effects = store.swap(owner, effects, 302)
+    assert of_kind(effects, Ready) == [Ready("s", 2, 2)]
+    sealed, opened = store.record.chunks
+    assert (sealed.end, sealed.members, sealed.candidates) == (ONE, (B, C), (A,))
+    assert (opened.epoch, opened.base_offset, opened.members) == (2, 2, (B, C, D))
+
+
+def test_a_member_that_lost_what_it_had_confirmed_does_not_count() -> None:
+    """Its length is below what another one knows to be acknowledged: it is neither a holder nor a candidate."""
+    store = Store()
+    appending(store)
+    owner = Owner("s", OwnerId("b", "b.1"))
+    owner.start(0)
+    store.swap(owner, owner.record_read(store.read(), 0))
+    owner.receive(FenceDone("s", 1, A, 2, Prefix.empty(0), 0), 1)
+    owner.receive(FenceDone("s", 1, B, 2, TWO, ONE.length_bytes), 1)
+    effects = owner.receive(FenceDone("s", 1, C, 2, TWO, 0), 1)
+    assert [failed.host for failed in effects if isinstance(failed, MemberFailed)] == ["a"]
+    store.swap(owner, effects, 1)
+    assert [(chunk.end, chunk.members, chunk.candidates) for chunk in store.record.chunks] == [(TWO, (B, C), ())]
+
+
+@pytest.mark.parametrize("reason", [Reason.WRONG_DISK, Reason.DAMAGED])
+def test_a_stream_without_a_whole_copy_never_begins_anew(reason: Reason) -> None:
+    """Every member has another disk, or damage: the owner waits, says so once, and the chunk stays in the record."""
+    store = Store()
+    appending(store)
+    owner = Owner("s", OwnerId("d", "d.1"))
+    owner.start(0)
+    owner.live_members((D,), 0)
+    store.swap(owner, owner.record_read(store.read(), 0))
+    effects: list[Effect] = []
+    for member in (A, B, C):
+        disk = member.disk if reason is Reason.DAMAGED else "new"
+        effects += owner.receive(Refused("s", 1, Member(member.host, disk), reason), 1)
+    (unavailable,) = of_kind(effects, Unavailable)
+    assert isinstance(unavailable, Unavailable)
+    assert "c (disk 3) has another disk now, or a damaged copy; bring one back" in unavailable.reason
+    assert of_kind(owner.tick(10_000), Unavailable) == []
+    assert store.record.open_chunk is not None
+
+
+@pytest.mark.parametrize("sign", ["append refused", "swap refused", "record seen"])
+def test_a_zombie_finds_out(sign: str) -> None:
+    """By a fenced member, by a swap, or by the record: it is deposed once, and acknowledges nothing any more."""
+    store = Store()
+    owner = appending(store)
+    owner.append(b"one", 2, 0)
+    taken = store.record.claimed(OwnerId("b", "b.1"))
+    if sign == "append refused":
+        effects = owner.receive(Refused("s", 1, C, Reason.FENCED, 2), 1)
+    elif sign == "record seen":
+        effects = owner.record_read(RecordRead("s", store.revision + 1, taken), 1)
+    else:
+        confirm(owner, (A, B), ONE)
+        swap = owner.tick(400)
+        store.record, store.revision = taken, store.revision + 1
+        effects = store.swap(owner, swap, 400)
+    assert effects == [Deposed("s", 2, 0)]
+    assert confirm(owner, (A, B, C), ONE) == []
+    assert owner.tick(10_000) == []
+    assert not owner.may_append(1)
+
+
+def test_an_old_refusal_deposes_nobody() -> None:
+    """A member that was fenced by this very owner refuses what the owner's predecessor sent: that is no news."""
+    owner = appending(Store())
+    assert owner.receive(Refused("s", 1, C, Reason.FENCED, 1), 1) == []
+    assert owner.state is OwnerState.APPENDING
+
+
+def test_a_full_chunk_is_rolled_without_sending_twice() -> None:
+    """The chunk is drained first: batches behind its end wait for the next one, and are sent once."""
+    store = Store()
+    owner = appending(store, OwnerLimits(chunk_bytes=3))
+    owner.append(b"one", 2, 0)
+    assert appends(owner.append(b"two", 1, 0)) == {}
+    effects = confirm(owner, (A, B, C), ONE)
+    sent = appends(store.swap(owner, effects))
+    assert [(message.epoch, message.entries[0].data) for message in sent.values()] == [(2, b"two"), (2, b"two")]
+
+
+def test_a_record_has_a_bounded_number_of_chunks() -> None:
+    """At the bound the owner opens no further chunk, and says so once."""
+    record = NEW.claimed(OwnerId("a", "a.1")).opened((A, B, C), 0)
+    for number in range(1, MAX_CHUNKS):
+        record = record.rolled(Prefix(1, number, 0), (A, B, C), (), (A, B, C))
+    record = record.sealed(Prefix(1, MAX_CHUNKS, 0), (A, B, C))
+    store = Store(record)
+    owner = Owner("s", OwnerId("a", "a.2"))
+    owner.start(0)
+    owner.live_members(LIVE, 0)
+    effects = store.swap(owner, owner.record_read(store.read(), 0))
+    (unavailable,) = of_kind(effects, Unavailable)
+    assert isinstance(unavailable, Unavailable)
+    assert f"has {MAX_CHUNKS} chunks" in unavailable.reason
+    assert of_kind(owner.tick(1000), Unavailable) == []
