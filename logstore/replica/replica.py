@@ -455,8 +455,13 @@ class Replica:
         chunk = self._chunks.get((message.stream, message.epoch))
         if chunk is None or chunk.copy is None or message.member != chunk.copy.order.source:
             return []
-        if chunk.state is not ReplicaState.OPEN or not self._is_settled(chunk) or message.at != chunk.end:
-            return []  # a repeated or late piece
+        if chunk.state is not ReplicaState.OPEN or not self._is_settled(chunk):
+            return []
+        if message.at != chunk.end:
+            is_here = (
+                message.at.next_offset == chunk.end.next_offset or message.at.length_bytes == chunk.end.length_bytes
+            )
+            return self._diverged_copy(chunk) if is_here else []  # otherwise a repeated or late piece
         entries = message.entries
         if not entries:
             return []
@@ -467,6 +472,11 @@ class Replica:
         operation = WriteEntries(chunk.stream, chunk.epoch, chunk.end, entries)
         chunk.end = end
         return [self._store(operation, chunk.copy.owner)]
+
+    def _diverged_copy(self, chunk: _Chunk) -> list[Effect]:
+        """The member that has the whole chunk has other bytes in front of this place: the copy counts for nothing."""
+        self._fail(chunk, is_damaged=True)
+        return self._end_copy(chunk, chunk.failure)
 
     def _piece_refused(self, sender: str, message: Refused) -> list[Effect]:
         """The source does not send: the owner hears of it, as if the source had told it."""

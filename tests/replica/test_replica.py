@@ -189,6 +189,18 @@ def test_a_copy_outlives_records_from_before_it() -> None:
     assert len(stores(replica.record_seen("s", 8, sealed))) == 1
 
 
+def test_a_copy_that_contradicts_its_source_is_damaged() -> None:
+    """Other bytes in front of the place where the source goes on: the copy is dropped and made anew, not waited for."""
+    replica = with_entries(2)
+    replica.receive("a", CopyChunk("s", "disk2", 1, 0, at(4), OTHER, 7))
+    late = EntriesRead("s", 1, OTHER, at(1), ENTRIES[1:2], 4)
+    assert replica.receive("a", late) == []
+    other = Prefix(at(2).length_bytes, 2, 7)
+    effects = replica.receive("a", EntriesRead("s", 1, OTHER, other, ENTRIES[2:4], 4))
+    assert [refused.reason for refused in messages(effects, Refused)] == [Reason.DAMAGED]
+    assert stores(effects) == []
+
+
 def test_a_copy_that_the_record_no_longer_names_is_removed() -> None:
     """The owner that ordered it is gone, and the next one chose others: what is there of the copy goes."""
     replica = Replica(ME, StoredReplicas())
