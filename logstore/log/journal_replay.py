@@ -65,8 +65,8 @@ def read_journal(fs: FileSystem, key: bytes | None, report: Report) -> JournalCo
         content = fs.read(path, 0, fs.size(path))
         if key is not None and begins_with_another_key(content, key):
             raise CorruptFile(
-                f"{path} was not written with the journal_key in {IDENTITY_FILE}: one of the two is another data "
-                f"directory's, or {IDENTITY_FILE} is older than format version 2; restore {IDENTITY_FILE} from a copy"
+                f"{path} was not written with the journal_key in {IDENTITY_FILE}: either file is another data "
+                f"directory's, or {IDENTITY_FILE} was of format version 1; restore {IDENTITY_FILE} from a copy"
             )
         scans.append((path, scan_blocks(content, key)))
     generation = max((scan.generation for _, scan in scans), default=0)

@@ -26,7 +26,7 @@ def check_journal(fs: FileSystem, key: bytes | None, findings: Findings) -> Jour
     try:
         content = read_journal(fs, key, ignore)
     except CorruptFile as error:
-        findings.damage("journal-damaged", DIRECTORY, f"{error}; a sidecar does not start with it")
+        findings.damage("journal-foreign", DIRECTORY, f"{error}; a sidecar does not start with it")
         content = read_journal(fs, None, ignore)
     for path, position in content.damaged:
         what = "a block that was synced is damaged; what no chunk had got of it yet is lost"

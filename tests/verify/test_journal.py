@@ -166,7 +166,7 @@ def test_a_journal_of_another_identity(disk: SimDisk, fields: dict[str, object])
     """
     copy = with_identity(disk, fields)
     (found,) = damage_of(copy)
-    assert (found.kind, found.path) == ("journal-damaged", DIRECTORY)
+    assert (found.kind, found.path) == ("journal-foreign", DIRECTORY)
     with pytest.raises(CorruptFile, match=r"1\.journal was not written with the journal_key in cairn\.json") as refused:
         SimulatedStore(copy, History(), Setup())
     for key in (key_of(disk).hex(), "0123456789abcdef"):
