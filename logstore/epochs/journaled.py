@@ -18,9 +18,7 @@ from logstore.epochs.ledger_entries import (
     decode_incarnations,
     decode_last_epoch,
 )
-from logstore.log.ledger import Ledger
-
-Changes = Mapping[str, bytes | None]
+from logstore.log.ledger import Changes, Ledger
 
 
 def decided_in_journal(ledger: Ledger, journaled: Sequence[Changes]) -> Changes:
