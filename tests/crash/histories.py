@@ -102,6 +102,7 @@ class RandomHistory:
             (3, self.append_beside_epochs),
             (3, self.trim),
             (1, self.retain),
+            (2, self.clean),
             (3, self.rest),
             (3, self.tick),
             (4, self.bring_into_chunk),
@@ -150,6 +151,7 @@ class RandomHistory:
             self.group,
             self.random.randrange(4),
             self.random.choice([10, 60, 300]),
+            states=self.random.choice([0, 0, 1, 3]),
         )
 
     def produce(self) -> None:
@@ -260,6 +262,15 @@ class RandomHistory:
         share = self.random.choice([self.random.random(), 1.0])
         self.trace.append(f"  trim {topic}-{partition} to {int(share * stream.high_watermark)}")
         self.world.trim(topic, partition, int(share * stream.high_watermark))
+
+    def clean(self) -> None:
+        """A reader needs no state before some offset, and records of state go."""
+        partition = self.random.choice([0, 2])
+        stream = self.world.store.stream("t", partition)
+        self.world.own_state("t", partition, self.random.randint(stream.log_start_offset, stream.high_watermark))
+        if self.random.random() < 0.5:
+            self.world.run(self.random.randrange(8))
+        self.world.store.clean()
 
     def retain(self) -> None:
         """Time passes, retention trims whole chunks and seals old ones."""
