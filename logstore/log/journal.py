@@ -342,8 +342,14 @@ class Journal:
         return file is None or file.size_bytes >= self.limits.file_bytes
 
     def _free_file(self) -> JournalFile | None:
+        """A file that may be used again: an intact one is newer, so a start knows of a first block that a power cut
+        tore that nothing behind it is needed.
+        """
+        newest = max(
+            (file.generation for file in self._files.values() if file.size_bytes and not file.is_broken), default=0
+        )
         for file in self._files.values():
-            if file is not self._active and not file.holders and not file.is_broken:
+            if file is not self._active and not file.holders and not file.is_broken and file.generation < newest:
                 return file
         return None
 

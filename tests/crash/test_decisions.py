@@ -13,7 +13,7 @@ import pytest
 from logstore.epochs import journaled
 from logstore.epochs.epoch_block import BlockOutcome, EpochBlock
 from logstore.epochs.epochs import Epochs
-from logstore.epochs.ledger_entries import INCARNATIONS, EpochState, encode_incarnations
+from logstore.epochs.ledger_entries import INCARNATIONS, MAX_INCARNATIONS, EpochState, encode_incarnations
 from logstore.epochs.publisher import CommitInProgress
 from logstore.epochs.query import Query
 from logstore.errors import CairnError
@@ -253,6 +253,19 @@ def test_the_stories_hold() -> None:
         Enumerator(story, decided_in_blocks(), PLAN).run()
     a_ledger_that_fails(decided_in_blocks())
     a_record_that_may_be_there(decided_in_blocks())
+
+
+def test_a_decision_outlives_the_memory_of_its_incarnation() -> None:
+    """The ledger refuses what the block has, then takes as many incarnations as it remembers: the epoch stays."""
+    world = begun(decided_in_blocks())
+    world.run()
+    world.disk.fault_for = fail_once({"ledger/epochs": EIO})
+    world.stage("t", 1, "run-1")
+    assert world.commit(1, "run-1") == "committed"
+    for number in range(MAX_INCARNATIONS):
+        world.take_over(f"run-{2 + number}")
+        world.run()
+    look(world)
 
 
 @pytest.mark.parametrize("ledger", [None, EIO, FALSE_ALARM], ids=["", "ledger EIO", "ledger false alarm"])
