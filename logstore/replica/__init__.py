@@ -9,7 +9,7 @@ Nothing runs this protocol yet but the simulation in tests/replica: the sidecar 
 
 | module | contents |
 |---|---|
-| `records` | what the metadata store holds of a stream, and the steps from one record to the next |
+| `registrations` | what the metadata store holds of a stream, and the steps from one registration to the next |
 | `register` | the requests to the metadata store and its answers |
 | `messages` | the messages between owners and replicas |
 | `effects` | what a state machine asks its host to do |

@@ -9,8 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from logstore.replica.identity import DiskLabel
-from logstore.replica.records import Member, StreamRecord, changed_entries, decode_record, encode_record
-from logstore.replica.register import LiveMembers, ReadRecord, RecordRead, SwapAnswer, SwapRecord
+from logstore.replica.register import LiveMembers, ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
+from logstore.replica.registrations import (
+    Member,
+    StreamRegistration,
+    changed_entries,
+    decode_registration,
+    encode_registration,
+)
 from logstore.testing.simnet import SimNet
 
 META = "meta"
@@ -50,10 +56,10 @@ class KeepAlive:
 
 @dataclass(frozen=True)
 class News:
-    """The live members and the stream's record: a watch, in the simulation."""
+    """The live members and the stream's registration: a watch, in the simulation."""
 
     live: LiveMembers
-    read: RecordRead
+    read: RegistrationRead
 
 
 @dataclass(frozen=True)
@@ -80,32 +86,32 @@ class MetadataService:
         self.registers: dict[str, tuple[int, dict[str, bytes]]] = {}
         self.disks: dict[str, DiskLabel] = {}
         self.leases: dict[Member, int] = {}
-        self.history: dict[str, list[StreamRecord]] = {}
+        self.history: dict[str, list[StreamRegistration]] = {}
         self.rotation: int | None = 0
         """Grows with each swap, so that sets differ; None: members are preferred in the order of their names."""
 
-    def create(self, stream: str, record: StreamRecord) -> None:
+    def create(self, stream: str, registration: StreamRegistration) -> None:
         """A stream is made."""
-        self.registers[stream] = (1, encode_record(record))
-        self.history[stream] = [record]
+        self.registers[stream] = (1, encode_registration(registration))
+        self.history[stream] = [registration]
 
-    def _write(self, stream: str, revision: int, record: StreamRecord) -> None:
+    def _write(self, stream: str, revision: int, registration: StreamRegistration) -> None:
         """Write what changes, as a transaction of a real store would."""
         entries = dict(self.registers[stream][1])
-        written, removed = changed_entries(self.record(stream), record)
+        written, removed = changed_entries(self.registration(stream), registration)
         entries.update(written)
         for name in removed:
             del entries[name]
         self.registers[stream] = (revision, entries)
-        assert decode_record(entries) == record, "the entries are the record"
-        self.history[stream].append(record)
+        assert decode_registration(entries) == registration, "the entries are the registration"
+        self.history[stream].append(registration)
 
-    def record(self, stream: str) -> StreamRecord:
-        """A stream's record, now."""
+    def registration(self, stream: str) -> StreamRegistration:
+        """A stream's registration, now."""
         return self.history[stream][-1]
 
     def live(self) -> tuple[Member, ...]:
-        """The members whose leases hold; each change of a record lets others be preferred."""
+        """The members whose leases hold; each change of a registration lets others be preferred."""
         members = sorted(member for member, until_us in self.leases.items() if until_us > self.net.now_us)
         turn = self.rotation % len(members) if members and self.rotation is not None else 0
         return (*members[turn:], *members[:turn])
@@ -126,23 +132,23 @@ class MetadataService:
         if isinstance(message, KeepAlive):
             self.leases[message.member] = self.net.now_us + LEASE_US
             return News(LiveMembers(self.live()), self._read(message.stream))
-        if isinstance(message, SwapRecord):
+        if isinstance(message, SwapRegistration):
             return self._swap(message)
-        assert isinstance(message, ReadRecord)
+        assert isinstance(message, ReadRegistration)
         return self._read(message.stream)
 
     def wake(self, reason: Any) -> None:
         """It has no timers."""
 
-    def _read(self, stream: str) -> RecordRead:
-        return RecordRead(stream, self.registers[stream][0], self.record(stream))
+    def _read(self, stream: str) -> RegistrationRead:
+        return RegistrationRead(stream, self.registers[stream][0], self.registration(stream))
 
-    def _swap(self, message: SwapRecord) -> SwapAnswer:
+    def _swap(self, message: SwapRegistration) -> SwapAnswer:
         revision = self.registers[message.stream][0]
         is_done = revision == message.expected_revision
         if is_done:
             revision += 1
             self.rotation = None if self.rotation is None else self.rotation + 1
-            self._write(message.stream, revision, message.record)
-        record = self.record(message.stream)
-        return SwapAnswer(message.stream, message.expected_revision, is_done, revision, record)
+            self._write(message.stream, revision, message.registration)
+        registration = self.registration(message.stream)
+        return SwapAnswer(message.stream, message.expected_revision, is_done, revision, registration)
