@@ -48,7 +48,7 @@ class SwapRegistration:
 
 @dataclass(frozen=True, slots=True)
 class SwapAnswer:
-    """The register after the attempt. `is_done`: this request has written it."""
+    """The register after the attempt. `is_done`: this request has written it, in this attempt or a former one."""
 
     stream: str
     expected_revision: int

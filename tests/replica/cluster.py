@@ -47,7 +47,7 @@ from tests.replica.metadata import (
     SwapDisk,
 )
 
-STREAM = "s"
+STREAM = "s/0"
 TICK_US = 10_000
 KEEP_ALIVE_US = 100_000
 TAKEOVER_RANK_US = 150_000

@@ -1,6 +1,7 @@
 """The metadata store of the simulation: one linearizable service on the network, with registers, leases and disks.
 
-It keeps what it has when it is cut off or paused, as a store of several hosts does.
+Its map is that of the real stores, and a swap is the transaction that it is there. It keeps what it has when it is cut
+off or paused, as a store of several hosts does.
 """
 
 from __future__ import annotations
@@ -8,15 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from logstore.base.metadata.interface import ABSENT
+from logstore.base.metadata.state import MetadataState, Update
 from logstore.replica.identity import DiskLabel
 from logstore.replica.register import LiveMembers, ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
-from logstore.replica.registrations import (
-    Member,
-    StreamRegistration,
-    changed_entries,
-    decode_registration,
-    encode_registration,
-)
+from logstore.replica.registrations import HEAD, Member, StreamRegistration, decode_registration
+from logstore.replica.stored_registrations import chunks_prefix, head_key, swap_transaction
 from logstore.testing.simnet import SimNet
 
 META = "meta"
@@ -83,7 +81,7 @@ class MetadataService:
 
     def __init__(self, net: SimNet) -> None:
         self.net = net
-        self.registers: dict[str, tuple[int, dict[str, bytes]]] = {}
+        self.state = MetadataState(0)
         self.disks: dict[str, DiskLabel] = {}
         self.leases: dict[Member, int] = {}
         self.history: dict[str, list[StreamRegistration]] = {}
@@ -92,19 +90,29 @@ class MetadataService:
 
     def create(self, stream: str, registration: StreamRegistration) -> None:
         """A stream is made."""
-        self.registers[stream] = (1, encode_registration(registration))
-        self.history[stream] = [registration]
+        assert self._write(SwapRegistration(stream, ABSENT, registration))
 
-    def _write(self, stream: str, revision: int, registration: StreamRegistration) -> None:
-        """Write what changes, as a transaction of a real store would."""
-        entries = dict(self.registers[stream][1])
-        written, removed = changed_entries(self.registration(stream), registration)
-        entries.update(written)
-        for name in removed:
-            del entries[name]
-        self.registers[stream] = (revision, entries)
-        assert decode_registration(entries) == registration, "the entries are the registration"
-        self.history[stream].append(registration)
+    def _write(self, swap: SwapRegistration) -> bool:
+        """Write what changes, as on a real store, if the revision is the expected one."""
+        stream = swap.stream
+        if swap.expected_revision != self._revision(stream):
+            return False
+        before = self.history[stream][-1] if stream in self.history else None
+        update = self.state.prepare_commit(swap_transaction(before, swap))
+        assert isinstance(update, Update)
+        self.state.install(update, 0)
+        prefix = chunks_prefix(stream)
+        entries = {
+            HEAD if key == head_key(stream) else key.removeprefix(prefix): entry.value
+            for key, entry in self.state.entries.items()
+            if key == head_key(stream) or key.startswith(prefix)
+        }
+        assert decode_registration(entries) == swap.registration, "the entries are the registration"
+        self.history.setdefault(stream, []).append(swap.registration)
+        return True
+
+    def _revision(self, stream: str) -> int:
+        return self.state.get(head_key(stream)).entry_revision
 
     def registration(self, stream: str) -> StreamRegistration:
         """A stream's registration, now."""
@@ -141,14 +149,11 @@ class MetadataService:
         """It has no timers."""
 
     def _read(self, stream: str) -> RegistrationRead:
-        return RegistrationRead(stream, self.registers[stream][0], self.registration(stream))
+        return RegistrationRead(stream, self._revision(stream), self.registration(stream))
 
     def _swap(self, message: SwapRegistration) -> SwapAnswer:
-        revision = self.registers[message.stream][0]
-        is_done = revision == message.expected_revision
+        is_done = self._write(message)
         if is_done:
-            revision += 1
             self.rotation = None if self.rotation is None else self.rotation + 1
-            self._write(message.stream, revision, message.registration)
-        registration = self.registration(message.stream)
-        return SwapAnswer(message.stream, message.expected_revision, is_done, revision, registration)
+        found = self._read(message.stream)
+        return SwapAnswer(message.stream, message.expected_revision, is_done, found.revision, found.registration)

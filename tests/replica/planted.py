@@ -188,7 +188,7 @@ class CutsByMessage(Replica):
 
     def receive(self, sender: str, message: object) -> list[Effect]:
         if isinstance(message, LookAtRegistration) and message.revision == -1:
-            stream, epoch, length = message.stream.split("/")
+            stream, epoch, length = message.stream.rsplit("/", 2)
             chunk = self._chunks.get((stream, int(epoch)))
             stored = self._prefix_of(stream, int(epoch), int(length))
             if chunk is None or stored is None or chunk.state is not ReplicaState.OPEN or not stored.length_bytes:
