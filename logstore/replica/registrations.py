@@ -17,8 +17,8 @@ In a metadata store a registration is several entries with checksums: the head, 
 sealed chunk (`encode_registration`). What a registration does not list is removed from disks, so an entry that is
 damaged or missing must not pass for a chunk that is gone.
 
-Size: the head has at most 500 bytes, a sealed chunk's entry about 100 and 40 for each member. A chunk rolled costs one
-swap of two entries, a takeover three swaps, a repaired copy two; MAX_CHUNKS bounds what an owner has in memory.
+Size: docs/metadata.md has the bytes of a head and of a sealed chunk's entry. A chunk rolled costs one swap of two
+entries, a takeover three swaps, a repaired copy two swaps of two; MAX_CHUNKS bounds what an owner has in memory.
 """
 
 import json
