@@ -301,7 +301,7 @@ async def test_a_read_never_mixes_two_registrations(make: Make) -> None:
                 await swap(owner, seen.revision, seen.registration.with_copies(1, members).with_copies(599, members))
 
         unreliable.before_page = change
-        reader = StoredRegistrations(unreliable)  # type: ignore[arg-type]
+        reader = StoredRegistrations(unreliable)
         assert await read(reader) == await read(owner)
         changes_left = 1000
         with pytest.raises(MetadataUnavailable, match=f"changed during {READ_TRIES} reads"):
