@@ -17,7 +17,7 @@ from random import Random
 from logstore.replica.effects import CutChunk, DiskOperation, Load, RemoveChunk, WriteEntries, WriteFence
 from logstore.replica.identity import DiskLabel
 from logstore.replica.messages import Entry
-from logstore.replica.records import Prefix
+from logstore.replica.registrations import Prefix
 from logstore.replica.replica import StoredChunk, StoredReplicas
 
 Key = tuple[str, int]
