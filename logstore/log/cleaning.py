@@ -34,7 +34,7 @@ from typing import Final, Protocol
 from logstore.base.events import Report
 from logstore.errors import CairnError, CorruptBatch
 from logstore.events import CHUNK_CLEANED, CLEANING_FAILED
-from logstore.format.batch import BatchHeader, empty_batches, is_empty
+from logstore.format.batch import BatchHeader, empty_batches, is_empty, parse_header
 from logstore.format.control import BEGIN_TYPE, END_TYPE, STATE_TYPES, Begin, decode_control, known_type
 from logstore.format.index import IndexBlock, IndexEntry, encode_block
 from logstore.interfaces import Buffer, FileSystem
@@ -135,9 +135,7 @@ class ChunkCopy:
         run, self._run = self._run, None
         if run is not None:
             batch = empty_batches(run, self._run_end)
-            # For the index it is a batch of records without any time.
-            header = run._replace(attributes=0, max_timestamp=-1, record_count=0)
-            self._put(header, batch, 0, out)
+            self._put(parse_header(batch), batch, 0, out)  # for the index a batch of records without any time
 
     def _put(self, header: BatchHeader, batch: Buffer, kind: int, out: list[Buffer]) -> None:
         self._builder.note(header, header.base_offset, self.written, self.entries, kind)

@@ -114,7 +114,7 @@ class RandomHistory:
             (1, self.fill_disk),
             (2, self.mend_disk),
             (3, self.crash),
-            (1, self.restart),
+            (2, self.restart),
             (1, self.roll),
         ]
         chosen = self.random.choices([do for _, do in steps], [weight for weight, _ in steps])[0]
@@ -442,8 +442,10 @@ class RandomHistory:
 
     def restart(self) -> None:
         """A clean stop, or as clean as the disk lets it be, and the next life."""
-        self.world.store.close()
+        closed = self.world.store.close()
         self.world.run()
+        if not closed.done:
+            raise PromiseBroken("a stop does not end")
         disk = self.world.disk.next_life()
         disk.fault_for, disk.capacity_bytes = None, None
         damages = verify(disk.kill_state()).damages

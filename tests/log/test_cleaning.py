@@ -21,6 +21,7 @@ from logstore.testing.faults import EIO, Fault, FileCall
 from logstore.testing.history import History
 from logstore.testing.simdisk import SimDisk
 from logstore.testing.world import FIRST_TIMESTAMP, ListGroup, Setup, SimulatedStore
+from logstore.verify.directory import verify
 from tests.log.scan_set import TOPIC, Place, control_batch, opened, plain_batch, scan
 
 SMALL = CleaningLimits(gain_bytes=1, gain_share=0.0, piece_bytes=3000, budget_bytes=1 << 30)
@@ -73,6 +74,18 @@ def test_only_records_of_state_that_no_reader_holds_go() -> None:
     assert [any(kind in STATE_TYPES for kind in chunk) for chunk in kinds(world)] == [False] * 7 + [True], "open chunk"
     world.restart(clean=False)
     world.check()
+
+
+def test_a_check_finds_nothing_wrong_with_a_cleaned_chunk() -> None:
+    """Also where the records of state came right behind BEGIN, so that the index has an entry for their place."""
+    world = world_of(2)
+    for epoch in range(2, 8):
+        world.append_group("t", 0, epoch, batches=0, states=2)
+        world.run()
+    world.own_state("t", 0, world.store.stream("t", 0).high_watermark)
+    world.run()
+    world.clean()
+    assert not verify(world.disk.kill_state()).found
 
 
 def test_another_querys_state_stays() -> None:
