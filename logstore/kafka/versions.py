@@ -18,9 +18,9 @@ KEY = 18
 MAX_VERSION = 4
 FIRST_FLEXIBLE = 3
 ADVERTISED_FROM: Final = {produce.KEY: 0, HANDSHAKE_KEY: 0}
-"""The lowest version that is said to be served, where a higher one is the lowest served; Kafka 4 says the same. librdkafka
-compresses only if it sees Produce 0 (KAFKA-18659), and until 2.8 at least it logs in only if it sees SaslHandshake 0,
-though it then sends version 1.
+"""The lowest version that is said to be served, where a higher one is the lowest served; Kafka 4 says the same.
+librdkafka compresses only if it sees Produce 0 (KAFKA-18659), and until 2.8 at least it logs in only if it sees
+SaslHandshake 0, though it then sends version 1.
 """
 _UNSUPPORTED_VERSION = 35
 

@@ -47,8 +47,8 @@ def environment() -> dict[str, str]:
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 @pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat is not installed")
 def test_the_first_sidecar_for_a_network(tmp_path: Path) -> None:
-    """The section's commands in their order: certificates, the first user, the sidecar, a second user, a record. Only the
-    rights, which Kafka's tool sets, are alice's here: she is the super user, and writes in bob's place.
+    """The section's commands in their order: certificates, the first user, the sidecar, a second user, a record.
+    Kafka's tool, which gives bob his rights, is left out: bob's record is refused, and the super user alice writes it.
     """
     page = [command for command in commands("A first sidecar for a network") if "kafka-acls" not in command]
     authority, certificate, first, serve, second, produce = page
@@ -67,7 +67,6 @@ def test_the_first_sidecar_for_a_network(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         refused = shell(produce.replace(ADDRESS, address).replace("…", f'"{PASSWORDS["bob"]}"'), tmp_path)
         assert "authorization failed" in refused.stderr.lower()
-        written = shell(
-            produce.replace(ADDRESS, address).replace("=bob", "=alice").replace("…", f'"{PASSWORDS["alice"]}"'), tmp_path
-        )
+        by_alice = produce.replace("=bob", "=alice").replace("…", f'"{PASSWORDS["alice"]}"')
+        written = shell(by_alice.replace(ADDRESS, address), tmp_path)
         assert written.returncode == 0, written.stderr

@@ -25,8 +25,8 @@ def batch(count: int = 1, value: bytes = b"v") -> bytes:
 
 @pytest.mark.parametrize("version", range(5))
 def test_api_versions_in_every_version(client: WireClient, version: int) -> None:
-    """ApiVersions lists what is served; Produce is said to begin at 0, or librdkafka does not compress, and SaslHandshake
-    too, or an older librdkafka does not log in.
+    """ApiVersions lists what is served; Produce is said to begin at 0, or librdkafka does not compress, and
+    SaslHandshake too, or an older librdkafka does not log in.
     """
     answer = client.request(API_VERSIONS, version)
     offered = {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}

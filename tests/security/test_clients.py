@@ -137,8 +137,8 @@ def test_clients_produce_and_consume(
 
 @pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat is not installed")
 def test_the_kcat_of_distributions_logs_in(secured: Secured) -> None:
-    """A kcat on an older librdkafka, such as Debian 12's, logs in with PLAIN over TLS, writes and reads: it does so only
-    where it sees SaslHandshake 0. (Its SCRAM repeats the client's nonce, which RFC 5802 forbids, as Kafka 4 does.)
+    """A kcat on an older librdkafka, such as Debian 12's, logs in with PLAIN over TLS, writes and reads: it does so
+    only where it sees SaslHandshake 0. (Its SCRAM repeats the client's nonce, which RFC 5802 forbids, as Kafka 4 does.)
     """
     options = {
         "security.protocol": "SASL_SSL",
