@@ -26,13 +26,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     chosen = next((word for word in words if not word.startswith("-")), None)
     _leave_test_tools_out()
+    used = parser
     for name, (_, summary) in COMMANDS.items():
         subparser = subparsers.add_parser(name, description=summary)
         if name == chosen:
             room = load(name)
             room.add_arguments(subparser)
             subparser.set_defaults(run=room.main)
-    parsed = parser.parse_args(words)
+            used = subparser
+    parsed, unknown = parser.parse_known_args(words)
+    if unknown:
+        used.exit(USAGE_ERROR, f"{used.prog}: unknown: {' '.join(unknown)}; `{used.prog} --help` lists what there is\n")
     return int(parsed.run(parsed))
 
 

@@ -52,6 +52,13 @@ _NAMES: Final = {
     78: "OFFSET_NOT_AVAILABLE",
     87: "INVALID_RECORD",
 }
+_ASK_FOR_RIGHTS: Final = "ask for an ACL that allows it"
+_HINTS: Final = {
+    UNKNOWN_TOPIC_OR_PARTITION: "`cairn topics` lists the topics",
+    29: _ASK_FOR_RIGHTS,
+    30: _ASK_FOR_RIGHTS,
+    31: _ASK_FOR_RIGHTS,
+}
 # The same request may succeed later: the server is starting, the topic is being created, the disk was full.
 RETRIABLE: Final = frozenset((5, 6, 7, 56, 74, 75, 78))
 
@@ -66,10 +73,11 @@ class Unavailable(CairnError):
 
 
 class Refused(CairnError):
-    """A sidecar answered with one of Kafka's error codes."""
+    """A sidecar answered with one of Kafka's error codes. For the commonest, the message says what to do."""
 
     def __init__(self, message: str, *, code: int) -> None:
-        super().__init__(f"{message}: {name_of(code)}")
+        hint = _HINTS.get(code)
+        super().__init__(f"{message}: {name_of(code)}" + (f"; {hint}" if hint else ""))
         self.code = code
 
 

@@ -6,18 +6,22 @@ level 0 means that Cairn does not have the feature, and a feature at level 0 is 
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from logstore.interfaces import Buffer
 from logstore.kafka import fetch, produce
 from logstore.kafka.api_types import ApiHandlers
 from logstore.kafka.framing import Writer
+from logstore.kafka.security.login import HANDSHAKE_KEY
 
 KEY = 18
 MAX_VERSION = 4
 FIRST_FLEXIBLE = 3
-PRODUCE_ADVERTISED_FROM = 0
-"""Advertised, not served: librdkafka compresses only if it sees Produce 0 (KAFKA-18659). Kafka 4 does the same."""
+ADVERTISED_FROM: Final = {produce.KEY: 0, HANDSHAKE_KEY: 0}
+"""The lowest version that is said to be served, where a higher one is the lowest served; Kafka 4 says the same.
+librdkafka compresses only if it sees Produce 0 (KAFKA-18659), and until 2.8 at least it logs in only if it sees
+SaslHandshake 0, though it then sends version 1.
+"""
 _UNSUPPORTED_VERSION = 35
 
 
@@ -65,7 +69,7 @@ def api_versions_body(handlers: ApiHandlers, version: int) -> list[Buffer]:
     writer.count(len(offered))
     for key, lowest, highest in offered:
         writer.int16(key)
-        writer.int16(PRODUCE_ADVERTISED_FROM if key == produce.KEY else lowest)
+        writer.int16(ADVERTISED_FROM.get(key, lowest))
         writer.int16(highest)
         writer.tags()
     if known and version >= 1:

@@ -39,11 +39,14 @@ class Killable:
             start_new_session=True,
             env={**os.environ, **environment},
         )
-        threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True).start()
+        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True)
+        self._reader.start()
 
     def _read(self, stdout: IO[str] | None) -> None:
-        for line in stdout or ():
-            self.lines.put(line)
+        if stdout is not None:
+            with stdout:
+                for line in stdout:
+                    self.lines.put(line)
         self.lines.put("")
 
     @property
@@ -72,6 +75,7 @@ class Killable:
         self._process.wait(STOP_S)
         if self._process.stdin is not None:
             self._process.stdin.close()
+        self._reader.join(STOP_S)
         self._log.close()
 
 

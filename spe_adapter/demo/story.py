@@ -76,6 +76,7 @@ class Story:
     _started_s: float = 0.0
     _rows: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PARSERS, 0))
     _append_failure: BaseException | None = None
+    _reader: Client | None = None
     _results: dict[str, DemoResults] = field(default_factory=dict)
     _unanswered: list[Kill] = field(default_factory=list)
 
@@ -138,6 +139,8 @@ class Story:
         for process in (self._query, self._sidecar):
             if process is not None:
                 process.stop()
+        if self._reader is not None:
+            self._reader.close()
         self._forget_state()
 
     def _forget_state(self) -> None:
@@ -212,8 +215,8 @@ class Story:
 
     @property
     def _finished_rows(self) -> int:
-        """What both queries have done."""
-        return min(self._rows.values())
+        """What both queries have done, without the records that close the last windows."""
+        return min(*self._rows.values(), self.plan.records)
 
     def _has_finished(self, rows: float) -> bool:
         return self._finished_rows >= rows
@@ -223,7 +226,6 @@ class Story:
         self._unanswered.clear()
         kill = Kill(victim, self._now_s())
         self.outcome.kills.append(kill)
-        self._unanswered.append(kill)
         self.tell(f"kill −9: {victim}", min(1.0, self._finished_rows / self.plan.records))
         if "Spark" in victim and self._query is not None:
             self._query.kill()
@@ -232,14 +234,16 @@ class Story:
             self._sidecar.kill()
             self._start_sidecar()
         if "Spark" in victim:
+            self._follow()  # what was committed until the kill is no result of the query that starts now
             self._start_query()
+        self._unanswered.append(kill)
 
     # ---- results
 
     def _follow(self) -> int:
         """Read new results; returns how many. The first after a kill answers it."""
-        if not self._results:
-            client = self._client()
+        if self._reader is None:
+            self._reader = client = self._client()
             for topic, parse in PARSERS.items():
                 streams = [TopicPartition(topic, number) for number in range(PARTITIONS)]
                 self._results[topic] = DemoResults([Follower(client, stream) for stream in streams], parse)

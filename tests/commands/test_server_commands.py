@@ -146,7 +146,9 @@ def test_topics_are_created_changed_grown_and_deleted(sidecar: Sidecar, client: 
 
 def test_what_a_sidecar_refuses_is_said(sidecar: Sidecar) -> None:
     """A topic that is not there, one that is, a setting that cannot be: status 1 and the reason."""
-    assert "UNKNOWN_TOPIC_OR_PARTITION" in ask(sidecar, "topics", "describe", "nowhere").err
+    refused = ask(sidecar, "topics", "describe", "nowhere").err
+    assert "UNKNOWN_TOPIC_OR_PARTITION" in refused
+    assert "`cairn topics` lists the topics" in refused
     assert ask(sidecar, "topics", "create", "twice").status == 0
     again = ask(sidecar, "topics", "create", "twice")
     assert (again.status, "twice" in again.err) == (1, True)
@@ -272,3 +274,10 @@ def test_queries_show_epoch_run_lag_and_staged_bytes(sidecar: Sidecar, client: C
 def test_positions_that_are_not_understood_are_no_input(positions: str, expected: dict[TopicPartition, int]) -> None:
     """A client may commit any positions: none of them breaks the command."""
     assert read_inputs(positions) == expected
+
+
+def test_an_unknown_flag_is_named_with_its_command() -> None:
+    """Status 2, and one line that names the flag and the help of the command that was meant."""
+    refused = cairn("status", "--nowhere", "x")
+    assert refused.status == 2
+    assert refused.err == "cairn status: unknown: --nowhere x; `cairn status --help` lists what there is\n"

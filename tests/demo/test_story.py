@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from logstore.client.wire import TopicPartition
+from logstore.format.records import Record, encode_batch
+from spe_adapter.demo.story import DemoPlan, Story
 from tests.support.limits import PROGRAM_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,3 +37,30 @@ def test_the_demonstration_ends_exact(tmp_path: Path) -> None:
     assert "exact" in text
     assert "windows: " in text.partition("Starts of the stateful query")[2]
     assert not list(tmp_path.glob("cairn-demo-*")), "an exact run leaves nothing behind"
+
+
+def test_what_was_committed_before_a_kill_does_not_answer_it(tmp_path: Path) -> None:
+    """A result that a query had in the log by the moment of its kill is not the first result after the kill."""
+    told: list[str] = []
+
+    def tell(event: str, _: float) -> None:
+        told.append(event)
+        with story._client() as client:
+            now_ms = int(time.time() * 1000)
+            batch = encode_batch([Record(0, now_ms, None, b"60000,1,2,5.5", ())])
+            assert client.produce(TopicPartition("averages", 0), bytes(batch)) is not None
+
+    plan = DemoPlan(records=1, items=1, batch=1, kills=1, seed=1, port=0, heap="512m")
+    story = Story(plan, tmp_path, tell)
+    try:
+        story._start_sidecar()
+        with story._client() as client:
+            for topic in ("purchases", "averages", "spendings"):
+                client.partitions(topic, create=True)
+        story._kill("Spark and sidecar")
+        assert told == ["kill −9: Spark and sidecar"]
+        assert len(story._results["averages"]) == 1
+        assert story._follow() == 0
+        assert story.outcome.kills[0].first_result_s is None
+    finally:
+        story._stop()

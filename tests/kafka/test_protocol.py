@@ -14,6 +14,7 @@ from tests.kafka.wire_client import API_VERSIONS, FETCH, METADATA, PRODUCE, Wire
 from tests.support.sidecar import Sidecar
 
 LONG_POLL_MS = 50_000
+SASL_HANDSHAKE = 17
 
 
 def batch(count: int = 1, value: bytes = b"v") -> bytes:
@@ -24,11 +25,14 @@ def batch(count: int = 1, value: bytes = b"v") -> bytes:
 
 @pytest.mark.parametrize("version", range(5))
 def test_api_versions_in_every_version(client: WireClient, version: int) -> None:
-    """ApiVersions lists what is served; Produce is said to begin at 0, or librdkafka does not compress."""
+    """ApiVersions lists what is served; Produce is said to begin at 0, or librdkafka does not compress, and
+    SaslHandshake too, or an older librdkafka does not log in.
+    """
     answer = client.request(API_VERSIONS, version)
     offered = {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
     assert answer.error_code is ErrorCode.none
     assert offered[PRODUCE] == (0, 13)
+    assert offered[SASL_HANDSHAKE] == (0, 1)
     assert offered[METADATA] == (0, 13)
     assert {2, 10, 11, 12, 13, 14, 18, 19, 20, 21, 22, 32, 37, 43, 44, 45, 55, 60, 74, 75} <= set(offered)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import ssl
+import subprocess
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -131,3 +133,24 @@ def test_clients_produce_and_consume(
 ) -> None:
     """Each client writes and reads over each kind of listener, with its usual options."""
     ROUND_TRIPS[client](secured.address(protocol), protocol, mechanism, secured.certificates, mutual=mutual)
+
+
+@pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat is not installed")
+def test_the_kcat_of_distributions_logs_in(secured: Secured) -> None:
+    """A kcat on an older librdkafka, such as Debian 12's, logs in with PLAIN over TLS, writes and reads: it does so
+    only where it sees SaslHandshake 0. (Its SCRAM repeats the client's nonce, which RFC 5802 forbids, as Kafka 4 does.)
+    """
+    options = {
+        "security.protocol": "SASL_SSL",
+        "ssl.ca.location": str(secured.certificates.ca),
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": USER,
+        "sasl.password": PASSWORD,
+    }
+    command = ["kcat", "-b", secured.address("SASL_SSL"), "-t", f"t-{uuid.uuid4().hex}"]
+    command += [word for name, value in options.items() for word in ("-X", f"{name}={value}")]
+    for action, sent, got in ((["-P"], "hello\n", ""), (["-C", "-e", "-q"], "", "hello\n")):
+        done = subprocess.run(
+            [*command, *action], input=sent, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
+        assert (done.returncode, done.stdout) == (0, got), done.stderr
