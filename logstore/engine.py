@@ -7,7 +7,7 @@ Invariants:
 * The event loop stands still for a disk job for `WAIT_MS` at most, and only while such jobs are short (`Patience`).
 """
 
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from typing import TypeVar
@@ -492,8 +492,10 @@ async def open_engine(store: Store, fs: FileSystem) -> AsyncIterator[StoreEngine
         async with trio.open_nursery() as nursery:
             engine = StoreEngine(store, fs, writers, nursery)
             stack.callback(engine.stop_readers)
-            nursery.start_soon(engine.run_jobs)
-            nursery.start_soon(engine.run_starts)
+            closing = trio.CancelScope(shield=True)
+            working = [trio.CancelScope(shield=True), trio.CancelScope(shield=True)]
+            nursery.start_soon(_work, engine.run_jobs, working[0], closing)
+            nursery.start_soon(_work, engine.run_starts, working[1], closing)
             nursery.start_soon(engine.run_reads)
             nursery.start_soon(engine.run_ticks)
             nursery.start_soon(engine.run_saves)
@@ -502,6 +504,20 @@ async def open_engine(store: Store, fs: FileSystem) -> AsyncIterator[StoreEngine
             try:
                 yield engine
             finally:
-                with trio.CancelScope(shield=True):
+                with closing:
                     await engine.wait(store.close())
+                for scope in working:
+                    scope.cancel()
                 nursery.cancel_scope.cancel()
+
+
+async def _work(run: Callable[[], Awaitable[None]], scope: trio.CancelScope, closing: trio.CancelScope) -> None:
+    """Run a task that the store needs for its end, also when all around it is cancelled; runs until `scope` is
+    cancelled. If a defect ends the task, `closing` is cancelled: the store's end would never come.
+    """
+    try:
+        with scope:
+            await run()
+    except BaseException:
+        closing.cancel()
+        raise

@@ -1,8 +1,8 @@
 """`cairn dump`: what a file of a data directory holds, in readable form: chunks, indexes, producer snapshots, ledgers,
 the journal, staged output.
 
-Invariants: reads only, and only as much as it shows; damage ends a dump with its position and exit status 1. With
-`--json` each line is one JSON object.
+Invariants: reads only, and only as much as it shows; shows no secret. Damage ends a dump with its position and exit
+status 1. With `--json` each line is one JSON object.
 """
 
 import argparse
@@ -60,6 +60,8 @@ KINDS: Final = {
     TOMBSTONES_TYPE: "TOMBSTONES",
     MARK_TYPE: "MARK",
 }
+SECRET_FIELDS: Final = frozenset({"journal_key"})
+"""Of `cairn.json`: a dump is shown to others, and who knows the key can forge blocks of the journal."""
 COMPRESSIONS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 Entry = dict[str, Any]
 
@@ -145,7 +147,8 @@ def _entries(path: Path, arguments: argparse.Namespace) -> Iterator[Entry]:
         case _ if path.parent.name == LEDGER_DIRECTORY:
             yield from _ledger(path)
         case ".json":
-            yield dict(json.loads(path.read_bytes()))
+            fields = dict(json.loads(path.read_bytes()))
+            yield {key: value for key, value in fields.items() if key not in SECRET_FIELDS}
         case _:
             raise UsageError(
                 f"{path}: files of a data directory end in .log, .index, .producers, .journal, .staged, or are ledgers"
@@ -224,7 +227,7 @@ def _text(data: bytes | None) -> str | None:
 
 def _journal(path: Path, first: int, *, with_records: bool) -> Iterator[Entry]:
     """The parts of the file's blocks with their batches; what follows them are blocks of earlier uses of the file."""
-    scan = scan_blocks(path.read_bytes())
+    scan = scan_blocks(path.read_bytes(), None)
     for place, data in scan.parts:
         stream = place.directory.decode("utf-8", "backslashreplace")
         yield {"part": stream, "generation": scan.generation, "chunk": place.chunk_offset, "byte": place.position}

@@ -1,8 +1,9 @@
 """At a start: the decisions that the journal has and the ledger of epochs has not.
 
-Invariant: a decision counts only if it is above the query's last epoch in the ledger, and its incarnation is one that
-the ledger remembers. So what the ledger has had since, and what it has forgotten, is never put back. Of the decisions
-of one query the last counts: the epoch before it was in all its streams when it was made.
+Invariant: a decision counts only if it is above the query's last epoch in the ledger, and its incarnation is one of the
+query that the ledger knows: the ledger remembers it, or its number is below those of the 64 that are remembered. So
+what the ledger has had since, and a query that it has forgotten, is never put back. Of the decisions of one query the
+last counts: the epoch before it was in all its streams when it was made.
 
 Source: docs/format.md, "Decisions in the journal".
 """
@@ -18,9 +19,7 @@ from logstore.epochs.ledger_entries import (
     decode_incarnations,
     decode_last_epoch,
 )
-from logstore.log.ledger import Ledger
-
-Changes = Mapping[str, bytes | None]
+from logstore.log.ledger import Changes, Ledger
 
 
 def decided_in_journal(ledger: Ledger, journaled: Sequence[Changes]) -> Changes:
@@ -45,6 +44,10 @@ def newer_decisions(entries: Mapping[str, bytes], journaled: Sequence[Changes]) 
 
 def _counts(query: str, record: CommitRecord, entries: Mapping[str, bytes]) -> bool:
     incarnations, last = entries.get(f"{INCARNATIONS}{query}"), entries.get(f"{LAST}{query}")
-    if incarnations is None or record.incarnation not in decode_incarnations(query, incarnations).tokens:
+    if incarnations is None:
+        return False
+    known = decode_incarnations(query, incarnations)
+    is_forgotten = record.incarnation_number <= known.count - len(known.tokens)
+    if record.incarnation not in known.tokens and not is_forgotten:
         return False
     return last is None or decode_last_epoch(query, last).epoch < record.epoch

@@ -8,6 +8,8 @@ Invariants:
 * A block is valid as a whole or not at all: one CRC-32C covers all of it.
 * A block carries the generation of its file and its own position, so that blocks that a reused file held before are
   never taken for blocks of this generation.
+* A block carries the key of its data directory, which no client ever learns. So bytes of a record that look like a
+  block are never taken for one, whatever generation and position a client guesses.
 * The first block of a file's content has no batches and is synced before the next is written. So what a power cut
   makes of a file that is being used again is damage at position 0 at most, and nothing is lost with that block.
 * A block is written only after the block before it in the file is synced. So an invalid block before a valid one of the
@@ -30,9 +32,10 @@ VERSION = 1
 WITH_LEDGER = 2
 """The version of a block that has changes of a ledger among its parts. Who does not know it must not skip them."""
 LEDGER_PREFIX = "ledger/"
-HEAD = struct.Struct(">4sHHqqIII")
-"""magic, version, parts, generation, position of the block in its file, bytes of the table, bytes of the batches,
-CRC-32C of all else
+KEY_BYTES = 8
+HEAD = struct.Struct(f">4sHHqqII{KEY_BYTES}sI")
+"""magic, version, parts, generation, position of the block in its file, bytes of the table, bytes of the batches, the
+data directory's key, CRC-32C of all else
 """
 PART = struct.Struct(">HIqqq")
 """bytes of the stream's directory, bytes of the batches, base offset of the chunk, position in it, base offset of the
@@ -79,10 +82,15 @@ class BlockScan(NamedTuple):
 
 
 def encode_head(
-    generation: int, position: int, parts: Sequence[tuple[PartPlace, Sequence[Buffer]]], *, version: int = VERSION
+    generation: int,
+    position: int,
+    parts: Sequence[tuple[PartPlace, Sequence[Buffer]]],
+    *,
+    key: bytes,
+    version: int = VERSION,
 ) -> bytes:
-    """Header and table of a block; the parts' buffers follow it in the file, in order. `version`: WITH_LEDGER if there
-    are changes of a ledger among them.
+    """Header and table of a block; the parts' buffers follow it in the file, in order. `key`: the data directory's.
+    `version`: WITH_LEDGER if there are changes of a ledger among them.
     """
     table = bytearray()
     data_bytes = 0
@@ -91,7 +99,7 @@ def encode_head(
         table += PART.pack(len(place.directory), length, place.chunk_offset, place.position, place.base_offset)
         table += place.directory
         data_bytes += length
-    head = HEAD.pack(MAGIC, version, len(parts), generation, position, len(table), data_bytes, 0)[:_CRC_AT]
+    head = HEAD.pack(MAGIC, version, len(parts), generation, position, len(table), data_bytes, key, 0)[:_CRC_AT]
     crc = crc32c(table, crc32c(head))
     for _, buffers in parts:
         for buffer in buffers:
@@ -99,13 +107,14 @@ def encode_head(
     return head + crc.to_bytes(4, "big") + table
 
 
-def encode_opening(generation: int, ends: Sequence[tuple[int, int]]) -> bytes:
+def encode_opening(generation: int, ends: Sequence[tuple[int, int]], *, key: bytes) -> bytes:
     """The first block of a file: generations and ends of other files, as parts without a directory and batches."""
-    return encode_head(generation, 0, [(PartPlace(b"", other, end, 0), ()) for other, end in ends])
+    return encode_head(generation, 0, [(PartPlace(b"", other, end, 0), ()) for other, end in ends], key=key)
 
 
-def scan_blocks(buffer: Buffer) -> BlockScan:
-    """The valid blocks of a journal file, given its bytes.
+def scan_blocks(buffer: Buffer, key: bytes | None) -> BlockScan:
+    """The valid blocks of a journal file, given its bytes and the data directory's key. A block with another key is no
+    block. None: any key, for a viewer; what a client made look like a block counts then.
 
     Raises UnknownFormatVersion for an intact block of a newer version.
     """
@@ -114,9 +123,9 @@ def scan_blocks(buffer: Buffer) -> BlockScan:
     damaged: list[int] = []
     generation = position = 0
     while True:
-        found = _block_at(view, position, generation)
+        found = _block_at(view, position, generation, key)
         if found is None:
-            following = _block_after(buffer, view, position, generation)
+            following = _block_after(buffer, view, position, generation, key)
             if following is None:
                 notes = [part.place for part in parts if not part.place.directory]
                 ends = {place.chunk_offset: place.position for place in notes}
@@ -128,11 +137,21 @@ def scan_blocks(buffer: Buffer) -> BlockScan:
         parts += block_parts
 
 
+def begins_with_another_key(buffer: Buffer, key: bytes) -> bool:
+    """Whether a file begins with a valid block of another key: another data directory's. No client's bytes ever stand
+    at a file's start, so that none of them can make this true.
+    """
+    view = memoryview(buffer)
+    return _block_at(view, 0, 0, None) is not None and _block_at(view, 0, 0, key) is None
+
+
 _Block = tuple[int, list[JournalPart], int]
 """Generation, parts, and the position after the block."""
 
 
-def _block_after(buffer: Buffer, view: memoryview, position: int, generation: int) -> tuple[int, _Block] | None:
+def _block_after(
+    buffer: Buffer, view: memoryview, position: int, generation: int, key: bytes | None
+) -> tuple[int, _Block] | None:
     """The first valid block behind a position, and where it is; before the first block of a file is known, that of the
     newest generation, since a reused file still holds older ones.
     """
@@ -140,7 +159,7 @@ def _block_after(buffer: Buffer, view: memoryview, position: int, generation: in
     best: tuple[int, _Block] | None = None
     at = whole.find(MAGIC, position + 1)
     while at >= 0:
-        found = _block_at(view, at, generation)
+        found = _block_at(view, at, generation, key)
         if found is not None:
             if generation:
                 return at, found
@@ -151,15 +170,17 @@ def _block_after(buffer: Buffer, view: memoryview, position: int, generation: in
     return best
 
 
-def _block_at(view: memoryview, position: int, generation: int) -> _Block | None:
-    """The block at a position, if it is valid and of this generation (0: of any)."""
+def _block_at(view: memoryview, position: int, generation: int, key: bytes | None) -> _Block | None:
+    """The block at a position, if it is valid, of this generation (0: of any) and with this key (None: with any)."""
     if position + HEAD.size > len(view):
         return None
-    magic, version, count, found, at, table_bytes, data_bytes, crc = HEAD.unpack_from(view, position)
+    magic, version, count, found, at, table_bytes, data_bytes, found_key, crc = HEAD.unpack_from(view, position)
     table_at = position + HEAD.size
     data_at = table_at + table_bytes
     end = data_at + data_bytes
     if magic != MAGIC or at != position or end > len(view) or found < 1 or (generation and found != generation):
+        return None
+    if key is not None and found_key != key:
         return None
     if crc32c(view[table_at:end], crc32c(view[position : position + _CRC_AT])) != crc:
         return None

@@ -187,13 +187,14 @@ class BacklogWriter:
 
     def _salvage_job(self) -> DiskJob:
         backlog, chunk = self._writer.backlog, self._writer.chunks[-1]
-        sources = self._host.journal.sources()
+        journal = self._host.journal
+        sources, key = journal.sources(), journal.key
         found: list[bytes | None] = []
         directory, base = self._stream.directory, chunk.base_offset
         start, end = backlog.synced.position, backlog.acked.position
 
         def read(fs: FileSystem) -> None:
-            found.append(read_stream(fs, sources, directory, base, start, end))
+            found.append(read_stream(fs, sources, key, directory, base, start, end))
 
         self.in_flight = True
         return DiskJob([WorkOnFile(chunk.log_path, read)], lambda: self._salvaged(found), self._not_salvaged)

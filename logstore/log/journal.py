@@ -134,8 +134,9 @@ class JournalFile:
 class Journal:
     """The journal of one store. Does no I/O itself: its jobs do."""
 
-    def __init__(self, limits: JournalLimits, notify: Callable[[JobSource], None], report: Report) -> None:
+    def __init__(self, limits: JournalLimits, key: bytes, notify: Callable[[JobSource], None], report: Report) -> None:
         self.limits = limits
+        self.key = key
         self._notify = notify
         self._report = report
         self._files: dict[int, JournalFile] = {}
@@ -274,7 +275,7 @@ class Journal:
     ) -> DiskJob:
         opening = b"" if file.size_bytes else self._opening_block(file)
         start_bytes = file.size_bytes + len(opening)
-        buffers: list[Buffer] = [encode_head(file.generation, start_bytes, parts, version=version)]
+        buffers: list[Buffer] = [encode_head(file.generation, start_bytes, parts, key=self.key, version=version)]
         for _, batches in parts:
             buffers += batches
         end = start_bytes + sum(map(len, buffers))
@@ -302,7 +303,7 @@ class Journal:
         so a block behind it that is not intact was not being overwritten. It notes where other files end.
         """
         others = [other for other in self._files.values() if other is not file and other.size_bytes]
-        return encode_opening(file.generation, [(other.generation, other.size_bytes) for other in others])
+        return encode_opening(file.generation, [(other.generation, other.size_bytes) for other in others], key=self.key)
 
     def _written(self, file: JournalFile, flights: list[tuple[Holder, Any]], end: int, allocated: int) -> None:
         self._in_flight = False
@@ -341,8 +342,14 @@ class Journal:
         return file is None or file.size_bytes >= self.limits.file_bytes
 
     def _free_file(self) -> JournalFile | None:
+        """A file that may be used again: an intact one is newer, so a start knows of a first block that a power cut
+        tore that nothing behind it is needed.
+        """
+        newest = max(
+            (file.generation for file in self._files.values() if file.size_bytes and not file.is_broken), default=0
+        )
         for file in self._files.values():
-            if file is not self._active and not file.holders and not file.is_broken:
+            if file is not self._active and not file.holders and not file.is_broken and file.generation < newest:
                 return file
         return None
 

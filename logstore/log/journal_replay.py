@@ -4,16 +4,28 @@ Invariants: nothing here writes to the journal. Parts are in the order in which 
 durable blocks is reported, and what is behind it still counts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from logstore.base.events import Report
 from logstore.errors import CorruptFile
 from logstore.events import JOURNAL_DAMAGED
-from logstore.format.journal_block import LEDGER_PREFIX, JournalPart, scan_blocks
+from logstore.format.journal_block import LEDGER_PREFIX, JournalPart, begins_with_another_key, scan_blocks
 from logstore.format.ledger_frame import decode_changes
 from logstore.interfaces import FileSystem
+from logstore.log.data_directory import IDENTITY_FILE
 from logstore.log.journal import DIRECTORY, SUFFIX
+from logstore.log.ledger import Changes, Ledger
+
+Decided = Callable[[Ledger, Sequence[Changes]], Changes]
+"""What a ledger gets of the changes that the journal has for it, in their order."""
+
+
+def nothing_decided(ledger: Ledger, journaled: Sequence[Changes]) -> Changes:
+    """Where nobody understands a ledger's changes, the journal must not have any. Raises CorruptFile."""
+    if journaled:
+        raise CorruptFile(f"the journal has changes of the ledger {ledger.name!r}, which nobody here understands")
+    return {}
 
 
 class JournalContent(NamedTuple):
@@ -40,12 +52,23 @@ class JournalContent(NamedTuple):
         return found
 
 
-def read_journal(fs: FileSystem, report: Report) -> JournalContent:
-    """Everything in the journal's files. Raises UnknownFormatVersion, OSError."""
+def read_journal(fs: FileSystem, key: bytes | None, report: Report) -> JournalContent:
+    """Everything in the journal's files, by the data directory's key (None: by any).
+
+    Raises CorruptFile if a file was written with another key, UnknownFormatVersion, OSError.
+    """
     names = [name for name in fs.list_directory(DIRECTORY) if name.endswith(SUFFIX)]
     paths = [f"{DIRECTORY}/{name}" for name in names]
     serial = max((int(name[: -len(SUFFIX)]) for name in names if name[: -len(SUFFIX)].isdigit()), default=0)
-    scans = [(path, scan_blocks(fs.read(path, 0, fs.size(path)))) for path in paths]
+    scans = []
+    for path in paths:
+        content = fs.read(path, 0, fs.size(path))
+        if key is not None and begins_with_another_key(content, key):
+            raise CorruptFile(
+                f"{path} was not written with the journal_key in {IDENTITY_FILE}: either file is another data "
+                f"directory's, or {IDENTITY_FILE} was of format version 1; restore {IDENTITY_FILE} from a copy"
+            )
+        scans.append((path, scan_blocks(content, key)))
     generation = max((scan.generation for _, scan in scans), default=0)
     damaged = [
         (path, position)
@@ -68,15 +91,21 @@ def read_journal(fs: FileSystem, report: Report) -> JournalContent:
 
 
 def read_stream(
-    fs: FileSystem, sources: Sequence[tuple[str, int]], directory: str, chunk_offset: int, start: int, end: int
+    fs: FileSystem,
+    sources: Sequence[tuple[str, int]],
+    key: bytes,
+    directory: str,
+    chunk_offset: int,
+    start: int,
+    end: int,
 ) -> bytes | None:
     """The bytes of a stream's chunk from position `start` to `end`; None if the journal does not hold all of them.
 
-    `sources`: paths and lengths of the files. Raises OSError.
+    `sources`: paths and lengths of the files; `key`: the data directory's. Raises OSError.
     """
     found: dict[int, memoryview] = {}
     for path, length in sources:
-        for part in scan_blocks(fs.read(path, 0, length)).parts:
+        for part in scan_blocks(fs.read(path, 0, length), key).parts:
             place = part.place
             if place.directory == directory.encode() and place.chunk_offset == chunk_offset and place.position >= start:
                 found[place.position] = part.data

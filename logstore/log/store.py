@@ -25,7 +25,6 @@ from logstore.base.clock import Clock
 from logstore.base.events import LogEvent, Report
 from logstore.base.fields import shown
 from logstore.errors import (
-    CorruptFile,
     InvalidPartitions,
     StorageFailed,
     TopicExists,
@@ -45,11 +44,11 @@ from logstore.log.background import BackgroundJobs
 from logstore.log.chunks import Chunk, IndexCache
 from logstore.log.cleaning import CleaningLimits, LogCleaner
 from logstore.log.coroutines import all_settled, start
-from logstore.log.data_directory import STREAMS_DIRECTORY, prepare_directory, remove_tree
+from logstore.log.data_directory import STREAMS_DIRECTORY, DirectoryIdentity, prepare_directory, remove_tree
 from logstore.log.jobs import JobQueue, JobSource, MakeDirectory, Operation, RemoveDirectory, RemoveFile, SyncDirectory
 from logstore.log.journal import DIRECTORY as JOURNAL_DIRECTORY
 from logstore.log.journal import Journal, JournalLimits
-from logstore.log.journal_replay import read_journal
+from logstore.log.journal_replay import Decided, nothing_decided, read_journal
 from logstore.log.ledger import Ledger
 from logstore.log.opening import Each, OpenedStream, StoredStream, open_streams, recover_from_files
 from logstore.log.producers import ProducerTable
@@ -113,16 +112,6 @@ class Topic:
     internal: bool = False
 
 
-Changes = Mapping[str, bytes | None]
-Decided = Callable[[Ledger, Sequence[Changes]], Changes]
-
-
-def _nothing_decided(ledger: Ledger, journaled: Sequence[Changes]) -> Changes:
-    if journaled:
-        raise CorruptFile(f"the journal has changes of the ledger {ledger.name!r}, which nobody here understands")
-    return {}
-
-
 class StoreEnvironment(NamedTuple):
     """What a store needs from its surroundings."""
 
@@ -135,15 +124,15 @@ class StoreEnvironment(NamedTuple):
 class Store:
     """The streams, topics and ledgers of one sidecar."""
 
-    def __init__(self, environment: StoreEnvironment, settings: StoreSettings, cluster_id: str) -> None:
+    def __init__(self, environment: StoreEnvironment, settings: StoreSettings, identity: DirectoryIdentity) -> None:
         self.clock = environment.clock
         self.settings = settings
-        self.cluster_id = cluster_id
+        self.cluster_id = identity.cluster_id
         self.node_id = settings.node_id
         self.queue = JobQueue(settings.io_window)
         self.tail = Tail(settings.tail_bytes)
         self.indexes = IndexCache()
-        self.journal = Journal(settings.journal, self.notify, environment.report)
+        self.journal = Journal(settings.journal, identity.journal_key, self.notify, environment.report)
         self.topics: dict[str, Topic] = {}
         self._by_id: dict[uuid.UUID, Topic] = {}
         self._new_id = environment.new_id
@@ -182,7 +171,7 @@ class Store:
         new_id: Callable[[], uuid.UUID],
         report: Report,
         each: Each = map,
-        decided: Decided = _nothing_decided,
+        decided: Decided = nothing_decided,
     ) -> "Store":
         """Open the data directory, or create it, and recover every stream. Blocks. `each` applies the recovery of a
         stream to many, as `map` does, or on several threads. `decided`: what the ledger of epochs gets of what the
@@ -191,8 +180,8 @@ class Store:
         Raises UnknownFormatVersion, CorruptFile, OSError.
         """
         make_way(fs)
-        cluster_id = prepare_directory(fs, new_id)
-        store = cls(StoreEnvironment(fs, clock, new_id, report), settings, cluster_id)
+        identity = prepare_directory(fs, new_id)
+        store = cls(StoreEnvironment(fs, clock, new_id, report), settings, identity)
         store._recover(fs, each, decided)
         store.space.look_now(fs)
         store.journal.fit(fs.space().total_bytes)
@@ -200,7 +189,7 @@ class Store:
 
     def _recover(self, fs: FileSystem, each: Each, decided: Decided) -> None:
         known: set[str] = set()
-        journal = read_journal(fs, self.report)
+        journal = read_journal(fs, self.journal.key, self.report)
         if changes := decided(self.epochs, journal.changes_of(self.epochs.name)):
             self.epochs.put_now(fs, changes)
         stored: list[tuple[Topic, StoredStream]] = []

@@ -9,8 +9,9 @@ Nothing runs this protocol yet but the simulation in tests/replica: the sidecar 
 
 | module | contents |
 |---|---|
-| `records` | what the metadata store holds of a stream, and the steps from one record to the next |
+| `registrations` | what the metadata store holds of a stream, and the steps from one registration to the next |
 | `register` | the requests to the metadata store and its answers |
+| `stored_registrations` | performs these requests on a metadata store; the only module that waits for something |
 | `messages` | the messages between owners and replicas |
 | `effects` | what a state machine asks its host to do |
 | `window` | the owner's batches that are not acknowledged yet |

@@ -1,7 +1,7 @@
 """The open chunk as its owner sees it: what was sent, what each member has confirmed, who lags, what is acknowledged.
 
 Invariants:
-* What is acknowledged is what every member has confirmed as durable; the members are those of the chunk's record.
+* What is acknowledged is what every member has confirmed as durable; the members are those of the chunk's registration.
 * A batch is sent along the chain once. A member that lags gets what it lacks directly from the owner, so that a member
   in front of it that stands still does not make it fail as well.
 * A member that asks for what it has confirmed, or that has another disk or other bytes now, is doubtful: it is not
@@ -16,7 +16,7 @@ from typing import Final
 
 from logstore.replica.effects import Effect, Send
 from logstore.replica.messages import Append, AppendDone, Entry, OutOfOrder
-from logstore.replica.records import ChunkRecord, Member, Prefix
+from logstore.replica.registrations import ChunkRegistration, Member, Prefix
 from logstore.replica.window import Window
 
 NOTHING: Final = Prefix(0, 0, 0)
@@ -58,13 +58,13 @@ class Appending:
         self._host = host
         self._limits = limits
         self.window = Window(0, limits.max_in_flight_bytes)
-        self.chunk: ChunkRecord | None = None
+        self.chunk: ChunkRegistration | None = None
         self.progress: dict[Member, MemberProgress] = {}
         self.is_draining = False
         """The chunk gets no more batches: the next ones wait for the next chunk."""
         self._told_acked_bytes = 0
 
-    def begin(self, chunk: ChunkRecord) -> None:
+    def begin(self, chunk: ChunkRegistration) -> None:
         """Go on in a chunk that was just opened: what is not acknowledged is sent there again, at its offsets."""
         if self.window.next_offset < chunk.base_offset:
             self.window = Window(chunk.base_offset, self._limits.max_in_flight_bytes)
@@ -90,7 +90,7 @@ class Appending:
             effects += self._send_chain(self.chunk, at, entries)
         return effects
 
-    def _send_chain(self, chunk: ChunkRecord, at: Prefix, entries: tuple[Entry, ...]) -> list[Effect]:
+    def _send_chain(self, chunk: ChunkRegistration, at: Prefix, entries: tuple[Entry, ...]) -> list[Effect]:
         """To this host's own member and to the first other one at once; the rest get it one from the other."""
         own = [member for member in chunk.members if member.host == self._host]
         others = [member for member in chunk.members if member.host != self._host]
@@ -99,7 +99,7 @@ class Appending:
 
     def _append_to(
         self,
-        chunk: ChunkRecord,
+        chunk: ChunkRegistration,
         member: Member,
         at: Prefix,
         entries: tuple[Entry, ...],

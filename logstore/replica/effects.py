@@ -8,8 +8,8 @@ order: whatever must be durable first is asked for first, and the rest follows i
 from dataclasses import dataclass
 
 from logstore.replica.messages import Entry, Message
-from logstore.replica.records import Prefix
-from logstore.replica.register import ReadRecord, SwapRecord
+from logstore.replica.register import ReadRegistration, SwapRegistration
+from logstore.replica.registrations import Prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,4 +134,6 @@ class MemberFailed:
     reason: str
 
 
-Effect = Send | Store | Load | ReadRecord | SwapRecord | Ready | Acked | Deposed | Unavailable | MemberFailed
+Effect = (
+    Send | Store | Load | ReadRegistration | SwapRegistration | Ready | Acked | Deposed | Unavailable | MemberFailed
+)

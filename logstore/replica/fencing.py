@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from logstore.replica.messages import FenceDone
-from logstore.replica.records import ChunkRecord, Member, Prefix
+from logstore.replica.registrations import ChunkRegistration, Member, Prefix
 
 
 class SealPlan(NamedTuple):
@@ -33,7 +33,7 @@ class SealPlan(NamedTuple):
 class Fencing:
     """The members of one chunk, while a new owner fences them."""
 
-    chunk: ChunkRecord
+    chunk: ChunkRegistration
     fence_epoch: int
     answers: dict[Member, FenceDone] = field(default_factory=dict)
     gone: dict[Member, None] = field(default_factory=dict)

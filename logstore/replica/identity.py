@@ -21,7 +21,7 @@ Source: RELIABILITY of the house, "a wiped disk loses its identity"; Apache Book
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from logstore.replica.records import Member, OwnerId
+from logstore.replica.registrations import Member, OwnerId
 
 
 @dataclass(frozen=True, slots=True)

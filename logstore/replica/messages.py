@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from logstore.replica.records import Member, Prefix
+from logstore.replica.registrations import Member, Prefix
 
 
 class Entry(NamedTuple):
@@ -68,7 +68,7 @@ class Fence:
 class CopyChunk:
     """Get what is missing of a sealed chunk from `source`.
 
-    `revision`: of the record when the copy began, which names the replica for it; a repeated order has the same.
+    `revision`: of the registration when the copy began, which names the replica for it; a repeated order has the same.
 
     Without a source the replica answers whether it has the chunk already.
     """
@@ -99,8 +99,8 @@ class ReadEntries:
 
 
 @dataclass(frozen=True, slots=True)
-class LookAtRecord:
-    """The stream's record has changed. A hint: the replica asks the metadata store, and believes only that."""
+class LookAtRegistration:
+    """The stream's registration has changed. A hint: the replica asks the metadata store, and believes only that."""
 
     stream: str
     revision: int
@@ -188,6 +188,6 @@ class EntriesRead:
     limit_offset: int
 
 
-ToReplica = Append | Fence | CopyChunk | ReadEntries | LookAtRecord
+ToReplica = Append | Fence | CopyChunk | ReadEntries | LookAtRegistration
 ToOwner = AppendDone | OutOfOrder | FenceDone | CopyDone | Refused
 Message = ToReplica | ToOwner | EntriesRead

@@ -3,17 +3,18 @@
 Invariants:
 * A batch is acknowledged when every member of the open chunk has it durably, and only in the state APPENDING: from the
   moment the owner asks for the chunk to be sealed at the acknowledged length, nothing more is acknowledged in it.
-* The owner's record is always the one it has written last, or the one it has read before its claim; every change is a
-  swap on that record's revision. If a swap is refused and the register does not hold what it asked for, somebody else
-  has claimed the stream: the owner is deposed, for good.
+* The owner's registration is always the one it has written last, or the one it has read before its claim; every change
+  is a swap on that registration's revision. If a swap is refused and the register does not hold what it asked for,
+  somebody else has claimed the stream: the owner is deposed, for good.
 * A chunk's replica set is the one that the metadata store had before the first append. A member that fails is not
   replaced: the chunk is sealed at the acknowledged length, and what is not acknowledged is sent again in the next
   chunk, at the same offsets. No client hears of it.
 * A claim never leads to an empty stream: if no member of the open chunk can be fenced, the owner waits, and says so.
 
-How the owner finds out that it is a zombie: an append or a fence is refused as FENCED, a swap is refused, or the record
-that it watches names another owner. It then reports `Deposed`, once; what was not acknowledged has an unknown fate, as
-with any lost connection. Until then it cannot acknowledge: the new owner has fenced a member of its chunk.
+How the owner finds out that it is a zombie: an append or a fence is refused as FENCED, a swap is refused, or the
+registration that it watches names another owner. It then reports `Deposed`, once; what was not acknowledged has an
+unknown fate, as with any lost connection. Until then it cannot acknowledge: the new owner has fenced a member of its
+chunk.
 
 Bounded: `max_in_flight_bytes` of batches that are not acknowledged; `append_bytes` in a message; one swap in flight.
 
@@ -42,13 +43,13 @@ from logstore.replica.messages import (
     Entry,
     Fence,
     FenceDone,
-    LookAtRecord,
+    LookAtRegistration,
     Reason,
     Refused,
     ToOwner,
 )
-from logstore.replica.records import MAX_CHUNKS, ChunkRecord, Member, OwnerId, StreamRecord
-from logstore.replica.register import ReadRecord, RecordRead, SwapAnswer, SwapRecord
+from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
+from logstore.replica.registrations import MAX_CHUNKS, ChunkRegistration, Member, OwnerId, StreamRegistration
 from logstore.replica.repair import Repair
 
 
@@ -71,7 +72,7 @@ class OwnerEvent(Enum):
     """What moves an owner to another state."""
 
     START = "start"
-    READ = "record read"
+    READ = "registration read"
     CLAIMED = "claimed, a chunk is open"
     CLAIMED_CLOSED = "claimed, no chunk is open"
     FENCED = "members fenced"
@@ -111,7 +112,7 @@ TAKING: Final = (OwnerState.APPENDING, OwnerState.ROLLING)
 class _Swap:
     """The swap in flight."""
 
-    wanted: StreamRecord
+    wanted: StreamRegistration
     expected_revision: int
     sent_ms: int
     is_repair: bool = False
@@ -141,7 +142,7 @@ class Owner:
         self.me = me
         self.limits = limits or OwnerLimits()
         self.state = OwnerState.IDLE
-        self._record: StreamRecord | None = None
+        self._registration: StreamRegistration | None = None
         self.revision = 0
         self._live: tuple[Member, ...] = ()
         self._swap: _Swap | None = None
@@ -156,11 +157,11 @@ class Owner:
     # ---- what the log sees
 
     @property
-    def record(self) -> StreamRecord:
-        """The stream's record, as this owner has read or written it last."""
-        if self._record is None:
-            raise AssertionError(f"{self.stream}: the record has not been read")
-        return self._record
+    def registration(self) -> StreamRegistration:
+        """The stream's registration, as this owner has read or written it last."""
+        if self._registration is None:
+            raise AssertionError(f"{self.stream}: the registration has not been read")
+        return self._registration
 
     @property
     def high_watermark(self) -> int:
@@ -182,18 +183,18 @@ class Owner:
         """Claim the stream."""
         self._step(OwnerEvent.START)
         self._sent_ms = now_ms
-        return [ReadRecord(self.stream)]
+        return [ReadRegistration(self.stream)]
 
-    def record_read(self, answer: RecordRead, now_ms: int) -> list[Effect]:
+    def registration_read(self, answer: RegistrationRead, now_ms: int) -> list[Effect]:
         """The stream's register, read or watched. After its claim the owner looks in it for another claim only."""
-        if answer.record is None or self.state in (OwnerState.IDLE, OwnerState.DEPOSED):
+        if answer.registration is None or self.state in (OwnerState.IDLE, OwnerState.DEPOSED):
             return []
         if self.state is not OwnerState.READING:
-            is_overtaken = answer.revision > self.revision and answer.record.owner != self.me
-            return self._depose(answer.record.epoch) if is_overtaken else []
-        self._record, self.revision = answer.record, answer.revision
+            is_overtaken = answer.revision > self.revision and answer.registration.owner != self.me
+            return self._depose(answer.registration.epoch) if is_overtaken else []
+        self._registration, self.revision = answer.registration, answer.revision
         self._step(OwnerEvent.READ)
-        return self._swap_in(self.record.claimed(self.me), now_ms)
+        return self._swap_in(self.registration.claimed(self.me), now_ms)
 
     def live_members(self, live: tuple[Member, ...], now_ms: int) -> list[Effect]:
         """The members whose leases hold, in the order of preference for replica sets."""
@@ -212,10 +213,10 @@ class Owner:
         effects: list[Effect] = []
         if self._swap is not None and now_ms - self._swap.sent_ms >= self.limits.resend_ms:
             self._swap.sent_ms = now_ms
-            effects.append(SwapRecord(self.stream, self._swap.expected_revision, self._swap.wanted))
+            effects.append(SwapRegistration(self.stream, self._swap.expected_revision, self._swap.wanted))
         if self.state is OwnerState.READING and now_ms - self._sent_ms >= self.limits.resend_ms:
             self._sent_ms = now_ms
-            effects.append(ReadRecord(self.stream))
+            effects.append(ReadRegistration(self.stream))
         if self.state is OwnerState.FENCING and now_ms - self._sent_ms >= self.limits.resend_ms:
             effects += self._send_fences(now_ms)
         effects += self._advance(now_ms)
@@ -244,7 +245,7 @@ class Owner:
 
     def _is_open(self, epoch: int) -> bool:
         """Whether batches are acknowledged in the chunk of this epoch now."""
-        chunk = self.record.open_chunk
+        chunk = self.registration.open_chunk
         return self.state is OwnerState.APPENDING and chunk is not None and chunk.epoch == epoch
 
     def _step(self, event: OwnerEvent) -> None:
@@ -252,30 +253,30 @@ class Owner:
 
     # ---- the metadata store
 
-    def _swap_in(self, wanted: StreamRecord, now_ms: int, *, is_repair: bool = False) -> list[Effect]:
+    def _swap_in(self, wanted: StreamRegistration, now_ms: int, *, is_repair: bool = False) -> list[Effect]:
         wanted.check()
         self._swap = _Swap(wanted, self.revision, now_ms, is_repair)
-        return [SwapRecord(self.stream, self.revision, wanted)]
+        return [SwapRegistration(self.stream, self.revision, wanted)]
 
     def swap_answered(self, answer: SwapAnswer, now_ms: int) -> list[Effect]:
-        """The outcome of a swap. A repeated request finds its own record in the register: it was done."""
+        """The outcome of a swap. A repeated request finds its own registration in the register: it was done."""
         swap = self._swap
         if swap is None or answer.expected_revision != swap.expected_revision:
             return []
-        if not (answer.is_done or answer.record == swap.wanted):
+        if not (answer.is_done or answer.registration == swap.wanted):
             return self._overtaken(answer, now_ms)
         self._swap = None
-        self._record, self.revision = swap.wanted, answer.revision
+        self._registration, self.revision = swap.wanted, answer.revision
         if swap.is_repair:
-            self._repair.recorded(now_ms)
+            self._repair.registered(now_ms)
             return self._advance(now_ms)
-        return self._recorded(now_ms)
+        return self._registered(now_ms)
 
     def _overtaken(self, answer: SwapAnswer, now_ms: int) -> list[Effect]:
         """The register holds what another owner has written."""
-        return self._depose(answer.record.epoch if answer.record is not None else 0)
+        return self._depose(answer.registration.epoch if answer.registration is not None else 0)
 
-    def _recorded(self, now_ms: int) -> list[Effect]:
+    def _registered(self, now_ms: int) -> list[Effect]:
         """The next step after a swap of the owner's own."""
         if self.state is OwnerState.CLAIMING:
             return self._claimed(now_ms)
@@ -285,7 +286,7 @@ class Owner:
         if self.state is OwnerState.OPENING:
             self._step(OwnerEvent.OPENED)
             chunk = self._begin_chunk()
-            ready = Ready(self.stream, self.record.epoch, chunk.base_offset)
+            ready = Ready(self.stream, self.registration.epoch, chunk.base_offset)
             return [ready, *self._look_hints(), *self._advance(now_ms)]
         if self.state is OwnerState.ROLLING:
             self._step(OwnerEvent.ROLLED)
@@ -294,9 +295,9 @@ class Owner:
         raise AssertionError(f"owner of {self.stream}: a swap in state {self.state.value}")
 
     def _look_hints(self) -> list[Effect]:
-        """Tells the holders of the last two chunks that the record has changed: one was sealed, or is followed."""
-        hosts = {member.host: None for chunk in self.record.chunks[-2:] for member in chunk.members}
-        return [Send(host, LookAtRecord(self.stream, self.revision)) for host in hosts]
+        """Tells the holders of the last two chunks that the registration has changed: one is sealed, or followed."""
+        hosts = {member.host: None for chunk in self.registration.chunks[-2:] for member in chunk.members}
+        return [Send(host, LookAtRegistration(self.stream, self.revision)) for host in hosts]
 
     def _depose(self, newer_epoch: int) -> list[Effect]:
         self._step(OwnerEvent.OVERTAKEN)
@@ -305,19 +306,19 @@ class Owner:
 
     def _fenced(self, message: Refused) -> list[Effect]:
         """A member takes only newer epochs. It may be an old answer, about an epoch that this owner has replaced."""
-        if message.fence_epoch > self.record.epoch:
+        if message.fence_epoch > self.registration.epoch:
             return self._depose(message.fence_epoch)
         return []
 
     # ---- takeover
 
     def _claimed(self, now_ms: int) -> list[Effect]:
-        chunk = self.record.open_chunk
+        chunk = self.registration.open_chunk
         if chunk is None:
             self._step(OwnerEvent.CLAIMED_CLOSED)
             return self._advance(now_ms)
         self._step(OwnerEvent.CLAIMED)
-        self._fencing = Fencing(chunk, self.record.epoch)
+        self._fencing = Fencing(chunk, self.registration.epoch)
         self._since_ms = now_ms
         return self._send_fences(now_ms)
 
@@ -328,7 +329,7 @@ class Owner:
         self._sent_ms = now_ms
         chunk = fencing.chunk
         return [
-            Send(member.host, Fence(self.stream, member.disk, chunk.epoch, chunk.base_offset, self.record.epoch))
+            Send(member.host, Fence(self.stream, member.disk, chunk.epoch, chunk.base_offset, self.registration.epoch))
             for member in fencing.waiting()
         ]
 
@@ -350,14 +351,16 @@ class Owner:
         if plan is None:
             return self._report_unavailable(fencing) if is_late or fencing.is_lost else []
         self._step(OwnerEvent.FENCED)
-        return [*self._damage_reports(plan), *self._swap_in(self._sealed_record(plan), now_ms)]
+        return [*self._damage_reports(plan), *self._swap_in(self._sealed_registration(plan), now_ms)]
 
-    def _sealed_record(self, plan: SealPlan) -> StreamRecord:
-        return self.record.sealed(plan.end, plan.holders, plan.candidates)
+    def _sealed_registration(self, plan: SealPlan) -> StreamRegistration:
+        return self.registration.sealed(plan.end, plan.holders, plan.candidates)
 
     def _damage_reports(self, plan: SealPlan) -> list[Effect]:
         return [
-            MemberFailed(self.stream, self.record.epoch, member.host, "its copy is shorter than what was acknowledged")
+            MemberFailed(
+                self.stream, self.registration.epoch, member.host, "its copy is shorter than what was acknowledged"
+            )
             for member in plan.damaged
         ]
 
@@ -370,7 +373,9 @@ class Owner:
         return self._report(fencing.chunk.epoch, f"no member of the open chunk has it: {members}; bring one back")
 
     def _report_full(self) -> list[Effect]:
-        return self._report(self.record.epoch, f"the stream has {MAX_CHUNKS} chunks; trim it, or make chunks larger")
+        return self._report(
+            self.registration.epoch, f"the stream has {MAX_CHUNKS} chunks; trim it, or make chunks larger"
+        )
 
     def _report(self, epoch: int, reason: str) -> list[Effect]:
         """Say why the stream waits, once for each reason."""
@@ -395,43 +400,43 @@ class Owner:
         """Open the next chunk when the last one has copies enough; until then, copy it."""
         if self._swap is not None:
             return []
-        last = self.record.last_chunk
+        last = self.registration.last_chunk
         members = self._choose_members(now_ms)
-        is_safe = last is None or len(last.members) >= self.record.min_copies
-        if len(self.record.chunks) >= MAX_CHUNKS:
+        is_safe = last is None or len(last.members) >= self.registration.min_copies
+        if len(self.registration.chunks) >= MAX_CHUNKS:
             return [*self._report_full(), *self._go_on_repairing(now_ms)]
-        if is_safe and len(members) >= self.record.min_copies:
+        if is_safe and len(members) >= self.registration.min_copies:
             self._step(OwnerEvent.OPEN)
-            return self._swap_in(self.record.opened(members, self._end_offset()), now_ms)
+            return self._swap_in(self.registration.opened(members, self._end_offset()), now_ms)
         return self._go_on_repairing(now_ms)
 
     def _end_offset(self) -> int:
         """Where the next chunk begins, when none is open."""
-        if self._fencing is not None and self.record.chunk(self._fencing.chunk.epoch) is None:
+        if self._fencing is not None and self.registration.chunk(self._fencing.chunk.epoch) is None:
             return self._fencing.chunk.base_offset  # the chunk was empty, and is not listed
-        last = self.record.last_chunk
+        last = self.registration.last_chunk
         return last.end.next_offset if last is not None and last.end is not None else 0
 
     def _choose_members(self, now_ms: int) -> tuple[Member, ...]:
         """The set of the next chunk: this host first, then by preference, one for each host, no suspects."""
         chosen: dict[str, Member] = {}
         for member in sorted(self._live, key=lambda member: member.host != self.me.host):
-            if len(chosen) < self.record.copies and not self._suspects.is_suspect(member, now_ms):
+            if len(chosen) < self.registration.copies and not self._suspects.is_suspect(member, now_ms):
                 chosen.setdefault(member.host, member)
         return tuple(chosen.values())
 
-    def _begin_chunk(self) -> ChunkRecord:
+    def _begin_chunk(self) -> ChunkRegistration:
         """Start appending to the chunk that was just opened."""
-        chunk = self.record.open_chunk
+        chunk = self.registration.open_chunk
         if chunk is None:
-            raise AssertionError(f"owner of {self.stream}: no chunk is open in {self.record}")
+            raise AssertionError(f"owner of {self.stream}: no chunk is open in {self.registration}")
         self._appending.begin(chunk)
         return chunk
 
     def _go_on_repairing(self, now_ms: int) -> list[Effect]:
         if self._swap is not None:
             return []
-        step = self._repair.tick(self.record, self.revision, self._live, now_ms)
+        step = self._repair.tick(self.registration, self.revision, self._live, now_ms)
         swap = self._swap_in(step.wanted, now_ms, is_repair=True) if step.wanted is not None else []
         return [*step.effects, *swap]
 
@@ -444,7 +449,7 @@ class Owner:
         self._suspects.until_ms.pop(message.member, None)
         if not self._appending.confirmed(message):
             return []
-        acked = Acked(self.stream, self.record.epoch, self.high_watermark)
+        acked = Acked(self.stream, self.registration.epoch, self.high_watermark)
         return [acked, *self._advance(now_ms)]
 
     def _refused(self, message: Refused, now_ms: int) -> list[Effect]:
@@ -494,11 +499,13 @@ class Owner:
         until_ms = now_ms + self.limits.suspect_ms
         news = [member for member in members if not self._suspects.is_suspect(member, now_ms)]
         self._suspects.until_ms.update(dict.fromkeys(members, until_ms))
-        reports: list[Effect] = [MemberFailed(self.stream, self.record.epoch, member.host, reason) for member in news]
+        reports: list[Effect] = [
+            MemberFailed(self.stream, self.registration.epoch, member.host, reason) for member in news
+        ]
         if self._swap is not None:
-            return reports  # a repair is being recorded; the next tick finds the members late again
+            return reports  # a repair is being registered; the next tick finds the members late again
         chosen = self._choose_members(now_ms)
-        if len(chosen) < self.record.min_copies:
+        if len(chosen) < self.registration.min_copies:
             return reports
         return [*reports, *self._roll(chosen, now_ms)]
 
@@ -508,17 +515,17 @@ class Owner:
         appending = self._appending
         has_grown = len(chosen) > len(appending.progress)
         appending.is_draining = appending.is_draining or has_grown
-        if appending.is_draining and appending.window.is_all_acked and len(chosen) >= self.record.min_copies:
+        if appending.is_draining and appending.window.is_all_acked and len(chosen) >= self.registration.min_copies:
             return self._roll(chosen, now_ms)
         return []
 
     def _roll(self, members: tuple[Member, ...], now_ms: int) -> list[Effect]:
         """Seal the chunk at the acknowledged length, and open the next one, in one swap."""
-        if len(self.record.chunks) >= MAX_CHUNKS:
+        if len(self.registration.chunks) >= MAX_CHUNKS:
             return self._report_full()
         self._step(OwnerEvent.ROLL)
-        return self._swap_in(self._rolled_record(members), now_ms)
+        return self._swap_in(self._rolled_registration(members), now_ms)
 
-    def _rolled_record(self, members: tuple[Member, ...]) -> StreamRecord:
+    def _rolled_registration(self, members: tuple[Member, ...]) -> StreamRegistration:
         holders, doubtful = self._appending.holders()
-        return self.record.rolled(self._appending.window.acked, holders, doubtful, members)
+        return self.registration.rolled(self._appending.window.acked, holders, doubtful, members)

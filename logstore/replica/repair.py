@@ -2,14 +2,14 @@
 
 One chunk at a time, the last one first: as long as it has fewer than `min_copies` holders, no chunk may follow it. A
 repair is three steps, each of which may be the last one before a crash:
-1. the record names the target as a candidate (a swap), so that a host that is copied to is never taken for one that
-   holds something unlisted;
+1. the registration names the target as a candidate (a swap), so that a host that is copied to is never taken for one
+   that holds something unlisted;
 2. the target gets what it lacks from a live member, piece by piece, and checks the whole;
-3. the record names the target as a member (a swap).
+3. the registration names the target as a member (a swap).
 
 Invariants:
 * A member is dropped only if `copies` live ones stay, or if its copy is damaged and another member is alive. So members
-  that are gone leave the record when there are enough others, and not before.
+  that are gone leave the registration when there are enough others, and not before.
 * A target is a member only after it has said that it holds the chunk durably, as a whole.
 
 Without any live member a candidate may still have the chunk: it is asked. If none has, the chunk is reported as
@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 from logstore.base.states import following
 from logstore.replica.effects import Effect, Send, Unavailable
 from logstore.replica.messages import CopyChunk, CopyDone, Reason, Refused
-from logstore.replica.records import ChunkRecord, Member, StreamRecord
+from logstore.replica.registrations import ChunkRegistration, Member, StreamRegistration
 
 
 class RepairState(Enum):
@@ -51,7 +51,7 @@ class RepairEvent(Enum):
     DONE = "target holds the chunk"
     PROMOTE = "swap asked for"
     DROP = "damaged copy, or one too many"
-    RECORDED = "swap done"
+    REGISTERED = "swap done"
     GIVE_UP = "target or source failed"
 
 
@@ -59,19 +59,20 @@ TRANSITIONS: Final = {
     (RepairState.IDLE, RepairEvent.NAME): RepairState.NAMING,
     (RepairState.IDLE, RepairEvent.COPY): RepairState.COPYING,
     (RepairState.IDLE, RepairEvent.DROP): RepairState.DROPPING,
-    (RepairState.NAMING, RepairEvent.RECORDED): RepairState.COPYING,
+    (RepairState.NAMING, RepairEvent.REGISTERED): RepairState.COPYING,
     (RepairState.COPYING, RepairEvent.DONE): RepairState.CHECKED,
     (RepairState.COPYING, RepairEvent.GIVE_UP): RepairState.IDLE,
     (RepairState.CHECKED, RepairEvent.PROMOTE): RepairState.PROMOTING,
-    (RepairState.PROMOTING, RepairEvent.RECORDED): RepairState.IDLE,
-    (RepairState.DROPPING, RepairEvent.RECORDED): RepairState.IDLE,
+    (RepairState.PROMOTING, RepairEvent.REGISTERED): RepairState.IDLE,
+    (RepairState.DROPPING, RepairEvent.REGISTERED): RepairState.IDLE,
 }
 
 
 class Job(NamedTuple):
     """The chunk that is repaired, who gets a copy, and from whom (None: the target may have all of it).
 
-    `revision`: of the record when the copy began, which tells its answers from those to an earlier one; 0 before that.
+    `revision`: of the registration when the copy began, which tells its answers from those to an earlier one; 0 before
+    that.
     """
 
     epoch: int
@@ -82,10 +83,10 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RepairStep:
-    """What a repair asks for: effects, and a record to swap in."""
+    """What a repair asks for: effects, and a registration to swap in."""
 
     effects: tuple[Effect, ...] = ()
-    wanted: StreamRecord | None = None
+    wanted: StreamRegistration | None = None
 
 
 NOTHING: Final = RepairStep()
@@ -114,22 +115,24 @@ class Repair:
 
     # ---- events
 
-    def tick(self, record: StreamRecord, revision: int, live: tuple[Member, ...], now_ms: int) -> RepairStep:
-        """Go on: choose a chunk, ask for a copy again, give a target up. `revision` is that of the record."""
+    def tick(
+        self, registration: StreamRegistration, revision: int, live: tuple[Member, ...], now_ms: int
+    ) -> RepairStep:
+        """Go on: choose a chunk, ask for a copy again, give a target up. `revision` is that of the registration."""
         if self.state is RepairState.CHECKED:
-            return self._promote(record, live)
+            return self._promote(registration, live)
         if self.state is RepairState.COPYING and self._job is not None:
             if now_ms - self._since_ms > self._timeout_ms:
                 self._give_up(self._job.target, now_ms)
             elif now_ms - self._sent_ms >= self._resend_ms:
                 self._job = self._job._replace(revision=self._job.revision or revision)
-                return self._ask(self._job, record, now_ms)
+                return self._ask(self._job, registration, now_ms)
         if self.state is not RepairState.IDLE:
             return NOTHING
-        dropped = self._drop_damaged(record, live)
+        dropped = self._drop_damaged(registration, live)
         if dropped is not None:
             return dropped
-        return self._choose(record, revision, live, now_ms)
+        return self._choose(registration, revision, live, now_ms)
 
     def receive(self, message: CopyDone | Refused, now_ms: int) -> None:
         """An answer of a target, or of a source by way of the target. The next tick goes on."""
@@ -144,28 +147,30 @@ class Repair:
         elif message.member in (job.target, job.source):
             self._give_up(message.member, now_ms)
 
-    def recorded(self, now_ms: int) -> None:
+    def registered(self, now_ms: int) -> None:
         """The swap that the last step asked for is done."""
-        self._step(RepairEvent.RECORDED)
+        self._step(RepairEvent.REGISTERED)
         self._since_ms, self._sent_ms = now_ms, now_ms - self._resend_ms
         if self.state is RepairState.IDLE:
             self._job = None
 
     # ---- steps
 
-    def _choose(self, record: StreamRecord, revision: int, live: tuple[Member, ...], now_ms: int) -> RepairStep:
+    def _choose(
+        self, registration: StreamRegistration, revision: int, live: tuple[Member, ...], now_ms: int
+    ) -> RepairStep:
         if self._seen == (revision, live):
             return NOTHING
         effects: list[Effect] = []
-        for chunk in reversed(record.chunks):
+        for chunk in reversed(registration.chunks):
             holders = [member for member in chunk.members if member in live]
             if chunk.is_open:
                 continue
-            if len(holders) >= record.copies:
-                if len(chunk.members) + len(chunk.candidates) > record.copies:
+            if len(holders) >= registration.copies:
+                if len(chunk.members) + len(chunk.candidates) > registration.copies:
                     self._step(RepairEvent.DROP)
-                    kept = tuple(holders[: record.copies])
-                    return RepairStep(tuple(effects), record.with_copies(chunk.epoch, kept))
+                    kept = tuple(holders[: registration.copies])
+                    return RepairStep(tuple(effects), registration.with_copies(chunk.epoch, kept))
                 continue
             source = next((member for member in holders if not self._is_bad(chunk.epoch, member, now_ms)), None)
             target = self._target(chunk, source, live, now_ms)
@@ -178,17 +183,17 @@ class Repair:
                 self._job = self._job._replace(revision=revision)
                 self._step(RepairEvent.COPY)
                 self._since_ms = now_ms
-                asked = self._ask(self._job, record, now_ms)
+                asked = self._ask(self._job, registration, now_ms)
                 return RepairStep((*effects, *asked.effects))
             self._step(RepairEvent.NAME)
-            wanted = record.with_copies(chunk.epoch, chunk.members, (*chunk.candidates, target))
+            wanted = registration.with_copies(chunk.epoch, chunk.members, (*chunk.candidates, target))
             return RepairStep(tuple(effects), wanted)
         if not self._bad:
             self._seen = (revision, live)
         return RepairStep(tuple(effects))
 
     def _target(
-        self, chunk: ChunkRecord, source: Member | None, live: tuple[Member, ...], now_ms: int
+        self, chunk: ChunkRegistration, source: Member | None, live: tuple[Member, ...], now_ms: int
     ) -> Member | None:
         """Who gets the copy: a candidate, which may have most of it; else a host that has none."""
         candidates = [member for member in chunk.candidates if member in live]
@@ -197,8 +202,8 @@ class Repair:
         usable = (member for member in [*candidates, *others] if not self._is_bad(chunk.epoch, member, now_ms))
         return next(usable, None)
 
-    def _ask(self, job: Job, record: StreamRecord, now_ms: int) -> RepairStep:
-        chunk = record.chunk(job.epoch)
+    def _ask(self, job: Job, registration: StreamRegistration, now_ms: int) -> RepairStep:
+        chunk = registration.chunk(job.epoch)
         if chunk is None or chunk.end is None:
             self._give_up(job.target, now_ms)
             return NOTHING
@@ -208,23 +213,23 @@ class Repair:
         )
         return RepairStep((Send(job.target.host, order),))
 
-    def _promote(self, record: StreamRecord, live: tuple[Member, ...]) -> RepairStep:
+    def _promote(self, registration: StreamRegistration, live: tuple[Member, ...]) -> RepairStep:
         job = self._job
-        chunk = record.chunk(job.epoch) if job is not None else None
+        chunk = registration.chunk(job.epoch) if job is not None else None
         if job is None or chunk is None:
             raise AssertionError(f"repair of {self._stream}: the chunk of {job} is gone")
         self._step(RepairEvent.PROMOTE)
         members = (*(member for member in chunk.members if member != job.target), job.target)
         candidates = tuple(member for member in chunk.candidates if member != job.target)
         alive = tuple(member for member in members if member in live)
-        if len(alive) >= record.copies:
+        if len(alive) >= registration.copies:
             members, candidates = alive, ()
         self._reported.pop(chunk.epoch, None)
-        return RepairStep((), record.with_copies(chunk.epoch, members, candidates))
+        return RepairStep((), registration.with_copies(chunk.epoch, members, candidates))
 
-    def _drop_damaged(self, record: StreamRecord, live: tuple[Member, ...]) -> RepairStep | None:
+    def _drop_damaged(self, registration: StreamRegistration, live: tuple[Member, ...]) -> RepairStep | None:
         for epoch, member in list(self._damaged):
-            chunk = record.chunk(epoch)
+            chunk = registration.chunk(epoch)
             if chunk is None or chunk.is_open or not chunk.names(member):
                 del self._damaged[epoch, member]
                 continue
@@ -233,7 +238,7 @@ class Repair:
             if any(other in live for other in members):
                 del self._damaged[epoch, member]
                 self._step(RepairEvent.DROP)
-                return RepairStep((), record.with_copies(epoch, members, candidates))
+                return RepairStep((), registration.with_copies(epoch, members, candidates))
         return None
 
     # ---- failures
@@ -251,7 +256,7 @@ class Repair:
             return False
         return until_ms is not None
 
-    def _report(self, chunk: ChunkRecord) -> list[Effect]:
+    def _report(self, chunk: ChunkRegistration) -> list[Effect]:
         """Once for each chunk, until it is there again."""
         if chunk.epoch in self._reported:
             return []

@@ -6,13 +6,13 @@ Invariants:
 * `AppendDone` names only what is durable.
 * `FenceDone` is sent when the fence is durable and every append taken before it is; the length that it names is final.
   A fence that was heard refuses appends at once, also before it is durable.
-* A chunk is cut, sealed or removed only by what a stream's record says, never by a message from an owner: the record
-  of a sealed chunk never changes its end, so an old record does no harm. A chunk that the record does not list is
-  removed only if the record's epoch is above the chunk's (it was listed before anything was appended to it), and its
-  revision not below the one that named the replica for a copy.
+* A chunk is cut, sealed or removed only by what a stream's registration says, never by a message from an owner: the
+  registration of a sealed chunk never changes its end, so an old registration does no harm. A chunk that the
+  registration does not list is removed only if the registration's epoch is above the chunk's (it was listed before
+  anything was appended to it), and its revision not below the one that named the replica for a copy.
 * A failed write or sync is final for the chunk: what was durable before is served, nothing is added.
-* A copy with damage in what was once durable says so, and never that it is shorter. Its owner drops it from the record,
-  which lets it go, and it is copied anew.
+* A copy with damage in what was once durable says so, and never that it is shorter. Its owner drops it from the
+  registration, which lets it go, and it is copied anew.
 * Readers see what is acknowledged: the acknowledged length while the chunk is open or the last one, and all of a sealed
   chunk that another one follows.
 
@@ -20,7 +20,7 @@ Bounded: `max_unsynced_bytes` of entries that are not durable, over all chunks; 
 the owner sends it again. One copy of each chunk at a time. Memory for each chunk does not depend on its size.
 
 Costs: an append is one write, one sync, one answer, and one message on along the chain, all of them at the same time. A
-fence is one small write and one sync. A record seen costs one operation for each chunk that it seals or removes.
+fence is one small write and one sync. A registration seen costs one operation for each chunk that it seals or removes.
 
 Sources: Apache BookKeeper's bookies (fencing, last add confirmed); HDFS's pipeline (data along a chain); etcd's raft
 (messages that carry all that it takes to judge them).
@@ -52,7 +52,7 @@ from logstore.replica.messages import (
     Entry,
     Fence,
     FenceDone,
-    LookAtRecord,
+    LookAtRegistration,
     OutOfOrder,
     ReadEntries,
     Reason,
@@ -60,8 +60,8 @@ from logstore.replica.messages import (
     ToReplica,
     end_after,
 )
-from logstore.replica.records import Member, Prefix, StreamRecord
-from logstore.replica.register import ReadRecord
+from logstore.replica.register import ReadRegistration
+from logstore.replica.registrations import Member, Prefix, StreamRegistration
 
 MAX_UNSYNCED_BYTES: Final = 64 << 20
 """Entries in memory that are not durable yet, for all streams of a host."""
@@ -75,24 +75,24 @@ class ReplicaState(Enum):
     OPEN = "open"
     """Takes appends, if its epoch is not fenced."""
     SEALING = "sealing"
-    """Is being cut to the length that the record says."""
+    """Is being cut to the length that the registration says."""
     SEALED = "sealed"
     """Holds the whole chunk, durably."""
     FAILED = "failed"
     """A write or a sync has failed, or a read found damage: what is whole is served, nothing is added. The next start
-    of the host looks at it anew, and a copy takes its place when the record has dropped it.
+    of the host looks at it anew, and a copy takes its place when the registration has dropped it.
     """
     REMOVING = "removing"
-    """The stream's record does not list it."""
+    """The stream's registration does not list it."""
 
 
 class ReplicaEvent(Enum):
     """What moves a replica of a chunk to another state."""
 
-    SEAL = "record shows the end"
+    SEAL = "registration shows the end"
     CUT = "cut"
     FAIL = "write, sync or read failed"
-    UNLIST = "record lists it no more"
+    UNLIST = "registration lists it no more"
 
 
 TRANSITIONS: Final = {
@@ -194,12 +194,12 @@ class Replica:
 
     def receive(self, sender: str, message: ToReplica | EntriesRead | Refused) -> list[Effect]:
         """A message from another host, or from this one."""
-        if isinstance(message, LookAtRecord):
-            return [ReadRecord(message.stream)]
+        if isinstance(message, LookAtRegistration):
+            return [ReadRegistration(message.stream)]
         return self._handlers[type(message)](sender, message)
 
     def streams(self) -> list[str]:
-        """The streams of which there is a chunk here: whose records the host should look at when it starts."""
+        """The streams of which there is a chunk here: whose registrations the host should look at when it starts."""
         return sorted({stream for stream, _ in self._chunks})
 
     def fence_of(self, stream: str) -> int:
@@ -385,28 +385,28 @@ class Replica:
     def _forget_unsynced(self, operation: WriteEntries) -> None:
         self._unsynced_bytes -= sum(len(entry.data) for entry in operation.entries)
 
-    # ---- what the record says
+    # ---- what the registration says
 
-    def record_seen(self, stream: str, revision: int, record: StreamRecord) -> list[Effect]:
-        """A stream's record, as it is or was: seals what it shows as sealed, removes what it does not list."""
+    def registration_seen(self, stream: str, revision: int, registration: StreamRegistration) -> list[Effect]:
+        """A stream's registration, as it is or was: seals what it shows as sealed, removes what it does not list."""
         effects: list[Effect] = []
-        self._owner_hosts[stream] = record.owner.host
+        self._owner_hosts[stream] = registration.owner.host
         for chunk in [chunk for chunk in self._chunks.values() if chunk.stream == stream]:
-            shown = record.chunk(chunk.epoch)
+            shown = registration.chunk(chunk.epoch)
             if shown is None or not shown.names(self.me):
-                if record.epoch > chunk.epoch and revision >= chunk.copy_revision:
+                if registration.epoch > chunk.epoch and revision >= chunk.copy_revision:
                     effects += self._remove(chunk)
                 continue
-            chunk.is_followed = chunk.is_followed or record.settled_offset > chunk.base_offset
+            chunk.is_followed = chunk.is_followed or registration.settled_offset > chunk.base_offset
             if shown.end is not None and chunk.is_damaged:
-                effects.append(Send(record.owner.host, self._refused(stream, chunk.epoch, Reason.DAMAGED)))
+                effects.append(Send(registration.owner.host, self._refused(stream, chunk.epoch, Reason.DAMAGED)))
             elif shown.end is not None and chunk.state is ReplicaState.OPEN:
-                effects += self._seal(chunk, shown.end, record.owner.host)
+                effects += self._seal(chunk, shown.end, registration.owner.host)
         return effects
 
     def _remove(self, chunk: _Chunk) -> list[Effect]:
         if chunk.state in (ReplicaState.SEALING, ReplicaState.REMOVING) or not self._is_settled(chunk):
-            return []  # the next record that is seen will do it
+            return []  # the next registration that is seen will do it
         self._step(chunk, ReplicaEvent.UNLIST)
         chunk.copy = None
         return [self._store(RemoveChunk(chunk.stream, chunk.epoch), self.me.host)]
@@ -442,8 +442,8 @@ class Replica:
             return []
         order = chunk.copy.order
         if chunk.durable.length_bytes >= order.end.length_bytes:
-            # The record says that the chunk is sealed, and where: the message alone would not do.
-            return [ReadRecord(chunk.stream)]
+            # The registration says that the chunk is sealed, and where: the message alone would not do.
+            return [ReadRegistration(chunk.stream)]
         if order.source is None:
             return self._end_copy(chunk, Reason.SHORT)
         asked = ReadEntries(
@@ -455,8 +455,13 @@ class Replica:
         chunk = self._chunks.get((message.stream, message.epoch))
         if chunk is None or chunk.copy is None or message.member != chunk.copy.order.source:
             return []
-        if chunk.state is not ReplicaState.OPEN or not self._is_settled(chunk) or message.at != chunk.end:
-            return []  # a repeated or late piece
+        if chunk.state is not ReplicaState.OPEN or not self._is_settled(chunk):
+            return []
+        if message.at != chunk.end:
+            is_here = (
+                message.at.next_offset == chunk.end.next_offset or message.at.length_bytes == chunk.end.length_bytes
+            )
+            return self._diverged_copy(chunk) if is_here else []  # otherwise a repeated or late piece
         entries = message.entries
         if not entries:
             return []
@@ -467,6 +472,11 @@ class Replica:
         operation = WriteEntries(chunk.stream, chunk.epoch, chunk.end, entries)
         chunk.end = end
         return [self._store(operation, chunk.copy.owner)]
+
+    def _diverged_copy(self, chunk: _Chunk) -> list[Effect]:
+        """The member that has the whole chunk has other bytes in front of this place: the copy counts for nothing."""
+        self._fail(chunk, is_damaged=True)
+        return self._end_copy(chunk, chunk.failure)
 
     def _piece_refused(self, sender: str, message: Refused) -> list[Effect]:
         """The source does not send: the owner hears of it, as if the source had told it."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from logstore.replica.messages import Entry
-from logstore.replica.records import Prefix
+from logstore.replica.registrations import Prefix
 
 
 @dataclass(slots=True)

@@ -185,7 +185,8 @@ class StreamHistory:
 
     @staticmethod
     def _starts_inside(log: Sequence[FoundBatch], place: int) -> bool:
-        return not any(batch.header.is_control for batch in log[:place])
+        controls = (decode_control(batch.data) for batch in log[:place] if batch.header.is_control)
+        return not any(isinstance(control, Begin | End) for control in controls)
 
     def _execution(self, epoch: Epoch, inside: tuple[bytes, ...], begin: int, kept: list[bool]) -> str:
         """The execution that made a group's batches; notes in `kept` which of its records of state are there."""

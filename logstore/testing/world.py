@@ -349,19 +349,43 @@ class SimulatedStore:
         attempt: str = FIRST_ATTEMPT,
     ) -> None:
         """Stage one batch for each partition from each task of one execution of an epoch; runs all disk work."""
-        execution = _execution(incarnation, attempt)
         for task in range(tasks):
-            parts, data = [], bytearray()
-            for partition in range(partitions):
-                known = self.history.stream(topic, partition)
-                batch, _ = self.make_batch(known, 1, value_bytes)
-                executions = known.groups.setdefault((query, epoch), {})
-                executions[execution] = (*executions.get(execution, ()), content_of(batch))
-                parts.append(Part(topic, partition, len(batch), 1, 1))
-                data += batch
-            request = StageRequest(query, incarnation, epoch, task, attempt, 0, tuple(parts), bytes(data))
-            self.epochs.stage(request, now_ms=self.clock.wall_ms())
+            self.begin_stage(
+                topic,
+                epoch,
+                incarnation,
+                partitions=range(partitions),
+                task=task,
+                value_bytes=value_bytes,
+                query=query,
+                attempt=attempt,
+            )
             self.run()
+
+    def begin_stage(
+        self,
+        topic: str,
+        epoch: int,
+        incarnation: str,
+        *,
+        partitions: Sequence[int],
+        task: int = 0,
+        value_bytes: int = 30,
+        query: str = "q",
+        attempt: str = FIRST_ATTEMPT,
+    ) -> None:
+        """Stage one batch for each partition from one task of one execution of an epoch; runs no disk work."""
+        execution = _execution(incarnation, attempt)
+        parts, data = [], bytearray()
+        for partition in partitions:
+            known = self.history.stream(topic, partition)
+            batch, _ = self.make_batch(known, 1, value_bytes)
+            executions = known.groups.setdefault((query, epoch), {})
+            executions[execution] = (*executions.get(execution, ()), content_of(batch))
+            parts.append(Part(topic, partition, len(batch), 1, 1))
+            data += batch
+        request = StageRequest(query, incarnation, epoch, task, attempt, 0, tuple(parts), bytes(data))
+        self.epochs.stage(request, now_ms=self.clock.wall_ms())
 
     def commit(
         self, epoch: int, incarnation: str, *, tasks: int = 1, query: str = "q", attempt: str = FIRST_ATTEMPT

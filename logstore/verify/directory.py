@@ -86,7 +86,7 @@ def plan(fs: FileSystem, *, is_live: bool = False) -> Plan:
     planned = Plan(is_live, _state(fs, findings, is_live=is_live), findings=findings)
     planned.staged = check_staged(fs, findings, is_live=is_live)
     if not is_live:
-        content = check_journal(fs, findings)
+        content = check_journal(fs, planned.state.journal_key, findings)
         planned.journaled = content.parts
         add_decisions(planned.state, content, findings)
     for topic in planned.state.topics:

@@ -7,8 +7,10 @@ its index proves. Nothing is written; memory is bounded by the journal's files.
 from collections.abc import Sequence
 
 from logstore.base.events import ignore
+from logstore.errors import CorruptFile
 from logstore.format.journal_block import JournalPart
 from logstore.interfaces import FileSystem
+from logstore.log.journal import DIRECTORY
 from logstore.log.journal_replay import JournalContent, read_journal
 from logstore.verify.findings import Findings
 
@@ -16,9 +18,16 @@ Journaled = dict[str, list[JournalPart]]
 """What the journal holds, by the stream's directory, in the order in which it was acknowledged."""
 
 
-def check_journal(fs: FileSystem, findings: Findings) -> JournalContent:
-    """Read and check the journal's files. Raises UnknownFormatVersion, OSError."""
-    content = read_journal(fs, ignore)
+def check_journal(fs: FileSystem, key: bytes | None, findings: Findings) -> JournalContent:
+    """Read and check the journal's files, by the data directory's key (None: by any).
+
+    Raises UnknownFormatVersion, OSError.
+    """
+    try:
+        content = read_journal(fs, key, ignore)
+    except CorruptFile as error:
+        findings.damage("journal-foreign", DIRECTORY, f"{error}; a sidecar does not start with it")
+        content = read_journal(fs, None, ignore)
     for path, position in content.damaged:
         what = "a block that was synced is damaged; what no chunk had got of it yet is lost"
         findings.damage("journal-damaged", path, what, position=position)

@@ -23,7 +23,7 @@ from logstore.errors import CorruptFile, UnknownFormatVersion
 from logstore.format.ledger_frame import KIND_SNAPSHOT, scan_frames
 from logstore.format.quiet_stream import ActiveStream, QuietStream, decode_entry
 from logstore.interfaces import FileSystem
-from logstore.log.data_directory import FORMAT_VERSION, IDENTITY_FILE
+from logstore.log.data_directory import FORMAT_VERSION, IDENTITY_FILE, parse_key
 from logstore.log.journal import DIRECTORY as JOURNAL_DIRECTORY
 from logstore.log.journal_replay import JournalContent
 from logstore.log.ledger import DIRECTORY
@@ -52,6 +52,8 @@ class DirectoryState:
     """The durable state of a data directory, as far as it can be read. `is_whole`: the catalogue could be."""
 
     cluster_id: str = ""
+    journal_key: bytes | None = field(default=None, repr=False)
+    """None: the identity cannot be read, so that blocks of the journal count whatever their key."""
     topics: list[CataloguedTopic] = field(default_factory=list)
     epochs: Mapping[str, bytes] = field(default_factory=dict)
     """The ledger of epochs."""
@@ -63,7 +65,7 @@ class DirectoryState:
 
 def read_state(fs: FileSystem, findings: Findings, *, is_live: bool = False) -> DirectoryState:
     """Read and check identity and ledgers. Raises UnknownFormatVersion, OSError."""
-    state = DirectoryState(_identity(fs, findings))
+    state = DirectoryState(*_identity(fs, findings))
     ledgers = {name: read_ledger(fs, name, findings, is_live=is_live) for name in LEDGERS}
     catalogue = ledgers["catalogue"]
     if catalogue is not None:
@@ -98,7 +100,8 @@ def _quiet(fs: FileSystem, findings: Findings, *, is_live: bool) -> dict[str, Qu
     return table
 
 
-def _identity(fs: FileSystem, findings: Findings) -> str:
+def _identity(fs: FileSystem, findings: Findings) -> tuple[str, bytes | None]:
+    """The cluster id and the journal's key. A directory of version 1 has no journal: no block has its empty key."""
     data = fs.read(IDENTITY_FILE, 0, fs.size(IDENTITY_FILE))
     findings.counts.files += 1
     findings.counts.bytes += len(data)
@@ -107,14 +110,17 @@ def _identity(fs: FileSystem, findings: Findings) -> str:
         version, cluster_id = identity["format"], identity["cluster_id"]
         if type(version) is not int or version < 1 or not isinstance(cluster_id, str) or not cluster_id:
             raise ValueError(f"format {version!r}, cluster_id {cluster_id!r}")
+        key = parse_key(identity["journal_key"]) if version == FORMAT_VERSION else b""
+        if key is None:
+            raise ValueError("its journal_key is not 16 digits 0-9a-f")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         findings.damage("identity-damaged", IDENTITY_FILE, f"{error!r}; restore it from a copy")
-        return ""
+        return "", None
     if version > FORMAT_VERSION:
         raise UnknownFormatVersion(
             f"the data directory has format version {version}, this Cairn knows {FORMAT_VERSION}; use a newer Cairn"
         )
-    return cluster_id
+    return cluster_id, key
 
 
 def ledger_generations(fs: FileSystem, name: str) -> list[int]:

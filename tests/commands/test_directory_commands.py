@@ -15,7 +15,6 @@ import pytest
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.format.epoch_api import EpochCommitRequest, Part, StageRequest, TaskOutput
 from logstore.format.records import Record, encode_batch
-from logstore.log.data_directory import FORMAT_VERSION
 from tests.support.cli import cairn
 from tests.support.compressed import CODECS, compressed
 from tests.support.limits import PATIENCE_S
@@ -217,11 +216,18 @@ def test_the_other_files_are_shown(data_dir: Path) -> None:
     assert any("snapshot" in entry for entry in dumped(str(chunk.with_suffix(".producers"))))
     (ledger,) = sorted((data_dir / "ledger").glob("catalogue.*"))
     assert {"topic/t"} <= {entry.get("key") for entry in dumped(str(ledger))}
-    assert dumped(str(data_dir / "cairn.json"))[1]["format"] == FORMAT_VERSION
+    identity = json.loads((data_dir / "cairn.json").read_text())
+    key = identity.pop("journal_key")
+    assert dumped(str(data_dir / "cairn.json"))[1] == identity
+    for arguments in (("dump", str(data_dir / "cairn.json")), ("verify", "--json", str(data_dir))):
+        finished = cairn(*arguments)
+        assert key not in finished.out + finished.err
 
 
 def test_the_journal_is_shown(tmp_path: Path) -> None:
-    """Of a killed sidecar: each part with its stream and place, its batches, and with --records their records."""
+    """Of a killed sidecar: each part with its stream and place, its batches, and with --records their records; never
+    the key that tells its blocks from others.
+    """
     with Sidecar(tmp_path / "data") as sidecar:
         with Client(parse_addresses(sidecar.address), limit_s=PATIENCE_S) as client:
             client.create_topic("t", 1)
@@ -230,6 +236,8 @@ def test_the_journal_is_shown(tmp_path: Path) -> None:
         sidecar.kill()
         (journal,) = (tmp_path / "data" / "journal").iterdir()
         shown = dumped(str(journal), "--records", "--from", "1")
+        key = json.loads((tmp_path / "data/cairn.json").read_text())["journal_key"]
+        assert key not in json.dumps(shown)
         found = json.loads(cairn("verify", str(tmp_path / "data"), "--json").out)
         sidecar.start()  # the end of the block ends what runs
     assert {entry["part"] for entry in shown if "part" in entry} == {

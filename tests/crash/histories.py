@@ -13,7 +13,14 @@ from dataclasses import replace
 from random import Random
 
 from logstore.errors import CairnError
-from logstore.events import DURABLE_DATA_DAMAGED, DURABLE_DATA_LOST, OFFSETS_LOST, QUIET_TABLE_DAMAGED
+from logstore.events import (
+    DURABLE_DATA_DAMAGED,
+    DURABLE_DATA_LOST,
+    JOURNAL_DAMAGED,
+    OFFSETS_LOST,
+    QUIET_TABLE_DAMAGED,
+)
+from logstore.format.epoch_api import AbortRequest
 from logstore.log.topics import TopicConfig
 from logstore.testing.clock import ManualClock
 from logstore.testing.faults import Effect, Fault, FileCall
@@ -23,6 +30,7 @@ from logstore.testing.world import FIRST_TIMESTAMP, Setup, SimulatedStore, journ
 from logstore.verify.directory import verify
 
 PARTITIONS = 3
+EPOCH_PARTITIONS = 4
 PRODUCER = 42
 KINDS = ("write", "sync", "create", "remove", "rename", "truncate", "sync_directory", "make_directory")
 PLACES = (
@@ -31,8 +39,19 @@ PLACES = (
 )
 """Parts of paths; what is here more than once is hit more often."""
 DAY_MS = 24 * 3600 * 1000
-LOST = (OFFSETS_LOST, DURABLE_DATA_DAMAGED, DURABLE_DATA_LOST, QUIET_TABLE_DAMAGED)
+LOST = (OFFSETS_LOST, DURABLE_DATA_DAMAGED, DURABLE_DATA_LOST, JOURNAL_DAMAGED, QUIET_TABLE_DAMAGED)
 """Reports that no crash and no failed call may bring about."""
+
+
+class QueryAtWork:
+    """A query as its driver sees it: its newest incarnation, the epoch that is due, and its attempts so far."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.incarnation = ""
+        self.due = self.attempts = 0
+        self.staged: list[tuple[int, str, int]] = []
+        """Epochs, attempts and numbers of tasks that were staged by this incarnation."""
 
 
 class Killed(Exception):
@@ -48,20 +67,21 @@ class RandomHistory:
         setup = Setup(seed=seed)
         if random.random() < 0.8:
             setup = journaled(setup)
+            limits = replace(setup.settings.journal, file_bytes=random.choice([900, 2500]))
+            setup = replace(setup, settings=replace(setup.settings, journal=limits))
+        segment_bytes = random.choice([512, 900, 4096, 8192])
         self.setup = replace(
-            setup,
-            settings=replace(
-                setup.settings, topic_defaults=TopicConfig(segment_bytes=random.choice([512, 900, 4096, 4096]))
-            ),
+            setup, settings=replace(setup.settings, topic_defaults=TopicConfig(segment_bytes=segment_bytes))
         )
         self.clock = ManualClock(FIRST_TIMESTAMP)
         self.history = History()
-        self.group = self.epoch = self.life = self.sequence = 0
+        self.group = self.sequence = self.incarnations = 0
+        self.queries = [QueryAtWork("q"), QueryAtWork("p")]
         self.unacked: list[bytearray] = []
         self.forgotten = False
         self.world = SimulatedStore(SimDisk(unit_bytes=random.choice([64, 512])), self.history, self.setup, self.clock)
         self.world.create_topic("t", PARTITIONS)
-        self.world.create_topic("e", 2)
+        self.world.create_topic("e", EPOCH_PARTITIONS)
         self.world.run()
         self.world.store.alter_topic("e", {"retention.ms": "-1"})  # committed epochs are looked for until the end
         self.world.run()
@@ -74,9 +94,15 @@ class RandomHistory:
             (16, self.append),
             (3, self.append_group),
             (5, self.produce),
-            (2, self.commit),
+            (3, self.whole_epoch),
+            (2, self.take_over),
+            (5, self.stage),
+            (5, self.commit),
+            (1, self.abort),
+            (3, self.append_beside_epochs),
             (3, self.trim),
             (1, self.retain),
+            (2, self.clean),
             (3, self.rest),
             (3, self.tick),
             (4, self.bring_into_chunk),
@@ -103,6 +129,7 @@ class RandomHistory:
         """The disk works again, and so does every stream; then a last crash."""
         self.mend_disk()
         self.serve()
+        self.commit_all()
         self.crash()
 
     # ---- clients
@@ -124,6 +151,7 @@ class RandomHistory:
             self.group,
             self.random.randrange(4),
             self.random.choice([10, 60, 300]),
+            states=self.random.choice([0, 0, 1, 3]),
         )
 
     def produce(self) -> None:
@@ -145,15 +173,87 @@ class RandomHistory:
         known = self.history.stream("t", 1)
         self.unacked = [batch for batch in self.unacked if known.sent[content_of(batch)].offset is None]
 
+    def whole_epoch(self) -> None:
+        """An epoch of a new incarnation, or of the one before, one request behind the other."""
+        query = self.random.choice(self.queries)
+        if not query.incarnation or self.random.random() < 0.5:
+            self.begin_incarnation(query)
+            self.world.run()
+        self.begin_stage(query)
+        self.world.run()
+        self.begin_commit(query)
+        if self.random.random() < 0.8:
+            self.world.run()
+
+    def take_over(self) -> None:
+        """A new incarnation comes, whatever the one before has under way."""
+        self.begin_incarnation(self.random.choice(self.queries))
+
+    def begin_incarnation(self, query: QueryAtWork) -> None:
+        """A new incarnation asks for the last epoch."""
+        self.incarnations += 1
+        query.incarnation, query.staged = f"run-{self.incarnations}", []
+        self.trace.append(f"  {query.name} is {query.incarnation}")
+        self.world.take_over(query.incarnation, query.name)
+
+    def stage(self) -> None:
+        """A query stages the epoch that is due, while other work goes on."""
+        query = self.random.choice(self.queries)
+        if query.incarnation:
+            self.begin_stage(query)
+
+    def begin_stage(self, query: QueryAtWork) -> None:
+        """One to three tasks stage for some streams, little or much."""
+        query.attempts += 1
+        attempt, tasks = f"a{query.attempts}", self.random.choice([1, 1, 2, 3])
+        self.trace.append(f"  {query.name} stages {query.due} as {attempt}, {tasks} tasks")
+        for task in range(tasks):
+            self.world.begin_stage(
+                "e",
+                query.due,
+                query.incarnation,
+                partitions=self.random.sample(range(EPOCH_PARTITIONS), self.random.randint(1, EPOCH_PARTITIONS)),
+                task=task,
+                value_bytes=self.random.choice([20, 20, 30, 30, 100, 500]),
+                query=query.name,
+                attempt=attempt,
+            )
+        query.staged.append((query.due, attempt, tasks))
+
     def commit(self) -> None:
-        """An epoch over two streams; one that was refused is staged again by a new incarnation."""
-        incarnation = f"run-{self.life}"
-        self.life += 1
-        self.world.stage("e", self.epoch, incarnation, value_bytes=self.random.choice([30, 200]))
-        outcome = self.world.commit(self.epoch, incarnation)
-        self.trace.append(f"  epoch {self.epoch}: {outcome}")
-        if outcome in ("committed", "duplicate"):
-            self.epoch += 1
+        """A query commits what it staged last, or something that it staged before."""
+        query = self.random.choice(self.queries)
+        if query.incarnation and query.staged:
+            self.begin_commit(query)
+
+    def begin_commit(self, query: QueryAtWork) -> None:
+        """Commit an epoch; the answer, if there is one, says which is due next."""
+        epoch, attempt, tasks = query.staged[-1] if self.random.random() < 0.8 else self.random.choice(query.staged)
+        self.trace.append(f"  {query.name} commits {epoch} as {attempt}")
+        ticket = self.world.begin_commit(epoch, query.incarnation, tasks=tasks, query=query.name, attempt=attempt)
+
+        def settled(_: object) -> None:
+            outcome = ticket.error or ticket.result().outcome
+            self.trace.append(f"    {query.name} {epoch}: {outcome}")
+            if outcome in ("committed", "duplicate", "skipped"):
+                query.due = max(query.due, epoch + 1)
+
+        ticket.add_callback(settled)
+
+    def abort(self) -> None:
+        """A query drops what it staged for an epoch."""
+        query = self.random.choice(self.queries)
+        if query.staged:
+            epoch, *_ = self.random.choice(query.staged)
+            self.trace.append(f"  {query.name} aborts {epoch}")
+            self.world.epochs.abort(AbortRequest(query.name, query.incarnation, epoch))
+
+    def append_beside_epochs(self) -> None:
+        """Batches for streams that epochs go to."""
+        for _ in range(self.random.choice([1, 2])):
+            self.world.append(
+                "e", self.random.randrange(EPOCH_PARTITIONS), value_bytes=self.random.choice([10, 40, 150])
+            )
 
     def trim(self) -> None:
         """Delete records of a stream, often all of them."""
@@ -162,6 +262,15 @@ class RandomHistory:
         share = self.random.choice([self.random.random(), 1.0])
         self.trace.append(f"  trim {topic}-{partition} to {int(share * stream.high_watermark)}")
         self.world.trim(topic, partition, int(share * stream.high_watermark))
+
+    def clean(self) -> None:
+        """A reader needs no state before some offset, and records of state go."""
+        partition = self.random.choice([0, 2])
+        stream = self.world.store.stream("t", partition)
+        self.world.own_state("t", partition, self.random.randint(stream.log_start_offset, stream.high_watermark))
+        if self.random.random() < 0.5:
+            self.world.run(self.random.randrange(8))
+        self.world.store.clean()
 
     def retain(self) -> None:
         """Time passes, retention trims whole chunks and seals old ones."""
@@ -180,6 +289,7 @@ class RandomHistory:
     def tick(self) -> None:
         """What the sidecar does every few seconds."""
         self.world.store.save_readers()
+        self.world.epochs.tick(now_ms=self.world.clock.wall_ms())
 
     def bring_into_chunk(self) -> None:
         """What the journal has of a stream goes to its chunk, and is synced there or not."""
@@ -271,6 +381,21 @@ class RandomHistory:
                 raise PromiseBroken(f"the disk works, an append is refused: {ticket.error if ticket.done else 'waits'}")
         world.check(epochs=False)
 
+    def commit_all(self) -> None:
+        """With a disk that works, every query can be taken over, and commits an epoch."""
+        for query in self.queries:
+            self.world.epochs.tick(now_ms=self.world.clock.wall_ms())
+            self.world.run()
+            self.begin_incarnation(query)
+            self.begin_stage(query)
+            self.world.run()
+            epoch, attempt, tasks = query.staged[-1]
+            outcome = self.world.commit(epoch, query.incarnation, tasks=tasks, query=query.name, attempt=attempt)
+            self.trace.append(f"  {query.name} {epoch}: {outcome}")
+            if outcome not in ("committed", "duplicate"):
+                raise PromiseBroken(f"the disk works, epoch {epoch} of {query.name} is not committed: {outcome}")
+        self.world.check()
+
     # ---- ends and starts
 
     def crash(self) -> None:
@@ -335,8 +460,17 @@ class RandomHistory:
         self.world.check()
         self.world.adopt()
         self.forget_acked()
+        self.look_at_epochs()
         if self.random.random() < 0.3:
             self.serve()
+
+    def look_at_epochs(self) -> None:
+        """The drivers of the queries ask which epoch is last; half of them start again, the others lost an answer."""
+        for query in self.queries:
+            last = self.world.epochs.describe(query.name).last_epoch
+            if query.incarnation and self.random.random() < 0.5:
+                query.due = 0 if last is None else last + 1
+                self.begin_incarnation(query)
 
 
 def run_history(seed: int, steps: int) -> None:

@@ -13,7 +13,7 @@ import pytest
 from logstore.epochs import journaled
 from logstore.epochs.epoch_block import BlockOutcome, EpochBlock
 from logstore.epochs.epochs import Epochs
-from logstore.epochs.ledger_entries import INCARNATIONS, EpochState, encode_incarnations
+from logstore.epochs.ledger_entries import INCARNATIONS, MAX_INCARNATIONS, EpochState, encode_incarnations
 from logstore.epochs.publisher import CommitInProgress
 from logstore.epochs.query import Query
 from logstore.errors import CairnError
@@ -255,6 +255,19 @@ def test_the_stories_hold() -> None:
     a_record_that_may_be_there(decided_in_blocks())
 
 
+def test_a_decision_outlives_the_memory_of_its_incarnation() -> None:
+    """The ledger refuses what the block has, then takes as many incarnations as it remembers: the epoch stays."""
+    world = begun(decided_in_blocks())
+    world.run()
+    world.disk.fault_for = fail_once({"ledger/epochs": EIO})
+    world.stage("t", 1, "run-1")
+    assert world.commit(1, "run-1") == "committed"
+    for number in range(MAX_INCARNATIONS):
+        world.take_over(f"run-{2 + number}")
+        world.run()
+    look(world)
+
+
 @pytest.mark.parametrize("ledger", [None, EIO, FALSE_ALARM], ids=["", "ledger EIO", "ledger false alarm"])
 @pytest.mark.parametrize("block", [EIO, FALSE_ALARM], ids=["EIO", "false alarm"])
 def test_a_block_that_failed_is_decided(block: Fault, ledger: Fault | None) -> None:
@@ -340,7 +353,7 @@ def fence_beside_the_block(patch: Patch) -> Setup:
         await self._ledger.put({f"{INCARNATIONS}{query.name}": encode_incarnations(query.incarnations)})
 
     patch.setattr(Epochs, "_fence", fence)
-    return decided_in_blocks()
+    return decided_in_blocks(Setup(seed=2))  # an order of jobs in which the answer comes while the block is under way
 
 
 PLANTED: Sequence[tuple[Plant, Workload]] = (

@@ -112,10 +112,10 @@ def only_the_newest_file_replayed(patch: Patch) -> Setup:
     """A start replays the newest file and forgets the one before it."""
     original = journal_replay.read_journal
 
-    def read(fs: FileSystem, report: Any) -> Any:
-        content = original(fs, report)
+    def read(fs: FileSystem, key: bytes, report: Any) -> Any:
+        content = original(fs, key, report)
         newest = fs.list_directory(journal.DIRECTORY)[-1:]
-        scans = [journal_block.scan_blocks(fs.read(f"{journal.DIRECTORY}/{name}", 0, 1 << 20)) for name in newest]
+        scans = [journal_block.scan_blocks(fs.read(f"{journal.DIRECTORY}/{name}", 0, 1 << 20), key) for name in newest]
         parts: dict[str, list[Any]] = {}
         for scan in scans:
             for part in scan.parts:
@@ -145,8 +145,8 @@ def removed_before_chunks_are_synced(patch: Patch) -> Setup:
     """A start removes the journal before the chunks that it was replayed into are synced."""
     original = journal_replay.read_journal
 
-    def read(fs: FileSystem, report: Any) -> Any:
-        content = original(fs, report)
+    def read(fs: FileSystem, key: bytes, report: Any) -> Any:
+        content = original(fs, key, report)
         for path in content.paths:
             fs.remove(path)
         fs.sync_directory(journal.DIRECTORY)

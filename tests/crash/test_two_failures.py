@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from logstore.events import JOURNAL_DAMAGED
 from logstore.log.journal import DIRECTORY as JOURNAL
 from logstore.log.journal import SUFFIX
 from logstore.log.topics import TopicConfig
@@ -14,6 +15,7 @@ from logstore.testing.faults import EIO, FALSE_ALARM, Fault, FileCall
 from logstore.testing.history import History, content_of
 from logstore.testing.simdisk import CrashBounds, SimDisk
 from logstore.testing.world import Setup, SimulatedStore, journaled
+from logstore.verify.directory import verify
 
 pytestmark = pytest.mark.crash
 
@@ -219,3 +221,25 @@ def test_a_stop_ends_though_a_chunk_can_neither_be_synced_nor_left(kind: str) ->
     assert stopped.done
     assert not world.driver.step()
     check_after_any_power_cut(world)
+
+
+def test_a_torn_first_block_behind_a_failed_file_is_not_damage() -> None:
+    """The journal goes to a new file and that one's first block fails; then the file before it, which no stream needs
+    any more, must not be begun again: nothing newer would say that what a torn first block left of it is old.
+    """
+    world = store(roomy())
+    journal = world.store.journal
+    while not (files := journal.sources()) or files[0][1] < journal.limits.file_bytes:
+        append(world)
+    world.disk.fault_for = once("sync", SUFFIX)
+    append(world)
+    world.store.save_readers()
+    append(world)  # to a new chunk; the next one to the journal
+    ticket = world.append("t")
+    while not ticket.done:
+        for state in world.disk.crash_states(replace(BOUNDS, file_states=32, torn_bytes=8)):
+            assert not verify(state).damages
+            started = SimulatedStore(state, world.history.fork(), world.setup)
+            started.check()
+            assert not started.reports.of(JOURNAL_DAMAGED)
+        world.run(1)

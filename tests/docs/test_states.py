@@ -94,7 +94,7 @@ def replication_sections() -> str:
             drawn(
                 "The repair of a sealed chunk",
                 "logstore/replica/repair.py",
-                "One copy: named in the record, copied, named as a member.",
+                "One copy: named in the registration, copied, named as a member.",
                 repair.RepairState.IDLE,
                 repairs,
             ),

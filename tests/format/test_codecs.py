@@ -59,7 +59,6 @@ from logstore.format.journal_block import (
     WITH_LEDGER,
     PartPlace,
     encode_head,
-    encode_opening,
     ledger_place,
     scan_blocks,
 )
@@ -92,6 +91,7 @@ TYPED_BLOCK = IndexBlock(
 SNAPSHOT = ProducerSnapshot(
     300, 12, (ProducerEntry(7, 2, 99, (ProducerBatch(0, 4, 0), ProducerBatch(5, 5, 5))), ProducerEntry(8, 0, 98, ()))
 )
+KEY = bytes.fromhex("0123456789abcdef")
 PARTS = [
     (PartPlace(b"streams/t.0a/0", 5, 300, 9), b"one batch"),
     (PartPlace(b"streams/t.0a/1", 0, 71, 1), b"two batches"),
@@ -127,15 +127,15 @@ def _first_frame(data: bytes) -> object:
 
 
 def journal_block(
-    generation: int, position: int, parts: list[tuple[PartPlace, bytes]], *, version: int = VERSION
+    generation: int, position: int, parts: list[tuple[PartPlace, bytes]], *, key: bytes = KEY, version: int = VERSION
 ) -> bytes:
     """A whole block."""
-    head = encode_head(generation, position, [(place, [data]) for place, data in parts], version=version)
+    head = encode_head(generation, position, [(place, [data]) for place, data in parts], key=key, version=version)
     return head + b"".join(data for _, data in parts)
 
 
 def _first_parts(data: bytes) -> object:
-    return [(part.place, bytes(part.data)) for part in scan_blocks(data).parts] or None
+    return [(part.place, bytes(part.data)) for part in scan_blocks(data, KEY).parts] or None
 
 
 CODECS = (
@@ -202,15 +202,16 @@ GOLDEN = {
     "000200000000c3bc"
     "0004ffffffff676f6e65",
     "journal block": (
-        "434a424b000100020000000000000003000000000000000000000058000000146773d968000e000000090000000000000005"
-        "000000000000012c000000000000000973747265616d732f742e30612f30000e0000000b0000000000000000000000000000"
-        "0047000000000000000173747265616d732f742e30612f316f6e6520626174636874776f2062617463686573"
+        "434a424b000100020000000000000003000000000000000000000058000000140123456789abcdefc12a9fcf000e00000009"
+        "0000000000000005000000000000012c000000000000000973747265616d732f742e30612f30000e0000000b000000000000"
+        "00000000000000000047000000000000000173747265616d732f742e30612f316f6e6520626174636874776f206261746368"
+        "6573"
     ),
     "journal block with a decision": (
-        "434a424b00020002000000000000000300000000000000000000005700000020b1e70d37000e000000090000000000000005"
-        "000000000000012c000000000000000973747265616d732f742e30612f30000d00000017000000000000000000000000"
-        "0000000000000000000000006c65646765722f65706f6368736f6e65206261746368"
-        "0006000000016c6173742f71370004ffffffff676f6e65"
+        "434a424b000200020000000000000003000000000000000000000057000000200123456789abcdefce843b8b000e00000009"
+        "0000000000000005000000000000012c000000000000000973747265616d732f742e30612f30000d00000017000000000000"
+        "0000000000000000000000000000000000006c65646765722f65706f6368736f6e652062617463680006000000016c617374"
+        "2f71370004ffffffff676f6e65"
     ),
 }
 """What each of them is on disk, byte for byte (docs/format.md)."""
@@ -442,8 +443,6 @@ def test_unknown_versions_are_named() -> None:
         decode_snapshots(_as_next_version(encode_snapshot(SNAPSHOT), 4, 32))
     with pytest.raises(UnknownFormatVersion, match="2"):
         scan_frames(_as_next_version(encode_frame(FRAME), 4, 20), "file")
-    with pytest.raises(UnknownFormatVersion, match="3"):
-        scan_blocks(_as_next_journal_block(journal_block(3, 0, DECIDED, version=WITH_LEDGER)))
     batch = bytearray(encode_control(END, timestamp_ms=1))
     at = bytes(batch).index(b'{"query"') - 6
     batch[at : at + 2] = (1).to_bytes(2, "big")
@@ -510,93 +509,3 @@ def test_a_commit_record_of_as_many_values_as_a_request_may_have_is_read_again()
     targets = tuple(Target("topic", "id", number, 0) for number in range(MAX_FIELDS_VALUES // 4))
     record = CommitRecord("query", "run", 1, 1, "," * MAX_FIELDS_VALUES, (TaskOutput(0, "a", 1),), targets)
     assert decode_commit_record("query", encode_commit_record(record)) == record
-
-
-# ---- the journal
-
-
-def _as_next_journal_block(block: bytes) -> bytes:
-    """A block with the next version, under a right checksum."""
-    changed = bytearray(block)
-    changed[5] += 1
-    crc = crc32c(bytes(changed[36:]), crc32c(bytes(changed[:32])))
-    return bytes(changed[:32]) + crc.to_bytes(4, "big") + bytes(changed[36:])
-
-
-def _journal_blocks(generation: int, count: int, length: int = 20) -> list[bytes]:
-    """Blocks as they follow each other in a file; each part's base offset is its number."""
-    blocks: list[bytes] = []
-    for number in range(count):
-        place = PartPlace(b"s/0", 0, 1000 + number * length, number)
-        blocks.append(journal_block(generation, sum(map(len, blocks)), [(place, bytes([65 + number]) * length)]))
-    return blocks
-
-
-def _numbers(data: bytes) -> list[int]:
-    return [part.place.base_offset for part in scan_blocks(data).parts]
-
-
-@pytest.mark.parametrize("data", [b"", b"\0", b"\0" * 4096, b"CJBK", b"CJBK" + b"\0" * 36, b"CJBK" + b"\xff" * 36])
-def test_a_journal_without_blocks(data: bytes) -> None:
-    """An empty file, zeros and a head alone hold nothing, and are no damage."""
-    assert scan_blocks(data) == ([], 0, 0, [], {})
-
-
-def test_a_journal_file_notes_where_others_end() -> None:
-    """The block that a file begins with holds no batches; the ends in it are found whatever follows."""
-    opening = encode_opening(7, [(5, 900), (6, 1200)])
-    place = PartPlace(b"streams/t.00/0", 0, 100, 3)
-    block = encode_head(7, len(opening), [(place, [b"batches"])]) + b"batches"
-    for data in (opening + block, opening + block + bytes(50)):
-        found = scan_blocks(data)
-        assert found.ends == {5: 900, 6: 1200}
-        assert [(part.place, bytes(part.data)) for part in found.parts] == [(place, b"batches")]
-        assert (found.generation, found.end, found.damaged) == (7, len(opening + block), [])
-    assert scan_blocks(encode_opening(7, [])) == ([], 7, len(encode_opening(7, [])), [], {})
-
-
-def test_journal_blocks_in_order() -> None:
-    """All blocks up to the zeros behind them."""
-    blocks = _journal_blocks(4, 3)
-    scan = scan_blocks(b"".join(blocks) + b"\0" * 500)
-    assert [part.place.base_offset for part in scan.parts] == [0, 1, 2]
-    assert (scan.generation, scan.end, scan.damaged) == (4, sum(map(len, blocks)), [])
-
-
-@pytest.mark.parametrize("number", [0, 1, 2])
-def test_a_damaged_journal_block_is_named_and_the_others_count(number: int) -> None:
-    """Every bit of a block in front of others: its position is reported, and what stands behind it is found."""
-    blocks = _journal_blocks(4, 4)
-    position = sum(map(len, blocks[:number]))
-    for bit in range(8 * len(blocks[number])):
-        data = bytearray(b"".join(blocks))
-        data[position + bit // 8] ^= 0x80 >> bit % 8
-        scan = scan_blocks(bytes(data))
-        assert [part.place.base_offset for part in scan.parts] == [n for n in range(4) if n != number]
-        assert (scan.generation, scan.damaged) == (4, [position])
-
-
-@pytest.mark.parametrize("written", [0, 1, 2])
-def test_blocks_of_an_older_generation_do_not_count(written: int) -> None:
-    """Behind the blocks of a file's new generation, torn at any byte, those that it held before are not taken."""
-    old = b"".join(_journal_blocks(4, 6))
-    fresh = _journal_blocks(7, 3, length=27)
-    whole = b"".join(fresh[: written + 1])
-    start = len(whole) - len(fresh[written])
-    for kept in range(start, len(whole)):
-        data = whole[:kept] + old[kept:]
-        if written:  # before its first block the file is one of the older generation
-            assert _numbers(data) == list(range(written)), kept
-            assert scan_blocks(data).generation == 7
-        else:
-            assert scan_blocks(data).generation in (0, 4)
-
-
-def test_a_journal_block_in_another_place_does_not_count() -> None:
-    """A block that a batch carries, or that a disk put elsewhere, is none: it states its position."""
-    inner = journal_block(4, 0, PARTS)
-    block = journal_block(4, 0, [(PartPlace(b"s/0", 0, 1, 1), inner)])
-    torn = bytearray(block)
-    torn[10] ^= 1
-    assert scan_blocks(bytes(torn)).parts == []
-    assert scan_blocks(b"\0" * 64 + inner).parts == []

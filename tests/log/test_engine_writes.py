@@ -16,7 +16,8 @@ from logstore.disk.files import OsFiles
 from logstore.disk.patience import LIMIT_S
 from logstore.engine import StoreEngine, open_engine
 from logstore.format.records import Record, encode_batch
-from logstore.interfaces import Buffer
+from logstore.interfaces import Buffer, FileSystem
+from logstore.log.jobs import DiskJob, WorkOnFile
 from logstore.log.store import Store, StoreSettings
 from logstore.log.stream import Stream
 from logstore.testing.reports import RecordedReports
@@ -175,3 +176,49 @@ async def test_answers_are_given_before_the_loop_waits_again(tmp_path: Path, is_
             await trio.lowlevel.checkpoint()
             nursery.start_soon(append, engine, streams[0])
         assert answered == [1]
+
+
+class Defect:
+    """A source of one job that has a defect: it raises what is not an error of the disk."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+
+    def take_job(self) -> DiskJob | None:
+        """The job, once."""
+        if self.is_over:
+            return None
+        self.is_over = True
+        return DiskJob([WorkOnFile("x", self.work)], self.done, lambda *_: None)
+
+    def work(self, _: FileSystem) -> None:
+        """Fails."""
+        raise ZeroDivisionError
+
+    def done(self) -> None:
+        """Nothing waits for it."""
+
+
+async def test_a_defect_on_a_writer_thread_ends_the_engine(tmp_path: Path) -> None:
+    """The program ends with the error: without its jobs, it would neither serve nor come to an end."""
+    ended: list[str] = []
+    with pytest.RaisesGroup(ZeroDivisionError):
+        async with running(FastFiles(tmp_path)) as (engine, streams):
+            streams[0].append(batch(), now_ms=SystemClock().wall_ms())
+            engine.store.queue.ready(Defect())
+            engine.kick()
+            try:
+                await trio.sleep_forever()
+            finally:
+                ended.append("the body")
+    assert ended == ["the body"]
+
+
+async def test_a_cancelled_engine_finishes_what_waits(tmp_path: Path) -> None:
+    """Also if the jobs that bring it to its end were not begun: their tasks outlive those around them."""
+    with trio.CancelScope() as outer:
+        async with running(FastFiles(tmp_path)) as (_, streams):
+            tickets = [stream.append(batch(), now_ms=SystemClock().wall_ms()) for stream in streams]
+            outer.cancel()
+            await trio.lowlevel.checkpoint()
+    assert [ticket.done and ticket.error for ticket in tickets] == [None] * STREAMS

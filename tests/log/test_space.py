@@ -104,7 +104,7 @@ def test_appends_end_at_the_reserve_and_go_on_after_a_trim() -> None:
 
 def test_a_small_trim_does_not_end_the_shortage() -> None:
     """Room for one more batch is not enough: a quarter of the reserve has to be free beyond it."""
-    world = world_of()
+    world = world_of(60_040)
     taken = fill(world)
     world.trim(TOPIC, 0, 1 + taken // 10)
     world.run()

@@ -1,5 +1,6 @@
 """The simulated metadata service: the same seed gives the same run, and under faults no swap is lost or made twice."""
 
+import json
 from dataclasses import dataclass, field
 from random import Random
 
@@ -9,12 +10,16 @@ import trio.testing
 
 from logstore.base.metadata.errors import MetadataUnavailable, OutcomeUnknown
 from logstore.base.metadata.interface import ABSENT, MetadataStore
-from logstore.base.metadata.register import Register
+from logstore.replica.register import ReadRegistration, RegistrationRead, SwapRegistration
+from logstore.replica.registrations import OwnerId, StreamRegistration
+from logstore.replica.stored_registrations import StoredRegistrations, head_key
 from logstore.testing.metadata_contract import committed, put
 from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
 
 HOSTS = ("h1", "h2", "h3")
 SWAPS = 15
+STREAM = "t1/0"
+NEW = StreamRegistration(3, 2)
 
 
 @dataclass
@@ -26,26 +31,25 @@ class Swaps:
 
 
 async def swap_often(store: MetadataStore, host: str, swaps: Swaps) -> None:
-    """Swap a register again and again; note what became of each value."""
-    register = Register(store, "r")
+    """Claim a stream again and again; note what became of each claim."""
+    registrations = StoredRegistrations(store)
     for number in range(SWAPS):
-        seen, attempt, unknown = None, 0, False
+        seen, attempt, lost = None, 0, store.statistics.unknown_outcomes
         while True:
             value = f"{host} {number}.{attempt}"
             try:
-                seen = seen or await register.read()
-                swapped = await register.compare_and_swap(seen, value.encode())
-            except MetadataUnavailable:
+                seen = seen or await registrations.read(ReadRegistration(STREAM))
+                wanted = (seen.registration or NEW).claimed(OwnerId(host, value))
+                answer = await registrations.swap(SwapRegistration(STREAM, seen.revision, wanted))
+            except (MetadataUnavailable, OutcomeUnknown):
                 continue
-            except OutcomeUnknown:
-                unknown = True
-                continue
-            if swapped.made:
-                swaps.won.append((value, swapped.now.revision))
+            if answer.is_done:
+                swaps.won.append((value, answer.revision))
                 break
-            if unknown or swapped.replaced_perhaps:
+            if store.statistics.unknown_outcomes > lost:
                 swaps.perhaps.add(value)
-            seen, attempt, unknown = swapped.now, attempt + 1, False
+            seen = RegistrationRead(STREAM, answer.revision, answer.registration)
+            attempt, lost = attempt + 1, store.statistics.unknown_outcomes
 
 
 async def disturb(service: SimulatedMetadata, random: Random) -> None:
@@ -71,12 +75,12 @@ async def history(seed: int) -> tuple[Swaps, list[tuple[str, int]]]:
     seen: list[tuple[str, int]] = []
 
     async def follow() -> None:
-        async with service.store("h3").watch("r", 1) as watch:
+        async with service.store("h3").watch(head_key(STREAM), 1) as watch:
             while True:
                 changes = await watch.receive()
                 (event,) = changes.events
                 assert event.entry is not None
-                seen.append((event.entry.value.decode(), changes.revision))
+                seen.append((json.loads(event.entry.value[8:])["owner"][1], changes.revision))
 
     async with trio.open_nursery() as nursery:
         await nursery.start(service.serve)

@@ -19,10 +19,12 @@ from logstore.base.metadata.errors import (
     OutcomeUnknown,
 )
 from logstore.base.metadata.interface import ABSENT, Delete, Entry, Lease, Put
-from logstore.base.metadata.register import Register
 from logstore.base.metadata.sqlite import SqliteMetadataStore, open_sqlite, stored_of
 from logstore.base.metadata.sqlite_file import SqliteFile, Stored
 from logstore.base.metadata.state import FIRST_REVISION, MetadataState, Update
+from logstore.replica.register import ReadRegistration, SwapRegistration
+from logstore.replica.registrations import OwnerId, StreamRegistration
+from logstore.replica.stored_registrations import StoredRegistrations
 from logstore.testing.metadata_contract import changing, committed, put
 from tests.support.limits import PATIENCE_S
 
@@ -282,7 +284,7 @@ async def test_a_refused_change_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kinds", [["stored, then failed"], ["failed"], ["failed", "stored, then failed"]])
-async def test_leases_and_registers_have_known_outcomes(tmp_path: Path, kinds: list[str]) -> None:
+async def test_leases_and_swaps_have_known_outcomes(tmp_path: Path, kinds: list[str]) -> None:
     """Grants, ends of leases and swaps are made once, whatever failed on the way."""
     file, store = await failing(tmp_path / "a.db")
     with closing(file), trio.fail_after(PATIENCE_S):
@@ -293,17 +295,18 @@ async def test_leases_and_registers_have_known_outcomes(tmp_path: Path, kinds: l
             file.fail_next = [*kinds]
             await store.revoke_lease(lease.lease_id)
             assert not store._state.leases
-        register = Register(store, "r")
-        seen = await register.read()
-        assert seen.revision == ABSENT
+        registrations = StoredRegistrations(store)
+        first = StreamRegistration(3, 2).claimed(OwnerId("h1", "h1.1"))
+        assert (await registrations.read(ReadRegistration("t1/0"))).revision == ABSENT
         file.fail_next = [*kinds]
-        swapped = await register.compare_and_swap(seen, b"h1 1")
-        assert swapped.made
-        assert swapped.now == await register.read()
-        assert swapped.now.revision == FIRST_REVISION + 1, "made once"
-        late = await register.compare_and_swap(seen, b"h2 1")
-        assert (late.made, late.now) == (False, swapped.now)
-        assert (await register.compare_and_swap(late.now, b"h2 2")).made
+        answer = await registrations.swap(SwapRegistration("t1/0", ABSENT, first))
+        assert answer.is_done
+        assert answer.revision == FIRST_REVISION + 1, "made once"
+        other = StreamRegistration(3, 2).claimed(OwnerId("h2", "h2.1"))
+        late = await registrations.swap(SwapRegistration("t1/0", ABSENT, other))
+        assert (late.is_done, late.revision, late.registration) == (False, answer.revision, first)
+        later = first.claimed(OwnerId("h2", "h2.1"))
+        assert (await registrations.swap(SwapRegistration("t1/0", late.revision, later))).is_done
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")

@@ -23,14 +23,14 @@ from logstore.replica.messages import (
     Entry,
     Fence,
     FenceDone,
-    LookAtRecord,
+    LookAtRegistration,
     OutOfOrder,
     ReadEntries,
     Refused,
 )
 from logstore.replica.owner import Owner, OwnerState
-from logstore.replica.records import Member, OwnerId, StreamRecord
-from logstore.replica.register import ReadRecord, RecordRead, SwapAnswer, SwapRecord
+from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
+from logstore.replica.registrations import Member, OwnerId, StreamRegistration
 from logstore.replica.replica import Replica, StoredReplicas
 from logstore.testing.simnet import NetRules, SimNet
 from tests.replica.disk import Damage, DiskError, ReplicaDisk
@@ -47,7 +47,7 @@ from tests.replica.metadata import (
     SwapDisk,
 )
 
-STREAM = "s"
+STREAM = "s/0"
 TICK_US = 10_000
 KEEP_ALIVE_US = 100_000
 TAKEOVER_RANK_US = 150_000
@@ -140,18 +140,18 @@ class Host:
             self._disk_read(message)
         if self.replica is None:
             return
-        if isinstance(message, Append | Fence | CopyChunk | ReadEntries | LookAtRecord | EntriesRead | Refused):
+        if isinstance(message, Append | Fence | CopyChunk | ReadEntries | LookAtRegistration | EntriesRead | Refused):
             self.carry_out(self.replica.receive(sender, message))
         if isinstance(message, News):
             self._news(message)
-        if isinstance(message, RecordRead) and message.record is not None:
-            self.carry_out(self.replica.record_seen(message.stream, message.revision, message.record))
+        if isinstance(message, RegistrationRead) and message.registration is not None:
+            self.carry_out(self.replica.registration_seen(message.stream, message.revision, message.registration))
         if self.owner is None:
             return
         if isinstance(message, AppendDone | OutOfOrder | FenceDone | CopyDone | Refused):
             self.carry_out(self.owner.receive(message, now_ms))
-        elif isinstance(message, RecordRead):
-            self.carry_out(self.owner.record_read(message, now_ms))
+        elif isinstance(message, RegistrationRead):
+            self.carry_out(self.owner.registration_read(message, now_ms))
         elif isinstance(message, SwapAnswer):
             self.carry_out(self.owner.swap_answered(message, now_ms))
 
@@ -174,35 +174,35 @@ class Host:
             whole = {key: replace(chunk, is_damaged=False) for key, chunk in found.chunks.items()}
             found = replace(found, chunks=whole)
         self.replica = self.cluster.planted.replica(self.disk.label.member, found)
-        self.carry_out([ReadRecord(stream) for stream in self.replica.streams()])
+        self.carry_out([ReadRegistration(stream) for stream in self.replica.streams()])
 
     def _news(self, news: News) -> None:
         assert self.replica is not None
-        record = news.read.record
-        assert record is not None
-        self.carry_out(self.replica.record_seen(STREAM, news.read.revision, record))
+        registration = news.read.registration
+        assert registration is not None
+        self.carry_out(self.replica.registration_seen(STREAM, news.read.revision, registration))
         if self.owner is not None:
-            self.carry_out(self.owner.record_read(news.read, self.net.now_ms))
+            self.carry_out(self.owner.registration_read(news.read, self.net.now_ms))
             self.carry_out(self.owner.live_members(news.live.members, self.net.now_ms))
-        self._consider_takeover(record, news.live.members)
+        self._consider_takeover(registration, news.live.members)
 
-    def _consider_takeover(self, record: StreamRecord, live: tuple[Member, ...]) -> None:
+    def _consider_takeover(self, registration: StreamRegistration, live: tuple[Member, ...]) -> None:
         """Claim the stream if its owner is gone: the hosts that live, one after the other."""
         is_mine = self.owner is not None and self.owner.state is not OwnerState.DEPOSED
         hosts = sorted(member.host for member in live)
         shape = self.cluster.shape
-        is_early = shape.first_owner is not None and record.epoch == 0
+        is_early = shape.first_owner is not None and registration.epoch == 0
         is_early = is_early and (self.name != shape.first_owner or len(live) < len(shape.hosts))
         if is_mine or is_early or self.name not in hosts:
             self.vacant_since_us = None
             return
-        if record.owner.host in hosts and record.owner.host != self.name:
+        if registration.owner.host in hosts and registration.owner.host != self.name:
             self.vacant_since_us = None
             return
         if self.vacant_since_us is None:
             self.vacant_since_us = self.net.now_us
-        rank = (hosts.index(self.name) - record.epoch) % len(hosts)
-        if record.owner.host == self.name:
+        rank = (hosts.index(self.name) - registration.epoch) % len(hosts)
+        if registration.owner.host == self.name:
             rank = 0
         if self.net.now_us - self.vacant_since_us >= rank * TAKEOVER_RANK_US:
             self.claim(live)
@@ -224,7 +224,7 @@ class Host:
                 if not effect.host.startswith("reader"):
                     self.cluster.counts[type(effect.message).__name__] += 1
                 self.net.send(self.name, effect.host, effect.message)
-            elif isinstance(effect, ReadRecord | SwapRecord):
+            elif isinstance(effect, ReadRegistration | SwapRegistration):
                 self.cluster.counts[type(effect).__name__] += 1
                 self._ask(effect)
             elif isinstance(effect, Store):
@@ -308,15 +308,15 @@ class Reader:
         self.net.after(self.name, TICK_US, "ask")
 
     def wake(self, reason: Any) -> None:
-        """Ask for the record; the answer leads to a read."""
+        """Ask for the registration; the answer leads to a read."""
         self.net.after(self.name, 5 * TICK_US, "ask")
-        self.net.send(self.name, META, Request(self.name, ReadRecord(STREAM)))
+        self.net.send(self.name, META, Request(self.name, ReadRegistration(STREAM)))
 
     def receive(self, sender: str, message: Any) -> None:
-        """The record, or entries."""
+        """The registration, or entries."""
         message = message.content if isinstance(message, Answer) else message
-        if isinstance(message, RecordRead) and message.record is not None:
-            chunk = message.record.chunk_at(self.next_offset)
+        if isinstance(message, RegistrationRead) and message.registration is not None:
+            chunk = message.registration.chunk_at(self.next_offset)
             if chunk is not None:
                 self.asked = member = self.net.random.choice((*chunk.members, *chunk.candidates))
                 asked = ReadEntries(STREAM, member.disk, chunk.epoch, self.next_offset, 100, for_copy=False)
@@ -358,7 +358,7 @@ class Cluster:
         self.meta = MetadataService(self.net)
         if self.shape.first_owner is not None:
             self.meta.rotation = None
-        self.meta.create(STREAM, StreamRecord(self.shape.copies, self.shape.min_copies))
+        self.meta.create(STREAM, StreamRegistration(self.shape.copies, self.shape.min_copies))
         self.net.start(META, self.meta)
         self._starts = self._disks_made = 0
         self.disks = {name: self._new_disk(name) for name in self.shape.hosts}
@@ -416,26 +416,26 @@ class Cluster:
         return True
 
     @property
-    def record(self) -> StreamRecord:
-        """The stream's record."""
-        return self.meta.record(STREAM)
+    def registration(self) -> StreamRegistration:
+        """The stream's registration."""
+        return self.meta.registration(STREAM)
 
     def owner_host(self) -> Host | None:
         """The host that the metadata store names as the owner, if it takes batches."""
-        host = self.hosts.get(self.record.owner.host)
-        if host is None or host.owner is None or host.me != self.record.owner:
+        host = self.hosts.get(self.registration.owner.host)
+        if host is None or host.owner is None or host.me != self.registration.owner:
             return None
         return host if host.owner.state is OwnerState.APPENDING else None
 
     def is_settled(self) -> bool:
         """Whether an owner has everything acknowledged, and every sealed chunk has its copies alive."""
         host = self.owner_host()
-        if host is None or host.owner is None or host.pending or host.owner.record != self.record:
+        if host is None or host.owner is None or host.pending or host.owner.registration != self.registration:
             return False
         live = self.meta.live()
         wanted = min(self.shape.copies, len({member.host for member in live}))
         return all(
-            len([member for member in chunk.members if member in live]) >= wanted for chunk in self.record.chunks
+            len([member for member in chunk.members if member in live]) >= wanted for chunk in self.registration.chunks
         )
 
     def settle(self, within_ms: int) -> bool:
@@ -448,7 +448,7 @@ class Cluster:
 
     def scrub(self) -> None:
         """Read every sealed chunk of every member once, as a consumer may."""
-        for chunk in self.record.chunks:
+        for chunk in self.registration.chunks:
             for member in chunk.members if chunk.end is not None else ():
                 asked = ReadEntries(STREAM, member.disk, chunk.epoch, chunk.base_offset, 1 << 20, for_copy=True)
                 self.net.send("reader0", member.host, asked)
@@ -457,9 +457,9 @@ class Cluster:
     # ---- what is checked
 
     def log_of(self, member: Member) -> list[tuple[int, Entry]]:
-        """What a member holds, chunk by chunk, as far as the record names it for a chunk."""
+        """What a member holds, chunk by chunk, as far as the registration names it for a chunk."""
         found: list[tuple[int, Entry]] = []
-        for chunk in self.record.chunks:
+        for chunk in self.registration.chunks:
             disk = self.disks[member.host]
             stored = disk.chunks.get((STREAM, chunk.epoch))
             if member in chunk.members and stored is not None and disk.label.disk == member.disk:
@@ -471,14 +471,14 @@ class Cluster:
     def check(self) -> None:
         """Every promise, of a cluster that is settled."""
         whole: dict[int, Entry] = {}
-        for chunk in self.record.chunks:
+        for chunk in self.registration.chunks:
             for member in chunk.members:
                 for offset, entry in self.log_of(member):
                     whole.setdefault(offset, entry)
                     self.history.see(offset, entry, f"the disk of {member.host}")
         self.history.check_log(sorted(whole.items()), "the log")
         live = self.meta.live()
-        for chunk in self.record.chunks:
+        for chunk in self.registration.chunks:
             for member in chunk.members:
                 stored = self.disks[member.host].chunks.get((STREAM, chunk.epoch))
                 if member in live and chunk.end is not None and (stored is None or stored.end[0] < chunk.end[0]):

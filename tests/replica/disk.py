@@ -17,7 +17,7 @@ from random import Random
 from logstore.replica.effects import CutChunk, DiskOperation, Load, RemoveChunk, WriteEntries, WriteFence
 from logstore.replica.identity import DiskLabel
 from logstore.replica.messages import Entry
-from logstore.replica.records import Prefix
+from logstore.replica.registrations import Prefix
 from logstore.replica.replica import StoredChunk, StoredReplicas
 
 Key = tuple[str, int]
@@ -144,10 +144,13 @@ class ReplicaDisk:
         """The power goes: see the model."""
         for operations in self._pending.values():
             for operation in list(operations)[: random.randint(0, len(operations))]:
+                kept = self._torn(operation, random)
                 try:
-                    self._apply(self._torn(operation, random))
+                    self._apply(kept)
                 except (DiskError, KeyError):
                     break
+                if kept != operation:
+                    break  # recovery cuts at the first batch that is not whole, and all behind it
         for fence in self._pending_fences:
             if random.random() < 0.5:
                 self._apply(fence)

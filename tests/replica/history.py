@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from logstore.replica.messages import Entry
-from logstore.replica.records import OwnerId
+from logstore.replica.registrations import OwnerId
 
 
 class PromiseBroken(AssertionError):

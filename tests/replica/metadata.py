@@ -1,6 +1,7 @@
 """The metadata store of the simulation: one linearizable service on the network, with registers, leases and disks.
 
-It keeps what it has when it is cut off or paused, as a store of several hosts does.
+Its map is that of the real stores, and a swap is the transaction that it is there. It keeps what it has when it is cut
+off or paused, as a store of several hosts does.
 """
 
 from __future__ import annotations
@@ -8,9 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from logstore.base.metadata.interface import ABSENT
+from logstore.base.metadata.state import MetadataState, Update
 from logstore.replica.identity import DiskLabel
-from logstore.replica.records import Member, StreamRecord, changed_entries, decode_record, encode_record
-from logstore.replica.register import LiveMembers, ReadRecord, RecordRead, SwapAnswer, SwapRecord
+from logstore.replica.register import LiveMembers, ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
+from logstore.replica.registrations import HEAD, Member, StreamRegistration, decode_registration
+from logstore.replica.stored_registrations import chunks_prefix, head_key, swap_transaction
 from logstore.testing.simnet import SimNet
 
 META = "meta"
@@ -50,10 +54,10 @@ class KeepAlive:
 
 @dataclass(frozen=True)
 class News:
-    """The live members and the stream's record: a watch, in the simulation."""
+    """The live members and the stream's registration: a watch, in the simulation."""
 
     live: LiveMembers
-    read: RecordRead
+    read: RegistrationRead
 
 
 @dataclass(frozen=True)
@@ -77,35 +81,45 @@ class MetadataService:
 
     def __init__(self, net: SimNet) -> None:
         self.net = net
-        self.registers: dict[str, tuple[int, dict[str, bytes]]] = {}
+        self.state = MetadataState(0)
         self.disks: dict[str, DiskLabel] = {}
         self.leases: dict[Member, int] = {}
-        self.history: dict[str, list[StreamRecord]] = {}
+        self.history: dict[str, list[StreamRegistration]] = {}
         self.rotation: int | None = 0
         """Grows with each swap, so that sets differ; None: members are preferred in the order of their names."""
 
-    def create(self, stream: str, record: StreamRecord) -> None:
+    def create(self, stream: str, registration: StreamRegistration) -> None:
         """A stream is made."""
-        self.registers[stream] = (1, encode_record(record))
-        self.history[stream] = [record]
+        assert self._write(SwapRegistration(stream, ABSENT, registration))
 
-    def _write(self, stream: str, revision: int, record: StreamRecord) -> None:
-        """Write what changes, as a transaction of a real store would."""
-        entries = dict(self.registers[stream][1])
-        written, removed = changed_entries(self.record(stream), record)
-        entries.update(written)
-        for name in removed:
-            del entries[name]
-        self.registers[stream] = (revision, entries)
-        assert decode_record(entries) == record, "the entries are the record"
-        self.history[stream].append(record)
+    def _write(self, swap: SwapRegistration) -> bool:
+        """Write what changes, as on a real store, if the revision is the expected one."""
+        stream = swap.stream
+        if swap.expected_revision != self._revision(stream):
+            return False
+        before = self.history[stream][-1] if stream in self.history else None
+        update = self.state.prepare_commit(swap_transaction(before, swap))
+        assert isinstance(update, Update)
+        self.state.install(update, 0)
+        prefix = chunks_prefix(stream)
+        entries = {
+            HEAD if key == head_key(stream) else key.removeprefix(prefix): entry.value
+            for key, entry in self.state.entries.items()
+            if key == head_key(stream) or key.startswith(prefix)
+        }
+        assert decode_registration(entries) == swap.registration, "the entries are the registration"
+        self.history.setdefault(stream, []).append(swap.registration)
+        return True
 
-    def record(self, stream: str) -> StreamRecord:
-        """A stream's record, now."""
+    def _revision(self, stream: str) -> int:
+        return self.state.get(head_key(stream)).entry_revision
+
+    def registration(self, stream: str) -> StreamRegistration:
+        """A stream's registration, now."""
         return self.history[stream][-1]
 
     def live(self) -> tuple[Member, ...]:
-        """The members whose leases hold; each change of a record lets others be preferred."""
+        """The members whose leases hold; each change of a registration lets others be preferred."""
         members = sorted(member for member, until_us in self.leases.items() if until_us > self.net.now_us)
         turn = self.rotation % len(members) if members and self.rotation is not None else 0
         return (*members[turn:], *members[:turn])
@@ -126,23 +140,20 @@ class MetadataService:
         if isinstance(message, KeepAlive):
             self.leases[message.member] = self.net.now_us + LEASE_US
             return News(LiveMembers(self.live()), self._read(message.stream))
-        if isinstance(message, SwapRecord):
+        if isinstance(message, SwapRegistration):
             return self._swap(message)
-        assert isinstance(message, ReadRecord)
+        assert isinstance(message, ReadRegistration)
         return self._read(message.stream)
 
     def wake(self, reason: Any) -> None:
         """It has no timers."""
 
-    def _read(self, stream: str) -> RecordRead:
-        return RecordRead(stream, self.registers[stream][0], self.record(stream))
+    def _read(self, stream: str) -> RegistrationRead:
+        return RegistrationRead(stream, self._revision(stream), self.registration(stream))
 
-    def _swap(self, message: SwapRecord) -> SwapAnswer:
-        revision = self.registers[message.stream][0]
-        is_done = revision == message.expected_revision
+    def _swap(self, message: SwapRegistration) -> SwapAnswer:
+        is_done = self._write(message)
         if is_done:
-            revision += 1
             self.rotation = None if self.rotation is None else self.rotation + 1
-            self._write(message.stream, revision, message.record)
-        record = self.record(message.stream)
-        return SwapAnswer(message.stream, message.expected_revision, is_done, revision, record)
+        found = self._read(message.stream)
+        return SwapAnswer(message.stream, message.expected_revision, is_done, found.revision, found.registration)

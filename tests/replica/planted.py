@@ -10,10 +10,10 @@ from dataclasses import replace
 from logstore.replica.appending import Appending, MemberProgress, OwnerLimits
 from logstore.replica.effects import Effect, Send, WriteFence
 from logstore.replica.fencing import SealPlan
-from logstore.replica.messages import Append, AppendDone, Entry, Fence, LookAtRecord, OutOfOrder, end_after
+from logstore.replica.messages import Append, AppendDone, Entry, Fence, LookAtRegistration, OutOfOrder, end_after
 from logstore.replica.owner import Owner, OwnerState
-from logstore.replica.records import ChunkRecord, Member, OwnerId, Prefix, StreamRecord
-from logstore.replica.register import SwapAnswer, SwapRecord
+from logstore.replica.register import SwapAnswer, SwapRegistration
+from logstore.replica.registrations import ChunkRegistration, Member, OwnerId, Prefix, StreamRegistration
 from logstore.replica.replica import MAX_UNSYNCED_BYTES, Replica, ReplicaState, StoredReplicas, _Chunk
 from tests.replica.cluster import Planted
 
@@ -37,7 +37,7 @@ class CountsItself(Appending):
 class SendsAgainInAnotherOrder(Appending):
     """What is sent again in the next chunk gets other offsets than before."""
 
-    def begin(self, chunk: ChunkRecord) -> None:
+    def begin(self, chunk: ChunkRegistration) -> None:
         if len(self.window._batches) > 1:
             self.window._batches.rotate(1)
         super().begin(chunk)
@@ -70,11 +70,11 @@ class ResendsAtOtherOffsets(Owner):
 class SealsAtTheLongest(Owner):
     """When a member fails, the chunk is sealed at what was sent, and the rest is sent again all the same."""
 
-    def _rolled_record(self, members: tuple[Member, ...]) -> StreamRecord:
+    def _rolled_registration(self, members: tuple[Member, ...]) -> StreamRegistration:
         window, progress = self._appending.window, self._appending.progress.values()
         acked = window.acked
         window.acked = max(acked, *(member.durable for member in progress))
-        wanted = super()._rolled_record(members)
+        wanted = super()._rolled_registration(members)
         window.acked = acked
         return wanted
 
@@ -82,32 +82,34 @@ class SealsAtTheLongest(Owner):
 class TakesTheLongest(Owner):
     """A takeover seals at the longest answer, and names all that answered as holders."""
 
-    def _sealed_record(self, plan: SealPlan) -> StreamRecord:
+    def _sealed_registration(self, plan: SealPlan) -> StreamRegistration:
         assert self._fencing is not None
         end = max((answer.durable for answer in self._fencing.answers.values()), key=lambda one: one.length_bytes)
-        return self.record.sealed(end, plan.holders, plan.candidates)
+        return self.registration.sealed(end, plan.holders, plan.candidates)
 
 
 class SealsAtTheConfirmedLength(Owner):
     """A takeover seals at the length that members know to be acknowledged: it lags behind the acknowledgements."""
 
-    def _sealed_record(self, plan: SealPlan) -> StreamRecord:
+    def _sealed_registration(self, plan: SealPlan) -> StreamRegistration:
         assert self._fencing is not None
         known = max(answer.acked_bytes for answer in self._fencing.answers.values())
         if known == 0:
-            return self.record.sealed(Prefix.empty(self._fencing.chunk.base_offset), plan.holders, plan.candidates)
-        return super()._sealed_record(plan)
+            return self.registration.sealed(
+                Prefix.empty(self._fencing.chunk.base_offset), plan.holders, plan.candidates
+            )
+        return super()._sealed_registration(plan)
 
 
 class KeepsTheEpoch(Owner):
     """A failed member is replaced in the open chunk, under the same epoch."""
 
-    def _rolled_record(self, members: tuple[Member, ...]) -> StreamRecord:
-        chunk = self.record.open_chunk
+    def _rolled_registration(self, members: tuple[Member, ...]) -> StreamRegistration:
+        chunk = self.registration.open_chunk
         assert chunk is not None
-        return replace(self.record, chunks=(*self.record.chunks[:-1], replace(chunk, members=members)))
+        return replace(self.registration, chunks=(*self.registration.chunks[:-1], replace(chunk, members=members)))
 
-    def _begin_chunk(self) -> ChunkRecord:
+    def _begin_chunk(self) -> ChunkRegistration:
         appending = self._appending
         before, known, acked = appending.chunk, dict(appending.progress), appending.window.acked
         chunk = super()._begin_chunk()
@@ -118,13 +120,13 @@ class KeepsTheEpoch(Owner):
         return chunk
 
 
-class BelievesItsCachedRecord(Owner):
-    """A swap that is refused is tried again with the new revision, and the old record."""
+class BelievesItsCachedRegistration(Owner):
+    """A swap that is refused is tried again with the new revision, and the old registration."""
 
     def _overtaken(self, answer: SwapAnswer, now_ms: int) -> list[Effect]:
         assert self._swap is not None
         self._swap.expected_revision = answer.revision
-        return [SwapRecord(self.stream, answer.revision, self._swap.wanted)]
+        return [SwapRegistration(self.stream, answer.revision, self._swap.wanted)]
 
 
 class FencesNobody(Owner):
@@ -138,14 +140,15 @@ class FencesNobody(Owner):
         ]
 
     def _member_fenced(self, message: object, now_ms: int) -> list[Effect]:
-        return super()._member_fenced(replace(message, fence_epoch=self.record.epoch), now_ms)  # type: ignore[arg-type, type-var]
+        answer = replace(message, fence_epoch=self.registration.epoch)  # type: ignore[type-var]
+        return super()._member_fenced(answer, now_ms)  # type: ignore[arg-type]
 
 
 class AcksWhileItSeals(Owner):
     """Confirmations still count after the seal was asked for."""
 
     def _is_open(self, epoch: int) -> bool:
-        chunk = self.record.open_chunk
+        chunk = self.registration.open_chunk
         taking = self.state in (OwnerState.APPENDING, OwnerState.ROLLING)
         return taking and chunk is not None and chunk.epoch == epoch
 
@@ -154,22 +157,22 @@ class StartsAtZero(Owner):
     """A takeover that reaches nobody goes on with an empty stream."""
 
     def _report_unavailable(self, fencing: object) -> list[Effect]:
-        chunk = self.record.open_chunk
+        chunk = self.registration.open_chunk
         assert chunk is not None
         self.state = OwnerState.SEALING
-        return self._swap_in(self.record.sealed(Prefix.empty(chunk.base_offset), chunk.members), self._since_ms)
+        return self._swap_in(self.registration.sealed(Prefix.empty(chunk.base_offset), chunk.members), self._since_ms)
 
 
 class SealsByMessage(Owner):
     """The owner tells the members where the chunk ends before the metadata store has agreed."""
 
     def _roll(self, members: tuple[Member, ...], now_ms: int) -> list[Effect]:
-        chunk = self.record.open_chunk
+        chunk = self.registration.open_chunk
         assert chunk is not None
         hints = [
             Send(
                 member.host,
-                LookAtRecord(f"{self.stream}/{chunk.epoch}/{self._appending.window.acked.length_bytes}", -1),
+                LookAtRegistration(f"{self.stream}/{chunk.epoch}/{self._appending.window.acked.length_bytes}", -1),
             )
             for member in chunk.members
         ]
@@ -184,8 +187,8 @@ class CutsByMessage(Replica):
         self._known: dict[tuple[str, int, int], Prefix] = {}
 
     def receive(self, sender: str, message: object) -> list[Effect]:
-        if isinstance(message, LookAtRecord) and message.revision == -1:
-            stream, epoch, length = message.stream.split("/")
+        if isinstance(message, LookAtRegistration) and message.revision == -1:
+            stream, epoch, length = message.stream.rsplit("/", 2)
             chunk = self._chunks.get((stream, int(epoch)))
             stored = self._prefix_of(stream, int(epoch), int(length))
             if chunk is None or stored is None or chunk.state is not ReplicaState.OPEN or not stored.length_bytes:
@@ -268,7 +271,7 @@ class BelievesACopyDone(Owner):
                 for chunk in self._swap.wanted.chunks
             )
             self._swap.wanted = replace(self._swap.wanted, chunks=chunks)
-            return [SwapRecord(self.stream, self._swap.expected_revision, self._swap.wanted)]
+            return [SwapRegistration(self.stream, self._swap.expected_revision, self._swap.wanted)]
         return effects
 
 
@@ -281,7 +284,7 @@ PLANTED = {
     "takeover seals at the longest length": Planted(owner=TakesTheLongest),
     "takeover seals below the acked length": Planted(owner=SealsAtTheConfirmedLength),
     "replica set changes within an epoch": Planted(owner=KeepsTheEpoch),
-    "cached record is believed": Planted(owner=BelievesItsCachedRecord),
+    "cached registration is believed": Planted(owner=BelievesItsCachedRegistration),
     "takeover fences nobody": Planted(owner=FencesNobody),
     "batches are sent again in another order": Planted(owner=ResendsAtOtherOffsets),
     "unreachable stream starts anew": Planted(owner=StartsAtZero),

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from logstore.replica.records import Member, Prefix
+from logstore.replica.registrations import Member, Prefix
 from logstore.testing.simnet import NetRules
 from tests.replica.cluster import STREAM, Cluster, ClusterShape, Planted
 from tests.replica.disk import ReplicaDisk
@@ -90,7 +90,7 @@ class RandomRun:
         cluster = self.cluster
         history = cluster.history
         return Outcome(
-            cluster.net.steps, cluster.net.trace, history.acked, history.seen, cluster.record.epoch, self.faults
+            cluster.net.steps, cluster.net.trace, history.acked, history.seen, cluster.registration.epoch, self.faults
         )
 
     def _pass_time(self, duration_us: int) -> None:
@@ -117,17 +117,17 @@ class RandomRun:
             if cluster.hosts[name].refused is not None:
                 self._replace(name)
         if not cluster.settle(SETTLE_MS):
-            raise NotLive(f"seed {self.seed}: {cluster.record}; {cluster.events[-5:]}")
+            raise NotLive(f"seed {self.seed}: {cluster.registration}; {cluster.events[-5:]}")
         owner = cluster.owner_host()
         before = cluster.history.acked
         if owner is None or not cluster.append(owner.name) or not cluster.settle(SETTLE_MS):
-            raise NotLive(f"seed {self.seed}: nothing is appended after healing; {cluster.record}")
+            raise NotLive(f"seed {self.seed}: nothing is appended after healing; {cluster.registration}")
         if cluster.history.acked == before:
-            raise NotLive(f"seed {self.seed}: nothing is acknowledged after healing; {cluster.record}")
+            raise NotLive(f"seed {self.seed}: nothing is acknowledged after healing; {cluster.registration}")
         cluster.net.run(2_000_000)
         cluster.scrub()
         if not cluster.settle(SETTLE_MS):
-            raise NotLive(f"seed {self.seed}: damage is not repaired; {cluster.record}")
+            raise NotLive(f"seed {self.seed}: damage is not repaired; {cluster.registration}")
         cluster.check()
 
     # ---- actions: True if it was possible
@@ -263,9 +263,9 @@ class RandomRun:
 
     def _may_lose(self, host: str, *, only_live: bool = False) -> bool:
         """Whether every chunk has a whole copy on another member's disk. `only_live`: damage that nobody has found is
-        not lost yet, so a member that is away may leave the record while it is there.
+        not lost yet, so a member that is away may leave the registration while it is there.
         """
-        for chunk in self.cluster.record.chunks:
+        for chunk in self.cluster.registration.chunks:
             others = [other for other in chunk.members if other.host != host]
             if only_live:
                 live = self.cluster.meta.live()

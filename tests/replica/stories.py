@@ -16,7 +16,7 @@ committed.
 | `break HOST`, `rot HOST EPOCH` | its writes fail; a bit flips in a chunk |
 | `claim HOST` | a host claims the stream, whatever it has heard |
 | `read HOST EPOCH OFFSET` | a consumer reads from a host |
-| `status` | the stream's record, what is acknowledged, and what hosts think that they are |
+| `status` | the stream's registration, what is acknowledged, and what hosts think that they are |
 | `events` | what owners have reported since the last time |
 | `costs` | messages, requests to the metadata store and synced operations since the last time |
 | `log` | every copy is read and every promise checked |
@@ -31,7 +31,7 @@ from pathlib import Path
 
 from logstore.replica.effects import Effect, MemberFailed, Ready, Unavailable
 from logstore.replica.messages import EntriesRead, ReadEntries, Refused
-from logstore.replica.records import ChunkRecord, Member
+from logstore.replica.registrations import ChunkRegistration, Member
 from tests.replica.cluster import STREAM, Cluster, ClusterShape, Planted
 from tests.replica.disk import ReplicaDisk
 
@@ -182,11 +182,10 @@ class Story:
     # ---- what is seen
 
     def _status(self) -> str:
-        record = self.cluster.record
-        lines = [
-            f"epoch {record.epoch}, owner {record.owner.host or 'none'}, {self.cluster.history.acked} acknowledged"
-        ]
-        lines += [self._chunk_line(chunk) for chunk in record.chunks]
+        registration = self.cluster.registration
+        owner, acked = registration.owner.host or "none", self.cluster.history.acked
+        lines = [f"epoch {registration.epoch}, owner {owner}, {acked} acknowledged"]
+        lines += [self._chunk_line(chunk) for chunk in registration.chunks]
         for host in self.cluster.hosts.values():
             if host.refused is not None:
                 lines.append(f"{host.name}: {host.refused.value}")
@@ -195,7 +194,7 @@ class Story:
                 lines.append(f"{host.name}: {'paused' if self.cluster.net.is_paused(host.name) else state}")
         return "\n".join(lines)
 
-    def _chunk_line(self, chunk: ChunkRecord) -> str:
+    def _chunk_line(self, chunk: ChunkRegistration) -> str:
         end = f"{chunk.end.next_offset})" if chunk.end is not None else "…"
         candidates = f", perhaps {_names(chunk.candidates)}" if chunk.candidates else ""
         return f"  chunk {chunk.epoch} [{chunk.base_offset}, {end} on {_names(chunk.members)}{candidates}"
@@ -212,7 +211,7 @@ class Story:
     def _log(self) -> str:
         self.cluster.scrub()
         self.cluster.check()
-        end = self.cluster.record.chunks[-1].base_offset if self.cluster.record.chunks else 0
+        end = self.cluster.registration.chunks[-1].base_offset if self.cluster.registration.chunks else 0
         known = max(self.cluster.history.at_offset, default=-1) + 1
         return f"every promise holds up to offset {max(end, known)}"
 

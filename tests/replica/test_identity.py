@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from logstore.replica.identity import DiskLabel, DiskVerdict, judge_disk
-from logstore.replica.records import Member, OwnerId
+from logstore.replica.registrations import Member, OwnerId
 
 FRESH = DiskLabel("disk1", "a")
 

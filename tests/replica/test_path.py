@@ -8,36 +8,36 @@ from logstore.replica.appending import OwnerLimits
 from logstore.replica.effects import Acked, Deposed, Effect, MemberFailed, Ready, Send, Unavailable
 from logstore.replica.messages import Append, AppendDone, Fence, FenceDone, OutOfOrder, Reason, Refused
 from logstore.replica.owner import Owner, OwnerState
-from logstore.replica.records import MAX_CHUNKS, Member, OwnerId, Prefix, StreamRecord
-from logstore.replica.register import ReadRecord, RecordRead, SwapAnswer, SwapRecord
+from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
+from logstore.replica.registrations import MAX_CHUNKS, Member, OwnerId, Prefix, StreamRegistration
 
 A, B, C, D = Member("a", "1"), Member("b", "2"), Member("c", "3"), Member("d", "4")
 LIVE = (A, B, C, D)
-NEW = StreamRecord(3, 2)
+NEW = StreamRegistration(3, 2)
 
 
 class Store:
     """A register, by hand."""
 
-    def __init__(self, record: StreamRecord = NEW) -> None:
-        self.record = record
+    def __init__(self, registration: StreamRegistration = NEW) -> None:
+        self.registration = registration
         self.revision = 1
 
-    def read(self) -> RecordRead:
+    def read(self) -> RegistrationRead:
         """The register."""
-        return RecordRead("s", self.revision, self.record)
+        return RegistrationRead("s", self.revision, self.registration)
 
     def swap(self, owner: Owner, effects: list[Effect], now_ms: int = 0) -> list[Effect]:
         """Do the swap among effects, and tell the owner."""
-        (swap,) = [effect for effect in effects if isinstance(effect, SwapRecord)]
+        (swap,) = [effect for effect in effects if isinstance(effect, SwapRegistration)]
         return owner.swap_answered(self.answer(swap), now_ms)
 
-    def answer(self, swap: SwapRecord) -> SwapAnswer:
+    def answer(self, swap: SwapRegistration) -> SwapAnswer:
         """Do a swap."""
         is_done = swap.expected_revision == self.revision
         if is_done:
-            self.record, self.revision = swap.record, self.revision + 1
-        return SwapAnswer("s", swap.expected_revision, is_done, self.revision, self.record)
+            self.registration, self.revision = swap.registration, self.revision + 1
+        return SwapAnswer("s", swap.expected_revision, is_done, self.revision, self.registration)
 
 
 def appends(effects: list[Effect]) -> dict[str, Append]:
@@ -57,9 +57,9 @@ def of_kind(effects: list[Effect], kind: type[Effect]) -> list[Effect]:
 def appending(store: Store, limits: OwnerLimits | None = None) -> Owner:
     """An owner on host a that has opened the first chunk."""
     owner = Owner("s", OwnerId("a", "a.1"), limits)
-    assert owner.start(0) == [ReadRecord("s")]
+    assert owner.start(0) == [ReadRegistration("s")]
     owner.live_members(LIVE, 0)
-    effects = store.swap(owner, owner.record_read(store.read(), 0))
+    effects = store.swap(owner, owner.registration_read(store.read(), 0))
     effects = store.swap(owner, effects)
     assert of_kind(effects, Ready) == [Ready("s", 1, 0)]
     return owner
@@ -78,10 +78,10 @@ TWO = ONE.followed_by(b"two", 1)
 
 
 def test_a_batch_is_acknowledged_when_the_last_member_has_it() -> None:
-    """The chunk is in the record before the first append; two of three confirmations acknowledge nothing."""
+    """The chunk is in the registration before the first append; two of three confirmations acknowledge nothing."""
     store = Store()
     owner = appending(store)
-    assert [chunk.members for chunk in store.record.chunks] == [(A, B, C)]
+    assert [chunk.members for chunk in store.registration.chunks] == [(A, B, C)]
     sent = appends(owner.append(b"one", 2, 0))
     assert list(sent) == ["a", "b"]
     assert (sent["b"].forward, sent["b"].at) == ((C,), Prefix.empty(0))
@@ -117,7 +117,7 @@ def test_a_member_that_is_late_costs_a_roll_and_no_error() -> None:
     assert owner.state is OwnerState.ROLLING
     assert of_kind(confirm(owner, (C,), TWO), Acked) == []
     effects = store.swap(owner, effects, 400)
-    first, second = store.record.chunks
+    first, second = store.registration.chunks
     assert (first.end, first.members, second.base_offset, second.members) == (ONE, (A, B, C), 2, (A, B, D))
     sent = appends(effects)
     assert (sent["b"].epoch, sent["b"].at, sent["b"].entries[0].data) == (2, Prefix.empty(2), b"two")
@@ -162,8 +162,8 @@ def test_a_swap_whose_answer_was_lost_is_recognized() -> None:
     store = Store()
     owner = Owner("s", OwnerId("a", "a.1"))
     owner.start(0)
-    (swap,) = owner.record_read(store.read(), 0)
-    assert isinstance(swap, SwapRecord)
+    (swap,) = owner.registration_read(store.read(), 0)
+    assert isinstance(swap, SwapRegistration)
     store.answer(swap)
     (repeated,) = owner.tick(60)
     assert repeated == swap
@@ -179,7 +179,7 @@ def test_a_repair_that_waits_for_the_store_holds_up_nothing() -> None:
     confirm(owner, (A, B, C), ONE)
     store.swap(owner, owner.receive(Refused("s", 1, C, Reason.DISK_FAILED), 10), 10)
     owner.live_members((A, B, D), 20)
-    assert len(of_kind(owner.tick(100), SwapRecord)) == 1
+    assert len(of_kind(owner.tick(100), SwapRegistration)) == 1
     owner.append(b"two", 1, 100)
     assert list(appends(owner.tick(200))) == ["a", "b", "d"]
     again = Prefix.empty(2).followed_by(b"two", 1)
@@ -193,7 +193,7 @@ def test_a_takeover_fences_seals_and_goes_on() -> None:
     owner = Owner("s", OwnerId("b", "b.1"))
     owner.start(0)
     owner.live_members((B, C, D), 0)
-    fences = store.swap(owner, owner.record_read(store.read(), 0))
+    fences = store.swap(owner, owner.registration_read(store.read(), 0))
     assert [(send.host, send.message) for send in fences if isinstance(send, Send)] == [
         (member.host, Fence("s", member.disk, 1, 0, 2)) for member in (A, B, C)
     ]
@@ -203,7 +203,7 @@ def test_a_takeover_fences_seals_and_goes_on() -> None:
     effects = store.swap(owner, effects, 301)
     effects = store.swap(owner, effects, 302)
     assert of_kind(effects, Ready) == [Ready("s", 2, 2)]
-    sealed, opened = store.record.chunks
+    sealed, opened = store.registration.chunks
     assert (sealed.end, sealed.members, sealed.candidates) == (ONE, (B, C), (A,))
     assert (opened.epoch, opened.base_offset, opened.members) == (2, 2, (B, C, D))
 
@@ -214,24 +214,26 @@ def test_a_member_that_lost_what_it_had_confirmed_does_not_count() -> None:
     appending(store)
     owner = Owner("s", OwnerId("b", "b.1"))
     owner.start(0)
-    store.swap(owner, owner.record_read(store.read(), 0))
+    store.swap(owner, owner.registration_read(store.read(), 0))
     owner.receive(FenceDone("s", 1, A, 2, Prefix.empty(0), 0), 1)
     owner.receive(FenceDone("s", 1, B, 2, TWO, ONE.length_bytes), 1)
     effects = owner.receive(FenceDone("s", 1, C, 2, TWO, 0), 1)
     assert [failed.host for failed in effects if isinstance(failed, MemberFailed)] == ["a"]
     store.swap(owner, effects, 1)
-    assert [(chunk.end, chunk.members, chunk.candidates) for chunk in store.record.chunks] == [(TWO, (B, C), ())]
+    assert [(chunk.end, chunk.members, chunk.candidates) for chunk in store.registration.chunks] == [(TWO, (B, C), ())]
 
 
 @pytest.mark.parametrize("reason", [Reason.WRONG_DISK, Reason.DAMAGED])
 def test_a_stream_without_a_whole_copy_never_begins_anew(reason: Reason) -> None:
-    """Every member has another disk, or damage: the owner waits, says so once, and the chunk stays in the record."""
+    """Every member has another disk, or damage: the owner waits, says so once, and the registration
+    keeps the chunk.
+    """
     store = Store()
     appending(store)
     owner = Owner("s", OwnerId("d", "d.1"))
     owner.start(0)
     owner.live_members((D,), 0)
-    store.swap(owner, owner.record_read(store.read(), 0))
+    store.swap(owner, owner.registration_read(store.read(), 0))
     effects: list[Effect] = []
     for member in (A, B, C):
         disk = member.disk if reason is Reason.DAMAGED else "new"
@@ -240,24 +242,24 @@ def test_a_stream_without_a_whole_copy_never_begins_anew(reason: Reason) -> None
     assert isinstance(unavailable, Unavailable)
     assert "c (disk 3) has another disk now, or a damaged copy; bring one back" in unavailable.reason
     assert of_kind(owner.tick(10_000), Unavailable) == []
-    assert store.record.open_chunk is not None
+    assert store.registration.open_chunk is not None
 
 
-@pytest.mark.parametrize("sign", ["append refused", "swap refused", "record seen"])
+@pytest.mark.parametrize("sign", ["append refused", "swap refused", "registration seen"])
 def test_a_zombie_finds_out(sign: str) -> None:
-    """By a fenced member, by a swap, or by the record: it is deposed once, and acknowledges nothing any more."""
+    """By a fenced member, by a swap, or by the registration: it is deposed once, and acknowledges nothing any more."""
     store = Store()
     owner = appending(store)
     owner.append(b"one", 2, 0)
-    taken = store.record.claimed(OwnerId("b", "b.1"))
+    taken = store.registration.claimed(OwnerId("b", "b.1"))
     if sign == "append refused":
         effects = owner.receive(Refused("s", 1, C, Reason.FENCED, 2), 1)
-    elif sign == "record seen":
-        effects = owner.record_read(RecordRead("s", store.revision + 1, taken), 1)
+    elif sign == "registration seen":
+        effects = owner.registration_read(RegistrationRead("s", store.revision + 1, taken), 1)
     else:
         confirm(owner, (A, B), ONE)
         swap = owner.tick(400)
-        store.record, store.revision = taken, store.revision + 1
+        store.registration, store.revision = taken, store.revision + 1
         effects = store.swap(owner, swap, 400)
     assert effects == [Deposed("s", 2, 0)]
     assert confirm(owner, (A, B, C), ONE) == []
@@ -283,17 +285,17 @@ def test_a_full_chunk_is_rolled_without_sending_twice() -> None:
     assert [(message.epoch, message.entries[0].data) for message in sent.values()] == [(2, b"two"), (2, b"two")]
 
 
-def test_a_record_has_a_bounded_number_of_chunks() -> None:
+def test_a_registration_has_a_bounded_number_of_chunks() -> None:
     """At the bound the owner opens no further chunk, and says so once."""
-    record = NEW.claimed(OwnerId("a", "a.1")).opened((A, B, C), 0)
+    registration = NEW.claimed(OwnerId("a", "a.1")).opened((A, B, C), 0)
     for number in range(1, MAX_CHUNKS):
-        record = record.rolled(Prefix(1, number, 0), (A, B, C), (), (A, B, C))
-    record = record.sealed(Prefix(1, MAX_CHUNKS, 0), (A, B, C))
-    store = Store(record)
+        registration = registration.rolled(Prefix(1, number, 0), (A, B, C), (), (A, B, C))
+    registration = registration.sealed(Prefix(1, MAX_CHUNKS, 0), (A, B, C))
+    store = Store(registration)
     owner = Owner("s", OwnerId("a", "a.2"))
     owner.start(0)
     owner.live_members(LIVE, 0)
-    effects = store.swap(owner, owner.record_read(store.read(), 0))
+    effects = store.swap(owner, owner.registration_read(store.read(), 0))
     (unavailable,) = of_kind(effects, Unavailable)
     assert isinstance(unavailable, Unavailable)
     assert f"has {MAX_CHUNKS} chunks" in unavailable.reason

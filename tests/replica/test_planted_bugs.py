@@ -16,7 +16,7 @@ FOUND_BY: dict[str, int | str] = {
     "takeover seals at the longest length": 6,
     "takeover seals below the acked length": "all_members_lost",
     "replica set changes within an epoch": "failing_disk",
-    "cached record is believed": 2,
+    "cached registration is believed": 2,
     "takeover fences nobody": "fence_waits_for_syncs",
     "batches are sent again in another order": "failing_disk",
     "unreachable stream starts anew": "all_members_lost",

@@ -16,7 +16,7 @@ from logstore.replica.messages import (
     Entry,
     Fence,
     FenceDone,
-    LookAtRecord,
+    LookAtRegistration,
     OutOfOrder,
     ReadEntries,
     Reason,
@@ -24,14 +24,14 @@ from logstore.replica.messages import (
     ToReplica,
     end_after,
 )
-from logstore.replica.records import Member, OwnerId, Prefix, StreamRecord
-from logstore.replica.register import ReadRecord
+from logstore.replica.register import ReadRegistration
+from logstore.replica.registrations import Member, OwnerId, Prefix, StreamRegistration
 from logstore.replica.replica import Replica, StoredChunk, StoredReplicas
 
 ME, OTHER, THIRD = Member("b", "disk2"), Member("a", "disk1"), Member("c", "disk3")
 ENTRIES = tuple(Entry(b"batch %d" % number, 1) for number in range(6))
 START = Prefix.empty(0)
-RECORD = StreamRecord(2, 1).claimed(OwnerId("a", "a.1")).opened((OTHER, ME), 0)
+REGISTRATION = StreamRegistration(2, 1).claimed(OwnerId("a", "a.1")).opened((OTHER, ME), 0)
 T = TypeVar("T")
 
 
@@ -154,61 +154,73 @@ def test_a_failed_write_is_final() -> None:
     assert [done.durable for done in messages(replica.stored(fenced.token), FenceDone)] == [at(1)]
 
 
-def test_only_the_record_seals_and_removes() -> None:
-    """A hint makes it ask; the record makes it cut. A record that is older than the chunk removes nothing."""
+def test_only_the_registration_seals_and_removes() -> None:
+    """A hint makes it ask; the registration makes it cut. A registration older than the chunk removes nothing."""
     replica = with_entries(3)
-    assert replica.receive("a", LookAtRecord("s", 9)) == [ReadRecord("s")]
-    assert replica.record_seen("s", 1, StreamRecord(2, 1).claimed(OwnerId("a", "a.1"))) == []
-    sealed = RECORD.rolled(at(2), (OTHER, ME), (), (OTHER,))
-    (cut,) = stores(replica.record_seen("s", 3, sealed))
+    assert replica.receive("a", LookAtRegistration("s", 9)) == [ReadRegistration("s")]
+    assert replica.registration_seen("s", 1, StreamRegistration(2, 1).claimed(OwnerId("a", "a.1"))) == []
+    sealed = REGISTRATION.rolled(at(2), (OTHER, ME), (), (OTHER,))
+    (cut,) = stores(replica.registration_seen("s", 3, sealed))
     assert cut.operation == CutChunk("s", 1, at(2))
     replica.stored(cut.token)
-    assert replica.record_seen("s", 3, sealed) == []
-    (removed,) = stores(replica.record_seen("s", 4, sealed.with_copies(1, (OTHER,))))
+    assert replica.registration_seen("s", 3, sealed) == []
+    (removed,) = stores(replica.registration_seen("s", 4, sealed.with_copies(1, (OTHER,))))
     assert removed.operation == RemoveChunk("s", 1)
     replica.stored(removed.token)
     assert replica.streams() == []
 
 
-def test_a_copy_outlives_records_from_before_it() -> None:
-    """A copy that was ordered under a record is not removed because of an older one, which did not list it yet."""
+def test_a_copy_outlives_registrations_from_before_it() -> None:
+    """A copy that was ordered under a registration is not removed because of an older one, without it."""
     source = Replica(OTHER, StoredReplicas({}, {("s", 1): StoredChunk(0, at(4), is_sealed=True)}))
     replica = Replica(ME, StoredReplicas())
-    record = StreamRecord(2, 1).claimed(OwnerId("a", "a.1")).opened((OTHER, THIRD), 0)
-    sealed = record.rolled(at(4), (OTHER, THIRD), (), (OTHER, THIRD))
+    registration = StreamRegistration(2, 1).claimed(OwnerId("a", "a.1")).opened((OTHER, THIRD), 0)
+    sealed = registration.rolled(at(4), (OTHER, THIRD), (), (OTHER, THIRD))
     named = sealed.with_copies(1, (OTHER, THIRD), (ME,))
     (asked,) = messages(replica.receive("a", CopyChunk("s", "disk2", 1, 0, at(4), OTHER, 7)), ReadEntries)
     (load,) = [effect for effect in source.receive("b", asked) if isinstance(effect, Load)]
     (piece,) = messages(source.loaded(load.token, START, ENTRIES[:4], 4), EntriesRead)
     (written,) = stores(replica.receive("a", piece))
     assert replica.receive("a", piece) == []
-    assert replica.stored(written.token) == [ReadRecord("s")]
-    (cut,) = stores(replica.record_seen("s", 7, named))
+    assert replica.stored(written.token) == [ReadRegistration("s")]
+    (cut,) = stores(replica.registration_seen("s", 7, named))
     assert messages(replica.stored(cut.token), CopyDone) == [CopyDone("s", 1, ME, at(4), 7)]
-    assert replica.record_seen("s", 6, sealed) == []
-    assert len(stores(replica.record_seen("s", 8, sealed))) == 1
+    assert replica.registration_seen("s", 6, sealed) == []
+    assert len(stores(replica.registration_seen("s", 8, sealed))) == 1
 
 
-def test_a_copy_that_the_record_no_longer_names_is_removed() -> None:
+def test_a_copy_that_contradicts_its_source_is_damaged() -> None:
+    """Other bytes in front of the place where the source goes on: the copy is dropped and made anew, not waited for."""
+    replica = with_entries(2)
+    replica.receive("a", CopyChunk("s", "disk2", 1, 0, at(4), OTHER, 7))
+    late = EntriesRead("s", 1, OTHER, at(1), ENTRIES[1:2], 4)
+    assert replica.receive("a", late) == []
+    other = Prefix(at(2).length_bytes, 2, 7)
+    effects = replica.receive("a", EntriesRead("s", 1, OTHER, other, ENTRIES[2:4], 4))
+    assert [refused.reason for refused in messages(effects, Refused)] == [Reason.DAMAGED]
+    assert stores(effects) == []
+
+
+def test_a_copy_that_the_registration_no_longer_names_is_removed() -> None:
     """The owner that ordered it is gone, and the next one chose others: what is there of the copy goes."""
     replica = Replica(ME, StoredReplicas())
-    record = StreamRecord(2, 1).claimed(OwnerId("a", "a.1")).opened((OTHER, THIRD), 0)
-    sealed = record.rolled(at(4), (OTHER, THIRD), (), (OTHER, THIRD))
+    registration = StreamRegistration(2, 1).claimed(OwnerId("a", "a.1")).opened((OTHER, THIRD), 0)
+    sealed = registration.rolled(at(4), (OTHER, THIRD), (), (OTHER, THIRD))
     replica.receive("a", CopyChunk("s", "disk2", 1, 0, at(4), OTHER, 7))
     (written,) = stores(replica.receive("a", EntriesRead("s", 1, OTHER, START, ENTRIES[:2], 4)))
-    assert replica.record_seen("s", 8, sealed) == []
+    assert replica.registration_seen("s", 8, sealed) == []
     replica.stored(written.token)
-    assert replica.record_seen("s", 6, sealed) == []
-    (removed,) = stores(replica.record_seen("s", 8, sealed))
+    assert replica.registration_seen("s", 6, sealed) == []
+    (removed,) = stores(replica.registration_seen("s", 8, sealed))
     replica.stored(removed.token)
     assert replica.streams() == []
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
 def test_a_cut_that_the_disk_refuses_is_no_damage(is_damaged: bool) -> None:
-    """Only a copy that does not match its checksum says DAMAGED, after which the record may drop it."""
+    """Only a copy that does not match its checksum says DAMAGED, after which the registration may drop it."""
     replica = with_entries(3)
-    (cut,) = stores(replica.record_seen("s", 3, RECORD.rolled(at(2), (OTHER, ME), (), (OTHER,))))
+    (cut,) = stores(replica.registration_seen("s", 3, REGISTRATION.rolled(at(2), (OTHER, ME), (), (OTHER,))))
     reasons = [refused.reason for refused in messages(replica.store_failed(cut.token, is_damaged=is_damaged), Refused)]
     assert reasons == [Reason.DAMAGED if is_damaged else Reason.DISK_FAILED]
     effects = replica.receive("c", ReadEntries("s", "disk2", 1, 0, 100, for_copy=True))
@@ -216,12 +228,12 @@ def test_a_cut_that_the_disk_refuses_is_no_damage(is_damaged: bool) -> None:
 
 
 def test_a_removal_that_fails_is_tried_again() -> None:
-    """At the next look at the record, not at once: a broken disk is not asked in a loop."""
+    """At the next look at the registration, not at once: a broken disk is not asked in a loop."""
     replica = with_entries(3)
-    gone = RECORD.rolled(at(3), (OTHER,), (), (OTHER,))
-    (removed,) = stores(replica.record_seen("s", 4, gone))
+    gone = REGISTRATION.rolled(at(3), (OTHER,), (), (OTHER,))
+    (removed,) = stores(replica.registration_seen("s", 4, gone))
     assert stores(replica.store_failed(removed.token)) == []
-    assert len(stores(replica.record_seen("s", 4, gone))) == 1
+    assert len(stores(replica.registration_seen("s", 4, gone))) == 1
 
 
 def test_readers_see_what_is_acknowledged() -> None:
@@ -234,11 +246,11 @@ def test_readers_see_what_is_acknowledged() -> None:
         return next(effect.limit_bytes for effect in effects if isinstance(effect, Load))
 
     assert limit() == at(2).length_bytes
-    last = RECORD.claimed(OwnerId("c", "c.1")).sealed(at(3), (ME,), (OTHER,))
-    (cut,) = stores(replica.record_seen("s", 3, last))
+    last = REGISTRATION.claimed(OwnerId("c", "c.1")).sealed(at(3), (ME,), (OTHER,))
+    (cut,) = stores(replica.registration_seen("s", 3, last))
     replica.stored(cut.token)
     assert limit() == at(2).length_bytes
-    replica.record_seen("s", 4, last.opened((ME,), 3))
+    replica.registration_seen("s", 4, last.opened((ME,), 3))
     assert limit() == at(3).length_bytes
 
 
@@ -247,14 +259,14 @@ def test_damage_never_passes_for_a_shorter_copy(is_sealed: bool) -> None:
     """A damaged copy refuses fences and copies as DAMAGED, reports itself, and is copied anew once it is not listed."""
     stored = StoredReplicas({}, {("s", 1): StoredChunk(0, at(1), is_sealed=is_sealed, is_damaged=True)})
     replica = Replica(ME, stored)
-    sealed = RECORD.rolled(at(3), (OTHER, ME), (), (OTHER,))
+    sealed = REGISTRATION.rolled(at(3), (OTHER, ME), (), (OTHER,))
     asked = [
         replica.receive("c", Fence("s", "disk2", 1, 0, 2)),
         replica.receive("a", CopyChunk("s", "disk2", 1, 0, at(3), OTHER, 3)),
-        replica.record_seen("s", 3, sealed),
+        replica.registration_seen("s", 3, sealed),
     ]
     for effects in asked:
         assert [refused.reason for refused in messages(effects, Refused)] == [Reason.DAMAGED]
-    (removed,) = stores(replica.record_seen("s", 4, sealed.with_copies(1, (OTHER,))))
+    (removed,) = stores(replica.registration_seen("s", 4, sealed.with_copies(1, (OTHER,))))
     replica.stored(removed.token)
     assert len(messages(replica.receive("a", CopyChunk("s", "disk2", 1, 0, at(3), OTHER, 5)), ReadEntries)) == 1

@@ -120,10 +120,13 @@ def test_an_older_format_gets_the_present_version(tmp_path: Path) -> None:
         assert sidecar.terminate() == 0
     marker = newest_format_file(tmp_path)
     content = json.loads(marker.read_text(encoding="utf-8"))
+    del content["journal_key"]
     marker.write_text(json.dumps({**content, "format": 1}), encoding="utf-8")
     with Sidecar(tmp_path) as sidecar:
         assert sidecar.terminate() == 0
-    assert json.loads(marker.read_text(encoding="utf-8")) == {**content, "format": FORMAT_VERSION}
+    renewed = json.loads(marker.read_text(encoding="utf-8"))
+    assert renewed == {**content, "format": FORMAT_VERSION, "journal_key": renewed["journal_key"]}
+    assert re.fullmatch("[0-9a-f]{16}", renewed["journal_key"])
 
 
 @pytest.mark.parametrize(
@@ -137,14 +140,29 @@ def test_an_older_format_gets_the_present_version(tmp_path: Path) -> None:
         ("format", None, "its format version is None"),
         ("cluster_id", 5, "its cluster_id is 5"),
         ("cluster_id", "", "its cluster_id is ''"),
+        ("journal_key", None, "its journal_key is not 16 digits 0-9a-f"),
+        ("journal_key", "", "its journal_key is not 16 digits 0-9a-f"),
+        ("journal_key", 12, "its journal_key is not 16 digits 0-9a-f"),
+        ("journal_key", "0123456789abcde", "its journal_key is not 16 digits 0-9a-f"),
+        ("journal_key", "0123456789ABCDEF", "its journal_key is not 16 digits 0-9a-f"),
+        ("journal_key", "01234567 9abcdef", "its journal_key is not 16 digits 0-9a-f"),
     ],
 )
 def test_a_format_nobody_wrote_is_refused(tmp_path: Path, field: str, value: object, words: str) -> None:
     """Whatever no Cairn has ever written into cairn.json is named with its value, and nothing is started."""
     files = OsFiles(tmp_path)
-    identity = {"format": 1, "cluster_id": "abc", field: value}
+    identity = {"format": FORMAT_VERSION, "cluster_id": "abc", "journal_key": "0123456789abcdef", field: value}
     (tmp_path / "cairn.json").write_text(json.dumps(identity), encoding="utf-8")
     with pytest.raises(CorruptFile, match=re.escape(words)):
+        Store.open(files, SystemClock(), StoreSettings(), new_id=uuid.uuid4, report=ignore)
+    files.close()
+
+
+def test_an_identity_without_the_journal_s_key_is_refused(tmp_path: Path) -> None:
+    """A cairn.json of this version has the key: one without it is damaged, not given another key."""
+    files = OsFiles(tmp_path)
+    (tmp_path / "cairn.json").write_text(json.dumps({"format": FORMAT_VERSION, "cluster_id": "abc"}), encoding="utf-8")
+    with pytest.raises(CorruptFile, match=re.escape("cairn.json is damaged: KeyError('journal_key')")):
         Store.open(files, SystemClock(), StoreSettings(), new_id=uuid.uuid4, report=ignore)
     files.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import pytest
 from logstore.base.events import ignore
 from logstore.errors import CorruptFile
 from logstore.format.journal_block import JournalPart, PartPlace, encode_head, scan_blocks
+from logstore.log.data_directory import IDENTITY_FILE
 from logstore.log.journal import DIRECTORY, JournalLimits
 from logstore.log.journal_replay import read_journal
 from logstore.testing.history import History
@@ -42,9 +44,14 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> SimDisk:
     return world.disk.kill_state()
 
 
+def key_of(disk: SimDisk) -> bytes:
+    """The journal's key, as the identity file has it."""
+    return bytes.fromhex(json.loads(disk.read(IDENTITY_FILE, 0, disk.size(IDENTITY_FILE)))["journal_key"])
+
+
 def parts_of(disk: SimDisk) -> Sequence[JournalPart]:
     """What the journal holds of the only stream."""
-    (parts,) = read_journal(disk, ignore).parts.values()
+    (parts,) = read_journal(disk, key_of(disk), ignore).parts.values()
     return parts
 
 
@@ -60,7 +67,7 @@ def rewritten(disk: SimDisk, blocks: Sequence[tuple[int, PartPlace, bytes]]) -> 
     copy.truncate(path, 0)
     position = 0
     for generation, place, data in blocks:
-        block = encode_head(generation, position, [(place, [data])]) + data
+        block = encode_head(generation, position, [(place, [data])], key=key_of(disk)) + data
         copy.write(path, position, [block])
         position += len(block)
     return copy
@@ -85,7 +92,7 @@ def test_a_damaged_block_before_an_intact_one(disk: SimDisk) -> None:
     """The file and the byte are named, and the offsets that are in no chunk and in no intact block."""
     content = contents(disk)[journal_of(disk)]
     assert content is not None
-    second = scan_blocks(content).parts[1].data
+    second = scan_blocks(content, key_of(disk)).parts[1].data
     at = content.index(bytes(second))
     found = damage_of(flipped(disk, journal_of(disk), 8 * (at + 30)))
     assert [(finding.kind, finding.path) for finding in found if finding.kind == "journal-damaged"] == [
@@ -110,7 +117,7 @@ def test_a_torn_first_block_of_a_file_that_is_used_again(disk: SimDisk) -> None:
     assert "journal-damaged" in [finding.kind for finding in damage_of(copy)]
     place = parts_of(disk)[-1].place
     data = bytes(parts_of(disk)[-1].data)
-    newer = encode_head(99, 0, [(place, [data])]) + data
+    newer = encode_head(99, 0, [(place, [data])], key=key_of(disk)) + data
     other = f"{DIRECTORY}/77.journal"
     copy.create(other)
     copy.write(other, 0, [newer])
@@ -142,9 +149,43 @@ def test_a_directory_that_only_the_journal_knows(disk: SimDisk) -> None:
         SimulatedStore(copy, History(), Setup())
 
 
+def with_identity(disk: SimDisk, fields: dict[str, object]) -> SimDisk:
+    """A copy of a disk with these fields in its identity file; None: without the field."""
+    copy = disk.kill_state()
+    identity = json.loads(copy.read(IDENTITY_FILE, 0, copy.size(IDENTITY_FILE))) | fields
+    copy.truncate(IDENTITY_FILE, 0)
+    kept = {name: value for name, value in identity.items() if value is not None}
+    copy.write(IDENTITY_FILE, 0, [json.dumps(kept).encode()])
+    return copy
+
+
+@pytest.mark.parametrize("fields", [{"journal_key": "0123456789abcdef"}, {"format": 1, "journal_key": None}])
+def test_a_journal_of_another_identity(disk: SimDisk, fields: dict[str, object]) -> None:
+    """The journal's blocks have the key of another cairn.json, or this one is older than the journal: damage, and no
+    sidecar starts, which would remove the records that only the journal has. Neither says the key.
+    """
+    copy = with_identity(disk, fields)
+    (found,) = damage_of(copy)
+    assert (found.kind, found.path) == ("journal-foreign", DIRECTORY)
+    with pytest.raises(CorruptFile, match=r"1\.journal was not written with the journal_key in cairn\.json") as refused:
+        SimulatedStore(copy, History(), Setup())
+    for key in (key_of(disk).hex(), "0123456789abcdef"):
+        assert key not in f"{refused.value}{found}"
+
+
+@pytest.mark.parametrize("key", [None, 5, "", "0123456789abcde", "0123456789ABCDEF"])
+def test_a_malformed_journal_key(disk: SimDisk, key: object) -> None:
+    """The identity is damaged and named; nothing that hangs on the key is said to be wrong for that."""
+    (found,) = damage_of(with_identity(disk, {"journal_key": key}))
+    assert (found.kind, found.path) == ("identity-damaged", IDENTITY_FILE)
+
+
 def two_files() -> tuple[SimulatedStore, list[SimDisk]]:
-    """A store with two streams whose blocks differ in size, and its disk before each sync of a file of the journal."""
-    world = SimulatedStore(SimDisk(unit_bytes=64), History(), roomy())
+    """A store with two streams whose blocks differ in size, and its disk before each sync of a file of the journal.
+
+    A unit of the disk holds the block that a file begins with, as each sector does.
+    """
+    world = SimulatedStore(SimDisk(unit_bytes=128), History(), roomy())
     world.create_topic("t", 2)
     world.run()
     found: list[SimDisk] = []
@@ -179,7 +220,8 @@ def test_the_last_block_of_a_file_behind_which_another_was_begun() -> None:
     _, disks = two_files()
     checked = 0
     for disk in disks:
-        ends = [scan_blocks(disk.read(f"{DIRECTORY}/{name}", 0, 1 << 16)) for name in disk.list_directory(DIRECTORY)]
+        files = [disk.read(f"{DIRECTORY}/{name}", 0, 1 << 16) for name in disk.list_directory(DIRECTORY)]
+        ends = [scan_blocks(content, key_of(disk)) for content in files]
         if len(ends) < 2 or ends[0].generation not in ends[1].ends:
             continue
         assert damage_of(disk) == []

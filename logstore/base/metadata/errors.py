@@ -34,7 +34,7 @@ class OutcomeUnknown(MetadataError):
 
     A reader that finds nothing changed knows nothing: the lost call may still be under way. The caller sends the same
     transaction again, with the same conditions on keys that it changes: then at most one of the two is made, and a
-    conflict shows what is there. `register.Register` does so.
+    conflict shows what is there. `StoredRegistrations` of `logstore/replica` does so.
     """
 
 

@@ -7,20 +7,20 @@ from dataclasses import replace
 import pytest
 
 from logstore.errors import CorruptRegister, UnknownFormatVersion
-from logstore.replica.records import (
+from logstore.replica.registrations import (
     HEAD,
-    ChunkRecord,
+    ChunkRegistration,
     Member,
     OwnerId,
     Prefix,
-    StreamRecord,
+    StreamRegistration,
     changed_entries,
-    decode_record,
-    encode_record,
+    decode_registration,
+    encode_registration,
 )
 
 A, B, C = Member("a", "disk1"), Member("b", "disk2"), Member("c", "disk3")
-FIRST = StreamRecord(3, 2).claimed(OwnerId("a", "a.1")).opened((A, B, C), 0)
+FIRST = StreamRegistration(3, 2).claimed(OwnerId("a", "a.1")).opened((A, B, C), 0)
 END = Prefix(100, 7, 12345)
 ROLLED = FIRST.rolled(END, (A, B), (C,), (A, B))
 
@@ -28,9 +28,9 @@ ROLLED = FIRST.rolled(END, (A, B), (C,), (A, B))
 def test_every_set_has_an_epoch_of_its_own() -> None:
     """A roll opens the next chunk with a higher epoch, where the sealed one ends, also if nothing was in it."""
     assert (FIRST.epoch, ROLLED.epoch) == (1, 2)
-    assert ROLLED.chunks == (ChunkRecord(1, 0, (A, B), END, (C,)), ChunkRecord(2, 7, (A, B)))
+    assert ROLLED.chunks == (ChunkRegistration(1, 0, (A, B), END, (C,)), ChunkRegistration(2, 7, (A, B)))
     empty = FIRST.rolled(Prefix.empty(0), (A,), (), (B, C))
-    assert empty.chunks == (ChunkRecord(2, 0, (B, C)),)
+    assert empty.chunks == (ChunkRegistration(2, 0, (B, C)),)
 
 
 def test_a_claim_takes_the_next_epoch_and_its_chunk_has_it() -> None:
@@ -80,34 +80,34 @@ def test_readers_see_what_lies_in_front_of_the_last_chunk() -> None:
         replace(ROLLED, chunks=(replace(ROLLED.chunks[0], end=Prefix(0, 7, 0)), ROLLED.chunks[1])),
     ],
 )
-def test_a_record_that_breaks_an_invariant_is_not_written(broken: StreamRecord) -> None:
+def test_a_registration_that_breaks_an_invariant_is_not_written(broken: StreamRegistration) -> None:
     """What `check` refuses: epochs that fall, gaps, two open chunks, no or the same members, empty sealed chunks."""
     with pytest.raises(AssertionError, match="chunk"):
         broken.check()
 
 
-def test_the_bytes_of_a_record() -> None:
-    """The entries of a record are these bytes, and are read back."""
-    entries = encode_record(ROLLED)
+def test_the_bytes_of_a_registration() -> None:
+    """The entries of a registration are these bytes, and are read back."""
+    entries = encode_registration(ROLLED)
     assert entries == {
         HEAD: b'465a0c9d{"v":1,"copies":[3,2],"epoch":2,"owner":["a","a.1"],"open":{"epoch":2,"base":7,"members":'
         b'[["a","disk1"],["b","disk2"]],"candidates":[],"end":null},"sealed":[1,0,[100,7,12345]]}',
         "00000000000000000000": b'429a85ee{"v":1,"epoch":1,"base":0,"members":[["a","disk1"],["b","disk2"]],'
         b'"candidates":[["c","disk3"]],"end":[100,7,12345]}',
     }
-    assert decode_record(entries) == ROLLED
-    assert decode_record(encode_record(StreamRecord(1, 1))) == StreamRecord(1, 1)
+    assert decode_registration(entries) == ROLLED
+    assert decode_registration(encode_registration(StreamRegistration(1, 1))) == StreamRegistration(1, 1)
 
 
 def test_a_swap_writes_what_has_changed() -> None:
     """A roll writes the head and one chunk, however many there are; entries of what is gone are removed."""
-    record = ROLLED
+    registration = ROLLED
     for number in range(50):
         offset = 10 + number
-        record = record.rolled(Prefix(100, offset, number), (A, B), (), (A, B))
-    rolled = record.rolled(Prefix(100, 70, 1), (A, B), (), (A, C))
-    written, removed = changed_entries(record, rolled)
-    assert sorted(written) == [f"{record.chunks[-1].base_offset:020d}", HEAD]
+        registration = registration.rolled(Prefix(100, offset, number), (A, B), (), (A, B))
+    rolled = registration.rolled(Prefix(100, 70, 1), (A, B), (), (A, C))
+    written, removed = changed_entries(registration, rolled)
+    assert sorted(written) == [f"{registration.chunks[-1].base_offset:020d}", HEAD]
     assert removed == []
     trimmed = replace(rolled, chunks=rolled.chunks[2:])
     written, removed = changed_entries(rolled, trimmed)
@@ -116,36 +116,36 @@ def test_a_swap_writes_what_has_changed() -> None:
 
 
 def test_every_flipped_bit_is_found() -> None:
-    """A flipped bit in any entry is CorruptRegister: a replica removes what a record does not list."""
-    entries = encode_record(ROLLED)
+    """A flipped bit in any entry is CorruptRegister: a replica removes what a registration does not list."""
+    entries = encode_registration(ROLLED)
     for name, value in entries.items():
         for bit in range(8 * len(value)):
             damaged = bytearray(value)
             damaged[bit // 8] ^= 1 << bit % 8
             with pytest.raises(CorruptRegister):
-                decode_record({**entries, name: bytes(damaged)})
+                decode_registration({**entries, name: bytes(damaged)})
 
 
-@pytest.mark.parametrize("name", sorted(encode_record(ROLLED)))
+@pytest.mark.parametrize("name", sorted(encode_registration(ROLLED)))
 def test_a_missing_entry_is_found(name: str) -> None:
-    """So is an entry that is missing, or that belongs to an older record."""
-    entries = encode_record(ROLLED)
+    """So is an entry that is missing, or that belongs to an older registration."""
+    entries = encode_registration(ROLLED)
     with pytest.raises(CorruptRegister):
-        decode_record({other: value for other, value in entries.items() if other != name})
-    older = encode_record(FIRST.rolled(Prefix(90, 6, 1), (A,), (), (A, B)))
+        decode_registration({other: value for other, value in entries.items() if other != name})
+    older = encode_registration(FIRST.rolled(Prefix(90, 6, 1), (A,), (), (A, B)))
     with pytest.raises(CorruptRegister):
-        decode_record({**entries, name: older[name]})
+        decode_registration({**entries, name: older[name]})
 
 
 def test_an_unknown_version_is_named() -> None:
-    """A record of a newer version is refused by name; garbage is never another error."""
-    from logstore.replica.records import _entry
+    """A registration of a newer version is refused by name; garbage is never another error."""
+    from logstore.replica.registrations import _entry
 
     with pytest.raises(UnknownFormatVersion, match="version 2"):
-        decode_record({HEAD: _entry({"v": 2})})
+        decode_registration({HEAD: _entry({"v": 2})})
     for fields in ({}, {"v": 1}, {"v": 1, "sealed": [0], "open": 3, "copies": 1, "epoch": "x", "owner": None}):
         with pytest.raises((CorruptRegister, UnknownFormatVersion)):
-            decode_record({HEAD: _entry(fields)})
+            decode_registration({HEAD: _entry(fields)})
     for value in (b"", b"00000000", b"00000000[1]"):
         with pytest.raises(CorruptRegister):
-            decode_record({HEAD: value})
+            decode_registration({HEAD: value})

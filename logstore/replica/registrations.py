@@ -1,24 +1,24 @@
-"""What the metadata store holds of a stream, and the steps from one record to the next.
+"""What the metadata store holds of a stream, and the steps from one registration to the next.
 
-A stream has one record in one register, which changes by compare-and-swap only. The steps below are all that there are;
-whoever wants one computes the next record from the last one that it has read, and swaps.
+A stream has one registration in one register, which changes by compare-and-swap only. The steps below are all that
+there are; whoever wants one computes the next registration from the last one that it has read, and swaps.
 
-Invariants of every record, which the steps keep and `check` verifies:
+Invariants of every registration, which the steps keep and `check` verifies:
 * Epochs only grow. A chunk is known by its epoch, and a chunk's replica set, while the chunk is open, never changes: a
   new set is a new chunk with a new epoch.
-* Only the last chunk is open, and no chunk's epoch is above the record's.
+* Only the last chunk is open, and no chunk's epoch is above the registration's.
 * Chunks follow each other without a gap: a chunk begins at the offset where the one before it ends. The end of a sealed
-  chunk never changes, so a record that is old is still right about every chunk that it shows as sealed.
+  chunk never changes, so a registration that is old is still right about every chunk that it shows as sealed.
 * A member of a sealed chunk has all of it durably; a candidate was a member of the open chunk, or was chosen for a
   copy, and may have less. An open chunk has no candidates.
 * A sealed chunk without batches is not listed.
 
-In a metadata store a record is several entries with checksums: the head, which is the register, and one for each sealed
-chunk (`encode_record`). What a record does not list is removed from disks, so an entry that is damaged or missing must
-not pass for a chunk that is gone.
+In a metadata store a registration is several entries with checksums: the head, which is the register, and one for each
+sealed chunk (`encode_registration`). What a registration does not list is removed from disks, so an entry that is
+damaged or missing must not pass for a chunk that is gone.
 
-Size: the head has at most 500 bytes, a sealed chunk's entry about 100 and 40 for each member. A chunk rolled costs one
-swap of two entries, a takeover three swaps, a repaired copy two; MAX_CHUNKS bounds what an owner has in memory.
+Size: docs/metadata.md has the bytes of a head and of a sealed chunk's entry. A chunk rolled costs one swap of two
+entries, a takeover three swaps, a repaired copy two swaps of two; MAX_CHUNKS bounds what an owner has in memory.
 """
 
 import json
@@ -73,7 +73,7 @@ class Prefix(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkRecord:
+class ChunkRegistration:
     """A chunk. `end` is None while it is open."""
 
     epoch: int
@@ -93,39 +93,40 @@ class ChunkRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamRecord:
+class StreamRegistration:
     """A stream. `copies`: replicas wanted of each chunk; `min_copies`: without that many, no chunk is opened."""
 
     copies: int
     min_copies: int
     epoch: int = 0
     owner: OwnerId = NO_OWNER
-    chunks: tuple[ChunkRecord, ...] = ()
+    chunks: tuple[ChunkRegistration, ...] = ()
 
     @property
-    def last_chunk(self) -> ChunkRecord | None:
+    def last_chunk(self) -> ChunkRegistration | None:
         """The chunk at the end of the stream."""
         return self.chunks[-1] if self.chunks else None
 
     @property
-    def open_chunk(self) -> ChunkRecord | None:
+    def open_chunk(self) -> ChunkRegistration | None:
         """The chunk that is open, or None."""
         last = self.last_chunk
         return last if last is not None and last.is_open else None
 
     @property
     def settled_offset(self) -> int:
-        """Readers may see every record below this offset, by this record alone: it lies in front of the last chunk.
+        """Readers may see every record below this offset, by this registration alone: it lies in front of the last
+        chunk.
 
         A last chunk that is sealed may hold batches that were never acknowledged, on fewer hosts than `min_copies`.
         """
         return self.chunks[-1].base_offset if self.chunks else 0
 
-    def chunk(self, epoch: int) -> ChunkRecord | None:
+    def chunk(self, epoch: int) -> ChunkRegistration | None:
         """The chunk of an epoch, or None if the stream has none."""
         return next((chunk for chunk in self.chunks if chunk.epoch == epoch), None)
 
-    def chunk_at(self, offset: int) -> ChunkRecord | None:
+    def chunk_at(self, offset: int) -> ChunkRegistration | None:
         """The chunk that holds the record of an offset, or will."""
         for chunk in reversed(self.chunks):
             if chunk.base_offset <= offset:
@@ -142,11 +143,13 @@ class StreamRecord:
 
     # ---- steps
 
-    def claimed(self, owner: OwnerId) -> "StreamRecord":
-        """The record with a new owner, who still has to fence the open chunk."""
+    def claimed(self, owner: OwnerId) -> "StreamRegistration":
+        """The registration with a new owner, who still has to fence the open chunk."""
         return replace(self, epoch=self.epoch + 1, owner=owner)
 
-    def sealed(self, end: Prefix, members: tuple[Member, ...], candidates: tuple[Member, ...] = ()) -> "StreamRecord":
+    def sealed(
+        self, end: Prefix, members: tuple[Member, ...], candidates: tuple[Member, ...] = ()
+    ) -> "StreamRegistration":
         """The open chunk ends at `end`, which `members` have."""
         chunk = self.open_chunk
         if chunk is None:
@@ -156,24 +159,24 @@ class StreamRecord:
         sealed = replace(chunk, end=end, members=members, candidates=candidates)
         return replace(self, chunks=(*self.chunks[:-1], sealed))
 
-    def opened(self, members: tuple[Member, ...], base_offset: int) -> "StreamRecord":
+    def opened(self, members: tuple[Member, ...], base_offset: int) -> "StreamRegistration":
         """A new chunk at the end of the stream, with a new epoch: the one of the claim if it has no chunk yet."""
         if self.open_chunk is not None:
             raise AssertionError(f"epoch {self.epoch}: a chunk is open")
         is_used = self.last_chunk is not None and self.last_chunk.epoch == self.epoch
         epoch = self.epoch + 1 if is_used else self.epoch
-        return replace(self, epoch=epoch, chunks=(*self.chunks, ChunkRecord(epoch, base_offset, members)))
+        return replace(self, epoch=epoch, chunks=(*self.chunks, ChunkRegistration(epoch, base_offset, members)))
 
     def rolled(
         self, end: Prefix, holders: tuple[Member, ...], candidates: tuple[Member, ...], members: tuple[Member, ...]
-    ) -> "StreamRecord":
+    ) -> "StreamRegistration":
         """The open chunk ends, and the next one begins, in one step. Never at the same epoch, even if it was empty."""
         sealed = self.sealed(end, holders, candidates)
         return replace(sealed, epoch=self.epoch + 1).opened(members, end.next_offset)
 
     def with_copies(
         self, epoch: int, members: tuple[Member, ...], candidates: tuple[Member, ...] = ()
-    ) -> "StreamRecord":
+    ) -> "StreamRegistration":
         """Other holders of a sealed chunk."""
         chunks = tuple(
             replace(chunk, members=members, candidates=candidates) if chunk.epoch == epoch else chunk
@@ -182,7 +185,7 @@ class StreamRecord:
         return replace(self, chunks=chunks)
 
     def check(self) -> None:
-        """Raises AssertionError, with the chunk's epoch, if the record breaks an invariant."""
+        """Raises AssertionError, with the chunk's epoch, if the registration breaks an invariant."""
         offset, epoch = -1, 0
         for chunk in self.chunks:
             follows = offset in (-1, chunk.base_offset)
@@ -199,22 +202,22 @@ class StreamRecord:
 # ---- bytes
 
 HEAD: Final = "head"
-"""The name of the part of a record that is not a sealed chunk."""
+"""The name of the part of a registration that is not a sealed chunk."""
 _VERSION: Final = 1
 
 
-def encode_record(record: StreamRecord) -> dict[str, bytes]:
-    """A record as entries of a metadata store, by name: its head, and each sealed chunk by its base offset.
+def encode_registration(registration: StreamRegistration) -> dict[str, bytes]:
+    """A registration as entries of a metadata store, by name: its head, and each sealed chunk by its base offset.
 
     An entry is the CRC-32C of what follows, as 8 hexadecimal digits, and JSON.
     """
-    open_chunk = record.open_chunk
-    sealed = record.chunks if open_chunk is None else record.chunks[:-1]
+    open_chunk = registration.open_chunk
+    sealed = registration.chunks if open_chunk is None else registration.chunks[:-1]
     head = {
         "v": _VERSION,
-        "copies": [record.copies, record.min_copies],
-        "epoch": record.epoch,
-        "owner": record.owner,
+        "copies": [registration.copies, registration.min_copies],
+        "epoch": registration.epoch,
+        "owner": registration.owner,
         "open": None if open_chunk is None else _chunk_fields(open_chunk),
         "sealed": [len(sealed), *([sealed[0].base_offset, sealed[-1].end] if sealed else [])],
     }
@@ -224,26 +227,29 @@ def encode_record(record: StreamRecord) -> dict[str, bytes]:
     }
 
 
-def changed_entries(before: StreamRecord, after: StreamRecord) -> tuple[dict[str, bytes], list[str]]:
-    """What a swap of a record writes, and which entries it removes; their number does not depend on the record's size.
+def changed_entries(before: StreamRegistration, after: StreamRegistration) -> tuple[dict[str, bytes], list[str]]:
+    """What a swap of a registration writes, and which entries it removes; their number does not depend on the
+    registration's size.
 
     All of it is one transaction, on the condition that the head is as `before` was read: the register is the head.
     """
     known = set(before.chunks)
     fresh = replace(after, chunks=tuple(chunk for chunk in after.chunks if chunk.is_open or chunk not in known))
-    written = {name: value for name, value in encode_record(fresh).items() if name != HEAD}
+    written = {name: value for name, value in encode_registration(fresh).items() if name != HEAD}
     kept = {_chunk_name(chunk) for chunk in after.chunks if not chunk.is_open}
     removed = [_chunk_name(chunk) for chunk in before.chunks if not chunk.is_open and _chunk_name(chunk) not in kept]
-    return {HEAD: encode_record(after)[HEAD], **written}, removed
+    return {HEAD: encode_registration(after)[HEAD], **written}, removed
 
 
-def decode_record(entries: Mapping[str, bytes]) -> StreamRecord:
-    """A record from all its entries, as of one revision of the head.
+def decode_registration(entries: Mapping[str, bytes]) -> StreamRegistration:
+    """A registration from all its entries, as of one revision of the head.
 
     Raises UnknownFormatVersion, or CorruptRegister for any other damage, an entry that is missing or too many included.
     """
     if HEAD not in entries:
-        raise CorruptRegister(f"of a stream's record the head is missing among {len(entries)} entries; restore it")
+        raise CorruptRegister(
+            f"of a stream's registration the head is missing among {len(entries)} entries; restore it"
+        )
     head = _fields(HEAD, entries[HEAD])
     sealed = [_fields(name, entries[name]) for name in sorted(entries) if name != HEAD]
     try:
@@ -251,26 +257,26 @@ def decode_record(entries: Mapping[str, bytes]) -> StreamRecord:
         described = [len(chunks), *([chunks[0].base_offset, chunks[-1].end] if chunks else [])]
         if head["sealed"] != json.loads(json.dumps(described)):
             raise CorruptRegister(
-                f"a stream's record has chunks {described}, its head says {head['sealed']}; restore it"
+                f"a stream's registration has chunks {described}, its head says {head['sealed']}; restore it"
             )
         if head["open"] is not None:
             chunks.append(_chunk(head["open"]))
         copies, min_copies = map(int, head["copies"])
         host, start = map(str, head["owner"])
-        record = StreamRecord(copies, min_copies, int(head["epoch"]), OwnerId(host, start), tuple(chunks))
-        record.check()
+        registration = StreamRegistration(copies, min_copies, int(head["epoch"]), OwnerId(host, start), tuple(chunks))
+        registration.check()
     except (KeyError, IndexError, TypeError, ValueError, AssertionError) as error:
         raise CorruptRegister(
-            f"a stream's record of {len(entries)} entries is damaged ({error}); restore it"
+            f"a stream's registration of {len(entries)} entries is damaged ({error}); restore it"
         ) from error
-    return record
+    return registration
 
 
-def _chunk_name(chunk: ChunkRecord) -> str:
+def _chunk_name(chunk: ChunkRegistration) -> str:
     return f"{chunk.base_offset:020d}"
 
 
-def _chunk_fields(chunk: ChunkRecord) -> dict[str, object]:
+def _chunk_fields(chunk: ChunkRegistration) -> dict[str, object]:
     return {
         "epoch": chunk.epoch,
         "base": chunk.base_offset,
@@ -280,9 +286,9 @@ def _chunk_fields(chunk: ChunkRecord) -> dict[str, object]:
     }
 
 
-def _chunk(fields: Mapping[str, Any]) -> ChunkRecord:
+def _chunk(fields: Mapping[str, Any]) -> ChunkRegistration:
     end = fields["end"]
-    return ChunkRecord(
+    return ChunkRegistration(
         int(fields["epoch"]),
         int(fields["base"]),
         tuple(Member(str(host), str(disk)) for host, disk in fields["members"]),
@@ -298,14 +304,16 @@ def _entry(fields: Mapping[str, object]) -> bytes:
 
 def _fields(name: str, value: bytes) -> dict[str, Any]:
     if value[:8] != b"%08x" % crc32c(value[8:]):
-        raise CorruptRegister(f"entry {name} of a stream's record does not match its checksum; restore it")
+        raise CorruptRegister(f"entry {name} of a stream's registration does not match its checksum; restore it")
     try:
         fields = json.loads(value[8:])
     except (ValueError, RecursionError) as error:
-        raise CorruptRegister(f"entry {name} of a stream's record is not JSON ({error}); restore it") from error
+        raise CorruptRegister(f"entry {name} of a stream's registration is not JSON ({error}); restore it") from error
     if not isinstance(fields, dict):
-        raise CorruptRegister(f"entry {name} of a stream's record is not an object; restore it")
+        raise CorruptRegister(f"entry {name} of a stream's registration is not an object; restore it")
     if fields.get("v") != _VERSION:
         found = fields.get("v")
-        raise UnknownFormatVersion(f"entry {name} of a stream's record has version {found!r}, not 1; update this host")
+        raise UnknownFormatVersion(
+            f"entry {name} of a stream's registration has version {found!r}, not 1; update this host"
+        )
     return fields

@@ -1,0 +1,201 @@
+"""Registrations in a metadata store: performs what `register` asks for. It waits for the store, and does nothing else.
+
+A stream, which is named `TOPIC-ID/PARTITION`, has its head at `streams/TOPIC-ID/PARTITION` and each sealed chunk at
+`chunks/TOPIC-ID/PARTITION/BASE-OFFSET`. docs/format.md has the bytes.
+
+Invariants:
+* A swap is one transaction on the condition that the head is as it was read. It writes the head always and the chunks'
+  entries that change, at most MAX_CHANGED_CHUNKS; a swap that changes more is refused before anything is written.
+* So the head's revision stands for all entries: chunks' entries that were read between two equal revisions of the head
+  belong to it. A reader that finds two revisions reads again; one that finds entries that do not match their head
+  raises CorruptRegister. An entry that is damaged or missing is never a chunk that is gone.
+* A swap whose answer was lost is sent again with the same condition, so it is made at most once. Whether it was made is
+  told by the whole registration, not by the head: a copy that is named changes only a chunk's entry.
+* Registrations are kept by revision, up to KEPT_CHUNKS, so that a swap needs no read; a revision never has two.
+"""
+
+import re
+from typing import Final
+
+from logstore.base.metadata.errors import InvalidMetadataCall, MetadataUnavailable, OutcomeUnknown
+from logstore.base.metadata.interface import (
+    ABSENT,
+    MAX_CHANGES,
+    MAX_PAGE_ENTRIES,
+    Change,
+    Committed,
+    Condition,
+    Conflict,
+    Delete,
+    MetadataStore,
+    Put,
+    Transaction,
+)
+from logstore.base.metadata.schema import CHUNKS, STREAMS
+from logstore.errors import CorruptRegister, UnknownFormatVersion
+from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
+from logstore.replica.registrations import (
+    HEAD,
+    MAX_CHUNKS,
+    StreamRegistration,
+    changed_entries,
+    decode_registration,
+    encode_registration,
+)
+
+MAX_CHANGED_CHUNKS: Final = MAX_CHANGES - 1
+"""Of one swap; a transaction has the head too. A roll changes one chunk, a copy one, a trim as many as it drops."""
+READ_TRIES: Final = 8
+"""A head changes a few times in a second at most, and a read takes milliseconds."""
+SWAP_TRIES: Final = 3
+"""While answers are lost, each try takes as long as the store waits for an answer."""
+KEPT_CHUNKS: Final = 16 * MAX_CHUNKS
+"""32 MB at most; a stream counts for one more than its chunks."""
+_STREAM: Final = re.compile(r"[A-Za-z0-9._-]{1,64}/[0-9]{1,5}")
+
+
+def head_key(stream: str) -> str:
+    """The key of a stream's head. Raises InvalidMetadataCall."""
+    if not _STREAM.fullmatch(stream):
+        raise InvalidMetadataCall(f"stream {stream[:80]!r}: must be TOPIC-ID/PARTITION")
+    return f"{STREAMS}{stream}"
+
+
+def chunks_prefix(stream: str) -> str:
+    """The prefix of a stream's sealed chunks, whose keys are in the order of their offsets."""
+    return f"{CHUNKS}{stream}/"
+
+
+def swap_transaction(before: StreamRegistration | None, swap: SwapRegistration) -> Transaction:
+    """What a swap writes if the register is still `before`, None if it was never written.
+
+    Raises InvalidMetadataCall for a change that no single transaction holds, AssertionError for a broken invariant.
+    """
+    after = swap.registration
+    after.check()
+    if len(after.chunks) > MAX_CHUNKS:
+        raise InvalidMetadataCall(f"{swap.stream}: {len(after.chunks)} chunks, at most {MAX_CHUNKS} are kept; trim it")
+    written, removed = (encode_registration(after), []) if before is None else changed_entries(before, after)
+    key, prefix = head_key(swap.stream), chunks_prefix(swap.stream)
+    changes: list[Change] = [Put(key, written.pop(HEAD))]
+    changes += [Put(prefix + name, value) for name, value in written.items()]
+    changes += [Delete(prefix + name) for name in removed]
+    if len(changes) > MAX_CHANGES:
+        raise InvalidMetadataCall(
+            f"{swap.stream}: a swap changes {len(changes) - 1} sealed chunks, at most {MAX_CHANGED_CHUNKS} are taken; "
+            "change them in several swaps"
+        )
+    return Transaction((Condition(key, swap.expected_revision),), tuple(changes))
+
+
+class StoredRegistrations:
+    """The registers of all streams in a metadata store.
+
+    Methods raise what `MetadataStore`'s do; CorruptRegister and UnknownFormatVersion with the stream's name.
+    """
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+        self._kept: dict[str, RegistrationRead] = {}
+        self._kept_chunks = 0
+
+    async def read(self, request: ReadRegistration) -> RegistrationRead:
+        """A stream's registration, as of now at every host: two reads of the head, a page for 256 sealed chunks."""
+        stream, key = request.stream, head_key(request.stream)
+        before = await self._store.get(key)
+        for _ in range(READ_TRIES):
+            entries = await self._chunk_entries(stream)
+            after = await self._store.get(key)
+            if after.entry_revision == before.entry_revision:
+                if after.entry is not None:
+                    entries[HEAD] = after.entry.value
+                return self._keep(_decoded(stream, after.entry_revision, entries))
+            before = after
+        raise MetadataUnavailable(f"{stream}: its head changed during {READ_TRIES} reads of its chunks; read it again")
+
+    async def swap(self, request: SwapRegistration) -> SwapAnswer:
+        """Write a registration if its revision is the expected one: one transaction if this object knows that revision.
+
+        OutcomeUnknown, or cancelled: it was made, or not, or will be. The same call again settles it.
+        """
+        known = self._kept.get(request.stream)
+        if known is None or known.revision != request.expected_revision:
+            known = await self.read(ReadRegistration(request.stream))
+            if known.revision != request.expected_revision:
+                return _answer(request, known)
+        outcome = await self._commit(request, swap_transaction(known.registration, request))
+        if isinstance(outcome, Committed):
+            known = self._keep(RegistrationRead(request.stream, outcome.revision, request.registration))
+        else:
+            known = await self._read_after_conflict(request)
+        return _answer(request, known)
+
+    # ---- details
+
+    async def _commit(self, request: SwapRegistration, transaction: Transaction) -> Committed | Conflict:
+        """Make a transaction, again if the answer is lost."""
+        for tries in range(1, SWAP_TRIES + 1):
+            try:
+                return await self._store.commit(transaction)
+            except OutcomeUnknown:
+                if tries == SWAP_TRIES:
+                    raise
+            except MetadataUnavailable as error:
+                if tries == 1:
+                    raise
+                raise _unknown(request, error) from error
+        raise AssertionError("the last try returns or raises")
+
+    async def _read_after_conflict(self, request: SwapRegistration) -> RegistrationRead:
+        """What is there instead. A lost answer and a store that is away leave the outcome unknown."""
+        try:
+            return await self.read(ReadRegistration(request.stream))
+        except MetadataUnavailable as error:
+            raise _unknown(request, error) from error
+
+    async def _chunk_entries(self, stream: str) -> dict[str, bytes]:
+        """The entries of the sealed chunks, by name. Raises CorruptRegister if a stream may not have so many."""
+        prefix = chunks_prefix(stream)
+        entries: dict[str, bytes] = {}
+        after, more = "", True
+        while more:
+            page = await self._store.page(prefix, after=after, limit=MAX_PAGE_ENTRIES)
+            entries.update((entry.key.removeprefix(prefix), entry.value) for entry in page.entries)
+            if len(entries) > MAX_CHUNKS:
+                raise CorruptRegister(f"{stream}: more than {MAX_CHUNKS} sealed chunks below {prefix!r}; restore it")
+            more = page.more
+            after = page.entries[-1].key if page.entries else ""
+        return entries
+
+    def _keep(self, read: RegistrationRead) -> RegistrationRead:
+        """Keep the newest of a stream; the streams that were asked for longest ago go."""
+        known = self._kept.pop(read.stream, None)
+        self._kept_chunks -= _weight(known)
+        self._kept[read.stream] = read
+        self._kept_chunks += _weight(read)
+        while self._kept_chunks > KEPT_CHUNKS and len(self._kept) > 1:
+            self._kept_chunks -= _weight(self._kept.pop(next(iter(self._kept))))
+        return read
+
+
+def _weight(read: RegistrationRead | None) -> int:
+    return 0 if read is None else 1 + (0 if read.registration is None else len(read.registration.chunks))
+
+
+def _answer(request: SwapRegistration, known: RegistrationRead) -> SwapAnswer:
+    """No two owners ever write the same registration, so an equal one was written by this request."""
+    is_done = known.registration == request.registration
+    return SwapAnswer(request.stream, request.expected_revision, is_done, known.revision, known.registration)
+
+
+def _unknown(request: SwapRegistration, error: MetadataUnavailable) -> OutcomeUnknown:
+    return OutcomeUnknown(f"{request.stream}: it is not known whether a swap was made ({error}); ask for it again")
+
+
+def _decoded(stream: str, revision: int, entries: dict[str, bytes]) -> RegistrationRead:
+    if revision == ABSENT and not entries:
+        return RegistrationRead(stream, ABSENT, None)
+    try:
+        return RegistrationRead(stream, revision, decode_registration(entries))
+    except (CorruptRegister, UnknownFormatVersion) as error:
+        raise type(error)(f"stream {stream}: {error}") from error
