@@ -5,6 +5,7 @@ Invariant: names are unique; a test compares this module with the table in docs/
 
 from typing import Final
 
+from logstore.base.certificate_events import CERTIFICATE_EXPIRES as CERTIFICATE_EXPIRES
 from logstore.base.certificate_events import CERTIFICATES_LOADED as CERTIFICATES_LOADED
 from logstore.base.certificate_events import CERTIFICATES_UNUSABLE as CERTIFICATES_UNUSABLE
 from logstore.base.events import Level, LogEvent

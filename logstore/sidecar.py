@@ -249,7 +249,7 @@ async def _serve(settings: SidecarConfig) -> None:
             nursery.start_soon(groups.run)
             nursery.start_soon(epoch_requests.run_ticks, broker, epochs)
             if tls is not None:
-                nursery.start_soon(follow_certificates, tls, report)
+                nursery.start_soon(follow_certificates, tls, clock, report)
             if state is not None:
                 nursery.start_soon(_tidy_state, state, settings.state_idle_ms / 1000, report)
             starting, coordinators = trio.CancelScope(), list[Any]()

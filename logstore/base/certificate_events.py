@@ -9,3 +9,4 @@ from logstore.base.events import Level, LogEvent
 
 CERTIFICATES_LOADED: Final = LogEvent("certificates_loaded")
 CERTIFICATES_UNUSABLE: Final = LogEvent("certificates_unusable", Level.WARNING)
+CERTIFICATE_EXPIRES: Final = LogEvent("certificate_expires", Level.WARNING)

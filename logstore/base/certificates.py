@@ -1,28 +1,53 @@
 """Keeps the certificates of a server that runs as new as their files.
 
 Invariants: connections that are open keep the certificates that they were made with; files that cannot be used change
-nothing, and are reported once for each state that they are in.
+nothing, and are reported once for each state that they are in. A certificate that ends soon is reported once, and once
+more when it has ended.
 """
 
+from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
 import trio
 
-from logstore.base.certificate_events import CERTIFICATES_LOADED, CERTIFICATES_UNUSABLE
+from logstore.base.certificate_events import CERTIFICATE_EXPIRES, CERTIFICATES_LOADED, CERTIFICATES_UNUSABLE
+from logstore.base.clock import Clock
 from logstore.base.errors import TlsError
 from logstore.base.events import Report
 from logstore.base.tls import ServerTls
 
 CHECK_S: Final = 10.0
 """How often the files are looked at."""
+NOTICE_MS: Final = 14 * 24 * 3600 * 1000
+"""So long before its end a certificate is reported: authorities with short-lived ones have replaced it by then."""
 
 
-async def follow_certificates(tls: ServerTls, report: Report) -> None:
-    """Load certificates that have changed; never returns."""
+async def follow_certificates(tls: ServerTls, clock: Clock, report: Report) -> None:
+    """Load certificates that have changed, and report one that ends soon; never returns."""
+    noticed = None
     while True:
+        noticed = note_expiry(tls.expires_ms, clock.wall_ms(), noticed, report)
         await trio.sleep(CHECK_S)
         await reload_certificates(tls, report, force=False)
+
+
+Notice = tuple[int, bool]
+"""What was reported of a certificate: its end, and whether that had passed."""
+
+
+def note_expiry(expires_ms: int | None, now_ms: int, noticed: Notice | None, report: Report) -> Notice | None:
+    """Report a certificate that ends within NOTICE_MS, or has ended, unless `noticed` says that of it; returns what is
+    noticed now.
+    """
+    if expires_ms is None or expires_ms - now_ms > NOTICE_MS:
+        return None
+    notice = (expires_ms, expires_ms <= now_ms)
+    if notice != noticed:
+        end = datetime.fromtimestamp(expires_ms / 1000, UTC).isoformat()
+        effect = "clients refuse it" if notice[1] else "clients will refuse it from then on"
+        report(CERTIFICATE_EXPIRES, at=end, effect=effect)
+    return notice
 
 
 async def reload_certificates(tls: ServerTls, report: Report, *, force: bool) -> None:

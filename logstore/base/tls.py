@@ -13,6 +13,9 @@ import ssl
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from asn1crypto import pem
+from asn1crypto.x509 import Certificate
+
 from logstore.base.errors import TlsError
 
 VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
@@ -47,6 +50,8 @@ class ServerTls:
         self._files = files
         self._seen = self._signature()
         self.context = self._load()
+        self.expires_ms = expiry_ms(files.certificate)
+        """When the server's own certificate ends, in ms since the Unix epoch; None if its file does not tell."""
 
     @property
     def requires_certificate(self) -> bool:
@@ -64,6 +69,7 @@ class ServerTls:
             return False
         self._seen = signature  # before loading: files that change meanwhile are loaded again
         self.context = self._load()
+        self.expires_ms = expiry_ms(self._files.certificate)
         return True
 
     def _signature(self) -> _Signature:
@@ -103,6 +109,21 @@ class ServerTls:
                 ) from error
         context.verify_mode = CLIENT_CERTIFICATES[files.client_certificates]
         return context
+
+
+def expiry_ms(path: str) -> int | None:
+    """When the first certificate in a PEM file ends, in ms since the Unix epoch; None if that cannot be read.
+
+    Blocks.
+    """
+    try:
+        for kind, _, content in pem.unarmor(Path(path).read_bytes(), multiple=True):
+            if kind == "CERTIFICATE":
+                end = Certificate.load(content)["tbs_certificate"]["validity"]["not_after"].native
+                return int(end.timestamp() * 1000)
+    except (OSError, ValueError):
+        pass  # OpenSSL, which has loaded the file, decides about it
+    return None
 
 
 def _password(path: str) -> bytes:

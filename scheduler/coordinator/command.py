@@ -174,7 +174,7 @@ async def _run(
     async with trio.open_nursery() as background:
         background.start_soon(reporter.run, trio.sleep)
         if settings.security.tls is not None:
-            background.start_soon(follow_certificates, settings.security.tls, reporter)
+            background.start_soon(follow_certificates, settings.security.tls, environment.clock, reporter)
         await _serve_until_signal(environment, metadata, settings, data_dir)
         background.cancel_scope.cancel()
     reporter.flush(is_end=True)

@@ -7,6 +7,7 @@ are folded by client, crashed requests by operation.
 from collections.abc import Mapping
 from typing import Final
 
+from logstore.base.certificate_events import CERTIFICATE_EXPIRES as CERTIFICATE_EXPIRES
 from logstore.base.certificate_events import CERTIFICATES_LOADED as CERTIFICATES_LOADED
 from logstore.base.certificate_events import CERTIFICATES_UNUSABLE as CERTIFICATES_UNUSABLE
 from logstore.base.events import Level, LogEvent, by_name
