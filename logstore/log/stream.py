@@ -582,7 +582,7 @@ class Stream:
             self._closing.succeed(None)
 
     def _give_up_closing(self) -> None:
-        """End a stream that is being closed, and whose last chunk cannot be made whole: the journal keeps the rest."""
+        """End a stream that is being closed: its last chunk cannot be made whole, or nobody wants it any more."""
         if self._closing is not None and not self._closed:
             self._closed = True
             self._backlog_writer.close()
@@ -596,4 +596,5 @@ class Stream:
         for item in behind:
             item.ticket.fail(UnknownTopicOrPartition(f"{self.name} has been deleted"))
         self._backlog_writer.abandon()
+        self._give_up_closing()
         self._wake()

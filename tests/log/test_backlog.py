@@ -242,6 +242,23 @@ def test_a_failed_sync_at_the_end_is_not_repeated() -> None:
     open_all(world)
 
 
+@pytest.mark.parametrize("steps", range(6))
+def test_a_stop_ends_beside_a_deletion(steps: int) -> None:
+    """A topic whose deletion is under way, with appends pending, when the store is closed keeps the stop waiting no
+    longer than the deletion.
+    """
+    world = story()
+    world.create_topic("u", 2)
+    world.run()
+    for partition in range(2):
+        world.append("u", partition)
+    world.delete_topic("u")
+    world.run(steps)
+    closed = world.store.close()
+    settle(world)
+    assert closed.done
+
+
 @pytest.mark.parametrize("steps", [1, 3, 5, 7])
 def test_a_topic_deleted_with_a_part_in_flight_leaves_the_journal_free(steps: int) -> None:
     """Whenever a topic is deleted, nothing holds the journal's files for it, and other streams' syncs go on."""
