@@ -43,6 +43,8 @@ class OsFiles:
         self._lock = threading.Lock()
         self._handles: OrderedDict[str, _Handle] = OrderedDict()
         self.meter = DiskMeter()
+        self.tells_what_is_cached = True
+        """Whether the file system reads from memory alone if asked to. Overlays, as in containers, do not."""
 
     def _path(self, path: str) -> str:
         if path.startswith("/") or ".." in path.split("/"):
@@ -189,6 +191,8 @@ class OsFiles:
 
     def read_cached(self, path: str, position: int, length: int) -> Buffer | None:
         """See FileSystem."""
+        if not self.tells_what_is_cached:
+            return None
         try:
             descriptor = os.open(self._path(path), os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -200,7 +204,8 @@ class OsFiles:
             data = bytearray(length)
             if os.preadv(descriptor, [data], position, os.RWF_NOWAIT) != length:
                 return None
-        except OSError:  # mostly EAGAIN; a file system may also not know the flag
+        except OSError as error:  # mostly EAGAIN
+            self.tells_what_is_cached = error.errno != errno.EOPNOTSUPP
             return None
         finally:
             os.close(descriptor)
