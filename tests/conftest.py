@@ -4,6 +4,7 @@ Invariant: nothing here starts a process or touches a network. `slow` tests run 
 server the client tests talk to.
 """
 
+import signal
 from collections.abc import Sequence
 
 import pytest
@@ -27,7 +28,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose how many examples Hypothesis tries."""
+    """Choose how many examples Hypothesis tries. Let SIGINT through if a shell that runs this in the background has it
+    ignored: the programs that the tests start inherit that, and tests interrupt them.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     settings.load_profile("long" if config.getoption("--long") else "short")
 
 

@@ -40,12 +40,19 @@ _NONE = np.empty(0, np.int64)
 
 
 class AtOnce:
-    """Checkpoints that are written at the end of an epoch, by chance, without a thread; some are damaged afterwards."""
+    """Checkpoints that are written at the end of an epoch, by chance, without a thread; some are damaged afterwards.
 
-    def __init__(self, core: Core, sink: DirectorySink, random: Random, *, damage: bool) -> None:
+    Only what a recovery can do without is damaged: the second of two checkpoints of this life, since sources are held
+    for the older of two that one life has completed. A life that has damaged one writes none behind it, which could
+    share the damaged file. `damaged`: by all lives; None: none is.
+    """
+
+    def __init__(self, core: Core, sink: DirectorySink, random: Random, damaged: set[int] | None) -> None:
         self._sink = sink
         self._random = random
-        self._damage = damage
+        self._damaged = damaged
+        self._has_damaged = False
+        self._written: set[int] = set()
         self._new: list[CoveredVersion] = []
         self._manager = CheckpointManager(UNIT, core.freeze, ManagerTools(sink))
         self.loads = 0
@@ -83,24 +90,30 @@ class AtOnce:
         """See UnitCheckpoints."""
         assert log_bytes > 0
         assert state_bytes > 0
+        if self._has_damaged:
+            return
         if self._random.random() < 0.2:
             outcome = self._manager.checkpoint()
             assert not outcome.error
             if outcome.manifest is not None:
                 self._new.append(covered_version(outcome.manifest))
-        elif self._damage and self._random.random() < 0.1:
-            self._damage_newest()
+                self._written.add(outcome.manifest.seq)
+        elif self._damaged is not None and self._random.random() < 0.1:
+            self._damage_newest(self._damaged)
 
-    def _damage_newest(self) -> None:
-        """The newest checkpoint loses a byte, if the one before it is there."""
+    def _damage_newest(self, damaged: set[int]) -> None:
+        """The newest checkpoint loses a byte, if the one before it is there and whole."""
         found = list(stored_bases(Finder(self._sink), UNIT))
-        if len(found) < 2 or any(part.seq != found[0].manifest.seq for part in found[1].manifest.parts[:0]):
+        if len(found) < 2 or not {base.manifest.seq for base in found[:2]} <= self._written:
             return
         name = found[0].manifest.name
-        for file in sorted(self._sink.files(name)):
-            if file == "000" and not any(part.seq == name.seq for part in found[1].manifest.parts):
-                path = Path(self._sink.url.removeprefix("file://")) / str(name) / file
-                path.write_bytes(path.read_bytes()[:-1])
+        needed = {part.seq for part in found[1].manifest.parts}
+        if needed & {*damaged, name.seq} or "000" not in self._sink.files(name):
+            return
+        path = Path(self._sink.url.removeprefix("file://")) / str(name) / "000"
+        path.write_bytes(path.read_bytes()[:-1])
+        damaged.add(name.seq)
+        self._has_damaged = True
 
 
 def check(story: Story, faults: Faults, seed: int, *, damage: bool) -> None:
@@ -108,11 +121,10 @@ def check(story: Story, faults: Faults, seed: int, *, damage: bool) -> None:
     whole = tell(story)
     with tempfile.TemporaryDirectory() as directory:
         sink, random = DirectorySink(Path(directory)), Random(seed)
-        made: list[AtOnce] = []
+        damaged: set[int] | None = set() if damage else None
 
         def checkpoints(core: Core) -> AtOnce:
-            made.append(AtOnce(core, sink, random, damage=damage))
-            return made[-1]
+            return AtOnce(core, sink, random, damaged)
 
         broken = tell(story, faults, checkpoints=checkpoints)
     assert broken.results == whole.results
@@ -179,7 +191,7 @@ def test_a_checkpoint_saves_replay() -> None:
         made: list[AtOnce] = []
 
         def checkpoints(core: Core) -> AtOnce:
-            made.append(AtOnce(core, sink, random, damage=False))
+            made.append(AtOnce(core, sink, random, None))
             return made[-1]
 
         covered = tell(story, faults, checkpoints=checkpoints)
