@@ -215,6 +215,11 @@ class Loop:
                 continue
             try:
                 eventual = self._reconstruct(Floor(*described.tag))
+                if not eventual.floor_reached and eventual.oldest_epoch < described.tag.epoch:
+                    # Its epoch was lost before it was durable, and the log has another. What the log alone needs may
+                    # be trimmed, if the checkpoint before this one counts.
+                    checkpoints.unused(stored, f"is of an epoch {described.tag.epoch} that the log has not")
+                    continue
                 table = state.loaded(described, stored.runs()) if eventual.floor_reached else None
             except (StateDamaged, PagesRefused, CheckpointFailed, StateTrimmed, OSError) as error:
                 stored.refused(error)

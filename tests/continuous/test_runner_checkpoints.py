@@ -10,7 +10,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from logstore.client.blocking import Client, parse_addresses
 from logstore.errors import CairnError
@@ -143,8 +143,13 @@ def test_a_runner_with_checkpoints_that_is_killed_goes_on_exactly(story: Story, 
     check(story, faults, seed, damage=False)
 
 
+LOST_EPOCH = Story(0, "running", "both", ("left", "right"), batches=2, keys=1, epoch_records=5, in_flight=2)
+"""With seed 2 a checkpoint is of an epoch that a power cut takes, and the input that the log alone needs is trimmed."""
+
+
 @settings(max_examples=max(EXAMPLES // 4, 5))
 @given(stories(), seeds)
+@example(LOST_EPOCH, 2)
 def test_power_cuts_and_damaged_checkpoints(story: Story, seed: int) -> None:
     """Power fails at disk calls of the store, and the newest checkpoint is damaged now and then."""
     random = Random(seed)
