@@ -203,10 +203,22 @@ async def test_large_answers_pass_a_client_that_reads_slowly(tmp_path: Path) -> 
         context.minimum_version = context.maximum_version = version
         server = TlsClientSocket(ours, tls.context, trio.CapacityLimiter(HANDSHAKES))
         got = bytearray()
+        rests: list[int] = []
+        is_full = threading.Event()
 
-        def read(theirs: socket.socket = theirs, context: ssl.SSLContext = context, got: bytearray = got) -> None:
+        def note(rest: int, rests: list[int] = rests, is_full: threading.Event = is_full) -> None:
+            rests.append(rest)
+            is_full.set()
+
+        def read(
+            theirs: socket.socket = theirs,
+            context: ssl.SSLContext = context,
+            got: bytearray = got,
+            is_full: threading.Event = is_full,
+        ) -> None:
             with context.wrap_socket(theirs, server_hostname="127.0.0.1") as client:
                 client.sendall(b"request" * 10_000)
+                is_full.wait(PATIENCE_S)  # so that the socket has taken what it can
                 while piece := client.recv(5000):
                     got += piece
 
@@ -219,8 +231,7 @@ async def test_large_answers_pass_a_client_that_reads_slowly(tmp_path: Path) -> 
                 while len(received) < 70_000:
                     received += bytes(buffer[: await server.receive(memoryview(buffer))])
                 assert received == b"request" * 10_000
-                rests: list[int] = []
-                await server.send(parts, PATIENCE_S, rests.append)
+                await server.send(parts, PATIENCE_S, note)
                 server.end_sending()
         server.close()
         assert bytes(got) == whole
