@@ -30,6 +30,7 @@ from logstore.base.metadata.errors import (
 )
 from logstore.base.metadata.interface import Entry, Lease
 from logstore.base.metadata.state import FIRST_REVISION, Update
+from logstore.base.transaction_count import read_count, write_count
 
 APPLICATION_ID: Final = 0x4361_6D64
 """`Camd`, the application id in the header of the SQLite file."""
@@ -131,7 +132,7 @@ class SqliteFile:
         except sqlite3.Error as error:
             self.close()
             raise OutcomeUnknown(f"{self._path}: a commit failed ({error}): read what is stored") from error
-        _write_count(self._count, transactions)
+        write_count(self._count, transactions)
 
     def close(self) -> None:
         """Close the file."""
@@ -203,7 +204,7 @@ class SqliteFile:
             raise _damaged(self._path, "the checksum of its summary does not fit")
         if (summary.rows, summary.sum) != (rows, total):
             raise _damaged(self._path, f"it has {rows} rows, and its summary says {summary.rows} or others")
-        stored = _read_count(self._count)
+        stored = read_count(self._count)
         if stored is not None and stored > summary.transactions:
             raise _damaged(
                 self._path,
@@ -278,26 +279,6 @@ def _entry_crc(key: bytes, value: bytes, revision: int, lease_id: int) -> int:
 
 def _lease_crc(lease_id: int, ttl_s: int) -> int:
     return crc32(f"{lease_id} {ttl_s}".encode())
-
-
-def _write_count(path: Path, transactions: int) -> None:
-    """Write the number of stored transactions. If that fails, the next start cannot compare the number."""
-    text = f"{transactions:020d}"
-    with suppress(OSError):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
-        try:
-            os.pwrite(descriptor, f"{text} {crc32(text.encode()):08x}\n".encode(), 0)
-        finally:
-            os.close(descriptor)
-
-
-def _read_count(path: Path) -> int | None:
-    """The number of transactions that are stored at least; None if the file is missing or unreadable."""
-    try:
-        text, _, crc = path.read_bytes().decode("ascii").strip().partition(" ")
-        return int(text) if int(crc, 16) == crc32(text.encode()) else None
-    except (OSError, ValueError):
-        return None
 
 
 def _code(error: BaseException) -> int:

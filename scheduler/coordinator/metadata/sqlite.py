@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
-from logstore.base.directory import FILE_MODE, sync_directory
+from logstore.base.directory import sync_directory
+from logstore.base.transaction_count import read_count, write_count
 from scheduler.coordinator.errors import StoreDamaged, StoreError
 from scheduler.coordinator.metadata.interface import Change, Put
 
@@ -115,7 +116,7 @@ class SqliteMetadata:
             raise _damaged(self._path, "the checksum of its summary does not fit")
         if (summary.entries, summary.sum) != (len(entries), total):
             raise _damaged(self._path, f"it has {len(entries)} entries, and its summary says {summary.entries}")
-        stored = _read_count(self._count)
+        stored = read_count(self._count)
         if stored is not None and stored > summary.transactions:
             raise _damaged(
                 self._path,
@@ -138,7 +139,7 @@ class SqliteMetadata:
         except sqlite3.Error as error:
             self.close()
             raise StoreError(f"{self._path.name} cannot be written: {error}") from error
-        _write_count(self._count, transactions)
+        write_count(self._count, transactions)
 
     def close(self) -> None:
         """See Metadata."""
@@ -260,26 +261,6 @@ def _change(connection: sqlite3.Connection, changes: Sequence[Change]) -> int:
 
 def _store_summary(connection: sqlite3.Connection, summary: _Summary) -> None:
     connection.execute("UPDATE summary SET transactions = ?, entries = ?, sum = ?, crc = ?", (*summary, summary.crc))
-
-
-def _write_count(path: Path, transactions: int) -> None:
-    """Write the number of stored transactions. If that fails, the next start cannot compare the number."""
-    text = f"{transactions:020d}"
-    with suppress(OSError):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
-        try:
-            os.pwrite(descriptor, f"{text} {crc32(text.encode()):08x}\n".encode(), 0)
-        finally:
-            os.close(descriptor)
-
-
-def _read_count(path: Path) -> int | None:
-    """The number of transactions that are stored at least; None if the file is missing or unreadable."""
-    try:
-        text, _, crc = path.read_bytes().decode("ascii").strip().partition(" ")
-        return int(text) if int(crc, 16) == crc32(text.encode()) else None
-    except (OSError, ValueError):
-        return None
 
 
 def _judge(path: Path, error: sqlite3.Error | UnicodeDecodeError) -> StoreDamaged | StoreError:
