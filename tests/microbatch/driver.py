@@ -49,7 +49,7 @@ class Pace:
     def __call__(self, epoch: int) -> None:
         """Wait until the batch of this epoch may begin."""
         if self._epoch is not None:
-            self._note()
+            self.note()
             if self._service is None:
                 until(
                     lambda: self._running() is not None or self._kills_now() > self._kills,
@@ -61,7 +61,7 @@ class Pace:
         self._kills = self._kills_now()
         self._epoch = epoch
 
-    def _note(self) -> None:
+    def note(self) -> None:
         """How the partitions obtained their state in the epoch before."""
         until(lambda: self.query is not None and self.query.progress is not None, "the progress of an epoch")
         assert self.query is not None
@@ -119,7 +119,8 @@ def main() -> None:
         checkpoint_watch.WATCH_S = 0.0  # type: ignore[misc]
         pace = _PACES["query"] = Pace(world.state, base / "obtained", base / "struck")
         pace.query = world.start(query.options(**options).trigger(availableNow=True))
-        ended(pace.query)
+        if ended(pace.query).progress is not None:  # the life before may have died behind its last epoch
+            pace.note()
     else:
         world.run(query)
     spark.stop()
