@@ -63,9 +63,14 @@ class Appending:
         self.is_draining = False
         """The chunk gets no more batches: the next ones wait for the next chunk."""
         self._told_acked_bytes = 0
+        self._founding = b""
 
-    def begin(self, chunk: ChunkRegistration) -> None:
-        """Go on in a chunk that was just opened: what is not acknowledged is sent there again, at its offsets."""
+    def begin(self, chunk: ChunkRegistration, founding: bytes = b"") -> None:
+        """Go on in a chunk that was just opened: what is not acknowledged is sent there again, at its offsets.
+
+        `founding`: what the log keeps beside the chunk, as of its start.
+        """
+        self._founding = founding
         if self.window.next_offset < chunk.base_offset:
             self.window = Window(chunk.base_offset, self._limits.max_in_flight_bytes)
         self.window.begin_chunk()
@@ -106,9 +111,11 @@ class Appending:
         forward: tuple[Member, ...] = (),
     ) -> Send:
         acked_bytes = self._told_acked_bytes = self.window.acked.length_bytes
+        founding = b"" if at.length_bytes else self._founding
         message = Append(
-            self._stream, member.disk, chunk.epoch, chunk.base_offset, self._host, at, entries, acked_bytes, forward
-        )
+            self._stream, member.disk, chunk.epoch, chunk.base_offset, self._host, at, entries, acked_bytes, forward,
+            founding,
+        )  # fmt: skip
         return Send(member.host, message)
 
     def send_again(self, now_ms: int) -> list[Effect]:

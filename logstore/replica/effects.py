@@ -25,12 +25,13 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class WriteEntries:
-    """Append entries to a chunk's file; the file is created for the first ones."""
+    """Append entries to a chunk's file; the file is created for the first ones, with `founding` beside it."""
 
     stream: str
     epoch: int
     at: Prefix
     entries: tuple[Entry, ...]
+    founding: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,9 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Read entries of a chunk from an offset on, none behind `limit_bytes`; report `loaded`, or `load_failed`."""
+    """Read entries of a chunk from an offset on, none behind `limit_bytes`; report `loaded`, or `load_failed`. The
+    chunk's founding state comes with entries from its start on.
+    """
 
     token: int
     stream: str

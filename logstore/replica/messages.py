@@ -51,6 +51,10 @@ class Append:
     entries: tuple[Entry, ...]
     acked_bytes: int
     forward: tuple[Member, ...] = ()
+    founding: bytes = b""
+    """What the log keeps beside a chunk, as of its start; only with the first entries. Replication does not look into
+    it: the log puts the producers' last sequences there.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +190,8 @@ class EntriesRead:
     at: Prefix
     entries: tuple[Entry, ...]
     limit_offset: int
+    founding: bytes = b""
+    """See `Append`."""
 
 
 ToReplica = Append | Fence | CopyChunk | ReadEntries | LookAtRegistration

@@ -29,6 +29,7 @@ Sources: Apache BookKeeper (ensemble changes, the last add confirmed); SGuard, s
 (why a length without an epoch, and an epoch without the metadata's word, lose records).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -137,8 +138,18 @@ class Owner:
     again: the host makes a new one to claim the stream again.
     """
 
-    def __init__(self, stream: str, me: OwnerId, limits: OwnerLimits | None = None) -> None:
+    def __init__(
+        self,
+        stream: str,
+        me: OwnerId,
+        limits: OwnerLimits | None = None,
+        founding: Callable[[int], bytes] = lambda base_offset: b"",
+    ) -> None:
+        """`founding`: what the log keeps beside a chunk that begins at an offset, everything in front of which is
+        acknowledged; it is asked once for each chunk that is opened.
+        """
         self.stream = stream
+        self._founding = founding
         self.me = me
         self.limits = limits or OwnerLimits()
         self.state = OwnerState.IDLE
@@ -430,7 +441,7 @@ class Owner:
         chunk = self.registration.open_chunk
         if chunk is None:
             raise AssertionError(f"owner of {self.stream}: no chunk is open in {self.registration}")
-        self._appending.begin(chunk)
+        self._appending.begin(chunk, self._founding(chunk.base_offset))
         return chunk
 
     def _go_on_repairing(self, now_ms: int) -> list[Effect]:

@@ -240,7 +240,8 @@ class Replica:
         if self._unsynced_bytes + size > self._max_unsynced_bytes:
             return forward
         self._unsynced_bytes += size
-        operation = WriteEntries(message.stream, message.epoch, chunk.end, entries)
+        founding = b"" if chunk.end.length_bytes else message.founding
+        operation = WriteEntries(message.stream, message.epoch, chunk.end, entries, founding)
         chunk.end = end_after(chunk.end, entries)
         return [*forward, self._store(operation, message.owner)]
 
@@ -469,7 +470,8 @@ class Replica:
         if end.length_bytes > chunk.copy.order.end.length_bytes:
             return self._end_copy(chunk, Reason.DIVERGED)
         self._unsynced_bytes += sum(len(entry.data) for entry in entries)
-        operation = WriteEntries(chunk.stream, chunk.epoch, chunk.end, entries)
+        founding = b"" if chunk.end.length_bytes else message.founding
+        operation = WriteEntries(chunk.stream, chunk.epoch, chunk.end, entries, founding)
         chunk.end = end
         return [self._store(operation, chunk.copy.owner)]
 
@@ -519,10 +521,12 @@ class Replica:
             return chunk.durable.length_bytes
         return min(chunk.acked_bytes, chunk.durable.length_bytes)
 
-    def loaded(self, token: int, at: Prefix, entries: Sequence[Entry], limit_offset: int) -> list[Effect]:
-        """Entries that a `Load` asked for; `limit_offset` is the offset behind the limit."""
+    def loaded(
+        self, token: int, at: Prefix, entries: Sequence[Entry], limit_offset: int, founding: bytes = b""
+    ) -> list[Effect]:
+        """Entries that a `Load` asked for; `limit_offset` is the offset behind the limit. `founding`: see `Append`."""
         sender, message = self._loads.pop(token)
-        answer = EntriesRead(message.stream, message.epoch, self.me, at, tuple(entries), limit_offset)
+        answer = EntriesRead(message.stream, message.epoch, self.me, at, tuple(entries), limit_offset, founding)
         return [Send(sender, answer)]
 
     def load_failed(self, token: int) -> list[Effect]:

@@ -33,7 +33,7 @@ from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAn
 from logstore.replica.registrations import Member, OwnerId, StreamRegistration
 from logstore.replica.replica import Replica, StoredReplicas
 from logstore.testing.simnet import NetRules, SimNet
-from tests.replica.disk import Damage, DiskError, ReplicaDisk
+from tests.replica.disk import Damage, DiskError, ReplicaDisk, founding_of
 from tests.replica.history import History
 from tests.replica.metadata import (
     META,
@@ -211,7 +211,7 @@ class Host:
         """Become the owner."""
         self.vacant_since_us = None
         self.pending.clear()
-        self.owner = self.cluster.planted.owner(STREAM, self.me, LIMITS)
+        self.owner = self.cluster.planted.owner(STREAM, self.me, LIMITS, founding_of)
         self.carry_out(self.owner.live_members(live, self.net.now_ms))
         self.carry_out(self.owner.start(self.net.now_ms))
 
@@ -257,11 +257,11 @@ class Host:
     def _loaded(self, load: Load) -> None:
         assert self.replica is not None
         try:
-            at, entries, limit_offset = self.disk.load(load)
+            found = self.disk.load(load)
         except DiskError:
             self.carry_out(self.replica.load_failed(load.token))
         else:
-            self.carry_out(self.replica.loaded(load.token, at, entries, limit_offset))
+            self.carry_out(self.replica.loaded(load.token, *found))
 
     def _told(self, effect: Effect) -> None:
         """What the owner tells the log."""

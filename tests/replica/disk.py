@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from random import Random
 
@@ -23,6 +23,11 @@ from logstore.replica.replica import StoredChunk, StoredReplicas
 Key = tuple[str, int]
 
 
+def founding_of(base_offset: int) -> bytes:
+    """What the owner gives a chunk at its start."""
+    return b"state at %d" % base_offset
+
+
 @dataclass
 class ChunkFile:
     """The synced entries of a chunk."""
@@ -30,6 +35,7 @@ class ChunkFile:
     base_offset: int
     entries: list[Entry] = field(default_factory=list)
     is_sealed: bool = False
+    founding: bytes = b""
     prefixes: list[Prefix] = field(init=False)
     """The prefix in front of each entry, and the one behind all."""
 
@@ -104,7 +110,10 @@ class ReplicaDisk:
         if isinstance(operation, RemoveChunk):
             self.chunks.pop(key, None)
         elif isinstance(operation, WriteEntries):
-            chunk = self.chunks.setdefault(key, ChunkFile(operation.at.next_offset))
+            if key not in self.chunks:
+                self.chunks[key] = ChunkFile(operation.at.next_offset, founding=operation.founding)
+            chunk = self.chunks[key]
+            assert chunk.founding == founding_of(chunk.base_offset), "a copy has what its owner gave it at its start"
             chunk.write(operation.entries)
         elif isinstance(operation, CutChunk):
             self._cut(self.chunks[key], operation.end)
@@ -114,8 +123,10 @@ class ReplicaDisk:
             raise Damage(f"the chunk has no prefix {end}")
         chunk.cut(chunk.prefixes.index(end))
 
-    def load(self, load: Load) -> tuple[Prefix, list[Entry], int]:
-        """Entries from an offset on, in front of the limit, and the limit's offset. Raises DiskError."""
+    def load(self, load: Load) -> tuple[Prefix, list[Entry], int, bytes]:
+        """Entries from an offset on, in front of the limit, the limit's offset, and what was founded if they are the
+        first. Raises DiskError.
+        """
         chunk = self.chunks.get((load.stream, load.epoch))
         prefixes = chunk.prefixes if chunk is not None else [Prefix.empty(load.offset)]
         limit = prefixes[bisect_right(prefixes, load.limit_bytes, key=attrgetter("length_bytes")) - 1]
@@ -136,7 +147,8 @@ class ReplicaDisk:
             entries.append(entry)
             size += len(entry.data)
             number += 1
-        return at, entries, limit.next_offset
+        is_first = chunk is not None and at.length_bytes == 0
+        return at, entries, limit.next_offset, chunk.founding if chunk is not None and is_first else b""
 
     # ---- as the world treats it
 
@@ -162,7 +174,7 @@ class ReplicaDisk:
         if not isinstance(operation, WriteEntries) or random.random() < 0.7:
             return operation
         kept = operation.entries[: random.randint(0, len(operation.entries))]
-        return WriteEntries(operation.stream, operation.epoch, operation.at, kept)
+        return replace(operation, entries=kept)
 
     def found(self) -> StoredReplicas:
         """What a start finds."""
@@ -184,7 +196,7 @@ class ReplicaDisk:
         made = ReplicaDisk(self.label)
         made.fences = dict(self.fences)
         made.chunks = {
-            key: ChunkFile(chunk.base_offset, list(chunk.entries), chunk.is_sealed)
+            key: ChunkFile(chunk.base_offset, list(chunk.entries), chunk.is_sealed, chunk.founding)
             for key, chunk in self.chunks.items()
         }
         return made

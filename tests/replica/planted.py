@@ -37,10 +37,10 @@ class CountsItself(Appending):
 class SendsAgainInAnotherOrder(Appending):
     """What is sent again in the next chunk gets other offsets than before."""
 
-    def begin(self, chunk: ChunkRegistration) -> None:
+    def begin(self, chunk: ChunkRegistration, founding: bytes = b"") -> None:
         if len(self.window._batches) > 1:
             self.window._batches.rotate(1)
-        super().begin(chunk)
+        super().begin(chunk, founding)
 
 
 class AcksBeforeTheLastMember(Owner):
