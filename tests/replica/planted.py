@@ -6,14 +6,15 @@ Invariant: a bug changes as little as it can; everything else is the product's c
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from logstore.replica.appending import Appending, MemberProgress, OwnerLimits
+from logstore.replica.appending import Appending, MemberProgress
 from logstore.replica.effects import Effect, Send, WriteFence
 from logstore.replica.fencing import SealPlan
 from logstore.replica.messages import Append, AppendDone, Entry, Fence, LookAtRegistration, OutOfOrder, end_after
 from logstore.replica.owner import Owner, OwnerState
 from logstore.replica.register import SwapAnswer, SwapRegistration
-from logstore.replica.registrations import ChunkRegistration, Member, OwnerId, Prefix, StreamRegistration
+from logstore.replica.registrations import ChunkRegistration, Member, Prefix, StreamRegistration
 from logstore.replica.replica import MAX_UNSYNCED_BYTES, Replica, ReplicaState, StoredReplicas, _Chunk
 from tests.replica.cluster import Planted
 
@@ -46,25 +47,25 @@ class SendsAgainInAnotherOrder(Appending):
 class AcksBeforeTheLastMember(Owner):
     """An acknowledgement does not wait for the slowest member."""
 
-    def __init__(self, stream: str, me: OwnerId, limits: OwnerLimits | None = None) -> None:
-        super().__init__(stream, me, limits)
-        self._appending = CountsAllButOne(stream, me.host, self.limits)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._appending = CountsAllButOne(self.stream, self.me.host, self.limits)
 
 
 class AcksFromLocalSyncAlone(Owner):
     """What the owner's own disk has is acknowledged."""
 
-    def __init__(self, stream: str, me: OwnerId, limits: OwnerLimits | None = None) -> None:
-        super().__init__(stream, me, limits)
-        self._appending = CountsItself(stream, me.host, self.limits)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._appending = CountsItself(self.stream, self.me.host, self.limits)
 
 
 class ResendsAtOtherOffsets(Owner):
     """What is sent again in the next chunk gets other offsets than before."""
 
-    def __init__(self, stream: str, me: OwnerId, limits: OwnerLimits | None = None) -> None:
-        super().__init__(stream, me, limits)
-        self._appending = SendsAgainInAnotherOrder(stream, me.host, self.limits)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._appending = SendsAgainInAnotherOrder(self.stream, self.me.host, self.limits)
 
 
 class SealsAtTheLongest(Owner):
