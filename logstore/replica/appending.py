@@ -11,6 +11,7 @@ Costs: a batch is one message to this host's own member, one to the first other 
 member that lags gets at most one more message in `resend_ms`, of at most `append_bytes`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +20,10 @@ from logstore.replica.messages import Append, AppendDone, Entry, OutOfOrder
 from logstore.replica.registrations import ChunkRegistration, Member, Prefix
 from logstore.replica.window import Window
 
+Founding = Callable[[int], bytes]
+"""What the log keeps beside a chunk that begins at an offset, everything in front of which is acknowledged; asked when
+the first batch of a chunk is sent.
+"""
 NOTHING: Final = Prefix(0, 0, 0)
 
 
@@ -53,7 +58,9 @@ class MemberProgress:
 class Appending:
     """The batches of a stream that are not acknowledged, and the members of its open chunk."""
 
-    def __init__(self, stream: str, host: str, limits: OwnerLimits) -> None:
+    def __init__(
+        self, stream: str, host: str, limits: OwnerLimits, founding: Founding = lambda base_offset: b""
+    ) -> None:
         self._stream = stream
         self._host = host
         self._limits = limits
@@ -63,14 +70,12 @@ class Appending:
         self.is_draining = False
         """The chunk gets no more batches: the next ones wait for the next chunk."""
         self._told_acked_bytes = 0
-        self._founding = b""
+        self._ask_founding = founding
+        self._founding: bytes | None = None
 
-    def begin(self, chunk: ChunkRegistration, founding: bytes = b"") -> None:
-        """Go on in a chunk that was just opened: what is not acknowledged is sent there again, at its offsets.
-
-        `founding`: what the log keeps beside the chunk, as of its start.
-        """
-        self._founding = founding
+    def begin(self, chunk: ChunkRegistration) -> None:
+        """Go on in a chunk that was just opened: what is not acknowledged is sent there again, at its offsets."""
+        self._founding = None
         if self.window.next_offset < chunk.base_offset:
             self.window = Window(chunk.base_offset, self._limits.max_in_flight_bytes)
         self.window.begin_chunk()
@@ -111,12 +116,18 @@ class Appending:
         forward: tuple[Member, ...] = (),
     ) -> Send:
         acked_bytes = self._told_acked_bytes = self.window.acked.length_bytes
-        founding = b"" if at.length_bytes else self._founding
+        founding = b"" if at.length_bytes or not entries else self._founded(chunk)
         message = Append(
             self._stream, member.disk, chunk.epoch, chunk.base_offset, self._host, at, entries, acked_bytes, forward,
             founding,
         )  # fmt: skip
         return Send(member.host, message)
+
+    def _founded(self, chunk: ChunkRegistration) -> bytes:
+        """Asked for with the first batch: until then nothing of the chunk is acknowledged, so it is as of its start."""
+        if self._founding is None:
+            self._founding = self._ask_founding(chunk.base_offset)
+        return self._founding
 
     def send_again(self, now_ms: int) -> list[Effect]:
         """To members that lag: what they lack. To all, when nothing is in flight: what is acknowledged."""

@@ -29,13 +29,12 @@ Sources: Apache BookKeeper (ensemble changes, the last add confirmed); SGuard, s
 (why a length without an epoch, and an epoch without the metadata's word, lose records).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
 from logstore.base.states import following
-from logstore.replica.appending import Appending, OwnerLimits
+from logstore.replica.appending import Appending, Founding, OwnerLimits
 from logstore.replica.effects import Acked, Deposed, Effect, MemberFailed, Ready, Send, Unavailable
 from logstore.replica.fencing import Fencing, SealPlan
 from logstore.replica.messages import (
@@ -143,13 +142,9 @@ class Owner:
         stream: str,
         me: OwnerId,
         limits: OwnerLimits | None = None,
-        founding: Callable[[int], bytes] = lambda base_offset: b"",
+        founding: Founding = lambda base_offset: b"",
     ) -> None:
-        """`founding`: what the log keeps beside a chunk that begins at an offset, everything in front of which is
-        acknowledged; it is asked once for each chunk that is opened.
-        """
         self.stream = stream
-        self._founding = founding
         self.me = me
         self.limits = limits or OwnerLimits()
         self.state = OwnerState.IDLE
@@ -161,7 +156,7 @@ class Owner:
         self._sent_ms = 0
         self._since_ms = 0
         self._reported = ""
-        self._appending = Appending(stream, me.host, self.limits)
+        self._appending = Appending(stream, me.host, self.limits, founding)
         self._suspects = _Suspects()
         self._repair = Repair(stream, self.limits.resend_ms * 4, self.limits.repair_timeout_ms)
 
@@ -441,7 +436,7 @@ class Owner:
         chunk = self.registration.open_chunk
         if chunk is None:
             raise AssertionError(f"owner of {self.stream}: no chunk is open in {self.registration}")
-        self._appending.begin(chunk, self._founding(chunk.base_offset))
+        self._appending.begin(chunk)
         return chunk
 
     def _go_on_repairing(self, now_ms: int) -> list[Effect]:

@@ -17,6 +17,7 @@ from logstore.replica.register import SwapAnswer, SwapRegistration
 from logstore.replica.registrations import ChunkRegistration, Member, Prefix, StreamRegistration
 from logstore.replica.replica import MAX_UNSYNCED_BYTES, Replica, ReplicaState, StoredReplicas, _Chunk
 from tests.replica.cluster import Planted
+from tests.replica.disk import founding_of
 
 
 class CountsAllButOne(Appending):
@@ -38,10 +39,10 @@ class CountsItself(Appending):
 class SendsAgainInAnotherOrder(Appending):
     """What is sent again in the next chunk gets other offsets than before."""
 
-    def begin(self, chunk: ChunkRegistration, founding: bytes = b"") -> None:
+    def begin(self, chunk: ChunkRegistration) -> None:
         if len(self.window._batches) > 1:
             self.window._batches.rotate(1)
-        super().begin(chunk, founding)
+        super().begin(chunk)
 
 
 class AcksBeforeTheLastMember(Owner):
@@ -49,7 +50,7 @@ class AcksBeforeTheLastMember(Owner):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._appending = CountsAllButOne(self.stream, self.me.host, self.limits)
+        self._appending = CountsAllButOne(self.stream, self.me.host, self.limits, founding_of)
 
 
 class AcksFromLocalSyncAlone(Owner):
@@ -57,7 +58,7 @@ class AcksFromLocalSyncAlone(Owner):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._appending = CountsItself(self.stream, self.me.host, self.limits)
+        self._appending = CountsItself(self.stream, self.me.host, self.limits, founding_of)
 
 
 class ResendsAtOtherOffsets(Owner):
@@ -65,7 +66,7 @@ class ResendsAtOtherOffsets(Owner):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._appending = SendsAgainInAnotherOrder(self.stream, self.me.host, self.limits)
+        self._appending = SendsAgainInAnotherOrder(self.stream, self.me.host, self.limits, founding_of)
 
 
 class SealsAtTheLongest(Owner):

@@ -1,0 +1,90 @@
+"""What the parts of a host in a cluster need of each other.
+
+| part | does |
+|---|---|
+| `Links` | carries messages between hosts |
+| `ReplicaFiles` | carries out what replicas ask of the disk, on the streams of the local store |
+| `StreamListener` | the stream that clients append to, on its owner's host: hears what is acknowledged |
+
+Invariants: everything here runs on the event loop's thread. A message may be lost, so `send` never waits and never
+fails; whoever needs an answer asks again.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from logstore.log.stream import Stream
+from logstore.log.ticket import Ticket
+from logstore.replica.effects import DiskOperation, Load
+from logstore.replica.messages import Entry, Message
+from logstore.replica.registrations import Prefix
+from logstore.replica.replica import StoredReplicas
+
+Received = Callable[[str, Message], None]
+"""Takes a message from a host."""
+
+
+class Links(Protocol):
+    """Connections to the other hosts of the cluster."""
+
+    def send(self, host: str, message: Message) -> None:
+        """Send a message soon. It is dropped if the host cannot be reached, or if too much waits for it already."""
+
+    def is_reachable(self, host: str) -> bool:
+        """Whether there is a connection to the host now."""
+
+
+class Loaded(NamedTuple):
+    """What a `Load` found: entries behind `at`, the offset behind the limit, and the founding state if they are the
+    chunk's first.
+    """
+
+    at: Prefix
+    entries: tuple[Entry, ...]
+    limit_offset: int
+    founding: bytes
+
+
+class ReplicaFiles(Protocol):
+    """The chunks and fences of one host, each chunk a stream of the local store."""
+
+    @property
+    def stored(self) -> StoredReplicas:
+        """What the start has found."""
+
+    def perform(self, operation: DiskOperation) -> Ticket[None]:
+        """Carry out an operation; the ticket settles when it is durable.
+
+        Operations on one chunk are carried out in order. The ticket fails with StorageFailed if the disk refuses, and
+        with CorruptChunk if a cut finds that the bytes do not match their checksum.
+        """
+
+    async def load(self, load: Load) -> Loaded:
+        """Read entries. Raises CorruptChunk, UnknownTopicOrPartition (no such chunk), OSError."""
+
+    def local(self, stream: str, epoch: int) -> Stream | None:
+        """The local store's stream with a chunk's records, at their offsets; None if there is none here."""
+
+
+class StreamListener(Protocol):
+    """Hears of one stream while this host owns it."""
+
+    def founding(self, base_offset: int) -> bytes:
+        """The producers' last sequences as of an offset where everything in front is acknowledged, as bytes that
+        `logstore.format.snapshot` reads; asked when the first batch of a chunk is sent.
+        """
+
+    def ready(self, epoch: int, high_watermark: int) -> None:
+        """This host owns the stream, and takes appends from this offset on."""
+
+    def acked(self, high_watermark: int) -> None:
+        """All batches below are acknowledged. There may be room for more appends."""
+
+    def room(self) -> None:
+        """Batches that were not taken may be offered again."""
+
+    def deposed(self, newer_epoch: int) -> None:
+        """Another host owns the stream; what is not acknowledged has an unknown fate."""
+
+    def unavailable(self, reason: str) -> None:
+        """The stream waits, for this reason."""
