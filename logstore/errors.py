@@ -73,6 +73,25 @@ class StorageFailed(CairnError):
     """The disk refused: nothing was acknowledged. Reads continue; appends continue once the disk accepts writes."""
 
 
+# ---- clusters
+
+
+class NotLeader(CairnError):
+    """This host does not own the stream, or not any more: whether a batch under way is in the log is not known."""
+
+
+class NotEnoughReplicas(CairnError):
+    """Too much waits for the stream's members already; nothing was appended."""
+
+
+class InvalidReplicas(CairnError):
+    """A number of replicas that the cluster cannot have."""
+
+
+class NotInCluster(CairnError):
+    """What one host does alone, and a cluster of hosts does not do yet."""
+
+
 # ---- reads
 
 

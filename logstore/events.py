@@ -71,6 +71,13 @@ QUIET_TABLE_DAMAGED: Final = LogEvent("quiet_table_damaged", Level.WARNING)
 QUIET_STREAM_DIFFERS: Final = LogEvent("quiet_stream_differs", Level.WARNING)
 PRODUCER_SNAPSHOTS_REBUILT: Final = LogEvent("producer_snapshots_rebuilt")
 
+# ---- clusters
+
+STREAM_LED: Final = LogEvent("stream_led")
+STREAM_NOT_LED: Final = LogEvent("stream_not_led")
+STREAM_UNAVAILABLE: Final = LogEvent("stream_unavailable", Level.WARNING)
+PRODUCERS_NOT_READ: Final = LogEvent("producers_not_read", Level.WARNING)
+
 # ---- epochs
 
 STAGING_CUT: Final = LogEvent("staging_cut")
