@@ -77,7 +77,12 @@ class StorageFailed(CairnError):
 
 
 class NotLeader(CairnError):
-    """This host does not own the stream, or not any more: whether a batch under way is in the log is not known."""
+    """Another host owns the stream. `leader` is its name, "" if nobody is known to own it; `epoch` its epoch."""
+
+    def __init__(self, message: str, *, leader: str = "", epoch: int = 0) -> None:
+        super().__init__(message)
+        self.leader = leader
+        self.epoch = epoch
 
 
 class NotEnoughReplicas(CairnError):

@@ -74,9 +74,8 @@ PRODUCER_SNAPSHOTS_REBUILT: Final = LogEvent("producer_snapshots_rebuilt")
 # ---- clusters
 
 STREAM_LED: Final = LogEvent("stream_led")
-STREAM_NOT_LED: Final = LogEvent("stream_not_led")
-STREAM_UNAVAILABLE: Final = LogEvent("stream_unavailable", Level.WARNING)
 PRODUCERS_NOT_READ: Final = LogEvent("producers_not_read", Level.WARNING)
+TOPIC_UNREADABLE: Final = LogEvent("topic_unreadable", Level.ERROR)
 
 # ---- epochs
 

@@ -12,8 +12,8 @@ Invariants:
   and an idempotent producer that sends it again finds out.
 * At most MAX_WAITING_BYTES wait for room (or one larger batch); more are refused, and nothing of them is appended.
 
-Clients' leader epoch is that of the registration with which the ownership began: a chunk that is rolled under the same
-owner changes nothing for clients. In the bytes of a batch stands LEADER_EPOCH, as on a host alone.
+Clients' leader epoch, and that in the bytes of a batch, is the one of the registration with which the ownership began:
+a chunk that is rolled under the same owner changes nothing for clients.
 """
 
 from collections import deque
@@ -24,8 +24,8 @@ from typing import Final, NamedTuple, Protocol
 from logstore.base.clock import Clock
 from logstore.base.events import Report
 from logstore.errors import NotEnoughReplicas, NotInCluster, NotLeader, OffsetOutOfRange, UnknownTopicOrPartition
-from logstore.events import STREAM_LED, STREAM_NOT_LED, STREAM_UNAVAILABLE
-from logstore.format.batch import LEADER_EPOCH, BatchHeader, patch_base, stamp_append_time
+from logstore.events import STREAM_LED
+from logstore.format.batch import BatchHeader, patch_base, stamp_append_time
 from logstore.format.index import NO_TIMESTAMP
 from logstore.format.snapshot import ProducerSnapshot, encode_snapshot
 from logstore.log.producers import ProducerTable
@@ -185,7 +185,7 @@ class ReplicatedStream:
                 append_ms = self._services.clock.wall_ms()
                 header = stamp_append_time(waiting.buffer, header, append_ms)
             offset = owners.next_offset(self.stream)
-            patch_base(waiting.buffer, 0, offset, LEADER_EPOCH)
+            patch_base(waiting.buffer, 0, offset, self.leader_epoch)
             self._in_flight.append(_InFlight(offset, header, waiting.ticket, append_ms))
             owners.append(self.stream, bytes(waiting.buffer), header.last_offset_delta + 1)
 
@@ -238,15 +238,11 @@ class ReplicatedStream:
 
     def deposed(self, newer_epoch: int) -> None:
         """Another host owns the stream."""
-        was_leader = self.is_leader
         self._end_ownership(NotLeader(f"{self.name}: another host owns it since epoch {newer_epoch}"))
-        if was_leader:
-            self._services.report(STREAM_NOT_LED, stream=self.name, epoch=newer_epoch)
         self._wake()
 
     def unavailable(self, reason: str) -> None:
-        """The stream waits."""
-        self._services.report(STREAM_UNAVAILABLE, stream=self.name, why=reason)
+        """The stream waits; the host reports it."""
 
     def abandon(self) -> None:
         """The topic is deleted."""
@@ -267,6 +263,19 @@ class ReplicatedStream:
             ticket.fail(reason)
 
     # ---- reading
+
+    @property
+    def newest_epoch(self) -> int:
+        """The newest epoch that another host may have told clients: rolls under this owner have raised it."""
+        registration = self.registration
+        return self.leader_epoch if registration is None else max(self.leader_epoch, registration.epoch)
+
+    def end_of_epoch(self, epoch: int) -> int:
+        """Where the records of a leader epoch and of those before it end at the latest, for clients of the leader.
+
+        What clients have seen is never cut, so a later end than the true one tells them nothing wrong.
+        """
+        return self.led_from if epoch < self.leader_epoch else self.high_watermark
 
     @property
     def registration(self) -> StreamRegistration | None:

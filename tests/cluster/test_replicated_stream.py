@@ -11,7 +11,7 @@ from logstore.errors import (
     OutOfOrderSequence,
     UnknownTopicOrPartition,
 )
-from logstore.format.batch import LEADER_EPOCH, parse_header
+from logstore.format.batch import parse_header
 from logstore.format.records import Record, encode_batch
 from logstore.format.snapshot import decode_snapshots
 from logstore.log.topics import LOG_APPEND_TIME, TopicConfig
@@ -50,7 +50,7 @@ async def test_a_batch_has_its_offset_in_its_bytes() -> None:
     front.append(b"3")
     headers = [parse_header(entry.data) for entry in owner.window]
     assert [header.base_offset for header in headers] == [0, 2]
-    assert {header.partition_leader_epoch for header in headers} == {LEADER_EPOCH}
+    assert {header.partition_leader_epoch for header in headers} == {front.stream.leader_epoch} == {1}
 
 
 async def test_the_time_of_an_append_is_stamped_where_the_topic_asks_for_it() -> None:
