@@ -19,6 +19,7 @@ from logstore.engine import StoreEngine
 from logstore.interfaces import Buffer
 from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.codec import EncodedAnswer
+from logstore.kafka.placement import Placement
 from logstore.kafka.request_meter import RequestMeter
 from logstore.log.topics import TopicConfig
 
@@ -60,7 +61,7 @@ class Caller(NamedTuple):
 
 class Broker(NamedTuple):
     """The parts of the broker that every handler needs: the engine, the clock, the settings, the rights of callers
-    (without ACLs and users: all) and their quotas.
+    (without ACLs and users: all), their quotas, and where the streams of a cluster are (None: all are here).
     """
 
     engine: StoreEngine
@@ -68,6 +69,7 @@ class Broker(NamedTuple):
     settings: BrokerSettings
     authorizer: Authorizer = Authorizer()
     quotas: Quotas = Quotas()
+    placement: Placement | None = None
 
     @property
     def has_checks(self) -> bool:
