@@ -166,8 +166,8 @@ class ClusterTopics:
             stream.abandon()
         self.report(TOPIC_DELETED, topic=topic.name, id=topic.topic_id, partitions=len(topic.partitions))
 
-    async def _seen(self, revision: int) -> None:
-        """Wait until a change of a topic is in memory."""
+    async def reached(self, revision: int) -> None:
+        """Wait until a change of a topic, made by any host, is in memory."""
         while self._applied_revision < revision:
             await self._applied.wait()
 
@@ -278,11 +278,11 @@ class ClusterTopics:
             except OutcomeUnknown:
                 continue  # the same again: at most one of the two is made
             if isinstance(outcome, Committed):
-                await self._seen(outcome.revision)
+                await self.reached(outcome.revision)
                 return self.topic(name)
             found = outcome.found[0]
             if found is not None and schema.decode(schema.Topic, found).topic_id == topic.topic_id:
-                await self._seen(found.revision)
+                await self.reached(found.revision)
                 return self.topic(name)
             raise TopicExists(f"topic {name!r} exists")
         raise OutcomeUnknown(f"it is not known whether topic {name!r} was created; look whether it is there")
@@ -329,7 +329,7 @@ class ClusterTopics:
             transaction = Transaction((Condition(key, reading.entry.revision),), (Put(key, wanted),))
             outcome = await self._metadata.commit(transaction)
             if isinstance(outcome, Committed):
-                await self._seen(outcome.revision)
+                await self.reached(outcome.revision)
                 break
         return self.topic(name)
 
