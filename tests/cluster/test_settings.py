@@ -1,0 +1,30 @@
+"""The settings of a host in a cluster: what is taken, and in which words the rest is refused."""
+
+import pytest
+
+from logstore.cluster.settings import EtcdUrl, SqliteUrl, parse_cluster, parse_url
+from logstore.errors import ConfigError
+
+
+def test_a_metadata_store_is_named_by_a_url() -> None:
+    """Several endpoints, a namespace, TLS; or one file."""
+    assert parse_url("etcd://a:1") == EtcdUrl(("http://a:1",), "/cairn/")
+    assert parse_url("etcds://a:1,b:2/prod/") == EtcdUrl(("https://a:1", "https://b:2"), "/prod/")
+    assert isinstance(parse_url("sqlite:/tmp/x.db"), SqliteUrl)
+
+
+@pytest.mark.parametrize("url", ["etcd://", "http://a:1", "sqlite:", "a:1", "etcd:///x"])
+def test_other_urls_are_refused(url: str) -> None:
+    """With the forms that are allowed."""
+    with pytest.raises(ConfigError, match="etcd://HOST:PORT"):
+        parse_url(url)
+
+
+@pytest.mark.parametrize(
+    ("host", "listen", "rack"), [("a b", "127.0.0.1:1", ""), ("a", "127.0.0.1", ""), ("a", "127.0.0.1:1", "r" * 65)]
+)
+def test_names_and_addresses_are_checked(host: str, listen: str, rack: str) -> None:
+    """At the start, and not when the metadata store refuses them."""
+    with pytest.raises(ConfigError):
+        parse_cluster("sqlite:x", host, 1, listen, "", rack, 3)
+    assert parse_cluster("", "", -1, "", "", "", 3) is None
