@@ -210,6 +210,38 @@ class StagePosition(CairnError):
         self.length = length
 
 
+# ---- clusters
+
+
+class DiskRefused(CairnError):
+    """The data directory is another host's, an old copy, or in use twice: the host must not start with it."""
+
+
+class WrongCluster(CairnError):
+    """The data directory belongs to another cluster than the metadata store."""
+
+
+class HostNameTaken(CairnError):
+    """Another host of the cluster, which is alive, has this name."""
+
+
+class NodeIdTaken(CairnError):
+    """Another host of the cluster, which is alive, has this node id."""
+
+
+class NotLeader(CairnError):
+    """Another host owns the stream. `leader` is its name, "" if nobody is known to own it; `epoch` its epoch."""
+
+    def __init__(self, message: str, *, leader: str = "", epoch: int = 0) -> None:
+        super().__init__(message)
+        self.leader = leader
+        self.epoch = epoch
+
+
+class ChunkUnreachable(CairnError):
+    """No member of a chunk has answered a read: the hosts that hold it are away. They may be asked again."""
+
+
 # ---- the process
 
 

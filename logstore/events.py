@@ -48,6 +48,20 @@ ACLS_CHANGED: Final = LogEvent("acls_changed", caused_by_clients=True)
 QUOTAS_CHANGED: Final = LogEvent("quotas_changed", caused_by_clients=True)
 GROUP_REBALANCED: Final = LogEvent("group_rebalanced", caused_by_clients=True)
 
+# ---- clusters
+
+CLUSTER_JOINED: Final = LogEvent("cluster_joined")
+CLUSTER_LEFT: Final = LogEvent("cluster_left", Level.WARNING)
+METADATA_AWAITED: Final = LogEvent("metadata_awaited", Level.WARNING, folded_by="host")
+METADATA_UNUSABLE: Final = LogEvent("metadata_unusable", Level.ERROR)
+METADATA_ENTRY_DAMAGED: Final = LogEvent("metadata_entry_damaged", Level.ERROR, folded_by="key")
+STREAM_OWNED: Final = LogEvent("stream_owned", folded_by="stream")
+STREAM_DEPOSED: Final = LogEvent("stream_deposed", folded_by="stream")
+STREAM_UNAVAILABLE: Final = LogEvent("stream_unavailable", Level.WARNING, folded_by="stream")
+MEMBER_FAILED: Final = LogEvent("member_failed", Level.WARNING)
+REPLICA_DAMAGED: Final = LogEvent("replica_damaged", Level.ERROR)
+REPLICAS_REMOVED: Final = LogEvent("replicas_removed")
+
 # ---- streams
 
 APPEND_FAILED: Final = LogEvent("append_failed", Level.WARNING)

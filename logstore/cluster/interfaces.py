@@ -24,6 +24,10 @@ Received = Callable[[str, Message], None]
 """Takes a message from a host."""
 
 
+PeerRefused = Callable[[str], None]
+"""Takes the name of a host whose connection was lost and whose address refuses connections."""
+
+
 class Links(Protocol):
     """Connections to the other hosts of the cluster."""
 
@@ -81,7 +85,7 @@ class StreamListener(Protocol):
         """All batches below are acknowledged. There may be room for more appends."""
 
     def room(self) -> None:
-        """Batches that were not taken may be offered again."""
+        """Batches that were not taken may be offered again: called behind `acked` if one was refused since."""
 
     def deposed(self, newer_epoch: int) -> None:
         """Another host owns the stream; what is not acknowledged has an unknown fate."""

@@ -41,6 +41,8 @@ CODES: dict[type[Exception], ErrorCode] = {
     errors.TransactionalIdAuthorizationFailed: ErrorCode.transactional_id_authorization_failed,
     errors.InvalidAcl: ErrorCode.invalid_request,
     errors.InvalidQuota: ErrorCode.invalid_request,
+    errors.NotLeader: ErrorCode.not_leader_or_follower,
+    errors.ChunkUnreachable: ErrorCode.kafka_storage_error,
 }
 
 

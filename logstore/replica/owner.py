@@ -49,7 +49,7 @@ from logstore.replica.messages import (
     ToOwner,
 )
 from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
-from logstore.replica.registrations import MAX_CHUNKS, ChunkRegistration, Member, OwnerId, StreamRegistration
+from logstore.replica.registrations import MAX_CHUNKS, ChunkRegistration, Member, OwnerId, Prefix, StreamRegistration
 from logstore.replica.repair import Repair
 
 
@@ -131,6 +131,10 @@ class _Suspects:
             return False
         return True
 
+    def is_any(self, members: tuple[Member, ...]) -> bool:
+        """Whether one of these has failed, and was not chosen since."""
+        return bool(self.until_ms) and any(member in self.until_ms for member in members)
+
 
 class Owner:
     """One host as the owner of one stream, from its claim until it is deposed. An owner that is deposed is not used
@@ -178,6 +182,19 @@ class Owner:
     def next_offset(self) -> int:
         """The offset of the next batch."""
         return self._appending.window.next_offset
+
+    @property
+    def acked(self) -> Prefix:
+        """How much of the open chunk is acknowledged."""
+        return self._appending.window.acked
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing is due by time alone: a tick would do nothing before the next event."""
+        if self.state is not OwnerState.APPENDING:
+            return self.state is OwnerState.DEPOSED
+        is_quiet = self._swap is None and self._appending.is_at_rest and not self._suspects.is_any(self._live)
+        return is_quiet and self._repair.is_at_rest(self.revision, self._live)
 
     def may_append(self, size_bytes: int) -> bool:
         """Whether `append` takes a batch of this size now; if not, the log keeps it and asks again later."""

@@ -202,6 +202,10 @@ class Replica:
         """The streams of which there is a chunk here: whose registrations the host should look at when it starts."""
         return sorted({stream for stream, _ in self._chunks})
 
+    def has_chunks_of(self, stream: str) -> bool:
+        """Whether there is a chunk of the stream here."""
+        return any(name == stream for name, _ in self._chunks)
+
     def fence_of(self, stream: str) -> int:
         """The lowest epoch from which appends are taken."""
         return self._fences.get(stream, 0)
@@ -419,6 +423,10 @@ class Replica:
         self._step(chunk, ReplicaEvent.SEAL)
         return [self._store(CutChunk(chunk.stream, chunk.epoch, end), owner)]
 
+    def stream_deleted(self, stream: str) -> list[Effect]:
+        """The stream's topic was deleted, and its name will never be used again: nothing of it is kept."""
+        return [effect for chunk in self._chunks.values() if chunk.stream == stream for effect in self._remove(chunk)]
+
     # ---- copies of sealed chunks
 
     def _copy(self, sender: str, message: CopyChunk) -> list[Effect]:
@@ -528,6 +536,10 @@ class Replica:
         sender, message = self._loads.pop(token)
         answer = EntriesRead(message.stream, message.epoch, self.me, at, tuple(entries), limit_offset, founding)
         return [Send(sender, answer)]
+
+    def load_dropped(self, token: int) -> None:
+        """A `Load` is not carried out, because too much waits for the disk: who wants it asks again."""
+        del self._loads[token]
 
     def load_failed(self, token: int) -> list[Effect]:
         """What a `Load` asked for cannot be read, or does not match its checksum. The stream's owner hears of it."""

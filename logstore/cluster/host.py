@@ -1,0 +1,579 @@
+"""One host of a cluster: its replicas, the streams that it owns, and what happens to both, on the event loop.
+
+`ClusterHost` carries out what the state machines of `logstore.replica` ask for, and brings back what follows:
+
+| effect | carried out by | comes back as |
+|---|---|---|
+| `Send` | `Links` | `receive` |
+| `Store`, `Load` | `ReplicaFiles` | `stored`, `loaded` and their failures |
+| `ReadRegistration`, `SwapRegistration` | `registration_requests` | `registration_read`, `…_seen`, `swap_answered` |
+| `Ready`, `Acked`, `Deposed`, `Unavailable` | the stream's `StreamListener` | – |
+
+It claims streams without an owner (`election`), tells owners which members live, and forgets the streams of deleted
+topics.
+
+For the front of Kafka: `listen` to each stream that clients may use, then `ready` says that this host owns it. While it
+does, `may_append` and `append` take batches whose offsets begin at `next_offset`; everything below the offset of the
+last `acked` is acknowledged. `owner_of` says whom clients should ask otherwise. Methods that need the owner raise
+NotLeader.
+
+Order of a start: `establish_identity`, the files, the listeners' sockets, the links with `receive` and `peer_refused`,
+`ClusterView.run`, `ClusterHost.run`, and `Membership.run` last. Order of an end: `resign`, then cancel.
+
+Invariants:
+* All methods are called on the event loop's thread. None waits but those that are `async`.
+* A tick costs what is due: owners at rest, however many, have none.
+* Bounded: MAX_LOADS reads of the disk, MAX_READS reads of other hosts, a registration's requests for each stream.
+* Safety is the state machines'; who is taken for alive here decides only what is tried when.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from logstore.base.events import Report
+from logstore.base.metadata import schema
+from logstore.base.metadata.interface import Condition, MetadataStore
+from logstore.base.metadata.local_watch import ChangeSignal
+from logstore.cluster import election
+from logstore.cluster.entry_reads import EntryReads
+from logstore.cluster.host_identity import HostIdentity
+from logstore.cluster.interfaces import Links, ReplicaFiles, StreamListener
+from logstore.cluster.membership import Membership
+from logstore.cluster.registration_requests import CreateRegistration, FirstRegistration, RegistrationRequests
+from logstore.cluster.stored_topics import StoredTopics
+from logstore.cluster.view import ClusterView, KnownHead, KnownTopic, stream_name, topic_id_of
+from logstore.errors import CorruptChunk, NotLeader, UnknownTopicOrPartition
+from logstore.events import (
+    MEMBER_FAILED,
+    REPLICA_DAMAGED,
+    REPLICAS_REMOVED,
+    STREAM_DEPOSED,
+    STREAM_OWNED,
+    STREAM_UNAVAILABLE,
+)
+from logstore.log.ticket import Ticket
+from logstore.replica.appending import OwnerLimits
+from logstore.replica.effects import (
+    Acked,
+    Deposed,
+    Effect,
+    Load,
+    MemberFailed,
+    Ready,
+    Send,
+    Store,
+    Unavailable,
+)
+from logstore.replica.messages import (
+    AppendDone,
+    CopyDone,
+    EntriesRead,
+    FenceDone,
+    LookAtRegistration,
+    Message,
+    OutOfOrder,
+    ReadEntries,
+    Refused,
+)
+from logstore.replica.owner import TAKING, Owner, OwnerState
+from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
+from logstore.replica.registrations import ChunkRegistration, Member, Prefix, StreamRegistration
+from logstore.replica.replica import Replica
+from logstore.replica.stored_registrations import StoredRegistrations
+
+TICK_S: Final = 0.02
+ELECTION_S: Final = 0.05
+"""Between two looks at streams without an owner, while there are any."""
+LINKS_S: Final = 0.2
+"""Between two looks at which hosts are reachable."""
+UNREACHABLE_S: Final = 1.0
+"""A host without a connection for that long is not chosen for chunks."""
+MAX_LOADS: Final = 64
+"""Reads of the disk that wait: beyond that they are dropped, and who asks asks again."""
+RESIGN_S: Final = 5.0
+"""How long an end waits for other hosts to take over."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostParts:
+    """What a host is put together from."""
+
+    identity: HostIdentity
+    store: MetadataStore
+    view: ClusterView
+    links: Links
+    files: ReplicaFiles
+    report: Report
+
+
+class ClusterHost:
+    """See the module. `run` must run."""
+
+    def __init__(self, parts: HostParts, membership: Membership, limits: OwnerLimits | None = None) -> None:
+        self.name = parts.identity.host
+        self.view = parts.view
+        self.topics = StoredTopics(parts.store, parts.view)
+        self._parts = parts
+        self._membership = membership
+        self._limits = limits or OwnerLimits()
+        self._replica = Replica(parts.identity.member, parts.files.stored)
+        self._owners: dict[str, Owner] = {}
+        self._listeners: dict[str, StreamListener] = {}
+        self._restless: dict[str, Owner] = {}
+        self._restless_now = trio.Event()
+        self._full: set[str] = set()
+        """Streams whose listeners wait for room."""
+        self._vacancies = election.Vacancies()
+        self._vacant_now = trio.Event()
+        self._requests = RegistrationRequests(StoredRegistrations(parts.store), self._answered, parts.report)
+        self._reads = EntryReads(parts.links, self._reading_order, self._is_copying)
+        self._copying: set[tuple[str, int]] = set()
+        self._seen: dict[str, int] = {}
+        self._refusing: dict[str, str] = {}
+        self._lost_since_s: dict[str, float] = {}
+        self._live: dict[str, schema.Member] = {}
+        self._loads = 0
+        self._is_resigning = False
+        self._changed = ChangeSignal()
+        self._nursery: trio.Nursery | None = None
+        parts.view.add_listener(self)
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Carry out what is asked for, until cancelled. Started when the view is complete."""
+        await self.view.complete()
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self._requests.run)
+            nursery.start_soon(self._tick_owners)
+            nursery.start_soon(self._claim_vacant)
+            nursery.start_soon(self._watch_links)
+            for stream in self._replica.streams():
+                self._requests.ask(ReadRegistration(stream))
+            self.members_changed()
+            task_status.started()
+
+    # ---- for the front: streams
+
+    def listen(self, stream: str, listener: StreamListener) -> None:
+        """Tell a listener what becomes of a stream from now on; at once that this host owns it, if it does."""
+        self._listeners[stream] = listener
+        owner = self._owners.get(stream)
+        if owner is not None and owner.state in TAKING:
+            listener.ready(owner.registration.epoch, owner.high_watermark)
+
+    def unlisten(self, stream: str) -> None:
+        """Tell nobody any more."""
+        self._listeners.pop(stream, None)
+
+    def owner_of(self, stream: str) -> str | None:
+        """The host that owns a stream and lives, by the newest registration known here; None if there is none."""
+        known = self.view.heads.get(stream)
+        if known is None or election.is_owner_gone(known.head, self.view.members):
+            return None
+        return known.head.owner.host
+
+    def head(self, stream: str) -> KnownHead | None:
+        """The head of a stream's registration: owner, epoch and open chunk, on every host; it may be late."""
+        return self.view.heads.get(stream)
+
+    def owns(self, stream: str) -> bool:
+        """Whether this host owns the stream and takes appends, or will again in a moment."""
+        owner = self._owners.get(stream)
+        return owner is not None and owner.state in TAKING
+
+    def may_append(self, stream: str, size_bytes: int) -> bool:
+        """Whether `append` takes a batch of this size now. Raises NotLeader."""
+        may = self._taking(stream).may_append(size_bytes)
+        if not may:
+            self._full.add(stream)
+        return may
+
+    def append(self, stream: str, data: bytes, record_count: int) -> int:
+        """Append a batch, which `may_append` allows; returns its offset. Raises NotLeader."""
+        owner = self._taking(stream)
+        offset = owner.next_offset
+        self._drive(owner, owner.append(data, record_count, self._now_ms()))
+        return offset
+
+    def next_offset(self, stream: str) -> int:
+        """The offset of the next batch. Raises NotLeader."""
+        return self._taking(stream).next_offset
+
+    def acked(self, stream: str) -> Prefix:
+        """How much of the open chunk is acknowledged; its offset is the high watermark. Raises NotLeader."""
+        return self._taking(stream).acked
+
+    def registration(self, stream: str) -> StreamRegistration:
+        """The registration of a stream that this host owns, all chunks included. Raises NotLeader."""
+        return self._taking(stream).registration
+
+    async def read_registration(self, stream: str) -> StreamRegistration:
+        """The registration of any stream, from the metadata store. Raises UnknownTopicOrPartition, MetadataError."""
+        found = await self._requests.registrations.read(ReadRegistration(stream))
+        if found.registration is None:
+            raise UnknownTopicOrPartition(f"stream {stream} has no registration: its topic is new, or was deleted")
+        return found.registration
+
+    async def read_entries(self, stream: str, chunk: ChunkRegistration, offset: int, max_bytes: int) -> EntriesRead:
+        """Entries of a chunk from an offset on, about `max_bytes`, from any of its members, this host included.
+
+        `offset` must be where a batch begins. Without entries: no member may show more than up to `limit_offset` yet.
+        Raises ChunkUnreachable.
+        """
+        return await self._reads.read(stream, chunk, offset, max_bytes)
+
+    async def wait_ready(self, stream: str) -> None:
+        """Wait until this host owns the stream and takes appends."""
+        while not self.owns(stream):
+            await self._changed.wait()
+
+    async def wait_owner(self, stream: str) -> str:
+        """Wait until a host that lives owns the stream; returns its name."""
+        while (owner := self.owner_of(stream)) is None:
+            await self.view.changed()
+        return owner
+
+    async def resign(self) -> None:
+        """End the membership, and wait until other hosts own this host's streams, or RESIGN_S. It goes on serving."""
+        self._is_resigning = True
+        self._membership.resign()
+        with trio.move_on_after(RESIGN_S):
+            while self._owners and any(host != self.name for host in self._live):
+                await self._changed.wait()
+
+    def _taking(self, stream: str) -> Owner:
+        owner = self._owners.get(stream)
+        if owner is None or owner.state not in TAKING:
+            raise self.not_leader(stream)
+        return owner
+
+    def not_leader(self, stream: str) -> NotLeader:
+        """The error for a stream that this host does not own, with who does."""
+        known, leader = self.view.heads.get(stream), self.owner_of(stream)
+        epoch = known.head.epoch if known is not None else 0
+        where = f"host {leader!r} owns it" if leader else "it has no owner yet"
+        return NotLeader(f"host {self.name!r} does not own stream {stream}: {where}", leader=leader or "", epoch=epoch)
+
+    # ---- for the links
+
+    def receive(self, sender: str, message: Message) -> None:
+        """Take a message from a host, this one included."""
+        if isinstance(message, LookAtRegistration):
+            self._look(message.stream, message.revision)
+            return
+        if isinstance(message, EntriesRead | Refused):
+            self._reads.received(message)
+        if not isinstance(message, AppendDone | OutOfOrder | FenceDone | CopyDone):
+            self._carry_out(self._replica.receive(sender, message))
+        owner = self._owners.get(message.stream)
+        if owner is not None and isinstance(message, AppendDone | OutOfOrder | FenceDone | CopyDone | Refused):
+            self._drive(owner, owner.receive(message, self._now_ms()))
+
+    def peer_refused(self, host: str) -> None:
+        """A host's connection was lost, and its address refuses connections: its process is gone."""
+        member = self.view.members.get(host)
+        if member is not None and host != self.name and self._refusing.get(host) != member.start:
+            self._refusing[host] = member.start
+            self.members_changed()
+
+    # ---- for the view
+
+    def members_changed(self) -> None:
+        """See ViewListener: who lives has changed."""
+        members = self.view.members
+        for host in [
+            host for host, start in self._refusing.items() if host not in members or members[host].start != start
+        ]:
+            del self._refusing[host]
+        self._live = {host: member for host, member in members.items() if host not in self._refusing}
+        for name, known in self.view.topics.items():
+            self._look_for_owners(name, known)
+        self._tell_members()
+        self._changed.notify()
+
+    def topic_changed(self, name: str, before: KnownTopic | None, now: KnownTopic | None) -> None:
+        """See ViewListener."""
+        if before is not None and (now is None or now.topic.topic_id != before.topic.topic_id):
+            for partition in range(before.topic.partitions):
+                self._forget(stream_name(before.topic.topic_id, partition))
+        if now is not None:
+            self._look_for_owners(name, now)
+
+    def head_changed(self, stream: str, now: KnownHead | None) -> None:
+        """See ViewListener."""
+        self._look_for_owner(stream)
+        if now is None:
+            if self._replica.has_chunks_of(stream):
+                self._requests.ask(ReadRegistration(stream))
+            return
+        owner = self._owners.get(stream)
+        is_overtaken = owner is not None and now.head.owner != self._parts.identity.owner_id
+        if is_overtaken or self._replica.has_chunks_of(stream):
+            self._look(stream, now.revision)
+
+    # ---- elections
+
+    def _look_for_owners(self, name: str, known: KnownTopic) -> None:
+        for partition in range(known.topic.partitions):
+            self._look_for_owner(stream_name(known.topic.topic_id, partition))
+
+    def _look_for_owner(self, stream: str) -> None:
+        self._vacancies.set(stream, is_vacant=self._is_vacant(stream), now_ms=self._now_ms())
+        if self._vacancies:
+            self._vacant_now.set()
+
+    def _is_vacant(self, stream: str) -> bool:
+        """Whether the stream is of a topic and has no owner that lives, as far as is known here."""
+        if stream in self._owners or self._topic_of(stream) is None:
+            return False
+        known = self.view.heads.get(stream)
+        head = known.head if known is not None else None
+        return election.is_owner_gone(head, self._live) or (
+            head is not None and head.owner == self._parts.identity.owner_id
+        )
+
+    def _topic_of(self, stream: str) -> KnownTopic | None:
+        name = self.view.names.get(topic_id_of(stream))
+        return self.view.topics[name] if name is not None else None
+
+    def _rank(self, stream: str) -> int | None:
+        known = self.view.heads.get(stream)
+        rank = election.claim_rank(stream, self.name, known.head if known is not None else None, self._live)
+        if rank is not None and known is not None and known.head.owner == self._parts.identity.owner_id:
+            return rank + 1  # deposed a moment ago: who did it will be seen soon
+        return rank
+
+    async def _claim_vacant(self) -> None:
+        while True:
+            if not self._vacancies:
+                self._vacant_now = trio.Event()
+                await self._vacant_now.wait()
+            if not self._is_resigning and self._membership.is_held:
+                for stream in self._vacancies.due(self._rank, self._now_ms()):
+                    self._claim(stream)
+            await trio.sleep(ELECTION_S)
+
+    def _claim(self, stream: str) -> None:
+        """Become the owner of a stream."""
+
+        def founding(base_offset: int) -> bytes:
+            listener = self._listeners.get(stream)
+            return listener.founding(base_offset) if listener is not None else b""
+
+        now_ms = self._now_ms()
+        owner = self._owners[stream] = Owner(stream, self._parts.identity.owner_id, self._limits, founding)
+        self._vacancies.set(stream, is_vacant=False, now_ms=now_ms)
+        if stream not in self.view.heads:
+            self._requests.ask(CreateRegistration(stream, lambda: self._first_registration(stream)))
+        owner.live_members(self._placement(stream), now_ms)
+        self._drive(owner, owner.start(now_ms))
+
+    def _first_registration(self, stream: str) -> FirstRegistration | None:
+        """None: the topic is gone."""
+        known, name = self._topic_of(stream), self.view.names.get(topic_id_of(stream))
+        if known is None or name is None:
+            return None
+        first = StreamRegistration(known.topic.replicas, election.min_copies(known.topic))
+        return FirstRegistration(first, Condition(schema.topic_key(name), known.revision))
+
+    def _placement(self, stream: str) -> tuple[Member, ...]:
+        now_s = trio.current_time()
+        lost = {host for host, since_s in self._lost_since_s.items() if now_s - since_s >= UNREACHABLE_S}
+        usable = {host: member for host, member in self._live.items() if host not in lost}
+        return election.placement(stream, self.name, {**usable, self.name: self._membership.member})
+
+    def _tell_members(self) -> None:
+        now_ms = self._now_ms()
+        for stream, owner in list(self._owners.items()):
+            if self._owners.get(stream) is owner:
+                self._drive(owner, owner.live_members(self._placement(stream), now_ms))
+
+    async def _watch_links(self) -> None:
+        """Notice which hosts are reachable: who is not for a while is not chosen, who is again is not refusing."""
+        while True:
+            await trio.sleep(LINKS_S)
+            now_s = trio.current_time()
+            before = self._lost_hosts(now_s - LINKS_S)
+            hosts = [host for host in self.view.members if host != self.name]
+            reachable = {host for host in hosts if self._parts.links.is_reachable(host)}
+            is_back = bool(reachable & self._refusing.keys())
+            for host in reachable:
+                self._refusing.pop(host, None)
+            self._lost_since_s = {host: self._lost_since_s.get(host, now_s) for host in hosts if host not in reachable}
+            if is_back or self._lost_hosts(now_s) != before:
+                self.members_changed()
+
+    def _lost_hosts(self, now_s: float) -> set[str]:
+        return {host for host, since_s in self._lost_since_s.items() if now_s - since_s >= UNREACHABLE_S}
+
+    # ---- owners
+
+    def _now_ms(self) -> int:
+        return int(trio.current_time() * 1000)
+
+    def _drive(self, owner: Owner, effects: Iterable[Effect]) -> None:
+        """Carry out what an owner asks for after an event: it gets ticks until it is at rest."""
+        if owner.state is not OwnerState.DEPOSED:
+            self._restless[owner.stream] = owner
+            self._restless_now.set()
+        self._carry_out(effects)
+
+    async def _tick_owners(self) -> None:
+        while True:
+            if not self._restless:
+                self._restless_now = trio.Event()
+                await self._restless_now.wait()
+            await trio.sleep(TICK_S)
+            now_ms = self._now_ms()
+            for stream, owner in list(self._restless.items()):
+                if self._owners.get(stream) is owner:
+                    self._carry_out(owner.tick(now_ms))
+                if owner.is_at_rest or self._owners.get(stream) is not owner:
+                    self._restless.pop(stream, None)
+
+    def _forget(self, stream: str) -> None:
+        """The stream's topic was deleted."""
+        self._vacancies.set(stream, is_vacant=False, now_ms=self._now_ms())
+        self._seen.pop(stream, None)
+        owner = self._owners.pop(stream, None)
+        listener = self._listeners.get(stream)
+        if owner is not None and listener is not None:
+            listener.deposed(0)
+        if self._replica.has_chunks_of(stream):
+            self._requests.ask(ReadRegistration(stream))
+        self._changed.notify()
+
+    # ---- registrations
+
+    def _look(self, stream: str, revision: int) -> None:
+        """The registration has changed: read it, unless it is known as of this revision."""
+        if self._seen.get(stream, 0) >= revision:
+            return
+        known = self._requests.registrations.known(stream)
+        if known is not None and known.revision >= revision:
+            self._answered(known)
+        else:
+            self._requests.ask(ReadRegistration(stream))
+
+    def _answered(self, answer: RegistrationRead | SwapAnswer) -> None:
+        """What the metadata store says of a stream."""
+        stream, registration = answer.stream, answer.registration
+        if registration is None:
+            self._deleted(stream)
+        else:
+            self._seen[stream] = max(answer.revision, self._seen.get(stream, 0))
+            self._carry_out(self._replica.registration_seen(stream, answer.revision, registration))
+        owner = self._owners.get(stream)
+        if owner is None:
+            return
+        if isinstance(answer, SwapAnswer):
+            self._drive(owner, owner.swap_answered(answer, self._now_ms()))
+        else:
+            self._drive(owner, owner.registration_read(answer, self._now_ms()))
+
+    def _deleted(self, stream: str) -> None:
+        """There is no registration. Its replicas go if the topic is gone too: a registration is there before any."""
+        if self._topic_of(stream) is None and self._replica.has_chunks_of(stream):
+            self._parts.report(REPLICAS_REMOVED, stream=stream)
+            self._carry_out(self._replica.stream_deleted(stream))
+
+    # ---- effects
+
+    def _carry_out(self, effects: Iterable[Effect]) -> None:
+        """Do what a state machine asks for."""
+        for effect in effects:
+            if isinstance(effect, Send):
+                self._send(effect)
+            elif isinstance(effect, Store):
+                self._store(effect)
+            elif isinstance(effect, Acked):
+                self._acked(effect)
+            elif isinstance(effect, Load):
+                self._load(effect)
+            elif isinstance(effect, ReadRegistration | SwapRegistration):
+                self._requests.ask(effect)
+            else:
+                self._tell(effect)
+
+    def _acked(self, effect: Acked) -> None:
+        listener = self._listeners.get(effect.stream)
+        if listener is not None:
+            listener.acked(effect.high_watermark)
+            if effect.stream in self._full:
+                self._full.discard(effect.stream)
+                listener.room()
+
+    def _send(self, send: Send) -> None:
+        message = send.message
+        if isinstance(message, ReadEntries) and message.for_copy:
+            self._copying.add((message.stream, message.epoch))
+        elif isinstance(message, CopyDone):
+            self._copying.discard((message.stream, message.epoch))
+        self._parts.links.send(send.host, message)
+
+    def _is_copying(self, stream: str, epoch: int) -> bool:
+        """Whether entries of the chunk come here for a copy: they may lie behind what readers may see."""
+        return (stream, epoch) in self._copying
+
+    def _store(self, store: Store) -> None:
+        def settled(ticket: Ticket[None]) -> None:
+            if ticket.error is None:
+                self._carry_out(self._replica.stored(store.token))
+                return
+            is_damaged = isinstance(ticket.error, CorruptChunk)
+            self._parts.report(REPLICA_DAMAGED, operation=type(store.operation).__name__, error=ticket.error)
+            self._carry_out(self._replica.store_failed(store.token, is_damaged=is_damaged))
+
+        self._parts.files.perform(store.operation).add_callback(settled)
+
+    def _load(self, load: Load) -> None:
+        if self._nursery is None or self._loads >= MAX_LOADS:
+            self._replica.load_dropped(load.token)
+            return
+        self._loads += 1
+        self._nursery.start_soon(self._loaded, load)
+
+    async def _loaded(self, load: Load) -> None:
+        try:
+            found = await self._parts.files.load(load)
+        except (CorruptChunk, UnknownTopicOrPartition, OSError) as error:
+            self._parts.report(REPLICA_DAMAGED, operation="Load", stream=load.stream, epoch=load.epoch, error=error)
+            self._carry_out(self._replica.load_failed(load.token))
+        else:
+            self._carry_out(self._replica.loaded(load.token, *found))
+        finally:
+            self._loads -= 1
+
+    def _tell(self, effect: Ready | Deposed | Unavailable | MemberFailed) -> None:
+        """What an owner says to the stream's listener, and to the operator."""
+        listener, report = self._listeners.get(effect.stream), self._parts.report
+        if isinstance(effect, Ready):
+            report(STREAM_OWNED, stream=effect.stream, epoch=effect.epoch, offset=effect.high_watermark)
+            if listener is not None:
+                listener.ready(effect.epoch, effect.high_watermark)
+        elif isinstance(effect, Deposed):
+            report(STREAM_DEPOSED, stream=effect.stream, newer_epoch=effect.newer_epoch, unacked=effect.unacked_offset)
+            self._owners.pop(effect.stream, None)
+            self._look_for_owner(effect.stream)
+            if listener is not None:
+                listener.deposed(effect.newer_epoch)
+        elif isinstance(effect, Unavailable):
+            report(STREAM_UNAVAILABLE, stream=effect.stream, epoch=effect.epoch, reason=effect.reason)
+            if listener is not None:
+                listener.unavailable(effect.reason)
+        else:
+            report(MEMBER_FAILED, stream=effect.stream, epoch=effect.epoch, host=effect.host, reason=effect.reason)
+        self._changed.notify()
+
+    def _reading_order(self, members: Sequence[Member]) -> list[Member]:
+        """This host first, then those that can be reached, then the rest."""
+
+        def distance(member: Member) -> int:
+            if member.host == self.name:
+                return 0
+            return 1 if self._parts.links.is_reachable(member.host) else 2
+
+        return sorted(members, key=distance)
