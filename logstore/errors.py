@@ -50,6 +50,18 @@ class MalformedRequest(CairnError):
     """A request whose bytes cannot be decoded."""
 
 
+class MalformedMessage(CairnError):
+    """Bytes from another host of the cluster that are no hello, frame or message."""
+
+
+class UnsendableMessage(CairnError):
+    """A message between hosts that exceeds a limit of a link."""
+
+
+class LinkRefused(CairnError):
+    """A link between hosts that one of them does not take: another cluster, host or disk, or no common version."""
+
+
 # ---- appends
 
 

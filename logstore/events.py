@@ -48,6 +48,17 @@ ACLS_CHANGED: Final = LogEvent("acls_changed", caused_by_clients=True)
 QUOTAS_CHANGED: Final = LogEvent("quotas_changed", caused_by_clients=True)
 GROUP_REBALANCED: Final = LogEvent("group_rebalanced", caused_by_clients=True)
 
+# ---- links to other hosts
+
+PEER_CONNECTED: Final = LogEvent("peer_connected")
+PEER_LOST: Final = LogEvent("peer_lost", Level.WARNING)
+PEER_NOT_REACHED: Final = LogEvent("peer_not_reached", Level.WARNING)
+PEER_DISCONNECTED: Final = LogEvent("peer_disconnected", Level.WARNING)
+PEER_SLOW: Final = LogEvent("peer_slow", Level.WARNING)
+PEER_MESSAGE_UNSENT: Final = LogEvent("peer_message_unsent", Level.ERROR)
+PEER_MESSAGE_CRASHED: Final = LogEvent("peer_message_crashed", Level.ERROR, folded_by="host")
+LINK_CLOSED: Final = LogEvent("link_closed", folded_by="client", caused_by_clients=True)
+
 # ---- streams
 
 APPEND_FAILED: Final = LogEvent("append_failed", Level.WARNING)
