@@ -42,8 +42,10 @@ APPEND = Append("t/0", "d1", 2, 1, "o", AT, (Entry(b"xy", 2), Entry(b"z", 1)), 1
 GOLDEN: tuple[tuple[Message, str], ...] = (
     (
         APPEND,
-        f"01 0000000000000002 0000000000000001 {_AT_BYTES} 0000000000000080 01 00000002 00000002 {_STREAM_BYTES} "
-        + f"026431 016f {_MEMBER_BYTES} 00000002 00000002 00000001 00000001 666f 7879 7a",
+        (
+            f"01 0000000000000002 0000000000000001 {_AT_BYTES} 0000000000000080 01 00000002 00000002 {_STREAM_BYTES} "
+            f"026431 016f {_MEMBER_BYTES} 00000002 00000002 00000001 00000001 666f 7879 7a"
+        ),
     ),
     (AppendDone("t/0", 2, A, AT), f"02 0000000000000002 {_AT_BYTES} {_STREAM_BYTES} {_MEMBER_BYTES}"),
     (OutOfOrder("t/0", 2, A, AT), f"03 0000000000000002 {_AT_BYTES} {_STREAM_BYTES} {_MEMBER_BYTES}"),
@@ -69,8 +71,10 @@ GOLDEN: tuple[tuple[Message, str], ...] = (
     ),
     (
         EntriesRead("t/0", 2, A, AT, (Entry(b"xy", 2),), 8, b"f"),
-        f"09 0000000000000002 {_AT_BYTES} 0000000000000008 00000001 00000001 {_STREAM_BYTES} {_MEMBER_BYTES}"
-        + "00000002 00000002 66 7879",
+        (
+            f"09 0000000000000002 {_AT_BYTES} 0000000000000008 00000001 00000001 {_STREAM_BYTES} {_MEMBER_BYTES}"
+            "00000002 00000002 66 7879"
+        ),
     ),
     (
         Refused("t/0", 2, A, Reason.SHORT, 9),
