@@ -50,6 +50,18 @@ class MalformedRequest(CairnError):
     """A request whose bytes cannot be decoded."""
 
 
+class MalformedMessage(CairnError):
+    """Bytes from another host of the cluster that are no hello, frame or message."""
+
+
+class UnsendableMessage(CairnError):
+    """A message between hosts that exceeds a limit of a link."""
+
+
+class LinkRefused(CairnError):
+    """A link between hosts that one of them does not take: another cluster, host or disk, or no common version."""
+
+
 # ---- appends
 
 
@@ -71,30 +83,6 @@ class InvalidProducerEpoch(CairnError):
 
 class StorageFailed(CairnError):
     """The disk refused: nothing was acknowledged. Reads continue; appends continue once the disk accepts writes."""
-
-
-# ---- clusters
-
-
-class NotLeader(CairnError):
-    """Another host owns the stream. `leader` is its name, "" if nobody is known to own it; `epoch` its epoch."""
-
-    def __init__(self, message: str, *, leader: str = "", epoch: int = 0) -> None:
-        super().__init__(message)
-        self.leader = leader
-        self.epoch = epoch
-
-
-class NotEnoughReplicas(CairnError):
-    """Too much waits for the stream's members already; nothing was appended."""
-
-
-class InvalidReplicas(CairnError):
-    """A number of replicas that the cluster cannot have."""
-
-
-class NotInCluster(CairnError):
-    """What one host does alone, and a cluster of hosts does not do yet."""
 
 
 # ---- reads
@@ -236,6 +224,18 @@ class NotLeader(CairnError):
         super().__init__(message)
         self.leader = leader
         self.epoch = epoch
+
+
+class NotEnoughReplicas(CairnError):
+    """Too much waits for the stream's members already; nothing was appended."""
+
+
+class InvalidReplicas(CairnError):
+    """A number of replicas that the cluster cannot have."""
+
+
+class NotInCluster(CairnError):
+    """What one host does alone, and a cluster of hosts does not do yet."""
 
 
 class ChunkUnreachable(CairnError):

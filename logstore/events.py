@@ -61,6 +61,20 @@ STREAM_UNAVAILABLE: Final = LogEvent("stream_unavailable", Level.WARNING, folded
 MEMBER_FAILED: Final = LogEvent("member_failed", Level.WARNING)
 REPLICA_DAMAGED: Final = LogEvent("replica_damaged", Level.ERROR)
 REPLICAS_REMOVED: Final = LogEvent("replicas_removed")
+STREAM_LED: Final = LogEvent("stream_led", folded_by="stream")
+PRODUCERS_NOT_READ: Final = LogEvent("producers_not_read", Level.WARNING)
+TOPIC_UNREADABLE: Final = LogEvent("topic_unreadable", Level.ERROR)
+
+# ---- links to other hosts
+
+PEER_CONNECTED: Final = LogEvent("peer_connected")
+PEER_LOST: Final = LogEvent("peer_lost", Level.WARNING)
+PEER_NOT_REACHED: Final = LogEvent("peer_not_reached", Level.WARNING)
+PEER_DISCONNECTED: Final = LogEvent("peer_disconnected", Level.WARNING)
+PEER_SLOW: Final = LogEvent("peer_slow", Level.WARNING)
+PEER_MESSAGE_UNSENT: Final = LogEvent("peer_message_unsent", Level.ERROR)
+PEER_MESSAGE_CRASHED: Final = LogEvent("peer_message_crashed", Level.ERROR, folded_by="host")
+LINK_CLOSED: Final = LogEvent("link_closed", folded_by="client", caused_by_clients=True)
 
 # ---- streams
 
@@ -84,12 +98,6 @@ INDEX_DOES_NOT_MATCH_ITS_CHUNK: Final = LogEvent("index_does_not_match_its_chunk
 QUIET_TABLE_DAMAGED: Final = LogEvent("quiet_table_damaged", Level.WARNING)
 QUIET_STREAM_DIFFERS: Final = LogEvent("quiet_stream_differs", Level.WARNING)
 PRODUCER_SNAPSHOTS_REBUILT: Final = LogEvent("producer_snapshots_rebuilt")
-
-# ---- clusters
-
-STREAM_LED: Final = LogEvent("stream_led")
-PRODUCERS_NOT_READ: Final = LogEvent("producers_not_read", Level.WARNING)
-TOPIC_UNREADABLE: Final = LogEvent("topic_unreadable", Level.ERROR)
 
 # ---- epochs
 

@@ -23,7 +23,6 @@ CODES: dict[type[Exception], ErrorCode] = {
     errors.OutOfOrderSequence: ErrorCode.out_of_order_sequence_number,
     errors.InvalidProducerEpoch: ErrorCode.invalid_producer_epoch,
     errors.StorageFailed: ErrorCode.kafka_storage_error,
-    errors.NotLeader: ErrorCode.not_leader_or_follower,
     errors.NotEnoughReplicas: ErrorCode.not_enough_replicas,
     errors.InvalidReplicas: ErrorCode.invalid_replication_factor,
     errors.NotInCluster: ErrorCode.policy_violation,
