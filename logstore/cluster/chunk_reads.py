@@ -60,24 +60,21 @@ class ChunkReads:
     async def load_producers(self, stream: str, offset: int) -> ProducerTable[AppendTicket] | None:
         """The producers' last sequences as of an offset at which a chunk ends; see `LoadProducers`."""
         table: ProducerTable[AppendTicket] = ProducerTable()
-        chunk = self._chunk_in_front(stream, offset)
-        if chunk is None:
-            return table
-        local = self._files.local(stream, chunk.epoch)
-        if local is not None and local.end_offset == local.high_watermark == offset:
-            table.load(local.producers.entries())
-            return table
         try:
-            await self._replay(stream, chunk, offset, table)
+            chunk = self._chunk_in_front(stream, offset)
+            local = None if chunk is None else self._files.local(stream, chunk.epoch)
+            if local is not None and local.end_offset == local.high_watermark == offset:
+                table.load(local.producers.entries())
+            elif chunk is not None:
+                await self._replay(stream, chunk, offset, table)
         except (CairnError, OSError) as error:
-            self._report(PRODUCERS_NOT_READ, stream=stream, epoch=chunk.epoch, error=str(error))
+            self._report(PRODUCERS_NOT_READ, stream=stream, offset=offset, error=str(error))
             await trio.sleep(PAUSE_S)
             return None
         return table
 
     def _chunk_in_front(self, stream: str, offset: int) -> ChunkRegistration | None:
-        registration = self._owners.registration(stream)
-        chunks = registration.chunks if registration is not None else ()
+        chunks = self._owners.registration(stream).chunks
         return next((chunk for chunk in reversed(chunks) if chunk.base_offset < offset), None)
 
     async def _replay(
@@ -109,8 +106,7 @@ class ChunkReads:
         stream.check_offset(offset)
         if offset == stream.high_watermark:
             return ReadResult([], offset, 0)
-        registration = stream.registration
-        chunk = registration.chunk_at(offset) if registration is not None else None
+        chunk = stream.registration.chunk_at(offset)
         if chunk is None:
             raise CorruptChunk(
                 f"{stream.name}: no chunk is registered for offset {offset}; move past it",
@@ -193,9 +189,7 @@ class ChunkReads:
 
     def _chunks(self, stream: ReplicatedStream) -> Sequence[ChunkRegistration]:
         stream.check_leader()
-        registration = stream.registration
-        chunks = registration.chunks if registration is not None else ()
-        return [chunk for chunk in chunks if chunk.base_offset < stream.high_watermark]
+        return [chunk for chunk in stream.registration.chunks if chunk.base_offset < stream.high_watermark]
 
     async def _walk(
         self, stream: ReplicatedStream, chunk: ChunkRegistration, look: Callable[[BatchHeader, Buffer], bool]

@@ -48,14 +48,14 @@ class StreamOwners(Protocol):
     def may_append(self, stream: str, size_bytes: int, /) -> bool:
         """Whether `append` takes a batch of this size now."""
 
-    def append(self, stream: str, data: bytes, record_count: int, /) -> None:
-        """Append a batch, at `next_offset`."""
+    def append(self, stream: str, data: bytes, record_count: int, /) -> int:
+        """Append a batch, at `next_offset`, which is returned."""
 
     def next_offset(self, stream: str, /) -> int:
         """The offset of the next batch."""
 
-    def registration(self, stream: str, /) -> StreamRegistration | None:
-        """The stream's registration, as this host knows it."""
+    def registration(self, stream: str, /) -> StreamRegistration:
+        """The registration of a stream that this host owns. Raises NotLeader."""
 
     async def read_entries(self, stream: str, chunk: ChunkRegistration, offset: int, max_bytes: int, /) -> EntriesRead:
         """Read a chunk's batches from any of its members."""
@@ -267,8 +267,7 @@ class ReplicatedStream:
     @property
     def newest_epoch(self) -> int:
         """The newest epoch that another host may have told clients: rolls under this owner have raised it."""
-        registration = self.registration
-        return self.leader_epoch if registration is None else max(self.leader_epoch, registration.epoch)
+        return max(self.leader_epoch, self.registration.epoch) if self.is_leader else self.leader_epoch
 
     def end_of_epoch(self, epoch: int) -> int:
         """Where the records of a leader epoch and of those before it end at the latest, for clients of the leader.
@@ -278,15 +277,14 @@ class ReplicatedStream:
         return self.led_from if epoch < self.leader_epoch else self.high_watermark
 
     @property
-    def registration(self) -> StreamRegistration | None:
-        """The stream's registration, as this host knows it."""
+    def registration(self) -> StreamRegistration:
+        """The stream's registration, while this host owns it. Raises NotLeader."""
         return self._services.owners.registration(self.stream)
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all sealed chunks."""
-        registration = self.registration
-        chunks = registration.chunks if registration is not None else ()
+        chunks = self.registration.chunks if self.is_leader else ()
         return sum(chunk.end.length_bytes for chunk in chunks if chunk.end is not None)
 
     def check_offset(self, offset: int) -> None:

@@ -14,18 +14,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-import trio
-
 from logstore.base.clock import Clock
 from logstore.base.events import LogEvent
 from logstore.base.fields import shown
 from logstore.base.metadata import schema
-from logstore.base.metadata.errors import MetadataDamaged, OutcomeUnknown
-from logstore.base.metadata.interface import Committed, Condition, Entry, MetadataStore, Put, Transaction
-from logstore.base.metadata.view import MetadataView
 from logstore.cluster.interfaces import StreamListener
 from logstore.cluster.producer_ids import ProducerIds
 from logstore.cluster.replicated_stream import ReplicatedStream, StreamPlace, StreamServices
+from logstore.cluster.stored_topics import StoredTopics
+from logstore.cluster.view import ClusterView, KnownHead, KnownTopic
 from logstore.errors import (
     CairnError,
     InvalidConfig,
@@ -42,27 +39,34 @@ from logstore.log.topics import MAX_PARTITIONS, TopicConfig, check_name, parse_c
 ONE_HOST_ONLY: Final = ("retention.ms", "retention.bytes", "segment.bytes", "segment.ms")
 """Settings without effect here: chunks of a cluster are not trimmed yet, and all have one size."""
 DEFAULT_REPLICAS: Final = 3
-TRIES: Final = 10
-"""Of a change that others get ahead of, or whose outcome is unknown."""
 
 T = TypeVar("T")
 
 
-class StreamHost(Protocol):
-    """What topics need of the host."""
+class TopicHost(Protocol):
+    """What topics need of the host (`logstore.cluster.host`)."""
+
+    @property
+    def view(self) -> ClusterView:
+        """What the metadata store holds."""
+
+    @property
+    def topics(self) -> StoredTopics:
+        """Changes of topics in the metadata store."""
 
     def listen(self, stream: str, listener: StreamListener, /) -> None:
         """Tell a listener what becomes of a stream."""
 
+    def unlisten(self, stream: str, /) -> None:
+        """Tell nobody any more."""
+
 
 class ClusterFacts(NamedTuple):
-    """What a host knows of itself and of the cluster."""
+    """What a host knows of itself and of its cluster."""
 
     cluster_id: str
     node_id: int
     settings: StoreSettings
-    live_hosts: Callable[[], int]
-    """The number of hosts whose leases hold."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,18 +79,17 @@ class ReplicatedTopic:
     overrides: dict[str, str]
     config: TopicConfig
     partitions: list[ReplicatedStream]
-    revision: int
     internal: bool = False
 
 
 class ClusterTopics:
-    """See the module. `run` must run for it to have anything."""
+    """See the module. It listens to the view; `take_all` takes what the view had before."""
 
     def __init__(
         self,
-        metadata: MetadataStore,
+        host: TopicHost,
         facts: ClusterFacts,
-        host: StreamHost,
+        producer_ids: ProducerIds,
         services: StreamServices,
         new_id: Callable[[], uuid.UUID],
     ) -> None:
@@ -95,86 +98,62 @@ class ClusterTopics:
         self.topics: dict[str, ReplicatedTopic] = {}
         self.topic_defaults = replace(facts.settings.topic_defaults, retention_ms=-1, retention_bytes=-1)
         self._by_id: dict[uuid.UUID, ReplicatedTopic] = {}
-        self._metadata = metadata
-        self._view = MetadataView(metadata, schema.TOPICS)
-        self._live_hosts = facts.live_hosts
         self._host = host
         self._services = services
         self._new_id = new_id
-        self._producer_ids = ProducerIds(metadata)
+        self._producer_ids = producer_ids
         self._creating: dict[str, Ticket[ReplicatedTopic]] = {}
-        self._applied_revision = 0
-        self._applied = trio.Event()
+        host.view.add_listener(self)
 
-    # ---- following the metadata store
+    # ---- following the metadata store (ViewListener)
 
-    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Follow the metadata store; started once all topics are known. Raises MetadataRefused, MetadataDamaged."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._view.run)
-            await self._view.reached(1)
-            self._apply()
-            task_status.started()
-            while True:
-                if self._view.revision == self._applied_revision:
-                    await self._view.changed()
-                self._apply()
+    def take_all(self) -> None:
+        """Take all topics of the view, once it is complete."""
+        for name, known in self._host.view.topics.items():
+            self.topic_changed(name, None, known)
 
-    def _apply(self) -> None:
-        """Bring the topics in memory to what the view has."""
-        revision, entries = self._view.revision, self._view.entries
-        wanted = {key.removeprefix(schema.TOPICS): entry for key, entry in entries.items()}
-        for name in [name for name in self.topics if name not in wanted]:
-            self._forget(self.topics[name])
-        for name, entry in wanted.items():
-            known = self.topics.get(name)
-            if known is None or known.revision != entry.revision:
-                try:
-                    self._learn(name, schema.decode(schema.Topic, entry), entry)
-                except (MetadataDamaged, InvalidConfig) as error:
-                    self.report(TOPIC_UNREADABLE, topic=name, error=str(error))
-        self._applied_revision = revision
-        applied, self._applied = self._applied, trio.Event()
-        applied.set()
+    def members_changed(self) -> None:
+        """See ViewListener."""
 
-    def _learn(self, name: str, found: schema.Topic, entry: Entry) -> None:
+    def head_changed(self, stream: str, now: KnownHead | None) -> None:
+        """See ViewListener."""
+
+    def topic_changed(self, name: str, before: KnownTopic | None, now: KnownTopic | None) -> None:
+        """See ViewListener."""
+        known = self.topics.get(name)
+        if known is not None and (now is None or now.topic.topic_id != known.topic_id.hex):
+            self._forget(known)
+        if now is not None:
+            try:
+                self._learn(name, now.topic)
+            except (ValueError, InvalidConfig) as error:  # no topic that this version could have made
+                self.report(TOPIC_UNREADABLE, topic=name, error=str(error))
+
+    def _learn(self, name: str, found: schema.Topic) -> None:
         topic = self.topics.get(name)
-        topic_id = uuid.UUID(hex=found.topic_id)
-        if topic is not None and topic.topic_id != topic_id:
-            self._forget(topic)
-            topic = None
         overrides = dict(found.settings)
         config = parse_config(overrides, self.topic_defaults)
         if topic is None:
-            topic = ReplicatedTopic(name, topic_id, found.replicas, overrides, config, [], entry.revision)
-            self.report(TOPIC_CREATED, topic=name, id=topic_id, partitions=found.partitions)
+            topic = ReplicatedTopic(name, uuid.UUID(hex=found.topic_id), found.replicas, overrides, config, [])
+            self.report(TOPIC_CREATED, topic=name, id=topic.topic_id, partitions=found.partitions)
         elif found.partitions > len(topic.partitions):
             self.report(TOPIC_GROWN, topic=name, partitions=found.partitions, before=len(topic.partitions))
-        topic.overrides, topic.config, topic.revision = overrides, config, entry.revision
+        topic.overrides, topic.config = overrides, config
         for stream in topic.partitions:
             stream.config = config
+        self.topics[name] = self._by_id[topic.topic_id] = topic
         for partition in range(len(topic.partitions), found.partitions):
-            stream = ReplicatedStream(StreamPlace(name, topic_id.hex, partition), config, self._services)
+            stream = ReplicatedStream(StreamPlace(name, found.topic_id, partition), config, self._services)
             topic.partitions.append(stream)
             self._host.listen(stream.stream, stream)
-        self.topics[name] = self._by_id[topic_id] = topic
 
     def _forget(self, topic: ReplicatedTopic) -> None:
         del self.topics[topic.name]
         self._by_id.pop(topic.topic_id, None)
         for stream in topic.partitions:
+            self._host.unlisten(stream.stream)
             stream.abandon()
         self.report(TOPIC_DELETED, topic=topic.name, id=topic.topic_id, partitions=len(topic.partitions))
-
-    async def reached(self, revision: int) -> None:
-        """Wait until a change of a topic, made by any host, is in memory."""
-        while self._applied_revision < revision:
-            await self._applied.wait()
-
-    async def _gone(self, topic_id: uuid.UUID) -> None:
-        """Wait until a topic's deletion is in memory."""
-        while topic_id in self._by_id:
-            await self._applied.wait()
 
     # ---- what the front asks (`logstore.log.store.Store`)
 
@@ -225,7 +204,7 @@ class ClusterTopics:
 
     def replicas_of(self, wanted: int) -> int:
         """The number of replicas of a new topic; -1: the cluster's choice. Raises InvalidReplicas."""
-        most = min(schema.MAX_REPLICAS, max(1, self._live_hosts()))
+        most = min(schema.MAX_REPLICAS, max(1, len(self._host.view.members)))
         if wanted == -1:
             return min(DEFAULT_REPLICAS, most)
         if not 1 <= wanted <= most:
@@ -272,20 +251,8 @@ class ClusterTopics:
         return ticket
 
     async def _create(self, name: str, topic: schema.Topic) -> ReplicatedTopic:
-        for _ in range(TRIES):
-            try:
-                outcome = await self._metadata.commit(schema.create_topic(name, topic))
-            except OutcomeUnknown:
-                continue  # the same again: at most one of the two is made
-            if isinstance(outcome, Committed):
-                await self.reached(outcome.revision)
-                return self.topic(name)
-            found = outcome.found[0]
-            if found is not None and schema.decode(schema.Topic, found).topic_id == topic.topic_id:
-                await self.reached(found.revision)
-                return self.topic(name)
-            raise TopicExists(f"topic {name!r} exists")
-        raise OutcomeUnknown(f"it is not known whether topic {name!r} was created; look whether it is there")
+        await self._host.topics.create(name, topic)
+        return self.topic(name)
 
     def add_partitions(self, name: str, total: int) -> Ticket[ReplicatedTopic]:
         """Grow a topic. The ticket fails with UnknownTopicOrPartition, InvalidPartitions or MetadataError."""
@@ -320,39 +287,14 @@ class ClusterTopics:
         return self._start(alter)
 
     async def _change(self, name: str, change: Callable[[schema.Topic], schema.Topic]) -> ReplicatedTopic:
-        key = schema.topic_key(self.topic(name).name)
-        for _ in range(TRIES):
-            reading = await self._metadata.get(key)
-            if reading.entry is None:
-                break
-            wanted = schema.encode(change(schema.decode(schema.Topic, reading.entry)))
-            transaction = Transaction((Condition(key, reading.entry.revision),), (Put(key, wanted),))
-            outcome = await self._metadata.commit(transaction)
-            if isinstance(outcome, Committed):
-                await self.reached(outcome.revision)
-                break
+        known = self._host.view.topics.get(self.topic(name).name)
+        if known is not None:
+            await self._host.topics.alter(name, change(known.topic))
         return self.topic(name)
 
     def delete_topic(self, name: str) -> Ticket[None]:
         """Delete a topic. The ticket fails with UnknownTopicOrPartition or MetadataError."""
-        return self._start(lambda: self._delete(self.topic(name)))
-
-    async def _delete(self, topic: ReplicatedTopic) -> None:
-        key = schema.topic_key(topic.name)
-        for _ in range(TRIES):
-            reading = await self._metadata.get(key)
-            found = None if reading.entry is None else schema.decode(schema.Topic, reading.entry)
-            if reading.entry is None or found is None or uuid.UUID(hex=found.topic_id) != topic.topic_id:
-                await self._gone(topic.topic_id)
-                return
-            try:
-                outcome = await self._metadata.commit(schema.delete_topic(topic.name, found, reading.entry.revision))
-            except OutcomeUnknown:
-                continue
-            if isinstance(outcome, Committed):
-                await self._gone(topic.topic_id)
-                return
-        raise OutcomeUnknown(f"it is not known whether topic {topic.name!r} was deleted; look whether it is there")
+        return self._start(lambda: self._host.topics.delete(name, self.topic(name).topic_id.hex))
 
     def allocate_producer_id(self) -> Ticket[int]:
         """A producer id that no host has given out before. Fails with MetadataError."""

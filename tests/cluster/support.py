@@ -52,14 +52,16 @@ class MemoryOwner:
     def next_offset(self, stream: str) -> int:
         return self.acked_offset + sum(entry.record_count for entry in self.window)
 
-    def append(self, stream: str, data: bytes, record_count: int) -> None:
+    def append(self, stream: str, data: bytes, record_count: int) -> int:
+        offset = self.next_offset(stream)
         chunk = self.chunks[-1]
         if not chunk.entries and not self.window:
             assert self.stream is not None
             chunk.founding = self.stream.founding(chunk.registration.base_offset)
         self.window.append(Entry(data, record_count))
+        return offset
 
-    def registration(self, stream: str) -> StreamRegistration | None:
+    def registration(self, stream: str) -> StreamRegistration:
         return StreamRegistration(2, 2, self.epoch, chunks=tuple(chunk.registration for chunk in self.chunks))
 
     async def read_entries(self, stream: str, chunk: ChunkRegistration, offset: int, max_bytes: int) -> EntriesRead:

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 import trio
 
+from logstore.base.metadata import schema
 from logstore.base.metadata.interface import MetadataStore, Put, Transaction
 from logstore.base.metadata.sqlite import open_sqlite
 from logstore.cluster.interfaces import StreamListener
 from logstore.cluster.producer_ids import BLOCK, ProducerIds
 from logstore.cluster.replicated_stream import StreamServices
+from logstore.cluster.stored_topics import StoredTopics
 from logstore.cluster.topics import ClusterFacts, ClusterTopics
+from logstore.cluster.view import ClusterView
 from logstore.errors import InvalidConfig, InvalidPartitions, InvalidReplicas, TopicExists, UnknownTopicOrPartition
 from logstore.log.store import StoreSettings
 from logstore.log.ticket import Ticket
@@ -31,11 +34,16 @@ class Host:
         self.listening: list[str] = []
         self.reports = RecordedReports()
         services = StreamServices(MemoryOwner(), ManualClock(), self.reports, no_producers, nursery.start_soon)
-        facts = ClusterFacts("cluster", 1, StoreSettings(), lambda: 3)
-        self.topics = ClusterTopics(store, facts, self, services, lambda: uuid.UUID(int=next(ids)))
+        self.view = ClusterView(store, self.reports)
+        self.topics = StoredTopics(store, self.view)
+        facts = ClusterFacts("cluster", 1, StoreSettings())
+        self.front = ClusterTopics(self, facts, ProducerIds(store), services, lambda: uuid.UUID(int=next(ids)))
 
     def listen(self, stream: str, listener: StreamListener) -> None:
         self.listening.append(stream)
+
+    def unlisten(self, stream: str) -> None:
+        self.listening.remove(stream)
 
 
 async def settled(ticket: Ticket[Any]) -> Any:
@@ -52,14 +60,14 @@ async def until_seen(store: MetadataStore, *hosts: Host) -> None:
     newest = await store.get("topics/any")
     with trio.fail_after(20):
         for host in hosts:
-            await host.topics.reached(newest.revision)
+            await host.view.topics_reached(newest.revision)
 
 
 def shown(host: Host) -> Any:
     """What a host knows."""
     return {
         topic.name: (topic.topic_id, len(topic.partitions), topic.overrides, topic.replicas)
-        for topic in host.topics.topics.values()
+        for topic in host.front.topics.values()
     }
 
 
@@ -69,8 +77,13 @@ async def two_hosts(directory: Path) -> AsyncIterator[tuple[Host, Host, Metadata
     ids = iter(range(1, 1 << 30))
     async with open_sqlite(directory / "metadata.db", Random(0)) as store, trio.open_nursery() as nursery:
         first, second = Host(store, nursery, ids), Host(store, nursery, ids)
-        await nursery.start(first.topics.run)
-        await nursery.start(second.topics.run)
+        for number in range(3):
+            member = schema.Member(disk="d", start="s", node_id=number, link="127.0.0.1:1", rack="", addresses={})
+            await store.commit(Transaction((), (Put(schema.member_key(f"h{number}"), schema.encode(member)),)))
+        for host in (first, second):
+            nursery.start_soon(host.view.run)
+            await host.view.complete()
+            host.front.take_all()
         yield first, second, store
         nursery.cancel_scope.cancel()
 
@@ -78,29 +91,29 @@ async def two_hosts(directory: Path) -> AsyncIterator[tuple[Host, Host, Metadata
 async def test_a_topic_is_on_every_host(tmp_path: Path) -> None:
     """Created, grown, altered and deleted by one, seen by the other; the streams have listeners on both."""
     async with two_hosts(tmp_path) as (one, other, store):
-        topic = await settled(one.topics.create_topic("orders", 2, {"max.message.bytes": "1000"}, 2))
-        assert one.topics.topic("orders") is topic
+        topic = await settled(one.front.create_topic("orders", 2, {"max.message.bytes": "1000"}, 2))
+        assert one.front.topic("orders") is topic
         await until_seen(store, one, other)
         assert shown(one) == shown(other)
-        assert other.topics.topic("orders").config.max_message_bytes == 1000
-        await settled(other.topics.add_partitions("orders", 3))
-        await settled(other.topics.alter_topic("orders", {"max.message.bytes": None, "min.insync.replicas": "2"}))
+        assert other.front.topic("orders").config.max_message_bytes == 1000
+        await settled(other.front.add_partitions("orders", 3))
+        await settled(other.front.alter_topic("orders", {"max.message.bytes": None, "min.insync.replicas": "2"}))
         await until_seen(store, one, other)
-        assert one.topics.topic("orders").overrides == {"min.insync.replicas": "2"}
+        assert one.front.topic("orders").overrides == {"min.insync.replicas": "2"}
         streams = [f"{topic.topic_id.hex}/{partition}" for partition in range(3)]
         assert one.listening == other.listening == streams
-        stream = other.topics.stream("orders", 2)
-        await settled(one.topics.delete_topic("orders"))
+        stream = other.front.stream("orders", 2)
+        await settled(one.front.delete_topic("orders"))
         await until_seen(store, one, other)
         assert stream.deleted
         with pytest.raises(UnknownTopicOrPartition):
-            other.topics.topic("orders")
+            other.front.topic("orders")
 
 
 async def test_a_name_is_given_once(tmp_path: Path) -> None:
     """Of two hosts that create a topic at the same moment, one is told that it exists."""
     async with two_hosts(tmp_path) as (one, other, _):
-        tickets = [host.topics.create_topic("orders", 1, {}) for host in (one, other)]
+        tickets = [host.front.create_topic("orders", 1, {}) for host in (one, other)]
         outcomes = []
         for ticket in tickets:
             try:
@@ -109,19 +122,19 @@ async def test_a_name_is_given_once(tmp_path: Path) -> None:
                 outcomes.append(error)
         assert sum(isinstance(outcome, TopicExists) for outcome in outcomes) == 1
         with pytest.raises(TopicExists):
-            one.topics.create_topic("orders", 1, {})
+            one.front.create_topic("orders", 1, {})
 
 
 async def test_a_topic_that_is_created_again_is_another(tmp_path: Path) -> None:
     """It has another id, and other streams."""
     async with two_hosts(tmp_path) as (one, other, store):
-        old = await settled(one.topics.create_topic("orders", 1, {}))
-        await settled(one.topics.delete_topic("orders"))
-        new = await settled(one.topics.create_topic("orders", 1, {}))
+        old = await settled(one.front.create_topic("orders", 1, {}))
+        await settled(one.front.delete_topic("orders"))
+        new = await settled(one.front.create_topic("orders", 1, {}))
         await until_seen(store, one, other)
         assert old.topic_id != new.topic_id
-        assert other.topics.topic_by_id(old.topic_id) is None
-        assert other.topics.topic_by_id(new.topic_id) is not None
+        assert other.front.topic_by_id(old.topic_id) is None
+        assert other.front.topic_by_id(new.topic_id) is not None
 
 
 @pytest.mark.parametrize(
@@ -142,15 +155,16 @@ async def test_what_a_cluster_cannot_do_is_refused(
     """By name, before anything is written: nobody relies on a setting without effect."""
     async with two_hosts(tmp_path) as (one, _, _):
         with pytest.raises(error):
-            one.topics.create_topic("orders", partitions, config, replicas)
+            one.front.create_topic("orders", partitions, config, replicas)
 
 
 async def test_a_topic_that_cannot_be_read_is_reported_and_left_out(tmp_path: Path) -> None:
     """The others are served."""
     async with two_hosts(tmp_path) as (one, _, store):
-        await store.commit(Transaction((), (Put("topics/bad", b"{}"),)))
-        await settled(one.topics.create_topic("orders", 1, {}))
-        assert list(one.topics.topics) == ["orders"]
+        bad = schema.encode(schema.Topic(topic_id="no-uuid", partitions=1, replicas=1, settings={}))
+        await store.commit(Transaction((), (Put("topics/bad", bad),)))
+        await settled(one.front.create_topic("orders", 1, {}))
+        assert list(one.front.topics) == ["orders"]
         assert "topic_unreadable" in one.reports.names()
 
 
