@@ -15,11 +15,11 @@ from kio.static.protocol import ResponsePayload
 from logstore.access.authorizer import Authorizer
 from logstore.access.quotas import Quotas
 from logstore.base.clock import Clock
+from logstore.cluster.placement import Placement
 from logstore.engine import StoreEngine
 from logstore.interfaces import Buffer
 from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.codec import EncodedAnswer
-from logstore.kafka.placement import Placement
 from logstore.kafka.request_meter import RequestMeter
 from logstore.log.topics import TopicConfig
 

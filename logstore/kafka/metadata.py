@@ -20,6 +20,7 @@ from kio.schema.types import TopicName
 from kio.static.primitive import i32
 from kio.static.protocol import ResponsePayload
 
+from logstore.cluster.placement import Node, Placement
 from logstore.errors import CairnError
 from logstore.kafka.api_types import Api, Broker, Caller
 from logstore.kafka.codec import EncodedAnswer
@@ -27,7 +28,6 @@ from logstore.kafka.errors import error_code
 from logstore.kafka.metadata_answer import ShownCluster, ShownNode, ShownTopic, encode_metadata
 from logstore.kafka.pace import LARGE_PARTS, Pace, Walkers
 from logstore.kafka.placed_metadata import PlacedTopic, controller_of, encode_placed
-from logstore.kafka.placement import Node, Placement
 from logstore.kafka.wire import respond
 from logstore.log.store import Topic
 from logstore.log.stream import Stream

@@ -11,10 +11,10 @@ from typing import Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
+from logstore.cluster.placement import NO_NODE, Node, Placed
 from logstore.kafka.codec import EncodedAnswer
 from logstore.kafka.framing import Writer
 from logstore.kafka.metadata_answer import FIRST_FLEXIBLE, ShownCluster, ShownTopic
-from logstore.kafka.placement import NO_NODE, Node, Placed
 
 _NIL: Final = uuid.UUID(int=0)
 _LEADER_NOT_AVAILABLE: Final = ErrorCode.leader_not_available.value
