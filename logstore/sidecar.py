@@ -89,6 +89,7 @@ from logstore.log.journal import DIRECTORY as JOURNAL_DIRECTORY
 from logstore.log.ledger import DIRECTORY as LEDGER_DIRECTORY
 from logstore.log.ledger import Ledger
 from logstore.log.readers import StreamId
+from logstore.log.replica_chunk import DIRECTORY as REPLICAS_DIRECTORY
 from logstore.log.space import SPARE_FILE
 from logstore.log.store import Store
 from logstore.monitoring.event_log import EventLog
@@ -117,6 +118,7 @@ OWN_NAMES = frozenset(
         LEDGER_DIRECTORY,
         JOURNAL_DIRECTORY,
         STREAMS_DIRECTORY,
+        REPLICAS_DIRECTORY,
         STAGING_DIRECTORY,
         SPARE_FILE,
         COORDINATOR_DIRECTORY,

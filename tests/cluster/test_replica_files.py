@@ -1,0 +1,158 @@
+"""A host's replicas on a real disk: what is confirmed is there after a restart, and reads give what the owner sent."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from logstore.base.system import SystemClock
+from logstore.cluster.interfaces import ReplicaFiles
+from logstore.cluster.replica_files import LocalReplicaFiles
+from logstore.disk.files import OsFiles
+from logstore.engine import StoreEngine, open_engine
+from logstore.errors import CorruptChunk, StorageFailed, UnknownTopicOrPartition
+from logstore.log.store import Store, StoreSettings
+from logstore.replica.effects import CutChunk, DiskOperation, Load, RemoveChunk, WriteFence
+from logstore.replica.registrations import Prefix
+from logstore.testing.reports import RecordedReports
+from tests.cluster.batches import STREAM, ChunkOfOwner
+from tests.support.limits import PATIENCE_S
+
+
+class RunningHost:
+    """A store with its replicas."""
+
+    def __init__(self, engine: StoreEngine, files: ReplicaFiles) -> None:
+        self.engine, self.files = engine, files
+
+    async def perform(self, *operations: DiskOperation) -> None:
+        """Carry out operations, all asked for at once."""
+        for ticket in [self.files.perform(operation) for operation in operations]:
+            await self.engine.wait(ticket)
+
+
+@asynccontextmanager
+async def running(root: Path) -> AsyncIterator[RunningHost]:
+    """A host on a directory; a clean stop at the end."""
+    disk = OsFiles(root)
+    store = Store.open(disk, SystemClock(), StoreSettings(), new_id=uuid.uuid4, report=RecordedReports())
+    with trio.fail_after(PATIENCE_S):
+        async with open_engine(store, disk) as engine:
+            yield RunningHost(engine, await LocalReplicaFiles.open(engine))
+    disk.close()
+
+
+@pytest.mark.parametrize("value_bytes", [10, 70_000])
+async def test_what_is_confirmed_is_found_at_the_next_start(tmp_path: Path, value_bytes: int) -> None:
+    """Entries in small and in large writes, their checksum, the fence, and the state of producers, after a restart."""
+    sent = ChunkOfOwner(epoch=3, base_offset=7)
+    async with running(tmp_path) as host:
+        await host.perform(*(sent.write(2, value=b"x" * value_bytes) for _ in range(5)), WriteFence(STREAM, 2))
+    async with running(tmp_path) as host:
+        found = host.files.stored
+        assert found.fences == {STREAM: 2}
+        chunk = found.chunks[STREAM, 3]
+        assert (chunk.base_offset, chunk.durable, chunk.is_sealed, chunk.is_damaged) == (7, sent.end, False, False)
+        await host.perform(sent.write(3))
+        loaded = await host.files.load(Load(1, STREAM, 3, 7, sent.end.length_bytes, 10 << 20))
+        assert loaded.entries == tuple(sent.entries)
+        assert loaded.at == Prefix.empty(7)
+        assert loaded.founding == sent.founding
+
+
+async def test_a_load_begins_and_ends_where_it_is_asked_to(tmp_path: Path) -> None:
+    """From every offset, inside batches too, up to every length: the batch that holds the offset is the first, the
+    prefix in front of it is right, and nothing lies behind the limit.
+    """
+    sent = ChunkOfOwner(epoch=1)
+    async with running(tmp_path) as host:
+        for records in (1, 3, 2, 1, 4):
+            await host.perform(sent.write(records=records))
+        for limit in sent.ends:
+            for cut in (0, 1):
+                limit_bytes = max(0, limit.length_bytes - cut)
+                shown = max(end for end in sent.ends if end.length_bytes <= limit_bytes)
+                for offset in range(sent.end.next_offset + 2):
+                    loaded = await host.files.load(Load(1, STREAM, 1, offset, limit_bytes, 1 << 20))
+                    at = max(end for end in sent.ends if end.next_offset <= offset and end <= shown)
+                    wanted = sent.entries[sent.ends.index(at) : sent.ends.index(shown)]
+                    assert (loaded.at, list(loaded.entries), loaded.limit_offset) == (at, wanted, shown.next_offset)
+
+
+async def test_a_sealed_chunk_ends_where_it_was_cut(tmp_path: Path) -> None:
+    """A chunk is cut to what its registration says, takes nothing more, and is the same after a restart; without a cut
+    nothing but the mark is written.
+    """
+    longer, whole = ChunkOfOwner(epoch=1), ChunkOfOwner(epoch=2, base_offset=5)
+    async with running(tmp_path) as host:
+        await host.perform(longer.write(8), whole.write(4))
+        end = longer.ends[5]
+        await host.perform(CutChunk(STREAM, 1, end), CutChunk(STREAM, 2, whole.end))
+        log = host.files.local(STREAM, 1)
+        assert log is not None
+        assert log.high_watermark == log.end_offset == end.next_offset
+        with pytest.raises(StorageFailed):
+            await host.perform(longer.write())
+        loaded = await host.files.load(Load(1, STREAM, 1, 0, end.length_bytes, 1 << 20))
+        assert loaded.entries == tuple(longer.entries[:5])
+    async with running(tmp_path) as host:
+        chunks = host.files.stored.chunks
+        assert (chunks[STREAM, 1].durable, chunks[STREAM, 1].is_sealed) == (end, True)
+        assert (chunks[STREAM, 2].durable, chunks[STREAM, 2].is_sealed) == (whole.end, True)
+        loaded = await host.files.load(Load(1, STREAM, 2, 5, whole.end.length_bytes, 1 << 20))
+        assert loaded.entries == tuple(whole.entries)
+
+
+async def test_a_cut_finds_another_content(tmp_path: Path) -> None:
+    """A prefix with another checksum, and one that is longer than what is here, are damage and change nothing."""
+    sent = ChunkOfOwner(epoch=1)
+    async with running(tmp_path) as host:
+        await host.perform(sent.write(4))
+        with pytest.raises(CorruptChunk):
+            await host.perform(CutChunk(STREAM, 1, sent.ends[2]._replace(checksum=5)))
+    async with running(tmp_path) as host:
+        assert host.files.stored.chunks[STREAM, 1].durable == sent.end
+        with pytest.raises(CorruptChunk):
+            await host.perform(CutChunk(STREAM, 1, Prefix(1 << 20, 9, 0)))
+
+
+async def test_a_chunk_that_is_removed_may_be_copied_anew(tmp_path: Path) -> None:
+    """Nothing of the former copy is in the new one, whatever the journal still has of it."""
+    former, copy = ChunkOfOwner(epoch=1), ChunkOfOwner(epoch=1)
+    async with running(tmp_path) as host:
+        await host.perform(former.write(3, value=b"former"), former.write(), RemoveChunk(STREAM, 1))
+        assert host.files.local(STREAM, 1) is None
+        with pytest.raises(UnknownTopicOrPartition):
+            await host.files.load(Load(1, STREAM, 1, 0, 100, 100))
+        await host.perform(copy.write(2))
+    async with running(tmp_path) as host:
+        assert host.files.stored.chunks[STREAM, 1].durable == copy.end
+
+
+async def test_entries_that_do_not_belong_there_are_refused(tmp_path: Path) -> None:
+    """A damaged batch, another offset, a place that is not the end, a name that is no stream's: all are refused."""
+    sent = ChunkOfOwner(epoch=1)
+    async with running(tmp_path) as host:
+        write = sent.write()
+        damaged = write.entries[0]._replace(data=write.entries[0].data[:-1] + b"\xff")
+        for number, wrong in enumerate(
+            (
+                (write.at, (damaged,)),
+                (Prefix.empty(3), write.entries),
+                (sent.end, write.entries),
+                (write.at, (write.entries[0]._replace(record_count=2),)),
+            )
+        ):
+            stream = f"{STREAM.partition('/')[0]}/{number}"
+            with pytest.raises(StorageFailed):
+                await host.perform(type(write)(stream, 1, *wrong))
+        for stream in ("../../etc/0", STREAM.partition("/")[0], f"{STREAM}/1"):
+            with pytest.raises(StorageFailed):
+                await host.perform(type(write)(stream, 1, write.at, write.entries))
+            with pytest.raises(StorageFailed):
+                await host.perform(WriteFence(stream, 1))
