@@ -16,6 +16,8 @@ from typing import Final
 import trio
 
 from logstore.base.addresses import Address, canonical_host
+from logstore.base.connected_socket import ConnectedSocket
+from logstore.base.errors import TlsError
 from logstore.cluster.hello import (
     HEAD,
     Hello,
@@ -27,7 +29,7 @@ from logstore.cluster.hello import (
     shown,
 )
 from logstore.cluster.peers import OwnEnd, Peer
-from logstore.cluster.sockets import LinkSocket
+from logstore.cluster.sockets import receive_exactly
 from logstore.cluster.wire import FrameBuffer, decode
 from logstore.errors import LinkRefused, MalformedMessage
 from logstore.events import CANNOT_ACCEPT, LINK_CLOSED, PEER_DISCONNECTED
@@ -102,7 +104,7 @@ class IncomingLinks:
 
     async def _serve(self, client: trio.socket.SocketType, source: str) -> None:
         try:
-            link = LinkSocket(socket.socket(fileno=client.detach()), self._own.settings.stall_s)
+            link = self._own.wrapped(socket.socket(fileno=client.detach()), is_server=True)
         except OSError:  # gone already
             return
         scope = trio.CancelScope()
@@ -116,7 +118,7 @@ class IncomingLinks:
                 await self._receive(link, host)
             if scope.cancelled_caught and not host:
                 self._own.report(LINK_CLOSED, client=source, why="its place went to a newer connection")
-        except (OSError, MalformedMessage, LinkRefused) as error:
+        except (OSError, MalformedMessage, LinkRefused, TlsError) as error:
             if not host:
                 self._own.report(LINK_CLOSED, client=source, why=str(error))
             elif isinstance(error, MalformedMessage):
@@ -134,16 +136,18 @@ class IncomingLinks:
             older.cancel()
         self._greeted(host)
 
-    async def _welcome(self, link: LinkSocket) -> str:
-        """Exchange hellos; returns the host's name. Raises OSError, MalformedMessage, LinkRefused."""
+    async def _welcome(self, link: ConnectedSocket) -> str:
+        """Exchange hellos; returns the host's name. Raises OSError, MalformedMessage, LinkRefused, TlsError."""
         patience_s = self._own.settings.handshake_s
         with trio.move_on_after(patience_s):
-            head = await link.receive_exactly(HEAD.size)
-            found = decode_hello(head + await link.receive_exactly(body_bytes(head)))
+            await link.handshake()
+            head = await receive_exactly(link, HEAD.size)
+            found = decode_hello(head + await receive_exactly(link, body_bytes(head)))
             own = self._own.hello_to(found.me.host)
             try:
+                self._own.check_name(link, found.me.host)
                 self._check(own, found)
-            except LinkRefused as error:
+            except (LinkRefused, TlsError) as error:
                 link.send_nowait([encode_refusal(str(error))])
                 raise
             await link.send([encode_hello(own)], patience_s)
@@ -154,7 +158,7 @@ class IncomingLinks:
         known = self._peers.get(found.me.host)
         check_hello(own, found, None if known is None else known.disk)
 
-    async def _receive(self, link: LinkSocket, host: str) -> None:
+    async def _receive(self, link: ConnectedSocket, host: str) -> None:
         """Hand over messages until the connection ends, or one meets a defect. Raises OSError, MalformedMessage."""
         frames = FrameBuffer(self._own.settings.max_body_bytes, RECEIVE_BYTES)
         turn = 0

@@ -11,7 +11,7 @@ from typing import Final
 import trio
 
 from logstore.base.addresses import Address, is_loopback
-from logstore.base.errors import AddressError
+from logstore.base.errors import AddressError, TlsError
 from logstore.cluster.incoming import TURN, IncomingLinks
 from logstore.cluster.outgoing import OutgoingLink
 from logstore.cluster.peers import OwnEnd, Peer
@@ -39,9 +39,13 @@ class HostLinks:
     ) -> None:
         """Listen, connect and carry messages, until cancelled; reports the address with its real port once it listens.
 
-        Raises AddressError if the address needs TLS and there is none, OSError if it cannot be listened on.
+        Raises AddressError if the address needs TLS and there is none, TlsError if the certificate is another host's,
+        OSError if the address cannot be listened on.
         """
-        if not is_loopback(address.host):
+        tls, name = self._own.tls, self._own.me.host
+        if tls is not None and name not in tls.names:
+            raise TlsError(f"the certificate for links names {sorted(tls.names)}, not this host, {name!r}")
+        if tls is None and not is_loopback(address.host):
             raise AddressError(f"links without TLS are for loopback addresses alone, not for {address}: give TLS files")
         try:
             async with trio.open_nursery() as self._nursery:

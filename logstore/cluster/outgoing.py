@@ -17,9 +17,11 @@ from typing import Final
 import trio
 
 from logstore.base.addresses import Address, is_loopback
+from logstore.base.connected_socket import ConnectedSocket
+from logstore.base.errors import TlsError
 from logstore.cluster.hello import HEAD, body_bytes, check_hello, decode_hello, encode_hello, shown
 from logstore.cluster.peers import OwnEnd, Peer
-from logstore.cluster.sockets import LinkSocket
+from logstore.cluster.sockets import receive_exactly
 from logstore.cluster.wire import encode
 from logstore.errors import LinkRefused, MalformedMessage, UnsendableMessage
 from logstore.events import PEER_CONNECTED, PEER_LOST, PEER_MESSAGE_UNSENT, PEER_NOT_REACHED, PEER_SLOW
@@ -135,7 +137,7 @@ class OutgoingLink:
             since_s = trio.current_time()
             await self._serve(link, peer)
             return trio.current_time() - since_s
-        except (OSError, MalformedMessage, LinkRefused) as error:
+        except (OSError, MalformedMessage, LinkRefused, TlsError) as error:
             self._note_trouble(peer, str(error))
             return None
         finally:
@@ -146,9 +148,9 @@ class OutgoingLink:
             self._trouble = why
             self._own.report(PEER_NOT_REACHED, host=self.host, address=str(peer.address), why=why)
 
-    async def _connected(self, address: Address) -> LinkSocket:
+    async def _connected(self, address: Address) -> ConnectedSocket:
         """A connection to the address. Raises OSError, ConnectionRefusedError if nobody listens there."""
-        if not is_loopback(address.host):
+        if self._own.tls is None and not is_loopback(address.host):
             raise OSError(f"{address} is no loopback address, and links without TLS are for those alone")
         with trio.move_on_after(self._own.settings.connect_s):
             found = await trio.socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
@@ -156,25 +158,27 @@ class OutgoingLink:
             sock = trio.socket.socket(family, kind, protocol)
             try:
                 await sock.connect(target)
-                return LinkSocket(socket.socket(fileno=sock.detach()), self._own.settings.stall_s)
+                return self._own.wrapped(socket.socket(fileno=sock.detach()), is_server=False)
             finally:
                 sock.close()
         raise OSError(f"no connection within {self._own.settings.connect_s:g} s")
 
-    async def _greet(self, link: LinkSocket, peer: Peer) -> None:
-        """Exchange hellos. Raises OSError, MalformedMessage, LinkRefused."""
+    async def _greet(self, link: ConnectedSocket, peer: Peer) -> None:
+        """Exchange hellos. Raises OSError, MalformedMessage, LinkRefused, TlsError."""
         own = self._own.hello_to(self.host)
         with trio.move_on_after(self._own.settings.handshake_s):
+            await link.handshake()
+            self._own.check_name(link, self.host)
             await link.send([encode_hello(own)], self._own.settings.handshake_s)
-            head = await link.receive_exactly(HEAD.size)
-            found = decode_hello(head + await link.receive_exactly(body_bytes(head)))
+            head = await receive_exactly(link, HEAD.size)
+            found = decode_hello(head + await receive_exactly(link, body_bytes(head)))
             if found.me.host != self.host:
                 raise LinkRefused(f"at {peer.address} is host {shown(found.me.host)}, not {self.host!r}")
             check_hello(own, found, peer.disk)
             return
         raise OSError(f"no hello within {self._own.settings.handshake_s:g} s")
 
-    async def _serve(self, link: LinkSocket, peer: Peer) -> None:
+    async def _serve(self, link: ConnectedSocket, peer: Peer) -> None:
         """Send until the connection ends. Raises OSError."""
         self.is_up = True
         self._is_refused = False
@@ -195,7 +199,7 @@ class OutgoingLink:
                 self._own.report(PEER_LOST, host=self.host, address=str(peer.address), why=ended[0])
             self._own.observer.lost(self.host)
 
-    async def _watch(self, link: LinkSocket, ended: list[str], scope: trio.CancelScope) -> None:
+    async def _watch(self, link: ConnectedSocket, ended: list[str], scope: trio.CancelScope) -> None:
         """Wait for the end of the connection: behind its hello, the other end sends nothing."""
         try:
             received = await link.receive(memoryview(bytearray(1)))
@@ -204,7 +208,7 @@ class OutgoingLink:
             ended.append(error.strerror or str(error))
         scope.cancel()
 
-    async def _write(self, link: LinkSocket, ended: list[str], scope: trio.CancelScope) -> None:
+    async def _write(self, link: ConnectedSocket, ended: list[str], scope: trio.CancelScope) -> None:
         try:
             while True:
                 if not self._queue:

@@ -1,13 +1,21 @@
 """What both ends of the links of a host share: who the host is, its limits, and who hears of messages and events."""
 
+import socket
 import traceback
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+import trio
+
 from logstore.base.addresses import Address
+from logstore.base.connected_socket import ConnectedSocket
 from logstore.base.events import Report
-from logstore.cluster.hello import Hello
+from logstore.base.tls import PeerTls, certificate_names
+from logstore.base.tls_socket import HANDSHAKES, TlsSocket
+from logstore.cluster.hello import Hello, shown
 from logstore.cluster.interfaces import LinkObserver
+from logstore.cluster.sockets import set_options
+from logstore.errors import LinkRefused
 from logstore.events import PEER_MESSAGE_CRASHED
 from logstore.replica.messages import Message
 from logstore.replica.registrations import Member
@@ -53,6 +61,36 @@ class OwnEnd:
     observer: LinkObserver
     report: Report
     settings: LinkSettings = field(default=DEFAULT_SETTINGS)
+    tls: PeerTls | None = None
+    """None: links are plain, and for loopback addresses alone."""
+    _incoming_handshakes: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(HANDSHAKES))
+    _outgoing_handshakes: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(HANDSHAKES))
+    """Apart, so that strangers do not delay the connections that this host makes."""
+
+    def wrapped(self, sock: socket.socket, *, is_server: bool) -> ConnectedSocket:
+        """A connected socket for a link, without its handshake. Raises OSError, after closing it."""
+        try:
+            set_options(sock, self.settings.stall_s)
+            if self.tls is None:
+                return ConnectedSocket(sock)
+            if is_server:
+                return TlsSocket(sock, self.tls.context, self._incoming_handshakes)
+            return TlsSocket(sock, self.tls.client_context, self._outgoing_handshakes, is_server=False)
+        except OSError:  # gone already
+            sock.close()
+            raise
+
+    def check_name(self, link: ConnectedSocket, host: str) -> None:
+        """Check that the certificate of the other end is the host's. Raises LinkRefused, TlsError."""
+        if self.tls is None:
+            return
+        certificate = link.certificate
+        names = frozenset[str]() if certificate is None else certificate_names(certificate)
+        if host not in names:
+            raise LinkRefused(
+                f"the certificate of host {shown(host)} names {shown(sorted(names))}: give it one whose DNS names have "
+                "the host's name"
+            )
 
     def hello_to(self, peer: str) -> Hello:
         """What this host says to another one."""

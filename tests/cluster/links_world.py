@@ -73,6 +73,8 @@ class LinkedHost:
         self.seen = Observer()
         self.links = HostLinks(OwnEnd(cluster, self.me, self.seen, self.seen.report, settings))
         self.address = Address(LOOPBACK, 0)
+        self.strangers: list[trio.SocketStream] = []
+        """Connections to it that a test has made; `linked` closes them."""
         self._life = trio.CancelScope()
         self._ended = trio.Event()
 
@@ -117,8 +119,13 @@ async def linked(*hosts: LinkedHost) -> AsyncIterator[trio.Nursery]:
         know(*hosts)
         for host in hosts:
             await host.until_connected([each.me.host for each in hosts])
-        yield nursery
-        nursery.cancel_scope.cancel()
+        try:
+            yield nursery
+        finally:
+            nursery.cancel_scope.cancel()
+            for host in hosts:
+                for stream in host.strangers:
+                    stream.socket.close()
 
 
 def look(number: int) -> LookAtRegistration:
