@@ -9,7 +9,6 @@ Invariant: nothing of this is loaded by a sidecar that is alone.
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 from random import Random
 from typing import NamedTuple
 
@@ -26,7 +25,7 @@ from logstore.base.metadata.sqlite import open_sqlite
 from logstore.cluster.chunk_reads import ChunkReads
 from logstore.cluster.engine import ClusterEngine
 from logstore.cluster.host import ClusterHost, HostParts
-from logstore.cluster.host_identity import HostIdentity, establish_identity
+from logstore.cluster.host_identity import establish_identity
 from logstore.cluster.links import HostLinks
 from logstore.cluster.membership import Announcement, Membership
 from logstore.cluster.peers import OwnEnd, Peer
@@ -34,12 +33,10 @@ from logstore.cluster.placement import Placement
 from logstore.cluster.producer_ids import ProducerIds
 from logstore.cluster.replica_files import LocalReplicaFiles
 from logstore.cluster.replicated_stream import StreamServices
-from logstore.cluster.settings import ClusterSettings, EtcdUrl, SqliteUrl
+from logstore.cluster.settings import ClusterSettings, EtcdUrl
 from logstore.cluster.topics import ClusterFacts, ClusterTopics
 from logstore.cluster.view import ClusterView, KnownHead, KnownTopic
 from logstore.engine import StoreEngine
-from logstore.errors import ConfigError
-from logstore.events import TOPIC_UNREADABLE
 from logstore.interfaces import FileSystem
 from logstore.replica.messages import Message
 
@@ -60,7 +57,12 @@ class RunningCluster:
     """A host that takes part in a cluster."""
 
     def __init__(
-        self, engine: ClusterEngine, placement: Placement, host: ClusterHost, joins: Membership, addresses: dict[str, str]
+        self,
+        engine: ClusterEngine,
+        placement: Placement,
+        host: ClusterHost,
+        joins: Membership,
+        addresses: dict[str, str],
     ) -> None:
         self.engine = engine
         self.placement = placement
@@ -134,7 +136,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     nursery, report = local.nursery, local.report
     metadata: MetadataStore = await nursery.start(_hold, _opened(settings, local))
     identity = await establish_identity(metadata, local.files, settings.host, local.random, report)
-    files = LocalReplicaFiles(local.engine)
+    files = await LocalReplicaFiles.open(local.engine)
     view, observer = ClusterView(metadata, report), _Observer()
     links = HostLinks(OwnEnd(identity.cluster_id, identity.member, observer, report))
     link = await nursery.start(links.serve, settings.listen)
