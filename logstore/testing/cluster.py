@@ -13,8 +13,10 @@ import select
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -179,6 +181,7 @@ class Cluster:
                 host.begin()
             for host in self:
                 host.wait_ready()
+            self.wait_members()
         except BaseException:
             self._kill_all()
             raise
@@ -192,6 +195,16 @@ class Cluster:
         if error is not None:
             for host in self:
                 sys.stderr.write(f"---- host {host.name} said ----\n{host.log[-20_000:]}")
+
+    def wait_members(self) -> None:
+        """Wait until every host that runs knows all that run. Raises NotStarted."""
+        running = [host for host in self if host.is_running]
+        deadline_s = time.monotonic() + PATIENCE_S
+        for host in running:
+            while (found := _brokers(host.port)) != len(running):
+                if time.monotonic() > deadline_s:
+                    raise NotStarted(f"host {host.name} knows {found} members, {len(running)} run")
+                time.sleep(0.02)
 
     def _kill_all(self) -> None:
         for process in (*self, self.etcd):
@@ -211,6 +224,16 @@ class Cluster:
     def by_node(self, node_id: int) -> ClusterHostProcess:
         """The host that clients know by this number."""
         return list(self)[node_id - 1]
+
+
+def _brokers(port: int) -> int:
+    """How many brokers a host tells its clients of: Metadata 1, about no topics."""
+    request = struct.pack(">hhihi", 3, 1, 0, -1, 0)
+    with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as connection:
+        connection.sendall(struct.pack(">i", len(request)) + request)
+        with connection.makefile("rb") as answer:
+            (size,) = struct.unpack(">i", answer.read(4))
+            return int.from_bytes(answer.read(size)[4:8], "big")
 
 
 def _free_ports(number: int) -> list[int]:
