@@ -373,17 +373,15 @@ def _build(
         super_users=parse_super_users(values["super_users"]),
         tls=_tls(_encrypted(listeners, http, coordinator), values),
         login=_login(values),
-        cluster=parse_cluster(
-            values["cluster"],
-            values["host_name"],
-            values["node_id"],
-            values["peer_listen"],
-            values["peer_advertise"],
-            values["rack"],
-            values["lease_s"],
-        ),
+        cluster=_cluster(values),
         http=http,
     )
+
+
+def _cluster(values: Mapping[str, Any]) -> ClusterSettings | None:
+    """The cluster that the sidecar takes part in; None: it is alone. Raises ConfigError."""
+    names = ("cluster", "host_name", "node_id", "peer_listen", "peer_advertise", "rack", "lease_s")
+    return parse_cluster(*(values[name] for name in names))
 
 
 def parse_super_users(text: str) -> frozenset[str]:
