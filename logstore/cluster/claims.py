@@ -50,6 +50,11 @@ class Claims:
         self.is_over = False
         """Nothing more is claimed."""
 
+    @property
+    def streams_without_owner(self) -> int:
+        """How many streams wait for an owner, as far as is known here."""
+        return len(self._vacancies)
+
     # ---- what is known
 
     def topic_of(self, stream: str) -> KnownTopic | None:

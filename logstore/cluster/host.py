@@ -72,11 +72,13 @@ from logstore.replica.messages import (
     AppendDone,
     CopyDone,
     EntriesRead,
+    Fence,
     FenceDone,
     LookAtRegistration,
     Message,
     OutOfOrder,
     ReadEntries,
+    Reason,
     Refused,
 )
 from logstore.replica.owner import TAKING, Owner, OwnerState
@@ -104,6 +106,15 @@ class HostParts:
     report: Report
 
 
+@dataclass(slots=True)
+class HostStatistics:
+    """Figures of a host, as of now. `ticking_owners`: streams that are owned here and not at rest."""
+
+    owned_streams: int = 0
+    ticking_owners: int = 0
+    streams_without_owner: int = 0
+
+
 class ClusterHost:
     """See the module. `run` must run."""
 
@@ -119,6 +130,8 @@ class ClusterHost:
         self._listeners: dict[str, StreamListener] = {}
         self._restless: dict[str, Owner] = {}
         self._restless_now = trio.Event()
+        self._waiting: dict[str, str] = {}
+        """Why streams that this host owns wait."""
         self._full: set[str] = set()
         """Streams whose listeners wait for room."""
         self._hosts = LiveHosts(self.name, parts.view, parts.links, membership, self._hosts_changed)
@@ -133,6 +146,11 @@ class ClusterHost:
         self._changed = ChangeSignal()
         self._nursery: trio.Nursery | None = None
         parts.view.add_listener(self)
+
+    @property
+    def statistics(self) -> HostStatistics:
+        """What the host does now."""
+        return HostStatistics(len(self._owners), len(self._restless), self._claims.streams_without_owner)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Carry out what is asked for, until cancelled. Started when the view is complete."""
@@ -151,11 +169,13 @@ class ClusterHost:
     # ---- for the front: streams
 
     def listen(self, stream: str, listener: StreamListener) -> None:
-        """Tell a listener what becomes of a stream from now on; at once that this host owns it, if it does."""
+        """Tell a listener what becomes of a stream from now on, and what it is now: `ready`, or `unavailable`."""
         self._listeners[stream] = listener
         owner = self._owners.get(stream)
         if owner is not None and owner.state in TAKING:
             listener.ready(owner.registration.epoch, owner.high_watermark)
+        elif stream in self._waiting:
+            listener.unavailable(self._waiting[stream])
 
     def unlisten(self, stream: str) -> None:
         """Tell nobody any more."""
@@ -262,7 +282,13 @@ class ClusterHost:
         if not isinstance(message, AppendDone | OutOfOrder | FenceDone | CopyDone):
             self._carry_out(self._replica.receive(sender, message))
         owner = self._owners.get(message.stream)
-        if owner is not None and isinstance(message, AppendDone | OutOfOrder | FenceDone | CopyDone | Refused):
+        if owner is None:
+            return
+        if isinstance(message, Fence):
+            # Somebody else claims the stream: nobody has to refuse an append first for this owner to know.
+            me = self._parts.identity.member
+            message = Refused(message.stream, message.epoch, me, Reason.FENCED, message.fence_epoch)
+        if isinstance(message, AppendDone | OutOfOrder | FenceDone | CopyDone | Refused):
             self._drive(owner, owner.receive(message, self._now_ms()))
 
     def peer_refused(self, host: str) -> None:
@@ -362,6 +388,8 @@ class ClusterHost:
     def _forget(self, stream: str) -> None:
         """The stream's topic was deleted."""
         self._seen.pop(stream, None)
+        self._waiting.pop(stream, None)
+        self._full.discard(stream)
         owner = self._owners.pop(stream, None)
         self._claims.look_at(stream)
         listener = self._listeners.get(stream)
@@ -475,6 +503,8 @@ class ClusterHost:
     def _tell(self, effect: Ready | Deposed | Unavailable | MemberFailed) -> None:
         """What an owner says to the stream's listener, and to the operator."""
         listener, report = self._listeners.get(effect.stream), self._parts.report
+        if isinstance(effect, Ready | Deposed):
+            self._waiting.pop(effect.stream, None)
         if isinstance(effect, Ready):
             report(STREAM_OWNED, stream=effect.stream, epoch=effect.epoch, offset=effect.high_watermark)
             if listener is not None:
@@ -486,6 +516,7 @@ class ClusterHost:
             if listener is not None:
                 listener.deposed(effect.newer_epoch)
         elif isinstance(effect, Unavailable):
+            self._waiting[effect.stream] = effect.reason
             report(STREAM_UNAVAILABLE, stream=effect.stream, epoch=effect.epoch, reason=effect.reason)
             if listener is not None:
                 listener.unavailable(effect.reason)

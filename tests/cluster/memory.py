@@ -30,7 +30,7 @@ from logstore.replica.messages import Message
 from logstore.replica.replica import StoredReplicas
 from logstore.testing.reports import RecordedReports
 from logstore.testing.simdisk import SimDisk
-from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
+from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata, SimulatedMetadataStore
 from tests.replica.disk import Damage, DiskError, ReplicaDisk
 
 TOPIC_ID = "0123456789abcdef0123456789abcdef"
@@ -194,6 +194,7 @@ class RunningHost:
     """A host in one life."""
 
     host: ClusterHost
+    store: SimulatedMetadataStore
     identity: HostIdentity
     membership: Membership
     view: ClusterView
@@ -245,7 +246,7 @@ class MemoryCluster:
                 files = MemoryFiles(disk, nursery)
                 parts = HostParts(identity, store, view, MemoryLinks(self.network, name), files, self.reports)
                 host = ClusterHost(parts, membership, self.limits)
-                running = RunningHost(host, identity, membership, view, files, scope)
+                running = RunningHost(host, store, identity, membership, view, files, scope)
                 self.network.attach(name, host.receive, host.peer_refused)
                 nursery.start_soon(view.run)
                 await nursery.start(host.run)
