@@ -77,7 +77,6 @@ from logstore.replica.messages import (
     LookAtRegistration,
     Message,
     OutOfOrder,
-    ReadEntries,
     Reason,
     Refused,
 )
@@ -139,8 +138,7 @@ class ClusterHost:
             parts.identity.owner_id, parts.view, self._hosts, membership, self._claim, self._owners.__contains__
         )
         self._requests = RegistrationRequests(StoredRegistrations(parts.store), self._answered, parts.report)
-        self._reads = EntryReads(parts.links, self._reading_order, self._is_copying)
-        self._copying: set[tuple[str, int]] = set()
+        self._reads = EntryReads(parts.links, self._reading_order, self._replica.was_copied)
         self._seen: dict[str, int] = {}
         self._loads = 0
         self._changed = ChangeSignal()
@@ -439,7 +437,7 @@ class ClusterHost:
         """Do what a state machine asks for."""
         for effect in effects:
             if isinstance(effect, Send):
-                self._send(effect)
+                self._parts.links.send(effect.host, effect.message)
             elif isinstance(effect, Store):
                 self._store(effect)
             elif isinstance(effect, Acked):
@@ -458,18 +456,6 @@ class ClusterHost:
             if effect.stream in self._full:
                 self._full.discard(effect.stream)
                 listener.room()
-
-    def _send(self, send: Send) -> None:
-        message = send.message
-        if isinstance(message, ReadEntries) and message.for_copy:
-            self._copying.add((message.stream, message.epoch))
-        elif isinstance(message, CopyDone):
-            self._copying.discard((message.stream, message.epoch))
-        self._parts.links.send(send.host, message)
-
-    def _is_copying(self, stream: str, epoch: int) -> bool:
-        """Whether entries of the chunk come here for a copy: they may lie behind what readers may see."""
-        return (stream, epoch) in self._copying
 
     def _store(self, store: Store) -> None:
         def settled(ticket: Ticket[None]) -> None:

@@ -293,6 +293,11 @@ class Replica:
         self._by_stream.setdefault(stream, {})[epoch] = chunk
         return chunk
 
+    def was_copied(self, stream: str, epoch: int) -> bool:
+        """Whether a copy of the sealed chunk was ordered here: entries for it may come, also from behind its end."""
+        chunk = self._chunks.get((stream, epoch))
+        return chunk is not None and chunk.copy_revision > 0
+
     def _chunks_of(self, stream: str) -> list[_Chunk]:
         return list(self._by_stream.get(stream, {}).values())
 
