@@ -79,7 +79,8 @@ def test_sets_lie_in_as_many_racks_as_there_are(hosts: list[str], data: st.DataO
 def test_min_copies() -> None:
     """The setting counts, within the replicas; without it, half of them."""
     for replicas, setting, wanted in (
-        (1, None, 1), (2, None, 1), (3, None, 2), (5, None, 3), (3, "1", 1), (3, "3", 3), (3, "9", 3), (3, "0", 1), (3, "x", 2),
+        (1, None, 1), (2, None, 1), (3, None, 2), (5, None, 3),
+        (3, "1", 1), (3, "3", 3), (3, "9", 3), (3, "0", 1), (3, "x", 2),
     ):  # fmt: skip
         settings = {} if setting is None else {election.MIN_COPIES_SETTING: setting}
         topic = schema.Topic(topic_id="t", partitions=1, replicas=replicas, settings=settings)

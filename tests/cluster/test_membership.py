@@ -135,7 +135,7 @@ def test_a_host_that_starts_anew_takes_its_place_at_once() -> None:
 
 
 def test_names_and_numbers_are_taken_once() -> None:
-    """A second host of a name, and of a node id, ends with an error that names the first; it waits for a lease first."""
+    """A second host of a name, and of a node id, waits for a lease, and ends with an error that names the first."""
 
     async def test(service: SimulatedMetadata, nursery: trio.Nursery) -> None:
         first = await identity_of(service, "a", SimDisk(), 1)
