@@ -44,7 +44,8 @@ class _Question:
 
 class EntryReads:
     """See the module. `order` gives the members of a chunk in the order in which they are asked; `is_ambiguous` says
-    whether entries of a chunk may be on their way to this host for another reason.
+    whether entries of a chunk may be on their way to this host for a copy: the chunk is sealed then, and a reader that
+    takes it for open reads its registration again.
     """
 
     def __init__(
@@ -87,14 +88,15 @@ class EntryReads:
                 if message.reason is Reason.ABSENT and question.is_open:
                     question.answer = _nothing(question.asked)
                 question.done.set()
-            elif self._answers(message, question.asked.offset):
+            elif self._answers(message, question):
                 question.answer = message
                 question.done.set()
 
     # ---- details
 
-    def _answers(self, message: EntriesRead, offset: int) -> bool:
-        if message.at.next_offset > offset or self._is_ambiguous(message.stream, message.epoch):
+    def _answers(self, message: EntriesRead, question: _Question) -> bool:
+        offset = question.asked.offset
+        if message.at.next_offset > offset or (question.is_open and self._is_ambiguous(message.stream, message.epoch)):
             return False
         end = message.at.next_offset + sum(entry.record_count for entry in message.entries)
         return end > offset or not message.entries

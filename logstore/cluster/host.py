@@ -9,8 +9,7 @@
 | `ReadRegistration`, `SwapRegistration` | `registration_requests` | `registration_read`, `…_seen`, `swap_answered` |
 | `Ready`, `Acked`, `Deposed`, `Unavailable` | the stream's `StreamListener` | – |
 
-It claims streams without an owner (`election`), tells owners which members live, and forgets the streams of deleted
-topics.
+It claims streams (`claims`), tells owners which members live (`live_hosts`), and forgets the streams of deleted topics.
 
 For the front of Kafka: `listen` to each stream that clients may use, then `ready` says that this host owns it. While it
 does, `may_append` and `append` take batches whose offsets begin at `next_offset`; everything below the offset of the
@@ -23,7 +22,7 @@ Order of a start: `establish_identity`, the files, the listeners' sockets, the l
 Invariants:
 * All methods are called on the event loop's thread. None waits but those that are `async`.
 * A tick costs what is due: owners at rest, however many, have none.
-* Bounded: MAX_LOADS reads of the disk, MAX_READS reads of other hosts, a registration's requests for each stream.
+* Bounded: MAX_LOADS reads of the disk, MAX_READS reads of other hosts, three requests for the registration of a stream.
 * Safety is the state machines'; who is taken for alive here decides only what is tried when.
 """
 
@@ -38,9 +37,11 @@ from logstore.base.metadata import schema
 from logstore.base.metadata.interface import Condition, MetadataStore
 from logstore.base.metadata.local_watch import ChangeSignal
 from logstore.cluster import election
+from logstore.cluster.claims import Claims
 from logstore.cluster.entry_reads import EntryReads
 from logstore.cluster.host_identity import HostIdentity
 from logstore.cluster.interfaces import Links, ReplicaFiles, StreamListener
+from logstore.cluster.live_hosts import LiveHosts
 from logstore.cluster.membership import Membership
 from logstore.cluster.registration_requests import CreateRegistration, FirstRegistration, RegistrationRequests
 from logstore.cluster.stored_topics import StoredTopics
@@ -71,11 +72,12 @@ from logstore.replica.messages import (
     AppendDone,
     CopyDone,
     EntriesRead,
+    Fence,
     FenceDone,
     LookAtRegistration,
     Message,
     OutOfOrder,
-    ReadEntries,
+    Reason,
     Refused,
 )
 from logstore.replica.owner import TAKING, Owner, OwnerState
@@ -85,12 +87,6 @@ from logstore.replica.replica import Replica
 from logstore.replica.stored_registrations import StoredRegistrations
 
 TICK_S: Final = 0.02
-ELECTION_S: Final = 0.05
-"""Between two looks at streams without an owner, while there are any."""
-LINKS_S: Final = 0.2
-"""Between two looks at which hosts are reachable."""
-UNREACHABLE_S: Final = 1.0
-"""A host without a connection for that long is not chosen for chunks."""
 MAX_LOADS: Final = 64
 """Reads of the disk that wait: beyond that they are dropped, and who asks asks again."""
 RESIGN_S: Final = 5.0
@@ -109,6 +105,15 @@ class HostParts:
     report: Report
 
 
+@dataclass(slots=True)
+class HostStatistics:
+    """Figures of a host, as of now. `ticking_owners`: streams that are owned here and not at rest."""
+
+    owned_streams: int = 0
+    ticking_owners: int = 0
+    streams_without_owner: int = 0
+
+
 class ClusterHost:
     """See the module. `run` must run."""
 
@@ -124,22 +129,26 @@ class ClusterHost:
         self._listeners: dict[str, StreamListener] = {}
         self._restless: dict[str, Owner] = {}
         self._restless_now = trio.Event()
+        self._waiting: dict[str, str] = {}
+        """Why streams that this host owns wait."""
         self._full: set[str] = set()
         """Streams whose listeners wait for room."""
-        self._vacancies = election.Vacancies()
-        self._vacant_now = trio.Event()
+        self._hosts = LiveHosts(self.name, parts.view, parts.links, membership, self._hosts_changed)
+        self._claims = Claims(
+            parts.identity.owner_id, parts.view, self._hosts, membership, self._claim, self._owners.__contains__
+        )
         self._requests = RegistrationRequests(StoredRegistrations(parts.store), self._answered, parts.report)
-        self._reads = EntryReads(parts.links, self._reading_order, self._is_copying)
-        self._copying: set[tuple[str, int]] = set()
+        self._reads = EntryReads(parts.links, self._reading_order, self._replica.was_copied)
         self._seen: dict[str, int] = {}
-        self._refusing: dict[str, str] = {}
-        self._lost_since_s: dict[str, float] = {}
-        self._live: dict[str, schema.Member] = {}
         self._loads = 0
-        self._is_resigning = False
         self._changed = ChangeSignal()
         self._nursery: trio.Nursery | None = None
         parts.view.add_listener(self)
+
+    @property
+    def statistics(self) -> HostStatistics:
+        """What the host does now."""
+        return HostStatistics(len(self._owners), len(self._restless), self._claims.streams_without_owner)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Carry out what is asked for, until cancelled. Started when the view is complete."""
@@ -148,8 +157,8 @@ class ClusterHost:
             self._nursery = nursery
             nursery.start_soon(self._requests.run)
             nursery.start_soon(self._tick_owners)
-            nursery.start_soon(self._claim_vacant)
-            nursery.start_soon(self._watch_links)
+            nursery.start_soon(self._claims.run)
+            nursery.start_soon(self._hosts.watch_links)
             for stream in self._replica.streams():
                 self._requests.ask(ReadRegistration(stream))
             self.members_changed()
@@ -158,11 +167,13 @@ class ClusterHost:
     # ---- for the front: streams
 
     def listen(self, stream: str, listener: StreamListener) -> None:
-        """Tell a listener what becomes of a stream from now on; at once that this host owns it, if it does."""
+        """Tell a listener what becomes of a stream from now on, and what it is now: `ready`, or `unavailable`."""
         self._listeners[stream] = listener
         owner = self._owners.get(stream)
         if owner is not None and owner.state in TAKING:
             listener.ready(owner.registration.epoch, owner.high_watermark)
+        elif stream in self._waiting:
+            listener.unavailable(self._waiting[stream])
 
     def unlisten(self, stream: str) -> None:
         """Tell nobody any more."""
@@ -238,10 +249,10 @@ class ClusterHost:
 
     async def resign(self) -> None:
         """End the membership, and wait until other hosts own this host's streams, or RESIGN_S. It goes on serving."""
-        self._is_resigning = True
+        self._claims.is_over = True
         self._membership.resign()
         with trio.move_on_after(RESIGN_S):
-            while self._owners and any(host != self.name for host in self._live):
+            while self._owners and any(host != self.name for host in self._hosts.live):
                 await self._changed.wait()
 
     def _taking(self, stream: str) -> Owner:
@@ -269,29 +280,32 @@ class ClusterHost:
         if not isinstance(message, AppendDone | OutOfOrder | FenceDone | CopyDone):
             self._carry_out(self._replica.receive(sender, message))
         owner = self._owners.get(message.stream)
-        if owner is not None and isinstance(message, AppendDone | OutOfOrder | FenceDone | CopyDone | Refused):
+        if owner is None:
+            return
+        if isinstance(message, Fence):
+            # Somebody else claims the stream: nobody has to refuse an append first for this owner to know.
+            me = self._parts.identity.member
+            message = Refused(message.stream, message.epoch, me, Reason.FENCED, message.fence_epoch)
+        if isinstance(message, AppendDone | OutOfOrder | FenceDone | CopyDone | Refused):
             self._drive(owner, owner.receive(message, self._now_ms()))
 
     def peer_refused(self, host: str) -> None:
         """A host's connection was lost, and its address refuses connections: its process is gone."""
-        member = self.view.members.get(host)
-        if member is not None and host != self.name and self._refusing.get(host) != member.start:
-            self._refusing[host] = member.start
-            self.members_changed()
+        self._hosts.refused(host)
 
     # ---- for the view
 
     def members_changed(self) -> None:
         """See ViewListener: who lives has changed."""
-        members = self.view.members
-        for host in [
-            host for host, start in self._refusing.items() if host not in members or members[host].start != start
-        ]:
-            del self._refusing[host]
-        self._live = {host: member for host, member in members.items() if host not in self._refusing}
-        for name, known in self.view.topics.items():
-            self._look_for_owners(name, known)
-        self._tell_members()
+        self._hosts.members_changed()
+
+    def _hosts_changed(self) -> None:
+        """Who lives, or can be reached, has changed."""
+        self._claims.look_at_all()
+        now_ms = self._now_ms()
+        for stream, owner in list(self._owners.items()):
+            if self._owners.get(stream) is owner:
+                self._drive(owner, owner.live_members(self._hosts.placement(stream), now_ms))
         self._changed.notify()
 
     def topic_changed(self, name: str, before: KnownTopic | None, now: KnownTopic | None) -> None:
@@ -300,11 +314,11 @@ class ClusterHost:
             for partition in range(before.topic.partitions):
                 self._forget(stream_name(before.topic.topic_id, partition))
         if now is not None:
-            self._look_for_owners(name, now)
+            self._claims.look_at_topic(now)
 
     def head_changed(self, stream: str, now: KnownHead | None) -> None:
         """See ViewListener."""
-        self._look_for_owner(stream)
+        self._claims.look_at(stream)
         if now is None:
             if self._replica.has_chunks_of(stream):
                 self._requests.ask(ReadRegistration(stream))
@@ -314,47 +328,7 @@ class ClusterHost:
         if is_overtaken or self._replica.has_chunks_of(stream):
             self._look(stream, now.revision)
 
-    # ---- elections
-
-    def _look_for_owners(self, name: str, known: KnownTopic) -> None:
-        for partition in range(known.topic.partitions):
-            self._look_for_owner(stream_name(known.topic.topic_id, partition))
-
-    def _look_for_owner(self, stream: str) -> None:
-        self._vacancies.set(stream, is_vacant=self._is_vacant(stream), now_ms=self._now_ms())
-        if self._vacancies:
-            self._vacant_now.set()
-
-    def _is_vacant(self, stream: str) -> bool:
-        """Whether the stream is of a topic and has no owner that lives, as far as is known here."""
-        if stream in self._owners or self._topic_of(stream) is None:
-            return False
-        known = self.view.heads.get(stream)
-        head = known.head if known is not None else None
-        return election.is_owner_gone(head, self._live) or (
-            head is not None and head.owner == self._parts.identity.owner_id
-        )
-
-    def _topic_of(self, stream: str) -> KnownTopic | None:
-        name = self.view.names.get(topic_id_of(stream))
-        return self.view.topics[name] if name is not None else None
-
-    def _rank(self, stream: str) -> int | None:
-        known = self.view.heads.get(stream)
-        rank = election.claim_rank(stream, self.name, known.head if known is not None else None, self._live)
-        if rank is not None and known is not None and known.head.owner == self._parts.identity.owner_id:
-            return rank + 1  # deposed a moment ago: who did it will be seen soon
-        return rank
-
-    async def _claim_vacant(self) -> None:
-        while True:
-            if not self._vacancies:
-                self._vacant_now = trio.Event()
-                await self._vacant_now.wait()
-            if not self._is_resigning and self._membership.is_held:
-                for stream in self._vacancies.due(self._rank, self._now_ms()):
-                    self._claim(stream)
-            await trio.sleep(ELECTION_S)
+    # ---- claims
 
     def _claim(self, stream: str) -> None:
         """Become the owner of a stream."""
@@ -365,49 +339,24 @@ class ClusterHost:
 
         now_ms = self._now_ms()
         owner = self._owners[stream] = Owner(stream, self._parts.identity.owner_id, self._limits, founding)
-        self._vacancies.set(stream, is_vacant=False, now_ms=now_ms)
-        if stream not in self.view.heads:
+        owner.live_members(self._hosts.placement(stream), now_ms)
+        read = owner.start(now_ms)
+        head, known = self.view.heads.get(stream), self._requests.registrations.known(stream)
+        if head is None:
+            self._drive(owner, ())
             self._requests.ask(CreateRegistration(stream, lambda: self._first_registration(stream)))
-        owner.live_members(self._placement(stream), now_ms)
-        self._drive(owner, owner.start(now_ms))
+        elif known is not None and known.revision >= head.revision:
+            self._answered(known)  # an older one does no harm: its claim is refused
+        else:
+            self._drive(owner, read)
 
     def _first_registration(self, stream: str) -> FirstRegistration | None:
         """None: the topic is gone."""
-        known, name = self._topic_of(stream), self.view.names.get(topic_id_of(stream))
-        if known is None or name is None:
+        known, name = self._claims.topic_of(stream), self.view.names.get(topic_id_of(stream))
+        if known is None or name is None or stream not in self._owners:
             return None
         first = StreamRegistration(known.topic.replicas, election.min_copies(known.topic))
         return FirstRegistration(first, Condition(schema.topic_key(name), known.revision))
-
-    def _placement(self, stream: str) -> tuple[Member, ...]:
-        now_s = trio.current_time()
-        lost = {host for host, since_s in self._lost_since_s.items() if now_s - since_s >= UNREACHABLE_S}
-        usable = {host: member for host, member in self._live.items() if host not in lost}
-        return election.placement(stream, self.name, {**usable, self.name: self._membership.member})
-
-    def _tell_members(self) -> None:
-        now_ms = self._now_ms()
-        for stream, owner in list(self._owners.items()):
-            if self._owners.get(stream) is owner:
-                self._drive(owner, owner.live_members(self._placement(stream), now_ms))
-
-    async def _watch_links(self) -> None:
-        """Notice which hosts are reachable: who is not for a while is not chosen, who is again is not refusing."""
-        while True:
-            await trio.sleep(LINKS_S)
-            now_s = trio.current_time()
-            before = self._lost_hosts(now_s - LINKS_S)
-            hosts = [host for host in self.view.members if host != self.name]
-            reachable = {host for host in hosts if self._parts.links.is_reachable(host)}
-            is_back = bool(reachable & self._refusing.keys())
-            for host in reachable:
-                self._refusing.pop(host, None)
-            self._lost_since_s = {host: self._lost_since_s.get(host, now_s) for host in hosts if host not in reachable}
-            if is_back or self._lost_hosts(now_s) != before:
-                self.members_changed()
-
-    def _lost_hosts(self, now_s: float) -> set[str]:
-        return {host for host, since_s in self._lost_since_s.items() if now_s - since_s >= UNREACHABLE_S}
 
     # ---- owners
 
@@ -436,9 +385,11 @@ class ClusterHost:
 
     def _forget(self, stream: str) -> None:
         """The stream's topic was deleted."""
-        self._vacancies.set(stream, is_vacant=False, now_ms=self._now_ms())
         self._seen.pop(stream, None)
+        self._waiting.pop(stream, None)
+        self._full.discard(stream)
         owner = self._owners.pop(stream, None)
+        self._claims.look_at(stream)
         listener = self._listeners.get(stream)
         if owner is not None and listener is not None:
             listener.deposed(0)
@@ -476,7 +427,7 @@ class ClusterHost:
 
     def _deleted(self, stream: str) -> None:
         """There is no registration. Its replicas go if the topic is gone too: a registration is there before any."""
-        if self._topic_of(stream) is None and self._replica.has_chunks_of(stream):
+        if self._claims.topic_of(stream) is None and self._replica.has_chunks_of(stream):
             self._parts.report(REPLICAS_REMOVED, stream=stream)
             self._carry_out(self._replica.stream_deleted(stream))
 
@@ -486,7 +437,7 @@ class ClusterHost:
         """Do what a state machine asks for."""
         for effect in effects:
             if isinstance(effect, Send):
-                self._send(effect)
+                self._parts.links.send(effect.host, effect.message)
             elif isinstance(effect, Store):
                 self._store(effect)
             elif isinstance(effect, Acked):
@@ -505,18 +456,6 @@ class ClusterHost:
             if effect.stream in self._full:
                 self._full.discard(effect.stream)
                 listener.room()
-
-    def _send(self, send: Send) -> None:
-        message = send.message
-        if isinstance(message, ReadEntries) and message.for_copy:
-            self._copying.add((message.stream, message.epoch))
-        elif isinstance(message, CopyDone):
-            self._copying.discard((message.stream, message.epoch))
-        self._parts.links.send(send.host, message)
-
-    def _is_copying(self, stream: str, epoch: int) -> bool:
-        """Whether entries of the chunk come here for a copy: they may lie behind what readers may see."""
-        return (stream, epoch) in self._copying
 
     def _store(self, store: Store) -> None:
         def settled(ticket: Ticket[None]) -> None:
@@ -550,6 +489,8 @@ class ClusterHost:
     def _tell(self, effect: Ready | Deposed | Unavailable | MemberFailed) -> None:
         """What an owner says to the stream's listener, and to the operator."""
         listener, report = self._listeners.get(effect.stream), self._parts.report
+        if isinstance(effect, Ready | Deposed):
+            self._waiting.pop(effect.stream, None)
         if isinstance(effect, Ready):
             report(STREAM_OWNED, stream=effect.stream, epoch=effect.epoch, offset=effect.high_watermark)
             if listener is not None:
@@ -557,10 +498,11 @@ class ClusterHost:
         elif isinstance(effect, Deposed):
             report(STREAM_DEPOSED, stream=effect.stream, newer_epoch=effect.newer_epoch, unacked=effect.unacked_offset)
             self._owners.pop(effect.stream, None)
-            self._look_for_owner(effect.stream)
+            self._claims.look_at(effect.stream)
             if listener is not None:
                 listener.deposed(effect.newer_epoch)
         elif isinstance(effect, Unavailable):
+            self._waiting[effect.stream] = effect.reason
             report(STREAM_UNAVAILABLE, stream=effect.stream, epoch=effect.epoch, reason=effect.reason)
             if listener is not None:
                 listener.unavailable(effect.reason)

@@ -7,7 +7,7 @@ Invariants:
 * A host replaces an entry of its own disk, which is of its last life, and never one of another disk or host: that it
   waits for, for the time of some leases, and then ends with HostNameTaken or NodeIdTaken. If another process has
   started the disk since, it has a copy of it: this one ends with DiskRefused.
-* `resign` ends the lease now, and the host does not join again.
+* `resign` ends the lease now, and the host does not join again. `leave` ends it until `stay`.
 """
 
 from dataclasses import dataclass
@@ -43,6 +43,7 @@ class MembershipState(Enum):
 
     JOINING = "joining"
     JOINED = "joined"
+    ASIDE = "aside"
     RESIGNED = "resigned"
 
 
@@ -72,6 +73,9 @@ class Membership:
         self._report = report
         self._lease_s = lease_s
         self._scope = trio.CancelScope()
+        self._lease_scope = trio.CancelScope()
+        self._may_join = trio.Event()
+        self._may_join.set()
         self._lease: HeldLease | None = None
         self.state = MembershipState.JOINING
         self.joined_revision = 0
@@ -97,8 +101,10 @@ class Membership:
         """
         with self._scope:
             while True:
+                await self._may_join.wait()
                 try:
-                    await self._hold_one_lease(task_status)
+                    with trio.CancelScope() as self._lease_scope:
+                        await self._hold_one_lease(task_status)
                 except* LeaseEnded as ended:
                     self._report(CLUSTER_LEFT, host=self._identity.host, error=ended.exceptions[0])
                 except* MetadataUnavailable as away:
@@ -107,7 +113,7 @@ class Membership:
                     if not self.joined_revision:
                         raise
                     self._report(METADATA_UNUSABLE, error=unusable.exceptions[0])
-                self.state = MembershipState.JOINING
+                self.state = MembershipState.JOINING if self._may_join.is_set() else MembershipState.ASIDE
                 await trio.sleep(RETRY_S)
         self.state = MembershipState.RESIGNED
 
@@ -126,6 +132,17 @@ class Membership:
     def resign(self) -> None:
         """End the lease, and stay no member. `run` returns when that is done, or the store does not answer."""
         self._scope.cancel()
+
+    def leave(self) -> None:
+        """End the lease, until `stay`: others take over what this host owns, which it serves until then."""
+        if self._may_join.is_set() and self.joined_revision:
+            self._may_join = trio.Event()
+            self._report(CLUSTER_LEFT, host=self._identity.host, error="no other host can be reached")
+            self._lease_scope.cancel()
+
+    def stay(self) -> None:
+        """Join again, if this host has left."""
+        self._may_join.set()
 
     async def _join(self, lease_id: int) -> int:
         """Put the host's entry; returns the revision. Raises LeaseEnded, HostNameTaken, NodeIdTaken, MetadataError."""

@@ -141,6 +141,11 @@ class RegistrationRequests:
         if first is None:
             return 0
         if await self.registrations.create(request.stream, first.registration, first.topic):
+            known = self.registrations.known(request.stream)
+            if known is not None:
+                self._answered(known)
+            else:
+                self.ask(ReadRegistration(request.stream))
             return 0
         self._ask_again(request)  # the topic has changed meanwhile, or is gone
         return PAUSE_S

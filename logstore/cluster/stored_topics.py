@@ -28,11 +28,13 @@ class StoredTopics:
     async def create(self, name: str, topic: schema.Topic) -> None:
         """Create a topic. Raises TopicExists."""
         outcome = await self._commit(schema.create_topic(name, topic))
+        revision = outcome.revision
         if isinstance(outcome, Conflict):
             found = outcome.found[0]
             if found is None or schema.decode(schema.Topic, found) != topic:
                 raise TopicExists(f"topic {name!r} exists")
-        await self._view.topics_reached(outcome.revision)
+            revision = found.revision
+        await self._view.topics_reached(revision)
 
     async def alter(self, name: str, topic: schema.Topic) -> None:
         """Give a topic other settings or more partitions: `topic` is what it is to be, with its id.

@@ -6,6 +6,7 @@ Disks are the model of the replication tests (`tests.replica.disk`): what was no
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ from logstore.replica.messages import Message
 from logstore.replica.replica import StoredReplicas
 from logstore.testing.reports import RecordedReports
 from logstore.testing.simdisk import SimDisk
-from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
+from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata, SimulatedMetadataStore
 from tests.replica.disk import Damage, DiskError, ReplicaDisk
 
 TOPIC_ID = "0123456789abcdef0123456789abcdef"
@@ -112,7 +113,7 @@ class MemoryFiles:
         self.disk = disk
         self.stored: StoredReplicas = disk.found()
         self._nursery = nursery
-        self._turns: dict[tuple[str, int], trio.StrictFIFOLock] = {}
+        self._turns: dict[tuple[str, int], deque[tuple[DiskOperation, Ticket[None]]]] = {}
         self.operations: dict[str, int] = {}
 
     def perform(self, operation: DiskOperation) -> Ticket[None]:
@@ -121,21 +122,28 @@ class MemoryFiles:
         self.operations[name] = self.operations.get(name, 0) + 1
         ticket: Ticket[None] = Ticket()
         self.disk.begin(operation)
-        self._nursery.start_soon(self._finish, operation, ticket)
+        key = (operation.stream, getattr(operation, "epoch", 0))
+        turns = self._turns.setdefault(key, deque())
+        turns.append((operation, ticket))
+        if len(turns) == 1:
+            self._nursery.start_soon(self._work, turns)
         return ticket
 
-    async def _finish(self, operation: DiskOperation, ticket: Ticket[None]) -> None:
-        key = (operation.stream, getattr(operation, "epoch", 0))
-        async with self._turns.setdefault(key, trio.StrictFIFOLock()):
+    async def _work(self, turns: deque[tuple[DiskOperation, Ticket[None]]]) -> None:
+        while turns:
             await trio.sleep(DISK_S)
-            try:
-                self.disk.finish(operation)
-            except Damage as error:
-                ticket.fail(CorruptChunk(str(error), first_offset=0, last_offset=0))
-            except DiskError as error:
-                ticket.fail(StorageFailed(str(error)))
-            else:
-                ticket.succeed(None)
+            self._finish(*turns[0])
+            turns.popleft()
+
+    def _finish(self, operation: DiskOperation, ticket: Ticket[None]) -> None:
+        try:
+            self.disk.finish(operation)
+        except Damage as error:
+            ticket.fail(CorruptChunk(str(error), first_offset=0, last_offset=0))
+        except DiskError as error:
+            ticket.fail(StorageFailed(str(error)))
+        else:
+            ticket.succeed(None)
 
     async def load(self, load: Load) -> Loaded:
         """See ReplicaFiles."""
@@ -194,6 +202,7 @@ class RunningHost:
     """A host in one life."""
 
     host: ClusterHost
+    store: SimulatedMetadataStore
     identity: HostIdentity
     membership: Membership
     view: ClusterView
@@ -224,6 +233,11 @@ class MemoryCluster:
         self.label_disks: dict[str, SimDisk] = {}
         self.hosts: dict[str, RunningHost] = {}
 
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition holds."""
+        while not condition():  # noqa: ASYNC110  time is virtual, and conditions are of many kinds
+            await trio.sleep(0.01)
+
     # ---- hosts
 
     async def start(self, name: str, *, rack: str = "", node_id: int | None = None) -> RunningHost:
@@ -245,7 +259,7 @@ class MemoryCluster:
                 files = MemoryFiles(disk, nursery)
                 parts = HostParts(identity, store, view, MemoryLinks(self.network, name), files, self.reports)
                 host = ClusterHost(parts, membership, self.limits)
-                running = RunningHost(host, identity, membership, view, files, scope)
+                running = RunningHost(host, store, identity, membership, view, files, scope)
                 self.network.attach(name, host.receive, host.peer_refused)
                 nursery.start_soon(view.run)
                 await nursery.start(host.run)
@@ -272,6 +286,7 @@ class MemoryCluster:
         self.network.detach(name, is_refused=True)
         running.scope.cancel()
         await running.ended.wait()
+        self.disks[name].crash(self.random)
 
     # ---- streams
 
