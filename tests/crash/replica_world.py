@@ -13,6 +13,13 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
+from logstore.events import (
+    DURABLE_DATA_DAMAGED,
+    DURABLE_DATA_LOST,
+    JOURNAL_DAMAGED,
+    OFFSETS_LOST,
+    QUIET_STREAM_DIFFERS,
+)
 from logstore.format.batch import check_batch
 from logstore.format.snapshot import ProducerEntry, decode_snapshots
 from logstore.log.producers import ProducerTable
@@ -29,6 +36,10 @@ from logstore.testing.reports import RecordedReports
 from logstore.testing.simdisk import SimDisk
 from logstore.testing.world import FIRST_TIMESTAMP, Setup
 from tests.cluster.batches import ChunkOfOwner
+
+
+LOST = (OFFSETS_LOST, DURABLE_DATA_DAMAGED, DURABLE_DATA_LOST, JOURNAL_DAMAGED, QUIET_STREAM_DIFFERS)
+"""Reports that no crash and no failed call may bring about."""
 
 
 class State(NamedTuple):
@@ -104,9 +115,8 @@ class ReplicaHistory:
 class ReplicaWorld:
     """A store on a simulated disk, and the operations of its replicas."""
 
-    def __init__(self, disk: SimDisk, history: ReplicaHistory, setup: Setup, *, checks_faults: bool = False) -> None:
+    def __init__(self, disk: SimDisk, history: ReplicaHistory, setup: Setup) -> None:
         self.disk, self.history, self.setup = disk, history, setup
-        self._checks_faults = checks_faults
         self._open()
 
     def _open(self) -> None:
@@ -125,8 +135,7 @@ class ReplicaWorld:
         self.check_found()
         prepared = self.store.replicas.prepare()
         self.run()
-        if not self._checks_faults:
-            prepared.result()
+        prepared.result()
 
     def run(self, steps: int | None = None) -> None:
         """Run disk work."""
@@ -216,9 +225,9 @@ class ReplicaWorld:
         number = len(chunk.steps)
 
         def settled(_: object) -> None:
-            if ticket.error is None and not (self._checks_faults and chunk.done != number - 1):
-                if chunk.done != number - 1:
-                    raise PromiseBroken(f"{step} is confirmed before one in front of it")
+            if ticket.error is None and number <= len(chunk.steps) and chunk.steps[number - 1] is step:
+                if chunk.done != number - 1 and step.kind != "remove":
+                    raise PromiseBroken(f"{step} is confirmed, and one in front of it is not")
                 chunk.done = number
                 self.history.version += 1
 
@@ -229,6 +238,9 @@ class ReplicaWorld:
 
     def check_found(self) -> None:
         """Check what a start has found, and go on from it."""
+        for event in LOST:
+            if found_lost := self.reports.of(event):
+                raise PromiseBroken(f"{event.name}: {found_lost[0]}")
         stored = self.store.replicas.stored()
         for key in stored:
             if key not in self.history.chunks:
