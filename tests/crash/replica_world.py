@@ -37,7 +37,6 @@ from logstore.testing.simdisk import SimDisk
 from logstore.testing.world import FIRST_TIMESTAMP, Setup
 from tests.cluster.batches import ChunkOfOwner
 
-
 LOST = (OFFSETS_LOST, DURABLE_DATA_DAMAGED, DURABLE_DATA_LOST, JOURNAL_DAMAGED, QUIET_STREAM_DIFFERS)
 """Reports that no crash and no failed call may bring about."""
 
@@ -46,7 +45,7 @@ class State(NamedTuple):
     """What there is of a chunk: of which incarnation (the copies that were made of it, in order), how many entries."""
 
     incarnation: int
-    count: int
+    length: int
     is_sealed: bool
 
 
@@ -55,20 +54,20 @@ class Step(NamedTuple):
 
     kind: str
     incarnation: int
-    count: int
+    length: int
 
     def after(self, state: State | None) -> State | None:
         """The state when it is done."""
         if self.kind == "remove":
             return None
-        return State(self.incarnation, self.count, self.kind == "cut")
+        return State(self.incarnation, self.length, self.kind == "cut")
 
     def partial(self, state: State | None) -> list[State | None]:
         """The states that it may be left in: a write in any of its entries."""
         if self.kind != "write":
             return []
-        begun = state.count if state is not None else 0
-        return [State(self.incarnation, count, False) for count in range(begun + 1, self.count)]
+        begun = state.length if state is not None else 0
+        return [State(self.incarnation, count, False) for count in range(begun + 1, self.length)]
 
 
 @dataclass
@@ -163,7 +162,7 @@ class ReplicaWorld:
         asked = self.asked(chunk)
         incarnation = asked.incarnation if asked is not None else len(chunk.sent) - 1
         owner = chunk.sent[incarnation]
-        begun = asked.count if asked is not None else 0
+        begun = asked.length if asked is not None else 0
         while len(owner.entries) < begun + count:
             owner.write(value=b"%d/%d/%d." % (key[1], incarnation, len(owner.entries)) + b"." * value_bytes)
         at = owner.ends[begun]
@@ -271,8 +270,8 @@ class ReplicaWorld:
             if state is None or state.is_sealed != is_sealed:
                 continue
             owner = chunk.sent[state.incarnation]
-            if owner.ends[state.count] == end:
-                self._check_content(key, owner, owner.entries[: state.count])
+            if ChunkPrefix(*owner.ends[state.length]) == end:
+                self._check_content(key, owner, owner.entries[: state.length])
                 return state
         raise PromiseBroken(f"{key} ends at {end}, sealed {is_sealed}; it may be {possible}")
 

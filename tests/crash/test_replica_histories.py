@@ -91,7 +91,7 @@ class RandomHistory:
         for key in KEYS:
             found = self.world.asked(self.world.chunk(key))
             if found is not None and not found.is_sealed:
-                self.world.cut(key, found.count)
+                self.world.cut(key, found.length)
             self.world.remove(key, comes_back_other=True)
             self.world.write(key, 2)
         self.world.run()
@@ -116,8 +116,8 @@ class RandomHistory:
         key = self.random.choice(KEYS)
         asked = self.world.asked(self.world.chunk(key))
         if asked is not None and not asked.is_sealed:
-            count = self.random.choice([asked.count, self.random.randint(1, asked.count)])
-            self.trace.append(f"  {key} at {count} of {asked.count}")
+            count = self.random.choice([asked.length, self.random.randint(1, asked.length)])
+            self.trace.append(f"  {key} at {count} of {asked.length}")
             self.world.cut(key, count)
 
     def remove(self) -> None:

@@ -167,6 +167,8 @@ class Enumerator:
             if self._random.random() * self._plan.recovery_share < 1:
                 self._crash_recovery(state, origin)
             self._open(state, origin, again=self._random.random() * self._plan.second_share < 1)
+        if self._point % self._plan.kill_share:
+            return
         self.report.kills += 1
         self._crash_recovery(self._disk.kill_state(), f"kill before {where}")
 
@@ -220,7 +222,7 @@ def use(world: ReplicaWorld) -> None:
             ticket.result()
         asked = world.asked(chunk)
         if number % 2 and asked is not None:
-            cut = world.cut(key, asked.count - 1)
+            cut = world.cut(key, asked.length - 1)
             world.run()
             cut.result()
     world.run()
