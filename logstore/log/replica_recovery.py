@@ -172,7 +172,7 @@ def _measured(looking: _Looking, item: tuple[StoredStream, OpenedStream]) -> Fou
     if end is not None and not damage and (length_bytes, opened.recovered.next_offset) != end[:2]:
         damage = f"it has {length_bytes} bytes and ends at offset {opened.recovered.next_offset}, not as it was sealed"
     if end is None or damage:
-        if not damage and chunks and not _is_founded(looking.fs, chunks[0]):
+        if not damage and length_bytes and not _is_founded(looking.fs, chunks[0]):
             damage = "the producers' state as of its start is damaged"
         end, why = measure(looking.fs, chunks, ChunkPrefix.empty(stored.log_start), known)
         damage = damage or why

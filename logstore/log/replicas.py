@@ -326,17 +326,21 @@ class ReplicaChunks:
         self._keep_log(replica)
 
     async def _seal_shorter(self, replica: LocalReplica, log: Stream, end: ChunkPrefix) -> None:
-        """Seal a replica that has more than its chunk. Raises CorruptChunk, StorageFailed."""
+        """Seal a replica that has more than its chunk. Raises CorruptChunk, StorageFailed.
+
+        Its stream is held meanwhile, and from a cut that failed on: the table of quiet streams must not say that the
+        replica is whole as it is, while the ledger may say that it is shorter.
+        """
         quiet = self._host.quiet
-        held = quiet.hold(log)  # its files change behind its back
+        held = quiet.hold(log)
         try:
             await held
             cut = await self._place_of(replica, log, end)
-            await self._note(replica, NotedReplica(replica.base_offset, end, cut))
-            replica.log = await self._cut_log(replica, end, cut)
         except CairnError:
             quiet.release(log)
             raise
+        await self._note(replica, NotedReplica(replica.base_offset, end, cut))
+        replica.log = await self._cut_log(replica, end, cut)
         quiet.release(log)
         log.abandon()
         quiet.opened_awake(replica.log)
@@ -398,7 +402,11 @@ class ReplicaChunks:
         if replica is None:
             return
         directory = replica.name.directory
-        await self._ledger.put({f"{CHUNK_KEY}{directory}": None, f"{REMOVED_KEY}{directory}": b""})
+        try:
+            await self._ledger.put({f"{CHUNK_KEY}{directory}": None, f"{REMOVED_KEY}{directory}": b""})
+        except CairnError as error:
+            replica.fail(error)  # the next start may find it removed
+            raise
         del self._replicas[stream, epoch]
         self._sealed_logs.pop((stream, epoch), None)
         if replica.log is not None:
