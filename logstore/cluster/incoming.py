@@ -44,6 +44,24 @@ TURN: Final = 64
 _SPEAKING: Final = (AppendDone, OutOfOrder, FenceDone, CopyDone, Refused, EntriesRead)
 
 
+async def open_listener(address: Address) -> trio.socket.SocketType:
+    """A socket that listens on the address. Raises OSError, which names the address."""
+    try:
+        found = await trio.socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, target = found[0]
+        listener = trio.socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            await listener.bind(target)
+            listener.listen(BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise OSError(f"cannot listen on {address} for links: {error.strerror or error}") from error
+    return listener
+
+
 class Strangers:
     """Connections that have not said who they are."""
 
@@ -78,29 +96,17 @@ class IncomingLinks:
         self._strangers = Strangers(own.settings.max_strangers)
         self._links: dict[str, trio.CancelScope] = {}
 
-    async def serve(
-        self, address: Address, *, task_status: trio.TaskStatus[Address] = trio.TASK_STATUS_IGNORED
-    ) -> None:
-        """Listen until cancelled; reports the address with its real port. Raises OSError."""
-        found = await trio.socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, target = found[0]
-        with trio.socket.socket(family, kind, protocol) as listener:
-            try:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                await listener.bind(target)
-                listener.listen(BACKLOG)
-            except OSError as error:
-                raise OSError(f"cannot listen on {address} for links: {error.strerror or error}") from error
-            task_status.started(Address(address.host, listener.getsockname()[1]))
-            async with trio.open_nursery() as nursery:
-                while True:
-                    try:
-                        client, source = await listener.accept()
-                    except OSError as error:
-                        self._own.report(CANNOT_ACCEPT, error=str(error))
-                        await trio.sleep(ACCEPT_AGAIN_S)
-                        continue
-                    nursery.start_soon(self._serve, client, canonical_host(str(source[0])))
+    async def serve(self, listener: trio.socket.SocketType) -> None:
+        """Take connections, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                try:
+                    client, source = await listener.accept()
+                except OSError as error:
+                    self._own.report(CANNOT_ACCEPT, error=str(error))
+                    await trio.sleep(ACCEPT_AGAIN_S)
+                    continue
+                nursery.start_soon(self._serve, client, canonical_host(str(source[0])))
 
     async def _serve(self, client: trio.socket.SocketType, source: str) -> None:
         try:

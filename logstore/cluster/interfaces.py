@@ -50,7 +50,7 @@ class LinkObserver(Protocol):
 
     def lost(self, host: str) -> None:
         """The connection to the host has ended, and messages under way may be lost. The host is asked at once for
-        another connection: `connected` or `refused` follows within milliseconds if its machine is alive.
+        another connection: `connected` or `refused` follows within a tenth of a second if its machine is alive.
         """
 
     def refused(self, host: str) -> None:

@@ -12,7 +12,7 @@ import trio
 
 from logstore.base.addresses import Address, is_loopback
 from logstore.base.errors import AddressError, TlsError
-from logstore.cluster.incoming import TURN, IncomingLinks
+from logstore.cluster.incoming import TURN, IncomingLinks, open_listener
 from logstore.cluster.outgoing import OutgoingLink
 from logstore.cluster.peers import OwnEnd, Peer
 from logstore.replica.messages import Message
@@ -47,15 +47,16 @@ class HostLinks:
             raise TlsError(f"the certificate for links names {sorted(tls.names)}, not this host, {name!r}")
         if tls is None and not is_loopback(address.host):
             raise AddressError(f"links without TLS are for loopback addresses alone, not for {address}: give TLS files")
-        try:
-            async with trio.open_nursery() as self._nursery:
-                bound = await self._nursery.start(self._incoming.serve, address)
-                self._nursery.start_soon(self._deliver_local)
-                for link in self._outgoing.values():
-                    self._nursery.start_soon(self._run, link)
-                task_status.started(bound)
-        finally:
-            self._nursery = None
+        with await open_listener(address) as listener:
+            try:
+                async with trio.open_nursery() as self._nursery:
+                    self._nursery.start_soon(self._incoming.serve, listener)
+                    self._nursery.start_soon(self._deliver_local)
+                    for link in self._outgoing.values():
+                        self._nursery.start_soon(self._run, link)
+                    task_status.started(Address(address.host, listener.getsockname()[1]))
+            finally:
+                self._nursery = None
 
     def set_peers(self, peers: Mapping[str, Peer]) -> None:
         """The members of the cluster now; this host may be among them, and is left out.

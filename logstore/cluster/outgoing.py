@@ -126,11 +126,14 @@ class OutgoingLink:
         """One connection, to its end; returns for how many seconds it was up, None if it never was."""
         try:
             link = await self._connected(peer.address)
-        except OSError as error:
-            self._note_trouble(peer, error.strerror or str(error))
-            if isinstance(error, ConnectionRefusedError) and not self._is_refused:
+        except ConnectionRefusedError:
+            self._note_trouble(peer, "nobody listens there: is the host's process running?")
+            if not self._is_refused:
                 self._is_refused = True
                 self._own.observer.refused(self.host)
+            return None
+        except OSError as error:
+            self._note_trouble(peer, error.strerror or str(error))
             return None
         try:
             await self._greet(link, peer)

@@ -15,7 +15,8 @@ Invariants:
 
 import struct
 from collections.abc import Callable
-from typing import Final, NoReturn
+from functools import lru_cache
+from typing import Any, Final
 
 from crc32c import crc32c
 
@@ -47,28 +48,32 @@ MAX_NAME_BYTES: Final = 255
 """Of a stream, a host or a disk, in UTF-8."""
 MAX_ENTRIES: Final = 32_768
 """A message has about 1 MiB of entries, and no batch has less than 61 bytes: 17,190 are enough."""
+REMEMBERED_NAMES: Final = 4096
+"""Messages of a stream have the same names again and again; to find them costs a fifth of reading them."""
 MAX_FORWARD: Final = 15
 """Members behind the first of a chain; a topic has at most five replicas."""
-_APPEND: Final = struct.Struct(">qqqqIqBII")
-"""epoch, base offset, at (bytes, offset, checksum), acked bytes, members to forward to, founding bytes, entries"""
-_FENCE: Final = struct.Struct(">qqq")
+_APPEND: Final = struct.Struct(">BHqqqqIqBII")
+"""Each layout begins with kind and bytes of all names. Here follow: epoch, base offset, at (bytes, offset, checksum),
+acked bytes, members to forward to, founding bytes, entries."""
+_FENCE: Final = struct.Struct(">BHqqq")
 """epoch, base offset, fence epoch"""
-_COPY: Final = struct.Struct(">qqqqIqB")
+_COPY: Final = struct.Struct(">BHqqqqIqB")
 """epoch, base offset, end, revision, whether there is a source"""
-_READ: Final = struct.Struct(">qqIB")
+_READ: Final = struct.Struct(">BHqqIB")
 """epoch, offset, largest number of bytes, whether it is for a copy"""
-_REVISION: Final = struct.Struct(">q")
-_PLACE: Final = struct.Struct(">qqqI")
+_LOOK: Final = struct.Struct(">BHq")
+"""revision"""
+_PLACE: Final = struct.Struct(">BHqqqI")
 """epoch, a prefix"""
-_FENCE_DONE: Final = struct.Struct(">qqqqIq")
+_FENCE_DONE: Final = struct.Struct(">BHqqqqIq")
 """epoch, fence epoch, durable, acked bytes"""
-_COPY_DONE: Final = struct.Struct(">qqqIq")
+_COPY_DONE: Final = struct.Struct(">BHqqqIq")
 """epoch, end, revision"""
-_REFUSED: Final = struct.Struct(">qBq")
+_REFUSED: Final = struct.Struct(">BHqBq")
 """epoch, reason, fence epoch"""
-_ENTRIES_READ: Final = struct.Struct(">qqqIqII")
+_ENTRIES_READ: Final = struct.Struct(">BHqqqIqII")
 """epoch, at, limit offset, founding bytes, entries"""
-_ENTRY_BYTES: Final = 8
+_ENTRY: Final = struct.Struct(">II")
 """Of an entry in the table in front of the data: bytes, records."""
 _REASONS: Final = {
     Reason.FENCED: 1,
@@ -84,6 +89,60 @@ _REASON_OF: Final = {number: reason for reason, number in _REASONS.items()}
 _Parts = list[Buffer]
 
 
+# ---- names
+
+
+@lru_cache(maxsize=REMEMBERED_NAMES)
+def _names(*names: str) -> bytes:
+    parts = []
+    for name in names:
+        encoded = name.encode()
+        if len(encoded) > MAX_NAME_BYTES:
+            raise UnsendableMessage(f"the name {name[:80]!r} has {len(encoded)} bytes, at most {MAX_NAME_BYTES}")
+        parts.append(bytes((len(encoded),)) + encoded)
+    return b"".join(parts)
+
+
+@lru_cache(maxsize=REMEMBERED_NAMES)
+def _append_names(stream: str, disk: str, owner: str, forward: tuple[Member, ...]) -> bytes:
+    if len(forward) > MAX_FORWARD:
+        raise UnsendableMessage(f"a chain of {len(forward)} more members, at most {MAX_FORWARD}: shorten it")
+    return _names(stream, disk, owner, *[name for member in forward for name in member])
+
+
+@lru_cache(maxsize=REMEMBERED_NAMES)
+def _split(block: bytes, count: int) -> tuple[str, ...]:
+    """The names in a block. Raises MalformedMessage if it has not exactly so many."""
+    found = []
+    at = 0
+    while at < len(block):
+        end = at + 1 + block[at]
+        if end > len(block):
+            raise MalformedMessage(f"a name of {block[at]} bytes exceeds the {len(block)} bytes of a message's names")
+        try:
+            found.append(str(block[at + 1 : end], "utf-8"))
+        except UnicodeDecodeError as error:
+            raise MalformedMessage(f"the name {block[at + 1 : end]!r} of a message is not UTF-8") from error
+        at = end
+    if len(found) != count:
+        raise MalformedMessage(f"a message with {len(found)} names, not {count}")
+    return tuple(found)
+
+
+@lru_cache(maxsize=REMEMBERED_NAMES)
+def _split_append(block: bytes, forward: int) -> tuple[str, str, str, tuple[Member, ...]]:
+    if forward > MAX_FORWARD:
+        raise MalformedMessage(f"a chain of {forward} more members, at most {MAX_FORWARD}")
+    stream, disk, owner, *rest = _split(block, 3 + 2 * forward)
+    return stream, disk, owner, tuple(map(Member, rest[::2], rest[1::2]))
+
+
+@lru_cache(maxsize=REMEMBERED_NAMES)
+def _split_answer(block: bytes) -> tuple[str, Member]:
+    stream, host, disk = _split(block, 3)
+    return stream, Member(host, disk)
+
+
 # ---- out
 
 
@@ -93,12 +152,10 @@ def encode(message: Message, max_body_bytes: int) -> tuple[list[Buffer], int]:
 
     Raises UnsendableMessage if the message exceeds a limit, `max_body_bytes` or one of this module.
     """
-    kind, write = _WRITERS[type(message)]
     try:
-        head, rest = write(message)
+        head, *rest = _WRITERS[type(message)](message)
     except struct.error as error:
         raise UnsendableMessage(f"{_named(message)} has a number out of range ({error}): do not send it") from error
-    head = bytes((kind,)) + head
     size = len(head) + sum(map(len, rest))
     if size > max_body_bytes:
         raise UnsendableMessage(f"{_named(message)} has {size} bytes, a frame at most {max_body_bytes}: split it")
@@ -112,132 +169,116 @@ def _named(message: Message) -> str:
     return f"{type(message).__name__} of stream {message.stream[:80]!r}"
 
 
-def _names(*names: str) -> bytes:
-    parts = []
-    for name in names:
-        encoded = name.encode()
-        if len(encoded) > MAX_NAME_BYTES:
-            raise UnsendableMessage(f"the name {name[:80]!r} has {len(encoded)} bytes, at most {MAX_NAME_BYTES}")
-        parts.append(bytes((len(encoded),)) + encoded)
-    return b"".join(parts)
-
-
-def _entries(entries: tuple[Entry, ...], founding: bytes) -> _Parts:
-    """The table of entries with the founding state behind it, and the entries' bytes."""
+def _table(entries: tuple[Entry, ...]) -> bytes:
+    """Length and records of each entry."""
+    if len(entries) == 1:
+        return _ENTRY.pack(len(entries[0].data), entries[0].record_count)
     if len(entries) > MAX_ENTRIES:
         raise UnsendableMessage(f"a message with {len(entries)} entries, at most {MAX_ENTRIES}: split it")
-    table = struct.pack(
-        f">{2 * len(entries)}I", *[number for data, records in entries for number in (len(data), records)]
-    )
-    return [table + founding, *[data for data, _ in entries if data]]
+    return struct.pack(f">{2 * len(entries)}I", *[n for data, records in entries for n in (len(data), records)])
 
 
-def _write_append(message: Append) -> tuple[bytes, _Parts]:
-    if len(message.forward) > MAX_FORWARD:
-        raise UnsendableMessage(f"a chain of {len(message.forward)} more members, at most {MAX_FORWARD}: shorten it")
-    head = _names(message.stream, message.disk, message.owner, *[name for member in message.forward for name in member])
+def _write_append(message: Append) -> _Parts:
+    names = _append_names(message.stream, message.disk, message.owner, message.forward)
     fixed = _APPEND.pack(
-        message.epoch, message.base_offset, *message.at, message.acked_bytes, len(message.forward),
+        1, len(names), message.epoch, message.base_offset, *message.at, message.acked_bytes, len(message.forward),
         len(message.founding), len(message.entries),
     )  # fmt: skip
-    return fixed + head, _entries(message.entries, message.founding)
+    return [fixed + names + _table(message.entries) + message.founding, *[data for data, _ in message.entries]]
 
 
-def _write_fence(message: Fence) -> tuple[bytes, _Parts]:
-    return _FENCE.pack(message.epoch, message.base_offset, message.fence_epoch) + _names(
-        message.stream, message.disk
-    ), []
+def _write_append_done(message: AppendDone) -> _Parts:
+    names = _names(message.stream, *message.member)
+    return [_PLACE.pack(2, len(names), message.epoch, *message.durable) + names]
 
 
-def _write_copy(message: CopyChunk) -> tuple[bytes, _Parts]:
-    fixed = _COPY.pack(message.epoch, message.base_offset, *message.end, message.revision, message.source is not None)
-    return fixed + _names(message.stream, message.disk, *(message.source or ())), []
+def _write_out_of_order(message: OutOfOrder) -> _Parts:
+    names = _names(message.stream, *message.member)
+    return [_PLACE.pack(3, len(names), message.epoch, *message.end) + names]
 
 
-def _write_read(message: ReadEntries) -> tuple[bytes, _Parts]:
-    fixed = _READ.pack(message.epoch, message.offset, message.max_bytes, message.for_copy)
-    return fixed + _names(message.stream, message.disk), []
+def _write_fence(message: Fence) -> _Parts:
+    names = _names(message.stream, message.disk)
+    return [_FENCE.pack(4, len(names), message.epoch, message.base_offset, message.fence_epoch) + names]
 
 
-def _write_look(message: LookAtRegistration) -> tuple[bytes, _Parts]:
-    return _REVISION.pack(message.revision) + _names(message.stream), []
+def _write_fence_done(message: FenceDone) -> _Parts:
+    names = _names(message.stream, *message.member)
+    fixed = _FENCE_DONE.pack(5, len(names), message.epoch, message.fence_epoch, *message.durable, message.acked_bytes)
+    return [fixed + names]
 
 
-def _write_append_done(message: AppendDone) -> tuple[bytes, _Parts]:
-    return _PLACE.pack(message.epoch, *message.durable) + _names(message.stream, *message.member), []
-
-
-def _write_out_of_order(message: OutOfOrder) -> tuple[bytes, _Parts]:
-    return _PLACE.pack(message.epoch, *message.end) + _names(message.stream, *message.member), []
-
-
-def _write_fence_done(message: FenceDone) -> tuple[bytes, _Parts]:
-    fixed = _FENCE_DONE.pack(message.epoch, message.fence_epoch, *message.durable, message.acked_bytes)
-    return fixed + _names(message.stream, *message.member), []
-
-
-def _write_copy_done(message: CopyDone) -> tuple[bytes, _Parts]:
-    fixed = _COPY_DONE.pack(message.epoch, *message.end, message.revision)
-    return fixed + _names(message.stream, *message.member), []
-
-
-def _write_refused(message: Refused) -> tuple[bytes, _Parts]:
-    fixed = _REFUSED.pack(message.epoch, _REASONS[message.reason], message.fence_epoch)
-    return fixed + _names(message.stream, *message.member), []
-
-
-def _write_entries_read(message: EntriesRead) -> tuple[bytes, _Parts]:
-    fixed = _ENTRIES_READ.pack(
-        message.epoch, *message.at, message.limit_offset, len(message.founding), len(message.entries)
+def _write_copy(message: CopyChunk) -> _Parts:
+    names = _names(message.stream, message.disk, *(message.source or ()))
+    fixed = _COPY.pack(
+        6, len(names), message.epoch, message.base_offset, *message.end, message.revision, message.source is not None
     )
-    return fixed + _names(message.stream, *message.member), _entries(message.entries, message.founding)
+    return [fixed + names]
+
+
+def _write_copy_done(message: CopyDone) -> _Parts:
+    names = _names(message.stream, *message.member)
+    return [_COPY_DONE.pack(7, len(names), message.epoch, *message.end, message.revision) + names]
+
+
+def _write_read(message: ReadEntries) -> _Parts:
+    names = _names(message.stream, message.disk)
+    fixed = _READ.pack(8, len(names), message.epoch, message.offset, message.max_bytes, message.for_copy)
+    return [fixed + names]
+
+
+def _write_entries_read(message: EntriesRead) -> _Parts:
+    names = _names(message.stream, *message.member)
+    fixed = _ENTRIES_READ.pack(
+        9, len(names), message.epoch, *message.at, message.limit_offset, len(message.founding), len(message.entries)
+    )
+    return [fixed + names + _table(message.entries) + message.founding, *[data for data, _ in message.entries]]
+
+
+def _write_refused(message: Refused) -> _Parts:
+    names = _names(message.stream, *message.member)
+    return [_REFUSED.pack(10, len(names), message.epoch, _REASONS[message.reason], message.fence_epoch) + names]
+
+
+def _write_look(message: LookAtRegistration) -> _Parts:
+    names = _names(message.stream)
+    return [_LOOK.pack(11, len(names), message.revision) + names]
 
 
 # ---- in
 
 
 class _Reader:
-    """Reads the fields of a body in sequence."""
+    """Reads a body: numbers, names, entries. `at`: where what is not read yet begins."""
 
-    __slots__ = ("at", "body")
+    __slots__ = ("at", "body", "names")
 
     def __init__(self, body: memoryview) -> None:
         self.body = body
-        self.at = 1
+        self.at = 0
+        self.names = b""
+        """The block of all names."""
 
     def fixed(self, layout: struct.Struct) -> tuple[int, ...]:
-        """Numbers of fixed size."""
-        at = self.at
-        self.at = at + layout.size
+        """Kind, bytes of names, and the numbers behind them; reads the names too."""
+        body = self.body
         try:
-            numbers = layout.unpack_from(self.body, at)
+            numbers: tuple[int, ...] = layout.unpack_from(body)
         except struct.error:
-            self._end(layout.size, at)
+            raise MalformedMessage(f"a message of {len(body)} bytes, of a kind of at least {layout.size}") from None
         if min(numbers) < 0:
-            raise MalformedMessage(f"a number of a message at byte {at} is negative: {min(numbers)}")
+            raise MalformedMessage(f"a number of a message of kind {body[0]} is negative: {min(numbers)}")
+        size = numbers[1]
+        self.at = layout.size + size
+        if self.at > len(body):
+            raise MalformedMessage(f"names of {size} bytes exceed a message of {len(body)} bytes")
+        self.names = bytes(body[layout.size : self.at])
         return numbers
-
-    def name(self) -> str:
-        """A name."""
-        at = self.at
-        if at >= len(self.body):
-            self._end(1, at)
-        end = self.at = at + 1 + self.body[at]
-        if end > len(self.body):
-            self._end(end - at, at)
-        try:
-            return str(self.body[at + 1 : end], "utf-8")
-        except UnicodeDecodeError as error:
-            raise MalformedMessage(f"a name at byte {at} of a message is not UTF-8") from error
-
-    def member(self) -> Member:
-        """A member."""
-        return Member(self.name(), self.name())
 
     def entries(self, count: int, founding_bytes: int) -> tuple[tuple[Entry, ...], bytes]:
         """Entries and the founding state, which end the body."""
         body, at = self.body, self.at
-        data_at = at + count * _ENTRY_BYTES + founding_bytes
+        data_at = at + count * _ENTRY.size + founding_bytes
         if count > MAX_ENTRIES or data_at > len(body):
             raise MalformedMessage(
                 f"{count} entries and a founding state of {founding_bytes} bytes at byte {at} exceed a message of "
@@ -257,9 +298,6 @@ class _Reader:
             data_at += size
         return tuple(entries), founding
 
-    def _end(self, size: int, at: int) -> NoReturn:
-        raise MalformedMessage(f"a message ends at byte {len(self.body)}, inside a field of {size} bytes at {at}")
-
 
 def decode(body: memoryview) -> Message:
     """The message of a body, without its frame. Raises MalformedMessage."""
@@ -276,19 +314,35 @@ def decode(body: memoryview) -> Message:
 
 
 def _read_append(reader: _Reader) -> Append:
-    epoch, base, length, offset, checksum, acked, forward, founding_bytes, count = reader.fixed(_APPEND)
-    if forward > MAX_FORWARD:
-        raise MalformedMessage(f"a chain of {forward} more members, at most {MAX_FORWARD}")
-    stream, disk, owner = reader.name(), reader.name(), reader.name()
-    chain = tuple([reader.member() for _ in range(forward)])
+    _, _, epoch, base, length, offset, checksum, acked, forward, founding_bytes, count = reader.fixed(_APPEND)
+    stream, disk, owner, chain = _split_append(reader.names, forward)
     entries, founding = reader.entries(count, founding_bytes)
     at = Prefix(length, offset, checksum)
     return Append(stream, disk, epoch, base, owner, at, entries, acked, chain, founding)
 
 
+def _read_append_done(reader: _Reader) -> AppendDone:
+    _, _, epoch, length, offset, checksum = reader.fixed(_PLACE)
+    stream, member = _split_answer(reader.names)
+    return AppendDone(stream, epoch, member, Prefix(length, offset, checksum))
+
+
+def _read_out_of_order(reader: _Reader) -> OutOfOrder:
+    _, _, epoch, length, offset, checksum = reader.fixed(_PLACE)
+    stream, member = _split_answer(reader.names)
+    return OutOfOrder(stream, epoch, member, Prefix(length, offset, checksum))
+
+
 def _read_fence(reader: _Reader) -> Fence:
-    epoch, base, fence = reader.fixed(_FENCE)
-    return Fence(reader.name(), reader.name(), epoch, base, fence)
+    _, _, epoch, base, fence = reader.fixed(_FENCE)
+    stream, disk = _split(reader.names, 2)
+    return Fence(stream, disk, epoch, base, fence)
+
+
+def _read_fence_done(reader: _Reader) -> FenceDone:
+    _, _, epoch, fence, length, offset, checksum, acked = reader.fixed(_FENCE_DONE)
+    stream, member = _split_answer(reader.names)
+    return FenceDone(stream, epoch, member, fence, Prefix(length, offset, checksum), acked)
 
 
 def _flag(value: int, noun: str) -> bool:
@@ -298,70 +352,59 @@ def _flag(value: int, noun: str) -> bool:
 
 
 def _read_copy(reader: _Reader) -> CopyChunk:
-    epoch, base, length, offset, checksum, revision, has_source = reader.fixed(_COPY)
-    stream, disk = reader.name(), reader.name()
-    source = reader.member() if _flag(has_source, "whether a copy has a source") else None
-    return CopyChunk(stream, disk, epoch, base, Prefix(length, offset, checksum), source, revision)
-
-
-def _read_read(reader: _Reader) -> ReadEntries:
-    epoch, offset, max_bytes, for_copy = reader.fixed(_READ)
-    is_copy = _flag(for_copy, "whether a read is for a copy")
-    return ReadEntries(reader.name(), reader.name(), epoch, offset, max_bytes, is_copy)
-
-
-def _read_look(reader: _Reader) -> LookAtRegistration:
-    (revision,) = reader.fixed(_REVISION)
-    return LookAtRegistration(reader.name(), revision)
-
-
-def _read_append_done(reader: _Reader) -> AppendDone:
-    epoch, length, offset, checksum = reader.fixed(_PLACE)
-    return AppendDone(reader.name(), epoch, reader.member(), Prefix(length, offset, checksum))
-
-
-def _read_out_of_order(reader: _Reader) -> OutOfOrder:
-    epoch, length, offset, checksum = reader.fixed(_PLACE)
-    return OutOfOrder(reader.name(), epoch, reader.member(), Prefix(length, offset, checksum))
-
-
-def _read_fence_done(reader: _Reader) -> FenceDone:
-    epoch, fence, length, offset, checksum, acked = reader.fixed(_FENCE_DONE)
-    return FenceDone(reader.name(), epoch, reader.member(), fence, Prefix(length, offset, checksum), acked)
+    _, _, epoch, base, length, offset, checksum, revision, has_source = reader.fixed(_COPY)
+    count = 4 if _flag(has_source, "whether a copy has a source") else 2
+    stream, disk, *source = _split(reader.names, count)
+    member = Member(*source) if source else None
+    return CopyChunk(stream, disk, epoch, base, Prefix(length, offset, checksum), member, revision)
 
 
 def _read_copy_done(reader: _Reader) -> CopyDone:
-    epoch, length, offset, checksum, revision = reader.fixed(_COPY_DONE)
-    return CopyDone(reader.name(), epoch, reader.member(), Prefix(length, offset, checksum), revision)
+    _, _, epoch, length, offset, checksum, revision = reader.fixed(_COPY_DONE)
+    stream, member = _split_answer(reader.names)
+    return CopyDone(stream, epoch, member, Prefix(length, offset, checksum), revision)
 
 
-def _read_refused(reader: _Reader) -> Refused:
-    epoch, number, fence = reader.fixed(_REFUSED)
-    reason = _REASON_OF.get(number)
-    if reason is None:
-        raise MalformedMessage(f"a refusal for the reason {number}; version {VERSION} has 1 to {len(_REASON_OF)}")
-    return Refused(reader.name(), epoch, reader.member(), reason, fence)
+def _read_read(reader: _Reader) -> ReadEntries:
+    _, _, epoch, offset, max_bytes, for_copy = reader.fixed(_READ)
+    stream, disk = _split(reader.names, 2)
+    return ReadEntries(stream, disk, epoch, offset, max_bytes, _flag(for_copy, "whether a read is for a copy"))
 
 
 def _read_entries_read(reader: _Reader) -> EntriesRead:
-    epoch, length, offset, checksum, limit, founding_bytes, count = reader.fixed(_ENTRIES_READ)
-    stream, member = reader.name(), reader.member()
+    _, _, epoch, length, offset, checksum, limit, founding_bytes, count = reader.fixed(_ENTRIES_READ)
+    stream, member = _split_answer(reader.names)
     entries, founding = reader.entries(count, founding_bytes)
     return EntriesRead(stream, epoch, member, Prefix(length, offset, checksum), entries, limit, founding)
 
 
-_WRITERS: Final[dict[type, tuple[int, Callable[..., tuple[bytes, _Parts]]]]] = {
-    Append: (1, _write_append),
-    AppendDone: (2, _write_append_done),
-    OutOfOrder: (3, _write_out_of_order),
-    Fence: (4, _write_fence),
-    FenceDone: (5, _write_fence_done),
-    CopyChunk: (6, _write_copy),
-    CopyDone: (7, _write_copy_done),
-    ReadEntries: (8, _write_read),
-    EntriesRead: (9, _write_entries_read),
-    Refused: (10, _write_refused),
-    LookAtRegistration: (11, _write_look),
+def _read_refused(reader: _Reader) -> Refused:
+    _, _, epoch, number, fence = reader.fixed(_REFUSED)
+    reason = _REASON_OF.get(number)
+    if reason is None:
+        raise MalformedMessage(f"a refusal for the reason {number}; version {VERSION} has 1 to {len(_REASON_OF)}")
+    stream, member = _split_answer(reader.names)
+    return Refused(stream, epoch, member, reason, fence)
+
+
+def _read_look(reader: _Reader) -> LookAtRegistration:
+    _, _, revision = reader.fixed(_LOOK)
+    (stream,) = _split(reader.names, 1)
+    return LookAtRegistration(stream, revision)
+
+
+_WRITERS: Final[dict[type, Callable[[Any], _Parts]]] = {
+    Append: _write_append,
+    AppendDone: _write_append_done,
+    OutOfOrder: _write_out_of_order,
+    Fence: _write_fence,
+    FenceDone: _write_fence_done,
+    CopyChunk: _write_copy,
+    CopyDone: _write_copy_done,
+    ReadEntries: _write_read,
+    EntriesRead: _write_entries_read,
+    Refused: _write_refused,
+    LookAtRegistration: _write_look,
 }
 _READERS: Final[dict[int, Callable[[_Reader], Message]]] = {
     1: _read_append,

@@ -10,6 +10,7 @@ import trio
 
 from logstore.base.addresses import Address
 from logstore.base.events import LogEvent
+from logstore.base.tls import PeerTls
 from logstore.cluster.links import HostLinks
 from logstore.cluster.peers import LinkSettings, OwnEnd, Peer
 from logstore.replica.messages import Append, Entry, LookAtRegistration, Message
@@ -68,10 +69,17 @@ class Observer:
 class LinkedHost:
     """One host and its links."""
 
-    def __init__(self, name: str, cluster: str = "cluster1", settings: LinkSettings = SETTINGS, disk: str = "") -> None:
+    def __init__(
+        self,
+        name: str,
+        cluster: str = "cluster1",
+        settings: LinkSettings = SETTINGS,
+        disk: str = "",
+        tls: PeerTls | None = None,
+    ) -> None:
         self.me = Member(name, disk or f"disk-{name}")
         self.seen = Observer()
-        self.links = HostLinks(OwnEnd(cluster, self.me, self.seen, self.seen.report, settings))
+        self.links = HostLinks(OwnEnd(cluster, self.me, self.seen, self.seen.report, settings, tls))
         self.address = Address(LOOPBACK, 0)
         self.strangers: list[trio.SocketStream] = []
         """Connections to it that a test has made; `linked` closes them."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import trio
 
-from tests.cluster.links_world import LinkedHost, append, know, linked, look
+from logstore.cluster.outgoing import OutgoingLink
+from logstore.cluster.peers import LinkSettings
+from tests.cluster.links_world import SETTINGS, LinkedHost, append, know, linked, look
 
 
 async def test_messages_arrive_in_order() -> None:
@@ -86,3 +90,121 @@ async def test_another_disk_is_refused(disk: str) -> None:
         a.links.set_peers({"b": b.peer})
         await a.seen.until(lambda: a.links.is_reachable("b"))
         nursery.cancel_scope.cancel()
+
+
+async def test_a_host_that_leaves_keeps_its_connection() -> None:
+    """A host that is no member any more, as when its lease has ended, is sent to and heard as long as the connections
+    last, and not connected to again.
+    """
+    a, b = LinkedHost("a"), LinkedHost("b")
+    async with linked(a, b) as nursery:
+        a.links.set_peers({})
+        b.links.set_peers({})
+        a.links.send("b", look(1))
+        b.links.send("a", look(2))
+        await b.seen.until(lambda: b.seen.messages == [("a", look(1))])
+        await a.seen.until(lambda: a.seen.messages == [("b", look(2))])
+        a.links.set_peers({"b": b.peer})
+        assert a.links.is_reachable("b")
+        a.links.set_peers({})
+        await b.stop()
+        await a.seen.until(lambda: ("lost", "b") in a.seen.news)
+        await b.start(nursery)
+        know(a, b)
+        await a.until_connected(["b"])
+        assert ("refused", "b") not in a.seen.news
+        assert a.seen.news.count(("connected", "b")) == 2
+
+
+async def test_a_host_that_moves() -> None:
+    """A host with another address or another disk is connected to there."""
+    a, b = LinkedHost("a"), LinkedHost("b")
+    moved = LinkedHost("b", disk="disk-2")
+    async with linked(a, b) as nursery:
+        await moved.start(nursery)
+        know(moved, a)
+        know(a, moved)
+        await a.seen.until(lambda: a.seen.news == [("connected", "b"), ("lost", "b"), ("connected", "b")])
+        a.links.send("b", look(1))
+        await moved.seen.until(lambda: moved.seen.messages == [("a", look(1))])
+        assert not b.seen.messages
+
+
+async def test_a_hello_ends_the_pause() -> None:
+    """A host that has come back connects, and is connected to at once, however long the pause would be."""
+    patient = LinkSettings(min_pause_s=10_000, max_pause_s=10_000)
+    a, b = LinkedHost("a", settings=patient), LinkedHost("b")
+    async with trio.open_nursery() as nursery:
+        await a.start(nursery)
+        await b.start(nursery)
+        await b.stop()
+        know(a, b)
+        await a.seen.until(lambda: ("refused", "b") in a.seen.news)
+        await b.start(nursery)
+        await a.until_connected(["b"])
+        nursery.cancel_scope.cancel()
+
+
+async def test_two_hosts_of_one_name() -> None:
+    """Two hosts that by mistake have one name and one disk take the connections of others from each other, but with
+    pauses that grow.
+    """
+    a, b = LinkedHost("a"), LinkedHost("a")
+    c = LinkedHost("c")
+    async with trio.open_nursery() as nursery:
+        for host in (a, b, c):
+            await host.start(nursery)
+        for host in (a, b):
+            host.links.set_peers({"c": c.peer})
+        c.links.set_peers({"a": a.peer})
+        await a.seen.until(lambda: a.seen.news.count(("connected", "c")) >= 4)
+        link = a.links._outgoing["c"]
+        assert link._failures >= 2
+        assert link._pause_s(0.001) > SETTINGS.min_pause_s
+        nursery.cancel_scope.cancel()
+
+
+def test_pauses() -> None:
+    """The first try after a long connection comes at once; pauses grow from one bound to the other, also over failures
+    of many days, and over connections that end early.
+    """
+    a = LinkedHost("a", settings=LinkSettings(min_pause_s=0.05, max_pause_s=1.0))
+    link = OutgoingLink("b", a.peer, a.links._own)
+    assert [link._pause_s(None) for _ in range(7)] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    assert [link._pause_s(0.01) for _ in range(3)] == [0.05, 0.1, 0.2]
+    assert link._pause_s(1.01) == 0
+    for _ in range(5000):
+        assert link._pause_s(None) <= 1.0
+    assert link._pause_s(0.01) == 0.05
+
+
+async def test_sends_to_nobody() -> None:
+    """A message to a host that is unknown, or to anybody before links serve, is dropped."""
+    a, b = LinkedHost("a"), LinkedHost("b")
+    a.links.send("b", look(1))
+    a.links.set_peers({"b": b.peer})
+    a.links.send("b", look(1))
+    assert not a.links.is_reachable("b")
+    assert not a.links.is_reachable("c")
+    async with linked(a, b):
+        a.links.send("b", look(2))
+        await b.seen.until(lambda: b.seen.messages == [("a", look(2))])
+
+
+async def test_a_message_beyond_the_limits() -> None:
+    """A message that no frame can hold is dropped with an event that names its stream; the next ones are sent."""
+    a, b = LinkedHost("a", settings=replace(SETTINGS, max_body_bytes=10_000)), LinkedHost("b")
+    async with linked(a, b):
+        a.links.send("b", append(bytes(10_000)))
+        a.links.send("b", append(bytes(9_000)))
+        await b.seen.until(lambda: b.seen.messages == [("a", append(bytes(9_000)))])
+        unsent = await a.seen.event("peer_message_unsent")
+        assert "Append of stream 'stream/0' has 10" in str(unsent["error"])
+
+
+async def test_a_listener_that_cannot_be_opened() -> None:
+    """An address that is taken is named in the error."""
+    a, b = LinkedHost("a"), LinkedHost("b")
+    async with linked(a):
+        with pytest.raises(OSError, match=f"cannot listen on {a.address} for links"):
+            await b.links.serve(a.address)
