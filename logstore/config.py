@@ -18,7 +18,7 @@ from logstore.base.errors import AddressError, FieldError
 from logstore.base.events import LEVELS, Level
 from logstore.base.fields import Boolean, Integer, String, Type, from_text
 from logstore.base.tls import CLIENT_CERTIFICATES, VERSIONS, TlsFiles
-from logstore.cluster.settings import ClusterSettings, parse_cluster
+from logstore.cluster.settings import ClusterSecurity, ClusterSettings, parse_cluster
 from logstore.errors import ConfigError
 from logstore.kafka.api_types import BrokerSettings
 from logstore.kafka.groups.coordinator import GroupSettings
@@ -187,6 +187,12 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("cluster", "node-id", -1, -1, (1 << 31) - 1, "number of this host, as Kafka's clients see it"),
     Setting("cluster", "peer-listen", "", 0, 0, "HOST:PORT where the other hosts of the cluster connect"),
     Setting("cluster", "peer-advertise", "", 0, 0, "HOST:PORT that other hosts are told; empty: peer-listen"),
+    Setting("cluster", "peer-certificate", "", 0, 0, "PEM file with this host's certificate, which has its host-name"),
+    Setting("cluster", "peer-key", "", 0, 0, "PEM file with its key; empty: it is in peer-certificate"),
+    Setting("cluster", "peer-ca", "", 0, 0, "PEM file with the authorities of all hosts' certificates"),
+    Setting("cluster", "etcd-user", "", 0, 0, "user of etcd; empty: none"),
+    Setting("cluster", "etcd-password-file", "", 0, 0, "file with that user's password"),
+    Setting("cluster", "etcd-ca", "", 0, 0, "PEM file with the authority of etcd's certificate, for etcds://"),
     Setting("cluster", "rack", "", 0, 0, "fault domain of this host: copies are put into different ones"),
     Setting("cluster", "lease-s", 3, 2, 3600, "how long a silent host counts as alive, if its machine is gone"),
     Setting("epochs", "staging-bytes", 4 << 30, _MIB, 1 << 50, "staged output that is not committed yet"),
@@ -380,8 +386,10 @@ def _build(
 
 def _cluster(values: Mapping[str, Any]) -> ClusterSettings | None:
     """The cluster that the sidecar takes part in; None: it is alone. Raises ConfigError."""
+    tls = TlsFiles(values["peer_certificate"], values["peer_key"], client_ca=values["peer_ca"])
+    security = ClusterSecurity(tls, values["etcd_user"], values["etcd_password_file"], values["etcd_ca"])
     names = ("cluster", "host_name", "node_id", "peer_listen", "peer_advertise", "rack", "lease_s")
-    return parse_cluster(*(values[name] for name in names))
+    return parse_cluster(security, *(values[name] for name in names))
 
 
 def parse_super_users(text: str) -> frozenset[str]:

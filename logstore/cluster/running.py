@@ -9,6 +9,7 @@ Invariant: nothing of this is loaded by a sidecar that is alone.
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
@@ -18,10 +19,11 @@ from logstore.base.addresses import parse_address
 from logstore.base.clock import Clock
 from logstore.base.errors import AddressError
 from logstore.base.events import Report
-from logstore.base.metadata.etcd.settings import EtcdSettings
+from logstore.base.metadata.etcd.settings import EtcdSettings, EtcdTls
 from logstore.base.metadata.etcd.store import open_etcd
 from logstore.base.metadata.interface import MetadataStore
 from logstore.base.metadata.sqlite import open_sqlite
+from logstore.base.tls import PeerTls
 from logstore.cluster.chunk_reads import ChunkReads
 from logstore.cluster.engine import ClusterEngine
 from logstore.cluster.host import ClusterHost, HostParts
@@ -37,6 +39,7 @@ from logstore.cluster.settings import ClusterSettings, EtcdUrl
 from logstore.cluster.topics import ClusterFacts, ClusterTopics
 from logstore.cluster.view import ClusterView, KnownHead, KnownTopic
 from logstore.engine import StoreEngine
+from logstore.errors import ConfigError
 from logstore.interfaces import FileSystem
 from logstore.replica.messages import Message
 
@@ -138,7 +141,9 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     identity = await establish_identity(metadata, local.files, settings.host, local.random, report)
     files = await LocalReplicaFiles.open(local.engine)
     view, observer = ClusterView(metadata, report), _Observer()
-    links = HostLinks(OwnEnd(identity.cluster_id, identity.member, observer, report))
+    peer_files = settings.security.peer
+    tls = PeerTls(peer_files) if peer_files.certificate else None
+    links = HostLinks(OwnEnd(identity.cluster_id, identity.member, observer, report, tls=tls))
     link = await nursery.start(links.serve, settings.listen)
     _Peers(view, links)
     addresses: dict[str, str] = {}
@@ -161,9 +166,26 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
 def _opened(settings: ClusterSettings, local: LocalParts) -> AbstractAsyncContextManager[MetadataStore]:
     where = settings.metadata
     if isinstance(where, EtcdUrl):
-        etcd = EtcdSettings(endpoints=where.endpoints, namespace=where.namespace)
+        security = settings.security
+        etcd = EtcdSettings(
+            endpoints=where.endpoints,
+            namespace=where.namespace,
+            user=security.etcd_user,
+            password=_password(security.etcd_password_file),
+            tls=EtcdTls(security.etcd_ca) if security.etcd_ca else None,
+        )
         return open_etcd(etcd, local.random, local.report)
     return open_sqlite(where.path, local.random)
+
+
+def _password(path: str) -> str:
+    """The password in a file, without the end of its line. Raises ConfigError."""
+    if not path:
+        return ""
+    try:
+        return Path(path).read_text(encoding="utf-8").rstrip("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"etcd-password-file {path!r} cannot be read: {error}") from error
 
 
 async def _hold(

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from logstore.base.addresses import Address, parse_address
+from logstore.base.addresses import Address, is_loopback, parse_address
 from logstore.base.errors import AddressError
 from logstore.base.metadata.errors import InvalidMetadataCall
 from logstore.base.metadata.schema import MAX_NAME_CHARACTERS, member_key
+from logstore.base.tls import TlsFiles
 from logstore.errors import ConfigError
 
 DEFAULT_NAMESPACE: Final = "/cairn/"
@@ -32,6 +33,21 @@ class SqliteUrl:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterSecurity:
+    """Certificates of links, and how to log in to etcd; texts are empty where nothing was given."""
+
+    peer: TlsFiles
+    etcd_user: str = ""
+    etcd_password_file: str = ""
+    etcd_ca: str = ""
+
+    @property
+    def is_set(self) -> bool:
+        """Whether anything was given."""
+        return any((*self.peer[:4], self.etcd_user, self.etcd_password_file, self.etcd_ca))
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterSettings:
     """Where the metadata store is, and who this host is."""
 
@@ -43,16 +59,24 @@ class ClusterSettings:
     """Where other hosts reach this one; None: where it listens."""
     rack: str
     lease_s: int
+    security: ClusterSecurity
 
 
 def parse_cluster(
-    url: str, host: str, node_id: int, listen: str, advertise: str, rack: str, lease_s: int
+    security: ClusterSecurity,
+    url: str,
+    host: str,
+    node_id: int,
+    listen: str,
+    advertise: str,
+    rack: str,
+    lease_s: int,
 ) -> ClusterSettings | None:
     """The settings of a host; None without a URL: it is alone. Raises ConfigError."""
     if not url:
-        if host or listen or advertise or node_id >= 0:
+        if host or listen or advertise or node_id >= 0 or security.is_set:
             raise ConfigError(
-                "host-name, node-id, peer-listen and peer-advertise are a cluster's: give --cluster URL too"
+                "host-name, node-id, and settings of peers and of etcd are a cluster's: give --cluster URL"
             )
         return None
     if not host or not listen or node_id < 0:
@@ -67,8 +91,15 @@ def parse_cluster(
         raise ConfigError(str(error)) from error
     if len(rack) > MAX_NAME_CHARACTERS:
         raise ConfigError(f"rack={rack[:80]!r} has {len(rack)} characters, at most {MAX_NAME_CHARACTERS}")
+    if bool(security.peer.certificate) != bool(security.peer.client_ca):
+        raise ConfigError("links by TLS need --peer-certificate and --peer-ca: give both, or neither")
+    if not security.peer.certificate and not is_loopback(addresses[0].host):
+        raise ConfigError(
+            f"peer-listen={listen} can be reached from other machines: give --peer-certificate and --peer-ca, or "
+            "listen on 127.0.0.1"
+        )
     told = addresses[1] if advertise else None
-    return ClusterSettings(parse_url(url), host, node_id, addresses[0], told, rack, lease_s)
+    return ClusterSettings(parse_url(url), host, node_id, addresses[0], told, rack, lease_s, security)
 
 
 def parse_url(url: str) -> EtcdUrl | SqliteUrl:

@@ -2,8 +2,11 @@
 
 import pytest
 
-from logstore.cluster.settings import EtcdUrl, SqliteUrl, parse_cluster, parse_url
+from logstore.base.tls import TlsFiles
+from logstore.cluster.settings import ClusterSecurity, EtcdUrl, SqliteUrl, parse_cluster, parse_url
 from logstore.errors import ConfigError
+
+NOTHING = ClusterSecurity(TlsFiles(""))
 
 
 def test_a_metadata_store_is_named_by_a_url() -> None:
@@ -26,5 +29,15 @@ def test_other_urls_are_refused(url: str) -> None:
 def test_names_and_addresses_are_checked(host: str, listen: str, rack: str) -> None:
     """At the start, and not when the metadata store refuses them."""
     with pytest.raises(ConfigError):
-        parse_cluster("sqlite:x", host, 1, listen, "", rack, 3)
-    assert parse_cluster("", "", -1, "", "", "", 3) is None
+        parse_cluster(NOTHING, "sqlite:x", host, 1, listen, "", rack, 3)
+    assert parse_cluster(NOTHING, "", "", -1, "", "", "", 3) is None
+
+
+def test_links_beyond_one_machine_need_certificates() -> None:
+    """Messages between hosts are records: nobody else may read or send them."""
+    with pytest.raises(ConfigError, match="--peer-certificate"):
+        parse_cluster(NOTHING, "sqlite:x", "a", 1, "0.0.0.0:1", "", "", 3)
+    with pytest.raises(ConfigError, match="give both, or neither"):
+        parse_cluster(ClusterSecurity(TlsFiles("a.pem")), "sqlite:x", "a", 1, "0.0.0.0:1", "", "", 3)
+    safe = ClusterSecurity(TlsFiles("a.pem", client_ca="ca.pem"))
+    assert parse_cluster(safe, "sqlite:x", "a", 1, "0.0.0.0:1", "", "", 3) is not None

@@ -32,7 +32,10 @@ OTHER_TEXTS = {
     "peer-advertise": '"127.0.0.1:4"',
 }
 """Values of texts that may not be any text."""
-CLUSTER = {"cluster": "etcd://127.0.0.1:1", "host-name": "a", "node-id": "5", "peer-listen": "127.0.0.1:1"}
+CLUSTER = {
+    "cluster": "etcd://127.0.0.1:1", "host-name": "a", "node-id": "5", "peer-listen": "127.0.0.1:1",
+    "peer-certificate": "host.pem", "peer-ca": "all.pem",
+}  # fmt: skip
 """What a host of a cluster must say."""
 
 
@@ -46,6 +49,8 @@ def other_value(setting: Setting) -> str:
         return '"127.0.0.1:9644"'
     if isinstance(setting.default, str):
         return f'"{setting.choices[-1]}"' if setting.choices else OTHER_TEXTS.get(setting.name, '"json"')
+    if setting.name in ("peer-certificate", "peer-ca"):
+        return '"peer.pem"'
     if setting.name == "node-id":
         return "6"
     return str(setting.minimum if setting.default != setting.minimum else setting.minimum + 1)
