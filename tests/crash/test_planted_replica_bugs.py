@@ -12,7 +12,7 @@ from logstore.interfaces import FileSystem
 from logstore.log import replica_recovery, replicas
 from logstore.log.jobs import SyncDirectory, WorkOnFile
 from logstore.log.journal_replay import JournalContent
-from logstore.log.replica_chunk import CHUNK_KEY, DIRECTORY, ChunkPrefix, LocalReplica, NotedReplica
+from logstore.log.replica_chunk import CHUNK_KEY, DIRECTORY, ChunkPrefix, LocalReplica
 from logstore.log.replica_recovery import remove_replica
 from logstore.log.replicas import ReplicaChunks
 from logstore.log.ticket import Ticket
@@ -32,7 +32,7 @@ def entry_in_front_of_the_data(patch: Patch) -> None:
 
     def begin(self: ReplicaChunks, *arguments: Any) -> LocalReplica:
         replica = before(self, *arguments)
-        replica.noted = self._note(replica, NotedReplica(replica.base_offset))
+        replica.noted = self._note(replica, replica.end)
         return replica
 
     patch.setattr(ReplicaChunks, "_begin", begin)
@@ -40,12 +40,13 @@ def entry_in_front_of_the_data(patch: Patch) -> None:
 
 def confirmed_without_entry(patch: Patch) -> None:
     """A batch and a seal are confirmed before the ledger says so."""
-    patch.setattr(ReplicaChunks, "_note", lambda self, replica, noted: _put_later(self, replica, noted))
+    before = ReplicaChunks._note
 
+    def note(self: ReplicaChunks, *arguments: Any, **named: Any) -> Ticket[None]:
+        before(self, *arguments, **named)
+        return Ticket.succeeded(None)
 
-def _put_later(self: ReplicaChunks, replica: LocalReplica, noted: NotedReplica) -> Ticket[None]:
-    self._ledger.put({f"{CHUNK_KEY}{replica.name.directory}": noted.encode()})
-    return Ticket.succeeded(None)
+    patch.setattr(ReplicaChunks, "_note", note)
 
 
 def files_cut_in_front_of_the_entry(patch: Patch) -> None:
