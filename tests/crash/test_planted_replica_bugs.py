@@ -10,6 +10,7 @@ import pytest
 import logstore.log.replica_chunk
 from logstore.interfaces import FileSystem
 from logstore.log import replica_recovery, replicas
+from logstore.log.coroutines import start
 from logstore.log.jobs import SyncDirectory, WorkOnFile
 from logstore.log.journal_replay import JournalContent
 from logstore.log.replica_chunk import CHUNK_KEY, DIRECTORY, ChunkPrefix, LocalReplica
@@ -97,6 +98,19 @@ class _WithoutIndexes:
             self._fs.truncate(path, size_bytes)
 
 
+def noted_over_the_seal(patch: Patch) -> None:
+    """What is durable of an open replica is noted while it is being sealed."""
+    before = ReplicaChunks._cut
+
+    async def cut(self: ReplicaChunks, stream: str, epoch: int, end: ChunkPrefix) -> None:
+        replica = self._replicas[stream, epoch]
+        sealing = start(before(self, stream, epoch, end))
+        self._note(replica, replica.end)
+        await sealing
+
+    patch.setattr(ReplicaChunks, "_cut", cut)
+
+
 def removed_without_mark(patch: Patch) -> None:
     """The entry of a replica goes before its files do: a crash in between leaves a shorter open chunk."""
 
@@ -169,6 +183,7 @@ PLANTED: Sequence[tuple[Callable[[Patch], None], Workload]] = (
     (start_does_not_cut, cuts),
     (journal_behind_the_cut, cuts),
     (index_is_not_cut, cuts),
+    (noted_over_the_seal, seals),
     (removed_without_mark, removals),
     (removal_not_synced, removals),
     (serial_used_twice, removals),
