@@ -145,6 +145,10 @@ class LocalReplicaFiles:
                 batches.append((batch, at))
         if not batches:
             raise _unreadable(replica, at, "its batches end there")
+        if at.length_bytes == replica.end.length_bytes and at != replica.end:
+            raise _unreadable(
+                replica, at, f"the checksum of all of it is {at.checksum:#010x}, not that of {replica.end}"
+            )
         return batches
 
     async def _founding(self, replica: LocalReplica) -> bytes:

@@ -5,8 +5,8 @@ serial is never used twice while anything of an earlier directory may be left, i
 that is removed and copied anew is another replica.
 
 Invariants:
-* An entry of the ledger says only what is durable: a replica that has one had a batch, and a sealed one ends where the
-  entry says, whatever its files hold.
+* An entry of the ledger says only what is durable: a replica that has one has at least what the entry proves, and a
+  sealed one ends there, whatever its files hold.
 * The batches of a replica have dense offsets from its base offset on, and leader epochs that never fall, up to the
   chunk's epoch.
 
@@ -65,6 +65,9 @@ class ChunkPrefix(NamedTuple):
         return ChunkPrefix(self.length_bytes + len(data), next_offset, crc32c(data, self.checksum))
 
 
+NOTHING: Final = ChunkPrefix(0, 0, 0)
+
+
 class ReplicaName(NamedTuple):
     """The name of a replica: its chunk, and the serial of its directory."""
 
@@ -103,27 +106,34 @@ def check_stream(stream: str) -> None:
 
 
 class NotedReplica(NamedTuple):
-    """What the ledger has of a replica. `end`: of a sealed one; `cut`: base offset and length in bytes of the file at
-    whose end the chunk ends, if it was longer.
+    """What the ledger has of a replica. `proven`: so much of it was durable; of a sealed one it is all. `cut`: base
+    offset and length in bytes of the file at whose end a sealed one ends, if it was longer. `is_damaged`: a start has
+    found it damaged; what it lacks may not show any more.
     """
 
     base_offset: int
-    end: ChunkPrefix | None = None
+    proven: ChunkPrefix
+    is_sealed: bool = False
     cut: tuple[int, int] | None = None
+    is_damaged: bool = False
 
     def encode(self) -> bytes:
         """The ledger's value."""
-        return json.dumps({"v": ENTRY_VERSION, "base": self.base_offset, "end": self.end, "cut": self.cut}).encode()
+        fields = {"v": ENTRY_VERSION, "base": self.base_offset, "proven": self.proven, "sealed": self.is_sealed}
+        more = ({"cut": self.cut} if self.cut is not None else {}) | ({"damaged": True} if self.is_damaged else {})
+        return json.dumps(fields | more).encode()
 
 
 def decode_noted(value: bytes, directory: str) -> NotedReplica:
     """What the ledger has of the replica in a directory. Raises CorruptFile, UnknownFormatVersion."""
     try:
         fields = json.loads(value)
-        version, base, end, cut = fields["v"], int(fields["base"]), fields.get("end"), fields.get("cut")
+        version, cut = fields["v"], fields.get("cut")
         if version == ENTRY_VERSION:
             place = None if cut is None else (int(cut[0]), int(cut[1]))
-            return NotedReplica(base, None if end is None else ChunkPrefix(*map(int, end)), place)
+            proven = ChunkPrefix(*map(int, fields["proven"]))
+            is_damaged = bool(fields.get("damaged", False))
+            return NotedReplica(int(fields["base"]), proven, bool(fields["sealed"]), place, is_damaged)
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise CorruptFile(f"the ledger of replicas is damaged at {directory}: {error!r}; report this") from error
     raise UnknownFormatVersion(f"{directory}: the ledger has an entry of version {version!r}; start a newer Cairn")
@@ -177,6 +187,8 @@ class LocalReplica:
     """Its records. None: nothing of them is left, or it is sealed and rests."""
     noted: Ticket[None] | None = None
     """Settles when the ledger has an entry; None: nothing was written yet."""
+    proven: ChunkPrefix = NOTHING
+    """What the entry proves, or will."""
     is_sealed: bool = False
     is_damaged: bool = False
     failure: str = ""

@@ -3,8 +3,10 @@
 Invariants:
 * A replica is opened as a stream is: from the table of quiet streams, or from its files and the journal. What the
   ledger says of its end comes first: what lies behind is cut before anything is opened, wherever a crash has left it.
-* A replica that was durable and is not whole is damaged, and never shorter: its files are shorter than its end or
-  gone, recovery reports damage or loss, the journal has lost blocks, or a batch does not check out.
+* A replica that was durable and is not whole is damaged, and never shorter: its files are gone or shorter than what
+  the ledger proves, recovery reports damage or loss, the journal has lost blocks, or a batch does not check out.
+* What the ledger proves is not read: a flipped bit in there is found when it is.
+* A replica that was found damaged stays so: recovery may have mended what showed it.
 * When `open_replicas` returns, every replica with a batch has an entry in the ledger, and what is no replica any more
   is removed.
 
@@ -86,7 +88,7 @@ class _Looking:
         if noted is not None and noted.cut is not None:
             cut_files(self.fs, directory, noted.cut)
             parts = _parts_before(parts, noted.cut)
-        is_sealed = noted is not None and noted.end is not None
+        is_sealed = noted is not None and noted.is_sealed
 
         def watch(event: LogEvent, /, **fields: object) -> None:
             # Of a sealed one its length says what is missing: a cut makes it shorter than it has been.
@@ -136,14 +138,20 @@ def open_replicas(
     fs.sync_directory(DIRECTORY)
     kept += [_lost(directory, entry) for directory, entry in noted.items() if directory not in names]
     fresh = {
-        f"{CHUNK_KEY}{replica.name.directory}": replica.noted.encode()
+        f"{CHUNK_KEY}{replica.name.directory}": _entry_of(replica).encode()
         for replica in kept
-        if replica.name.directory not in noted
+        if replica.name.directory not in noted or (replica.damage and not replica.noted.is_damaged)
     }
     changes: dict[str, bytes | None] = {f"{REMOVED_KEY}{directory}": None for directory in removed}
     if changes or fresh:
         ledger.put_now(fs, changes | fresh)
     return kept
+
+
+def _entry_of(replica: FoundReplica) -> NotedReplica:
+    if replica.damage:
+        return replica.noted._replace(is_damaged=True)
+    return NotedReplica(replica.noted.base_offset, replica.end)
 
 
 def _entries(ledger: Ledger, prefix: str) -> Iterable[tuple[str, bytes]]:
@@ -162,36 +170,50 @@ def _measured(looking: _Looking, item: tuple[StoredStream, OpenedStream]) -> Fou
     """How much of an opened replica is whole: of a sealed one by its entry, of an open one by reading it."""
     stored, opened = item
     name = looking.names[stored.directory]
-    noted = looking.noted.get(stored.directory, NotedReplica(stored.log_start))
-    damage = looking.damages.get(stored.directory, "")
+    nothing = ChunkPrefix.empty(stored.log_start)
+    noted = looking.noted.get(stored.directory, NotedReplica(stored.log_start, nothing))
     known = KnownPrefixes(stored.log_start)
-    chunks, end = opened.recovered.chunks, noted.end
-    length_bytes = sum(chunk.size_bytes for chunk in chunks)
-    if not damage and not length_bytes and stored.directory in looking.noted:
-        damage = "no batch is left of it"
-    if end is not None and not damage and (length_bytes, opened.recovered.next_offset) != end[:2]:
-        damage = f"it has {length_bytes} bytes and ends at offset {opened.recovered.next_offset}, not as it was sealed"
-    if end is None or damage:
-        if not damage and length_bytes and not _is_founded(looking.fs, chunks[0]):
+    chunks, end = opened.recovered.chunks, noted.proven
+    damage = looking.damages.get(stored.directory, "") or _difference(noted, opened.recovered)
+    if not damage and not noted.is_sealed:
+        if chunks and chunks[0].size_bytes and not _is_founded(looking.fs, chunks[0]):
             damage = "the producers' state as of its start is damaged"
-        end, why = measure(looking.fs, chunks, ChunkPrefix.empty(stored.log_start), known)
-        damage = damage or why
-    if not damage and chunks and chunks[0].base_offset != stored.log_start:
-        damage = f"it begins at offset {chunks[0].base_offset}, not at {stored.log_start}"
+        else:
+            end, damage = measure(looking.fs, chunks, noted.proven, known)
+    if damage:
+        end, _ = measure(looking.fs, chunks, nothing, known)
     return FoundReplica(name, noted, end, known, damage, opened if chunks else None)
 
 
+def _difference(noted: NotedReplica, found: RecoveredStream) -> str:
+    """What is wrong with the length of a replica by its entry; "": nothing."""
+    length_bytes, proven = sum(chunk.size_bytes for chunk in found.chunks), noted.proven
+    if noted.is_damaged:
+        return "an earlier start has found it damaged"
+    if found.chunks and found.chunks[0].base_offset != noted.base_offset:
+        return f"it begins at offset {found.chunks[0].base_offset}, not at {noted.base_offset}"
+    if length_bytes < proven.length_bytes or found.next_offset < proven.next_offset:
+        return f"it ends behind {length_bytes} bytes at offset {found.next_offset}, and had {proven}"
+    if noted.is_sealed and (length_bytes, found.next_offset) != proven[:2]:
+        return f"it ends behind {length_bytes} bytes at offset {found.next_offset}, and was sealed at {proven}"
+    return ""
+
+
 def measure(fs: FileSystem, chunks: Sequence[Chunk], at: ChunkPrefix, known: KnownPrefixes) -> tuple[ChunkPrefix, str]:
-    """The prefix of all whole batches in chunk files that begin at a prefix, and why it ends before them all, or "".
-    Raises OSError.
+    """The prefix of all whole batches in a replica's files, from a known one on, and why it ends before them all ("":
+    it does not). Raises OSError.
     """
     limits = RunLimits(READ_BYTES, MANY_BATCHES, lambda _: True)
+    before = 0
     for chunk in chunks:
-        view = chunk.view()
+        view, position = chunk.view(), at.length_bytes - before
+        before += view.size_bytes
+        if position >= view.size_bytes:
+            continue
         try:
-            if view.base_offset != at.next_offset:
+            if not position and view.base_offset != at.next_offset:
                 return at, f"offsets {at.next_offset} to {view.base_offset - 1} are missing"
-            for found in walk_batches(fs, view, None, view.base_offset, READ_BYTES, runs=limits):
+            for found in walk_batches(fs, view, (position, at.next_offset), at.next_offset, READ_BYTES, runs=limits):
                 at = at.followed_by(found.buffer, found.next_offset)
                 known.note(at)
         except CorruptChunk as error:

@@ -10,6 +10,8 @@ Invariants:
 * A replica's first batch is durable before its entry, and the entry before the batch is confirmed: a start that finds
   an entry without batches has found damage.
 * A failed append is final for the replica in this life: behind a hole, nothing counts.
+* The entry of an open replica is written again while it grows; from the beginning of a cut or a removal on, only these
+  write it.
 * Files end at the end of a sealed chunk when `cut` has settled. The local stream is another object from then on.
 * Bounded: a sealed replica that rests has no stream in memory; MAX_SEALED_LOGS of them may have one.
 
@@ -36,7 +38,7 @@ from logstore.errors import (
 from logstore.format.snapshot import decode_snapshots
 from logstore.interfaces import Buffer, FileSystem
 from logstore.log.background import BackgroundJobs, DirectoryMaker
-from logstore.log.coroutines import start
+from logstore.log.coroutines import all_settled, start
 from logstore.log.jobs import Operation, SyncDirectory, WorkOnFile
 from logstore.log.journal_replay import JournalContent
 from logstore.log.ledger import Ledger
@@ -68,6 +70,8 @@ LEDGER: Final = "replicas"
 MAX_SEALED_LOGS: Final = 64
 """Sealed replicas with a stream in memory: readers of old records come back to the same few."""
 READ_BYTES: Final = 1 << 20
+UNPROVEN_BYTES: Final = 8 << 20
+"""A replica that grows gets another entry after so much: a start reads about so much of it at most."""
 CONFIG: Final = TopicConfig(retention_ms=-1, segment_bytes=1 << 62, segment_ms=1 << 62)
 """A replica is one chunk, however large and old; only its registration seals it or lets it go."""
 Key = tuple[str, int]
@@ -109,6 +113,9 @@ class ReplicaChunks:
         self._replicas: dict[Key, LocalReplica] = {}
         self._turns: dict[Key, _Turn] = {}
         self._sealed_logs: OrderedDict[Key, LocalReplica] = OrderedDict()
+        self._moved: dict[Key, LocalReplica] = {}
+        """Open replicas with more than their entries prove."""
+        self._ends_before: dict[Key, ChunkPrefix] = {}
         self._serial = 0
 
     @classmethod
@@ -131,9 +138,11 @@ class ReplicaChunks:
     def _adopt(self, found: FoundReplica) -> None:
         name, noted, opened = found.name, found.noted, found.opened
         replica = LocalReplica(name, noted.base_offset, found.end, found.end, found.known)
-        replica.noted = Ticket.succeeded(None)
-        replica.is_sealed, replica.is_damaged, replica.failure = noted.end is not None, bool(found.damage), found.damage
+        replica.noted, replica.proven = Ticket.succeeded(None), noted.proven
+        replica.is_sealed, replica.is_damaged, replica.failure = noted.is_sealed, bool(found.damage), found.damage
         self._replicas[name.stream, name.epoch] = replica
+        if not replica.is_sealed and not replica.is_damaged and replica.end != replica.proven:
+            self._moved[name.stream, name.epoch] = replica
         if opened is None or (replica.is_sealed and opened.is_quiet):
             return
         replica.log = self._stream(name, opened.recovered)
@@ -242,6 +251,32 @@ class ReplicaChunks:
         fence_epoch = max(fence_epoch, int(self._ledger.get(key) or 0))
         return self._ledger.put({key: str(fence_epoch).encode()})
 
+    def tick(self) -> None:
+        """Note what is durable of the replicas that have come to rest since the last call, or have grown by much: a
+        start need not read it, and knows that it was there. The caller runs this every few seconds.
+        """
+        before, self._ends_before = self._ends_before, {key: replica.end for key, replica in self._moved.items()}
+        self._note_durable(
+            [
+                (key, replica)
+                for key, replica in self._moved.items()
+                if replica.end == before.get(key)
+                or replica.end.length_bytes - replica.proven.length_bytes >= UNPROVEN_BYTES
+            ]
+        )
+
+    def note_all(self) -> Ticket[None]:
+        """Note what is durable of all replicas; settles when that is done, or has failed."""
+        return self._note_durable(list(self._moved.items()))
+
+    def _note_durable(self, moved: Sequence[tuple[Key, LocalReplica]]) -> Ticket[None]:
+        noted = Ticket[None].succeeded(None)
+        for key, replica in moved:
+            del self._moved[key]
+            if replica.end != replica.proven:
+                noted = self._note(replica, replica.end)
+        return start(all_settled([noted]))
+
     def _in_turn(
         self, key: Key, work: Callable[[], Coroutine[Any, Any, None]], *, is_append: bool = False
     ) -> Ticket[None]:
@@ -277,12 +312,13 @@ class ReplicaChunks:
         try:
             await appends[-1].ticket
             if replica.noted is None:
-                replica.noted = self._note(replica, NotedReplica(replica.base_offset))
+                replica.noted = self._note(replica, end)
             await replica.noted
         except CairnError as error:
             replica.fail(error)
             raise StorageFailed(str(error)) from error
         replica.note_append(end)
+        self._moved[stream, epoch] = replica
 
     def _begin(self, stream: str, epoch: int, at: ChunkPrefix, founding: bytes) -> LocalReplica:
         """A new replica, with the producers' state as of its start. Raises StorageFailed."""
@@ -302,20 +338,25 @@ class ReplicaChunks:
         self._replicas[stream, epoch] = replica
         return replica
 
-    def _note(self, replica: LocalReplica, noted: NotedReplica) -> Ticket[None]:
+    def _note(
+        self, replica: LocalReplica, proven: ChunkPrefix, *, is_sealed: bool = False, cut: tuple[int, int] | None = None
+    ) -> Ticket[None]:
+        replica.proven = proven
+        noted = NotedReplica(replica.base_offset, proven, is_sealed, cut)
         return self._ledger.put({f"{CHUNK_KEY}{replica.name.directory}": noted.encode()})
 
     async def _cut(self, stream: str, epoch: int, end: ChunkPrefix) -> None:
         replica = self._replicas.get((stream, epoch))
-        if replica is not None and replica.is_sealed and replica.end == end:
+        if replica is not None and replica.is_sealed and replica.end == end and not replica.failure:
             return
         if replica is None or replica.log is None:
             raise StorageFailed(f"there is no replica of {stream} epoch {epoch} to be sealed")
+        self._moved.pop((stream, epoch), None)  # or its entry would be written over
         if replica.failure or replica.is_sealed:
             raise StorageFailed(f"{replica.name.directory} is not sealed at {end}: {replica.failure or 'it is sealed'}")
         try:
             if end == replica.end:
-                await self._note(replica, NotedReplica(replica.base_offset, end))
+                await self._note(replica, end, is_sealed=True)
             else:
                 await self._seal_shorter(replica, replica.log, end)
         except CairnError as error:
@@ -339,7 +380,7 @@ class ReplicaChunks:
         except CairnError:
             quiet.release(log)
             raise
-        await self._note(replica, NotedReplica(replica.base_offset, end, cut))
+        await self._note(replica, end, is_sealed=True, cut=cut)
         replica.log = await self._cut_log(replica, end, cut)
         quiet.release(log)
         log.abandon()
@@ -402,6 +443,7 @@ class ReplicaChunks:
         if replica is None:
             return
         directory = replica.name.directory
+        self._moved.pop((stream, epoch), None)  # or its entry would come back
         try:
             await self._ledger.put({f"{CHUNK_KEY}{directory}": None, f"{REMOVED_KEY}{directory}": b""})
         except CairnError as error:

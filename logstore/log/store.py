@@ -497,6 +497,7 @@ class Store:
         self.readers.save()
         self.cleaner.more()
         self.journal.tick()
+        self.replicas.tick()
         if not self._trims:  # else one line for all streams that a reader is released from
             self._report_releases()
 
@@ -552,7 +553,7 @@ class Store:
 
     async def _close(self, closing: Sequence[Ticket[Any]], streams: Sequence[Stream]) -> None:
         await all_settled(closing)
-        await all_settled([stream.sync_backlog() for stream in streams])
+        await all_settled([*(stream.sync_backlog() for stream in streams), self.replicas.note_all()])
         await self.journal.settle()
         await self.quiet.rest().settled()  # a round under way
         await self.quiet.rest(at_once=True).settled()

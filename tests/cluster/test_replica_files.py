@@ -47,6 +47,12 @@ async def running(root: Path) -> AsyncIterator[RunningHost]:
     disk.close()
 
 
+def log_below(root: Path) -> Path:
+    """The only file with batches."""
+    (path,) = root.glob("replicas/*/*.log")
+    return path
+
+
 @pytest.mark.parametrize("value_bytes", [10, 70_000])
 async def test_what_is_confirmed_is_found_at_the_next_start(tmp_path: Path, value_bytes: int) -> None:
     """Entries in small and in large writes, their checksum, the fence, and the state of producers, after a restart."""
@@ -119,6 +125,27 @@ async def test_a_cut_finds_another_content(tmp_path: Path) -> None:
         assert host.files.stored.chunks[STREAM, 1].durable == sent.end
         with pytest.raises(CorruptChunk):
             await host.perform(CutChunk(STREAM, 1, Prefix(1 << 20, 9, 0)))
+
+
+@pytest.mark.parametrize("is_sealed", [True, False])
+async def test_a_flipped_bit_is_found_by_who_reads_it(tmp_path: Path, *, is_sealed: bool) -> None:
+    """Nothing of it is sent, whether it lies in a record, or in front of what a batch's checksum covers."""
+    sent = ChunkOfOwner(epoch=3)
+    async with running(tmp_path) as host:
+        await host.perform(sent.write(8, value=b"x" * 5000))
+        if is_sealed:
+            await host.perform(CutChunk(STREAM, 3, sent.end))
+    path = log_below(tmp_path)
+    content = path.read_bytes()
+    for at in (15, 7000):  # the leader epoch of the first batch, a record of the second
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        async with running(tmp_path) as host:
+            with pytest.raises(CorruptChunk):
+                await host.files.load(Load(1, STREAM, 3, 0, sent.end.length_bytes, 1 << 20))
+    path.write_bytes(content)
+    async with running(tmp_path) as host:
+        loaded = await host.files.load(Load(1, STREAM, 3, 0, sent.end.length_bytes, 1 << 20))
+        assert loaded.entries == tuple(sent.entries)
 
 
 async def test_a_chunk_that_is_removed_may_be_copied_anew(tmp_path: Path) -> None:

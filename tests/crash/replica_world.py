@@ -210,6 +210,10 @@ class ReplicaWorld:
         """Let the local streams come to rest; runs no disk work."""
         self.store.quiet.rest(at_once=True)
 
+    def tick(self) -> None:
+        """What is durable is noted; runs no disk work."""
+        self.store.replicas.tick()
+
     @staticmethod
     def asked(chunk: ChunkHistory) -> State | None:
         """The state of a chunk when all that was asked is done."""

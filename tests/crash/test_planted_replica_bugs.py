@@ -10,9 +10,10 @@ import pytest
 import logstore.log.replica_chunk
 from logstore.interfaces import FileSystem
 from logstore.log import replica_recovery, replicas
+from logstore.log.coroutines import start
 from logstore.log.jobs import SyncDirectory, WorkOnFile
 from logstore.log.journal_replay import JournalContent
-from logstore.log.replica_chunk import CHUNK_KEY, DIRECTORY, ChunkPrefix, LocalReplica, NotedReplica
+from logstore.log.replica_chunk import CHUNK_KEY, DIRECTORY, ChunkPrefix, LocalReplica
 from logstore.log.replica_recovery import remove_replica
 from logstore.log.replicas import ReplicaChunks
 from logstore.log.ticket import Ticket
@@ -32,7 +33,7 @@ def entry_in_front_of_the_data(patch: Patch) -> None:
 
     def begin(self: ReplicaChunks, *arguments: Any) -> LocalReplica:
         replica = before(self, *arguments)
-        replica.noted = self._note(replica, NotedReplica(replica.base_offset))
+        replica.noted = self._note(replica, replica.end)
         return replica
 
     patch.setattr(ReplicaChunks, "_begin", begin)
@@ -40,12 +41,13 @@ def entry_in_front_of_the_data(patch: Patch) -> None:
 
 def confirmed_without_entry(patch: Patch) -> None:
     """A batch and a seal are confirmed before the ledger says so."""
-    patch.setattr(ReplicaChunks, "_note", lambda self, replica, noted: _put_later(self, replica, noted))
+    before = ReplicaChunks._note
 
+    def note(self: ReplicaChunks, *arguments: Any, **named: Any) -> Ticket[None]:
+        before(self, *arguments, **named)
+        return Ticket.succeeded(None)
 
-def _put_later(self: ReplicaChunks, replica: LocalReplica, noted: NotedReplica) -> Ticket[None]:
-    self._ledger.put({f"{CHUNK_KEY}{replica.name.directory}": noted.encode()})
-    return Ticket.succeeded(None)
+    patch.setattr(ReplicaChunks, "_note", note)
 
 
 def files_cut_in_front_of_the_entry(patch: Patch) -> None:
@@ -94,6 +96,19 @@ class _WithoutIndexes:
         """Not of an index."""
         if not path.endswith(".index"):
             self._fs.truncate(path, size_bytes)
+
+
+def noted_over_the_seal(patch: Patch) -> None:
+    """What is durable of an open replica is noted while it is being sealed."""
+    before = ReplicaChunks._cut
+
+    async def cut(self: ReplicaChunks, stream: str, epoch: int, end: ChunkPrefix) -> None:
+        replica = self._replicas[stream, epoch]
+        sealing = start(before(self, stream, epoch, end))
+        self._note(replica, replica.end)
+        await sealing
+
+    patch.setattr(ReplicaChunks, "_cut", cut)
 
 
 def removed_without_mark(patch: Patch) -> None:
@@ -168,6 +183,7 @@ PLANTED: Sequence[tuple[Callable[[Patch], None], Workload]] = (
     (start_does_not_cut, cuts),
     (journal_behind_the_cut, cuts),
     (index_is_not_cut, cuts),
+    (noted_over_the_seal, seals),
     (removed_without_mark, removals),
     (removal_not_synced, removals),
     (serial_used_twice, removals),

@@ -135,8 +135,9 @@ class RandomHistory:
         self.world.rest()
 
     def tick(self) -> None:
-        """What waits in the journal is written out."""
+        """What waits in the journal is written out, what is durable is noted."""
         self.world.store.journal.tick()
+        self.world.tick()
 
     def bring_into_files(self) -> None:
         """What only the journal has is written and synced."""
