@@ -3,7 +3,8 @@
 Invariants:
 * Each host has one connection: a new one ends the older one, which may be dead.
 * Connections that have not said who they are have `max_strangers` places and `handshake_s` seconds, and make this host
-  keep a hello each. One more takes the place of the oldest, of the address that has most of them.
+  keep a hello each. One more takes the place of the oldest, of the address
+  (`address_group`) that has most of them.
 * A host speaks for itself: a message that names another host as its sender ends the connection, and so does what is no
   message. Other connections go on.
 * After TURN messages of one connection other tasks run.
@@ -15,7 +16,7 @@ from typing import Final
 
 import trio
 
-from logstore.base.addresses import Address, canonical_host
+from logstore.base.addresses import Address, address_group, canonical_host
 from logstore.base.connected_socket import ConnectedSocket
 from logstore.base.errors import TlsError
 from logstore.cluster.hello import (
@@ -71,6 +72,7 @@ class Strangers:
 
     def enter(self, host: str, end: Callable[[], None]) -> None:
         """A new connection; ends another one if all places are taken."""
+        host = address_group(host)
         if len(self._hosts) >= self._places:
             counts: dict[str, int] = {}
             for each in self._hosts.values():

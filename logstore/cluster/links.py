@@ -15,6 +15,7 @@ from logstore.base.errors import AddressError, TlsError
 from logstore.cluster.incoming import TURN, IncomingLinks, open_listener
 from logstore.cluster.outgoing import OutgoingLink
 from logstore.cluster.peers import OwnEnd, Peer
+from logstore.events import PEER_SLOW
 from logstore.replica.messages import Message
 
 MAX_LOCAL_MESSAGES: Final = 65_536
@@ -32,7 +33,6 @@ class HostLinks:
         self._local: deque[Message] = deque()
         self._more_local = trio.lowlevel.ParkingLot()
         self._nursery: trio.Nursery | None = None
-        self.local_dropped = 0
 
     async def serve(
         self, address: Address, *, task_status: trio.TaskStatus[Address] = trio.TASK_STATUS_IGNORED
@@ -85,7 +85,7 @@ class HostLinks:
                 self._local.append(message)
                 self._more_local.unpark()
             else:
-                self.local_dropped += 1
+                self._own.report(PEER_SLOW, host=host, waiting_messages=len(self._local))
             return
         link = self._outgoing.get(host)
         if link is not None:

@@ -24,7 +24,7 @@ from logstore.cluster.peers import OwnEnd, Peer
 from logstore.cluster.sockets import receive_exactly
 from logstore.cluster.wire import encode
 from logstore.errors import LinkRefused, MalformedMessage, UnsendableMessage
-from logstore.events import PEER_CONNECTED, PEER_LOST, PEER_MESSAGE_UNSENT, PEER_NOT_REACHED, PEER_SLOW
+from logstore.events import PEER_CONNECTED, PEER_LOST, PEER_MESSAGE_UNSENT, PEER_NOT_REACHED, PEER_SLOW, PEER_SLOW_OVER
 from logstore.interfaces import Buffer
 from logstore.replica.messages import Message
 
@@ -41,11 +41,10 @@ class OutgoingLink:
         self._is_member = True
         self._own = own
         self.is_up = False
-        self.dropped = 0
-        """Messages that were not sent, since the start."""
         self._queue: deque[tuple[list[Buffer], int]] = deque()
         self._queued_bytes = 0
-        self._is_full = False
+        self._dropped = 0
+        """Messages that were not sent since the queue was full; not 0: it has not been empty since."""
         self._more = trio.lowlevel.ParkingLot()
         """Where the writer waits for messages."""
         self._pause = trio.CancelScope()
@@ -66,16 +65,16 @@ class OutgoingLink:
 
     def send(self, message: Message) -> None:
         """Send a message soon, or drop it."""
-        if not self.is_up or self._queued_bytes >= self._own.settings.queue_bytes:
-            self.dropped += 1
-            if self.is_up and not self._is_full:
-                self._is_full = True
+        if not self.is_up:
+            return
+        if self._queued_bytes >= self._own.settings.queue_bytes:
+            if not self._dropped:
                 self._own.report(PEER_SLOW, host=self.host, waiting_bytes=self._queued_bytes)
+            self._dropped += 1
             return
         try:
             parts, size = encode(message, self._own.settings.max_body_bytes)
         except UnsendableMessage as error:
-            self.dropped += 1
             self._own.report(PEER_MESSAGE_UNSENT, host=self.host, error=str(error))
             return
         self._queue.append((parts, size))
@@ -197,7 +196,7 @@ class OutgoingLink:
             self.is_up = False
             self._queue.clear()
             self._queued_bytes = 0
-            self._is_full = False
+            self._dropped = 0
             if ended:  # otherwise this host stops, or has ended it
                 self._own.report(PEER_LOST, host=self.host, address=str(peer.address), why=ended[0])
             self._own.observer.lost(self.host)
@@ -215,7 +214,9 @@ class OutgoingLink:
         try:
             while True:
                 if not self._queue:
-                    self._is_full = False
+                    if self._dropped:
+                        self._own.report(PEER_SLOW_OVER, host=self.host, dropped=self._dropped)
+                        self._dropped = 0
                     await self._more.park()
                 parts: list[Buffer] = []
                 taken = 0

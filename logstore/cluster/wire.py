@@ -1,7 +1,7 @@
 """The messages of replication as bytes: frames of a link between two hosts.
 
-A frame is a length, a CRC-32C and a body; a body is one message of `logstore.replica.messages`. docs/replication.md has
-the byte tables.
+A frame is a head with length and CRC-32C, and a body; a body is one message of `logstore.replica.messages`.
+docs/replication.md has the byte tables.
 
 Invariants:
 * What `encode` takes, `decode` gives back. Bytes that are no message raise MalformedMessage and nothing else.
@@ -42,8 +42,9 @@ from logstore.replica.registrations import Member, Prefix
 
 VERSION: Final = 1
 """Of frames and messages; hosts agree on it in their hello (`logstore.cluster.hello`)."""
-FRAME: Final = struct.Struct(">II")
-"""Bytes of the body, CRC-32C of the body."""
+FRAME: Final = struct.Struct(">III")
+"""Bytes of the body, CRC-32C of the body, CRC-32C of these two: a wrong length is found before it is waited for."""
+_SIZES: Final = struct.Struct(">II")
 MAX_NAME_BYTES: Final = 255
 """Of a stream, a host or a disk, in UTF-8."""
 MAX_ENTRIES: Final = 32_768
@@ -162,7 +163,12 @@ def encode(message: Message, max_body_bytes: int) -> tuple[list[Buffer], int]:
     checksum = crc32c(head)
     for part in rest:
         checksum = crc32c(part, checksum)
-    return [FRAME.pack(size, checksum) + head, *rest], FRAME.size + size
+    return [frame_head(size, checksum) + head, *rest], FRAME.size + size
+
+
+def frame_head(size: int, checksum: int) -> bytes:
+    """What stands in front of a body of so many bytes with this checksum."""
+    return FRAME.pack(size, checksum, crc32c(_SIZES.pack(size, checksum)))
 
 
 def _named(message: Message) -> str:
@@ -468,7 +474,11 @@ class FrameBuffer:
         """The next frame's body, valid until `room` is called; None if it is not whole yet. Raises MalformedMessage."""
         if self._end - self._start < FRAME.size:
             return None
-        size, checksum = FRAME.unpack_from(self._bytes, self._start)
+        size, checksum, own_checksum = FRAME.unpack_from(self._bytes, self._start)
+        if crc32c(self._view[self._start : self._start + _SIZES.size]) != own_checksum:
+            raise MalformedMessage(
+                f"the head of a frame ({size} bytes) does not match its checksum {own_checksum:#010x}"
+            )
         if size > self.max_body_bytes:
             raise MalformedMessage(f"a frame of {size} bytes, at most {self.max_body_bytes}")
         begin = self._start + FRAME.size

@@ -141,7 +141,9 @@ def look(number: int) -> LookAtRegistration:
     return LookAtRegistration("stream/0", number)
 
 
-def append(*data: bytes, stream: str = "stream/0") -> Append:
+def append(*data: bytes, epoch: int = 3) -> Append:
     """A message with entries."""
     entries = tuple(Entry(each, 1) for each in data)
-    return Append(stream, "disk-b", 3, 0, "a", Prefix(7, 2, 5), entries, 4, (Member("c", "disk-c"),), b"founding")
+    return Append(
+        "stream/0", "disk-b", epoch, 0, "a", Prefix(7, 2, 5), entries, 4, (Member("c", "disk-c"),), b"founding"
+    )

@@ -11,7 +11,7 @@ from crc32c import crc32c
 from logstore.base.addresses import Address
 from logstore.cluster.hello import HEAD, Hello, body_bytes, decode_hello, encode_hello
 from logstore.cluster.peers import Peer
-from logstore.cluster.wire import FRAME, encode
+from logstore.cluster.wire import encode, frame_head
 from logstore.replica.messages import Message
 from logstore.replica.registrations import Member
 from tests.cluster.links_world import LOOPBACK, LinkedHost
@@ -71,7 +71,7 @@ def frame(message: Message) -> bytes:
 
 def frame_of(body: bytes) -> bytes:
     """A frame with any body."""
-    return FRAME.pack(len(body), crc32c(body)) + body
+    return frame_head(len(body), crc32c(body)) + body
 
 
 @asynccontextmanager

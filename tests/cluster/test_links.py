@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,10 @@ import trio
 
 from logstore.cluster.outgoing import OutgoingLink
 from logstore.cluster.peers import LinkSettings
-from tests.cluster.links_world import SETTINGS, LinkedHost, append, know, linked, look
+from logstore.cluster.sockets import set_options
+from tests.cluster.links_world import LOOPBACK, SETTINGS, LinkedHost, append, know, linked, look
+
+TCP_OPTIONS = {"TCP_NODELAY": 1, "TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 5000}
 
 
 async def test_messages_arrive_in_order() -> None:
@@ -208,3 +212,14 @@ async def test_a_listener_that_cannot_be_opened() -> None:
     async with linked(a):
         with pytest.raises(OSError, match=f"cannot listen on {a.address} for links"):
             await b.links.serve(a.address)
+
+
+def test_a_link_is_prepared_for_silence() -> None:
+    """The kernel is told to probe a silent machine, to end the connection after `stall_s`, and to send at once what is
+    small.
+    """
+    with socket.create_server((LOOPBACK, 0)) as server, socket.create_connection(server.getsockname()) as client:
+        set_options(client, 5.0)
+        options = {name: client.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in TCP_OPTIONS}
+        assert options == TCP_OPTIONS
+        assert client.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
