@@ -26,9 +26,9 @@ Invariants:
 * Safety is the state machines'; who is taken for alive here decides only what is tried when.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -69,7 +69,9 @@ from logstore.replica.effects import (
     Unavailable,
 )
 from logstore.replica.messages import (
+    Append,
     AppendDone,
+    CopyChunk,
     CopyDone,
     EntriesRead,
     Fence,
@@ -77,8 +79,10 @@ from logstore.replica.messages import (
     LookAtRegistration,
     Message,
     OutOfOrder,
+    ReadEntries,
     Reason,
     Refused,
+    ToOwner,
 )
 from logstore.replica.owner import TAKING, Owner, OwnerState
 from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
@@ -141,6 +145,14 @@ class ClusterHost:
         self._reads = EntryReads(parts.links, self._reading_order, self._replica.was_copied)
         self._seen: dict[str, int] = {}
         self._loads = 0
+        self._handlers: dict[type, Callable[[str, Any], None]] = {
+            **dict.fromkeys((Append, CopyChunk, ReadEntries), self._to_replica),
+            **dict.fromkeys((AppendDone, OutOfOrder, FenceDone, CopyDone), self._to_owner),
+            EntriesRead: self._entries_read,
+            Fence: self._fenced,
+            LookAtRegistration: self._look_hint,
+            Refused: self._refused,
+        }
         self._changed = ChangeSignal()
         self._nursery: trio.Nursery | None = None
         parts.view.add_listener(self)
@@ -272,22 +284,33 @@ class ClusterHost:
 
     def receive(self, sender: str, message: Message) -> None:
         """Take a message from a host, this one included."""
-        if isinstance(message, LookAtRegistration):
-            self._look(message.stream, message.revision)
-            return
-        if isinstance(message, EntriesRead | Refused):
-            self._reads.received(message)
-        if not isinstance(message, AppendDone | OutOfOrder | FenceDone | CopyDone):
-            self._carry_out(self._replica.receive(sender, message))
+        self._handlers[type(message)](sender, message)
+
+    def _to_replica(self, sender: str, message: Append | CopyChunk | ReadEntries) -> None:
+        self._carry_out(self._replica.receive(sender, message))
+
+    def _to_owner(self, sender: str, message: ToOwner) -> None:
         owner = self._owners.get(message.stream)
-        if owner is None:
-            return
-        if isinstance(message, Fence):
-            # Somebody else claims the stream: nobody has to refuse an append first for this owner to know.
-            me = self._parts.identity.member
-            message = Refused(message.stream, message.epoch, me, Reason.FENCED, message.fence_epoch)
-        if isinstance(message, AppendDone | OutOfOrder | FenceDone | CopyDone | Refused):
+        if owner is not None:
             self._drive(owner, owner.receive(message, self._now_ms()))
+
+    def _fenced(self, sender: str, message: Fence) -> None:
+        """Somebody claims the stream: this host's owner knows it before an append of its own is refused."""
+        self._carry_out(self._replica.receive(sender, message))
+        me = self._parts.identity.member
+        self._to_owner(sender, Refused(message.stream, message.epoch, me, Reason.FENCED, message.fence_epoch))
+
+    def _refused(self, sender: str, message: Refused) -> None:
+        self._reads.received(message)
+        self._carry_out(self._replica.receive(sender, message))
+        self._to_owner(sender, message)
+
+    def _entries_read(self, sender: str, message: EntriesRead) -> None:
+        self._reads.received(message)
+        self._carry_out(self._replica.receive(sender, message))
+
+    def _look_hint(self, sender: str, message: LookAtRegistration) -> None:
+        self._look(message.stream, message.revision)
 
     def peer_refused(self, host: str) -> None:
         """A host's connection was lost, and its address refuses connections: its process is gone."""
