@@ -91,6 +91,8 @@ from logstore.replica.replica import Replica
 from logstore.replica.stored_registrations import StoredRegistrations
 
 TICK_S: Final = 0.02
+SHOW_AGAIN_S: Final = 2.0
+"""Between two tries to seal or remove a replica that could not be."""
 MAX_LOADS: Final = 64
 """Reads of the disk that wait: beyond that they are dropped, and who asks asks again."""
 RESIGN_S: Final = 5.0
@@ -144,6 +146,8 @@ class ClusterHost:
         self._requests = RegistrationRequests(StoredRegistrations(parts.store), self._answered, parts.report)
         self._reads = EntryReads(parts.links, self._reading_order, self._replica.was_copied)
         self._seen: dict[str, int] = {}
+        self._unfinished: set[str] = set()
+        """Streams with replicas that are not as the registration says yet."""
         self._loads = 0
         self._handlers: dict[type, Callable[[str, Any], None]] = {
             **dict.fromkeys((Append, CopyChunk, ReadEntries), self._to_replica),
@@ -170,6 +174,7 @@ class ClusterHost:
             nursery.start_soon(self._requests.run)
             nursery.start_soon(self._tick_owners)
             nursery.start_soon(self._claims.run)
+            nursery.start_soon(self._show_again)
             nursery.start_soon(self._hosts.watch_links)
             for stream in self._replica.streams():
                 self._requests.ask(ReadRegistration(stream))
@@ -287,7 +292,9 @@ class ClusterHost:
         self._handlers[type(message)](sender, message)
 
     def _to_replica(self, sender: str, message: Append | CopyChunk | ReadEntries) -> None:
-        self._carry_out(self._replica.receive(sender, message))
+        # What comes for a topic that is not known leaves nothing here: it was deleted, or is asked for again.
+        if self._claims.is_known(message.stream):
+            self._carry_out(self._replica.receive(sender, message))
 
     def _to_owner(self, sender: str, message: ToOwner) -> None:
         owner = self._owners.get(message.stream)
@@ -296,6 +303,8 @@ class ClusterHost:
 
     def _fenced(self, sender: str, message: Fence) -> None:
         """Somebody claims the stream: this host's owner knows it before an append of its own is refused."""
+        if not self._claims.is_known(message.stream):
+            return
         self._carry_out(self._replica.receive(sender, message))
         me = self._parts.identity.member
         self._to_owner(sender, Refused(message.stream, message.epoch, me, Reason.FENCED, message.fence_epoch))
@@ -440,6 +449,8 @@ class ClusterHost:
         else:
             self._seen[stream] = max(answer.revision, self._seen.get(stream, 0))
             self._carry_out(self._replica.registration_seen(stream, answer.revision, registration))
+            if not self._replica.is_in_line(stream, registration):
+                self._unfinished.add(stream)
         owner = self._owners.get(stream)
         if owner is None:
             return
@@ -451,8 +462,23 @@ class ClusterHost:
     def _deleted(self, stream: str) -> None:
         """There is no registration. Its replicas go if the topic is gone too: a registration is there before any."""
         if self._claims.topic_of(stream) is None and self._replica.has_chunks_of(stream):
-            self._parts.report(REPLICAS_REMOVED, stream=stream)
+            if stream not in self._unfinished:
+                self._parts.report(REPLICAS_REMOVED, stream=stream)
+            self._unfinished.add(stream)
             self._carry_out(self._replica.stream_deleted(stream))
+
+    async def _show_again(self) -> None:
+        """Show replicas their registrations again, until nothing is left to do about them."""
+        while True:
+            await trio.sleep(SHOW_AGAIN_S)
+            unfinished, self._unfinished = self._unfinished, set()
+            for stream in unfinished:
+                known = self._requests.registrations.known(stream)
+                if known is not None and known.registration is not None:
+                    self._answered(known)
+                elif self._replica.has_chunks_of(stream):
+                    self._unfinished.add(stream)
+                    self._requests.ask(ReadRegistration(stream))
 
     # ---- effects
 

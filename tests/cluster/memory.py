@@ -116,6 +116,7 @@ class MemoryFiles:
         self._nursery = nursery
         self._turns: dict[tuple[str, int], deque[tuple[DiskOperation, Ticket[None]]]] = {}
         self.operations: dict[str, int] = {}
+        self.write_s = DISK_S
 
     def perform(self, operation: DiskOperation) -> Ticket[None]:
         """See ReplicaFiles."""
@@ -132,7 +133,7 @@ class MemoryFiles:
 
     async def _work(self, turns: deque[tuple[DiskOperation, Ticket[None]]]) -> None:
         while turns:
-            await trio.sleep(DISK_S)
+            await trio.sleep(self.write_s)
             self._finish(*turns[0])
             turns.popleft()
 
