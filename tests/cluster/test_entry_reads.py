@@ -37,7 +37,8 @@ class Peers:
         """See Links."""
         assert isinstance(message, ReadEntries)
         self.asked.append((host, message))
-        answer = self.answers.get(host, lambda asked: None)(message)
+        answers = self.answers.get(host)
+        answer = answers(message) if answers is not None else None
         if isinstance(answer, EntriesRead | Refused):
             self.reads.received(answer)
 
