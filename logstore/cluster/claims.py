@@ -62,6 +62,10 @@ class Claims:
         name = self._view.names.get(topic_id_of(stream))
         return self._view.topics[name] if name is not None else None
 
+    def is_known(self, stream: str) -> bool:
+        """Whether the view has the stream's topic."""
+        return topic_id_of(stream) in self._view.names
+
     def look_at_all(self) -> None:
         """Who lives has changed: look at all streams of all topics."""
         for known in self._view.topics.values():

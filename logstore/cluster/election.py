@@ -9,6 +9,7 @@ Invariants:
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
 
@@ -19,6 +20,8 @@ CLAIM_STEP_MS: Final = 300
 """Between the claims of two hosts: a claim that succeeds is seen by all in less."""
 CLAIM_STEP_PER_STREAM_MS: Final = 5
 """More for each stream that waits for an owner: a host claims some hundred streams in a second."""
+KEPT_SCORES: Final = 1 << 16
+"""An order of hosts is asked for again and again while a stream waits for an owner: 10 MB at most."""
 MIN_COPIES_SETTING: Final = "min.insync.replicas"
 
 
@@ -27,6 +30,7 @@ def preferred(stream: str, hosts: Iterable[str]) -> list[str]:
     return sorted(hosts, key=lambda host: (_score(stream, host), host), reverse=True)
 
 
+@lru_cache(maxsize=KEPT_SCORES)
 def _score(stream: str, host: str) -> bytes:
     return blake2b(f"{stream}@{host}".encode(), digest_size=8).digest()
 

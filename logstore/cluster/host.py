@@ -26,9 +26,9 @@ Invariants:
 * Safety is the state machines'; who is taken for alive here decides only what is tried when.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -69,7 +69,9 @@ from logstore.replica.effects import (
     Unavailable,
 )
 from logstore.replica.messages import (
+    Append,
     AppendDone,
+    CopyChunk,
     CopyDone,
     EntriesRead,
     Fence,
@@ -77,8 +79,10 @@ from logstore.replica.messages import (
     LookAtRegistration,
     Message,
     OutOfOrder,
+    ReadEntries,
     Reason,
     Refused,
+    ToOwner,
 )
 from logstore.replica.owner import TAKING, Owner, OwnerState
 from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
@@ -87,6 +91,8 @@ from logstore.replica.replica import Replica
 from logstore.replica.stored_registrations import StoredRegistrations
 
 TICK_S: Final = 0.02
+SHOW_AGAIN_S: Final = 2.0
+"""Between two tries to seal or remove a replica that could not be."""
 MAX_LOADS: Final = 64
 """Reads of the disk that wait: beyond that they are dropped, and who asks asks again."""
 RESIGN_S: Final = 5.0
@@ -140,7 +146,17 @@ class ClusterHost:
         self._requests = RegistrationRequests(StoredRegistrations(parts.store), self._answered, parts.report)
         self._reads = EntryReads(parts.links, self._reading_order, self._replica.was_copied)
         self._seen: dict[str, int] = {}
+        self._unfinished: set[str] = set()
+        """Streams with replicas that are not as the registration says yet."""
         self._loads = 0
+        self._handlers: dict[type, Callable[[str, Any], None]] = {
+            **dict.fromkeys((Append, CopyChunk, ReadEntries), self._to_replica),
+            **dict.fromkeys((AppendDone, OutOfOrder, FenceDone, CopyDone), self._to_owner),
+            EntriesRead: self._entries_read,
+            Fence: self._fenced,
+            LookAtRegistration: self._look_hint,
+            Refused: self._refused,
+        }
         self._changed = ChangeSignal()
         self._nursery: trio.Nursery | None = None
         parts.view.add_listener(self)
@@ -158,6 +174,7 @@ class ClusterHost:
             nursery.start_soon(self._requests.run)
             nursery.start_soon(self._tick_owners)
             nursery.start_soon(self._claims.run)
+            nursery.start_soon(self._show_again)
             nursery.start_soon(self._hosts.watch_links)
             for stream in self._replica.streams():
                 self._requests.ask(ReadRegistration(stream))
@@ -272,22 +289,37 @@ class ClusterHost:
 
     def receive(self, sender: str, message: Message) -> None:
         """Take a message from a host, this one included."""
-        if isinstance(message, LookAtRegistration):
-            self._look(message.stream, message.revision)
-            return
-        if isinstance(message, EntriesRead | Refused):
-            self._reads.received(message)
-        if not isinstance(message, AppendDone | OutOfOrder | FenceDone | CopyDone):
+        self._handlers[type(message)](sender, message)
+
+    def _to_replica(self, sender: str, message: Append | CopyChunk | ReadEntries) -> None:
+        # What comes for a topic that is not known leaves nothing here: it was deleted, or is asked for again.
+        if self._claims.is_known(message.stream):
             self._carry_out(self._replica.receive(sender, message))
+
+    def _to_owner(self, sender: str, message: ToOwner) -> None:
         owner = self._owners.get(message.stream)
-        if owner is None:
-            return
-        if isinstance(message, Fence):
-            # Somebody else claims the stream: nobody has to refuse an append first for this owner to know.
-            me = self._parts.identity.member
-            message = Refused(message.stream, message.epoch, me, Reason.FENCED, message.fence_epoch)
-        if isinstance(message, AppendDone | OutOfOrder | FenceDone | CopyDone | Refused):
+        if owner is not None:
             self._drive(owner, owner.receive(message, self._now_ms()))
+
+    def _fenced(self, sender: str, message: Fence) -> None:
+        """Somebody claims the stream: this host's owner knows it before an append of its own is refused."""
+        if not self._claims.is_known(message.stream):
+            return
+        self._carry_out(self._replica.receive(sender, message))
+        me = self._parts.identity.member
+        self._to_owner(sender, Refused(message.stream, message.epoch, me, Reason.FENCED, message.fence_epoch))
+
+    def _refused(self, sender: str, message: Refused) -> None:
+        self._reads.received(message)
+        self._carry_out(self._replica.receive(sender, message))
+        self._to_owner(sender, message)
+
+    def _entries_read(self, sender: str, message: EntriesRead) -> None:
+        self._reads.received(message)
+        self._carry_out(self._replica.receive(sender, message))
+
+    def _look_hint(self, sender: str, message: LookAtRegistration) -> None:
+        self._look(message.stream, message.revision)
 
     def peer_refused(self, host: str) -> None:
         """A host's connection was lost, and its address refuses connections: its process is gone."""
@@ -417,6 +449,8 @@ class ClusterHost:
         else:
             self._seen[stream] = max(answer.revision, self._seen.get(stream, 0))
             self._carry_out(self._replica.registration_seen(stream, answer.revision, registration))
+            if not self._replica.is_in_line(stream, registration):
+                self._unfinished.add(stream)
         owner = self._owners.get(stream)
         if owner is None:
             return
@@ -428,8 +462,23 @@ class ClusterHost:
     def _deleted(self, stream: str) -> None:
         """There is no registration. Its replicas go if the topic is gone too: a registration is there before any."""
         if self._claims.topic_of(stream) is None and self._replica.has_chunks_of(stream):
-            self._parts.report(REPLICAS_REMOVED, stream=stream)
+            if stream not in self._unfinished:
+                self._parts.report(REPLICAS_REMOVED, stream=stream)
+            self._unfinished.add(stream)
             self._carry_out(self._replica.stream_deleted(stream))
+
+    async def _show_again(self) -> None:
+        """Show replicas their registrations again, until nothing is left to do about them."""
+        while True:
+            await trio.sleep(SHOW_AGAIN_S)
+            unfinished, self._unfinished = self._unfinished, set()
+            for stream in unfinished:
+                known = self._requests.registrations.known(stream)
+                if known is not None and known.registration is not None:
+                    self._answered(known)
+                elif self._replica.has_chunks_of(stream):
+                    self._unfinished.add(stream)
+                    self._requests.ask(ReadRegistration(stream))
 
     # ---- effects
 

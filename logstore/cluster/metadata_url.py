@@ -21,6 +21,8 @@ from logstore.base.metadata.sqlite import open_sqlite
 from logstore.errors import ConfigError
 
 SCHEMES: Final = {"etcd": "http", "etcds": "https"}
+ETCD_ATTEMPT_S: Final = 1.0
+"""For one answer of one endpoint: a lease of three seconds outlasts an endpoint that is silent."""
 FORMS: Final = "etcd://HOST:PORT[,HOST:PORT], etcds:// with TLS, or sqlite:PATH"
 
 
@@ -46,5 +48,6 @@ async def open_metadata(url: str, random: Random, report: Report, **settings: An
             f"cluster={url!r} needs the extra `cluster` ({error}): pip install 'cairn[cluster]'"
         ) from error
     endpoints = tuple(f"{SCHEMES[scheme]}://{host}" for host in hosts.rstrip("/").split(","))
-    async with room.open_etcd(kinds.EtcdSettings(endpoints=endpoints, **settings), random, report) as etcd_store:
+    values = {"attempt_s": ETCD_ATTEMPT_S, **settings, "endpoints": endpoints}
+    async with room.open_etcd(kinds.EtcdSettings(**values), random, report) as etcd_store:
         yield etcd_store

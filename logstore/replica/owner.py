@@ -363,12 +363,12 @@ class Owner:
         return self._advance(now_ms)
 
     def _seal_when_fenced(self, now_ms: int) -> list[Effect]:
-        """Seal the chunk when every member has answered, or when the others have had their time."""
+        """Seal the chunk when every member that lives has answered, or when the others have had their time."""
         fencing = self._fencing
         if fencing is None or self._swap is not None:
             return []
         is_late = now_ms - self._since_ms >= self.limits.fence_wait_ms
-        if fencing.waiting() and not is_late:
+        if not is_late and any(not self._live or member in self._live for member in fencing.waiting()):
             return []
         plan = fencing.plan()
         if plan is None:

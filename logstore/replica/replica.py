@@ -421,6 +421,19 @@ class Replica:
                 effects += self._seal(chunk, shown.end, registration.owner.host)
         return effects
 
+    def is_in_line(self, stream: str, registration: StreamRegistration) -> bool:
+        """Whether nothing is left to do here about the stream's sealed chunks. Otherwise the host shows the
+        registration again after a while: appends were under way, an operation failed, or a report was lost.
+        """
+        for chunk in self._chunks_of(stream):
+            shown = registration.chunk(chunk.epoch)
+            if shown is None or not shown.names(self.me):
+                if registration.epoch > chunk.epoch:
+                    return False
+            elif shown.end is not None and (chunk.state is ReplicaState.OPEN or chunk.is_damaged):
+                return False
+        return True
+
     def _remove(self, chunk: _Chunk) -> list[Effect]:
         if chunk.state in (ReplicaState.SEALING, ReplicaState.REMOVING) or not self._is_settled(chunk):
             return []  # the next registration that is seen will do it
@@ -436,7 +449,9 @@ class Replica:
         return [self._store(CutChunk(chunk.stream, chunk.epoch, end), owner)]
 
     def stream_deleted(self, stream: str) -> list[Effect]:
-        """The stream's topic was deleted, and its name will never be used again: nothing of it is kept."""
+        """The stream's topic was deleted, and its name will never be used again: nothing of it is kept. Where appends
+        are under way this has to be said again.
+        """
         return [effect for chunk in self._chunks.values() if chunk.stream == stream for effect in self._remove(chunk)]
 
     # ---- copies of sealed chunks

@@ -16,6 +16,7 @@ import trio
 import trio.testing
 
 from logstore.base.metadata import schema
+from logstore.base.metadata.interface import MetadataStore
 from logstore.cluster.host import ClusterHost, HostParts
 from logstore.cluster.host_identity import HostIdentity, establish_identity
 from logstore.cluster.interfaces import Loaded, PeerRefused, Received
@@ -31,7 +32,7 @@ from logstore.replica.messages import Message
 from logstore.replica.replica import StoredReplicas
 from logstore.testing.reports import RecordedReports
 from logstore.testing.simdisk import SimDisk
-from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata, SimulatedMetadataStore
+from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
 from tests.replica.disk import Damage, DiskError, ReplicaDisk
 
 TOPIC_ID = "0123456789abcdef0123456789abcdef"
@@ -115,6 +116,7 @@ class MemoryFiles:
         self._nursery = nursery
         self._turns: dict[tuple[str, int], deque[tuple[DiskOperation, Ticket[None]]]] = {}
         self.operations: dict[str, int] = {}
+        self.write_s = DISK_S
 
     def perform(self, operation: DiskOperation) -> Ticket[None]:
         """See ReplicaFiles."""
@@ -131,7 +133,7 @@ class MemoryFiles:
 
     async def _work(self, turns: deque[tuple[DiskOperation, Ticket[None]]]) -> None:
         while turns:
-            await trio.sleep(DISK_S)
+            await trio.sleep(self.write_s)
             self._finish(*turns[0])
             turns.popleft()
 
@@ -202,7 +204,7 @@ class RunningHost:
     """A host in one life."""
 
     host: ClusterHost
-    store: SimulatedMetadataStore
+    store: MetadataStore
     identity: HostIdentity
     membership: Membership
     view: ClusterView
@@ -221,17 +223,32 @@ class RunningHost:
 class MemoryCluster:
     """Hosts by name, each with a disk that outlives it."""
 
-    def __init__(self, nursery: trio.Nursery, metadata: SimulatedMetadata, limits: OwnerLimits) -> None:
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        metadata: SimulatedMetadata | dict[str, MetadataStore],
+        random: Random,
+        limits: OwnerLimits,
+    ) -> None:
         self.nursery = nursery
-        self.metadata = metadata
+        self._metadata = metadata
         self.limits = limits
         self.network = MemoryNetwork()
         self.network.nursery = nursery
-        self.random = metadata.random
+        self.random = random
         self.reports = RecordedReports()
         self.disks: dict[str, ReplicaDisk] = {}
         self.label_disks: dict[str, SimDisk] = {}
         self.hosts: dict[str, RunningHost] = {}
+
+    @property
+    def metadata(self) -> SimulatedMetadata:
+        """The simulated service."""
+        assert isinstance(self._metadata, SimulatedMetadata)
+        return self._metadata
+
+    def _store(self, name: str) -> MetadataStore:
+        return self._metadata.store(name) if isinstance(self._metadata, SimulatedMetadata) else self._metadata[name]
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until a condition holds."""
@@ -246,7 +263,7 @@ class MemoryCluster:
         return running
 
     async def _live(self, name: str, rack: str, node_id: int | None, task_status: trio.TaskStatus[RunningHost]) -> None:
-        store = self.metadata.store(name)
+        store = self._store(name)
         fs = self.label_disks.setdefault(name, SimDisk())
         disk = self.disks.setdefault(name, ReplicaDisk(DiskLabel("", name)))
         with trio.CancelScope() as scope:
@@ -272,11 +289,14 @@ class MemoryCluster:
     async def kill(self, name: str, *, is_refused: bool = True) -> None:
         """The process of a host ends at once; what it had not synced may be lost. Its lease ends by itself."""
         running = self.hosts.pop(name)
-        self.metadata.cut_off(name)
+        is_simulated = isinstance(self._metadata, SimulatedMetadata)
+        if is_simulated:
+            self.metadata.cut_off(name)
         self.network.detach(name, is_refused=is_refused)
         running.scope.cancel()
         await running.ended.wait()
-        self.metadata.heal(name)
+        if is_simulated:
+            self.metadata.heal(name)
         self.disks[name].crash(self.random)
 
     async def stop(self, name: str) -> None:
@@ -349,7 +369,7 @@ async def memory_cluster(*names: str, seed: int = 0, limits: OwnerLimits = LIMIT
     async with trio.open_nursery() as service:
         await service.start(metadata.serve)
         async with trio.open_nursery() as nursery:
-            cluster = MemoryCluster(nursery, metadata, limits)
+            cluster = MemoryCluster(nursery, metadata, metadata.random, limits)
             for name in names:
                 await cluster.start(name)
             yield cluster

@@ -6,7 +6,9 @@ import pytest
 import trio
 
 from logstore.errors import NotLeader, UnknownTopicOrPartition
-from tests.cluster.memory import LEASE_S, LIMITS, MemoryCluster, simulated
+from logstore.replica.messages import Append, Entry
+from logstore.replica.registrations import Prefix
+from tests.cluster.memory import DISK_S, LEASE_S, LIMITS, MemoryCluster, simulated
 
 
 def test_a_topic_gets_owners_and_takes_appends() -> None:
@@ -147,6 +149,56 @@ def test_a_topic_is_deleted() -> None:
             await host.read_registration(streams[0])
 
     simulated(test, "a", "b", "c")
+
+
+def test_a_topic_is_deleted_under_load() -> None:
+    """Appends that were under way, and late ones, leave nothing on any disk."""
+
+    async def test(cluster: MemoryCluster) -> None:
+        (stream,) = await cluster.create_topic()
+        await cluster.append(stream, b"0")
+        owner = await cluster.owner(stream)
+        member = owner.identity.member
+        chunk = owner.host.registration(stream).open_chunk
+        assert chunk is not None
+        topic_id = stream.partition("/")[0]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(owner.host.topics.delete, "t", topic_id)
+            while owner.host.owns(stream):
+                if owner.host.may_append(stream, 10):
+                    owner.host.append(stream, b"1", 1)
+                await trio.sleep(0.0003)
+        late = Append(stream, member.disk, chunk.epoch, 0, "b", Prefix.empty(0), (Entry(b"late", 1),), 0)
+        owner.host.receive("b", late)
+        await trio.sleep(10)
+        assert all(not running.files.disk.chunks for running in cluster.hosts.values())
+        owner.host.receive("b", late)
+        await trio.sleep(10)
+        assert all(not running.files.disk.chunks for running in cluster.hosts.values())
+
+    simulated(test, "a", "b", "c")
+
+
+def test_a_chunk_ends_while_its_members_write() -> None:
+    """A member that is still writing when the registration shows the end is cut and sealed when it has written."""
+
+    async def test(cluster: MemoryCluster) -> None:
+        (stream,) = await cluster.create_topic()
+        await cluster.append(stream, b"0")
+        owner = await cluster.owner(stream)
+        slow = next(running for name, running in cluster.hosts.items() if name != owner.host.name)
+        slow.files.write_s = 1.0
+        await cluster.append(stream, b"1")
+        slow.files.write_s = DISK_S
+        chunk = owner.host.registration(stream).chunks[0]
+        assert not chunk.is_open
+        await trio.sleep(10)
+        found = slow.files.disk.chunks[stream, chunk.epoch]
+        assert found.is_sealed
+        assert found.end == chunk.end
+
+    # The member is not chosen again: nothing else shows it the registration.
+    simulated(test, "a", "b", "c", limits=replace(LIMITS, suspect_ms=1_000_000))
 
 
 def test_idle_streams_cost_nothing() -> None:

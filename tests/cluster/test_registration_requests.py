@@ -91,7 +91,7 @@ def test_at_most_some_are_under_way() -> None:
     """A thousand reads are made a few at a time, and all of them answered."""
 
     async def test(asked: Asked) -> None:
-        most = 0
+        most = now = 0
         get = asked.store.get
 
         async def counted(key: str) -> object:
@@ -103,7 +103,6 @@ def test_at_most_some_are_under_way() -> None:
             finally:
                 now -= 1
 
-        now = 0
         asked.store.get = counted  # type: ignore[method-assign, assignment]
         for number in range(1000):
             asked.requests.ask(ReadRegistration(f"t/{number}"))

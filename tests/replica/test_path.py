@@ -198,14 +198,36 @@ def test_a_takeover_fences_seals_and_goes_on() -> None:
         (member.host, Fence("s", member.disk, 1, 0, 2)) for member in (A, B, C)
     ]
     assert owner.receive(FenceDone("s", 1, B, 2, TWO, 0), 1) == []
-    assert owner.receive(FenceDone("s", 1, C, 2, ONE, 0), 2) == []
-    effects = owner.tick(301)
-    effects = store.swap(owner, effects, 301)
-    effects = store.swap(owner, effects, 302)
+    effects = owner.receive(FenceDone("s", 1, C, 2, ONE, 0), 2)  # nobody waits for a, which does not live
+    effects = store.swap(owner, effects, 3)
+    effects = store.swap(owner, effects, 4)
     assert of_kind(effects, Ready) == [Ready("s", 2, 2)]
     sealed, opened = store.registration.chunks
     assert (sealed.end, sealed.members, sealed.candidates) == (ONE, (B, C), (A,))
     assert (opened.epoch, opened.base_offset, opened.members) == (2, 2, (B, C, D))
+
+
+def test_a_takeover_waits_for_members_that_live() -> None:
+    """A member that lives has 300 ms to answer: what it holds is not copied to it. With no answer, nothing is sealed."""
+    store = Store()
+    appending(store)
+    owner = Owner("s", OwnerId("b", "b.1"))
+    owner.start(0)
+    owner.live_members((A, B, C, D), 0)
+    store.swap(owner, owner.registration_read(store.read(), 0))
+    assert of_kind(owner.tick(301), SwapRegistration) == []
+    assert owner.state is OwnerState.FENCING
+    (swap,) = of_kind(owner.receive(FenceDone("s", 1, B, 2, TWO, 0), 302), SwapRegistration)
+    assert isinstance(swap, SwapRegistration)
+    assert swap.registration.chunks[0].end == TWO
+
+    owner = Owner("s", OwnerId("b", "b.1"))
+    owner.start(0)
+    owner.live_members((A, B, C, D), 0)
+    store.swap(owner, owner.registration_read(store.read(), 0))
+    assert owner.receive(FenceDone("s", 1, B, 3, TWO, 0), 1) == []
+    assert owner.receive(FenceDone("s", 1, C, 3, ONE, 0), 2) == []
+    assert of_kind(owner.receive(FenceDone("s", 1, A, 3, TWO, 0), 3), SwapRegistration) != []
 
 
 def test_a_member_that_lost_what_it_had_confirmed_does_not_count() -> None:
