@@ -63,6 +63,7 @@ REPLICA_DAMAGED: Final = LogEvent("replica_damaged", Level.ERROR)
 REPLICAS_REMOVED: Final = LogEvent("replicas_removed")
 STREAM_LED: Final = LogEvent("stream_led", folded_by="stream")
 PRODUCERS_NOT_READ: Final = LogEvent("producers_not_read", Level.WARNING)
+LEDGER_NOT_READ: Final = LogEvent("ledger_not_read", Level.WARNING)
 TOPIC_UNREADABLE: Final = LogEvent("topic_unreadable", Level.ERROR)
 
 # ---- links to other hosts

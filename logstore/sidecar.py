@@ -69,9 +69,10 @@ from logstore.kafka.acls import AclHandlers
 from logstore.kafka.api_types import Api, ApiHandlers, Broker, BrokerSettings, compose
 from logstore.kafka.cluster import ClusterHandlers
 from logstore.kafka.configs import ConfigHandlers
+from logstore.kafka.groups.coordination import GroupCoordination
 from logstore.kafka.groups.coordinator import GroupCoordinator
 from logstore.kafka.groups.handlers import GroupHandlers, TopicIds
-from logstore.kafka.groups.offsets import CommittedOffset, OffsetStore
+from logstore.kafka.groups.offsets import CommittedOffset, OffsetLedger, OffsetStore
 from logstore.kafka.groups.service import GroupService
 from logstore.kafka.metadata import MetadataHandlers
 from logstore.kafka.offsets import OffsetHandlers
@@ -257,7 +258,13 @@ async def _serve(settings: SidecarConfig) -> None:
             gc.enable()
             listeners: list[Listener] = []
             facts = partial(_host_facts, settings.data_dir)
-            handlers = _handlers(broker, groups, epochs, Stores(access, users), listeners, facts)
+            stores = Stores(access, users)
+            if cluster is None:
+                handlers = _handlers(broker, groups, epochs, stores, listeners, facts)
+            else:
+                coordination = _coordination(settings, broker, report, cluster, groups.apis())
+                handlers = _cluster_handlers(broker, coordination, stores, listeners)
+                nursery.start_soon(coordination.run)
             server = KafkaServer(broker, handlers, ServerSecurity(tls, Authenticator(users, settings.login, report)))
             state = _shared_state(settings, clock)
             served = Served(engine, server, groups.service, epochs, staging)
@@ -466,24 +473,29 @@ async def _tidy_state(state: SharedState, idle_s: float, report: Report) -> None
 def _groups(settings: SidecarConfig, broker: Broker, report: Report) -> GroupHandlers:
     store = broker.engine.store
 
-    def look_up(name: str) -> tuple[str, int] | None:
-        topic = store.topics.get(name)
-        return None if topic is None else (topic.topic_id.hex, len(topic.partitions))
-
-    coordinator = GroupCoordinator(settings.groups, lambda: uuid.uuid4().hex, report)
-    now_s = broker.clock.monotonic_s()
-
     def note_commits(group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         found = {StreamId(entry.topic_id, where.partition): entry.offset for where, entry in offsets.items()}
         store.readers.note_commits(group, found)
 
-    service = GroupService(coordinator, OffsetStore(store.groups, note_commits), look_up, settings.offsets, now_s)
+    handlers = _group_handlers(settings, broker, report, OffsetStore(store.groups, note_commits))
 
     def committed(group: str, stream: StreamId) -> int | None:
         topic = store.topic_by_id(uuid.UUID(hex=stream.topic_id))
         where = None if topic is None else TopicPartition(topic.name, stream.partition)
-        found = None if where is None else service.committed(group, [where]).of(where)
+        found = None if where is None else handlers.service.committed(group, [where]).of(where)
         return None if found is None else found.offset
+
+    store.readers.follow(committed)
+    return handlers
+
+
+def _group_handlers(settings: SidecarConfig, broker: Broker, report: Report, offsets: OffsetStore) -> GroupHandlers:
+    """All groups over these offsets, and the topics that clients see."""
+    store = broker.engine.store
+
+    def look_up(name: str) -> tuple[str, int] | None:
+        topic = store.topics.get(name)
+        return None if topic is None else (topic.topic_id.hex, len(topic.partitions))
 
     def name_of(topic_id: uuid.UUID) -> str | None:
         topic = store.topic_by_id(topic_id)
@@ -493,7 +505,8 @@ def _groups(settings: SidecarConfig, broker: Broker, report: Report) -> GroupHan
         topic = store.topics.get(name)
         return None if topic is None else topic.topic_id
 
-    store.readers.follow(committed)
+    coordinator = GroupCoordinator(settings.groups, lambda: uuid.uuid4().hex, report)
+    service = GroupService(coordinator, offsets, look_up, settings.offsets, broker.clock.monotonic_s())
     return GroupHandlers(service, broker.clock, broker.engine.wait, TopicIds(name_of, id_of))
 
 
@@ -505,8 +518,6 @@ def _handlers(
     listeners: Sequence[Listener],
     facts: Callable[[], HostFacts],
 ) -> ApiHandlers:
-    if broker.placement is not None:
-        return compose(_cluster_apis(broker, groups, stores, listeners), [])
     apis: list[Api] = [
         *MetadataHandlers(broker).apis(),
         *OffsetHandlers(broker).apis(),
@@ -524,20 +535,33 @@ def _handlers(
     return compose(apis, [*own, *operator_apis(broker, epochs, facts)])
 
 
-def _cluster_apis(
-    broker: Broker, groups: GroupHandlers, stores: Stores, listeners: Sequence[Listener]
-) -> Sequence[Api]:
-    """What a host of a cluster serves: groups, rights, quotas and Cairn's own requests are not among it yet."""
-    return [
+def _coordination(
+    settings: SidecarConfig, broker: Broker, report: Report, cluster: Any, known: Sequence[Api]
+) -> GroupCoordination:
+    """The groups of a cluster, on the host that coordinates them."""
+
+    def make(ledger: OffsetLedger) -> GroupHandlers:
+        return _group_handlers(settings, broker, report, OffsetStore(ledger))
+
+    return GroupCoordination(cluster.groups_home, make, known)
+
+
+def _cluster_handlers(
+    broker: Broker, coordination: GroupCoordination, stores: Stores, listeners: Sequence[Listener]
+) -> ApiHandlers:
+    """What a host of a cluster serves: rights, quotas and Cairn's own requests are not among it yet."""
+    apis: list[Api] = [
         *MetadataHandlers(broker).apis(),
         *OffsetHandlers(broker).apis(),
-        *TopicHandlers(broker, groups.service.forget_topic).apis(),
+        *TopicHandlers(broker, lambda _name, _topic_id: ()).apis(),
         *ConfigHandlers(broker, listeners).apis(),
         *ClusterHandlers(broker).apis(),
         *ProducerIdHandlers(broker).apis(),
+        *coordination.apis(),
         *login_apis(),
         *UserHandlers(broker, stores.users).apis(),
     ]
+    return compose(apis, [])
 
 
 def _host_facts(data_dir: Path) -> HostFacts:

@@ -50,12 +50,19 @@ class PlacingHost(Protocol):
 
 
 class Placement:
-    """See the module. `addresses` are this host's listeners by name, as all hosts name theirs."""
+    """See the module. `addresses` are this host's listeners by name, as all hosts name theirs; `groups` gives the id of
+    the topic of groups, or has it made.
+    """
 
     def __init__(
-        self, host: PlacingHost, members: Callable[[], Mapping[str, schema.Member]], addresses: Mapping[str, str]
+        self,
+        host: PlacingHost,
+        members: Callable[[], Mapping[str, schema.Member]],
+        addresses: Mapping[str, str],
+        groups: Callable[[], uuid.UUID | None],
     ) -> None:
         self._host = host
+        self._groups = groups
         self._members = members
         self._addresses = addresses
         self._node_ids: dict[str, int] = {}
@@ -102,5 +109,9 @@ class Placement:
         return Placed(leader, head.epoch, replicas, in_sync, offline)
 
     def coordinator(self, host: str, port: int) -> Node | None:
-        """The coordinator of all groups: a cluster has none yet."""
-        return None
+        """The coordinator of all groups: who leads the topic that keeps their offsets; None if nobody does now."""
+        topic_id = self._groups()
+        if topic_id is None:
+            return None
+        leader = self.placed(topic_id, 0).leader
+        return next((node for node in self.nodes(host, port) if node.node_id == leader), None)

@@ -23,7 +23,14 @@ from typing import Final, NamedTuple, Protocol
 
 from logstore.base.clock import Clock
 from logstore.base.events import Report
-from logstore.errors import NotEnoughReplicas, NotInCluster, NotLeader, OffsetOutOfRange, UnknownTopicOrPartition
+from logstore.errors import (
+    InvalidTopic,
+    NotEnoughReplicas,
+    NotInCluster,
+    NotLeader,
+    OffsetOutOfRange,
+    UnknownTopicOrPartition,
+)
 from logstore.events import STREAM_LED
 from logstore.format.batch import BatchHeader, patch_base, stamp_append_time
 from logstore.format.index import NO_TIMESTAMP
@@ -85,6 +92,7 @@ class StreamPlace(NamedTuple):
     topic: str
     topic_id: str
     partition: int
+    is_internal: bool = False
 
     @property
     def stream(self) -> str:
@@ -127,6 +135,7 @@ class ReplicatedStream:
         """`led_from`: where this host's ownership begins."""
         self.producers: ProducerTable[AppendTicket] = ProducerTable()
         self.deleted = self.is_leader = False
+        self.is_internal = place.is_internal
         self.appended_bytes = self.fetched_bytes = 0
         self._services = services
         self._waiting: deque[_Waiting] = deque()
@@ -145,10 +154,18 @@ class ReplicatedStream:
     def append(self, records: bytearray | memoryview, *, now_ms: int, are_times_checked: bool = False) -> AppendTicket:
         """Append one RecordBatch v2 as a client sent it. The stream patches the buffer in place.
 
-        Raises at once: NotLeader, NotEnoughReplicas, UnknownTopicOrPartition, and what `check_produced` and
-        `ProducerTable.admit` raise. The ticket fails with NotLeader, or with UnknownTopicOrPartition if the topic is
-        deleted.
+        Raises at once: NotLeader, NotEnoughReplicas, UnknownTopicOrPartition, InvalidTopic (an internal one), and what
+        `check_produced` and `ProducerTable.admit` raise. The ticket fails with NotLeader, or with
+        UnknownTopicOrPartition if the topic is deleted.
         """
+        if self.is_internal:
+            raise InvalidTopic(f"{self.topic} is the cluster's own: clients do not write to it")
+        return self.append_own(records, now_ms=now_ms, are_times_checked=are_times_checked)
+
+    def append_own(
+        self, records: bytearray | memoryview, *, now_ms: int, are_times_checked: bool = False
+    ) -> AppendTicket:
+        """Append a batch of the cluster's own; otherwise as `append`."""
         self.check_leader()
         header = check_produced(records, self.name, self.config, now_ms, are_times_checked=are_times_checked)
         if self._waiting and self._waiting_bytes + header.size_bytes > MAX_WAITING_BYTES:
@@ -166,6 +183,11 @@ class ReplicatedStream:
         self._waiting_bytes += header.size_bytes
         self._offer()
         return ticket
+
+    @property
+    def ownership(self) -> int:
+        """Another number with each beginning and each end of an ownership."""
+        return self._ownership
 
     def check_leader(self) -> None:
         """Raise UnknownTopicOrPartition or NotLeader unless this host serves the stream's clients."""

@@ -34,6 +34,7 @@ from logstore.cluster.peers import OwnEnd, Peer
 from logstore.cluster.placement import Placement
 from logstore.cluster.producer_ids import ProducerIds
 from logstore.cluster.replica_files import LocalReplicaFiles
+from logstore.cluster.replicated_ledger import LedgerHome
 from logstore.cluster.replicated_stream import StreamServices
 from logstore.cluster.settings import ClusterSettings, EtcdUrl
 from logstore.cluster.topics import ClusterFacts, ClusterTopics
@@ -63,12 +64,14 @@ class RunningCluster:
         self,
         engine: ClusterEngine,
         placement: Placement,
+        home: LedgerHome,
         host: ClusterHost,
         joins: Membership,
         addresses: dict[str, str],
     ) -> None:
         self.engine = engine
         self.placement = placement
+        self.groups_home = home
         self._host = host
         self._membership = joins
         self._addresses = addresses
@@ -159,8 +162,10 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     await view.complete()
     topics.take_all()
     await nursery.start(host.run)
-    placement = Placement(host, lambda: view.members, addresses)
-    return RunningCluster(ClusterEngine(local.engine, topics, reads), placement, host, membership, addresses)
+    placement = Placement(host, lambda: view.members, addresses, topics.groups_topic)
+    home = LedgerHome(topics, reads, metadata, local.clock, report)
+    engine = ClusterEngine(local.engine, topics, reads)
+    return RunningCluster(engine, placement, home, host, membership, addresses)
 
 
 def _opened(settings: ClusterSettings, local: LocalParts) -> AbstractAsyncContextManager[MetadataStore]:

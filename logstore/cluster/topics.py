@@ -18,6 +18,7 @@ from logstore.base.clock import Clock
 from logstore.base.events import LogEvent
 from logstore.base.fields import shown
 from logstore.base.metadata import schema
+from logstore.base.metadata.local_watch import ChangeSignal
 from logstore.cluster.interfaces import StreamListener
 from logstore.cluster.producer_ids import ProducerIds
 from logstore.cluster.replicated_stream import ReplicatedStream, StreamPlace, StreamServices
@@ -28,6 +29,7 @@ from logstore.errors import (
     InvalidConfig,
     InvalidPartitions,
     InvalidReplicas,
+    InvalidTopic,
     TopicExists,
     UnknownTopicOrPartition,
 )
@@ -39,6 +41,10 @@ from logstore.log.topics import MAX_PARTITIONS, TopicConfig, check_name, parse_c
 ONE_HOST_ONLY: Final = ("retention.ms", "retention.bytes", "segment.bytes", "segment.ms")
 """Settings without effect here: chunks of a cluster are not trimmed yet, and all have one size."""
 DEFAULT_REPLICAS: Final = 3
+GROUPS_TOPIC: Final = "__cairn_groups"
+"""Internal: what groups have committed. It is made when the first client looks for a coordinator."""
+GROUPS_MESSAGE_BYTES: Final = 16 << 20
+"""A commit of all partitions that a request can have."""
 
 T = TypeVar("T")
 
@@ -103,6 +109,8 @@ class ClusterTopics:
         self._new_id = new_id
         self._producer_ids = producer_ids
         self._creating: dict[str, Ticket[ReplicatedTopic]] = {}
+        self.changed = ChangeSignal()
+        """A topic is new, was changed, or is gone."""
         host.view.add_listener(self)
 
     # ---- following the metadata store (ViewListener)
@@ -128,13 +136,16 @@ class ClusterTopics:
                 self._learn(name, now.topic)
             except (ValueError, InvalidConfig) as error:  # no topic that this version could have made
                 self.report(TOPIC_UNREADABLE, topic=name, error=str(error))
+        self.changed.notify()
 
     def _learn(self, name: str, found: schema.Topic) -> None:
         topic = self.topics.get(name)
         overrides = dict(found.settings)
         config = parse_config(overrides, self.topic_defaults)
         if topic is None:
-            topic = ReplicatedTopic(name, uuid.UUID(hex=found.topic_id), found.replicas, overrides, config, [])
+            topic_id = uuid.UUID(hex=found.topic_id)
+            is_internal = name == GROUPS_TOPIC
+            topic = ReplicatedTopic(name, topic_id, found.replicas, overrides, config, [], is_internal)
             self.report(TOPIC_CREATED, topic=name, id=topic.topic_id, partitions=found.partitions)
         elif found.partitions > len(topic.partitions):
             self.report(TOPIC_GROWN, topic=name, partitions=found.partitions, before=len(topic.partitions))
@@ -143,7 +154,9 @@ class ClusterTopics:
             stream.config = config
         self.topics[name] = self._by_id[topic.topic_id] = topic
         for partition in range(len(topic.partitions), found.partitions):
-            stream = ReplicatedStream(StreamPlace(name, found.topic_id, partition), config, self._services)
+            stream = ReplicatedStream(
+                StreamPlace(name, found.topic_id, partition, topic.internal), config, self._services
+            )
             topic.partitions.append(stream)
             self._host.listen(stream.stream, stream)
 
@@ -190,6 +203,7 @@ class ClusterTopics:
         InvalidReplicas.
         """
         check_name(name)
+        self._check_own(name)
         if name in self.topics:
             raise TopicExists(f"topic {name!r} exists")
         if not 1 <= partitions <= MAX_PARTITIONS:
@@ -201,6 +215,25 @@ class ClusterTopics:
                 f"min.insync.replicas={parsed.min_insync_replicas} is more than the topic's {wanted} replicas"
             )
         return parsed
+
+    @staticmethod
+    def _check_own(name: str) -> None:
+        if name == GROUPS_TOPIC:
+            raise InvalidTopic(f"topic {name!r} is the cluster's own: it is neither made nor changed by clients")
+
+    def groups_topic(self) -> uuid.UUID | None:
+        """The id of the topic of groups; None: it is not there, and is being made."""
+        found = self.topics.get(GROUPS_TOPIC)
+        if found is not None or GROUPS_TOPIC in self._creating:
+            return None if found is None else found.topic_id
+        settings = {
+            "max.message.bytes": str(GROUPS_MESSAGE_BYTES),
+            "min.insync.replicas": str(min(2, max(1, len(self._host.view.members)))),
+        }
+        topic_id = self._new_id().hex
+        topic = schema.Topic(topic_id=topic_id, partitions=1, replicas=DEFAULT_REPLICAS, settings=settings)
+        self._make(GROUPS_TOPIC, topic)
+        return None
 
     def replicas_of(self, wanted: int) -> int:
         """The number of replicas of a new topic; -1: the cluster's choice. Raises InvalidReplicas."""
@@ -232,22 +265,19 @@ class ClusterTopics:
         self.check_topic(name, partitions, config, replicas)
         if name in self._creating:
             return self._creating[name]
-        topic = schema.Topic(
-            topic_id=self._new_id().hex,
-            partitions=partitions,
-            replicas=self.replicas_of(replicas),
-            settings=dict(config),
+        topic_id, count = self._new_id().hex, self.replicas_of(replicas)
+        return self._make(
+            name, schema.Topic(topic_id=topic_id, partitions=partitions, replicas=count, settings=dict(config))
         )
 
+    def _make(self, name: str, topic: schema.Topic) -> Ticket[ReplicatedTopic]:
         async def create() -> ReplicatedTopic:
             try:
                 return await self._create(name, topic)
             finally:
                 del self._creating[name]
 
-        # A task that ends at once would remove the entry before it is there.
-        ticket = self._creating[name] = Ticket()
-        self._start(create, ticket)
+        ticket = self._creating[name] = self._start(create)
         return ticket
 
     async def _create(self, name: str, topic: schema.Topic) -> ReplicatedTopic:
@@ -287,6 +317,7 @@ class ClusterTopics:
         return self._start(alter)
 
     async def _change(self, name: str, change: Callable[[schema.Topic], schema.Topic]) -> ReplicatedTopic:
+        self._check_own(name)
         known = self._host.view.topics.get(self.topic(name).name)
         if known is not None:
             await self._host.topics.alter(name, change(known.topic))
@@ -294,15 +325,20 @@ class ClusterTopics:
 
     def delete_topic(self, name: str) -> Ticket[None]:
         """Delete a topic. The ticket fails with UnknownTopicOrPartition or MetadataError."""
-        return self._start(lambda: self._host.topics.delete(name, self.topic(name).topic_id.hex))
+
+        async def delete() -> None:
+            self._check_own(name)
+            await self._host.topics.delete(name, self.topic(name).topic_id.hex)
+
+        return self._start(delete)
 
     def allocate_producer_id(self) -> Ticket[int]:
         """A producer id that no host has given out before. Fails with MetadataError."""
         return self._start(self._producer_ids.take)
 
-    def _start(self, work: Callable[[], Awaitable[T]], ticket: Ticket[T] | None = None) -> Ticket[T]:
-        """Run a change in a task; the ticket gets its outcome."""
-        settled: Ticket[T] = ticket or Ticket()
+    def _start(self, work: Callable[[], Awaitable[T]]) -> Ticket[T]:
+        """Run a change in a task, which begins later; the ticket gets its outcome."""
+        settled: Ticket[T] = Ticket()
 
         async def run() -> None:
             try:
