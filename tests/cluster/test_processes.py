@@ -7,7 +7,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from aiokafka import AIOKafkaProducer
 from confluent_kafka import Producer as ConfluentProducer
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import NewTopic
-from kafka.errors import KafkaError
+from kafka.errors import CommitFailedError, KafkaError
 
 from logstore.testing.cluster import Cluster, ClusterHostProcess, NotStarted
 from tests.metadata.support import needs_etcd
@@ -359,6 +359,50 @@ def test_a_name_of_the_cluster_is_not_given_twice(tmp_path: Path) -> None:
         )
         with pytest.raises(NotStarted, match="node id 1 is taken by host 'a'"):
             other.start()
+
+
+def test_a_group_goes_on_when_its_coordinator_is_killed(tmp_path: Path) -> None:
+    """What was committed is there, and a consumer that joins again reads on from it: every record once, here, because
+    it commits after each poll.
+    """
+    with Cluster(tmp_path / "cluster") as cluster:
+        create(cluster)
+        with producing(cluster) as load:
+            consumer = KafkaConsumer(
+                TOPIC, bootstrap_servers=cluster.bootstrap, group_id="readers", auto_offset_reset="earliest",
+                enable_auto_commit=False, session_timeout_ms=10_000,
+            )  # fmt: skip
+            seen: dict[int, int] = {}
+
+            def read(count: int) -> None:
+                wanted = len(seen) + count
+
+                def has_read() -> bool:
+                    for records in consumer.poll(200).values():
+                        seen.update((record.offset, int(record.value)) for record in records)
+                    with suppress(CommitFailedError):  # it joins again with the next poll
+                        consumer.commit()
+                    return len(seen) >= wanted
+
+                until(has_read, f"{wanted} records read")
+
+            read(WARM)
+            coordinator(cluster).kill()
+            killed_s, before = time.monotonic(), len(seen)
+            read(WARM)
+            print(f"coordinator killed: {len(seen) - before} records read within {time.monotonic() - killed_s:.2f} s")
+        committed = consumer.committed(TopicPartition(TOPIC, 0))
+        consumer.close()
+        assert sorted(seen) == list(range(len(seen)))
+        assert 0 < committed <= len(seen)
+        check(cluster, load)
+
+
+def coordinator(cluster: Cluster) -> ClusterHostProcess:
+    """The host that coordinates groups."""
+    with closing(KafkaAdminClient(bootstrap_servers=cluster.bootstrap)) as admin:
+        found = admin.describe_topics(["__cairn_groups"])[0]["partitions"][0]["leader_id"]
+        return cluster.by_node(found)
 
 
 def test_topics_are_described_as_a_cluster_does(tmp_path: Path) -> None:
