@@ -193,6 +193,8 @@ class LocalReplica:
     is_damaged: bool = False
     failure: str = ""
     """Why nothing can be added in this life."""
+    cutting: Ticket[None] | None = None
+    """Unsettled while its files are being cut: reads may find their end where batches were."""
     recent: deque[ChunkPrefix] = field(default_factory=partial(deque, maxlen=RECENT_ENDS))
     """Where the last appends and reads ended: the next reads begin or end there."""
 

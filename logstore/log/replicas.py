@@ -381,7 +381,14 @@ class ReplicaChunks:
             quiet.release(log)
             raise
         await self._note(replica, end, is_sealed=True, cut=cut)
-        replica.log = await self._cut_log(replica, end, cut)
+        cutting = replica.cutting = Ticket[None]()
+        try:
+            replica.log = await self._cut_log(replica, end, cut)
+        except CairnError:
+            cutting.succeed(None)
+            raise
+        replica.forget_behind(end)
+        cutting.succeed(None)
         quiet.release(log)
         log.abandon()
         quiet.opened_awake(replica.log)

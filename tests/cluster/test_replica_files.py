@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,11 +12,13 @@ import pytest
 import trio
 
 from logstore.base.system import SystemClock
-from logstore.cluster.interfaces import ReplicaFiles
+from logstore.cluster.interfaces import Loaded, ReplicaFiles
 from logstore.cluster.replica_files import LocalReplicaFiles
 from logstore.disk.files import OsFiles
 from logstore.engine import StoreEngine, open_engine
 from logstore.errors import CorruptChunk, StorageFailed, UnknownTopicOrPartition
+from logstore.interfaces import Buffer
+from logstore.log.journal import JournalLimits
 from logstore.log.store import Store, StoreSettings
 from logstore.replica.effects import CutChunk, DiskOperation, Load, RemoveChunk, WriteFence
 from logstore.replica.registrations import Prefix
@@ -36,11 +39,34 @@ class RunningHost:
             await self.engine.wait(ticket)
 
 
+class SlowFiles(OsFiles):
+    """Files of which nothing is in memory, and whose next read of batches waits until it may go on."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.waits = False
+        self.is_waiting, self.goes_on = threading.Event(), threading.Event()
+
+    def read(self, path: str, position: int, length: int, *, drop_cache: bool = False) -> bytes:
+        """See FileSystem."""
+        if self.waits and path.endswith(".log"):
+            self.waits = False
+            self.is_waiting.set()
+            self.goes_on.wait(PATIENCE_S)
+        return super().read(path, position, length, drop_cache=drop_cache)
+
+    def read_cached(self, path: str, position: int, length: int) -> Buffer | None:
+        """See FileSystem."""
+        return None
+
+
 @asynccontextmanager
-async def running(root: Path) -> AsyncIterator[RunningHost]:
+async def running(
+    root: Path, settings: StoreSettings | None = None, files: OsFiles | None = None
+) -> AsyncIterator[RunningHost]:
     """A host on a directory; a clean stop at the end."""
-    disk = OsFiles(root)
-    store = Store.open(disk, SystemClock(), StoreSettings(), new_id=uuid.uuid4, report=RecordedReports())
+    disk = files or OsFiles(root)
+    store = Store.open(disk, SystemClock(), settings or StoreSettings(), new_id=uuid.uuid4, report=RecordedReports())
     with trio.fail_after(PATIENCE_S):
         async with open_engine(store, disk) as engine:
             yield RunningHost(engine, await LocalReplicaFiles.open(engine))
@@ -71,12 +97,16 @@ async def test_what_is_confirmed_is_found_at_the_next_start(tmp_path: Path, valu
         assert loaded.founding == sent.founding
 
 
-async def test_a_load_begins_and_ends_where_it_is_asked_to(tmp_path: Path) -> None:
+NOTHING_IN_MEMORY = StoreSettings(tail_bytes=0, journal=JournalLimits(file_bytes=0))
+
+
+@pytest.mark.parametrize("settings", [StoreSettings(), NOTHING_IN_MEMORY], ids=["memory", "files"])
+async def test_a_load_begins_and_ends_where_it_is_asked_to(tmp_path: Path, settings: StoreSettings) -> None:
     """From every offset, inside batches too, up to every length: the batch that holds the offset is the first, the
     prefix in front of it is right, and nothing lies behind the limit.
     """
     sent = ChunkOfOwner(epoch=1)
-    async with running(tmp_path) as host:
+    async with running(tmp_path, settings) as host:
         for records in (1, 3, 2, 1, 4):
             await host.perform(sent.write(records=records))
         for limit in sent.ends:
@@ -112,6 +142,26 @@ async def test_a_sealed_chunk_ends_where_it_was_cut(tmp_path: Path) -> None:
         assert (chunks[STREAM, 2].durable, chunks[STREAM, 2].is_sealed) == (whole.end, True)
         loaded = await host.files.load(Load(1, STREAM, 2, 5, whole.end.length_bytes, 1 << 20))
         assert loaded.entries == tuple(whole.entries)
+
+
+async def test_a_load_during_a_cut_finds_no_damage(tmp_path: Path) -> None:
+    """A read that began when the chunk was longer gives what is left of it."""
+    sent = ChunkOfOwner(epoch=1)
+    files = SlowFiles(tmp_path)
+    async with running(tmp_path, NOTHING_IN_MEMORY, files) as host, trio.open_nursery() as nursery:
+        await host.perform(sent.write(8, value=b"x" * 100_000))
+        files.waits = True
+        found: list[Loaded] = []
+
+        async def load() -> None:
+            found.append(await host.files.load(Load(1, STREAM, 1, 0, sent.end.length_bytes, 10 << 20)))
+
+        nursery.start_soon(load)
+        await trio.to_thread.run_sync(files.is_waiting.wait)
+        await host.perform(CutChunk(STREAM, 1, sent.ends[5]))
+        files.goes_on.set()
+    assert found[0].entries == tuple(sent.entries[:5])
+    assert found[0].limit_offset == sent.ends[5].next_offset
 
 
 async def test_a_cut_finds_another_content(tmp_path: Path) -> None:
