@@ -33,6 +33,7 @@ from logstore.log.stream_state import AppendResult, PendingAppend
 from logstore.log.ticket import Ticket
 
 DIRECTORY: Final = "replicas"
+LEDGER: Final = "replicas"
 CHUNK_KEY: Final = "chunk/"
 REMOVED_KEY: Final = "removed/"
 FENCE_KEY: Final = "fence/"

@@ -50,6 +50,7 @@ from logstore.log.replica_chunk import (
     CHUNK_KEY,
     DIRECTORY,
     FENCE_KEY,
+    LEDGER,
     REMOVED_KEY,
     ChunkPrefix,
     KnownPrefixes,
@@ -66,7 +67,6 @@ from logstore.log.stream_state import RecoveredStream, StreamHost
 from logstore.log.ticket import Ticket
 from logstore.log.topics import TopicConfig
 
-LEDGER: Final = "replicas"
 MAX_SEALED_LOGS: Final = 64
 """Sealed replicas with a stream in memory: readers of old records come back to the same few."""
 READ_BYTES: Final = 1 << 20
