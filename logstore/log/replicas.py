@@ -202,14 +202,18 @@ class ReplicaChunks:
         key = (replica.name.stream, replica.name.epoch)
         self._sealed_logs[key] = replica
         self._sealed_logs.move_to_end(key)
-        if len(self._sealed_logs) <= MAX_SEALED_LOGS:
+        for _ in range(2):  # one more than comes, so that their number falls again after many at once
+            if len(self._sealed_logs) > MAX_SEALED_LOGS:
+                self._give_up_log(*self._sealed_logs.popitem(last=False))
+
+    def _give_up_log(self, key: Key, replica: LocalReplica) -> None:
+        """Forget a sealed replica's stream, unless it has not come to rest yet."""
+        if replica.log is None:
             return
-        key, oldest = self._sealed_logs.popitem(last=False)
-        if oldest.log is not None and self._replicas.get(key) is oldest:
-            if oldest.log.is_awake or self._host.quiet.find(oldest.name.directory).quiet is None:
-                self._sealed_logs[key] = oldest  # it has not come to rest yet
-            else:
-                oldest.log = None
+        if replica.log.is_awake or self._host.quiet.find(replica.name.directory).quiet is None:
+            self._sealed_logs[key] = replica
+        else:
+            replica.log = None
 
     # ---- operations
 
