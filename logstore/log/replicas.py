@@ -32,6 +32,7 @@ from logstore.errors import (
     CorruptChunk,
     InvalidRecord,
     StorageFailed,
+    UnknownFormatVersion,
     UnknownTopicOrPartition,
     UnsupportedBatchFormat,
 )
@@ -41,6 +42,7 @@ from logstore.log.background import BackgroundJobs, DirectoryMaker
 from logstore.log.coroutines import all_settled, start
 from logstore.log.jobs import Operation, SyncDirectory, WorkOnFile
 from logstore.log.journal_replay import JournalContent
+from logstore.log.ledger import DIRECTORY as LEDGERS
 from logstore.log.ledger import Ledger
 from logstore.log.opening import Each
 from logstore.log.producers import ProducerTable
@@ -95,6 +97,11 @@ class StoredReplica(NamedTuple):
     is_damaged: bool
 
 
+def is_of_replicas(name: str) -> bool:
+    """Whether a file of a ledger is one of the ledger of replicas."""
+    return name.startswith(f"{LEDGER}.")
+
+
 class _Turn(NamedTuple):
     """The last operation of a chunk. `is_append`: further appends need not wait for it."""
 
@@ -124,8 +131,9 @@ class ReplicaChunks:
 
         Raises CorruptFile (the ledger's), UnknownFormatVersion, OSError.
         """
-        if not fs.exists(DIRECTORY):
+        if not fs.exists(DIRECTORY) and not any(is_of_replicas(name) for name in fs.list_directory(LEDGERS)):
             return cls(host, Ledger(LEDGER, host.notify))
+        fs.make_directory(DIRECTORY)
         replicas = cls(host, Ledger.open(fs, LEDGER, host.notify))
         keys = [key.partition("/")[2] for key, _ in replicas._ledger.items()]
         used = [name_of(place) for place in (*fs.list_directory(DIRECTORY), *keys, *journal.parts)]
@@ -331,7 +339,10 @@ class ReplicaChunks:
             raise StorageFailed(f"there is no replica of {stream} epoch {epoch}, so nothing can follow {at}")
         producers: ProducerTable[Any] = ProducerTable()
         if founding:
-            snapshots, end = decode_snapshots(founding)
+            try:
+                snapshots, end = decode_snapshots(founding)
+            except UnknownFormatVersion as error:
+                raise StorageFailed(f"the founding state of {stream} epoch {epoch}: {error}") from error
             if end != len(founding) or snapshots[-1].next_offset > at.next_offset:
                 raise StorageFailed(f"the founding state of {stream} epoch {epoch} is damaged")
             producers.load(snapshots[-1].producers)

@@ -7,10 +7,12 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from random import Random
 
 import pytest
 import trio
 
+import logstore.log.replica_chunk
 from logstore.base.system import SystemClock
 from logstore.cluster.interfaces import Loaded, ReplicaFiles
 from logstore.cluster.replica_files import LocalReplicaFiles
@@ -21,9 +23,11 @@ from logstore.interfaces import Buffer
 from logstore.log.journal import JournalLimits
 from logstore.log.store import Store, StoreSettings
 from logstore.replica.effects import CutChunk, DiskOperation, Load, RemoveChunk, WriteFence
+from logstore.replica.messages import Entry
 from logstore.replica.registrations import Prefix
 from logstore.testing.reports import RecordedReports
 from tests.cluster.batches import STREAM, ChunkOfOwner
+from tests.support.examples import is_long
 from tests.support.limits import PATIENCE_S
 
 
@@ -233,3 +237,79 @@ async def test_entries_that_do_not_belong_there_are_refused(tmp_path: Path) -> N
                 await host.perform(type(write)(stream, 1, write.at, write.entries))
             with pytest.raises(StorageFailed):
                 await host.perform(WriteFence(stream, 1))
+
+
+class RandomReplicas:
+    """Random operations and loads, and what owners have sent as the model."""
+
+    def __init__(self, root: Path, seed: int) -> None:
+        self.root, self.random = root, Random(seed)
+        self.settings = StoreSettings(
+            tail_bytes=self.random.choice([0, 2000, 1 << 20]),
+            journal=JournalLimits(file_bytes=self.random.choice([0, 20_000]), max_part_bytes=2000),
+        )
+        self.chunks = {epoch: ChunkOfOwner(epoch, 10 * epoch) for epoch in (1, 2, 3)}
+        self.sealed: set[int] = set()
+
+    async def run(self, steps: int) -> None:
+        """Some lives of a host."""
+        for _ in range(4):
+            async with running(self.root, self.settings) as host:
+                for epoch, sent in self.chunks.items():
+                    chunk = host.files.stored.chunks.get((STREAM, epoch))
+                    assert (chunk.durable if chunk is not None else Prefix.empty(sent.base_offset)) == sent.end
+                for _ in range(steps):
+                    epoch = self.random.choice(list(self.chunks))
+                    await self.step(host, epoch)
+
+    async def step(self, host: RunningHost, epoch: int) -> None:
+        """One operation, or one load."""
+        sent, random = self.chunks[epoch], self.random
+        kind = random.choices(["write", "load", "cut", "remove", "write out", "tick"], [8, 12, 1, 1, 1, 1])[0]
+        log = host.files.local(STREAM, epoch)
+        if kind == "write" and epoch not in self.sealed:
+            sizes = [random.choice([10, 100, 3000]) for _ in range(random.randint(1, 4))]
+            await host.perform(*(sent.write(records=random.randint(1, 3), value=b"v" * size) for size in sizes))
+        elif kind == "cut" and sent.entries and epoch not in self.sealed:
+            count = random.randint(1, len(sent.entries))
+            await host.perform(CutChunk(STREAM, epoch, sent.ends[count]))
+            self.sealed.add(epoch)
+            del sent.entries[count:], sent.ends[count + 1 :]
+        elif kind == "remove":
+            await host.perform(RemoveChunk(STREAM, epoch))
+            self.sealed.discard(epoch)
+            self.chunks[epoch] = ChunkOfOwner(epoch, 10 * epoch)
+        elif kind == "write out" and log is not None:
+            await host.engine.wait(log.write_backlog())
+        elif kind == "tick":
+            host.engine.store.save_readers()
+        elif kind == "load":
+            await self.load(host, epoch)
+
+    async def load(self, host: RunningHost, epoch: int) -> None:
+        """Any offset, any limit, any size."""
+        sent, random = self.chunks[epoch], self.random
+        limit = random.choice([sent.end, random.choice(sent.ends)])
+        offset = random.randint(sent.base_offset, sent.end.next_offset + 1)
+        max_bytes = random.choice([1, 500, 4000, 1 << 20])
+        loaded = await host.files.load(Load(1, STREAM, epoch, offset, limit.length_bytes, max_bytes))
+        if not sent.entries:
+            assert not loaded.entries
+            return
+        at = max(end for end in sent.ends if end.next_offset <= offset and end <= limit)
+        wanted: list[Entry] = []
+        for entry in sent.entries[sent.ends.index(at) : sent.ends.index(limit)]:
+            if sum(len(each.data) for each in wanted) >= max_bytes:
+                break
+            wanted.append(entry)
+        assert (loaded.at, list(loaded.entries), loaded.limit_offset) == (at, wanted, limit.next_offset)
+        assert loaded.founding == (b"" if at.length_bytes else sent.founding)
+
+
+@pytest.mark.parametrize("seed", range(40 if is_long() else 6))
+async def test_random_operations_and_loads_against_what_owners_sent(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In memory, in the journal, in files, over restarts: each load gives exactly what was sent there."""
+    monkeypatch.setattr(logstore.log.replica_chunk, "KNOWN_INTERVAL_BYTES", 2000)
+    await RandomReplicas(tmp_path, seed).run(60)
