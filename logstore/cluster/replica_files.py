@@ -84,6 +84,17 @@ class LocalReplicaFiles:
             if load.limit_bytes:
                 raise UnknownTopicOrPartition(f"there is no replica of {load.stream} epoch {load.epoch}")
             return Loaded(Prefix.empty(load.offset), (), load.offset, b"")
+        was_cut = replica.cutting is not None and replica.cutting.done
+        try:
+            return await self._load(replica, load)
+        except (CorruptChunk, OSError):
+            if replica.cutting is None or was_cut:
+                raise
+            # The end has moved under the read: that is no damage.
+            await self._engine.wait(replica.cutting)
+            return await self._load(replica, load)
+
+    async def _load(self, replica: LocalReplica, load: Load) -> Loaded:
         limit = await self._limit(replica, load.limit_bytes)
         at = await self._prefix_at(replica, min(load.offset, limit.next_offset))
         entries, end, most = list[Entry](), at, at.length_bytes + max(1, load.max_bytes)

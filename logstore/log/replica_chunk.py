@@ -17,10 +17,8 @@ import json
 import re
 from array import array
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
@@ -33,6 +31,7 @@ from logstore.log.stream_state import AppendResult, PendingAppend
 from logstore.log.ticket import Ticket
 
 DIRECTORY: Final = "replicas"
+LEDGER: Final = "replicas"
 CHUNK_KEY: Final = "chunk/"
 REMOVED_KEY: Final = "removed/"
 FENCE_KEY: Final = "fence/"
@@ -193,7 +192,9 @@ class LocalReplica:
     is_damaged: bool = False
     failure: str = ""
     """Why nothing can be added in this life."""
-    recent: deque[ChunkPrefix] = field(default_factory=partial(deque, maxlen=RECENT_ENDS))
+    cutting: Ticket[None] | None = None
+    """Unsettled while its files are being cut: reads may find their end where batches were."""
+    recent: list[ChunkPrefix] = field(default_factory=list)
     """Where the last appends and reads ended: the next reads begin or end there."""
 
     def fail(self, error: Exception) -> None:
@@ -204,12 +205,17 @@ class LocalReplica:
         """Batches are durable up to a prefix."""
         self.end = end
         self.known.note(end)
-        self.recent.append(end)
+        self._keep(end)
 
     def note_read(self, end: ChunkPrefix) -> None:
         """A read has ended behind a prefix."""
         if end not in self.recent:
-            self.recent.append(end)
+            self._keep(end)
+
+    def _keep(self, end: ChunkPrefix) -> None:
+        self.recent.append(end)
+        if len(self.recent) > RECENT_ENDS:
+            del self.recent[0]
 
     def forget_behind(self, end: ChunkPrefix) -> None:
         """The replica ends at a prefix, and may have been longer."""

@@ -87,7 +87,7 @@ class _Looking:
         parts: Sequence[JournalPart] = self.journal.parts.get(directory, ())
         if noted is not None and noted.cut is not None:
             cut_files(self.fs, directory, noted.cut)
-            parts = _parts_before(parts, noted.cut)
+            parts = parts_before(parts, noted.cut)
         is_sealed = noted is not None and noted.is_sealed
 
         def watch(event: LogEvent, /, **fields: object) -> None:
@@ -260,7 +260,20 @@ def cut_files(fs: FileSystem, directory: str, cut: tuple[int, int]) -> None:
         fs.truncate(path, length_bytes)
 
 
-def _parts_before(parts: Sequence[JournalPart], cut: tuple[int, int]) -> list[JournalPart]:
+def is_cut(fs: FileSystem, directory: str, cut: tuple[int, int]) -> bool:
+    """Whether `cut_files` has nothing to do. Raises OSError."""
+    base_offset, length_bytes = cut
+    index_path = f"{directory}/{chunk_name(base_offset, INDEX_SUFFIX)}"
+    blocks, _ = decode_blocks(fs.read(index_path, 0, fs.size(index_path))) if fs.exists(index_path) else ([], 0)
+    if blocks and blocks[-1].durable_end > length_bytes:
+        return False
+    path = f"{directory}/{chunk_name(base_offset, LOG_SUFFIX)}"
+    parsed = [parse_chunk_name(name) for name in fs.list_directory(directory)]
+    is_last = all(found is None or found[0] <= base_offset for found in parsed)
+    return is_last and (not fs.exists(path) or fs.size(path) <= length_bytes)
+
+
+def parts_before(parts: Sequence[JournalPart], cut: tuple[int, int]) -> list[JournalPart]:
     """What the journal has of a replica in front of its end."""
     base_offset, length_bytes = cut
     return [

@@ -32,6 +32,7 @@ from logstore.errors import (
     CorruptChunk,
     InvalidRecord,
     StorageFailed,
+    UnknownFormatVersion,
     UnknownTopicOrPartition,
     UnsupportedBatchFormat,
 )
@@ -41,6 +42,7 @@ from logstore.log.background import BackgroundJobs, DirectoryMaker
 from logstore.log.coroutines import all_settled, start
 from logstore.log.jobs import Operation, SyncDirectory, WorkOnFile
 from logstore.log.journal_replay import JournalContent
+from logstore.log.ledger import DIRECTORY as LEDGERS
 from logstore.log.ledger import Ledger
 from logstore.log.opening import Each
 from logstore.log.producers import ProducerTable
@@ -50,6 +52,7 @@ from logstore.log.replica_chunk import (
     CHUNK_KEY,
     DIRECTORY,
     FENCE_KEY,
+    LEDGER,
     REMOVED_KEY,
     ChunkPrefix,
     KnownPrefixes,
@@ -66,7 +69,6 @@ from logstore.log.stream_state import RecoveredStream, StreamHost
 from logstore.log.ticket import Ticket
 from logstore.log.topics import TopicConfig
 
-LEDGER: Final = "replicas"
 MAX_SEALED_LOGS: Final = 64
 """Sealed replicas with a stream in memory: readers of old records come back to the same few."""
 READ_BYTES: Final = 1 << 20
@@ -93,6 +95,11 @@ class StoredReplica(NamedTuple):
     end: ChunkPrefix
     is_sealed: bool
     is_damaged: bool
+
+
+def is_of_replicas(name: str) -> bool:
+    """Whether a file of a ledger is one of the ledger of replicas."""
+    return name.startswith(f"{LEDGER}.")
 
 
 class _Turn(NamedTuple):
@@ -124,8 +131,9 @@ class ReplicaChunks:
 
         Raises CorruptFile (the ledger's), UnknownFormatVersion, OSError.
         """
-        if not fs.exists(DIRECTORY):
+        if not fs.exists(DIRECTORY) and not any(is_of_replicas(name) for name in fs.list_directory(LEDGERS)):
             return cls(host, Ledger(LEDGER, host.notify))
+        fs.make_directory(DIRECTORY)
         replicas = cls(host, Ledger.open(fs, LEDGER, host.notify))
         keys = [key.partition("/")[2] for key, _ in replicas._ledger.items()]
         used = [name_of(place) for place in (*fs.list_directory(DIRECTORY), *keys, *journal.parts)]
@@ -202,14 +210,18 @@ class ReplicaChunks:
         key = (replica.name.stream, replica.name.epoch)
         self._sealed_logs[key] = replica
         self._sealed_logs.move_to_end(key)
-        if len(self._sealed_logs) <= MAX_SEALED_LOGS:
+        for _ in range(2):  # one more than comes, so that their number falls again after many at once
+            if len(self._sealed_logs) > MAX_SEALED_LOGS:
+                self._give_up_log(*self._sealed_logs.popitem(last=False))
+
+    def _give_up_log(self, key: Key, replica: LocalReplica) -> None:
+        """Forget a sealed replica's stream, unless it has not come to rest yet."""
+        if replica.log is None:
             return
-        key, oldest = self._sealed_logs.popitem(last=False)
-        if oldest.log is not None and self._replicas.get(key) is oldest:
-            if oldest.log.is_awake or self._host.quiet.find(oldest.name.directory).quiet is None:
-                self._sealed_logs[key] = oldest  # it has not come to rest yet
-            else:
-                oldest.log = None
+        if replica.log.is_awake or self._host.quiet.find(replica.name.directory).quiet is None:
+            self._sealed_logs[key] = replica
+        else:
+            replica.log = None
 
     # ---- operations
 
@@ -327,7 +339,10 @@ class ReplicaChunks:
             raise StorageFailed(f"there is no replica of {stream} epoch {epoch}, so nothing can follow {at}")
         producers: ProducerTable[Any] = ProducerTable()
         if founding:
-            snapshots, end = decode_snapshots(founding)
+            try:
+                snapshots, end = decode_snapshots(founding)
+            except UnknownFormatVersion as error:
+                raise StorageFailed(f"the founding state of {stream} epoch {epoch}: {error}") from error
             if end != len(founding) or snapshots[-1].next_offset > at.next_offset:
                 raise StorageFailed(f"the founding state of {stream} epoch {epoch} is damaged")
             producers.load(snapshots[-1].producers)
@@ -381,7 +396,14 @@ class ReplicaChunks:
             quiet.release(log)
             raise
         await self._note(replica, end, is_sealed=True, cut=cut)
-        replica.log = await self._cut_log(replica, end, cut)
+        cutting = replica.cutting = Ticket[None]()
+        try:
+            replica.log = await self._cut_log(replica, end, cut)
+        except CairnError:
+            cutting.succeed(None)
+            raise
+        replica.forget_behind(end)
+        cutting.succeed(None)
         quiet.release(log)
         log.abandon()
         quiet.opened_awake(replica.log)

@@ -69,7 +69,7 @@ def start_does_not_cut(patch: Patch) -> None:
 
 def journal_behind_the_cut(patch: Patch) -> None:
     """A start puts back what the journal has behind the end of a chunk that was cut."""
-    patch.setattr(replica_recovery, "_parts_before", lambda parts, cut: parts)
+    patch.setattr(replica_recovery, "parts_before", lambda parts, cut: parts)
 
 
 def index_is_not_cut(patch: Patch) -> None:

@@ -162,6 +162,19 @@ def test_a_replica_that_lost_files_says_so_again_and_again(
     assert at not in store.replicas.stored()
 
 
+def test_replicas_whose_common_directory_is_gone_are_damaged() -> None:
+    """The ledger knows of them: the host does not begin as one that never had any."""
+    world = used(Setup(), is_noted=True)
+    disk = world.disk.kill_state()
+    for directory in disk.list_directory("replicas"):
+        remove_tree(disk, f"replicas/{directory}")
+    disk.remove_directory("replicas")
+    store, _ = opened(world, disk)
+    found = store.replicas.stored()
+    assert set(found) == {SMALL, LARGE, CUT}
+    assert all(replica.is_damaged for replica in found.values())
+
+
 def test_a_lost_block_of_the_journal_damages_what_it_may_have_had() -> None:
     """Every open replica that was written to of late may lack something; sealed ones are known to be whole."""
     world = used(journaled(), is_noted=False)
