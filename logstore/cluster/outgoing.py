@@ -52,7 +52,6 @@ class OutgoingLink:
         self._connection = trio.CancelScope()
         self._trouble = ""
         """Why the host is not reached, as last reported."""
-        self._is_refused = False
         self._failures = 0
         """Tries in a row that failed; after a connection, `_short`."""
         self._short = 0
@@ -127,8 +126,7 @@ class OutgoingLink:
             link = await self._connected(peer.address)
         except ConnectionRefusedError:
             self._note_trouble(peer, "nobody listens there: is the host's process running?")
-            if not self._is_refused:
-                self._is_refused = True
+            if peer is self._peer:  # otherwise the host has moved meanwhile
                 self._own.observer.refused(self.host)
             return None
         except OSError as error:
@@ -183,7 +181,6 @@ class OutgoingLink:
     async def _serve(self, link: ConnectedSocket, peer: Peer) -> None:
         """Send until the connection ends. Raises OSError."""
         self.is_up = True
-        self._is_refused = False
         self._trouble = ""
         self._own.report(PEER_CONNECTED, host=self.host, address=str(peer.address))
         self._own.observer.connected(self.host)

@@ -50,12 +50,15 @@ async def test_messages_to_oneself() -> None:
 
 
 async def test_the_end_of_a_process_is_noticed() -> None:
-    """When a host ends, the others hear that it is lost and that its address refuses; when it is back, so do they."""
+    """When a host ends, the others hear that it is lost, and that its address refuses, as long as it does; when it is
+    back, they hear that too.
+    """
     a, b = LinkedHost("a"), LinkedHost("b")
     async with linked(a, b) as nursery:
         await b.stop()
         await a.seen.until(lambda: ("refused", "b") in a.seen.news)
-        assert a.seen.news == [("connected", "b"), ("lost", "b"), ("refused", "b")]
+        assert a.seen.news[:3] == [("connected", "b"), ("lost", "b"), ("refused", "b")]
+        await a.seen.until(lambda: a.seen.news.count(("refused", "b")) >= 3)
         assert not a.links.is_reachable("b")
         a.links.send("b", look(1))
         await b.start(nursery)
@@ -116,8 +119,9 @@ async def test_a_host_that_leaves_keeps_its_connection() -> None:
         await b.start(nursery)
         know(a, b)
         await a.until_connected(["b"])
-        assert ("refused", "b") not in a.seen.news
-        assert a.seen.news.count(("connected", "b")) == 2
+        assert [news for news in a.seen.news if news[0] != "refused"] == [
+            *(("connected", "b"), ("lost", "b"), ("connected", "b")),
+        ]
 
 
 async def test_a_host_that_moves() -> None:
