@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from logstore.cluster.incoming import TURN
+from logstore.cluster.incoming import MESSAGE_BYTES, RECEIVE_BYTES
 from logstore.cluster.wire import FrameBuffer, decode, frame_head
 from logstore.errors import LinkRefused
 from logstore.replica.messages import AppendDone
@@ -281,7 +281,7 @@ async def test_a_defect_costs_one_connection() -> None:
 
 
 async def test_a_flood_gives_way() -> None:
-    """While a host sends as much as it can, other tasks run every TURN messages."""
+    """While a host sends as much as it can, other tasks run after 64 short messages, or 256 KiB."""
     a = LinkedHost("a")
     count = 20_000
     async with linked(a):
@@ -291,4 +291,8 @@ async def test_a_flood_gives_way() -> None:
             before = turns.count
             await stream.send_all(frame(look(1)) * count)
             await a.seen.until(lambda: len(a.seen.messages) == count)
-            assert turns.count - before >= count / TURN - 1
+            assert turns.count - before >= count / (RECEIVE_BYTES / MESSAGE_BYTES) - 1
+            before = turns.count
+            await stream.send_all(frame(append(bytes(RECEIVE_BYTES))) * 30)
+            await a.seen.until(lambda: len(a.seen.messages) == count + 30)
+            assert turns.count - before >= 30

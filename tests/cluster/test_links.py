@@ -227,3 +227,19 @@ def test_a_link_is_prepared_for_silence() -> None:
         options = {name: client.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in TCP_OPTIONS}
         assert options == TCP_OPTIONS
         assert client.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+
+async def test_other_loopback_addresses() -> None:
+    """A link is plain between any addresses of loopback: of IPv6, by name, and others of IPv4."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    a, b, c = (
+        LinkedHost(name, address=address)
+        for name, address in zip("abc", ("::1", "localhost", "127.0.0.9"), strict=True)
+    )
+    async with linked(a, b, c):
+        for sender, receiver in ((a, b), (b, c), (c, a)):
+            sender.links.send(receiver.me.host, look(1))
+            await receiver.until_received(1)
