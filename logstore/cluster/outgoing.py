@@ -30,6 +30,8 @@ from logstore.replica.messages import Message
 
 BURST_BYTES: Final = 256 * 1024
 """About so much is handed to the socket before other tasks run."""
+MAX_TRIED: Final = 4
+"""Addresses of a host's name that are tried: `localhost` has two."""
 
 
 class OutgoingLink:
@@ -48,8 +50,9 @@ class OutgoingLink:
         self._more = trio.lowlevel.ParkingLot()
         """Where the writer waits for messages."""
         self._pause = trio.CancelScope()
-        """Of the pause before the next try, or of the connection if the host's address or disk has changed."""
+        """Of the pause before the next try."""
         self._connection = trio.CancelScope()
+        """Of the try, or of the connection, which ends if the host has another address or disk."""
         self._trouble = ""
         """Why the host is not reached, as last reported."""
         self._failures = 0
@@ -152,16 +155,20 @@ class OutgoingLink:
         """A connection to the address. Raises OSError, ConnectionRefusedError if nobody listens there."""
         if self._own.tls is None and not is_loopback(address.host):
             raise OSError(f"{address} is no loopback address, and links without TLS are for those alone")
+        trouble: OSError | None = None
         with trio.move_on_after(self._own.settings.connect_s):
             found = await trio.socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-            family, kind, protocol, _, target = found[0]
-            sock = trio.socket.socket(family, kind, protocol)
-            try:
-                await sock.connect(target)
-                return self._own.wrapped(socket.socket(fileno=sock.detach()), is_server=False)
-            finally:
-                sock.close()
-        raise OSError(f"no connection within {self._own.settings.connect_s:g} s")
+            for family, kind, protocol, _, target in found[:MAX_TRIED]:
+                sock = trio.socket.socket(family, kind, protocol)
+                try:
+                    await sock.connect(target)
+                    return self._own.wrapped(socket.socket(fileno=sock.detach()), is_server=False)
+                except OSError as error:
+                    if trouble is None or not isinstance(error, ConnectionRefusedError):
+                        trouble = error  # a host is gone if all of its addresses refuse
+                finally:
+                    sock.close()
+        raise trouble or OSError(f"no connection within {self._own.settings.connect_s:g} s")
 
     async def _greet(self, link: ConnectedSocket, peer: Peer) -> None:
         """Exchange hellos. Raises OSError, MalformedMessage, LinkRefused, TlsError."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import socket
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import trio
+import trio.abc
 
 from logstore.cluster.outgoing import OutgoingLink
 from logstore.cluster.peers import LinkSettings
@@ -227,6 +229,31 @@ def test_a_link_is_prepared_for_silence() -> None:
         options = {name: client.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in TCP_OPTIONS}
         assert options == TCP_OPTIONS
         assert client.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+
+class TwoAddresses(trio.abc.HostnameResolver):
+    """Names have two addresses of loopback each."""
+
+    async def getaddrinfo(self, host: Any, port: Any, family: int = 0, *rest: Any) -> Any:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (found, port)) for found in ("127.0.0.9", LOOPBACK)]
+
+    async def getnameinfo(self, sockaddr: Any, flags: int) -> Any:
+        raise NotImplementedError
+
+
+async def test_a_name_with_several_addresses() -> None:
+    """A host that listens on one address of its name is reached by the name; the name refuses if both addresses do."""
+    trio.socket.set_custom_hostname_resolver(TwoAddresses())
+    a, b = LinkedHost("a"), LinkedHost("b")
+    async with trio.open_nursery() as nursery:
+        for host in (a, b):
+            await host.start(nursery)
+        b.links.set_peers({"a": a.peer})
+        a.links.set_peers({"b": b.peer._replace(address=b.address._replace(host="localhost"))})
+        await a.until_connected(["b"])
+        await b.stop()
+        await a.seen.until(lambda: ("refused", "b") in a.seen.news)
+        nursery.cancel_scope.cancel()
 
 
 async def test_other_loopback_addresses() -> None:
