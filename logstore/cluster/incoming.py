@@ -7,7 +7,7 @@ Invariants:
   (`address_group`) that has most of them.
 * A host speaks for itself: a message that names another host as its sender ends the connection, and so does what is no
   message. Other connections go on.
-* After TURN messages of one connection other tasks run.
+* After RECEIVE_BYTES of one connection other tasks run; a short message counts as MESSAGE_BYTES.
 """
 
 import socket
@@ -40,8 +40,8 @@ BACKLOG: Final = 128
 ACCEPT_AGAIN_S: Final = 0.1
 """How long to wait after a connection could not be accepted, as when the process has no descriptor left."""
 RECEIVE_BYTES: Final = 256 * 1024
-TURN: Final = 64
-"""Messages of one connection that are handed over before other tasks run: some milliseconds of work."""
+MESSAGE_BYTES: Final = 4096
+"""What a message counts for beside its bytes: 64 short messages, or 256 KiB, are some milliseconds of work."""
 _SPEAKING: Final = (AppendDone, OutOfOrder, FenceDone, CopyDone, Refused, EntriesRead)
 
 
@@ -169,7 +169,7 @@ class IncomingLinks:
     async def _receive(self, link: ConnectedSocket, host: str) -> None:
         """Hand over messages until the connection ends, or one meets a defect. Raises OSError, MalformedMessage."""
         frames = FrameBuffer(self._own.settings.max_body_bytes, RECEIVE_BYTES)
-        turn = 0
+        left = RECEIVE_BYTES
         while True:
             received = await link.receive(frames.room())
             if not received:
@@ -180,8 +180,9 @@ class IncomingLinks:
                 check_speaker(host, message)
                 if not self._own.deliver(host, message):
                     return
-                turn += 1
-                if turn % TURN == 0:
+                left -= len(body) + MESSAGE_BYTES
+                if left <= 0:
+                    left = RECEIVE_BYTES
                     await trio.lowlevel.checkpoint()
 
 

@@ -55,7 +55,7 @@ class LinkObserver(Protocol):
 
     def refused(self, host: str) -> None:
         """The host's machine answers that nobody listens at the host's address: the host's process has ended, or has
-        not begun. Said once, and again after `connected`.
+        not begun. Said after each such try, so again and again until `connected`.
         """
 
 

@@ -12,12 +12,14 @@ import trio
 
 from logstore.base.addresses import Address, is_loopback
 from logstore.base.errors import AddressError, TlsError
-from logstore.cluster.incoming import TURN, IncomingLinks, open_listener
+from logstore.cluster.incoming import IncomingLinks, open_listener
 from logstore.cluster.outgoing import OutgoingLink
 from logstore.cluster.peers import OwnEnd, Peer
 from logstore.events import PEER_SLOW
 from logstore.replica.messages import Message
 
+LOCAL_TURN: Final = 64
+"""Messages of this host to itself that are handed over before other tasks run."""
 MAX_LOCAL_MESSAGES: Final = 65_536
 """That wait for this host itself. They share their entries' bytes with whoever sent them."""
 
@@ -105,6 +107,6 @@ class HostLinks:
         while True:
             if not self._local:
                 await self._more_local.park()
-            for _ in range(min(TURN, len(self._local))):
+            for _ in range(min(LOCAL_TURN, len(self._local))):
                 self._own.deliver(self._own.me.host, self._local.popleft())
             await trio.lowlevel.checkpoint()

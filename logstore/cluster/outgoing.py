@@ -30,6 +30,8 @@ from logstore.replica.messages import Message
 
 BURST_BYTES: Final = 256 * 1024
 """About so much is handed to the socket before other tasks run."""
+MAX_TRIED: Final = 4
+"""Addresses of a host's name that are tried: `localhost` has two."""
 
 
 class OutgoingLink:
@@ -48,11 +50,11 @@ class OutgoingLink:
         self._more = trio.lowlevel.ParkingLot()
         """Where the writer waits for messages."""
         self._pause = trio.CancelScope()
-        """Of the pause before the next try, or of the connection if the host's address or disk has changed."""
+        """Of the pause before the next try."""
         self._connection = trio.CancelScope()
+        """Of the try, or of the connection, which ends if the host has another address or disk."""
         self._trouble = ""
         """Why the host is not reached, as last reported."""
-        self._is_refused = False
         self._failures = 0
         """Tries in a row that failed; after a connection, `_short`."""
         self._short = 0
@@ -127,8 +129,7 @@ class OutgoingLink:
             link = await self._connected(peer.address)
         except ConnectionRefusedError:
             self._note_trouble(peer, "nobody listens there: is the host's process running?")
-            if not self._is_refused:
-                self._is_refused = True
+            if peer is self._peer:  # otherwise the host has moved meanwhile
                 self._own.observer.refused(self.host)
             return None
         except OSError as error:
@@ -154,16 +155,20 @@ class OutgoingLink:
         """A connection to the address. Raises OSError, ConnectionRefusedError if nobody listens there."""
         if self._own.tls is None and not is_loopback(address.host):
             raise OSError(f"{address} is no loopback address, and links without TLS are for those alone")
+        trouble: OSError | None = None
         with trio.move_on_after(self._own.settings.connect_s):
             found = await trio.socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-            family, kind, protocol, _, target = found[0]
-            sock = trio.socket.socket(family, kind, protocol)
-            try:
-                await sock.connect(target)
-                return self._own.wrapped(socket.socket(fileno=sock.detach()), is_server=False)
-            finally:
-                sock.close()
-        raise OSError(f"no connection within {self._own.settings.connect_s:g} s")
+            for family, kind, protocol, _, target in found[:MAX_TRIED]:
+                sock = trio.socket.socket(family, kind, protocol)
+                try:
+                    await sock.connect(target)
+                    return self._own.wrapped(socket.socket(fileno=sock.detach()), is_server=False)
+                except OSError as error:
+                    if trouble is None or not isinstance(error, ConnectionRefusedError):
+                        trouble = error  # a host is gone if all of its addresses refuse
+                finally:
+                    sock.close()
+        raise trouble or OSError(f"no connection within {self._own.settings.connect_s:g} s")
 
     async def _greet(self, link: ConnectedSocket, peer: Peer) -> None:
         """Exchange hellos. Raises OSError, MalformedMessage, LinkRefused, TlsError."""
@@ -183,7 +188,6 @@ class OutgoingLink:
     async def _serve(self, link: ConnectedSocket, peer: Peer) -> None:
         """Send until the connection ends. Raises OSError."""
         self.is_up = True
-        self._is_refused = False
         self._trouble = ""
         self._own.report(PEER_CONNECTED, host=self.host, address=str(peer.address))
         self._own.observer.connected(self.host)

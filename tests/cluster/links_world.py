@@ -76,11 +76,12 @@ class LinkedHost:
         settings: LinkSettings = SETTINGS,
         disk: str = "",
         tls: PeerTls | None = None,
+        address: str = LOOPBACK,
     ) -> None:
         self.me = Member(name, disk or f"disk-{name}")
         self.seen = Observer()
         self.links = HostLinks(OwnEnd(cluster, self.me, self.seen, self.seen.report, settings, tls))
-        self.address = Address(LOOPBACK, 0)
+        self.address = Address(address, 0)
         self.strangers: list[trio.SocketStream] = []
         """Connections to it that a test has made; `linked` closes them."""
         self._life = trio.CancelScope()
@@ -105,6 +106,10 @@ class LinkedHost:
         """Wait until all these hosts can be reached."""
         wanted = list(hosts)
         await self.seen.until(lambda: all(map(self.links.is_reachable, wanted)))
+
+    async def until_received(self, count: int) -> None:
+        """Wait for so many messages."""
+        await self.seen.until(lambda: len(self.seen.messages) >= count)
 
     async def stop(self) -> None:
         """End all its sockets, as the end of its process does."""

@@ -7,16 +7,17 @@ from dataclasses import replace
 
 import pytest
 import trio
+import trio.testing
 
-from logstore.cluster.incoming import TURN
-from logstore.cluster.peers import LinkSettings
-from logstore.cluster.wire import frame_head
+from logstore.cluster.incoming import MESSAGE_BYTES, RECEIVE_BYTES
+from logstore.cluster.wire import FrameBuffer, decode, frame_head
 from logstore.errors import LinkRefused
 from logstore.replica.messages import AppendDone
 from logstore.replica.registrations import Member, Prefix
 from tests.cluster.links_world import SETTINGS, LinkedHost, append, linked, look
 from tests.cluster.raw_links import NOWHERE, RAW, dialed, frame, frame_of, is_ended, listening, opened, read_hello
 from tests.kafka.turns import counted_turns
+from tests.support.limits import PATIENCE_S
 
 
 def know_raw(host: LinkedHost, *others: LinkedHost) -> None:
@@ -172,29 +173,56 @@ async def test_a_newer_connection_takes_the_place_of_the_older() -> None:
         await a.seen.until(lambda: ("raw", look(1)) in a.seen.messages)
 
 
-async def test_a_host_that_takes_nothing() -> None:
-    """What waits for a host that reads nothing is bounded; the rest is dropped with an event, and after `stall_s` the
-    connection ends.
+async def test_a_host_that_is_slow() -> None:
+    """What waits for a host that reads nothing is bounded; the rest is dropped with an event, other hosts get theirs,
+    and when the host reads again, what waited comes in order and what is sent then.
     """
-    settings = LinkSettings(queue_bytes=1 << 20, stall_s=0.3, min_pause_s=0.005, max_pause_s=0.05)
+    settings = replace(SETTINGS, queue_bytes=1 << 20, stall_s=PATIENCE_S)
     a, b = LinkedHost("a", settings=settings), LinkedHost("b")
-    async with linked(a, b), listening() as (peer, accepted):
+    async with linked(a, b) as nursery, listening() as (peer, accepted):
         a.links.set_peers({"b": b.peer, "raw": peer})
         await a.until_connected(["raw"])
-        await accepted.receive()
-        message = append(bytes(100_000))
+        stream = await accepted.receive()
+        link = a.links._outgoing["raw"]
         for number in range(500):
-            a.links.send("raw", message)
-            link = a.links._outgoing["raw"]
+            a.links.send("raw", append(bytes(100_000), epoch=number))
             assert link.queued_bytes <= (1 << 20) + 101_000
             if number % 10 == 0:
                 await trio.lowlevel.checkpoint()
-        slow = await a.seen.event("peer_slow")
-        assert slow["host"] == "raw"
+        dropped = link._dropped
+        assert dropped > 300
         assert sum(name == "peer_slow" for name, _ in a.seen.events) == 1
-        assert link._dropped > 300
         a.links.send("b", look(1))
         await b.seen.until(lambda: ("a", look(1)) in b.seen.messages)
+        frames, epochs = FrameBuffer(1 << 20, 1 << 16), list[int]()
+
+        async def read_on() -> None:
+            while True:
+                piece = await stream.receive_some(len(room := frames.room()))
+                room[: len(piece)] = piece
+                frames.add(len(piece))
+                while (body := frames.next()) is not None:
+                    epochs.append(getattr(decode(body), "epoch", -1))
+
+        nursery.start_soon(read_on)
+        assert (await a.seen.event("peer_slow_over"))["dropped"] == dropped
+        a.links.send("raw", append(epoch=1000))
+        while not epochs or epochs[-1] != 1000:
+            await trio.testing.wait_all_tasks_blocked(0.001)
+        assert epochs == sorted(set(epochs))
+        assert len(epochs) == 500 - dropped + 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_host_that_takes_nothing() -> None:
+    """When a host has taken nothing for `stall_s`, its connection ends, and the event says so."""
+    a = LinkedHost("a", settings=replace(SETTINGS, stall_s=0.1))
+    async with linked(a), listening() as (peer, accepted):
+        a.links.set_peers({"raw": peer})
+        await a.until_connected(["raw"])
+        await accepted.receive()
+        for _ in range(300):
+            a.links.send("raw", append(bytes(100_000)))
         await a.seen.until(lambda: ("lost", "raw") in a.seen.news)
         assert "not read" in str((await a.seen.event("peer_lost"))["why"])
 
@@ -253,7 +281,7 @@ async def test_a_defect_costs_one_connection() -> None:
 
 
 async def test_a_flood_gives_way() -> None:
-    """While a host sends as much as it can, other tasks run every TURN messages."""
+    """While a host sends as much as it can, other tasks run after 64 short messages, or 256 KiB."""
     a = LinkedHost("a")
     count = 20_000
     async with linked(a):
@@ -263,4 +291,8 @@ async def test_a_flood_gives_way() -> None:
             before = turns.count
             await stream.send_all(frame(look(1)) * count)
             await a.seen.until(lambda: len(a.seen.messages) == count)
-            assert turns.count - before >= count / TURN - 1
+            assert turns.count - before >= count / (RECEIVE_BYTES / MESSAGE_BYTES) - 1
+            before = turns.count
+            await stream.send_all(frame(append(bytes(RECEIVE_BYTES))) * 30)
+            await a.seen.until(lambda: len(a.seen.messages) == count + 30)
+            assert turns.count - before >= 30
