@@ -86,7 +86,7 @@ from logstore.replica.messages import (
 )
 from logstore.replica.owner import TAKING, Owner, OwnerState
 from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
-from logstore.replica.registrations import ChunkRegistration, Member, Prefix, StreamRegistration
+from logstore.replica.registrations import ChunkRegistration, Member, Prefix, StreamHead, StreamRegistration
 from logstore.replica.replica import Replica
 from logstore.replica.stored_registrations import StoredRegistrations
 
@@ -146,6 +146,8 @@ class ClusterHost:
         self._requests = RegistrationRequests(StoredRegistrations(parts.store), self._answered, parts.report)
         self._reads = EntryReads(parts.links, self._reading_order, self._replica.was_copied)
         self._seen: dict[str, int] = {}
+        self._heads: dict[str, StreamHead] = {}
+        """Of streams with replicas here, as they were seen last."""
         self._unfinished: set[str] = set()
         """Streams with replicas that are not as the registration says yet."""
         self._loads = 0
@@ -351,13 +353,17 @@ class ClusterHost:
     def head_changed(self, stream: str, now: KnownHead | None) -> None:
         """See ViewListener."""
         self._claims.look_at(stream)
+        has_replicas = self._replica.has_chunks_of(stream)
+        before = self._heads.pop(stream, None)
         if now is None:
-            if self._replica.has_chunks_of(stream):
+            if has_replicas:
                 self._requests.ask(ReadRegistration(stream))
             return
+        if has_replicas:
+            self._heads[stream] = now.head
         owner = self._owners.get(stream)
         is_overtaken = owner is not None and now.head.owner != self._parts.identity.owner_id
-        if is_overtaken or self._replica.has_chunks_of(stream):
+        if is_overtaken or (has_replicas and not now.head.is_claim_of(before)):
             self._look(stream, now.revision)
 
     # ---- claims
@@ -418,6 +424,7 @@ class ClusterHost:
     def _forget(self, stream: str) -> None:
         """The stream's topic was deleted."""
         self._seen.pop(stream, None)
+        self._heads.pop(stream, None)
         self._waiting.pop(stream, None)
         self._full.discard(stream)
         owner = self._owners.pop(stream, None)

@@ -19,7 +19,6 @@ from logstore.testing.reports import RecordedReports
 from logstore.testing.simdisk import SimDisk
 from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
 
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
