@@ -141,7 +141,13 @@ class ClusterHost:
         """Streams whose listeners wait for room."""
         self._hosts = LiveHosts(self.name, parts.view, parts.links, membership, self._hosts_changed)
         self._claims = Claims(
-            parts.identity.owner_id, parts.view, self._hosts, membership, self._claim, self._owners.__contains__
+            parts.identity.owner_id,
+            parts.view,
+            self._hosts,
+            membership,
+            self._claim,
+            self._owners.__contains__,
+            lambda: self._requests.delay_s,
         )
         self._requests = RegistrationRequests(StoredRegistrations(parts.store), self._answered, parts.report)
         self._reads = EntryReads(parts.links, self._reading_order, self._replica.was_copied)
