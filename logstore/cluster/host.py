@@ -26,6 +26,7 @@ Invariants:
 * Safety is the state machines'; who is taken for alive here decides only what is tried when.
 """
 
+import errno
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -95,6 +96,8 @@ SHOW_AGAIN_S: Final = 2.0
 """Between two tries to seal or remove a replica that could not be."""
 MAX_LOADS: Final = 64
 """Reads of the disk that wait: beyond that they are dropped, and who asks asks again."""
+PASSING_ERRORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR})
+"""Of reads: they say nothing about the chunk."""
 RESIGN_S: Final = 5.0
 """How long an end waits for other hosts to take over."""
 
@@ -256,7 +259,8 @@ class ClusterHost:
     async def read_entries(self, stream: str, chunk: ChunkRegistration, offset: int, max_bytes: int) -> EntriesRead:
         """Entries of a chunk from an offset on, about `max_bytes`, from any of its members, this host included.
 
-        `offset` must be where a batch begins. Without entries: no member may show more than up to `limit_offset` yet.
+        The first entry is the one that holds `offset`. Without entries: no member may show more than up to
+        `limit_offset` yet.
         Raises ChunkUnreachable.
         """
         return await self._reads.read(stream, chunk, offset, max_bytes)
@@ -541,6 +545,9 @@ class ClusterHost:
         try:
             found = await self._parts.files.load(load)
         except (CorruptChunk, UnknownTopicOrPartition, OSError) as error:
+            if isinstance(error, OSError) and error.errno in PASSING_ERRORS:
+                self._replica.load_dropped(load.token)
+                return
             self._parts.report(REPLICA_DAMAGED, operation="Load", stream=load.stream, epoch=load.epoch, error=error)
             self._carry_out(self._replica.load_failed(load.token))
         else:
