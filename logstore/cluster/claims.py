@@ -26,8 +26,8 @@ BALANCE_STEP_S: Final = 0.1
 
 
 class Claims:
-    """See the module. `claim` makes this host the owner of a stream; `is_mine` says whether it owns it, or tries to.
-    `run` must run.
+    """See the module. `claim` makes this host the owner of a stream; `is_mine` says whether it owns it, or tries to;
+    `delay_s` how long the metadata store takes at present. `run` must run.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class Claims:
         membership: Membership,
         claim: Callable[[str], None],
         is_mine: Callable[[str], bool],
+        delay_s: Callable[[], float],
     ) -> None:
         self._me = me
         self._view = view
@@ -45,6 +46,7 @@ class Claims:
         self._membership = membership
         self._claim = claim
         self._is_mine = is_mine
+        self._delay_s = delay_s
         self._vacancies = election.Vacancies()
         self._vacant_now = trio.Event()
         self.is_over = False
@@ -122,7 +124,10 @@ class Claims:
                 self._vacant_now = trio.Event()
                 await self._vacant_now.wait()
             if self._may_claim():
-                for stream in self._vacancies.due(self._rank, int(trio.current_time() * 1000)):
+                now_ms = int(trio.current_time() * 1000)
+                # What is slow for this host is slow for those in front of it.
+                step_ms = election.CLAIM_STEP_MS + int(2000 * self._delay_s())
+                for stream in self._vacancies.due(self._rank, now_ms, step_ms):
                     self._claim(stream)
                     self.look_at(stream)
             await trio.sleep(LOOK_S)

@@ -18,8 +18,8 @@ from logstore.replica.registrations import Member, StreamHead
 
 CLAIM_STEP_MS: Final = 300
 """Between the claims of two hosts: a claim that succeeds is seen by all in less."""
-CLAIM_STEP_PER_STREAM_MS: Final = 5
-"""More for each stream that waits for an owner: a host claims some hundred streams in a second."""
+MAX_WAIT_MS: Final = 5_000
+"""For one host in front: it claims some hundred streams in a second, and may be stuck with one of them."""
 KEPT_SCORES: Final = 1 << 16
 """An order of hosts is asked for again and again while a stream waits for an owner: 10 MB at most."""
 MIN_COPIES_SETTING: Final = "min.insync.replicas"
@@ -57,11 +57,6 @@ def is_owner_gone(head: StreamHead | None, live: Mapping[str, schema.Member]) ->
     return owner is None or owner.start != head.owner.start
 
 
-def claim_delay_ms(rank: int, waiting_streams: int) -> int:
-    """How long a host of this rank waits before it claims, while so many streams wait for an owner."""
-    return rank * (CLAIM_STEP_MS + CLAIM_STEP_PER_STREAM_MS * waiting_streams)
-
-
 def placement(stream: str, me: str, live: Mapping[str, schema.Member]) -> tuple[Member, ...]:
     """The members in the order in which the stream's replica sets should prefer them: this host first, then such that
     the first ones lie in as many racks as possible.
@@ -92,11 +87,15 @@ def min_copies(topic: schema.Topic) -> int:
 class Vacancies:
     """The streams that have no owner that lives, as one host sees them, and when it should claim which of them.
 
+    A host that is not the first one for a stream waits its time from the last claim of any stream on: who claims many
+    is at work. Not longer than MAX_WAIT_MS, though.
+
     Memory: an entry for each such stream.
     """
 
     def __init__(self) -> None:
         self._since_ms: dict[str, int] = {}
+        self._claimed_ms = 0
 
     def __len__(self) -> int:
         return len(self._since_ms)
@@ -105,14 +104,19 @@ class Vacancies:
         """What is known of a stream now."""
         if is_vacant:
             self._since_ms.setdefault(stream, now_ms)
-        else:
-            self._since_ms.pop(stream, None)
+        elif self._since_ms.pop(stream, None) is not None:
+            self._claimed_ms = now_ms
 
-    def due(self, rank_of: Callable[[str], int | None], now_ms: int) -> list[str]:
-        """The streams to claim now. `rank_of`: how many hosts should claim a stream before, None if this must not."""
-        waiting = len(self._since_ms)
+    def due(self, rank_of: Callable[[str], int | None], now_ms: int, step_ms: int = CLAIM_STEP_MS) -> list[str]:
+        """The streams to claim now. `rank_of`: how many hosts should claim a stream before, None if this must not;
+        `step_ms`: the time for each of them.
+        """
         return [
             stream
             for stream, since_ms in self._since_ms.items()
-            if (rank := rank_of(stream)) is not None and now_ms - since_ms >= claim_delay_ms(rank, waiting)
+            if (rank := rank_of(stream)) is not None and self._is_due(rank, since_ms, now_ms, step_ms)
         ]
+
+    def _is_due(self, rank: int, since_ms: int, now_ms: int, step_ms: int) -> bool:
+        waited_ms = now_ms - max(since_ms, self._claimed_ms)
+        return rank == 0 or waited_ms >= rank * step_ms or now_ms - since_ms >= rank * MAX_WAIT_MS

@@ -26,6 +26,7 @@ Invariants:
 * Safety is the state machines'; who is taken for alive here decides only what is tried when.
 """
 
+import errno
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -86,7 +87,7 @@ from logstore.replica.messages import (
 )
 from logstore.replica.owner import TAKING, Owner, OwnerState
 from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
-from logstore.replica.registrations import ChunkRegistration, Member, Prefix, StreamRegistration
+from logstore.replica.registrations import ChunkRegistration, Member, Prefix, StreamHead, StreamRegistration
 from logstore.replica.replica import Replica
 from logstore.replica.stored_registrations import StoredRegistrations
 
@@ -95,6 +96,8 @@ SHOW_AGAIN_S: Final = 2.0
 """Between two tries to seal or remove a replica that could not be."""
 MAX_LOADS: Final = 64
 """Reads of the disk that wait: beyond that they are dropped, and who asks asks again."""
+PASSING_ERRORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR})
+"""Of reads: they say nothing about the chunk."""
 RESIGN_S: Final = 5.0
 """How long an end waits for other hosts to take over."""
 
@@ -141,11 +144,19 @@ class ClusterHost:
         """Streams whose listeners wait for room."""
         self._hosts = LiveHosts(self.name, parts.view, parts.links, membership, self._hosts_changed)
         self._claims = Claims(
-            parts.identity.owner_id, parts.view, self._hosts, membership, self._claim, self._owners.__contains__
+            parts.identity.owner_id,
+            parts.view,
+            self._hosts,
+            membership,
+            self._claim,
+            self._owners.__contains__,
+            lambda: self._requests.delay_s,
         )
         self._requests = RegistrationRequests(StoredRegistrations(parts.store), self._answered, parts.report)
         self._reads = EntryReads(parts.links, self._reading_order, self._replica.was_copied)
         self._seen: dict[str, int] = {}
+        self._heads: dict[str, StreamHead] = {}
+        """Of streams with replicas here, as they were seen last."""
         self._unfinished: set[str] = set()
         """Streams with replicas that are not as the registration says yet."""
         self._loads = 0
@@ -248,7 +259,8 @@ class ClusterHost:
     async def read_entries(self, stream: str, chunk: ChunkRegistration, offset: int, max_bytes: int) -> EntriesRead:
         """Entries of a chunk from an offset on, about `max_bytes`, from any of its members, this host included.
 
-        `offset` must be where a batch begins. Without entries: no member may show more than up to `limit_offset` yet.
+        The first entry is the one that holds `offset`. Without entries: no member may show more than up to
+        `limit_offset` yet.
         Raises ChunkUnreachable.
         """
         return await self._reads.read(stream, chunk, offset, max_bytes)
@@ -351,13 +363,17 @@ class ClusterHost:
     def head_changed(self, stream: str, now: KnownHead | None) -> None:
         """See ViewListener."""
         self._claims.look_at(stream)
+        has_replicas = self._replica.has_chunks_of(stream)
+        before = self._heads.pop(stream, None)
         if now is None:
-            if self._replica.has_chunks_of(stream):
+            if has_replicas:
                 self._requests.ask(ReadRegistration(stream))
             return
+        if has_replicas:
+            self._heads[stream] = now.head
         owner = self._owners.get(stream)
         is_overtaken = owner is not None and now.head.owner != self._parts.identity.owner_id
-        if is_overtaken or self._replica.has_chunks_of(stream):
+        if is_overtaken or (has_replicas and not now.head.is_claim_of(before)):
             self._look(stream, now.revision)
 
     # ---- claims
@@ -418,6 +434,7 @@ class ClusterHost:
     def _forget(self, stream: str) -> None:
         """The stream's topic was deleted."""
         self._seen.pop(stream, None)
+        self._heads.pop(stream, None)
         self._waiting.pop(stream, None)
         self._full.discard(stream)
         owner = self._owners.pop(stream, None)
@@ -528,6 +545,9 @@ class ClusterHost:
         try:
             found = await self._parts.files.load(load)
         except (CorruptChunk, UnknownTopicOrPartition, OSError) as error:
+            if isinstance(error, OSError) and error.errno in PASSING_ERRORS:
+                self._replica.load_dropped(load.token)
+                return
             self._parts.report(REPLICA_DAMAGED, operation="Load", stream=load.stream, epoch=load.epoch, error=error)
             self._carry_out(self._replica.load_failed(load.token))
         else:

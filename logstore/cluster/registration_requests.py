@@ -25,6 +25,8 @@ from logstore.replica.stored_registrations import StoredRegistrations
 WORKERS: Final = 16
 PAUSE_S: Final = 0.1
 """After a call to a store that is away: the call has waited already."""
+DELAY_KEPT: Final = 0.8
+"""Of the longest delay, with each request: a dozen quick ones forget it."""
 LONG_PAUSE_S: Final = 2.0
 """After a failure that an operator has to mend."""
 
@@ -60,6 +62,15 @@ class RegistrationRequests:
         self._running: dict[Key, Request] = {}
         self._again: dict[Key, Request] = {}
         self._asked = trio.Event()
+        self._asked_s: dict[Key, float] = {}
+        """Since when each request waits, the longest first."""
+        self._delay_s = 0.0
+
+    @property
+    def delay_s(self) -> float:
+        """How long requests take at present: the longest of late, and of those that are not answered yet."""
+        waiting_s = trio.current_time() - next(iter(self._asked_s.values())) if self._asked_s else 0.0
+        return max(self._delay_s, waiting_s)
 
     @property
     def is_idle(self) -> bool:
@@ -71,6 +82,7 @@ class RegistrationRequests:
         key = (type(request), request.stream)
         running = self._running.get(key)
         if running is None:
+            self._asked_s.setdefault(key, trio.current_time())
             self._queue_of(request)[key] = request
             self._asked.set()
         elif not _is_same_swap(running, request):
@@ -97,6 +109,7 @@ class RegistrationRequests:
             key = next(iter(queue))
             request = self._running[key] = queue.pop(key)
             pause_s = await self._perform(request)
+            self._delay_s = max(trio.current_time() - self._asked_s.pop(key), self._delay_s * DELAY_KEPT)
             if pause_s:
                 nursery.start_soon(self._rest, key, pause_s)
             else:

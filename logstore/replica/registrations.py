@@ -210,6 +210,12 @@ class StreamHead:
     open_chunk: ChunkRegistration | None
     sealed_chunks: int
 
+    def is_claim_of(self, before: "StreamHead | None") -> bool:
+        """Whether only the owner has changed: a claim changes no chunk."""
+        if before is None or self.owner == before.owner:
+            return False
+        return self.open_chunk == before.open_chunk and self.sealed_chunks == before.sealed_chunks
+
 
 # ---- bytes
 

@@ -87,17 +87,32 @@ def test_min_copies() -> None:
         assert election.min_copies(topic) == wanted
 
 
-def test_vacancies_are_claimed_by_rank_and_slower_when_there_are_many() -> None:
-    """The first host claims at once, the next one a step later; a step grows with the streams that wait."""
+def test_vacancies_are_claimed_by_rank() -> None:
+    """The first host claims at once, the next one a step later, who does not live never."""
     vacancies = election.Vacancies()
     ranks: dict[str, int | None] = {"t/0": 0, "t/1": 1, "t/2": None}
     for stream in ranks:
         vacancies.set(stream, is_vacant=True, now_ms=1_000)
         vacancies.set(stream, is_vacant=True, now_ms=1_200)
     assert vacancies.due(ranks.__getitem__, 1_000) == ["t/0"]
-    step = election.claim_delay_ms(1, 3)
-    assert step > election.claim_delay_ms(1, 1) > election.CLAIM_STEP_MS
-    assert vacancies.due(ranks.__getitem__, 1_000 + step - 1) == ["t/0"]
-    assert vacancies.due(ranks.__getitem__, 1_000 + step) == ["t/0", "t/1"]
-    vacancies.set("t/0", is_vacant=False, now_ms=1_000)
+    assert vacancies.due(ranks.__getitem__, 1_299) == ["t/0"]
+    assert vacancies.due(ranks.__getitem__, 1_300) == ["t/0", "t/1"]
+    vacancies.set("t/0", is_vacant=False, now_ms=1_300)
     assert len(vacancies) == 2
+
+
+def test_who_claims_many_streams_has_time_for_them() -> None:
+    """The second host waits from the last claim on that it sees, and not for ever."""
+    vacancies = election.Vacancies()
+    streams = [f"t/{number}" for number in range(100)]
+    for stream in streams:
+        vacancies.set(stream, is_vacant=True, now_ms=0)
+    for number, stream in enumerate(streams[:40]):
+        now_ms = 100 * (number + 1)
+        assert vacancies.due(lambda stream: 1, now_ms) == []
+        vacancies.set(stream, is_vacant=False, now_ms=now_ms)
+    assert vacancies.due(lambda stream: 1, 4_300) == streams[40:]
+    for number, stream in enumerate(streams[40:60]):
+        vacancies.set(stream, is_vacant=False, now_ms=4_300 + 50 * number)
+    assert vacancies.due(lambda stream: 1, election.MAX_WAIT_MS - 1) == []
+    assert vacancies.due(lambda stream: 1, election.MAX_WAIT_MS + 500) == streams[60:]

@@ -1,7 +1,8 @@
 """Who a host is: its disk is told apart from empty, foreign and old ones, whatever a crash or a lost answer leaves."""
 
-import json
+import re
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -17,6 +18,8 @@ from logstore.testing.metadata_contract import changing, committed
 from logstore.testing.reports import RecordedReports
 from logstore.testing.simdisk import SimDisk
 from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def with_metadata(test: Callable[[SimulatedMetadata], Awaitable[None]], seed: int = 0) -> None:
@@ -70,19 +73,17 @@ def test_starts_are_counted() -> None:
 
 
 def test_golden_bytes_of_the_label_file() -> None:
-    """The bytes are those of docs/format.md."""
+    """The bytes are those of docs/format.md, with other names."""
 
     async def test(service: SimulatedMetadata) -> None:
         disk = SimDisk()
         identity = await start(service, disk)
-        assert json.loads(content(disk)) == {
-            "v": 1,
-            "cluster_id": identity.cluster_id,
-            "disk": identity.label.disk,
-            "host": "a",
-            "starts": 1,
-            "start": identity.label.start,
-        }
+        text = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
+        (golden,) = re.findall(r'`(\{"v": 1, "cluster_id".*?\})`', text)
+        names = {"c1": identity.cluster_id, "d1": identity.label.disk, "h1": "a", "s3": identity.label.start}
+        for example, name in names.items():
+            golden = golden.replace(f'"{example}"', f'"{name}"')
+        assert content(disk).decode() == golden.replace("3,", "1,")
 
     with_metadata(test)
 

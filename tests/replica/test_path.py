@@ -65,11 +65,13 @@ def appending(store: Store, limits: OwnerLimits | None = None) -> Owner:
     return owner
 
 
-def confirm(owner: Owner, members: tuple[Member, ...], durable: Prefix, epoch: int = 1) -> list[Effect]:
+def confirm(
+    owner: Owner, members: tuple[Member, ...], durable: Prefix, epoch: int = 1, now_ms: int = 1
+) -> list[Effect]:
     """Members confirm a prefix; the effects of the last one."""
     effects: list[Effect] = []
     for member in members:
-        effects = owner.receive(AppendDone("s", epoch, member, durable), 1)
+        effects = owner.receive(AppendDone("s", epoch, member, durable), now_ms)
     return effects
 
 
@@ -184,6 +186,33 @@ def test_a_repair_that_waits_for_the_store_holds_up_nothing() -> None:
     assert list(appends(owner.tick(200))) == ["a", "b", "d"]
     again = Prefix.empty(2).followed_by(b"two", 1)
     assert of_kind(confirm(owner, (A, B, D), again, epoch=2), Acked) == [Acked("s", 2, 3)]
+
+
+def test_a_member_that_fails_again_and_again() -> None:
+    """It is chosen again after 5 s, 10 s, 20 s, …, ten minutes: a broken disk does not fill the stream with chunks.
+    A member that was gone, and one that has not failed for long, begin at 5 s.
+    """
+    store = Store()
+    owner = appending(store)
+    owner.live_members((A, B, C), 0)
+    now_ms, pauses_ms = 0, []
+    for _ in range(10):
+        owner.append(b"one", 1, now_ms)
+        epoch = owner.registration.epoch
+        store.swap(owner, owner.receive(Refused("s", epoch, C, Reason.DISK_FAILED), now_ms), now_ms)
+        chunk = owner.registration.open_chunk
+        assert chunk is not None
+        assert chunk.members == (A, B)
+        end = Prefix.empty(chunk.base_offset).followed_by(b"one", 1)
+        confirm(owner, (A, B), end, epoch=chunk.epoch, now_ms=now_ms)
+        failed_ms = now_ms
+        while owner.registration.open_chunk == chunk:
+            now_ms += 1_000
+            effects = owner.tick(now_ms)
+            if of_kind(effects, SwapRegistration):
+                store.swap(owner, effects, now_ms)
+        pauses_ms.append(now_ms - failed_ms)
+    assert pauses_ms == [min(5_000 * 2**number, 600_000) for number in range(10)]
 
 
 def test_a_takeover_fences_seals_and_goes_on() -> None:
