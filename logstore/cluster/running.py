@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import trio
 
@@ -43,6 +43,10 @@ from logstore.engine import StoreEngine
 from logstore.errors import ConfigError
 from logstore.interfaces import FileSystem
 from logstore.replica.messages import Message
+
+
+ETCD_ATTEMPT_S: Final = 1.0
+"""For an answer of an endpoint: a lease of three seconds outlasts an endpoint that is silent."""
 
 
 class LocalParts(NamedTuple):
@@ -175,6 +179,7 @@ def _opened(settings: ClusterSettings, local: LocalParts) -> AbstractAsyncContex
         etcd = EtcdSettings(
             endpoints=where.endpoints,
             namespace=where.namespace,
+            attempt_s=ETCD_ATTEMPT_S,
             user=security.etcd_user,
             password=_password(security.etcd_password_file),
             tls=EtcdTls(security.etcd_ca) if security.etcd_ca else None,

@@ -263,8 +263,7 @@ def test_a_killed_member_is_replaced(tmp_path: Path) -> None:
             wait_for_more(load, AFTER)
             print(f"member killed: no acknowledgement for {load.silence_s(killed_s):.2f} s")
             assert load.silence_s(killed_s) < MAX_SILENCE_S
-            partition = partitions_of(cluster)[0]
-            assert len(partition["isr_nodes"]) == 3
+            until(lambda: len(partitions_of(cluster)[0]["isr_nodes"]) == 3, "the chunk has three members again")
         check(cluster, load)
 
 
