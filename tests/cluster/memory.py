@@ -117,6 +117,8 @@ class MemoryFiles:
         self._turns: dict[tuple[str, int], deque[tuple[DiskOperation, Ticket[None]]]] = {}
         self.operations: dict[str, int] = {}
         self.write_s = DISK_S
+        self.read_error = 0
+        """Every read fails with this number."""
 
     def perform(self, operation: DiskOperation) -> Ticket[None]:
         """See ReplicaFiles."""
@@ -150,6 +152,8 @@ class MemoryFiles:
     async def load(self, load: Load) -> Loaded:
         """See ReplicaFiles."""
         await trio.sleep(DISK_S)
+        if self.read_error:
+            raise OSError(self.read_error, "a test's error")
         try:
             at, entries, limit, founding = self.disk.load(load)
         except DiskError as error:
