@@ -259,6 +259,10 @@ class MemoryCluster:
         while not condition():  # noqa: ASYNC110  time is virtual, and conditions are of many kinds
             await trio.sleep(0.01)
 
+    async def at_rest(self) -> None:
+        """Wait until no owner has anything to do."""
+        await self.until(lambda: not any(each.host.statistics.ticking_owners for each in self.hosts.values()))
+
     # ---- hosts
 
     async def start(self, name: str, *, rack: str = "", node_id: int | None = None) -> RunningHost:
