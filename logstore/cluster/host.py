@@ -5,7 +5,7 @@
 | effect | carried out by | comes back as |
 |---|---|---|
 | `Send` | `Links` | `receive` |
-| `Store`, `Load` | `ReplicaFiles` | `stored`, `loaded` and their failures |
+| `Store`, `Load` | `disk_work` on `ReplicaFiles` | `stored`, `loaded` and their failures |
 | `ReadRegistration`, `SwapRegistration` | `registration_requests` | `registration_read`, `…_seen`, `swap_answered` |
 | `Ready`, `Acked`, `Deposed`, `Unavailable` | the stream's `StreamListener` | – |
 
@@ -26,7 +26,6 @@ Invariants:
 * Safety is the state machines'; who is taken for alive here decides only what is tried when.
 """
 
-import errno
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -39,6 +38,7 @@ from logstore.base.metadata.interface import Condition, MetadataStore
 from logstore.base.metadata.local_watch import ChangeSignal
 from logstore.cluster import election
 from logstore.cluster.claims import Claims
+from logstore.cluster.disk_work import DiskWork
 from logstore.cluster.entry_reads import EntryReads
 from logstore.cluster.host_identity import HostIdentity
 from logstore.cluster.interfaces import Links, ReplicaFiles, StreamListener
@@ -47,16 +47,14 @@ from logstore.cluster.membership import Membership
 from logstore.cluster.registration_requests import CreateRegistration, FirstRegistration, RegistrationRequests
 from logstore.cluster.stored_topics import StoredTopics
 from logstore.cluster.view import ClusterView, KnownHead, KnownTopic, stream_name, topic_id_of
-from logstore.errors import CorruptChunk, NotLeader, UnknownTopicOrPartition
+from logstore.errors import NotLeader, UnknownTopicOrPartition
 from logstore.events import (
     MEMBER_FAILED,
-    REPLICA_DAMAGED,
     REPLICAS_REMOVED,
     STREAM_DEPOSED,
     STREAM_OWNED,
     STREAM_UNAVAILABLE,
 )
-from logstore.log.ticket import Ticket
 from logstore.replica.appending import OwnerLimits
 from logstore.replica.effects import (
     Acked,
@@ -92,12 +90,11 @@ from logstore.replica.replica import Replica
 from logstore.replica.stored_registrations import StoredRegistrations
 
 TICK_S: Final = 0.02
+TICKS_AT_ONCE: Final = 64
+PAUSE_PER_TICK: Final = 3
+"""Ticks take a quarter of the time at most."""
 SHOW_AGAIN_S: Final = 2.0
 """Between two tries to seal or remove a replica that could not be."""
-MAX_LOADS: Final = 64
-"""Reads of the disk that wait: beyond that they are dropped, and who asks asks again."""
-PASSING_ERRORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR})
-"""Of reads: they say nothing about the chunk."""
 RESIGN_S: Final = 5.0
 """How long an end waits for other hosts to take over."""
 
@@ -159,7 +156,7 @@ class ClusterHost:
         """Of streams with replicas here, as they were seen last."""
         self._unfinished: set[str] = set()
         """Streams with replicas that are not as the registration says yet."""
-        self._loads = 0
+        self._disk = DiskWork(parts.files, self._replica, self._carry_out, parts.report)
         self._handlers: dict[type, Callable[[str, Any], None]] = {
             **dict.fromkeys((Append, CopyChunk, ReadEntries), self._to_replica),
             **dict.fromkeys((AppendDone, OutOfOrder, FenceDone, CopyDone), self._to_owner),
@@ -169,7 +166,6 @@ class ClusterHost:
             Refused: self._refused,
         }
         self._changed = ChangeSignal()
-        self._nursery: trio.Nursery | None = None
         parts.view.add_listener(self)
 
     @property
@@ -181,7 +177,7 @@ class ClusterHost:
         """Carry out what is asked for, until cancelled. Started when the view is complete."""
         await self.view.complete()
         async with trio.open_nursery() as nursery:
-            self._nursery = nursery
+            nursery.start_soon(self._disk.run)
             nursery.start_soon(self._requests.run)
             nursery.start_soon(self._tick_owners)
             nursery.start_soon(self._claims.run)
@@ -419,17 +415,23 @@ class ClusterHost:
         self._carry_out(effects)
 
     async def _tick_owners(self) -> None:
+        """Ticks that take long come more rarely: a thousand owners that wait for hosts leave time for the rest."""
+        pause_s = TICK_S
         while True:
             if not self._restless:
                 self._restless_now = trio.Event()
                 await self._restless_now.wait()
-            await trio.sleep(TICK_S)
+            await trio.sleep(pause_s)
+            begin_s = trio.current_time()
             now_ms = self._now_ms()
-            for stream, owner in list(self._restless.items()):
+            for number, (stream, owner) in enumerate(list(self._restless.items()), start=1):
                 if self._owners.get(stream) is owner:
                     self._carry_out(owner.tick(now_ms))
                 if owner.is_at_rest or self._owners.get(stream) is not owner:
                     self._restless.pop(stream, None)
+                if number % TICKS_AT_ONCE == 0:
+                    await trio.lowlevel.checkpoint()
+            pause_s = max(TICK_S, PAUSE_PER_TICK * (trio.current_time() - begin_s))
 
     def _forget(self, stream: str) -> None:
         """The stream's topic was deleted."""
@@ -505,11 +507,11 @@ class ClusterHost:
             if isinstance(effect, Send):
                 self._parts.links.send(effect.host, effect.message)
             elif isinstance(effect, Store):
-                self._store(effect)
+                self._disk.store(effect)
             elif isinstance(effect, Acked):
                 self._acked(effect)
             elif isinstance(effect, Load):
-                self._load(effect)
+                self._disk.load(effect)
             elif isinstance(effect, ReadRegistration | SwapRegistration):
                 self._requests.ask(effect)
             else:
@@ -522,38 +524,6 @@ class ClusterHost:
             if effect.stream in self._full:
                 self._full.discard(effect.stream)
                 listener.room()
-
-    def _store(self, store: Store) -> None:
-        def settled(ticket: Ticket[None]) -> None:
-            if ticket.error is None:
-                self._carry_out(self._replica.stored(store.token))
-                return
-            is_damaged = isinstance(ticket.error, CorruptChunk)
-            self._parts.report(REPLICA_DAMAGED, operation=type(store.operation).__name__, error=ticket.error)
-            self._carry_out(self._replica.store_failed(store.token, is_damaged=is_damaged))
-
-        self._parts.files.perform(store.operation).add_callback(settled)
-
-    def _load(self, load: Load) -> None:
-        if self._nursery is None or self._loads >= MAX_LOADS:
-            self._replica.load_dropped(load.token)
-            return
-        self._loads += 1
-        self._nursery.start_soon(self._loaded, load)
-
-    async def _loaded(self, load: Load) -> None:
-        try:
-            found = await self._parts.files.load(load)
-        except (CorruptChunk, UnknownTopicOrPartition, OSError) as error:
-            if isinstance(error, OSError) and error.errno in PASSING_ERRORS:
-                self._replica.load_dropped(load.token)
-                return
-            self._parts.report(REPLICA_DAMAGED, operation="Load", stream=load.stream, epoch=load.epoch, error=error)
-            self._carry_out(self._replica.load_failed(load.token))
-        else:
-            self._carry_out(self._replica.loaded(load.token, *found))
-        finally:
-            self._loads -= 1
 
     def _tell(self, effect: Ready | Deposed | Unavailable | MemberFailed) -> None:
         """What an owner says to the stream's listener, and to the operator."""

@@ -117,6 +117,8 @@ class MemoryFiles:
         self._turns: dict[tuple[str, int], deque[tuple[DiskOperation, Ticket[None]]]] = {}
         self.operations: dict[str, int] = {}
         self.write_s = DISK_S
+        self.read_error = 0
+        """Every read fails with this number."""
 
     def perform(self, operation: DiskOperation) -> Ticket[None]:
         """See ReplicaFiles."""
@@ -150,6 +152,8 @@ class MemoryFiles:
     async def load(self, load: Load) -> Loaded:
         """See ReplicaFiles."""
         await trio.sleep(DISK_S)
+        if self.read_error:
+            raise OSError(self.read_error, "a test's error")
         try:
             at, entries, limit, founding = self.disk.load(load)
         except DiskError as error:
@@ -254,6 +258,10 @@ class MemoryCluster:
         """Wait until a condition holds."""
         while not condition():  # noqa: ASYNC110  time is virtual, and conditions are of many kinds
             await trio.sleep(0.01)
+
+    async def at_rest(self) -> None:
+        """Wait until no owner has anything to do."""
+        await self.until(lambda: not any(each.host.statistics.ticking_owners for each in self.hosts.values()))
 
     # ---- hosts
 

@@ -1,5 +1,6 @@
 """A cluster of real hosts in virtual time, on links and disks in memory and a simulated metadata store."""
 
+import errno
 from dataclasses import replace
 
 import pytest
@@ -268,6 +269,28 @@ def test_a_copy_is_damaged() -> None:
         assert all(len(each.members) == 3 for each in registration.chunks)
 
     simulated(test, "a", "b", "c", limits=replace(LIMITS, chunk_bytes=200))
+
+
+@pytest.mark.parametrize(("number", "is_damage"), [(errno.EMFILE, False), (errno.EIO, True)])
+def test_a_read_fails(number: int, is_damage: bool) -> None:
+    """Without a file descriptor nothing is said of the copy; a disk that refuses the read has lost it. The reader gets
+    its records from another member.
+    """
+
+    async def test(cluster: MemoryCluster) -> None:
+        (stream,) = await cluster.create_topic()
+        await cluster.append(stream, b"0")
+        await trio.sleep(0.1)
+        owner = await cluster.owner(stream)
+        bad = next(running for name, running in cluster.hosts.items() if name != owner.host.name)
+        bad.files.read_error = number
+        assert await cluster.read_all(bad.host.name, stream) == [b"0"]
+        bad.files.read_error = 0
+        assert ("replica_damaged" in cluster.reports.names()) == is_damage
+        await cluster.append(stream, b"1")
+        assert ("member_failed" in cluster.reports.names()) == is_damage
+
+    simulated(test, "a", "b", "c")
 
 
 def test_a_link_is_cut() -> None:
