@@ -43,8 +43,9 @@ class LinkSettings:
     max_pause_s: float = 1.0
     queue_bytes: int = 32 << 20
     """Of messages that wait for one host. Beyond it messages are dropped, so the bound is this and one frame."""
-    max_body_bytes: int = 32 << 20
-    """Of a frame: 1 MiB of batches, the batch behind them, and the state of the producers beside a chunk."""
+    max_body_bytes: int = 64 << 20
+    """Of a frame: 1 MiB of batches, the batch behind them, and the producers' state beside a chunk, some 100 bytes for
+    each producer. What cannot be sent is never acknowledged, so batches must be far smaller than this."""
     max_strangers: int = 64
     """Connections that have not said who they are. One more ends the oldest, of the address that has most."""
 

@@ -126,7 +126,10 @@ BAD_MEMBER = AppendDone("t/0", 3, Member("b", "disk-b"), Prefix(0, 0, 0))
         (frame_of(b""), "a message of 0 bytes"),
         (frame(look(1))[:-1] + b"x", "does not match its checksum"),
         (b"\x00\x10" + frame(look(1))[2:], "the head of a frame ("),
-        (frame_head(SETTINGS.max_body_bytes + 1, 0), "a frame of 33554433 bytes, at most 33554432"),
+        (
+            frame_head(SETTINGS.max_body_bytes + 1, 0),
+            f"a frame of {SETTINGS.max_body_bytes + 1} bytes, at most {SETTINGS.max_body_bytes}",
+        ),
         (frame(BAD_MEMBER), "host 'raw' sent a AppendDone of stream 't/0' in the name of 'b'"),
     ],
     ids=["kind", "empty", "checksum", "head", "length", "speaker"],
