@@ -36,6 +36,7 @@ from logstore.errors import (
     UnknownTopicOrPartition,
     UnsupportedBatchFormat,
 )
+from logstore.events import REPLICA_FOUND_DAMAGED
 from logstore.format.snapshot import decode_snapshots
 from logstore.interfaces import Buffer, FileSystem
 from logstore.log.background import BackgroundJobs, DirectoryMaker
@@ -146,6 +147,8 @@ class ReplicaChunks:
     def _adopt(self, found: FoundReplica) -> None:
         name, noted, opened = found.name, found.noted, found.opened
         replica = LocalReplica(name, noted.base_offset, found.end, found.end, found.known)
+        if found.damage:
+            self._host.report(REPLICA_FOUND_DAMAGED, directory=name.directory, why=found.damage)
         replica.noted, replica.proven = Ticket.succeeded(None), noted.proven
         replica.is_sealed, replica.is_damaged, replica.failure = noted.is_sealed, bool(found.damage), found.damage
         self._replicas[name.stream, name.epoch] = replica
