@@ -99,6 +99,7 @@ OFFSETS_LOST: Final = LogEvent("offsets_lost", Level.ERROR)
 INDEX_DOES_NOT_MATCH_ITS_CHUNK: Final = LogEvent("index_does_not_match_its_chunk", Level.WARNING)
 QUIET_TABLE_DAMAGED: Final = LogEvent("quiet_table_damaged", Level.WARNING)
 QUIET_STREAM_DIFFERS: Final = LogEvent("quiet_stream_differs", Level.WARNING)
+REPLICA_FOUND_DAMAGED: Final = LogEvent("replica_found_damaged", Level.ERROR)
 PRODUCER_SNAPSHOTS_REBUILT: Final = LogEvent("producer_snapshots_rebuilt")
 
 # ---- epochs

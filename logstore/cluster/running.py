@@ -44,7 +44,6 @@ from logstore.errors import ConfigError
 from logstore.interfaces import FileSystem
 from logstore.replica.messages import Message
 
-
 ETCD_ATTEMPT_S: Final = 1.0
 """For an answer of an endpoint: a lease of three seconds outlasts an endpoint that is silent."""
 

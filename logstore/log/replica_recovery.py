@@ -204,6 +204,7 @@ def measure(fs: FileSystem, chunks: Sequence[Chunk], at: ChunkPrefix, known: Kno
     it does not). Raises OSError.
     """
     limits = RunLimits(READ_BYTES, MANY_BATCHES, lambda _: True)
+    known.note(at)
     before = 0
     for chunk in chunks:
         view, position = chunk.view(), at.length_bytes - before

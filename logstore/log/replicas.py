@@ -36,6 +36,7 @@ from logstore.errors import (
     UnknownTopicOrPartition,
     UnsupportedBatchFormat,
 )
+from logstore.events import REPLICA_FOUND_DAMAGED
 from logstore.format.snapshot import decode_snapshots
 from logstore.interfaces import Buffer, FileSystem
 from logstore.log.background import BackgroundJobs, DirectoryMaker
@@ -74,6 +75,10 @@ MAX_SEALED_LOGS: Final = 64
 READ_BYTES: Final = 1 << 20
 UNPROVEN_BYTES: Final = 8 << 20
 """A replica that grows gets another entry after so much: a start reads about so much of it at most."""
+OFFSET_BYTES: Final = 8
+"""A batch begins with its base offset."""
+LANES: Final = 3
+"""Cuts and removals that work on files at a time: a takeover may cut hundreds, and appends need the disk as well."""
 CONFIG: Final = TopicConfig(retention_ms=-1, segment_bytes=1 << 62, segment_ms=1 << 62)
 """A replica is one chunk, however large and old; only its registration seals it or lets it go."""
 Key = tuple[str, int]
@@ -115,7 +120,7 @@ class ReplicaChunks:
     def __init__(self, host: ReplicaHost, ledger: Ledger) -> None:
         self._host = host
         self._ledger = ledger
-        self._background = BackgroundJobs(host.notify)
+        self._lanes = [BackgroundJobs(host.notify) for _ in range(LANES)]
         self._directories = DirectoryMaker(host.notify)
         self._replicas: dict[Key, LocalReplica] = {}
         self._turns: dict[Key, _Turn] = {}
@@ -146,6 +151,8 @@ class ReplicaChunks:
     def _adopt(self, found: FoundReplica) -> None:
         name, noted, opened = found.name, found.noted, found.opened
         replica = LocalReplica(name, noted.base_offset, found.end, found.end, found.known)
+        if found.damage:
+            self._host.report(REPLICA_FOUND_DAMAGED, directory=name.directory, why=found.damage)
         replica.noted, replica.proven = Ticket.succeeded(None), noted.proven
         replica.is_sealed, replica.is_damaged, replica.failure = noted.is_sealed, bool(found.damage), found.damage
         self._replicas[name.stream, name.epoch] = replica
@@ -409,32 +416,39 @@ class ReplicaChunks:
         quiet.opened_awake(replica.log)
 
     async def _place_of(self, replica: LocalReplica, log: Stream, end: ChunkPrefix) -> tuple[int, int]:
-        """Base offset and length of the file in which a prefix ends, once the bytes in front are known to be right.
-
-        Raises CorruptChunk, StorageFailed.
+        """Base offset and length of the file in which a prefix ends, once it is known that the replica has that prefix:
+        from the longest one in memory on it is read. Raises CorruptChunk, StorageFailed.
         """
         if not 0 < end.length_bytes < replica.end.length_bytes:
             raise _differs(replica, end, f"it has {replica.end}")
         await log.sync_backlog()
+        near = replica.before_length(end.length_bytes)
         pieces: list[tuple[str, int, int]] = []
-        left = end.length_bytes
+        place, behind, before = (0, 0), ("", 0), 0
         for chunk in log.chunks:
-            if left:
-                pieces.append((chunk.log_path, chunk.base_offset, min(left, chunk.size_bytes)))
-                left -= pieces[-1][2]
-        checksums: list[int] = []
+            first, last = max(0, near.length_bytes - before), min(chunk.size_bytes, end.length_bytes - before)
+            if last > 0:
+                place = (chunk.base_offset, last)
+                pieces.append((chunk.log_path, first, last))
+            if before <= end.length_bytes < before + chunk.size_bytes:
+                behind = (chunk.log_path, end.length_bytes - before)
+            before += chunk.size_bytes
+        checksums, offsets = [near.checksum], list[int]()
 
         def read(fs: FileSystem) -> None:
-            checksum = 0
-            for path, _, length in pieces:
-                for at in range(0, length, READ_BYTES):
-                    checksum = crc32c(fs.read(path, at, min(READ_BYTES, length - at)), checksum)
-            checksums.append(checksum)
+            for path, first, last in pieces:
+                for at in range(first, last, READ_BYTES):
+                    checksums.append(crc32c(fs.read(path, at, min(READ_BYTES, last - at)), checksums[-1]))
+            offsets.append(int.from_bytes(fs.read(*behind, OFFSET_BYTES), "big"))
 
-        await self._background.run([WorkOnFile(replica.name.directory, read)])
-        if checksums != [end.checksum] or left:
-            raise _differs(replica, end, f"the checksum of its first {end.length_bytes} bytes is {checksums[0]:#010x}")
-        return pieces[-1][1:]
+        await self._lane(replica).run([WorkOnFile(replica.name.directory, read)])
+        if checksums[-1] != end.checksum or offsets != [end.next_offset]:
+            what = f"the checksum of its first {end.length_bytes} bytes is {checksums[-1]:#010x}"
+            raise _differs(replica, end, f"{what}, and what follows has offset {offsets[0]}")
+        return place
+
+    def _lane(self, replica: LocalReplica) -> BackgroundJobs:
+        return self._lanes[replica.name.serial % LANES]
 
     async def _cut_log(self, replica: LocalReplica, end: ChunkPrefix, cut: tuple[int, int]) -> Stream:
         """Make a replica's files end where its entry says. Returns its stream as it is then.
@@ -453,7 +467,7 @@ class ReplicaChunks:
             except CairnError as error:
                 raise OSError(EIO, str(error)) from error
 
-        await self._background.run([WorkOnFile(name.directory, work)])
+        await self._lane(replica).run([WorkOnFile(name.directory, work)])
         recovered = found[0]
         length_bytes = sum(chunk.size_bytes for chunk in recovered.chunks)
         if (length_bytes, recovered.next_offset) != end[:2]:
@@ -482,7 +496,7 @@ class ReplicaChunks:
             WorkOnFile(directory, partial(remove_replica, directory=directory)),
             SyncDirectory(DIRECTORY),
         ]
-        start(self._clear(directory, self._background.run(operations)))
+        start(self._clear(directory, self._lane(replica).run(operations)))
 
     async def _clear(self, directory: str, removed: Ticket[None]) -> None:
         """Forget that a replica is being removed, once its files are gone; the next start tries again."""

@@ -173,12 +173,20 @@ async def test_a_cut_finds_another_content(tmp_path: Path) -> None:
     sent = ChunkOfOwner(epoch=1)
     async with running(tmp_path) as host:
         await host.perform(sent.write(4))
-        with pytest.raises(CorruptChunk):
-            await host.perform(CutChunk(STREAM, 1, sent.ends[2]._replace(checksum=5)))
-    async with running(tmp_path) as host:
-        assert host.files.stored.chunks[STREAM, 1].durable == sent.end
-        with pytest.raises(CorruptChunk):
-            await host.perform(CutChunk(STREAM, 1, Prefix(1 << 20, 9, 0)))
+    end = sent.ends[2]
+    others = (
+        end._replace(checksum=5),
+        end._replace(next_offset=9),
+        end._replace(length_bytes=end.length_bytes + 1),
+        sent.end._replace(next_offset=9),
+        Prefix(1 << 20, 9, 0),
+        Prefix.empty(0),
+    )
+    for other in others:
+        async with running(tmp_path) as host:
+            assert host.files.stored.chunks[STREAM, 1].durable == sent.end
+            with pytest.raises(CorruptChunk):
+                await host.perform(CutChunk(STREAM, 1, other))
 
 
 @pytest.mark.parametrize("is_sealed", [True, False])

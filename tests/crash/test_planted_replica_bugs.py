@@ -123,7 +123,7 @@ def removed_without_mark(patch: Patch) -> None:
                 replica.log.abandon()
                 self._host.quiet.forget([replica.log])
             work = WorkOnFile("", lambda fs: remove_replica(fs, replica.name.directory))
-            self._background.run([work, SyncDirectory(DIRECTORY)])
+            self._lane(replica).run([work, SyncDirectory(DIRECTORY)])
 
     patch.setattr(ReplicaChunks, "_remove", remove)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from logstore.errors import CairnError
-from logstore.events import DURABLE_DATA_DAMAGED, JOURNAL_DAMAGED
+from logstore.events import DURABLE_DATA_DAMAGED, JOURNAL_DAMAGED, REPLICA_FOUND_DAMAGED
 from logstore.log.replica_chunk import ChunkPrefix
 from logstore.log.replicas import StoredReplica
 from logstore.log.store import Store
@@ -145,8 +145,11 @@ def test_a_replica_that_lost_files_says_so_again_and_again(
     disk = world.disk.kill_state()
     damage(disk, replica.name.directory)
     for _ in range(3):
-        store, _ = opened(world, disk)
+        store, reports = opened(world, disk)
         found = store.replicas.stored()
+        assert [one["directory"] for one in reports.of(REPLICA_FOUND_DAMAGED)] == [
+            replica.name.directory for _ in range(found[at].is_damaged)
+        ]
         if damage is DAMAGES[2] and at == CUT:
             assert not found[at].is_damaged  # the state of producers of a sealed chunk is looked at when it is read
         else:
