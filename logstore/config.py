@@ -18,6 +18,7 @@ from logstore.base.errors import AddressError, FieldError
 from logstore.base.events import LEVELS, Level
 from logstore.base.fields import Boolean, Integer, String, Type, from_text
 from logstore.base.tls import CLIENT_CERTIFICATES, VERSIONS, TlsFiles
+from logstore.cluster.settings import ClusterSecurity, ClusterSettings, parse_cluster
 from logstore.errors import ConfigError
 from logstore.kafka.api_types import BrokerSettings
 from logstore.kafka.groups.coordinator import GroupSettings
@@ -181,6 +182,19 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("groups", "initial-rebalance-delay-ms", 100, 0, 60_000, "wait for more members of a new group"),
     Setting("groups", "max-group-members", 1_000, 1, 100_000, "members of one group"),
     Setting("groups", "offsets-retention-ms", 7 * _DAY_MS, 1, _LARGEST, "when an unused group is forgotten"),
+    Setting("cluster", "cluster", "", 0, 0, "metadata store of the cluster: etcd://HOST:PORT,…; empty: a host alone"),
+    Setting("cluster", "host-name", "", 0, 0, "name of this host in the cluster; stays with its data directory"),
+    Setting("cluster", "node-id", -1, -1, (1 << 31) - 1, "number of this host, as Kafka's clients see it"),
+    Setting("cluster", "peer-listen", "", 0, 0, "HOST:PORT where the other hosts of the cluster connect"),
+    Setting("cluster", "peer-advertise", "", 0, 0, "HOST:PORT that other hosts are told; empty: peer-listen"),
+    Setting("cluster", "peer-certificate", "", 0, 0, "PEM file with this host's certificate, which has its host-name"),
+    Setting("cluster", "peer-key", "", 0, 0, "PEM file with its key; empty: it is in peer-certificate"),
+    Setting("cluster", "peer-ca", "", 0, 0, "PEM file with the authorities of all hosts' certificates"),
+    Setting("cluster", "etcd-user", "", 0, 0, "user of etcd; empty: none"),
+    Setting("cluster", "etcd-password-file", "", 0, 0, "file with that user's password"),
+    Setting("cluster", "etcd-ca", "", 0, 0, "PEM file with the authority of etcd's certificate, for etcds://"),
+    Setting("cluster", "rack", "", 0, 0, "fault domain of this host: copies are put into different ones"),
+    Setting("cluster", "lease-s", 3, 2, 3600, "how long a silent host counts as alive, if its machine is gone"),
     Setting("epochs", "staging-bytes", 4 << 30, _MIB, 1 << 50, "staged output that is not committed yet"),
     Setting(
         "epochs", "staged-age-ms", _DAY_MS, 1000, _LARGEST, "the age at which uncommitted staged output is dropped"
@@ -239,6 +253,8 @@ class SidecarConfig:
     super_users: frozenset[str]
     tls: TlsFiles
     login: LoginSettings
+    cluster: ClusterSettings | None
+    """None: this host is alone."""
     http: HttpListener | None
     """Where metrics, health and the status page are served; None: nowhere."""
 
@@ -331,6 +347,7 @@ def _build(
             disk_reserve_bytes=values["disk_reserve_bytes"],
             hold_limits=HoldLimits(values["reader_hold_bytes"], values["reader_hold_ms"]),
             topic_defaults=topic_defaults,
+            node_id=max(0, values["node_id"]),
         ),
         BrokerSettings(
             max_frame_bytes=values["max_frame_bytes"],
@@ -362,8 +379,17 @@ def _build(
         super_users=parse_super_users(values["super_users"]),
         tls=_tls(_encrypted(listeners, http, coordinator), values),
         login=_login(values),
+        cluster=_cluster(values),
         http=http,
     )
+
+
+def _cluster(values: Mapping[str, Any]) -> ClusterSettings | None:
+    """The cluster that the sidecar takes part in; None: it is alone. Raises ConfigError."""
+    tls = TlsFiles(values["peer_certificate"], values["peer_key"], client_ca=values["peer_ca"])
+    security = ClusterSecurity(tls, values["etcd_user"], values["etcd_password_file"], values["etcd_ca"])
+    names = ("cluster", "host_name", "node_id", "peer_listen", "peer_advertise", "rack", "lease_s")
+    return parse_cluster(security, *(values[name] for name in names))
 
 
 def parse_super_users(text: str) -> frozenset[str]:

@@ -228,6 +228,10 @@ class StoreEngine:
         """Run blocking reads on a reader thread."""
         return await self._readers.run(work)
 
+    async def offload_files(self, work: Callable[[FileSystem], T]) -> T:
+        """Run blocking reads of the store's files on a reader thread."""
+        return await self._readers.run(partial(work, self._fs))
+
     async def read(self, stream: Stream, offset: int, max_bytes: int, *, include_control: bool = False) -> ReadResult:
         """Read whole batches, starting with the batch that holds `offset`: at least one, up to `max_bytes`; none at the
         high watermark.

@@ -50,6 +50,18 @@ class MalformedRequest(CairnError):
     """A request whose bytes cannot be decoded."""
 
 
+class MalformedMessage(CairnError):
+    """Bytes from another host of the cluster that are no hello, frame or message."""
+
+
+class UnsendableMessage(CairnError):
+    """A message between hosts that exceeds a limit of a link."""
+
+
+class LinkRefused(CairnError):
+    """A link between hosts that one of them does not take: another cluster, host or disk, or no common version."""
+
+
 # ---- appends
 
 
@@ -184,6 +196,50 @@ class StagePosition(CairnError):
     def __init__(self, message: str, *, length: int) -> None:
         super().__init__(message)
         self.length = length
+
+
+# ---- clusters
+
+
+class DiskRefused(CairnError):
+    """The data directory is another host's, an old copy, or in use twice: the host must not start with it."""
+
+
+class WrongCluster(CairnError):
+    """The data directory belongs to another cluster than the metadata store."""
+
+
+class HostNameTaken(CairnError):
+    """Another host of the cluster, which is alive, has this name."""
+
+
+class NodeIdTaken(CairnError):
+    """Another host of the cluster, which is alive, has this node id."""
+
+
+class NotLeader(CairnError):
+    """Another host owns the stream. `leader` is its name, "" if nobody is known to own it; `epoch` its epoch."""
+
+    def __init__(self, message: str, *, leader: str = "", epoch: int = 0) -> None:
+        super().__init__(message)
+        self.leader = leader
+        self.epoch = epoch
+
+
+class NotEnoughReplicas(CairnError):
+    """Too much waits for the stream's members already; nothing was appended."""
+
+
+class InvalidReplicas(CairnError):
+    """A number of replicas that the cluster cannot have."""
+
+
+class NotInCluster(CairnError):
+    """What one host does alone, and a cluster of hosts does not do yet."""
+
+
+class ChunkUnreachable(CairnError):
+    """No member of a chunk has answered a read: the hosts that hold it are away. They may be asked again."""
 
 
 # ---- the process

@@ -48,6 +48,36 @@ ACLS_CHANGED: Final = LogEvent("acls_changed", caused_by_clients=True)
 QUOTAS_CHANGED: Final = LogEvent("quotas_changed", caused_by_clients=True)
 GROUP_REBALANCED: Final = LogEvent("group_rebalanced", caused_by_clients=True)
 
+# ---- clusters
+
+CLUSTER_JOINED: Final = LogEvent("cluster_joined")
+CLUSTER_LEFT: Final = LogEvent("cluster_left", Level.WARNING)
+METADATA_AWAITED: Final = LogEvent("metadata_awaited", Level.WARNING, folded_by="host")
+METADATA_UNUSABLE: Final = LogEvent("metadata_unusable", Level.ERROR)
+METADATA_ENTRY_DAMAGED: Final = LogEvent("metadata_entry_damaged", Level.ERROR, folded_by="key")
+STREAM_OWNED: Final = LogEvent("stream_owned", folded_by="stream")
+STREAM_DEPOSED: Final = LogEvent("stream_deposed", folded_by="stream")
+STREAM_UNAVAILABLE: Final = LogEvent("stream_unavailable", Level.WARNING, folded_by="stream")
+MEMBER_FAILED: Final = LogEvent("member_failed", Level.WARNING)
+REPLICA_DAMAGED: Final = LogEvent("replica_damaged", Level.ERROR)
+REPLICAS_REMOVED: Final = LogEvent("replicas_removed")
+STREAM_LED: Final = LogEvent("stream_led", folded_by="stream")
+PRODUCERS_NOT_READ: Final = LogEvent("producers_not_read", Level.WARNING)
+LEDGER_NOT_READ: Final = LogEvent("ledger_not_read", Level.WARNING)
+TOPIC_UNREADABLE: Final = LogEvent("topic_unreadable", Level.ERROR)
+
+# ---- links to other hosts
+
+PEER_CONNECTED: Final = LogEvent("peer_connected")
+PEER_LOST: Final = LogEvent("peer_lost", Level.WARNING)
+PEER_NOT_REACHED: Final = LogEvent("peer_not_reached", Level.WARNING)
+PEER_DISCONNECTED: Final = LogEvent("peer_disconnected", Level.WARNING)
+PEER_SLOW: Final = LogEvent("peer_slow", Level.WARNING)
+PEER_SLOW_OVER: Final = LogEvent("peer_slow_over")
+PEER_MESSAGE_UNSENT: Final = LogEvent("peer_message_unsent", Level.ERROR)
+PEER_MESSAGE_CRASHED: Final = LogEvent("peer_message_crashed", Level.ERROR, folded_by="host")
+LINK_CLOSED: Final = LogEvent("link_closed", folded_by="client", caused_by_clients=True)
+
 # ---- streams
 
 APPEND_FAILED: Final = LogEvent("append_failed", Level.WARNING)
@@ -69,6 +99,7 @@ OFFSETS_LOST: Final = LogEvent("offsets_lost", Level.ERROR)
 INDEX_DOES_NOT_MATCH_ITS_CHUNK: Final = LogEvent("index_does_not_match_its_chunk", Level.WARNING)
 QUIET_TABLE_DAMAGED: Final = LogEvent("quiet_table_damaged", Level.WARNING)
 QUIET_STREAM_DIFFERS: Final = LogEvent("quiet_stream_differs", Level.WARNING)
+REPLICA_FOUND_DAMAGED: Final = LogEvent("replica_found_damaged", Level.ERROR)
 PRODUCER_SNAPSHOTS_REBUILT: Final = LogEvent("producer_snapshots_rebuilt")
 
 # ---- epochs

@@ -21,6 +21,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from random import SystemRandom
 from typing import Any, NamedTuple
 
 import trio
@@ -40,12 +41,13 @@ from logstore.base.heap import Heap
 from logstore.base.report import Reporter
 from logstore.base.system import SystemClock
 from logstore.base.tls import ServerTls
+from logstore.cluster.host_identity import LABEL_FILE
 from logstore.config import SidecarConfig
 from logstore.disk.files import MAX_DESCRIPTORS, OsFiles
 from logstore.disk.meter import DiskMeter
 from logstore.disk.parallel import map_on_threads
 from logstore.disk.shared_state import Reclaimed, SharedState
-from logstore.engine import open_engine
+from logstore.engine import StoreEngine, open_engine
 from logstore.epochs.epochs import Epochs
 from logstore.epochs.journaled import decided_in_journal
 from logstore.epochs.staging import DIRECTORY as STAGING_DIRECTORY
@@ -67,9 +69,10 @@ from logstore.kafka.acls import AclHandlers
 from logstore.kafka.api_types import Api, ApiHandlers, Broker, BrokerSettings, compose
 from logstore.kafka.cluster import ClusterHandlers
 from logstore.kafka.configs import ConfigHandlers
+from logstore.kafka.groups.coordination import GroupCoordination
 from logstore.kafka.groups.coordinator import GroupCoordinator
 from logstore.kafka.groups.handlers import GroupHandlers, TopicIds
-from logstore.kafka.groups.offsets import CommittedOffset, OffsetStore
+from logstore.kafka.groups.offsets import CommittedOffset, OffsetLedger, OffsetStore
 from logstore.kafka.groups.service import GroupService
 from logstore.kafka.metadata import MetadataHandlers
 from logstore.kafka.offsets import OffsetHandlers
@@ -89,6 +92,7 @@ from logstore.log.journal import DIRECTORY as JOURNAL_DIRECTORY
 from logstore.log.ledger import DIRECTORY as LEDGER_DIRECTORY
 from logstore.log.ledger import Ledger
 from logstore.log.readers import StreamId
+from logstore.log.replica_chunk import DIRECTORY as REPLICAS_DIRECTORY
 from logstore.log.space import SPARE_FILE
 from logstore.log.store import Store
 from logstore.monitoring.event_log import EventLog
@@ -106,6 +110,8 @@ COORDINATOR_ROOM = "scheduler.coordinator.embedded"
 """Loaded only where a coordinator is wanted: it needs more than a sidecar does."""
 MONITORING_ROOM = "logstore.monitoring.running"
 """Loaded only where metrics and the status page are served."""
+CLUSTER_ROOM = "logstore.cluster.running"
+"""Loaded only where a sidecar takes part in a cluster: it needs the extra `cluster`."""
 COORDINATOR_DIRECTORY = "coordinator"
 STATE_SWEEP_S = 60.0
 """How often at least the queries' shared state is looked at."""
@@ -117,9 +123,12 @@ OWN_NAMES = frozenset(
         LEDGER_DIRECTORY,
         JOURNAL_DIRECTORY,
         STREAMS_DIRECTORY,
+        REPLICAS_DIRECTORY,
         STAGING_DIRECTORY,
         SPARE_FILE,
         COORDINATOR_DIRECTORY,
+        LABEL_FILE,
+        f"{LABEL_FILE}.new",
     }
 )
 """What a data directory may hold."""
@@ -159,6 +168,7 @@ def main(arguments: argparse.Namespace) -> int:
         # Until the receiver below takes it: a terminal that closes during a long recovery must not end it.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         refuse_foreign_files(settings.data_dir)
+        refuse_other_kind(settings)
         with locked_directory(settings.data_dir, "sidecar"):
             trio.run(_serve, settings)
     except* (CairnError, OSError) as failures:
@@ -185,6 +195,16 @@ def refuse_foreign_files(data_dir: Path) -> None:
                 f"{directory} holds {', '.join(map(repr, foreign[:NAMES_SHOWN]))}{more}, which no sidecar has made: "
                 "choose another --data-dir, or move it away"
             )
+
+
+def refuse_other_kind(settings: SidecarConfig) -> None:
+    """Raises ConfigError if a host of a cluster would start alone on its data directory."""
+    label = settings.data_dir / LABEL_FILE
+    if settings.cluster is None and label.exists():
+        raise ConfigError(
+            f"{label}: the data directory belongs to a host of a cluster: give --cluster URL as before, or another "
+            "--data-dir"
+        )
 
 
 class Recovered(NamedTuple):
@@ -230,13 +250,20 @@ async def _serve(settings: SidecarConfig) -> None:
             access = AccessStores(AclStore(store.access), QuotaStore(store.access))
             authorizer = Authorizer(access.acls.index, settings.super_users, lambda: not users.is_empty)
             within = _within_open_files(settings.broker, report)
-            broker = Broker(engine, clock, within, authorizer, access.quotas.quotas)
-            groups = _groups(settings, broker, report)
+            alone = Broker(engine, clock, within, authorizer, access.quotas.quotas)
+            cluster = await _start_cluster(settings, engine, files, report, nursery)
+            broker = alone if cluster is None else alone._replace(engine=cluster.engine, placement=cluster.placement)
+            groups = _groups(settings, alone, report)
             gc.freeze()
             gc.enable()
             listeners: list[Listener] = []
             facts = partial(_host_facts, settings.data_dir)
-            handlers = _handlers(broker, groups, epochs, Stores(access, users), listeners, facts)
+            if cluster is None:
+                handlers = _handlers(broker, groups, epochs, Stores(access, users), listeners, facts)
+            else:
+                coordination = _coordination(settings, broker, report, cluster, groups.apis())
+                handlers = _cluster_handlers(broker, coordination, users, listeners)
+                nursery.start_soon(coordination.run)
             server = KafkaServer(broker, handlers, ServerSecurity(tls, Authenticator(users, settings.login, report)))
             state = _shared_state(settings, clock)
             served = Served(engine, server, groups.service, epochs, staging)
@@ -247,11 +274,13 @@ async def _serve(settings: SidecarConfig) -> None:
             nursery.start_soon(service_manager.run_watchdog, trio.sleep)
             nursery.start_soon(_give_back_memory, files.meter)
             nursery.start_soon(groups.run)
-            nursery.start_soon(epoch_requests.run_ticks, broker, epochs)
+            nursery.start_soon(epoch_requests.run_ticks, alone, epochs)
             if tls is not None:
                 nursery.start_soon(follow_certificates, tls, clock, report)
             if state is not None:
                 nursery.start_soon(_tidy_state, state, settings.state_idle_ms / 1000, report)
+            if cluster is not None:
+                await cluster.join(_named(listeners), nursery)
             starting, coordinators = trio.CancelScope(), list[Any]()
 
             async def get_ready() -> None:
@@ -268,6 +297,8 @@ async def _serve(settings: SidecarConfig) -> None:
             health.phase = Phase.STOPPING
             service_manager.notify(service_manager.STOPPING)
             starting.cancel()
+            if cluster is not None:
+                await cluster.resign()
             async with trio.open_nursery() as drains:
                 for drain in (server.drain, *(coordinator.drain for coordinator in coordinators)):
                     drains.start_soon(drain, DRAIN_S)
@@ -275,6 +306,38 @@ async def _serve(settings: SidecarConfig) -> None:
     files.close()
     reporter.flush(is_end=True)
     report(STOPPED)
+
+
+async def _start_cluster(
+    settings: SidecarConfig, engine: StoreEngine, files: OsFiles, report: Report, nursery: trio.Nursery
+) -> Any:
+    """The sidecar's part in a cluster, before it joins; None if it is alone. Raises CairnError, OSError."""
+    if settings.cluster is None:
+        return None
+    if engine.store.topics:
+        raise ConfigError(
+            f"{settings.data_dir} holds topics of a sidecar that was alone, which a cluster does not serve: give an "
+            "empty --data-dir"
+        )
+    try:
+        room = import_module(CLUSTER_ROOM)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"--cluster needs the package {error.name}: pip install 'cairn[cluster]', or leave it out"
+        ) from error
+    random, clock = SystemRandom(), SystemClock()
+    local = room.LocalParts(engine, files, clock, report, random, uuid.uuid4, nursery)
+    return await room.start_cluster(settings.cluster, local)
+
+
+def _named(listeners: Sequence[Listener]) -> Mapping[str, str]:
+    """The addresses that clients are told, by the names of listeners: a listener has its place in the settings."""
+    return {
+        f"{listener.protocol.value}_{number}": str(
+            Address(listener.advertised_host or listener.host, listener.advertised_port or listener.port)
+        )
+        for number, listener in enumerate(listeners)
+    }
 
 
 async def _stop_signal(
@@ -409,24 +472,29 @@ async def _tidy_state(state: SharedState, idle_s: float, report: Report) -> None
 def _groups(settings: SidecarConfig, broker: Broker, report: Report) -> GroupHandlers:
     store = broker.engine.store
 
-    def look_up(name: str) -> tuple[str, int] | None:
-        topic = store.topics.get(name)
-        return None if topic is None else (topic.topic_id.hex, len(topic.partitions))
-
-    coordinator = GroupCoordinator(settings.groups, lambda: uuid.uuid4().hex, report)
-    now_s = broker.clock.monotonic_s()
-
     def note_commits(group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         found = {StreamId(entry.topic_id, where.partition): entry.offset for where, entry in offsets.items()}
         store.readers.note_commits(group, found)
 
-    service = GroupService(coordinator, OffsetStore(store.groups, note_commits), look_up, settings.offsets, now_s)
+    handlers = _group_handlers(settings, broker, report, OffsetStore(store.groups, note_commits))
 
     def committed(group: str, stream: StreamId) -> int | None:
         topic = store.topic_by_id(uuid.UUID(hex=stream.topic_id))
         where = None if topic is None else TopicPartition(topic.name, stream.partition)
-        found = None if where is None else service.committed(group, [where]).of(where)
+        found = None if where is None else handlers.service.committed(group, [where]).of(where)
         return None if found is None else found.offset
+
+    store.readers.follow(committed)
+    return handlers
+
+
+def _group_handlers(settings: SidecarConfig, broker: Broker, report: Report, offsets: OffsetStore) -> GroupHandlers:
+    """All groups over these offsets, and the topics that clients see."""
+    store = broker.engine.store
+
+    def look_up(name: str) -> tuple[str, int] | None:
+        topic = store.topics.get(name)
+        return None if topic is None else (topic.topic_id.hex, len(topic.partitions))
 
     def name_of(topic_id: uuid.UUID) -> str | None:
         topic = store.topic_by_id(topic_id)
@@ -436,7 +504,8 @@ def _groups(settings: SidecarConfig, broker: Broker, report: Report) -> GroupHan
         topic = store.topics.get(name)
         return None if topic is None else topic.topic_id
 
-    store.readers.follow(committed)
+    coordinator = GroupCoordinator(settings.groups, lambda: uuid.uuid4().hex, report)
+    service = GroupService(coordinator, offsets, look_up, settings.offsets, broker.clock.monotonic_s())
     return GroupHandlers(service, broker.clock, broker.engine.wait, TopicIds(name_of, id_of))
 
 
@@ -463,6 +532,35 @@ def _handlers(
     ]
     own = [*epoch_requests.epoch_apis(broker, epochs), *scan_apis(broker), *reader_apis(broker)]
     return compose(apis, [*own, *operator_apis(broker, epochs, facts)])
+
+
+def _coordination(
+    settings: SidecarConfig, broker: Broker, report: Report, cluster: Any, known: Sequence[Api]
+) -> GroupCoordination:
+    """The groups of a cluster, on the host that coordinates them."""
+
+    def make(ledger: OffsetLedger) -> GroupHandlers:
+        return _group_handlers(settings, broker, report, OffsetStore(ledger))
+
+    return GroupCoordination(cluster.groups_home, make, known)
+
+
+def _cluster_handlers(
+    broker: Broker, coordination: GroupCoordination, users: Users, listeners: Sequence[Listener]
+) -> ApiHandlers:
+    """What a host of a cluster serves: rights, quotas and Cairn's own requests are not among it yet."""
+    apis: list[Api] = [
+        *MetadataHandlers(broker).apis(),
+        *OffsetHandlers(broker).apis(),
+        *TopicHandlers(broker, lambda _name, _topic_id: ()).apis(),
+        *ConfigHandlers(broker, listeners).apis(),
+        *ClusterHandlers(broker).apis(),
+        *ProducerIdHandlers(broker).apis(),
+        *coordination.apis(),
+        *login_apis(),
+        *UserHandlers(broker, users).apis(),
+    ]
+    return compose(apis, [])
 
 
 def _host_facts(data_dir: Path) -> HostFacts:

@@ -11,6 +11,9 @@ from typing import Final, NamedTuple
 from logstore.base.errors import AddressError
 
 MAX_PORT: Final = 65_535
+LOOPBACK: Final = "loopback"
+"""The group of all loopback addresses."""
+_NETWORK_BYTES: Final = 8
 _ADDRESS: Final = re.compile(r"(?:\[(?P<bracketed>[^\[\]]+)\]|(?P<plain>[^:\[\]]+))(?::(?P<port>[^:]*))?")
 
 
@@ -65,3 +68,15 @@ def is_loopback(host: str) -> bool:
     """Whether only this machine reaches a host: `localhost` or a loopback address. Other names are not looked up."""
     address = ip_of(host)
     return host == "localhost" if address is None else address.is_loopback
+
+
+def address_group(host: str) -> str:
+    """The key of all hosts that count as one address where clients are counted: loopback is one, and so is an IPv6 /64
+    network, because a host that has one address of it can use all.
+    """
+    address = ip_of(host)
+    if address is None:
+        return host
+    if address.is_loopback:
+        return LOOPBACK
+    return address.packed[:_NETWORK_BYTES].hex() if isinstance(address, IPv6Address) else str(address)

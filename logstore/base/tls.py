@@ -1,4 +1,4 @@
-"""The TLS side of a server: its certificate, its key and the authorities of its clients, loaded from PEM files.
+"""The TLS side of a server, or of a host among its peers: certificate, key and authorities, loaded from PEM files.
 
 Invariants:
 * TLS 1.2 is the oldest version. There is no compression, no renegotiation and no session ticket, so every connection
@@ -90,6 +90,14 @@ class ServerTls:
         context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
         context.num_tickets = 0
         context.set_ciphers(CIPHERS_BEFORE_1_3)
+        self._load_chain(context)
+        if CLIENT_CERTIFICATES[files.client_certificates] is not ssl.CERT_NONE:
+            self._load_authorities(context)
+        context.verify_mode = CLIENT_CERTIFICATES[files.client_certificates]
+        return context
+
+    def _load_chain(self, context: ssl.SSLContext) -> None:
+        files = self._files
         password = _password(files.key_password_file)
         try:
             # An empty password, instead of none, keeps OpenSSL from asking for one at the terminal.
@@ -99,16 +107,64 @@ class ServerTls:
                 f"tls-certificate {files.certificate!r} with tls-key {files.key or files.certificate!r} cannot be "
                 f"used: {_reason(error)}; give PEM files that belong together"
             ) from error
-        if CLIENT_CERTIFICATES[files.client_certificates] is not ssl.CERT_NONE:
-            try:
-                context.load_verify_locations(files.client_ca)
-            except OSError as error:
-                raise TlsError(
-                    f"tls-client-ca {files.client_ca!r} cannot be used: {_reason(error)}; give a PEM file with the "
-                    "authorities of clients' certificates"
-                ) from error
-        context.verify_mode = CLIENT_CERTIFICATES[files.client_certificates]
-        return context
+
+    def _load_authorities(self, context: ssl.SSLContext) -> None:
+        try:
+            context.load_verify_locations(self._files.client_ca)
+        except OSError as error:
+            raise TlsError(
+                f"tls-client-ca {self._files.client_ca!r} cannot be used: {_reason(error)}; give a PEM file with the "
+                "authorities of clients' certificates"
+            ) from error
+
+
+class PeerTls(ServerTls):
+    """The contexts of a host that takes connections from its peers and makes connections to them, all with one
+    certificate, which both ends must have. Raises TlsError; blocks.
+
+    OpenSSL checks that `client_ca` has signed the other end's certificate; whose it is, the caller checks
+    (`certificate_names`).
+    """
+
+    client_context: ssl.SSLContext
+
+    def __init__(self, files: TlsFiles) -> None:
+        super().__init__(files._replace(client_certificates="required"))
+        self.names = certificate_names(_first_certificate(files.certificate))
+        """The DNS names in the host's own certificate."""
+
+    def _load(self) -> ssl.SSLContext:
+        server_context = super()._load()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = VERSIONS[self._files.oldest_version]
+        context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+        context.set_ciphers(CIPHERS_BEFORE_1_3)
+        context.check_hostname = False  # a host of a cluster has a name of its own, which need not be in any DNS
+        context.verify_mode = ssl.CERT_REQUIRED
+        self._load_chain(context)
+        self._load_authorities(context)
+        self.client_context = context
+        return server_context
+
+
+def certificate_names(certificate: bytes) -> frozenset[str]:
+    """The DNS names among the subject alternative names of a certificate (DER), as written. Raises TlsError."""
+    try:
+        found = Certificate.load(certificate).subject_alt_name_value
+        # The bytes of a name as they are: asn1crypto would translate those of international domains.
+        return frozenset(name.chosen.contents.decode("ascii") for name in found or () if name.name == "dns_name")
+    except ValueError as error:
+        raise TlsError(f"the names in a certificate of {len(certificate)} bytes cannot be read: {error}") from error
+
+
+def _first_certificate(path: str) -> bytes:
+    try:
+        for kind, _, content in pem.unarmor(Path(path).read_bytes(), multiple=True):
+            if kind == "CERTIFICATE":
+                return bytes(content)
+    except (OSError, ValueError) as error:
+        raise TlsError(f"tls-certificate {path!r} cannot be read: {error}") from error
+    raise TlsError(f"tls-certificate {path!r} has no certificate; give a PEM file that begins with it")
 
 
 def expiry_ms(path: str) -> int | None:

@@ -3,6 +3,7 @@
 | part | does |
 |---|---|
 | `Links` | carries messages between hosts |
+| `LinkObserver` | takes the messages that arrive, and hears which hosts can be reached |
 | `ReplicaFiles` | carries out what replicas ask of the disk, on the streams of the local store |
 | `StreamListener` | the stream that clients append to, on its owner's host: hears what is acknowledged |
 
@@ -24,6 +25,10 @@ Received = Callable[[str, Message], None]
 """Takes a message from a host."""
 
 
+PeerRefused = Callable[[str], None]
+"""Takes the name of a host whose connection was lost and whose address refuses connections."""
+
+
 class Links(Protocol):
     """Connections to the other hosts of the cluster."""
 
@@ -32,6 +37,26 @@ class Links(Protocol):
 
     def is_reachable(self, host: str) -> bool:
         """Whether there is a connection to the host now."""
+
+
+class LinkObserver(Protocol):
+    """Hears from the links to the other hosts. A call must not wait, and does not come from within `Links.send`."""
+
+    def received(self, host: str, message: Message) -> None:
+        """A message of a host, which has proven its name; of this host itself too."""
+
+    def connected(self, host: str) -> None:
+        """Messages to the host are sent from now on."""
+
+    def lost(self, host: str) -> None:
+        """The connection to the host has ended, and messages under way may be lost. The host is asked at once for
+        another connection: `connected` or `refused` follows within a tenth of a second if its machine is alive.
+        """
+
+    def refused(self, host: str) -> None:
+        """The host's machine answers that nobody listens at the host's address: the host's process has ended, or has
+        not begun. Said after each such try, so again and again until `connected`.
+        """
 
 
 class Loaded(NamedTuple):
@@ -81,7 +106,7 @@ class StreamListener(Protocol):
         """All batches below are acknowledged. There may be room for more appends."""
 
     def room(self) -> None:
-        """Batches that were not taken may be offered again."""
+        """Batches that were not taken may be offered again: called behind `acked` if one was refused since."""
 
     def deposed(self, newer_epoch: int) -> None:
         """Another host owns the stream; what is not acknowledged has an unknown fate."""

@@ -31,7 +31,7 @@ CRC_START = 21
 """First byte that the CRC covers (the attributes)."""
 
 LEADER_EPOCH = 0
-"""The leader epoch of every batch on disk."""
+"""The leader epoch of every batch on disk but in replicas of chunks, whose batches have epochs up to their chunk's."""
 COMPRESSION_MASK = 0x07
 TIMESTAMP_TYPE_BIT = 0x08
 TRANSACTIONAL_BIT = 0x10
@@ -146,11 +146,17 @@ _RUN = struct.Struct(">qiibIhi30xi")
 
 
 def intact_run(
-    buffer: memoryview, at: int, end: int, base_offset: int, end_offset: int, most: int
+    buffer: memoryview,
+    at: int,
+    end: int,
+    base_offset: int,
+    end_offset: int,
+    most: int,
+    leader_epoch: int = LEADER_EPOCH,
 ) -> tuple[int, int, int]:
     """How far whole and intact batches without control records follow each other from `at`: their end, at most `end`,
     the offset after them, at most `end_offset`, and their number, at most `most`. The first of them has `base_offset`,
-    each following one the offset after the one before.
+    each following one the offset after the one before; none has a leader epoch above `leader_epoch`.
 
     The checks are those of `check_batch`, in one loop. What ends the run is left to the caller: nothing is raised.
     """
@@ -159,7 +165,9 @@ def intact_run(
         base, length, epoch, magic, crc, attributes, last_delta, records = _RUN.unpack_from(buffer, at)
         after = at + length + LENGTH_OVERHEAD
         next_offset = base + last_delta + 1
-        if base != base_offset or epoch != LEADER_EPOCH or magic != 2 or attributes & CONTROL_BIT or after > end:
+        if base != base_offset or magic != 2 or attributes & CONTROL_BIT or after > end:
+            break
+        if epoch != leader_epoch and not 0 <= epoch < leader_epoch:
             break
         if length < _EMPTY_LENGTH or next_offset > end_offset or last_delta < 0 or not 0 <= records <= last_delta + 1:
             break

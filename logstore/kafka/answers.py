@@ -21,12 +21,12 @@ from typing import Final, NamedTuple
 
 import trio
 
+from logstore.base.connected_socket import ConnectedSocket
 from logstore.base.states import following
 from logstore.engine import StoreEngine
 from logstore.interfaces import Buffer
 from logstore.kafka import produce
 from logstore.kafka.budgets import AnswerBudget, RequestBudget
-from logstore.kafka.client_socket import ClientSocket
 from logstore.kafka.frames import ClosedError
 from logstore.kafka.framing import frame
 
@@ -118,7 +118,7 @@ class AnswerLine:
 
     def __init__(
         self,
-        client: ClientSocket,
+        client: ConnectedSocket,
         engine: StoreEngine,
         requests: RequestBudget,
         answers: AnswerBudget,

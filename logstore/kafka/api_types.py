@@ -15,6 +15,7 @@ from kio.static.protocol import ResponsePayload
 from logstore.access.authorizer import Authorizer
 from logstore.access.quotas import Quotas
 from logstore.base.clock import Clock
+from logstore.cluster.placement import Placement
 from logstore.engine import StoreEngine
 from logstore.interfaces import Buffer
 from logstore.kafka.budgets import AnswerBudget
@@ -60,7 +61,7 @@ class Caller(NamedTuple):
 
 class Broker(NamedTuple):
     """The parts of the broker that every handler needs: the engine, the clock, the settings, the rights of callers
-    (without ACLs and users: all) and their quotas.
+    (without ACLs and users: all), their quotas, and where the streams of a cluster are (None: all are here).
     """
 
     engine: StoreEngine
@@ -68,6 +69,7 @@ class Broker(NamedTuple):
     settings: BrokerSettings
     authorizer: Authorizer = Authorizer()
     quotas: Quotas = Quotas()
+    placement: Placement | None = None
 
     @property
     def has_checks(self) -> bool:

@@ -150,6 +150,9 @@ class ClusterHandlers:
         if replicas is None:
             message = "no reassignment is in progress"
             return {"error_code": ErrorCode.no_reassignment_in_progress, "error_message": message}
+        if self._broker.placement is not None:
+            message = "the cluster places replicas itself, and does not take assignments"
+            return {"error_code": ErrorCode.invalid_replica_assignment, "error_message": message}
         if tuple(replicas) != (self._node_id(),):
             message = f"replicas={list(replicas)[:10]}: there is one node, {self._node_id()}, named once"
             return {"error_code": ErrorCode.invalid_replica_assignment, "error_message": message}

@@ -30,6 +30,7 @@ from typing import Final
 import trio
 
 from logstore.access.quotas import CONSUMER, PRODUCER, user_of
+from logstore.base.connected_socket import ConnectedSocket, TooSlow
 from logstore.base.states import following
 from logstore.errors import CairnError, MalformedRequest
 from logstore.events import CONNECTION_CLOSED, REQUEST_CRASHED
@@ -39,7 +40,6 @@ from logstore.kafka import codec, fetch, produce, single_batch
 from logstore.kafka.answers import SLOT_BYTES, AnswerLine, AnswerSlot
 from logstore.kafka.api_types import ApiHandlers, Broker, Caller
 from logstore.kafka.budgets import AnswerBudget
-from logstore.kafka.client_socket import ClientSocket, TooSlow
 from logstore.kafka.frames import SMALL_BYTES, Arrivals, ClosedError, Deadlines, FrameReader
 from logstore.kafka.framing import Reader
 from logstore.kafka.pace import STEPS, Pace, collecting
@@ -124,7 +124,7 @@ class ClientConnection:
 
     def __init__(
         self,
-        client: ClientSocket,
+        client: ConnectedSocket,
         broker: Broker,
         handlers: ApiHandlers,
         caller: Caller,

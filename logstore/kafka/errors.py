@@ -23,6 +23,9 @@ CODES: dict[type[Exception], ErrorCode] = {
     errors.OutOfOrderSequence: ErrorCode.out_of_order_sequence_number,
     errors.InvalidProducerEpoch: ErrorCode.invalid_producer_epoch,
     errors.StorageFailed: ErrorCode.kafka_storage_error,
+    errors.NotEnoughReplicas: ErrorCode.not_enough_replicas,
+    errors.InvalidReplicas: ErrorCode.invalid_replication_factor,
+    errors.NotInCluster: ErrorCode.policy_violation,
     errors.OffsetOutOfRange: ErrorCode.offset_out_of_range,
     errors.UnknownTopicOrPartition: ErrorCode.unknown_topic_or_partition,
     errors.UnknownTopicId: ErrorCode.unknown_topic_id,
@@ -37,6 +40,8 @@ CODES: dict[type[Exception], ErrorCode] = {
     errors.TransactionalIdAuthorizationFailed: ErrorCode.transactional_id_authorization_failed,
     errors.InvalidAcl: ErrorCode.invalid_request,
     errors.InvalidQuota: ErrorCode.invalid_request,
+    errors.NotLeader: ErrorCode.not_leader_or_follower,
+    errors.ChunkUnreachable: ErrorCode.kafka_storage_error,
 }
 
 

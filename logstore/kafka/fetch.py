@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import trio
 
-from logstore.errors import CairnError, MalformedRequest, OffsetOutOfRange, StorageFailed
+from logstore.errors import CairnError, MalformedRequest, NotLeader, OffsetOutOfRange, StorageFailed
 from logstore.events import READ_FAILED
 from logstore.interfaces import Buffer
 from logstore.kafka.api_types import Broker
@@ -22,6 +22,7 @@ from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.errors import error_code
 from logstore.kafka.framing import Reader, Writer
 from logstore.kafka.guard import MAX_ELEMENTS
+from logstore.kafka.offsets import refuse_leader_epoch
 from logstore.kafka.pace import LARGE_BYTES, Pace, Walkers
 from logstore.kafka.topic_keys import TopicKey, find_topic
 from logstore.log.stream import Stream
@@ -48,7 +49,6 @@ _UNKNOWN_TOPIC_ID = 100
 _TOPIC_AUTHORIZATION_FAILED = 29
 _SESSION_NOT_FOUND = 70
 _INVALID_SESSION_EPOCH = 71
-_FENCED_LEADER_EPOCH, _UNKNOWN_LEADER_EPOCH = 74, 75
 
 
 class FetchPartition(NamedTuple):
@@ -220,8 +220,9 @@ async def _collect(
 
 async def _read(broker: Broker, stream: Stream, wanted: FetchPartition, room: int, *, must_advance: bool) -> _Answer:
     if wanted.leader_epoch >= 0 and wanted.leader_epoch != stream.leader_epoch:
-        is_old = wanted.leader_epoch < stream.leader_epoch
-        return _refused(wanted, _FENCED_LEADER_EPOCH if is_old else _UNKNOWN_LEADER_EPOCH)
+        refused = refuse_leader_epoch(stream, wanted.leader_epoch).value
+        if refused:
+            return _refused(wanted, refused)
     try:
         limit = min(wanted.max_bytes, room)
         if limit <= 0 and not must_advance:
@@ -230,6 +231,8 @@ async def _read(broker: Broker, stream: Stream, wanted: FetchPartition, room: in
         result = await broker.engine.read(stream, wanted.offset, max(1, limit))
     except OffsetOutOfRange as error:
         return _empty(stream, wanted, int(error_code(error)))
+    except NotLeader as error:
+        return _refused(wanted, int(error_code(error)))
     except (CairnError, OSError) as error:
         broker.engine.store.report(READ_FAILED, stream=stream.name, offset=wanted.offset, error=str(error))
         failure = StorageFailed(str(error)) if isinstance(error, OSError) else error

@@ -20,12 +20,12 @@ from typing import NamedTuple
 
 import trio
 
+from logstore.base.connected_socket import ConnectedSocket, HandshakeFailed
 from logstore.errors import CairnError
 from logstore.format.epoch_api import EPOCH_COMMIT, STAGE
 from logstore.kafka import codec, produce
 from logstore.kafka.arrivals import Arrival, ArrivalBudget
 from logstore.kafka.budgets import RequestBudget
-from logstore.kafka.client_socket import ClientSocket, HandshakeFailed
 
 SMALL_BYTES = 32 * 1024
 """More than a Java producer's default batch with its frame."""
@@ -79,7 +79,7 @@ class FrameReader:
 
     def __init__(
         self,
-        client: ClientSocket,
+        client: ConnectedSocket,
         max_frame_bytes: int,
         deadlines: Deadlines,
         arrivals: Arrivals,

@@ -1,9 +1,10 @@
 """Describes the node, its topics and coordinators: Metadata, DescribeCluster, DescribeTopicPartitions, FindCoordinator.
 
-Invariants: this sidecar is the only node, leads every partition and coordinates every group, under the address that the
-client's listener advertises. A topic is created on first use only if both the setting and the request allow it, and is
-answered only once it is durable. Transactions have no coordinator: a look-up by transactional id is refused with an
-error that every client takes as final (`_no_transactions`).
+Invariants: a sidecar that is alone is the only node, leads every partition and coordinates every group, under the
+address that the client's listener advertises; in a cluster, `Broker.placement` says who does. A topic is created on
+first use only if both the setting and the request allow it, and is answered only once it is durable. Transactions have
+no coordinator: a look-up by transactional id is refused with an error that every client takes as final
+(`_no_transactions`).
 
 Sources: Kafka protocol guide; KIP-699 (FindCoordinator in batches), KIP-966 (DescribeTopicPartitions).
 """
@@ -19,12 +20,14 @@ from kio.schema.types import TopicName
 from kio.static.primitive import i32
 from kio.static.protocol import ResponsePayload
 
+from logstore.cluster.placement import Node, Placement
 from logstore.errors import CairnError
 from logstore.kafka.api_types import Api, Broker, Caller
 from logstore.kafka.codec import EncodedAnswer
 from logstore.kafka.errors import error_code
 from logstore.kafka.metadata_answer import ShownCluster, ShownNode, ShownTopic, encode_metadata
 from logstore.kafka.pace import LARGE_PARTS, Pace, Walkers
+from logstore.kafka.placed_metadata import PlacedTopic, controller_of, encode_placed
 from logstore.kafka.wire import respond
 from logstore.log.store import Topic
 from logstore.log.stream import Stream
@@ -35,6 +38,7 @@ FIRST_WITH_MANY_KEYS = 4
 """The version of FindCoordinator from which on a request has any number of keys (KIP-699)."""
 MAX_PARTITIONS_PER_ANSWER = 2000
 """Kafka's max.request.partition.size.limit: a longer DescribeTopicPartitions answer continues with a cursor."""
+NO_GROUPS = "a cluster has no coordinator of groups yet, or none at the moment; assign partitions instead"
 NO_TRANSACTIONS = "transactions are not supported here; leave transactional.id unset (idempotence works without it)"
 _NOT_ASKED = -(2**31)
 _TOPIC_OPERATIONS = sum(1 << code for code in (3, 4, 5, 6, 7, 8, 10, 11))
@@ -85,18 +89,28 @@ class MetadataHandlers:
         if getattr(request, "endpoint_type", BROKERS_ENDPOINT) != BROKERS_ENDPOINT:
             message = "this is a broker's endpoint, not a controller's"
             return await respond(request, {"error_code": ErrorCode.mismatched_endpoint_type, "error_message": message})
-        node = {"broker_id": self._node_id(), "host": caller.advertised_host, "port": caller.advertised_port}
+        nodes = self._nodes(caller)
         wants_operations = request.include_cluster_authorized_operations
         return await respond(
             request,
             {
                 "error_code": ErrorCode.none,
                 "cluster_id": self._broker.engine.store.cluster_id,
-                "controller_id": self._node_id(),
-                "brokers": [node],
+                "controller_id": controller_of(nodes),
+                "brokers": [
+                    {"broker_id": node.node_id, "host": node.host, "port": node.port, "rack": node.rack}
+                    for node in nodes
+                ],
                 "cluster_authorized_operations": _CLUSTER_OPERATIONS if wants_operations else _NOT_ASKED,
             },
         )
+
+    def _nodes(self, caller: Caller) -> Sequence[Node]:
+        """All nodes, under the addresses that a client can use."""
+        placement = self._broker.placement
+        if placement is None:
+            return [Node(self._node_id(), caller.advertised_host, caller.advertised_port)]
+        return placement.nodes(caller.advertised_host, caller.advertised_port)
 
     async def find_coordinator(self, request: Any, caller: Caller) -> ResponsePayload:
         """FindCoordinator 0 to 6: one key up to version 3, any number from version 4."""
@@ -120,7 +134,12 @@ class MetadataHandlers:
         if not key:
             message = "a group id must not be empty"
             return {"error_code": ErrorCode.invalid_group_id, "error_message": message, **nowhere}
-        here = {"node_id": self._node_id(), "host": caller.advertised_host, "port": caller.advertised_port}
+        node: Node | None = Node(self._node_id(), caller.advertised_host, caller.advertised_port)
+        if self._broker.placement is not None:
+            node = self._broker.placement.coordinator(caller.advertised_host, caller.advertised_port)
+        if node is None:
+            return {"error_code": ErrorCode.coordinator_not_available, "error_message": NO_GROUPS, **nowhere}
+        here = {"node_id": node.node_id, "host": node.host, "port": node.port}
         return {"error_code": ErrorCode.none, "error_message": None, **here}
 
     # ---- topics
@@ -150,9 +169,20 @@ class MetadataHandlers:
             _CLUSTER_OPERATIONS if wants_cluster else _NOT_ASKED,
             _TOPIC_OPERATIONS if wants_topics else _NOT_ASKED,
         )
+        placement = self._broker.placement
+        if placement is not None:
+            placed = [self._placed(placement, topic) for topic in topics]
+            return encode_placed(version, self._nodes(caller), cluster, placed)
         node = ShownNode(self._node_id(), caller.advertised_host, caller.advertised_port)
         work = partial(encode_metadata, version, node, cluster, topics)
         return await Walkers.run(work) if sum(topic.partitions + 1 for topic in topics) > LARGE_PARTS else work()
+
+    @staticmethod
+    def _placed(placement: Placement, shown: ShownTopic) -> PlacedTopic:
+        topic_id = shown.topic_id
+        if shown.error or topic_id is None:
+            return PlacedTopic(shown, ())
+        return PlacedTopic(shown, [placement.placed(topic_id, partition) for partition in range(shown.partitions)])
 
     async def _look_up(self, wanted: _Wanted, *, may_create: bool) -> ShownTopic:
         """A topic as Metadata shows it; a missing topic is created if that is allowed."""
@@ -197,7 +227,12 @@ class MetadataHandlers:
             if topic is None:
                 answers.append(_missing(name, ErrorCode.unknown_topic_or_partition))
                 continue
-            partitions = _partitions(topic.partitions[first : first + room], self._node_id())
+            found = topic.partitions[first : first + room]
+            placement = self._broker.placement
+            if placement is None:
+                partitions = _partitions(found, self._node_id())
+            else:
+                partitions = _placed_partitions(found, topic.topic_id, placement)
             room -= len(partitions)
             shown = {
                 "error_code": ErrorCode.none,
@@ -243,6 +278,26 @@ def _partitions(streams: Sequence[Stream], node_id: int) -> Sequence[Mapping[str
             "offline_replicas": (),
         }
         for stream in streams
+    ]
+
+
+def _placed_partitions(
+    streams: Sequence[Stream], topic_id: uuid.UUID, placement: Placement
+) -> Sequence[Mapping[str, Any]]:
+    found = [(stream.partition, placement.placed(topic_id, stream.partition)) for stream in streams]
+    return [
+        {
+            "error_code": ErrorCode.none if placed.leader >= 0 else ErrorCode.leader_not_available,
+            "partition_index": partition,
+            "leader_id": placed.leader,
+            "leader_epoch": placed.epoch,
+            "replica_nodes": placed.replicas,
+            "isr_nodes": placed.in_sync,
+            "eligible_leader_replicas": (),
+            "last_known_elr": (),
+            "offline_replicas": placed.offline,
+        }
+        for partition, placed in found
     ]
 
 

@@ -1,7 +1,8 @@
 """Looks up offsets by position or time: ListOffsets and OffsetForLeaderEpoch.
 
-Invariants: the latest offset is the high watermark, so no client ever sees an offset that is not durable; there is one
-leader epoch, so no log ever diverges. A failed look-up is an error of its partition alone.
+Invariants: the latest offset is the high watermark, so no client ever sees an offset that is not durable. A host alone
+has one leader epoch; in a cluster, what clients have seen is never cut. So no log ever diverges. A failed look-up is an
+error of its partition alone.
 
 Sources: Kafka protocol guide; KIP-79 (by timestamp), KIP-734 (max timestamp), KIP-405, KIP-1005 and KIP-1023 (tiered
 storage, which Cairn does not have).
@@ -14,6 +15,7 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
+from logstore.cluster.replicated_stream import ReplicatedStream
 from logstore.errors import CairnError, StorageFailed
 from logstore.events import LOOK_UP_FAILED
 from logstore.kafka.api_types import Api, Broker, Caller
@@ -111,10 +113,13 @@ class OffsetHandlers:
 
     def _epoch_end(self, topic: str, part: Any) -> Mapping[str, Any]:
         try:
-            stream = self._broker.engine.store.stream(topic, part.partition)
+            stream: Stream | ReplicatedStream = self._broker.engine.store.stream(topic, part.partition)
         except CairnError as error:
             return {"error_code": error_code(error)}
         refused = refuse_leader_epoch(stream, part.current_leader_epoch)
+        if refused is ErrorCode.none and isinstance(stream, ReplicatedStream):
+            end_offset = stream.end_of_epoch(part.leader_epoch)
+            return {"error_code": ErrorCode.none, "leader_epoch": part.leader_epoch, "end_offset": end_offset}
         if refused is not ErrorCode.none or part.leader_epoch != stream.leader_epoch:
             return {"error_code": refused}
         return {
@@ -124,8 +129,13 @@ class OffsetHandlers:
         }
 
 
-def refuse_leader_epoch(stream: Stream, current: int) -> ErrorCode:
+def refuse_leader_epoch(stream: Stream | ReplicatedStream, current: int) -> ErrorCode:
     """The error for a client whose leader epoch is not the stream's (-1: the client gave none); `none` if it is."""
+    if isinstance(stream, ReplicatedStream):
+        if not stream.is_leader:
+            return ErrorCode.not_leader_or_follower
+        if stream.leader_epoch < current <= stream.newest_epoch:
+            return ErrorCode.none
     if current in (_UNKNOWN, stream.leader_epoch):
         return ErrorCode.none
     return ErrorCode.fenced_leader_epoch if current < stream.leader_epoch else ErrorCode.unknown_leader_epoch

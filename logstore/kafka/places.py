@@ -11,26 +11,11 @@ A new connection is never refused. Invariants:
 
 from collections import OrderedDict
 from collections.abc import Callable
-from ipaddress import IPv6Address
-from typing import Final
 
-from logstore.base.addresses import ip_of
-
-LOOPBACK: Final = "loopback"
-_NETWORK_BYTES = 8
+from logstore.base.addresses import LOOPBACK, address_group
 
 End = Callable[[], None]
 """Ends a connection; this module uses it as the connection's identity."""
-
-
-def address_group(host: str) -> str:
-    """The key of all hosts that count as one address."""
-    address = ip_of(host)
-    if address is None:
-        return host
-    if address.is_loopback:
-        return LOOPBACK
-    return address.packed[:_NETWORK_BYTES].hex() if isinstance(address, IPv6Address) else str(address)
 
 
 class _Address:

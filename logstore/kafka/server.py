@@ -11,18 +11,18 @@ from typing import Final, NamedTuple
 import trio
 
 from logstore.base.addresses import canonical_host
+from logstore.base.connected_socket import ConnectedSocket
 from logstore.base.tls import ServerTls
+from logstore.base.tls_socket import HANDSHAKES, TlsSocket
 from logstore.events import CANNOT_ACCEPT
 from logstore.kafka.api_types import ApiHandlers, Broker, Caller
 from logstore.kafka.arrivals import ArrivalBudget
 from logstore.kafka.budgets import AnswerBudget, RequestBudget
-from logstore.kafka.client_socket import ClientSocket
 from logstore.kafka.connection import MAX_WAITING_BYTES, ClientConnection
 from logstore.kafka.frames import SMALL_BYTES, Arrivals
 from logstore.kafka.places import Places
 from logstore.kafka.security.login import Authenticator, Login
 from logstore.kafka.security.protocols import SecurityProtocol
-from logstore.kafka.security.tls_socket import HANDSHAKES, TlsClientSocket
 
 BACKLOG = 1024
 ACCEPT_AGAIN_S = 0.1
@@ -167,9 +167,9 @@ class KafkaServer:
         tls, authenticator = self._security
         connected = socket.socket(fileno=client.detach())
         if listener.protocol.is_encrypted and tls is not None:
-            client_socket: ClientSocket = TlsClientSocket(connected, tls.context, self._handshakes)
+            client_socket: ConnectedSocket = TlsSocket(connected, tls.context, self._handshakes)
         else:
-            client_socket = ClientSocket(connected)
+            client_socket = ConnectedSocket(connected)
         connection = ClientConnection(
             client_socket,
             self._broker,

@@ -1,8 +1,8 @@
 """Administration of topics: CreateTopics, DeleteTopics, CreatePartitions, DeleteRecords, DescribeLogDirs.
 
 Invariants: a change is durable before it is answered as done. One refused topic does not affect the other topics of the
-request; a topic that is named twice in one request is refused (INVALID_REQUEST), as in Kafka. There is one node, so the
-replication factor is 1 (or -1: the server's choice).
+request; a topic that is named twice in one request is refused (INVALID_REQUEST), as in Kafka. A host alone
+has the replication factor 1; in a cluster, -1 is the cluster's choice, and hosts are not assigned by hand.
 
 Source: Kafka protocol guide; KIP-464 (defaults), KIP-516 (topic ids).
 """
@@ -16,6 +16,7 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
+from logstore.cluster.topics import ClusterTopics, ReplicatedTopic
 from logstore.errors import CairnError, InvalidConfig, InvalidPartitions, StorageFailed, TopicExists
 from logstore.kafka.api_types import Api, Broker, Caller
 from logstore.kafka.configs import topic_entries
@@ -96,28 +97,43 @@ class TopicHandlers:
             if entry.value is None:
                 raise InvalidConfig(f"topic setting {entry.name!r} has no value; leave it out to get the default")
             config[entry.name] = entry.value
-        parsed = self._store.check_topic(wanted.name, partitions, config)
+        cluster = self._cluster
+        if cluster is None:
+            replicas, parsed = _REPLICATION_FACTOR, self._store.check_topic(wanted.name, partitions, config)
+        else:
+            replicas = cluster.replicas_of(wanted.replication_factor)
+            parsed = cluster.check_topic(wanted.name, partitions, config, replicas)
         if validate_only:
             topic_id = None
         else:
-            topic_id = (await self._make(wanted.name, partitions, config)).topic_id
+            topic_id = (await self._make(wanted.name, partitions, config, replicas)).topic_id
         shown = topic_entries(parsed, config, self._broker.settings.topic_defaults)
         return {
             "topic_id": topic_id,
             "error_code": ErrorCode.none,
             "error_message": None,
             "num_partitions": partitions,
-            "replication_factor": _REPLICATION_FACTOR,
+            "replication_factor": replicas,
             "configs": [entry.described() for entry in shown],
         }
 
-    async def _make(self, name: str, partitions: int, config: Mapping[str, str]) -> Topic:
+    @property
+    def _cluster(self) -> ClusterTopics | None:
+        """The cluster's topics; None on a host alone."""
+        store: Store | ClusterTopics = self._store
+        return store if isinstance(store, ClusterTopics) else None
+
+    async def _make(
+        self, name: str, partitions: int, config: Mapping[str, str], replicas: int
+    ) -> Topic | ReplicatedTopic:
         """Create a topic. If another request is creating it, wait for that and raise TopicExists. Raises CairnError."""
         engine = self._broker.engine
         rival = self._store.creation(name)
         if rival is not None:
             await engine.wait(rival)
             raise TopicExists(f"topic {name!r} exists")
+        if self._cluster is not None:
+            return await engine.wait(self._cluster.create_topic(name, partitions, config, replicas))
         return await engine.wait(self._store.create_topic(name, partitions, config))
 
     def _partition_count(self, wanted: Any) -> int:
@@ -132,7 +148,7 @@ class TopicHandlers:
                 message = f"partitions must be numbered from 0 without gaps, not {indexes}"
                 raise _Refused(ErrorCode.invalid_replica_assignment, message)
             return len(indexes)
-        if wanted.replication_factor not in (_DEFAULT, _REPLICATION_FACTOR):
+        if self._cluster is None and wanted.replication_factor not in (_DEFAULT, _REPLICATION_FACTOR):
             message = f"replication factor {wanted.replication_factor}: there is 1 node, so it must be 1 (or -1)"
             raise _Refused(ErrorCode.invalid_replication_factor, message)
         if wanted.num_partitions == _DEFAULT:
@@ -140,6 +156,9 @@ class TopicHandlers:
         return int(wanted.num_partitions)
 
     def _check_assignments(self, assignments: Sequence[tuple[int, ...]]) -> None:
+        if self._cluster is not None:
+            message = "the cluster places replicas itself; give a replication factor instead of assignments"
+            raise _Refused(ErrorCode.invalid_replica_assignment, message)
         node_id = self._store.node_id
         if any(nodes != (node_id,) for nodes in assignments):
             message = f"the only node here is {node_id}; every partition must be assigned to it, once"

@@ -47,6 +47,7 @@ class ChunkWriter:
         "_builder",
         "_directory",
         "_host",
+        "_leader_epoch",
         "_producers",
         "_snapshot_bytes",
         "backlog",
@@ -64,6 +65,7 @@ class ChunkWriter:
         self._directory = directory
         self._host = host
         self._producers: ProducerTable[AppendTicket] = recovered.producers
+        self._leader_epoch = recovered.leader_epoch
         self.key = directory.encode("utf-8", "surrogateescape")
         self.chunks = recovered.chunks
         last = end_of(self.chunks[-1]) if self.chunks else ChunkEnd(0, recovered.next_offset)
@@ -119,10 +121,13 @@ class ChunkWriter:
         entries: list[IndexEntry],
         config: TopicConfig,
     ) -> None:
-        """Assign a batch its offset and position, and its time if the topic uses LogAppendTime."""
-        if config.stamps_appends and not header.is_control:
-            header = stamp_append_time(buffer, header, self._host.clock.wall_ms())
-        patch_base(buffer, 0, self.end_offset, LEADER_EPOCH)
+        """Assign a batch its offset and position, and its time if the topic uses LogAppendTime; a batch of a replica
+        has its offset and its time.
+        """
+        if self._leader_epoch == LEADER_EPOCH:
+            if config.stamps_appends and not header.is_control:
+                header = stamp_append_time(buffer, header, self._host.clock.wall_ms())
+            patch_base(buffer, 0, self.end_offset, LEADER_EPOCH)
         kind = known_type(buffer) if header.is_control else 0
         self._builder.note(header, self.end_offset, self.end_position, entries, kind)
         flight.batches.append(PlacedBatch(buffer, header, self.end_offset, kind))
@@ -251,7 +256,7 @@ class ChunkWriter:
         if self.chunks:
             operations.extend(self.seal_operations())
         base_offset = self.backlog.synced.next_offset if self.is_moving else self.end_offset
-        chunk = Chunk(self._directory, base_offset, base_offset)
+        chunk = Chunk(self._directory, base_offset, base_offset, leader_epoch=self._leader_epoch)
         log_path = self._path_until_synced(chunk)
         moved = self.backlog.unwritten if self.is_moving else []
         snapshot_at = sum(len(entry.buffer) for entry in moved)

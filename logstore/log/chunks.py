@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from logstore.format.batch import BatchHeader
+from logstore.format.batch import LEADER_EPOCH, BatchHeader
 from logstore.format.index import (
     CONTROL_FLAG,
     NO_TIMESTAMP,
@@ -210,6 +210,8 @@ class Chunk:
     """At most so many bytes are control records of state, those of `cleaned_for` not counted; None: not known."""
     cleaned_for: frozenset[str] = frozenset()
     """The queries whose control records of state are not in the chunk any more."""
+    leader_epoch: int = LEADER_EPOCH
+    """Of a replica: its batches have leader epochs up to this one."""
 
     @property
     def log_path(self) -> str:
@@ -253,6 +255,7 @@ class Chunk:
             self.index,
             is_cold,
             self.revision,
+            self.leader_epoch,
         )
 
 
@@ -270,6 +273,7 @@ class ChunkView:
     is_cold: bool = False
     """Far enough from the newest data that its pages are dropped after a read, so that they do not evict warm pages."""
     revision: int = 0
+    leader_epoch: int = LEADER_EPOCH
 
 
 def newest(chunks: Sequence[Chunk], is_wanted: Callable[[Chunk], bool]) -> ChunkView | None:

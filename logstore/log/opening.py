@@ -7,11 +7,12 @@ Invariants:
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 from logstore.base.events import Report
 from logstore.errors import CorruptFile
 from logstore.events import OFFSETS_LOST
+from logstore.format.batch import LEADER_EPOCH
 from logstore.format.journal_block import JournalPart
 from logstore.interfaces import FileSystem
 from logstore.log.producers import ProducerTable
@@ -19,13 +20,19 @@ from logstore.log.quiet import QuietStreams, opened_from
 from logstore.log.recovery import recover_stream
 from logstore.log.stream_state import RecoveredStream
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
 
 class StoredStream(NamedTuple):
-    """A stream as the catalogue knows it; `is_there`: whether it has a directory, which comes with its first record."""
+    """A stream as the catalogue knows it; `is_there`: whether it has a directory, which comes with its first record.
+    `leader_epoch`: the highest one that its batches may have.
+    """
 
     directory: str
     log_start: int
     is_there: bool
+    leader_epoch: int = LEADER_EPOCH
 
 
 class OpenedStream(NamedTuple):
@@ -36,8 +43,13 @@ class OpenedStream(NamedTuple):
 
 
 Recover = Callable[[StoredStream], OpenedStream]
-Each = Callable[[Recover, Sequence[StoredStream]], Iterable[OpenedStream]]
-"""`map`, or a version of it that uses threads: a recovery mostly waits for syncs."""
+
+
+class Each(Protocol):
+    """`map`, or a version of it that uses threads: a recovery mostly waits for syncs."""
+
+    def __call__(self, work: Callable[[Item], Result], items: Sequence[Item], /) -> Iterable[Result]:
+        """The results of `work` for all items, in their order."""
 
 
 def open_streams(
@@ -58,7 +70,7 @@ def _from_table(fs: FileSystem, quiet: QuietStreams, stored: StoredStream) -> Op
     found = quiet.find(stored.directory).quiet
     if found is None or not quiet.is_true(fs, stored.directory, found):
         return None
-    return OpenedStream(opened_from(found, stored.directory, stored.log_start), True)
+    return OpenedStream(opened_from(found, stored.directory, stored.log_start, stored.leader_epoch), True)
 
 
 def recover_from_files(
@@ -78,7 +90,7 @@ def recover_from_files(
     recovered = RecoveredStream([], ProducerTable(), 0, 0)
     parts = journaled.get(directory, ())
     if stored.is_there:
-        recovered = recover_stream(fs, directory, stored.log_start, now_ms, report, parts)
+        recovered = recover_stream(fs, directory, stored.log_start, now_ms, report, parts, stored.leader_epoch)
     elif parts:
         raise CorruptFile(f"{directory} is gone, though the journal has records of the stream; restore it")
     if not recovered.chunks and reached:

@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 from logstore.base.events import Report
 from logstore.errors import CorruptFile, StorageFailed
 from logstore.events import QUIET_STREAM_DIFFERS, QUIET_TABLE_DAMAGED
+from logstore.format.batch import LEADER_EPOCH
 from logstore.format.quiet_stream import (
     ActiveStream,
     QuietChunk,
@@ -188,7 +189,7 @@ class QuietStreams:
             if index is not None:
                 chunk.index_bytes, chunk.index = fs.size(chunk.index_path), index
                 return
-            found = open_last_chunk(fs, stream.directory, chunk.base_offset, self._report)
+            found = open_last_chunk(fs, chunk, self._report)
             if (found.size_bytes, found.next_offset) != (chunk.size_bytes, chunk.next_offset):
                 raise OSError(
                     EIO,
@@ -283,20 +284,20 @@ class QuietStreams:
         if entries:
             await self._ledger.put(entries)
 
-    def forget(self, streams: Iterable[Stream]) -> None:
-        """Drop the entries of streams that are deleted."""
-        gone: dict[str, bytes | None] = {}
+    def forget(self, streams: Iterable[Stream], directories: Iterable[str] = ()) -> None:
+        """Drop the entries of streams that are deleted, and of those in further directories."""
+        keys = [key_of(directory) for directory in directories]
         for stream in streams:
             self._awake.pop(stream, None)
             self._unread.discard(stream)
-            if self._ledger.get(key_of(stream.directory)) is not None:
-                gone[key_of(stream.directory)] = None
+            keys.append(key_of(stream.directory))
+        gone: dict[str, bytes | None] = {key: None for key in keys if self._ledger.get(key) is not None}
         if gone:
             self._ledger.put(gone)
 
 
 def key_of(directory: str) -> str:
-    """The key of the stream in a directory "streams/NAME.ID/PARTITION": "ID/PARTITION"."""
+    """The key of the stream in a directory "streams/NAME.ID/PARTITION": "ID/PARTITION"; of a replica, its directory."""
     return directory.rpartition(".")[2]
 
 
@@ -318,7 +319,9 @@ def described(stream: Stream) -> QuietStream:
     return QuietStream(chunks, stream.snapshot_at, stream.chunks[-1].opened_ms, producers)
 
 
-def opened_from(quiet: QuietStream, directory: str, log_start: int) -> RecoveredStream:
+def opened_from(
+    quiet: QuietStream, directory: str, log_start: int, leader_epoch: int = LEADER_EPOCH
+) -> RecoveredStream:
     """A stream as its entry describes it; `log_start`: its last recorded one."""
     chunks = [
         Chunk(
@@ -331,6 +334,7 @@ def opened_from(quiet: QuietStream, directory: str, log_start: int) -> Recovered
             index=None,
             index_bytes=chunk.index_bytes,
             producers_bytes=chunk.producers_bytes,
+            leader_epoch=leader_epoch,
         )
         for chunk in quiet.chunks
     ]
@@ -338,7 +342,7 @@ def opened_from(quiet: QuietStream, directory: str, log_start: int) -> Recovered
     producers: ProducerTable[AppendTicket] = ProducerTable()
     producers.load_packed(quiet.producers)
     start = min(max(log_start, chunks[0].base_offset), quiet.next_offset)
-    return RecoveredStream(chunks, producers, start, quiet.next_offset, quiet.snapshot_at)
+    return RecoveredStream(chunks, producers, start, quiet.next_offset, quiet.snapshot_at, leader_epoch)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -13,7 +13,6 @@ from typing import NamedTuple
 from logstore.errors import CorruptBatch, CorruptChunk, UnsupportedBatchFormat
 from logstore.format.batch import (
     HEADER_BYTES,
-    LEADER_EPOCH,
     BatchHeader,
     check_batch,
     empty_batch,
@@ -224,7 +223,9 @@ def walk_batches(
                     count = 0
                     if run_bytes > 0 and not header.is_control:
                         limit = min(len(window), end + run_bytes)
-                        end, due, count = intact_run(window, end, limit, due, view.next_offset, runs.max_batches)
+                        end, due, count = intact_run(
+                            window, end, limit, due, view.next_offset, runs.max_batches, view.leader_epoch
+                        )
                         run_bytes -= end - at - need
                     yield FoundBatch(position, header, window[at:end], window, at, due, 1 + count)
                     need = end - at
@@ -246,7 +247,7 @@ def _header(view: ChunkView, window: memoryview, at: int, due: int, offset: int)
         header = parse_header(window, at)
     except (CorruptBatch, UnsupportedBatchFormat) as error:
         raise _corrupt(view, offset, str(error)) from error
-    is_in_place = header.base_offset == due and header.partition_leader_epoch == LEADER_EPOCH
+    is_in_place = header.base_offset == due and 0 <= header.partition_leader_epoch <= view.leader_epoch
     if not is_in_place or not due < header.next_offset <= view.next_offset:
         raise _corrupt(view, offset, f"base offset {header.base_offset} stands where {due} is due")
     return header

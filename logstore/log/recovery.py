@@ -70,9 +70,10 @@ def recover_stream(
     now_ms: int,
     report: Report,
     journaled: Sequence[JournalPart] = (),
+    leader_epoch: int = LEADER_EPOCH,
 ) -> RecoveredStream:
     """Open the stream in `directory`, whose log start was last recorded as `log_start`. `journaled`: what the journal
-    holds of it, in order.
+    holds of it, in order; `leader_epoch`: the highest one that its batches may have.
 
     Raises CorruptFile if no chunk is left of a stream that had records (it must not silently start again at 0), and
     UnknownFormatVersion. Any other loss or cut is reported, and the stream opens.
@@ -86,27 +87,30 @@ def recover_stream(
         if journaled:
             raise CorruptFile(f"{directory}: no chunk is left, though the journal continues one; restore it")
         fs.sync_directory(directory)
-        return RecoveredStream([], ProducerTable(), log_start, log_start)
+        return RecoveredStream([], ProducerTable(), log_start, log_start, leader_epoch=leader_epoch)
     if bases[0] > log_start:
         report(OFFSETS_LOST, directory=directory, first=log_start, last=bases[0] - 1, why="no chunk holds them")
     chunks: list[Chunk] = []
     for base, following in zip(bases, [*bases[1:], None], strict=True):
-        chunk = _open_chunk(fs, directory, base, following, report, journaled if following is None else ())
+        fresh = Chunk(directory, base, base, leader_epoch=leader_epoch)
+        chunk = _open_chunk(fs, fresh, following, report, journaled if following is None else ())
         if following is not None and chunk.next_offset < following:
             report(OFFSETS_LOST, path=chunk.log_path, first=chunk.next_offset, last=following - 1, why="damaged")
         chunks.append(chunk)
     _report_lost_parts(chunks[-1], journaled, report)
     producers, snapshot_at = _recover_producers(fs, chunks, now_ms, report)
     fs.sync_directory(directory)
-    start = max(log_start, bases[0])
-    return RecoveredStream(chunks, producers, min(start, chunks[-1].next_offset), chunks[-1].next_offset, snapshot_at)
+    next_offset = chunks[-1].next_offset
+    start = min(max(log_start, bases[0]), next_offset)
+    return RecoveredStream(chunks, producers, start, next_offset, snapshot_at, leader_epoch)
 
 
-def open_last_chunk(fs: FileSystem, directory: str, base: int, report: Report) -> Chunk:
-    """Open the last chunk of a stream alone, with its index: it is walked from its last index block on, what is torn is
-    cut, and the index is repaired. Raises OSError, UnknownFormatVersion.
+def open_last_chunk(fs: FileSystem, chunk: Chunk, report: Report) -> Chunk:
+    """Open the last chunk of a stream alone, as if only its name were known, with its index: it is walked from its last
+    index block on, what is torn is cut, and the index is repaired. Raises OSError, UnknownFormatVersion.
     """
-    return _open_chunk(fs, directory, base, None, report, ())
+    fresh = Chunk(chunk.directory, chunk.base_offset, chunk.base_offset, leader_epoch=chunk.leader_epoch)
+    return _open_chunk(fs, fresh, None, report, ())
 
 
 def _sweep(fs: FileSystem, directory: str, log_start: int) -> list[int]:
@@ -127,14 +131,9 @@ def _sweep(fs: FileSystem, directory: str, log_start: int) -> list[int]:
 
 
 def _open_chunk(
-    fs: FileSystem,
-    directory: str,
-    base: int,
-    following: int | None,
-    report: Report,
-    journaled: Sequence[JournalPart],
+    fs: FileSystem, chunk: Chunk, following: int | None, report: Report, journaled: Sequence[JournalPart]
 ) -> Chunk:
-    chunk = Chunk(directory, base, base)
+    """Find the end and the index of a chunk of which the name is known."""
     file_bytes = fs.size(chunk.log_path)
     if following is not None and _open_sealed(fs, chunk, following, file_bytes):
         return chunk
@@ -369,7 +368,7 @@ class _Walk:
         if not is_proven and self.file_bytes - position <= self._largest_write(position, offset):
             return None
         most = min(self.file_bytes, position + 4 * self._largest_write(position, offset))
-        found = _find_batch(self.fs, self.chunk.log_path, position + 1, most, self.file_bytes, offset)
+        found = _find_batch(self.fs, self.chunk, position + 1, most, self.file_bytes, offset)
         if found is None:
             return None
         at, header = found
@@ -401,17 +400,17 @@ class _Walk:
 
 
 def _find_batch(
-    fs: FileSystem, path: str, start: int, stop: int, end: int, after_offset: int
+    fs: FileSystem, chunk: Chunk, start: int, stop: int, end: int, after_offset: int
 ) -> tuple[int, BatchHeader] | None:
     """The first intact batch whose position is from `start` up to `stop` and whose base offset is above `after_offset`;
     the file ends at `end`. Slow.
     """
     for window_at in range(start, stop, WINDOW_BYTES):
-        window = fs.read(path, window_at, min(WINDOW_BYTES + HEADER_BYTES, end - window_at))
+        window = fs.read(chunk.log_path, window_at, min(WINDOW_BYTES + HEADER_BYTES, end - window_at))
         at = window.find(b"\x02", MAGIC_OFFSET, WINDOW_BYTES + MAGIC_OFFSET)
         while at >= 0:
             position = window_at + at - MAGIC_OFFSET
-            header = _batch_at(fs, path, position, end, memoryview(window)[at - MAGIC_OFFSET :], after_offset)
+            header = _batch_at(fs, chunk, position, end, memoryview(window)[at - MAGIC_OFFSET :], after_offset)
             if header is not None:
                 return position, header
             at = window.find(b"\x02", at + 1, WINDOW_BYTES + MAGIC_OFFSET)
@@ -419,18 +418,20 @@ def _find_batch(
 
 
 def _batch_at(
-    fs: FileSystem, path: str, position: int, end: int, data: memoryview, after_offset: int
+    fs: FileSystem, chunk: Chunk, position: int, end: int, data: memoryview, after_offset: int
 ) -> BatchHeader | None:
     """The header of the intact batch at `position`, whose first bytes are in `data`; None if there is none."""
     try:
         header = parse_header(data)
         # Bytes inside records may look like a header; only plausible headers are worth a read. How far its offset is
         # ahead proves nothing: a compressed batch may have more records than bytes.
-        if header.partition_leader_epoch != LEADER_EPOCH or header.last_offset_delta < 0:
+        if not 0 <= header.partition_leader_epoch <= chunk.leader_epoch or header.last_offset_delta < 0:
             return None
         if header.base_offset <= after_offset or header.size_bytes > min(end - position, MAX_APPEND_BYTES):
             return None
-        whole = data if header.size_bytes <= len(data) else memoryview(fs.read(path, position, header.size_bytes))
+        whole = (
+            data if header.size_bytes <= len(data) else memoryview(fs.read(chunk.log_path, position, header.size_bytes))
+        )
         return check_batch(whole)
     except (CorruptBatch, UnsupportedBatchFormat):
         return None

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from logstore.errors import CorruptBatch, CorruptChunk, UnsupportedBatchFormat
-from logstore.format.batch import LEADER_EPOCH, check_batch
+from logstore.format.batch import check_batch
 from logstore.format.control import known_type
 from logstore.interfaces import Buffer, FileSystem
 from logstore.log.chunks import ChunkView, ControlPlace, IndexCache, SparseIndex
@@ -127,7 +127,7 @@ def _checked(view: ChunkView, place: ControlPlace, window: memoryview, at: int) 
     except (CorruptBatch, UnsupportedBatchFormat) as error:
         raise damaged(view, place.base_offset, last_offset, str(error)) from error
     batch = window[at : at + header.size_bytes]
-    in_place = header.base_offset == place.base_offset and header.partition_leader_epoch == LEADER_EPOCH
+    in_place = header.base_offset == place.base_offset and 0 <= header.partition_leader_epoch <= view.leader_epoch
     fits = header.size_bytes <= place.end - place.position and header.next_offset <= place.next_offset
     if not in_place or not fits or not header.is_control:
         why = f"the control batch at offset {place.base_offset} is not the one that the index knows"

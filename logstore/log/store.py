@@ -63,6 +63,7 @@ from logstore.log.readers import (
     StreamBounds,
     StreamId,
 )
+from logstore.log.replicas import ReplicaChunks
 from logstore.log.retention import RetentionClock, must_roll
 from logstore.log.rolling import ChunkRoller
 from logstore.log.serial_queue import SerialQueue
@@ -208,7 +209,9 @@ class Store:
             self.topics[name] = self._by_id[topic.topic_id] = topic
         now_ms = self.clock.wall_ms()
         recover = partial(recover_from_files, fs, self.quiet, journal.parts, now_ms, self.report)
-        self._adopt(stored, open_streams(fs, self.quiet, recover, [at for _, at in stored], each), fs)
+        opened = open_streams(fs, self.quiet, recover, [at for _, at in stored], each)
+        self.replicas = ReplicaChunks.open(fs, self, journal, each)
+        self._adopt(stored, opened, fs)
         # The streams hold it all now, synced: it must not be found again behind what they append from here on.
         self.journal.start_behind(journal.serial, journal.generation)
         for path in journal.paths:
@@ -238,7 +241,7 @@ class Store:
         # A killed process may have left the names of partitions in the page cache only.
         for directory in changed:
             fs.sync_directory(directory)
-        self.quiet.keep_only(at.directory for _, at in stored)
+        self.quiet.keep_only([*(at.directory for _, at in stored), *self.replicas.directories()])
 
     def _set_retention_clock(self) -> None:
         """Continue the clock from the latest known time; data without an index block was written no later than now."""
@@ -494,6 +497,7 @@ class Store:
         self.readers.save()
         self.cleaner.more()
         self.journal.tick()
+        self.replicas.tick()
         if not self._trims:  # else one line for all streams that a reader is released from
             self._report_releases()
 
@@ -540,15 +544,16 @@ class Store:
         """Refuse appends, finish pending ones, leave nothing to scan at the next start. Settles when all streams are
         closed.
         """
-        closing = [stream.close() for stream in self.streams()]
+        streams = [*self.streams(), *self.replicas.logs()]
+        closing = [stream.close() for stream in streams]
         closing.append(self._save_retention_clock())
         closing.append(self.cleaner.stop())
         closing.extend(self.readers.save(MAX_READERS))
-        return start(self._close(closing))
+        return start(self._close(closing, streams))
 
-    async def _close(self, closing: Sequence[Ticket[Any]]) -> None:
+    async def _close(self, closing: Sequence[Ticket[Any]], streams: Sequence[Stream]) -> None:
         await all_settled(closing)
-        await all_settled([stream.sync_backlog() for stream in self.streams()])
+        await all_settled([*(stream.sync_backlog() for stream in streams), self.replicas.note_all()])
         await self.journal.settle()
         await self.quiet.rest().settled()  # a round under way
         await self.quiet.rest(at_once=True).settled()

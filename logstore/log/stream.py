@@ -20,11 +20,10 @@ Sources: CEC paper, section IX; docs/format.md.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from logstore.errors import CairnError, OffsetOutOfRange, StorageFailed, UnknownTopicOrPartition
 from logstore.events import APPEND_FAILED, TRIMMED
-from logstore.format.batch import LEADER_EPOCH
 from logstore.format.index import NO_TIMESTAMP
 from logstore.log.background import FileRemover
 from logstore.log.backlog_writer import BacklogWriter
@@ -44,6 +43,7 @@ from logstore.log.stream_state import (
     RecoveredStream,
     StreamHost,
     WriteInFlight,
+    next_appends,
 )
 from logstore.log.tail import StreamTail, TailEntry
 from logstore.log.ticket import Ticket
@@ -68,7 +68,7 @@ class Stream:
         self.name = f"{topic}-{partition}"
         self.directory = directory
         self.config = config
-        self.leader_epoch = LEADER_EPOCH
+        self.leader_epoch = recovered.leader_epoch
         self.chunks, self.producers = recovered.chunks, recovered.producers
         self.log_start_offset = recovered.log_start_offset
         self.start_asked = self.log_start_offset
@@ -115,6 +115,17 @@ class Stream:
         self._pending_bytes += header.size_bytes
         self._host.notify(self)
         return ticket
+
+    def append_placed(self, batches: Sequence[PendingAppend]) -> None:
+        """Append to a replica batches that have their offsets, without a gap behind all that was appended before.
+        Raises UnknownTopicOrPartition, StorageFailed (no room for appends); tickets fail as those of `append`.
+        """
+        self._refuse_if_gone()
+        size_bytes = sum(append.header.size_bytes for append in batches)
+        self._host.space.admit(size_bytes)
+        self._pending.extend(batches)
+        self._pending_bytes += size_bytes
+        self._host.notify(self)
 
     def append_group(self, group: AppendGroup) -> AppendTicket:
         """Append a group; the base offset of the result is BEGIN's.
@@ -191,9 +202,7 @@ class Stream:
             self._pending.popleft()
             return self.take_group(head)
         flight = self._writer.start_part()
-        flight.appends = self._next_appends()
-        for append in flight.appends:
-            self._place(flight, append)
+        self._take_appends(flight, self._next_appends()[0])
         self._writer.finish_part(flight)
         self._flight = flight
         return flight
@@ -211,19 +220,11 @@ class Stream:
         self._writer.finish_part(flight)
         return flight
 
-    def _next_appends(self) -> list[PendingAppend]:
-        """The appends of the next write."""
-        appends: list[PendingAppend] = []
-        size = 0
-        while self._pending and size < WRITE_BYTES:
-            item = self._pending[0]
-            if isinstance(item, OpenGroup) or (appends and size + len(item.buffer) > WRITE_BYTES):
-                break
-            self._pending.popleft()
-            appends.append(item)
-            size += item.header.size_bytes
-        self._pending_bytes -= size
-        return appends
+    def _next_appends(self) -> tuple[list[PendingAppend], int]:
+        """The appends of the next write, and their bytes."""
+        appends, size_bytes = next_appends(self._pending, WRITE_BYTES)
+        self._pending_bytes -= size_bytes
+        return appends, size_bytes
 
     def _direct_job(self) -> DiskJob | None:
         """The next write to the chunk itself; None if it waits for the batches of a group."""
@@ -233,17 +234,16 @@ class Stream:
         head = self._pending[0] if self._pending else None
         if isinstance(head, OpenGroup):
             return self._group_job(head)
-        appends = self._next_appends()
+        appends, size = self._next_appends()
         operations = []
-        size = sum(len(append.buffer) for append in appends)
         flight = self._writer.start(size, self.config, operations)
-        flight.appends = appends
-        for append in appends:
-            self._place(flight, append)
+        self._take_appends(flight, appends)
         return self._finish_flight(flight, operations)
 
-    def _place(self, flight: WriteInFlight, append: PendingAppend) -> None:
-        self._writer.place(flight, memoryview(append.buffer), append.header, flight.entries, self.config)
+    def _take_appends(self, flight: WriteInFlight, appends: list[PendingAppend]) -> None:
+        flight.appends = appends
+        for append in appends:
+            self._writer.place(flight, memoryview(append.buffer), append.header, flight.entries, self.config)
 
     def _group_job(self, opened: OpenGroup) -> DiskJob | None:
         """The next write of a group; it waits for the batches after the current ones, so that END may join the last."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from logstore.base.clock import Clock
 from logstore.base.events import LogEvent
-from logstore.format.batch import BatchHeader
+from logstore.format.batch import LEADER_EPOCH, BatchHeader
 from logstore.format.index import NO_TIMESTAMP, IndexEntry
 from logstore.format.journal_block import PartPlace
 from logstore.interfaces import Buffer
@@ -67,6 +67,10 @@ class RecoveredStream:
     next_offset: int
     snapshot_at: int = 0
     """Position of the newest producer snapshot in the last chunk."""
+    leader_epoch: int = LEADER_EPOCH
+    """Above that of all other streams: a replica of a chunk, whose batches have their offsets, and leader epochs up to
+    this one.
+    """
 
 
 class StreamName(Protocol):
@@ -200,6 +204,22 @@ class OpenGroup:
         while self.tail_bytes > max_bytes and len(self.tail) > 1:
             self.tail_bytes -= len(self.tail.popleft().buffer)
             self.tail_cut = True
+
+
+def next_appends(pending: deque[PendingAppend | OpenGroup], max_bytes: int) -> tuple[list[PendingAppend], int]:
+    """Take the appends of the next write from what is pending: at least one, up to `max_bytes`, none behind a group.
+    Returns them and their bytes.
+    """
+    appends: list[PendingAppend] = []
+    size = 0
+    while pending and size < max_bytes:
+        item = pending[0]
+        if isinstance(item, OpenGroup) or (appends and size + len(item.buffer) > max_bytes):
+            break
+        pending.popleft()
+        appends.append(item)
+        size += item.header.size_bytes
+    return appends, size
 
 
 @dataclass(slots=True)

@@ -85,6 +85,12 @@ class Appending:
         self.is_draining = False
         self._told_acked_bytes = 0
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether every batch is acknowledged, every member was told so, and the chunk takes more."""
+        is_told = self._told_acked_bytes >= self.window.acked.length_bytes
+        return self.chunk is not None and self.window.is_empty and is_told and not self.is_draining
+
     # ---- sending
 
     def send_placed(self, now_ms: int) -> list[Effect]:

@@ -49,7 +49,7 @@ from logstore.replica.messages import (
     ToOwner,
 )
 from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
-from logstore.replica.registrations import MAX_CHUNKS, ChunkRegistration, Member, OwnerId, StreamRegistration
+from logstore.replica.registrations import MAX_CHUNKS, ChunkRegistration, Member, OwnerId, Prefix, StreamRegistration
 from logstore.replica.repair import Repair
 
 
@@ -104,6 +104,10 @@ TRANSITIONS: Final = {
     (OwnerState.ROLLING, OwnerEvent.OVERTAKEN): OwnerState.DEPOSED,
 }
 
+MAX_SUSPECT_PAUSES: Final = 120
+"""A member that fails again and again is tried once in so many times `suspect_ms`: ten minutes."""
+FORGET_AFTER_PAUSES: Final = 4
+"""A member that has not failed for so many times its last pause begins anew."""
 TAKING: Final = (OwnerState.APPENDING, OwnerState.ROLLING)
 """States in which batches are taken."""
 
@@ -120,9 +124,22 @@ class _Swap:
 
 @dataclass(slots=True)
 class _Suspects:
-    """Members that failed, until when they are not chosen."""
+    """Members that failed, until when they are not chosen: twice as long as the last time, if that was not long ago.
+
+    So a host whose disk is broken does not cost a chunk every few seconds.
+    """
 
     until_ms: dict[Member, int] = field(default_factory=dict)
+    _pauses: dict[Member, tuple[int, int]] = field(default_factory=dict)
+    """How long a member was not chosen last, and since when."""
+
+    def add(self, member: Member, suspect_ms: int, now_ms: int) -> None:
+        """A member has failed, that was no suspect."""
+        pause_ms, since_ms = self._pauses.get(member, (0, 0))
+        is_repeated = pause_ms and now_ms - since_ms < FORGET_AFTER_PAUSES * pause_ms
+        pause_ms = min(2 * pause_ms, MAX_SUSPECT_PAUSES * suspect_ms) if is_repeated else suspect_ms
+        self._pauses[member] = (pause_ms, now_ms)
+        self.until_ms[member] = now_ms + pause_ms
 
     def is_suspect(self, member: Member, now_ms: int) -> bool:
         """Whether a member has failed lately."""
@@ -130,6 +147,10 @@ class _Suspects:
             self.until_ms.pop(member, None)
             return False
         return True
+
+    def is_any(self, members: tuple[Member, ...]) -> bool:
+        """Whether one of these has failed, and was not chosen since."""
+        return bool(self.until_ms) and any(member in self.until_ms for member in members)
 
 
 class Owner:
@@ -178,6 +199,19 @@ class Owner:
     def next_offset(self) -> int:
         """The offset of the next batch."""
         return self._appending.window.next_offset
+
+    @property
+    def acked(self) -> Prefix:
+        """How much of the open chunk is acknowledged."""
+        return self._appending.window.acked
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing is due by time alone: a tick would do nothing before the next event."""
+        if self.state is not OwnerState.APPENDING:
+            return self.state is OwnerState.DEPOSED
+        is_quiet = self._swap is None and self._appending.is_at_rest and not self._suspects.is_any(self._live)
+        return is_quiet and self._repair.is_at_rest(self.revision, self._live)
 
     def may_append(self, size_bytes: int) -> bool:
         """Whether `append` takes a batch of this size now; if not, the log keeps it and asks again later."""
@@ -346,12 +380,12 @@ class Owner:
         return self._advance(now_ms)
 
     def _seal_when_fenced(self, now_ms: int) -> list[Effect]:
-        """Seal the chunk when every member has answered, or when the others have had their time."""
+        """Seal the chunk when every member that lives has answered, or when the others have had their time."""
         fencing = self._fencing
         if fencing is None or self._swap is not None:
             return []
         is_late = now_ms - self._since_ms >= self.limits.fence_wait_ms
-        if fencing.waiting() and not is_late:
+        if not is_late and any(not self._live or member in self._live for member in fencing.waiting()):
             return []
         plan = fencing.plan()
         if plan is None:
@@ -492,7 +526,7 @@ class Owner:
         if late:
             effects = self._fail(late, f"no confirmation for {self.limits.member_timeout_ms} ms", now_ms)
         if self._state_is_appending() and gone:
-            effects += self._fail(gone, "its lease has ended", now_ms)
+            effects += self._fail(gone, "it is gone", now_ms)
         if self._state_is_appending():
             effects += self._roll_if_better(now_ms)
         return effects
@@ -502,9 +536,12 @@ class Owner:
 
     def _fail(self, members: list[Member], reason: str, now_ms: int) -> list[Effect]:
         """Members of the open chunk fail: go on with another set, if there is one; else wait for them."""
-        until_ms = now_ms + self.limits.suspect_ms
         news = [member for member in members if not self._suspects.is_suspect(member, now_ms)]
-        self._suspects.until_ms.update(dict.fromkeys(members, until_ms))
+        for member in news:
+            if self._live and member not in self._live:
+                self._suspects.until_ms[member] = now_ms + self.limits.suspect_ms  # gone is not broken
+            else:
+                self._suspects.add(member, self.limits.suspect_ms, now_ms)
         reports: list[Effect] = [
             MemberFailed(self.stream, self.registration.epoch, member.host, reason) for member in news
         ]

@@ -199,6 +199,24 @@ class StreamRegistration:
             offset, epoch = (chunk.end.next_offset if chunk.end else chunk.base_offset), chunk.epoch
 
 
+@dataclass(frozen=True, slots=True)
+class StreamHead:
+    """What the head of a registration says: all but the sealed chunks, of which it has number, start and end."""
+
+    copies: int
+    min_copies: int
+    epoch: int
+    owner: OwnerId
+    open_chunk: ChunkRegistration | None
+    sealed_chunks: int
+
+    def is_claim_of(self, before: "StreamHead | None") -> bool:
+        """Whether only the owner has changed: a claim changes no chunk."""
+        if before is None or self.owner == before.owner:
+            return False
+        return self.open_chunk == before.open_chunk and self.sealed_chunks == before.sealed_chunks
+
+
 # ---- bytes
 
 HEAD: Final = "head"
@@ -270,6 +288,19 @@ def decode_registration(entries: Mapping[str, bytes]) -> StreamRegistration:
             f"a stream's registration of {len(entries)} entries is damaged ({error}); restore it"
         ) from error
     return registration
+
+
+def decode_head(value: bytes) -> StreamHead:
+    """What a head alone says. Raises UnknownFormatVersion, CorruptRegister."""
+    head = _fields(HEAD, value)
+    try:
+        copies, min_copies = map(int, head["copies"])
+        host, start = map(str, head["owner"])
+        open_chunk = None if head["open"] is None else _chunk(head["open"])
+        sealed = int(head["sealed"][0])
+        return StreamHead(copies, min_copies, int(head["epoch"]), OwnerId(host, start), open_chunk, sealed)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise CorruptRegister(f"the head of a stream's registration is damaged ({error}); restore it") from error
 
 
 def _chunk_name(chunk: ChunkRegistration) -> str:

@@ -113,6 +113,10 @@ class Repair:
     def _step(self, event: RepairEvent) -> None:
         self.state = following(TRANSITIONS, self.state, event, f"repair of {self._stream}")
 
+    def is_at_rest(self, revision: int, live: tuple[Member, ...]) -> bool:
+        """Whether there is nothing to do for this registration and these live members."""
+        return self.state is RepairState.IDLE and self._seen == (revision, live) and not self._damaged
+
     # ---- events
 
     def tick(

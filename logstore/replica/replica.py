@@ -169,10 +169,11 @@ class Replica:
         self._fences = dict(stored.fences)
         self._durable_fences = dict(stored.fences)
         self._chunks: dict[tuple[str, int], _Chunk] = {}
+        self._by_stream: dict[str, dict[int, _Chunk]] = {}
         for (stream, epoch), chunk in stored.chunks.items():
             state = ReplicaState.SEALED if chunk.is_sealed else ReplicaState.OPEN
             found = _Chunk(stream, epoch, chunk.base_offset, chunk.durable, chunk.durable, state)
-            self._chunks[stream, epoch] = found
+            self._chunks[stream, epoch] = self._by_stream.setdefault(stream, {})[epoch] = found
             if chunk.is_damaged:
                 self._fail(found, is_damaged=True)
         self._tokens = 0
@@ -200,7 +201,11 @@ class Replica:
 
     def streams(self) -> list[str]:
         """The streams of which there is a chunk here: whose registrations the host should look at when it starts."""
-        return sorted({stream for stream, _ in self._chunks})
+        return sorted(self._by_stream)
+
+    def has_chunks_of(self, stream: str) -> bool:
+        """Whether there is a chunk of the stream here."""
+        return stream in self._by_stream
 
     def fence_of(self, stream: str) -> int:
         """The lowest epoch from which appends are taken."""
@@ -285,7 +290,23 @@ class Replica:
     def _new_chunk(self, stream: str, epoch: int, base_offset: int) -> _Chunk:
         nothing = Prefix.empty(base_offset)
         chunk = self._chunks[stream, epoch] = _Chunk(stream, epoch, base_offset, nothing, nothing)
+        self._by_stream.setdefault(stream, {})[epoch] = chunk
         return chunk
+
+    def was_copied(self, stream: str, epoch: int) -> bool:
+        """Whether a copy of the sealed chunk was ordered here: entries for it may come, also from behind its end."""
+        chunk = self._chunks.get((stream, epoch))
+        return chunk is not None and chunk.copy_revision > 0
+
+    def _chunks_of(self, stream: str) -> list[_Chunk]:
+        return list(self._by_stream.get(stream, {}).values())
+
+    def _drop(self, stream: str, epoch: int) -> None:
+        del self._chunks[stream, epoch]
+        chunks = self._by_stream[stream]
+        del chunks[epoch]
+        if not chunks:
+            del self._by_stream[stream]
 
     def _refused(self, stream: str, epoch: int, reason: Reason) -> Refused:
         return Refused(stream, epoch, self.me, reason, self.fence_of(stream))
@@ -340,17 +361,12 @@ class Replica:
         if isinstance(operation, WriteFence):
             fence = max(operation.fence_epoch, self._durable_fences.get(operation.stream, 0))
             self._durable_fences[operation.stream] = fence
-            return [
-                effect
-                for chunk in self._chunks.values()
-                if chunk.stream == operation.stream
-                for effect in self._fence_answers(chunk)
-            ]
+            return [effect for chunk in self._chunks_of(operation.stream) for effect in self._fence_answers(chunk)]
         chunk = self._chunks[operation.stream, operation.epoch]
         if isinstance(operation, WriteEntries):
             return self._written(chunk, operation, asker)
         if isinstance(operation, RemoveChunk):
-            del self._chunks[operation.stream, operation.epoch]
+            self._drop(operation.stream, operation.epoch)
             return []
         chunk.end = chunk.durable = operation.end
         self._step(chunk, ReplicaEvent.CUT)
@@ -392,7 +408,7 @@ class Replica:
         """A stream's registration, as it is or was: seals what it shows as sealed, removes what it does not list."""
         effects: list[Effect] = []
         self._owner_hosts[stream] = registration.owner.host
-        for chunk in [chunk for chunk in self._chunks.values() if chunk.stream == stream]:
+        for chunk in self._chunks_of(stream):
             shown = registration.chunk(chunk.epoch)
             if shown is None or not shown.names(self.me):
                 if registration.epoch > chunk.epoch and revision >= chunk.copy_revision:
@@ -404,6 +420,19 @@ class Replica:
             elif shown.end is not None and chunk.state is ReplicaState.OPEN:
                 effects += self._seal(chunk, shown.end, registration.owner.host)
         return effects
+
+    def is_in_line(self, stream: str, registration: StreamRegistration) -> bool:
+        """Whether nothing is left to do here about the stream's sealed chunks. Otherwise the host shows the
+        registration again after a while: appends were under way, an operation failed, or a report was lost.
+        """
+        for chunk in self._chunks_of(stream):
+            shown = registration.chunk(chunk.epoch)
+            if shown is None or not shown.names(self.me):
+                if registration.epoch > chunk.epoch:
+                    return False
+            elif shown.end is not None and (chunk.state is ReplicaState.OPEN or chunk.is_damaged):
+                return False
+        return True
 
     def _remove(self, chunk: _Chunk) -> list[Effect]:
         if chunk.state in (ReplicaState.SEALING, ReplicaState.REMOVING) or not self._is_settled(chunk):
@@ -418,6 +447,12 @@ class Replica:
             return []
         self._step(chunk, ReplicaEvent.SEAL)
         return [self._store(CutChunk(chunk.stream, chunk.epoch, end), owner)]
+
+    def stream_deleted(self, stream: str) -> list[Effect]:
+        """The stream's topic was deleted, and its name will never be used again: nothing of it is kept. Where appends
+        are under way this has to be said again.
+        """
+        return [effect for chunk in self._chunks.values() if chunk.stream == stream for effect in self._remove(chunk)]
 
     # ---- copies of sealed chunks
 
@@ -528,6 +563,10 @@ class Replica:
         sender, message = self._loads.pop(token)
         answer = EntriesRead(message.stream, message.epoch, self.me, at, tuple(entries), limit_offset, founding)
         return [Send(sender, answer)]
+
+    def load_dropped(self, token: int) -> None:
+        """A `Load` is not carried out, because too much waits for the disk: who wants it asks again."""
+        del self._loads[token]
 
     def load_failed(self, token: int) -> list[Effect]:
         """What a `Load` asked for cannot be read, or does not match its checksum. The stream's owner hears of it."""

@@ -99,6 +99,23 @@ class StoredRegistrations:
         self._kept: dict[str, RegistrationRead] = {}
         self._kept_chunks = 0
 
+    def known(self, stream: str) -> RegistrationRead | None:
+        """The newest registration of a stream that this object has seen and kept; it may be old."""
+        return self._kept.get(stream)
+
+    async def create(self, stream: str, first: StreamRegistration, topic: Condition) -> bool:
+        """Write the first registration of a stream, if it has none and its topic's entry is as it was seen. Returns
+        whether that was done, now or in an attempt whose answer was lost.
+        """
+        key = head_key(stream)
+        entries = encode_registration(first)
+        made = Transaction((Condition(key, ABSENT), topic), (Put(key, entries[HEAD]),))
+        outcome = await self._store.commit(made)
+        if isinstance(outcome, Committed):
+            self._keep(RegistrationRead(stream, outcome.revision, first))
+            return True
+        return outcome.found[0] is not None
+
     async def read(self, request: ReadRegistration) -> RegistrationRead:
         """A stream's registration, as of now at every host: two reads of the head, a page for 256 sealed chunks."""
         stream, key = request.stream, head_key(request.stream)

@@ -56,6 +56,11 @@ class Window:
         """Whether nothing that was placed waits for its acknowledgement."""
         return self._placed_count == 0
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything is acknowledged."""
+        return not self._batches
+
     def place(self, now_ms: int, max_bytes: int) -> tuple[Prefix, tuple[Entry, ...]]:
         """Place the next batches, about `max_bytes` of them. Returns the prefix in front of them, and them."""
         at = self.placed

@@ -43,11 +43,14 @@ _EMPTY_LENGTH: Final = HEADER_BYTES - LENGTH_OVERHEAD
 
 
 class ChunkPlace(NamedTuple):
-    """A chunk to check: `following` is the base offset of the next one, None for a stream's last."""
+    """A chunk to check: `following` is the base offset of the next one, None for a stream's last; `leader_epoch` the
+    highest one that its batches may have.
+    """
 
     directory: str
     base_offset: int
     following: int | None
+    leader_epoch: int = LEADER_EPOCH
 
     def path(self, suffix: str) -> str:
         """The path of one of its files."""
@@ -153,6 +156,7 @@ class _ChunkCheck:
         index, unpack, checksum = self._index, HEADER.unpack_from, crc32c
         size_bytes = self._size_bytes
         before_offset = NEVER if self._place.following is None else self._place.following
+        leader_epoch = self._place.leader_epoch
         window, window_at, window_bytes = self._window, self._window_at, len(self._window)
         batches, max_timestamp = self._batches, index.max_timestamp
         next_event = min(index.next_position, index.next_entry)
@@ -165,7 +169,9 @@ class _ChunkCheck:
                     break
             base, length, epoch, magic, crc, attributes, delta, _, max_ms, _, _, _, count = unpack(window, at)
             end = at + length + LENGTH_OVERHEAD
-            if base != offset or magic != 2 or epoch != LEADER_EPOCH or length < _EMPTY_LENGTH:
+            if base != offset or magic != 2 or length < _EMPTY_LENGTH:
+                break
+            if epoch != leader_epoch and not 0 <= epoch < leader_epoch:
                 break
             if end > window_bytes:
                 if end - at > min(size_bytes - position, MAX_APPEND_BYTES):
@@ -329,7 +335,7 @@ class _ChunkCheck:
         """The header of the intact batch at `position`, whose first bytes are in `data`; None if there is none."""
         try:
             header = parse_header(data)
-            if header.partition_leader_epoch != LEADER_EPOCH or header.last_offset_delta < 0:
+            if not 0 <= header.partition_leader_epoch <= self._place.leader_epoch or header.last_offset_delta < 0:
                 return None
             if header.base_offset < 0 or header.size_bytes > min(self._size_bytes - position, MAX_APPEND_BYTES):
                 return None

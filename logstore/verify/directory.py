@@ -17,6 +17,9 @@ from logstore.log.data_directory import IDENTITY_FILE, STREAMS_DIRECTORY
 from logstore.log.journal import DIRECTORY as JOURNAL_DIRECTORY
 from logstore.log.ledger import DIRECTORY as LEDGER_DIRECTORY
 from logstore.log.quiet import key_of
+from logstore.log.replica_chunk import DIRECTORY as REPLICAS_DIRECTORY
+from logstore.log.replica_chunk import name_of
+from logstore.log.replica_recovery import is_cut, parts_before
 from logstore.log.space import SPARE_FILE
 from logstore.verify.chunk import ChunkPlace, ChunkResult, EpochEnd, check_chunk
 from logstore.verify.findings import Findings
@@ -26,7 +29,7 @@ from logstore.verify.state import CataloguedTopic, DirectoryState, add_decisions
 
 OWN_NAMES: Final = frozenset(
     {"lock", IDENTITY_FILE, f"{IDENTITY_FILE}.new", LEDGER_DIRECTORY, STREAMS_DIRECTORY, STAGING_DIRECTORY}
-    | {JOURNAL_DIRECTORY, SPARE_FILE, "coordinator", "lost+found"}
+    | {JOURNAL_DIRECTORY, REPLICAS_DIRECTORY, SPARE_FILE, "coordinator", "lost+found"}
 )
 LOOKS: Final = 5
 """How often a piece is looked at beside a running sidecar; a file changes its place at most once in a while."""
@@ -55,7 +58,12 @@ class Plan:
     """What a start would bring into last chunks; empty beside a running sidecar, which does so all the time."""
 
     def reached(self, directory: str) -> int:
-        """An offset up to which the stream in a directory had durable records, as the table of quiet streams has it."""
+        """An offset up to which the stream in a directory had durable records, as the table of quiet streams has it, or
+        the ledger of replicas.
+        """
+        noted = self.state.replicas.get(directory)
+        if noted is not None:
+            return noted.proven.next_offset
         entry = self.state.quiet.get(key_of(directory))
         return 0 if entry is None else entry.next_offset
 
@@ -91,6 +99,7 @@ def plan(fs: FileSystem, *, is_live: bool = False) -> Plan:
         add_decisions(planned.state, content, findings)
     for topic in planned.state.topics:
         _plan_topic(fs, topic, planned)
+    _plan_replicas(fs, planned)
     _note_strangers(fs, planned)
     return planned
 
@@ -136,6 +145,34 @@ def _plan_topic(fs: FileSystem, topic: CataloguedTopic, planned: Plan) -> None:
             planned.findings.damage("offsets-missing", directory, what, lost=newer)
         for place in places:
             planned.pieces.append(Piece(topic.name, partition, place, _size(fs, place.path(LOG_SUFFIX))))
+
+
+def _plan_replicas(fs: FileSystem, planned: Plan) -> None:
+    """Each replica is checked as a stream is; what the ledger of replicas says of it comes on top."""
+    state, findings = planned.state, planned.findings
+    found = fs.list_directory(REPLICAS_DIRECTORY)
+    names = {name.directory: name for entry in found if (name := name_of(entry)) is not None}
+    for directory, name in names.items():
+        noted = state.replicas.get(directory)
+        if directory in state.removed_replicas and not planned.is_live:
+            findings.note("replica-removed", directory, "it is being removed; the next start removes the rest")
+            continue
+        places = _places(fs, directory, 0, findings, is_live=planned.is_live)
+        if noted is not None and noted.cut is not None and not planned.is_live:
+            planned.journaled[directory] = parts_before(planned.journaled.get(directory, ()), noted.cut)
+            if not is_cut(fs, directory, noted.cut):
+                findings.note("replica-cut", directory, "it is being cut; the next start completes that")
+                continue
+        for place in places:
+            at = place._replace(leader_epoch=name.epoch)
+            planned.pieces.append(Piece(directory, name.epoch, at, _size(fs, place.path(LOG_SUFFIX))))
+        if noted is not None and noted.is_damaged:
+            findings.damage("replica-damaged", directory, "a start has found it damaged; its cluster replaces it")
+        elif noted is not None and not places and not planned.is_live:
+            findings.damage("replica-damaged", directory, f"none of its files is left, and it had {noted.proven}")
+    for directory in state.replicas:
+        if directory not in names and not planned.is_live:
+            findings.damage("replica-damaged", directory, "its directory is missing; its cluster replaces it")
 
 
 def _size(fs: FileSystem, path: str) -> int:
@@ -208,7 +245,8 @@ def check_piece(
 def _place_now(fs: FileSystem, place: ChunkPlace) -> ChunkPlace | None:
     """The chunk as it is by now, None if it is gone."""
     found = _places(fs, place.directory, place.base_offset, Findings(), is_live=True)
-    return next((other for other in found if other.base_offset == place.base_offset), None)
+    now = next((other for other in found if other.base_offset == place.base_offset), None)
+    return None if now is None else now._replace(leader_epoch=place.leader_epoch)
 
 
 # ---- the conclusion

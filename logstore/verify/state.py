@@ -28,9 +28,11 @@ from logstore.log.journal import DIRECTORY as JOURNAL_DIRECTORY
 from logstore.log.journal_replay import JournalContent
 from logstore.log.ledger import DIRECTORY
 from logstore.log.quiet import NAME as QUIET
+from logstore.log.replica_chunk import CHUNK_KEY, REMOVED_KEY, NotedReplica, decode_noted
+from logstore.log.replica_chunk import LEDGER as REPLICAS
 from logstore.verify.findings import Findings
 
-LEDGERS: Final = ("catalogue", "epochs", "groups", "readers", "access", "users")
+LEDGERS: Final = ("catalogue", "epochs", "groups", "readers", "access", "users", REPLICAS)
 _DIGITS: Final = 20
 _TOPIC, _START, _NUMBERS = "topic/", "start/", ("producer-ids", "retention-clock")
 T = TypeVar("T")
@@ -61,6 +63,9 @@ class DirectoryState:
     quiet: dict[str, QuietStream | ActiveStream] = field(default_factory=dict)
     """The table of quiet streams, by `logstore.log.quiet.key_of` of a stream's directory."""
     is_whole: bool = False
+    replicas: dict[str, NotedReplica] = field(default_factory=dict)
+    """What was made durable of replicas, by directory."""
+    removed_replicas: set[str] = field(default_factory=set)
 
 
 def read_state(fs: FileSystem, findings: Findings, *, is_live: bool = False) -> DirectoryState:
@@ -77,7 +82,20 @@ def read_state(fs: FileSystem, findings: Findings, *, is_live: bool = False) -> 
         for key, value in (ledgers[name] or {}).items():
             _entry(name, key, partial(json.loads, value), findings)
     state.quiet = _quiet(fs, findings, is_live=is_live)
+    _read_replicas(ledgers[REPLICAS] or {}, state, findings)
     return state
+
+
+def _read_replicas(entries: Mapping[str, bytes], state: DirectoryState, findings: Findings) -> None:
+    for key, value in entries.items():
+        if key.startswith(CHUNK_KEY):
+            directory = key[len(CHUNK_KEY) :]
+            try:
+                state.replicas[directory] = decode_noted(value, directory)
+            except CorruptFile as error:
+                findings.damage("ledger-damaged", f"{DIRECTORY}/{REPLICAS}", str(error))
+        elif key.startswith(REMOVED_KEY):
+            state.removed_replicas.add(key[len(REMOVED_KEY) :])
 
 
 def _quiet(fs: FileSystem, findings: Findings, *, is_live: bool) -> dict[str, QuietStream | ActiveStream]:

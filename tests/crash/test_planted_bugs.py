@@ -199,9 +199,9 @@ def torn_end_stays(patch: Patch) -> Setup:
     """Recovery leaves the torn end of a chunk in place and appends behind it."""
     original = recovery._open_chunk
 
-    def open_chunk(fs: Any, directory: str, base: int, following: int | None, report: Any, journaled: Any) -> Any:
-        keeping = Forgetful(fs, lambda kind, _: kind == "truncate")
-        chunk = original(keeping, directory, base, following, report, journaled)
+    def open_chunk(fs: Any, named: Any, following: int | None, report: Any, journaled: Any) -> Any:
+        keeping: Any = Forgetful(fs, lambda kind, _: kind == "truncate")
+        chunk = original(keeping, named, following, report, journaled)
         if following is None:
             chunk.size_bytes = fs.size(chunk.log_path)
         return chunk

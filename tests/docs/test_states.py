@@ -79,8 +79,7 @@ def replication_sections() -> str:
             drawn(
                 "The owner of a replicated stream",
                 "logstore/replica/owner.py",
-                "From its claim until another host has claimed the stream ([replication](replication.md); no sidecar"
-                " runs it yet).",
+                "From its claim until another host has claimed the stream ([replication](replication.md)).",
                 replica_owner.OwnerState.IDLE,
                 owner,
             ),

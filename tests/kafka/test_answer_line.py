@@ -11,11 +11,11 @@ import pytest
 import trio
 import trio.testing
 
+from logstore.base.connected_socket import ConnectedSocket
 from logstore.format.records import Record, encode_batch
 from logstore.kafka import answers
 from logstore.kafka.answers import TRANSITIONS, AnswerLine, AnswerSlot, SendEvent, Sending
 from logstore.kafka.budgets import AnswerBudget, RequestBudget
-from logstore.kafka.client_socket import ClientSocket
 from tests.kafka.front_driver import Server, serving
 from tests.support.limits import PATIENCE_S
 from tests.support.steps import RecordedSteps
@@ -75,7 +75,7 @@ class Client:
 async def a_client(server: Server) -> AsyncIterator[Client]:
     """A line with its sender at work; at the end no more requests come and all answers are sent."""
     ours, theirs = socket.socketpair()
-    link = ClientSocket(ours)
+    link = ConnectedSocket(ours)
     budget = AnswerBudget(64 << 20)
     line = AnswerLine(link, server.engine, RequestBudget(1 << 20), budget, PATIENCE_S, lambda: None)
     with trio.socket.from_stdlib_socket(theirs) as sock:

@@ -13,10 +13,10 @@ import pytest
 import trio
 import trio.testing
 
+from logstore.base.connected_socket import ConnectedSocket
 from logstore.kafka import connection as connections
 from logstore.kafka.answers import AnswerSlot
 from logstore.kafka.api_types import BrokerSettings, Caller
-from logstore.kafka.client_socket import ClientSocket
 from logstore.kafka.connection import TRANSITIONS, ClientConnection, ConnectionEvent, ConnectionState
 from tests.kafka.front_driver import Server, serving
 from tests.support.limits import PATIENCE_S
@@ -39,7 +39,7 @@ def connected(server: Server) -> tuple[ClientConnection, socket.socket]:
     ours, theirs = socket.socketpair()
     kafka = server.kafka
     connection = ClientConnection(
-        ClientSocket(ours),
+        ConnectedSocket(ours),
         kafka._broker,
         kafka._handlers,
         Caller("", "127.0.0.1", "127.0.0.1", 9092),

@@ -18,13 +18,14 @@ import trio.testing
 from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
+from logstore.base.addresses import address_group
 from logstore.events import CONNECTION_CLOSED
 from logstore.kafka import codec, fetch
 from logstore.kafka.api_types import Api, BrokerSettings, Caller
 from logstore.kafka.arrivals import PIECE_BYTES, SLOW_PIECE_S, Arrival, ArrivalBudget
 from logstore.kafka.frames import CONTROL_FRAME_BYTES, SMALL_BYTES
 from logstore.kafka.pace import STEPS
-from logstore.kafka.places import Places, address_group
+from logstore.kafka.places import Places
 from logstore.kafka.wire import respond
 from logstore.log.store import StoreSettings
 from logstore.log.topics import TopicConfig

@@ -14,11 +14,11 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
+from logstore.base.connected_socket import ConnectedSocket
 from logstore.format.records import Record, encode_batch
 from logstore.kafka import codec, produce
 from logstore.kafka.answers import AnswerLine
 from logstore.kafka.budgets import AnswerBudget, RequestBudget
-from logstore.kafka.client_socket import ClientSocket
 from logstore.kafka.framing import Reader, Writer, frame
 from logstore.kafka.request_meter import RequestMeter
 from logstore.kafka.single_batch import SingleBatch, start
@@ -100,7 +100,7 @@ class Client:
 async def a_client(server: Server) -> AsyncIterator[Client]:
     """A line with its sender at work; at the end every request is answered."""
     ours, theirs = socket.socketpair()
-    link = ClientSocket(ours)
+    link = ConnectedSocket(ours)
     line = AnswerLine(link, server.engine, RequestBudget(1 << 20), AnswerBudget(1 << 20), PATIENCE_S, lambda: None)
     with trio.socket.from_stdlib_socket(theirs) as sock, trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:

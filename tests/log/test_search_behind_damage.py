@@ -5,9 +5,11 @@ from pathlib import Path
 from logstore.disk.files import OsFiles
 from logstore.format.batch import HEADER, HEADER_BYTES, LEADER_EPOCH, parse_header, patch_base
 from logstore.format.records import Record, encode_batch
+from logstore.log.chunks import Chunk
 from logstore.log.recovery import _find_batch
 
-PATH = "0.log"
+CHUNK = Chunk("chunks", 0, 0)
+PATH = CHUNK.log_path
 CLAIMED_BYTES = 1 << 20
 FORGED = 300
 AFTER_OFFSET = 5
@@ -28,6 +30,7 @@ class CountingFiles(OsFiles):
 def written(root: Path, *parts: bytes) -> tuple[CountingFiles, int]:
     """A chunk of these bytes, and its size."""
     files = CountingFiles(root)
+    files.make_directory(CHUNK.directory)
     files.create(PATH)
     files.write(PATH, 0, parts)
     return files, sum(map(len, parts))
@@ -50,7 +53,7 @@ def test_what_looks_like_a_header_costs_no_read(tmp_path: Path) -> None:
     contradictory = HEADER.pack(*long._replace(last_offset_delta=-1))
     forged = (elsewhere + contradictory) * (FORGED // 2)
     files, size = written(tmp_path, forged, bytes(2 * CLAIMED_BYTES), one_batch(9))
-    found = _find_batch(files, PATH, 0, size, size, AFTER_OFFSET)
+    found = _find_batch(files, CHUNK, 0, size, size, AFTER_OFFSET)
     assert found is not None
     assert (found[0], found[1].base_offset) == (size - len(one_batch(9)), 9)
     assert files.read_bytes < 2 * size
@@ -62,7 +65,7 @@ def test_a_batch_far_ahead_is_found(tmp_path: Path) -> None:
     matter.
     """
     files, size = written(tmp_path, bytes(HEADER_BYTES), one_batch(50_000_000))
-    found = _find_batch(files, PATH, 0, size, size, AFTER_OFFSET)
+    found = _find_batch(files, CHUNK, 0, size, size, AFTER_OFFSET)
     assert found is not None
     assert found[1].base_offset == 50_000_000
     files.close()

@@ -21,10 +21,14 @@ from logstore.testing.metadata_contract import committed
 
 ROOT = Path(__file__).resolve().parents[2]
 TOPIC_ID = "0123456789abcdef0123456789abcdef"
+MEMBER = Member(disk="d1", start="s3", node_id=1, link="10.0.0.1:9192", rack="r1", addresses={"kafka": "10.0.0.1:9092"})
 NAMES = st.from_regex(r"[A-Za-z0-9._-]{1,64}", fullmatch=True)
 TEXTS = st.dictionaries(NAMES, st.from_regex(r"[!-~]{1,200}", fullmatch=True), max_size=16)
 VALUES = st.one_of(
-    st.builds(Member, disk=NAMES, rack=NAMES, addresses=TEXTS),
+    st.builds(Member, disk=NAMES, start=NAMES, node_id=st.integers(0, 1000), link=NAMES, rack=NAMES, addresses=TEXTS),
+    st.builds(schema.Disk, host=NAMES, starts=st.integers(1, 1 << 40), start=NAMES),
+    st.builds(schema.Cluster, cluster_id=NAMES),
+    st.builds(schema.Node, host=NAMES),
     st.builds(Topic, topic_id=NAMES, partitions=st.integers(1, 10_000), replicas=st.integers(1, 5), settings=TEXTS),
 )
 
@@ -52,19 +56,22 @@ def test_other_bytes_are_damage(data: bytes) -> None:
 
 def test_a_newer_version_and_unknown_fields_are_refused() -> None:
     """What a newer Cairn wrote is not misread."""
-    newer = Entry("k", b'{"v":2,"disk":"d1","rack":"","addresses":{}}', 1)
+    newer = Entry("k", b'{"v":2,"host":"h1"}', 1)
     with pytest.raises(MetadataDamaged, match=r"v=2: this Cairn knows 1; use a newer one"):
-        schema.decode(Member, newer)
-    more = Entry("k", b'{"v":1,"disk":"d1","rack":"","addresses":{},"colour":1}', 1)
+        schema.decode(schema.Node, newer)
+    more = Entry("k", b'{"v":1,"host":"h1","colour":1}', 1)
     with pytest.raises(MetadataDamaged, match="colour: unknown field"):
-        schema.decode(Member, more)
+        schema.decode(schema.Node, more)
 
 
 def test_golden_bytes() -> None:
     """The bytes are those of docs/format.md."""
     text = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
     for value in (
-        Member(disk="d1", rack="r1", addresses={"kafka": "10.0.0.1:9092"}),
+        MEMBER,
+        schema.Cluster(cluster_id="c1"),
+        schema.Disk(host="h1", starts=3, start="s3"),
+        schema.Node(host="h1"),
         Topic(topic_id=TOPIC_ID, partitions=12, replicas=3, settings={"retention.ms": "60000"}),
     ):
         assert f"`{schema.encode(value).decode()}`" in text
@@ -74,9 +81,9 @@ async def test_members_and_topics(tmp_path: Path) -> None:
     """A host's name is taken while its lease lasts; a topic is created once and goes with all that belongs to it."""
     async with open_sqlite(tmp_path / "a.db", Random(0)) as store:
         lease: Lease = await store.grant_lease(10)
-        member = Member(disk="d1", rack="r1", addresses={"kafka": "127.0.0.1:9092"})
-        await committed(store, schema.join("h1", member, lease.lease_id))
-        assert isinstance(await store.commit(schema.join("h1", member, lease.lease_id)), Conflict)
+        await committed(store, schema.join("h1", MEMBER, lease.lease_id))
+        assert isinstance(await store.commit(schema.join("h1", MEMBER, lease.lease_id)), Conflict)
+        assert isinstance(await store.commit(schema.join("h2", MEMBER, lease.lease_id)), Conflict), "its node id"
         await store.revoke_lease(lease.lease_id)
         assert (await store.page(schema.MEMBERS)).entries == ()
         topic = Topic(topic_id=TOPIC_ID, partitions=8, replicas=3, settings={})

@@ -65,11 +65,13 @@ def appending(store: Store, limits: OwnerLimits | None = None) -> Owner:
     return owner
 
 
-def confirm(owner: Owner, members: tuple[Member, ...], durable: Prefix, epoch: int = 1) -> list[Effect]:
+def confirm(
+    owner: Owner, members: tuple[Member, ...], durable: Prefix, epoch: int = 1, now_ms: int = 1
+) -> list[Effect]:
     """Members confirm a prefix; the effects of the last one."""
     effects: list[Effect] = []
     for member in members:
-        effects = owner.receive(AppendDone("s", epoch, member, durable), 1)
+        effects = owner.receive(AppendDone("s", epoch, member, durable), now_ms)
     return effects
 
 
@@ -186,6 +188,33 @@ def test_a_repair_that_waits_for_the_store_holds_up_nothing() -> None:
     assert of_kind(confirm(owner, (A, B, D), again, epoch=2), Acked) == [Acked("s", 2, 3)]
 
 
+def test_a_member_that_fails_again_and_again() -> None:
+    """It is chosen again after 5 s, 10 s, 20 s, …, ten minutes: a broken disk does not fill the stream with chunks.
+    A member that was gone, and one that has not failed for long, begin at 5 s.
+    """
+    store = Store()
+    owner = appending(store)
+    owner.live_members((A, B, C), 0)
+    now_ms, pauses_ms = 0, []
+    for _ in range(10):
+        owner.append(b"one", 1, now_ms)
+        epoch = owner.registration.epoch
+        store.swap(owner, owner.receive(Refused("s", epoch, C, Reason.DISK_FAILED), now_ms), now_ms)
+        chunk = owner.registration.open_chunk
+        assert chunk is not None
+        assert chunk.members == (A, B)
+        end = Prefix.empty(chunk.base_offset).followed_by(b"one", 1)
+        confirm(owner, (A, B), end, epoch=chunk.epoch, now_ms=now_ms)
+        failed_ms = now_ms
+        while owner.registration.open_chunk == chunk:
+            now_ms += 1_000
+            effects = owner.tick(now_ms)
+            if of_kind(effects, SwapRegistration):
+                store.swap(owner, effects, now_ms)
+        pauses_ms.append(now_ms - failed_ms)
+    assert pauses_ms == [min(5_000 * 2**number, 600_000) for number in range(10)]
+
+
 def test_a_takeover_fences_seals_and_goes_on() -> None:
     """The shortest answer is the length; who has not answered may have it; what was acknowledged is below it."""
     store = Store()
@@ -198,14 +227,36 @@ def test_a_takeover_fences_seals_and_goes_on() -> None:
         (member.host, Fence("s", member.disk, 1, 0, 2)) for member in (A, B, C)
     ]
     assert owner.receive(FenceDone("s", 1, B, 2, TWO, 0), 1) == []
-    assert owner.receive(FenceDone("s", 1, C, 2, ONE, 0), 2) == []
-    effects = owner.tick(301)
-    effects = store.swap(owner, effects, 301)
-    effects = store.swap(owner, effects, 302)
+    effects = owner.receive(FenceDone("s", 1, C, 2, ONE, 0), 2)  # nobody waits for a, which does not live
+    effects = store.swap(owner, effects, 3)
+    effects = store.swap(owner, effects, 4)
     assert of_kind(effects, Ready) == [Ready("s", 2, 2)]
     sealed, opened = store.registration.chunks
     assert (sealed.end, sealed.members, sealed.candidates) == (ONE, (B, C), (A,))
     assert (opened.epoch, opened.base_offset, opened.members) == (2, 2, (B, C, D))
+
+
+def test_a_takeover_waits_for_members_that_live() -> None:
+    """A member that lives has 300 ms to answer: what it holds is not copied to it. With no answer, nothing is sealed."""
+    store = Store()
+    appending(store)
+    owner = Owner("s", OwnerId("b", "b.1"))
+    owner.start(0)
+    owner.live_members((A, B, C, D), 0)
+    store.swap(owner, owner.registration_read(store.read(), 0))
+    assert of_kind(owner.tick(301), SwapRegistration) == []
+    assert owner.state is OwnerState.FENCING
+    (swap,) = of_kind(owner.receive(FenceDone("s", 1, B, 2, TWO, 0), 302), SwapRegistration)
+    assert isinstance(swap, SwapRegistration)
+    assert swap.registration.chunks[0].end == TWO
+
+    owner = Owner("s", OwnerId("b", "b.1"))
+    owner.start(0)
+    owner.live_members((A, B, C, D), 0)
+    store.swap(owner, owner.registration_read(store.read(), 0))
+    assert owner.receive(FenceDone("s", 1, B, 3, TWO, 0), 1) == []
+    assert owner.receive(FenceDone("s", 1, C, 3, ONE, 0), 2) == []
+    assert of_kind(owner.receive(FenceDone("s", 1, A, 3, TWO, 0), 3), SwapRegistration) != []
 
 
 def test_a_member_that_lost_what_it_had_confirmed_does_not_count() -> None:

@@ -20,8 +20,8 @@ from cryptography.x509.oid import NameOID
 
 from logstore.base.errors import TlsError
 from logstore.base.tls import ServerTls, TlsFiles
+from logstore.base.tls_socket import HANDSHAKES, TlsSocket
 from logstore.kafka.security.principals import principal_of_certificate
-from logstore.kafka.security.tls_socket import HANDSHAKES, TlsClientSocket
 from tests.security.conftest import Certificates, make_certificates, tls_flags, write_server
 from tests.security.raw_client import RawClient
 from tests.support.limits import PATIENCE_S
@@ -201,7 +201,7 @@ async def test_large_answers_pass_a_client_that_reads_slowly(tmp_path: Path) -> 
             side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         context = ssl.create_default_context(cafile=str(found.ca))
         context.minimum_version = context.maximum_version = version
-        server = TlsClientSocket(ours, tls.context, trio.CapacityLimiter(HANDSHAKES))
+        server = TlsSocket(ours, tls.context, trio.CapacityLimiter(HANDSHAKES))
         got = bytearray()
         rests: list[int] = []
         is_full = threading.Event()

@@ -25,8 +25,18 @@ def with_file(tmp_path: Path, content: str, *flags: str) -> SidecarConfig:
     return settings_of("--data-dir", "data", "--config", str(path), *flags)
 
 
-OTHER_TEXTS = {"super-users": '"User:admin"'}
+OTHER_TEXTS = {
+    "super-users": '"User:admin"',
+    "cluster": '"etcd://127.0.0.1:2"',
+    "peer-listen": '"127.0.0.1:3"',
+    "peer-advertise": '"127.0.0.1:4"',
+}
 """Values of texts that may not be any text."""
+CLUSTER = {
+    "cluster": "etcd://127.0.0.1:1", "host-name": "a", "node-id": "5", "peer-listen": "127.0.0.1:1",
+    "peer-certificate": "host.pem", "peer-ca": "all.pem",
+}  # fmt: skip
+"""What a host of a cluster must say."""
 
 
 def other_value(setting: Setting) -> str:
@@ -39,6 +49,10 @@ def other_value(setting: Setting) -> str:
         return '"127.0.0.1:9644"'
     if isinstance(setting.default, str):
         return f'"{setting.choices[-1]}"' if setting.choices else OTHER_TEXTS.get(setting.name, '"json"')
+    if setting.name in ("peer-certificate", "peer-ca"):
+        return '"peer.pem"'
+    if setting.name == "node-id":
+        return "6"
     return str(setting.minimum if setting.default != setting.minimum else setting.minimum + 1)
 
 
@@ -62,9 +76,12 @@ def test_defaults_are_enough() -> None:
 def test_every_setting_works_as_flag_and_in_the_file(tmp_path: Path, setting: Setting) -> None:
     """The same value by flag or by file makes the same configuration, one that differs from the default."""
     value = other_value(setting)
-    by_file = with_file(tmp_path, f"[{setting.table}]\n{setting.name} = {value}\n")
-    by_flag = settings_of("--data-dir", "data", f"--{setting.name}={value.strip(chr(34))}")
-    assert by_file == by_flag != settings_of("--data-dir", "data")
+    needed = CLUSTER if setting.table == "cluster" else {}
+    flags = [f"--{name}={text}" for name, text in needed.items() if name != setting.name]
+    by_file = with_file(tmp_path, f"[{setting.table}]\n{setting.name} = {value}\n", *flags)
+    by_flag = settings_of("--data-dir", "data", f"--{setting.name}={value.strip(chr(34))}", *flags)
+    others = [f"--{name}={text}" for name, text in needed.items()]
+    assert by_file == by_flag != settings_of("--data-dir", "data", *others)
 
 
 def test_a_file_may_have_every_setting(tmp_path: Path) -> None:
@@ -80,7 +97,8 @@ def test_a_file_may_have_every_setting(tmp_path: Path) -> None:
     config = settings_of("--config", str(path))
     assert config.data_dir == Path("elsewhere")
     assert config.listeners == (Listener("127.0.0.1", 1, "a", 3), Listener("0.0.0.0", 2, "b", 4))
-    defaults = settings_of("--data-dir", "elsewhere")
+    others = [f"--{name}={text}" for name, text in CLUSTER.items()]
+    defaults = settings_of("--data-dir", "elsewhere", *others)
     assert sum(a != b for a, b in zip(field_values(config), field_values(defaults), strict=True)) >= len(SETTINGS)
 
 
@@ -116,6 +134,8 @@ def test_flags_win(tmp_path: Path) -> None:
         ("[kafka]\nlisteners = [9092]", ["kafka.listeners=[9092]", "HOST:PORT"]),
         ('[kafka]\nadvertise = ["a:1", "b:2"]', ["2 advertised addresses for 1 listeners"]),
         ('insecure = "yes"', ["insecure='yes'", "true or false"]),
+        ('[cluster]\nhost-name = "a"', ["--cluster URL"]),
+        ('[cluster]\ncluster = "etcd://127.0.0.1:1"', ["--host-name NAME", "--node-id NUMBER", "--peer-listen"]),
         ("[log\nio-window = 8", ["cairn.toml", "line 1"]),
         ("\udcff", ["cairn.toml"]),
     ],

@@ -2,12 +2,16 @@
 
 | key | value | lives |
 |---|---|---|
+| `cluster` | `Cluster` | for good: the first host makes it |
+| `disks/DISK` | `Disk`: the label of the disk's last start (`logstore/replica/identity.py`) | for good |
 | `members/HOST` | `Member` | as long as the host's lease |
+| `nodes/NODE-ID` | `Node`: the host that has this number | the same |
 | `topics/TOPIC` | `Topic` | until the topic is deleted |
 | `streams/TOPIC-ID/`, `chunks/TOPIC-ID/` | registrations of streams: `logstore/replica/registrations.py` | the same |
 
 Invariants:
-* A host has its name alone, while its lease lasts. A topic is created once, and what belongs to it goes with it.
+* A host has its name and its node id alone, while its lease lasts. A topic is created once, and what belongs to it
+  goes with it.
 * Values are JSON with a version, `v`; unknown versions and fields are refused by name.
 
 `docs/format.md` has the byte layout.
@@ -41,17 +45,35 @@ MAX_TOPIC_CHARACTERS: Final = 249
 MAX_PARTITIONS: Final = 10_000
 MAX_ADDRESSES: Final = 16
 MAX_SETTINGS: Final = 32
+MAX_NODE_ID: Final = (1 << 31) - 1
+"""As in Kafka."""
+CLUSTER_KEY: Final = "cluster"
+DISKS: Final = "disks/"
 MEMBERS: Final = "members/"
+NODES: Final = "nodes/"
 TOPICS: Final = "topics/"
 STREAMS: Final = "streams/"
 CHUNKS: Final = "chunks/"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
 _NAME_TYPE: Final = String(MAX_NAME_CHARACTERS)
 _OBJECTS: Final = {
+    "Cluster": Object("Cluster", {"cluster_id": Field(_NAME_TYPE, "made by its first host")}),
+    "Disk": Object(
+        "Disk",
+        {
+            "host": Field(_NAME_TYPE, "that it was formatted for"),
+            "starts": Field(Integer(1), "how often it was started"),
+            "start": Field(_NAME_TYPE, "random name of the last start"),
+        },
+    ),
+    "Node": Object("Node", {"host": Field(_NAME_TYPE, "that has the number")}),
     "Member": Object(
         "Member",
         {
             "disk": Field(_NAME_TYPE, "identity of its data directory"),
+            "start": Field(_NAME_TYPE, "random name of its last start"),
+            "node_id": Field(Integer(0, MAX_NODE_ID), "its number, for Kafka's clients"),
+            "link": Field(String(), "HOST:PORT where other hosts reach it"),
             "rack": Field(String(MAX_NAME_CHARACTERS, 0), "its fault domain"),
             "addresses": Field(MapOf(String()), "listener to HOST:PORT"),
         },
@@ -69,11 +91,38 @@ _OBJECTS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """The cluster that the metadata store belongs to."""
+
+    cluster_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """A disk as of its last start."""
+
+    host: str
+    starts: int
+    start: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """Who has a node id."""
+
+    host: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
     """A host of the cluster that is alive."""
 
     disk: str
     """Made with its data directory: another or an empty disk has another one."""
+    start: str
+    """Of the life that it is in: an owner of an earlier start is gone."""
+    node_id: int
+    link: str
     rack: str
     addresses: Mapping[str, str]
 
@@ -88,14 +137,25 @@ class Topic:
     settings: Mapping[str, str]
 
 
-Value = Member | Topic
-V = TypeVar("V", Member, Topic)
+Value = Cluster | Disk | Member | Node | Topic
+V = TypeVar("V", Cluster, Disk, Member, Node, Topic)
 
 
 def member_key(host: str) -> str:
     """The key of a member. Raises InvalidMetadataCall."""
     _check_name("host", host)
     return f"{MEMBERS}{host}"
+
+
+def disk_key(disk: str) -> str:
+    """The key of a disk. Raises InvalidMetadataCall."""
+    _check_name("disk", disk)
+    return f"{DISKS}{disk}"
+
+
+def node_key(node_id: int) -> str:
+    """The key of a node id."""
+    return f"{NODES}{node_id}"
 
 
 def topic_key(name: str) -> str:
@@ -155,10 +215,15 @@ def _check_name(noun: str, name: str) -> None:
 # ---- transactions
 
 
-def join(host: str, member: Member, lease_id: int) -> Transaction:
-    """Make a host a member while its lease lasts, if no other has its name."""
-    key = member_key(host)
-    return Transaction((Condition(key, ABSENT),), (Put(key, encode(member), lease_id),))
+def join(
+    host: str, member: Member, lease_id: int, member_revision: int = ABSENT, node_revision: int = ABSENT
+) -> Transaction:
+    """Make a host a member while its lease lasts, if nobody has its name and its node id: the entries of both have
+    these revisions. A host that joins again, or starts anew before its last lease has ended, replaces its own.
+    """
+    name, node = member_key(host), node_key(member.node_id)
+    conditions = (Condition(name, member_revision), Condition(node, node_revision))
+    return Transaction(conditions, (Put(name, encode(member), lease_id), Put(node, encode(Node(host=host)), lease_id)))
 
 
 def create_topic(name: str, topic: Topic) -> Transaction:
@@ -166,6 +231,12 @@ def create_topic(name: str, topic: Topic) -> Transaction:
     _check_name("topic id", topic.topic_id)
     key = topic_key(name)
     return Transaction((Condition(key, ABSENT),), (Put(key, encode(topic)),))
+
+
+def replace_topic(name: str, topic: Topic, revision: int) -> Transaction:
+    """Give a topic more partitions or other settings, if its entry has this revision."""
+    key = topic_key(name)
+    return Transaction((Condition(key, revision),), (Put(key, encode(topic)),))
 
 
 def delete_topic(name: str, topic: Topic, revision: int) -> Transaction:

@@ -7,22 +7,32 @@ Invariants:
 * After Compacted everything is read again; what was removed meanwhile goes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from logstore.base.metadata.errors import Compacted, MetadataUnavailable
 from logstore.base.metadata.interface import ABSENT, Changes, Entry, MetadataStore
 from logstore.base.metadata.local_watch import ChangeSignal
 
+KeyChanged = Callable[[str, Entry | None], None]
+"""Takes a key and its new entry, None if it was removed."""
+
+
+def _nobody(key: str, entry: Entry | None) -> None:
+    """Nobody wants to know which keys change."""
+
 
 class MetadataView:
-    """See the module. `run` must run for it to have anything."""
+    """See the module. `run` must run for it to have anything. `key_changed` is told each change, when the view has
+    all that changed with it.
+    """
 
-    def __init__(self, store: MetadataStore, prefix: str) -> None:
+    def __init__(self, store: MetadataStore, prefix: str, key_changed: KeyChanged = _nobody) -> None:
         self._store = store
         self._prefix = prefix
         self._entries: dict[str, Entry] = {}
         self._changed = ChangeSignal()
+        self._key_changed = key_changed
         self.entries: Mapping[str, Entry] = MappingProxyType(self._entries)
         self.revision = 0
         """The newest revision that the view has; 0 before it was read for the first time."""
@@ -55,13 +65,16 @@ class MetadataView:
         while page.more:
             page = await self._store.page(self._prefix, after=page.entries[-1].key)
             found.update((entry.key, entry) for entry in page.entries)
-        for key in self._entries.keys() - found.keys():
+        gone = sorted(self._entries.keys() - found.keys())
+        fresh = [key for key, entry in found.items() if self._entries.get(key) != entry]
+        for key in gone:
             del self._entries[key]
         self._entries.update(found)
-        self._advance(first)
+        self._advance(first, (*gone, *fresh))
         return first
 
     def _apply(self, changes: Changes) -> None:
+        applied = []
         for key, entry in changes.events:
             now = self._entries.get(key)
             if (ABSENT if now is None else now.revision) > changes.revision:
@@ -70,8 +83,11 @@ class MetadataView:
                 self._entries.pop(key, None)
             else:
                 self._entries[key] = entry
-        self._advance(changes.revision)
+            applied.append(key)
+        self._advance(changes.revision, applied)
 
-    def _advance(self, revision: int) -> None:
+    def _advance(self, revision: int, changed: Sequence[str]) -> None:
         self.revision = max(self.revision, revision)
+        for key in changed:
+            self._key_changed(key, self._entries.get(key))
         self._changed.notify()

@@ -1,4 +1,4 @@
-"""One client's socket, with no more system calls and task switches than necessary.
+"""A connected socket, with no more system calls and task switches than necessary.
 
 Invariants: every `receive` yields to other tasks; `send` yields only if it has to wait for the socket.
 """
@@ -8,16 +8,15 @@ from collections.abc import Callable, Sequence
 
 import trio
 
-from logstore.interfaces import Buffer
-
+Buffer = bytes | bytearray | memoryview
 IO_VECTOR_PARTS = 512
 """Buffers for one system call; the kernel accepts 1024."""
 JOIN_BYTES = 64 * 1024
 """Up to this size it is cheaper to join buffers than to pass them one by one."""
 
 
-class ClientSocket:
-    """Owns a connected socket. Methods raise OSError when the client is gone."""
+class ConnectedSocket:
+    """Owns a connected socket. Methods raise OSError when the other end is gone."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -26,14 +25,14 @@ class ClientSocket:
 
     @property
     def certificate(self) -> bytes | None:
-        """The client's certificate, as DER, checked; None: it has none."""
+        """The other end's certificate, as DER, checked; None: it has none."""
         return None
 
     async def handshake(self) -> None:
         """Do what comes before the first frame: nothing on a plain connection. Raises HandshakeFailed, OSError."""
 
     async def receive(self, target: memoryview) -> int:
-        """Receive into `target`; returns the number of bytes, 0 when the client has closed its side."""
+        """Receive into `target`; returns the number of bytes, 0 when the other end has closed its side."""
         while True:
             await self.wait_data()
             received = self.receive_nowait(target)
@@ -48,7 +47,9 @@ class ClientSocket:
             await trio.lowlevel.checkpoint()
 
     def receive_nowait(self, target: memoryview) -> int | None:
-        """Receive available bytes into `target`; 0 when the client has closed its side, None if there are none yet."""
+        """Receive available bytes into `target`; 0 at the end of what the other end sends, None if there are
+        none yet.
+        """
         try:
             received = self._socket.recv_into(target)
         except (BlockingIOError, InterruptedError):
@@ -90,8 +91,8 @@ class ClientSocket:
     async def send(
         self, parts: Sequence[Buffer], patience_s: float, on_rest: Callable[[int], None] = lambda size: None
     ) -> None:
-        """Send all parts, in order. Before each wait for the client, `on_rest` gets the number of bytes that are left.
-        Raises TooSlow when the client takes nothing for `patience_s` seconds.
+        """Send all parts, in order. Before each wait for the other end, `on_rest` gets the number of bytes that are
+        left. Raises TooSlow when the other end takes nothing for `patience_s` seconds.
         """
         rest = self.send_nowait(parts)
         while rest:
@@ -99,11 +100,11 @@ class ClientSocket:
             with trio.move_on_after(patience_s) as scope:
                 await trio.lowlevel.wait_writable(self._socket)
             if scope.cancelled_caught:
-                raise TooSlow("the client does not read its answers")
+                raise TooSlow("what is sent to it is not read")
             rest = self.send_nowait(rest)
 
     def end_sending(self) -> None:
-        """Shut down the sending side, so that the client sees the end of the answers."""
+        """Shut down the sending side, so that the other end sees the end of what was sent."""
         self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
@@ -114,8 +115,8 @@ class ClientSocket:
 
 
 class TooSlow(OSError):
-    """A client does not take its answers."""
+    """The other end does not take what is sent to it."""
 
 
 class HandshakeFailed(OSError):
-    """A client and this server did not agree on TLS; the message says why."""
+    """Both ends did not agree on TLS; the message says why."""

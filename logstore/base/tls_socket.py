@@ -1,14 +1,14 @@
-"""A client's socket with TLS on it. OpenSSL works on memory; the bytes it makes and takes go through the plain socket.
+"""A connected socket with TLS on it, of either end. OpenSSL works on memory; the bytes it makes and takes go
+through the plain socket.
 
 Invariants:
 * `send_nowait` returns what the socket has not taken, as for a plain socket. Bytes that are encrypted already, but not
   taken whole, are the first bytes of that rest; they are skipped when it comes back.
 * Memory is bounded: at most AHEAD_BYTES are encrypted ahead of the socket, at most RECEIVE_BYTES are received ahead of
-  OpenSSL, and a client that makes OpenSSL answer without reading (key updates) is cut at MAX_UNSENT_BYTES.
-* One call receives from the socket at most once, so that a client that sends records without content cannot keep the
-  event loop.
-* The handshake's arithmetic runs on threads, HANDSHAKES at a time: clients that only shake hands cost the others
-  nothing but those threads' time.
+  OpenSSL, and who makes OpenSSL answer without reading (key updates) is cut at MAX_UNSENT_BYTES.
+* One call receives from the socket at most once, so that records without content do not keep the event loop.
+* The handshake's arithmetic runs on threads, HANDSHAKES at a time: who only shakes hands costs the others nothing
+  but those threads' time.
 """
 
 import contextlib
@@ -19,8 +19,7 @@ from typing import Final, cast
 
 import trio
 
-from logstore.interfaces import Buffer
-from logstore.kafka.client_socket import JOIN_BYTES, ClientSocket, HandshakeFailed, TooSlow
+from logstore.base.connected_socket import JOIN_BYTES, Buffer, ConnectedSocket, HandshakeFailed, TooSlow
 
 RECEIVE_BYTES: Final = 64 * 1024
 """Of encrypted bytes for one system call: four whole records."""
@@ -32,28 +31,30 @@ HANDSHAKES: Final = 2
 """A handshake is a millisecond of arithmetic without the interpreter's lock; more at a time would crowd out others."""
 
 
-class TlsClientSocket(ClientSocket):
+class TlsSocket(ConnectedSocket):
     """Owns a connected socket and the TLS on it."""
 
-    def __init__(self, sock: socket.socket, context: ssl.SSLContext, handshakes: trio.CapacityLimiter) -> None:
+    def __init__(
+        self, sock: socket.socket, context: ssl.SSLContext, handshakes: trio.CapacityLimiter, *, is_server: bool = True
+    ) -> None:
         """`handshakes` limits the threads of all connections' handshakes."""
         super().__init__(sock)
         self._handshakes = handshakes
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=is_server)
         self._unsent = memoryview(b"")
         self._ahead_bytes = 0
         self._is_socket_drained = True
 
     @property
     def certificate(self) -> bytes | None:
-        """The client's certificate, as DER, checked; None: the client has none."""
+        """The other end's certificate, as DER, checked; None: it has none."""
         return self._tls.getpeercert(binary_form=True)
 
     async def handshake(self) -> None:
-        """Shake hands. Raises HandshakeFailed, OSError when the client is gone."""
-        is_done = False
+        """Shake hands. Raises HandshakeFailed, OSError when the other end is gone."""
+        is_done = not self._tls.server_side and await self._handshake_step()
         while not is_done:
             await trio.lowlevel.wait_readable(self._socket)
             received = self._refill()
@@ -61,21 +62,35 @@ class TlsClientSocket(ClientSocket):
                 continue
             if received == 0:
                 raise HandshakeFailed("the connection ended inside the TLS handshake")
-            try:
-                await trio.to_thread.run_sync(self._tls.do_handshake, limiter=self._handshakes)
-                is_done = True
-            except ssl.SSLWantReadError:
-                pass
-            except ssl.SSLError as error:
-                with contextlib.suppress(OSError):
-                    self._push()  # the alert tells the client
-                raise HandshakeFailed(f"no TLS handshake: {_reason(error)}") from error
-            while not self._push():
-                await trio.lowlevel.wait_writable(self._socket)
-        self._is_drained = False  # a request may have come with the end of the handshake
+            is_done = await self._handshake_step()
+        self._is_drained = False  # data may have come with the end of the handshake
+
+    async def _handshake_step(self) -> bool:
+        """Compute with what was received, and send what comes of it; returns whether the handshake is done."""
+        is_done = True
+        try:
+            await trio.to_thread.run_sync(self._tls.do_handshake, limiter=self._handshakes)
+        except ssl.SSLWantReadError:
+            is_done = False
+        except ssl.SSLError as error:
+            with contextlib.suppress(OSError):
+                self._push()  # the alert tells the other end
+            raise HandshakeFailed(f"no TLS handshake: {self._reason(error)}") from error
+        while not self._push():
+            await trio.lowlevel.wait_writable(self._socket)
+        return is_done
+
+    def _reason(self, error: ssl.SSLError) -> str:
+        """OpenSSL's reason, and of a refused certificate what is wrong with it."""
+        if isinstance(error, ssl.SSLCertVerificationError):
+            whose = "client" if self._tls.server_side else "server"
+            return f"the {whose}'s certificate is refused: {error.verify_message}"
+        return (error.reason or "the connection ended").lower().replace("_", " ")
 
     def receive_nowait(self, target: memoryview) -> int | None:
-        """Receive decrypted bytes into `target`; 0 when the client has closed its side, None if there are none yet."""
+        """Receive decrypted bytes into `target`; 0 at the end of what the other end sends, None if there are
+        none yet.
+        """
         received = self._decrypt(target)
         if received is None:
             if self._refill() is None:
@@ -100,14 +115,14 @@ class TlsClientSocket(ClientSocket):
         except ssl.SSLWantReadError:
             return None
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-            # Many clients end without TLS's farewell. Frames carry their lengths, so nothing can be cut off unseen.
+            # Many end without TLS's farewell. Frames carry their lengths, so nothing can be cut off unseen.
             return 0
         finally:
             if self._outgoing.pending:  # OpenSSL answers by itself, such as to a key update
                 self._push()
 
     def _refill(self) -> int | None:
-        """Receive encrypted bytes for OpenSSL; 0 when the client has closed its side, None if there are none yet."""
+        """Receive encrypted bytes for OpenSSL; 0 when the other end has closed its side, None if there are none yet."""
         try:
             received = self._socket.recv(RECEIVE_BYTES)
         except (BlockingIOError, InterruptedError):
@@ -153,7 +168,7 @@ class TlsClientSocket(ClientSocket):
                     return True
                 self._unsent = memoryview(self._outgoing.read())
             elif len(self._unsent) + self._outgoing.pending > MAX_UNSENT_BYTES:
-                raise TooSlow("the client does not read TLS's own answers")
+                raise TooSlow("TLS's own answers are not read")
             try:
                 sent = self._socket.send(self._unsent)
             except (BlockingIOError, InterruptedError):
@@ -161,7 +176,7 @@ class TlsClientSocket(ClientSocket):
             self._unsent = self._unsent[sent:]
 
     def end_sending(self) -> None:
-        """Say farewell and shut down the sending side, so that the client sees the end of the answers."""
+        """Say farewell and shut down the sending side, so that the other end sees the end of what was sent."""
         with contextlib.suppress(ssl.SSLError):
             self._tls.unwrap()
         self._push()
@@ -175,10 +190,3 @@ def _after(parts: Sequence[memoryview], size: int) -> list[memoryview]:
             return [part[size:], *parts[number + 1 :]]
         size -= len(part)
     return []
-
-
-def _reason(error: ssl.SSLError) -> str:
-    """OpenSSL's reason, and of a refused certificate what is wrong with it."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"the client's certificate is refused: {error.verify_message}"
-    return (error.reason or "the connection ended").lower().replace("_", " ")

@@ -1,0 +1,271 @@
+"""Reads of replicated streams: from the chunks of this host, and where it has none, from a member.
+
+Invariants:
+* What is read ends at the stream's high watermark, and at the end that a sealed chunk has in the registration: a copy
+  on this host may be longer for a moment.
+* Batches come checked: a local read checks them, and so does this module with those that a member has sent.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import trio
+
+from logstore.base.clock import Clock
+from logstore.base.events import Report
+from logstore.cluster.interfaces import ReplicaFiles
+from logstore.cluster.replicated_stream import ReplicatedStream, StreamOwners
+from logstore.engine import StoreEngine
+from logstore.errors import CairnError, CorruptBatch, CorruptChunk
+from logstore.events import PRODUCERS_NOT_READ
+from logstore.format.batch import HEADER_BYTES, BatchHeader, iterate_batches, parse_header
+from logstore.format.compression import open_records
+from logstore.format.records import iterate_times
+from logstore.format.snapshot import decode_snapshots
+from logstore.interfaces import Buffer
+from logstore.log.producers import ProducerTable
+from logstore.log.reading import MAX_OPENED_BYTES, ReadResult, TimeFound
+from logstore.log.stream import Stream
+from logstore.log.stream_state import AppendTicket
+from logstore.replica.messages import EntriesRead
+from logstore.replica.registrations import ChunkRegistration
+
+PIECE_BYTES: Final = 1 << 20
+"""Of a chunk that is walked through, at a time."""
+PAUSE_S: Final = 0.05
+"""Before what could not be read is tried again."""
+
+
+class _Piece(NamedTuple):
+    """Whole batches of a chunk: the headers and bytes of those that a reader may see."""
+
+    batches: list[tuple[BatchHeader, Buffer]]
+    next_offset: int
+
+
+class ChunkReads:
+    """See the module."""
+
+    def __init__(
+        self, engine: StoreEngine, owners: StreamOwners, files: ReplicaFiles, clock: Clock, report: Report
+    ) -> None:
+        self._engine = engine
+        self._owners = owners
+        self._files = files
+        self._clock = clock
+        self._report = report
+
+    # ---- producers
+
+    async def load_producers(self, stream: str, offset: int) -> ProducerTable[AppendTicket] | None:
+        """The producers' last sequences as of an offset at which a chunk ends; see `LoadProducers`."""
+        table: ProducerTable[AppendTicket] = ProducerTable()
+        try:
+            chunk = self._chunk_in_front(stream, offset)
+            local = None if chunk is None else self._files.local(stream, chunk.epoch)
+            if local is not None and local.end_offset == local.high_watermark == offset:
+                table.load(local.producers.entries())
+            elif chunk is not None:
+                await self._replay(stream, chunk, offset, table)
+        except (CairnError, OSError) as error:
+            self._report(PRODUCERS_NOT_READ, stream=stream, offset=offset, error=str(error))
+            await trio.sleep(PAUSE_S)
+            return None
+        return table
+
+    def _chunk_in_front(self, stream: str, offset: int) -> ChunkRegistration | None:
+        chunks = self._owners.registration(stream).chunks
+        return next((chunk for chunk in reversed(chunks) if chunk.base_offset < offset), None)
+
+    async def _replay(
+        self, stream: str, chunk: ChunkRegistration, offset: int, table: ProducerTable[AppendTicket]
+    ) -> None:
+        """Bring what a chunk holds up to an offset into a table. Raises CorruptChunk if it ends before."""
+        at, now_ms = chunk.base_offset, self._clock.wall_ms()
+        while at < offset:
+            found = await self._owners.read_entries(stream, chunk, at, PIECE_BYTES)
+            if at == chunk.base_offset and found.founding:
+                snapshots, _ = decode_snapshots(found.founding)
+                table.load(snapshots[-1].producers if snapshots else ())
+            piece = _checked(found, at, offset, stream)
+            if piece.next_offset <= at:
+                raise _short(stream, chunk, at, offset)
+            for header, _ in piece.batches:
+                if header.producer_id >= 0:
+                    table.synced(header, header.base_offset, now_ms)
+            at = piece.next_offset
+
+    # ---- records
+
+    async def read(self, stream: ReplicatedStream, offset: int, max_bytes: int) -> ReadResult:
+        """Whole batches from the one that holds `offset` on: at least one, up to about `max_bytes`; none at the high
+        watermark.
+
+        Raises NotLeader, OffsetOutOfRange, UnknownTopicOrPartition, CorruptChunk, OSError.
+        """
+        stream.check_offset(offset)
+        if offset == stream.high_watermark:
+            return ReadResult([], offset, 0)
+        chunk = stream.registration.chunk_at(offset)
+        if chunk is None:
+            raise CorruptChunk(
+                f"{stream.name}: no chunk is registered for offset {offset}; move past it",
+                first_offset=offset,
+                last_offset=stream.high_watermark - 1,
+            )
+        return await self._read(stream, chunk, offset, max_bytes)
+
+    async def _read(
+        self, stream: ReplicatedStream, chunk: ChunkRegistration, offset: int, max_bytes: int
+    ) -> ReadResult:
+        limit = _limit(stream, chunk)
+        local = self._local(stream, chunk, offset)
+        if local is not None:
+            try:
+                found = await self._engine.read(local, offset, max_bytes)
+                return found if found.next_offset <= limit else _cut(found, offset, limit)
+            except (CorruptChunk, OSError):
+                if len(chunk.members) == 1:
+                    raise
+        answer = await self._owners.read_entries(stream.stream, chunk, offset, max_bytes)
+        piece = _checked(answer, offset, limit, stream.name)
+        buffers = [buffer for _, buffer in piece.batches]
+        return ReadResult(buffers, piece.next_offset, sum(map(len, buffers)))
+
+    def _local(self, stream: ReplicatedStream, chunk: ChunkRegistration, offset: int) -> Stream | None:
+        """This host's copy of a chunk, if it has the offset."""
+        local = self._files.local(stream.stream, chunk.epoch)
+        return local if local is not None and local.log_start_offset <= offset < local.high_watermark else None
+
+    # ---- times
+
+    async def find_timestamp(self, stream: ReplicatedStream, timestamp_ms: int) -> TimeFound | None:
+        """The first record with this timestamp or a later one; None if there is none. Raises as `read` does."""
+        for chunk in self._chunks(stream):
+            limit = _limit(stream, chunk)
+            local = self._local(stream, chunk, limit - 1)
+            if local is not None:
+                found = await self._engine.find_timestamp(local, timestamp_ms)
+                if found is not None and found.offset < limit:
+                    return found
+                continue
+            late: list[TimeFound] = []
+
+            def look(header: BatchHeader, batch: Buffer, late: list[TimeFound] = late) -> bool:
+                if header.max_timestamp >= timestamp_ms:
+                    late += [each for each in _times(header, batch) if each.timestamp >= timestamp_ms]
+                return bool(late)
+
+            await self._walk(stream, chunk, look)
+            if late:
+                return late[0]
+        return None
+
+    async def max_timestamp(self, stream: ReplicatedStream) -> TimeFound | None:
+        """The record with the latest timestamp, the first if several have it. Raises as `read` does."""
+        newest: TimeFound | None = None
+        for chunk in self._chunks(stream):
+            limit = _limit(stream, chunk)
+            local = self._local(stream, chunk, limit - 1)
+            found = None if local is None else await self._engine.max_timestamp(local)
+            candidates: Sequence[TimeFound] = () if found is None else (found,)
+            if found is None or found.offset >= limit:
+                candidates = await self._newest(stream, chunk)
+            for each in candidates:
+                if newest is None or each.timestamp > newest.timestamp:
+                    newest = each
+        return newest
+
+    async def _newest(self, stream: ReplicatedStream, chunk: ChunkRegistration) -> Sequence[TimeFound]:
+        newest: list[TimeFound] = []
+
+        def look(header: BatchHeader, batch: Buffer) -> bool:
+            if not newest or header.max_timestamp > newest[0].timestamp:
+                newest[:] = [max((*newest, *_times(header, batch)), key=lambda each: each.timestamp)]
+            return False
+
+        await self._walk(stream, chunk, look)
+        return newest
+
+    def _chunks(self, stream: ReplicatedStream) -> Sequence[ChunkRegistration]:
+        stream.check_leader()
+        return [chunk for chunk in stream.registration.chunks if chunk.base_offset < stream.high_watermark]
+
+    async def _walk(
+        self, stream: ReplicatedStream, chunk: ChunkRegistration, look: Callable[[BatchHeader, Buffer], bool]
+    ) -> None:
+        """Show each batch of a chunk to `look`, until it returns True."""
+        offset, limit = chunk.base_offset, _limit(stream, chunk)
+        while offset < limit:
+            found = await self._read(stream, chunk, offset, PIECE_BYTES)
+            if found.next_offset <= offset:
+                raise _short(stream.name, chunk, offset, limit)
+            for buffer in found.buffers:
+                for at, header in iterate_batches(buffer):
+                    if look(header, memoryview(buffer)[at : at + header.size_bytes]):
+                        return
+            offset = found.next_offset
+
+
+def _limit(stream: ReplicatedStream, chunk: ChunkRegistration) -> int:
+    """The offset up to which a chunk may be read."""
+    end = stream.high_watermark if chunk.end is None else chunk.end.next_offset
+    return min(end, stream.high_watermark)
+
+
+def _cut(found: ReadResult, offset: int, limit: int) -> ReadResult:
+    """What was read, up to the last whole batch that ends at or before a limit."""
+    buffers: list[Buffer] = []
+    size, next_offset = 0, offset
+    for buffer in found.buffers:
+        end, view = 0, memoryview(buffer)
+        while end < len(view):
+            header = parse_header(view, end)
+            if header.next_offset > limit:
+                break
+            end, next_offset = end + header.size_bytes, header.next_offset
+        if end:
+            buffers.append(view[:end])
+            size += end
+        if end < len(view):
+            break
+    return ReadResult(buffers, next_offset, size)
+
+
+def _checked(found: EntriesRead, offset: int, limit: int, stream: str) -> _Piece:
+    """The batches of an answer from the one that holds `offset` on, up to a limit. Raises CorruptChunk."""
+    batches: list[tuple[BatchHeader, Buffer]] = []
+    due, next_offset = found.at.next_offset, offset
+    for entry in found.entries:
+        try:
+            for at, header in iterate_batches(entry.data):
+                if header.base_offset != due:
+                    raise CorruptBatch(f"base offset {header.base_offset} stands where {due} is due")
+                due = header.next_offset
+                if offset < due <= limit:
+                    batches.append((header, memoryview(entry.data)[at : at + header.size_bytes]))
+                    next_offset = due
+        except CorruptBatch as error:
+            raise CorruptChunk(
+                f"{stream}: what {found.member.host} has sent of epoch {found.epoch} is damaged ({error})",
+                first_offset=due,
+                last_offset=limit - 1,
+            ) from error
+    return _Piece(batches, next_offset)
+
+
+def _times(header: BatchHeader, batch: Buffer) -> list[TimeFound]:
+    """The offsets and times of a batch's records; not exact if they cannot be decompressed."""
+    try:
+        records = open_records(memoryview(batch)[HEADER_BYTES:], header.compression, MAX_OPENED_BYTES)
+        return [TimeFound(offset, time) for offset, time in iterate_times(records, header)]
+    except CorruptBatch:
+        return [TimeFound(header.base_offset, header.max_timestamp, exact=False)]
+
+
+def _short(stream: str, chunk: ChunkRegistration, offset: int, limit: int) -> CorruptChunk:
+    return CorruptChunk(
+        f"{stream}: a member of the chunk of epoch {chunk.epoch} gives nothing from offset {offset} on, {limit} is due",
+        first_offset=offset,
+        last_offset=limit - 1,
+    )

@@ -1,0 +1,154 @@
+"""When this host claims a stream: because it has no owner that lives, or because this host should own it.
+
+Invariants:
+* Only streams of topics that the view has are claimed, and only while this host is a member.
+* Hosts claim one after the other (`election.claim_rank`). A host that does not reach enough others to open a chunk
+  comes behind all that may.
+* A stream goes to the host that should own it, among the members of its open chunk, once the live hosts have been the
+  same for BALANCE_AFTER_S: one stream in BALANCE_STEP_S, so that a takeover disturbs few producers at a time.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from logstore.cluster import election
+from logstore.cluster.live_hosts import LiveHosts
+from logstore.cluster.membership import Membership
+from logstore.cluster.view import ClusterView, KnownTopic, stream_name, topic_id_of
+from logstore.replica.registrations import OwnerId, StreamHead
+
+LOOK_S: Final = 0.05
+"""Between two looks at streams without an owner, while there are any."""
+BALANCE_AFTER_S: Final = 10.0
+BALANCE_STEP_S: Final = 0.1
+
+
+class Claims:
+    """See the module. `claim` makes this host the owner of a stream; `is_mine` says whether it owns it, or tries to;
+    `delay_s` how long the metadata store takes at present. `run` must run.
+    """
+
+    def __init__(
+        self,
+        me: OwnerId,
+        view: ClusterView,
+        hosts: LiveHosts,
+        membership: Membership,
+        claim: Callable[[str], None],
+        is_mine: Callable[[str], bool],
+        delay_s: Callable[[], float],
+    ) -> None:
+        self._me = me
+        self._view = view
+        self._hosts = hosts
+        self._membership = membership
+        self._claim = claim
+        self._is_mine = is_mine
+        self._delay_s = delay_s
+        self._vacancies = election.Vacancies()
+        self._vacant_now = trio.Event()
+        self.is_over = False
+        """Nothing more is claimed."""
+
+    @property
+    def streams_without_owner(self) -> int:
+        """How many streams wait for an owner, as far as is known here."""
+        return len(self._vacancies)
+
+    # ---- what is known
+
+    def topic_of(self, stream: str) -> KnownTopic | None:
+        """The topic of a stream; None: it was deleted, or is not known yet."""
+        name = self._view.names.get(topic_id_of(stream))
+        return self._view.topics[name] if name is not None else None
+
+    def is_known(self, stream: str) -> bool:
+        """Whether the view has the stream's topic."""
+        return topic_id_of(stream) in self._view.names
+
+    def look_at_all(self) -> None:
+        """Who lives has changed: look at all streams of all topics."""
+        for known in self._view.topics.values():
+            self.look_at_topic(known)
+
+    def look_at_topic(self, known: KnownTopic) -> None:
+        """Look at all streams of a topic."""
+        for partition in range(known.topic.partitions):
+            self.look_at(stream_name(known.topic.topic_id, partition))
+
+    def look_at(self, stream: str) -> None:
+        """What is known of a stream has changed."""
+        now_ms = int(trio.current_time() * 1000)
+        self._vacancies.set(stream, is_vacant=self._is_vacant(stream), now_ms=now_ms)
+        if self._vacancies:
+            self._vacant_now.set()
+
+    def _head(self, stream: str) -> StreamHead | None:
+        known = self._view.heads.get(stream)
+        return known.head if known is not None else None
+
+    def _is_vacant(self, stream: str) -> bool:
+        """Whether the stream has no owner that lives; one that this host was deposed of counts until that is seen."""
+        if self._is_mine(stream) or self.topic_of(stream) is None:
+            return False
+        head = self._head(stream)
+        return election.is_owner_gone(head, self._hosts.live) or (head is not None and head.owner == self._me)
+
+    def _rank(self, stream: str) -> int | None:
+        live, head = self._hosts.live, self._head(stream)
+        rank = election.claim_rank(stream, self._me.host, head, live)
+        if rank is None:
+            return None
+        if head is not None and head.owner == self._me:
+            rank += 1  # who deposed this host will be seen soon
+        known = self.topic_of(stream)
+        needed = min(election.min_copies(known.topic) if known is not None else 1, len(live))
+        return rank if self._hosts.reaches(set(live)) >= needed else rank + len(live)
+
+    # ---- claiming
+
+    async def run(self) -> None:
+        """Claim what is due, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._claim_vacant)
+            nursery.start_soon(self._balance)
+
+    def _may_claim(self) -> bool:
+        return self._membership.is_held and not self.is_over
+
+    async def _claim_vacant(self) -> None:
+        while True:
+            if not self._vacancies:
+                self._vacant_now = trio.Event()
+                await self._vacant_now.wait()
+            if self._may_claim():
+                now_ms = int(trio.current_time() * 1000)
+                # What is slow for this host is slow for those in front of it.
+                step_ms = election.CLAIM_STEP_MS + int(2000 * self._delay_s())
+                for stream in self._vacancies.due(self._rank, now_ms, step_ms):
+                    self._claim(stream)
+                    self.look_at(stream)
+            await trio.sleep(LOOK_S)
+
+    async def _balance(self) -> None:
+        """Claim, one after the other, what this host should own and another one does."""
+        while True:
+            await trio.sleep(BALANCE_AFTER_S)
+            for stream in list(self._view.heads):
+                if self._is_settled() and self._should_be_mine(stream):
+                    self._claim(stream)
+                    await trio.sleep(BALANCE_STEP_S)
+
+    def _is_settled(self) -> bool:
+        return self._may_claim() and trio.current_time() - self._hosts.changed_s >= BALANCE_AFTER_S
+
+    def _should_be_mine(self, stream: str) -> bool:
+        """Whether this host comes first among the members of the open chunk, all of which it reaches."""
+        head = self._head(stream)
+        if head is None or head.open_chunk is None or self._is_mine(stream) or self.topic_of(stream) is None:
+            return False
+        members = {member.host for member in head.open_chunk.members}
+        is_first = election.claim_rank(stream, self._me.host, head, self._hosts.live) == 0
+        return is_first and self._me.host in members and self._hosts.reaches(members) == len(members)

@@ -1,0 +1,79 @@
+"""Carries out what replicas ask of the disk, and tells them what came of it.
+
+Invariants:
+* An operation is reported once, when it is durable or has failed. A cut that finds other bytes is damage; a disk that
+  refuses is not.
+* At most MAX_LOADS reads wait for the disk: beyond that they are dropped, and who asks asks again. A read that fails
+  for want of a descriptor or of memory says nothing about the chunk, and is dropped as well.
+"""
+
+import errno
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from logstore.base.events import Report
+from logstore.cluster.interfaces import ReplicaFiles
+from logstore.errors import CorruptChunk, UnknownTopicOrPartition
+from logstore.events import REPLICA_DAMAGED
+from logstore.log.ticket import Ticket
+from logstore.replica.effects import Effect, Load, Store
+from logstore.replica.replica import Replica
+
+MAX_LOADS: Final = 64
+PASSING_ERRORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR})
+
+
+class DiskWork:
+    """See the module. `carry_out` takes the effects of what has come back. `run` must run for reads."""
+
+    def __init__(
+        self, files: ReplicaFiles, replica: Replica, carry_out: Callable[[list[Effect]], None], report: Report
+    ) -> None:
+        self._files = files
+        self._replica = replica
+        self._carry_out = carry_out
+        self._report = report
+        self._loads = 0
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self) -> None:
+        """Let reads run, until cancelled."""
+        async with trio.open_nursery() as self._nursery:
+            await trio.sleep_forever()
+
+    def store(self, store: Store) -> None:
+        """Carry out an operation."""
+
+        def settled(ticket: Ticket[None]) -> None:
+            if ticket.error is None:
+                self._carry_out(self._replica.stored(store.token))
+                return
+            is_damaged = isinstance(ticket.error, CorruptChunk)
+            self._report(REPLICA_DAMAGED, operation=type(store.operation).__name__, error=ticket.error)
+            self._carry_out(self._replica.store_failed(store.token, is_damaged=is_damaged))
+
+        self._files.perform(store.operation).add_callback(settled)
+
+    def load(self, load: Load) -> None:
+        """Read entries."""
+        if self._nursery is None or self._loads >= MAX_LOADS:
+            self._replica.load_dropped(load.token)
+            return
+        self._loads += 1
+        self._nursery.start_soon(self._load, load)
+
+    async def _load(self, load: Load) -> None:
+        try:
+            found = await self._files.load(load)
+        except (CorruptChunk, UnknownTopicOrPartition, OSError) as error:
+            if isinstance(error, OSError) and error.errno in PASSING_ERRORS:
+                self._replica.load_dropped(load.token)
+                return
+            self._report(REPLICA_DAMAGED, operation="Load", stream=load.stream, epoch=load.epoch, error=error)
+            self._carry_out(self._replica.load_failed(load.token))
+        else:
+            self._carry_out(self._replica.loaded(load.token, *found))
+        finally:
+            self._loads -= 1

@@ -1,0 +1,124 @@
+"""Which hosts should own a stream, hold its chunks, and claim it when its owner is gone; no I/O, no clock of its own.
+
+Invariants:
+* Safety never depends on what is decided here: a claim is a swap, and two hosts that claim at once are told apart by it
+  (`logstore.replica.owner`). An order only saves work.
+* Every host computes the same order from the same members, without asking. Orders are by rendezvous hash, so a host
+  that comes or goes moves only what it has, and streams spread evenly.
+* A host that holds the last chunk claims before those that do not: it can go on alone.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Final
+
+from logstore.base.metadata import schema
+from logstore.replica.registrations import Member, StreamHead
+
+CLAIM_STEP_MS: Final = 300
+"""Between the claims of two hosts: a claim that succeeds is seen by all in less."""
+MAX_WAIT_MS: Final = 5_000
+"""For one host in front: it claims some hundred streams in a second, and may be stuck with one of them."""
+MAX_WAIT_STEPS: Final = 3
+KEPT_SCORES: Final = 1 << 16
+"""An order of hosts is asked for again and again while a stream waits for an owner: 10 MB at most."""
+MIN_COPIES_SETTING: Final = "min.insync.replicas"
+
+
+def preferred(stream: str, hosts: Iterable[str]) -> list[str]:
+    """Hosts in the order in which they should own the stream."""
+    return sorted(hosts, key=lambda host: (_score(stream, host), host), reverse=True)
+
+
+@lru_cache(maxsize=KEPT_SCORES)
+def _score(stream: str, host: str) -> bytes:
+    return blake2b(f"{stream}@{host}".encode(), digest_size=8).digest()
+
+
+def claim_rank(stream: str, me: str, head: StreamHead | None, live: Mapping[str, schema.Member]) -> int | None:
+    """How many hosts should claim the stream before this one; None if this one should not, because it does not live.
+
+    The members of the open chunk come first, each on its disk, then all others.
+    """
+    if me not in live:
+        return None
+    chunk = head.open_chunk if head is not None else None
+    members = chunk.members if chunk is not None else ()
+    holders = {member.host for member in members if member.host in live and live[member.host].disk == member.disk}
+    order = sorted(preferred(stream, live), key=lambda host: host not in holders)
+    return order.index(me)
+
+
+def is_owner_gone(head: StreamHead | None, live: Mapping[str, schema.Member]) -> bool:
+    """Whether the stream has no owner that lives: never had one, its lease has ended, or it has started anew."""
+    if head is None:
+        return True
+    owner = live.get(head.owner.host)
+    return owner is None or owner.start != head.owner.start
+
+
+def placement(stream: str, me: str, live: Mapping[str, schema.Member]) -> tuple[Member, ...]:
+    """The members in the order in which the stream's replica sets should prefer them: this host first, then such that
+    the first ones lie in as many racks as possible.
+    """
+    order = sorted(preferred(stream, live), key=lambda host: host != me)
+    chosen: list[str] = []
+    used: set[str] = set()
+    while order:
+        host = next((host for host in order if live[host].rack not in used or not live[host].rack), None)
+        if host is None:
+            used.clear()
+            continue
+        order.remove(host)
+        chosen.append(host)
+        used.add(live[host].rack)
+    return tuple(Member(host, live[host].disk) for host in chosen)
+
+
+def min_copies(topic: schema.Topic) -> int:
+    """Without that many live hosts a chunk of the topic is not opened: `min.insync.replicas`, at most the replicas.
+    If it is not set: half of the replicas, rounded up.
+    """
+    text = topic.settings.get(MIN_COPIES_SETTING, "")
+    wanted = int(text) if text.isascii() and text.isdigit() else (topic.replicas + 1) // 2
+    return max(1, min(wanted, topic.replicas))
+
+
+class Vacancies:
+    """The streams that have no owner that lives, as one host sees them, and when it should claim which of them.
+
+    A host that is not the first one for a stream waits its time from the last claim of any stream on: who claims many
+    is at work. Not longer than MAX_WAIT_MS or MAX_WAIT_STEPS, though.
+
+    Memory: an entry for each such stream.
+    """
+
+    def __init__(self) -> None:
+        self._since_ms: dict[str, int] = {}
+        self._claimed_ms = 0
+
+    def __len__(self) -> int:
+        return len(self._since_ms)
+
+    def set(self, stream: str, *, is_vacant: bool, now_ms: int) -> None:
+        """What is known of a stream now."""
+        if is_vacant:
+            self._since_ms.setdefault(stream, now_ms)
+        elif self._since_ms.pop(stream, None) is not None:
+            self._claimed_ms = now_ms
+
+    def due(self, rank_of: Callable[[str], int | None], now_ms: int, step_ms: int = CLAIM_STEP_MS) -> list[str]:
+        """The streams to claim now. `rank_of`: how many hosts should claim a stream before, None if this must not;
+        `step_ms`: the time for each of them.
+        """
+        return [
+            stream
+            for stream, since_ms in self._since_ms.items()
+            if (rank := rank_of(stream)) is not None and self._is_due(rank, since_ms, now_ms, step_ms)
+        ]
+
+    def _is_due(self, rank: int, since_ms: int, now_ms: int, step_ms: int) -> bool:
+        waited_ms = now_ms - max(since_ms, self._claimed_ms)
+        longest_ms = max(MAX_WAIT_MS, MAX_WAIT_STEPS * step_ms)
+        return rank == 0 or waited_ms >= rank * step_ms or now_ms - since_ms >= rank * longest_ms

@@ -1,0 +1,571 @@
+"""One host of a cluster: its replicas, the streams that it owns, and what happens to both, on the event loop.
+
+`ClusterHost` carries out what the state machines of `logstore.replica` ask for, and brings back what follows:
+
+| effect | carried out by | comes back as |
+|---|---|---|
+| `Send` | `Links` | `receive` |
+| `Store`, `Load` | `disk_work` on `ReplicaFiles` | `stored`, `loaded` and their failures |
+| `ReadRegistration`, `SwapRegistration` | `registration_requests` | `registration_read`, `…_seen`, `swap_answered` |
+| `Ready`, `Acked`, `Deposed`, `Unavailable` | the stream's `StreamListener` | – |
+
+It claims streams (`claims`), tells owners which members live (`live_hosts`), and forgets the streams of deleted topics.
+
+For the front of Kafka: `listen` to each stream that clients may use, then `ready` says that this host owns it. While it
+does, `may_append` and `append` take batches whose offsets begin at `next_offset`; everything below the offset of the
+last `acked` is acknowledged. `owner_of` says whom clients should ask otherwise. Methods that need the owner raise
+NotLeader.
+
+Order of a start: `establish_identity`, the files, the listeners' sockets, the links with `receive` and `peer_refused`,
+`ClusterView.run`, `ClusterHost.run`, and `Membership.run` last. Order of an end: `resign`, then cancel.
+
+Invariants:
+* All methods are called on the event loop's thread. None waits but those that are `async`.
+* A tick costs what is due: owners at rest, however many, have none.
+* Bounded: MAX_LOADS reads of the disk, MAX_READS reads of other hosts, three requests for the registration of a stream.
+* Safety is the state machines'; who is taken for alive here decides only what is tried when.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import trio
+
+from logstore.base.events import Report
+from logstore.base.metadata import schema
+from logstore.base.metadata.interface import Condition, MetadataStore
+from logstore.base.metadata.local_watch import ChangeSignal
+from logstore.cluster import election
+from logstore.cluster.claims import Claims
+from logstore.cluster.disk_work import DiskWork
+from logstore.cluster.entry_reads import EntryReads
+from logstore.cluster.host_identity import HostIdentity
+from logstore.cluster.interfaces import Links, ReplicaFiles, StreamListener
+from logstore.cluster.live_hosts import LiveHosts
+from logstore.cluster.membership import Membership
+from logstore.cluster.registration_requests import CreateRegistration, FirstRegistration, RegistrationRequests
+from logstore.cluster.stored_topics import StoredTopics
+from logstore.cluster.view import ClusterView, KnownHead, KnownTopic, stream_name, topic_id_of
+from logstore.errors import NotLeader, UnknownTopicOrPartition
+from logstore.events import (
+    MEMBER_FAILED,
+    REPLICAS_REMOVED,
+    STREAM_DEPOSED,
+    STREAM_OWNED,
+    STREAM_UNAVAILABLE,
+)
+from logstore.replica.appending import OwnerLimits
+from logstore.replica.effects import (
+    Acked,
+    Deposed,
+    Effect,
+    Load,
+    MemberFailed,
+    Ready,
+    Send,
+    Store,
+    Unavailable,
+)
+from logstore.replica.messages import (
+    Append,
+    AppendDone,
+    CopyChunk,
+    CopyDone,
+    EntriesRead,
+    Fence,
+    FenceDone,
+    LookAtRegistration,
+    Message,
+    OutOfOrder,
+    ReadEntries,
+    Reason,
+    Refused,
+    ToOwner,
+)
+from logstore.replica.owner import TAKING, Owner, OwnerState
+from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
+from logstore.replica.registrations import ChunkRegistration, Member, Prefix, StreamHead, StreamRegistration
+from logstore.replica.replica import Replica
+from logstore.replica.stored_registrations import StoredRegistrations
+
+TICK_S: Final = 0.02
+TICKS_AT_ONCE: Final = 64
+PAUSE_PER_TICK: Final = 3
+"""Ticks take a quarter of the time at most."""
+STANDSTILL_TICKS: Final = 4
+"""A host that asks for no time in so many ticks has stood still, or was idle."""
+SHOW_AGAIN_S: Final = 2.0
+"""Between two tries to seal or remove a replica that could not be."""
+RESIGN_S: Final = 5.0
+"""How long an end waits for other hosts to take over."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostParts:
+    """What a host is put together from."""
+
+    identity: HostIdentity
+    store: MetadataStore
+    view: ClusterView
+    links: Links
+    files: ReplicaFiles
+    report: Report
+
+
+@dataclass(slots=True)
+class HostStatistics:
+    """Figures of a host, as of now. `ticking_owners`: streams that are owned here and not at rest."""
+
+    owned_streams: int = 0
+    ticking_owners: int = 0
+    streams_without_owner: int = 0
+
+
+class ClusterHost:
+    """See the module. `run` must run."""
+
+    def __init__(self, parts: HostParts, membership: Membership, limits: OwnerLimits | None = None) -> None:
+        self.name = parts.identity.host
+        self.view = parts.view
+        self.topics = StoredTopics(parts.store, parts.view)
+        self._parts = parts
+        self._membership = membership
+        self._limits = limits or OwnerLimits()
+        self._replica = Replica(parts.identity.member, parts.files.stored)
+        self._owners: dict[str, Owner] = {}
+        self._listeners: dict[str, StreamListener] = {}
+        self._restless: dict[str, Owner] = {}
+        self._restless_now = trio.Event()
+        self._last_s = trio.current_time()
+        self._stood_still_s = 0.0
+        self._longest_gap_s = STANDSTILL_TICKS * TICK_S
+        self._waiting: dict[str, str] = {}
+        """Why streams that this host owns wait."""
+        self._full: set[str] = set()
+        """Streams whose listeners wait for room."""
+        self._hosts = LiveHosts(self.name, parts.view, parts.links, membership, self._hosts_changed)
+        self._claims = Claims(
+            parts.identity.owner_id,
+            parts.view,
+            self._hosts,
+            membership,
+            self._claim,
+            self._owners.__contains__,
+            lambda: self._requests.delay_s,
+        )
+        self._requests = RegistrationRequests(StoredRegistrations(parts.store), self._answered, parts.report)
+        self._reads = EntryReads(parts.links, self._reading_order, self._replica.was_copied)
+        self._seen: dict[str, int] = {}
+        self._heads: dict[str, StreamHead] = {}
+        """Of streams with replicas here, as they were seen last."""
+        self._unfinished: set[str] = set()
+        """Streams with replicas that are not as the registration says yet."""
+        self._disk = DiskWork(parts.files, self._replica, self._carry_out, parts.report)
+        self._handlers: dict[type, Callable[[str, Any], None]] = {
+            **dict.fromkeys((Append, CopyChunk, ReadEntries), self._to_replica),
+            **dict.fromkeys((AppendDone, OutOfOrder, FenceDone, CopyDone), self._to_owner),
+            EntriesRead: self._entries_read,
+            Fence: self._fenced,
+            LookAtRegistration: self._look_hint,
+            Refused: self._refused,
+        }
+        self._changed = ChangeSignal()
+        parts.view.add_listener(self)
+
+    @property
+    def statistics(self) -> HostStatistics:
+        """What the host does now."""
+        return HostStatistics(len(self._owners), len(self._restless), self._claims.streams_without_owner)
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Carry out what is asked for, until cancelled. Started when the view is complete."""
+        await self.view.complete()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._disk.run)
+            nursery.start_soon(self._requests.run)
+            nursery.start_soon(self._tick_owners)
+            nursery.start_soon(self._claims.run)
+            nursery.start_soon(self._show_again)
+            nursery.start_soon(self._hosts.watch_links)
+            for stream in self._replica.streams():
+                self._requests.ask(ReadRegistration(stream))
+            self.members_changed()
+            task_status.started()
+
+    # ---- for the front: streams
+
+    def listen(self, stream: str, listener: StreamListener) -> None:
+        """Tell a listener what becomes of a stream from now on, and what it is now: `ready`, or `unavailable`."""
+        self._listeners[stream] = listener
+        owner = self._owners.get(stream)
+        if owner is not None and owner.state in TAKING:
+            listener.ready(owner.registration.epoch, owner.high_watermark)
+        elif stream in self._waiting:
+            listener.unavailable(self._waiting[stream])
+
+    def unlisten(self, stream: str) -> None:
+        """Tell nobody any more."""
+        self._listeners.pop(stream, None)
+
+    def owner_of(self, stream: str) -> str | None:
+        """The host that owns a stream and lives, by the newest registration known here; None if there is none."""
+        known = self.view.heads.get(stream)
+        if known is None or election.is_owner_gone(known.head, self.view.members):
+            return None
+        return known.head.owner.host
+
+    def head(self, stream: str) -> KnownHead | None:
+        """The head of a stream's registration: owner, epoch and open chunk, on every host; it may be late."""
+        return self.view.heads.get(stream)
+
+    def owns(self, stream: str) -> bool:
+        """Whether this host owns the stream and takes appends, or will again in a moment."""
+        owner = self._owners.get(stream)
+        return owner is not None and owner.state in TAKING
+
+    def may_append(self, stream: str, size_bytes: int) -> bool:
+        """Whether `append` takes a batch of this size now. Raises NotLeader."""
+        may = self._taking(stream).may_append(size_bytes)
+        if not may:
+            self._full.add(stream)
+        return may
+
+    def append(self, stream: str, data: bytes, record_count: int) -> int:
+        """Append a batch, which `may_append` allows; returns its offset. Raises NotLeader."""
+        owner = self._taking(stream)
+        offset = owner.next_offset
+        self._drive(owner, owner.append(data, record_count, self._now_ms()))
+        return offset
+
+    def next_offset(self, stream: str) -> int:
+        """The offset of the next batch. Raises NotLeader."""
+        return self._taking(stream).next_offset
+
+    def acked(self, stream: str) -> Prefix:
+        """How much of the open chunk is acknowledged; its offset is the high watermark. Raises NotLeader."""
+        return self._taking(stream).acked
+
+    def registration(self, stream: str) -> StreamRegistration:
+        """The registration of a stream that this host owns, all chunks included. Raises NotLeader."""
+        return self._taking(stream).registration
+
+    async def read_registration(self, stream: str) -> StreamRegistration:
+        """The registration of any stream, from the metadata store. Raises UnknownTopicOrPartition, MetadataError."""
+        found = await self._requests.registrations.read(ReadRegistration(stream))
+        if found.registration is None:
+            raise UnknownTopicOrPartition(f"stream {stream} has no registration: its topic is new, or was deleted")
+        return found.registration
+
+    async def read_entries(self, stream: str, chunk: ChunkRegistration, offset: int, max_bytes: int) -> EntriesRead:
+        """Entries of a chunk from an offset on, about `max_bytes`, from any of its members, this host included.
+
+        The first entry is the one that holds `offset`. Without entries: no member may show more than up to
+        `limit_offset` yet.
+        Raises ChunkUnreachable.
+        """
+        return await self._reads.read(stream, chunk, offset, max_bytes)
+
+    async def wait_ready(self, stream: str) -> None:
+        """Wait until this host owns the stream and takes appends."""
+        while not self.owns(stream):
+            await self._changed.wait()
+
+    async def wait_owner(self, stream: str) -> str:
+        """Wait until a host that lives owns the stream; returns its name."""
+        while (owner := self.owner_of(stream)) is None:
+            await self.view.changed()
+        return owner
+
+    async def resign(self) -> None:
+        """End the membership, and wait until other hosts own this host's streams, or RESIGN_S. It goes on serving."""
+        self._claims.is_over = True
+        self._membership.resign()
+        with trio.move_on_after(RESIGN_S):
+            while self._owners and any(host != self.name for host in self._hosts.live):
+                await self._changed.wait()
+
+    def _taking(self, stream: str) -> Owner:
+        owner = self._owners.get(stream)
+        if owner is None or owner.state not in TAKING:
+            raise self.not_leader(stream)
+        return owner
+
+    def not_leader(self, stream: str) -> NotLeader:
+        """The error for a stream that this host does not own, with who does."""
+        known, leader = self.view.heads.get(stream), self.owner_of(stream)
+        epoch = known.head.epoch if known is not None else 0
+        where = f"host {leader!r} owns it" if leader else "it has no owner yet"
+        return NotLeader(f"host {self.name!r} does not own stream {stream}: {where}", leader=leader or "", epoch=epoch)
+
+    # ---- for the links
+
+    def receive(self, sender: str, message: Message) -> None:
+        """Take a message from a host, this one included."""
+        self._handlers[type(message)](sender, message)
+
+    def _to_replica(self, sender: str, message: Append | CopyChunk | ReadEntries) -> None:
+        # What comes for a topic that is not known leaves nothing here: it was deleted, or is asked for again.
+        if self._claims.is_known(message.stream):
+            self._carry_out(self._replica.receive(sender, message))
+
+    def _to_owner(self, sender: str, message: ToOwner) -> None:
+        owner = self._owners.get(message.stream)
+        if owner is not None:
+            self._drive(owner, owner.receive(message, self._now_ms()))
+
+    def _fenced(self, sender: str, message: Fence) -> None:
+        """Somebody claims the stream: this host's owner knows it before an append of its own is refused."""
+        if not self._claims.is_known(message.stream):
+            return
+        self._carry_out(self._replica.receive(sender, message))
+        me = self._parts.identity.member
+        self._to_owner(sender, Refused(message.stream, message.epoch, me, Reason.FENCED, message.fence_epoch))
+
+    def _refused(self, sender: str, message: Refused) -> None:
+        self._reads.received(message)
+        self._carry_out(self._replica.receive(sender, message))
+        self._to_owner(sender, message)
+
+    def _entries_read(self, sender: str, message: EntriesRead) -> None:
+        self._reads.received(message)
+        self._carry_out(self._replica.receive(sender, message))
+
+    def _look_hint(self, sender: str, message: LookAtRegistration) -> None:
+        self._look(message.stream, message.revision)
+
+    def peer_refused(self, host: str) -> None:
+        """A host's connection was lost, and its address refuses connections: its process is gone."""
+        self._hosts.refused(host)
+
+    # ---- for the view
+
+    def members_changed(self) -> None:
+        """See ViewListener: who lives has changed."""
+        self._hosts.members_changed()
+
+    def _hosts_changed(self) -> None:
+        """Who lives, or can be reached, has changed."""
+        self._claims.look_at_all()
+        now_ms = self._now_ms()
+        for stream, owner in list(self._owners.items()):
+            if self._owners.get(stream) is owner:
+                self._drive(owner, owner.live_members(self._hosts.placement(stream), now_ms))
+        self._changed.notify()
+
+    def topic_changed(self, name: str, before: KnownTopic | None, now: KnownTopic | None) -> None:
+        """See ViewListener."""
+        if before is not None and (now is None or now.topic.topic_id != before.topic.topic_id):
+            for partition in range(before.topic.partitions):
+                self._forget(stream_name(before.topic.topic_id, partition))
+        if now is not None:
+            self._claims.look_at_topic(now)
+
+    def head_changed(self, stream: str, now: KnownHead | None) -> None:
+        """See ViewListener."""
+        self._claims.look_at(stream)
+        has_replicas = self._replica.has_chunks_of(stream)
+        before = self._heads.pop(stream, None)
+        if now is None:
+            if has_replicas:
+                self._requests.ask(ReadRegistration(stream))
+            return
+        if has_replicas:
+            self._heads[stream] = now.head
+        owner = self._owners.get(stream)
+        is_overtaken = owner is not None and now.head.owner != self._parts.identity.owner_id
+        if is_overtaken or (has_replicas and not now.head.is_claim_of(before)):
+            self._look(stream, now.revision)
+
+    # ---- claims
+
+    def _claim(self, stream: str) -> None:
+        """Become the owner of a stream."""
+
+        def founding(base_offset: int) -> bytes:
+            listener = self._listeners.get(stream)
+            return listener.founding(base_offset) if listener is not None else b""
+
+        now_ms = self._now_ms()
+        owner = self._owners[stream] = Owner(stream, self._parts.identity.owner_id, self._limits, founding)
+        owner.live_members(self._hosts.placement(stream), now_ms)
+        read = owner.start(now_ms)
+        head, known = self.view.heads.get(stream), self._requests.registrations.known(stream)
+        if head is None:
+            self._drive(owner, ())
+            self._requests.ask(CreateRegistration(stream, lambda: self._first_registration(stream)))
+        elif known is not None and known.revision >= head.revision:
+            self._answered(known)  # an older one does no harm: its claim is refused
+        else:
+            self._drive(owner, read)
+
+    def _first_registration(self, stream: str) -> FirstRegistration | None:
+        """None: the topic is gone."""
+        known, name = self._claims.topic_of(stream), self.view.names.get(topic_id_of(stream))
+        if known is None or name is None or stream not in self._owners:
+            return None
+        first = StreamRegistration(known.topic.replicas, election.min_copies(known.topic))
+        return FirstRegistration(first, Condition(schema.topic_key(name), known.revision))
+
+    # ---- owners
+
+    def _now_ms(self) -> int:
+        """The time of owners: it does not pass while this host stands still, and so cannot hear its members."""
+        now_s = trio.current_time()
+        gap_s, self._last_s = now_s - self._last_s, now_s
+        if gap_s > self._longest_gap_s:
+            self._stood_still_s += gap_s - TICK_S
+        return int((now_s - self._stood_still_s) * 1000)
+
+    def _drive(self, owner: Owner, effects: Iterable[Effect]) -> None:
+        """Carry out what an owner asks for after an event: it gets ticks until it is at rest."""
+        if owner.state is not OwnerState.DEPOSED:
+            self._restless[owner.stream] = owner
+            self._restless_now.set()
+        self._carry_out(effects)
+
+    async def _tick_owners(self) -> None:
+        """Ticks that take long come more rarely: a thousand owners that wait for hosts leave time for the rest."""
+        pause_s = TICK_S
+        while True:
+            if not self._restless:
+                self._restless_now = trio.Event()
+                await self._restless_now.wait()
+            await trio.sleep(pause_s)
+            begin_s = trio.current_time()
+            now_ms = self._now_ms()
+            for number, (stream, owner) in enumerate(list(self._restless.items()), start=1):
+                if self._owners.get(stream) is owner:
+                    self._carry_out(owner.tick(now_ms))
+                if owner.is_at_rest or self._owners.get(stream) is not owner:
+                    self._restless.pop(stream, None)
+                if number % TICKS_AT_ONCE == 0:
+                    await trio.lowlevel.checkpoint()
+            pause_s = max(TICK_S, PAUSE_PER_TICK * (trio.current_time() - begin_s))
+            self._longest_gap_s = STANDSTILL_TICKS * pause_s
+
+    def _forget(self, stream: str) -> None:
+        """The stream's topic was deleted."""
+        self._seen.pop(stream, None)
+        self._heads.pop(stream, None)
+        self._waiting.pop(stream, None)
+        self._full.discard(stream)
+        owner = self._owners.pop(stream, None)
+        self._claims.look_at(stream)
+        listener = self._listeners.get(stream)
+        if owner is not None and listener is not None:
+            listener.deposed(0)
+        if self._replica.has_chunks_of(stream):
+            self._requests.ask(ReadRegistration(stream))
+        self._changed.notify()
+
+    # ---- registrations
+
+    def _look(self, stream: str, revision: int) -> None:
+        """The registration has changed: read it, unless it is known as of this revision."""
+        if self._seen.get(stream, 0) >= revision:
+            return
+        known = self._requests.registrations.known(stream)
+        if known is not None and known.revision >= revision:
+            self._answered(known)
+        else:
+            self._requests.ask(ReadRegistration(stream))
+
+    def _answered(self, answer: RegistrationRead | SwapAnswer) -> None:
+        """What the metadata store says of a stream."""
+        stream, registration = answer.stream, answer.registration
+        if registration is None:
+            self._deleted(stream)
+        else:
+            self._seen[stream] = max(answer.revision, self._seen.get(stream, 0))
+            self._carry_out(self._replica.registration_seen(stream, answer.revision, registration))
+            if not self._replica.is_in_line(stream, registration):
+                self._unfinished.add(stream)
+        owner = self._owners.get(stream)
+        if owner is None:
+            return
+        if isinstance(answer, SwapAnswer):
+            self._drive(owner, owner.swap_answered(answer, self._now_ms()))
+        else:
+            self._drive(owner, owner.registration_read(answer, self._now_ms()))
+
+    def _deleted(self, stream: str) -> None:
+        """There is no registration. Its replicas go if the topic is gone too: a registration is there before any."""
+        if self._claims.topic_of(stream) is None and self._replica.has_chunks_of(stream):
+            if stream not in self._unfinished:
+                self._parts.report(REPLICAS_REMOVED, stream=stream)
+            self._unfinished.add(stream)
+            self._carry_out(self._replica.stream_deleted(stream))
+
+    async def _show_again(self) -> None:
+        """Show replicas their registrations again, until nothing is left to do about them."""
+        while True:
+            await trio.sleep(SHOW_AGAIN_S)
+            unfinished, self._unfinished = self._unfinished, set()
+            for stream in unfinished:
+                known = self._requests.registrations.known(stream)
+                if known is not None and known.registration is not None:
+                    self._answered(known)
+                elif self._replica.has_chunks_of(stream):
+                    self._unfinished.add(stream)
+                    self._requests.ask(ReadRegistration(stream))
+
+    # ---- effects
+
+    def _carry_out(self, effects: Iterable[Effect]) -> None:
+        """Do what a state machine asks for."""
+        for effect in effects:
+            if isinstance(effect, Send):
+                self._parts.links.send(effect.host, effect.message)
+            elif isinstance(effect, Store):
+                self._disk.store(effect)
+            elif isinstance(effect, Acked):
+                self._acked(effect)
+            elif isinstance(effect, Load):
+                self._disk.load(effect)
+            elif isinstance(effect, ReadRegistration | SwapRegistration):
+                self._requests.ask(effect)
+            else:
+                self._tell(effect)
+
+    def _acked(self, effect: Acked) -> None:
+        listener = self._listeners.get(effect.stream)
+        if listener is not None:
+            listener.acked(effect.high_watermark)
+            if effect.stream in self._full:
+                self._full.discard(effect.stream)
+                listener.room()
+
+    def _tell(self, effect: Ready | Deposed | Unavailable | MemberFailed) -> None:
+        """What an owner says to the stream's listener, and to the operator."""
+        listener, report = self._listeners.get(effect.stream), self._parts.report
+        if isinstance(effect, Ready | Deposed):
+            self._waiting.pop(effect.stream, None)
+        if isinstance(effect, Ready):
+            report(STREAM_OWNED, stream=effect.stream, epoch=effect.epoch, offset=effect.high_watermark)
+            if listener is not None:
+                listener.ready(effect.epoch, effect.high_watermark)
+        elif isinstance(effect, Deposed):
+            report(STREAM_DEPOSED, stream=effect.stream, newer_epoch=effect.newer_epoch, unacked=effect.unacked_offset)
+            self._owners.pop(effect.stream, None)
+            self._claims.look_at(effect.stream)
+            if listener is not None:
+                listener.deposed(effect.newer_epoch)
+        elif isinstance(effect, Unavailable):
+            self._waiting[effect.stream] = effect.reason
+            report(STREAM_UNAVAILABLE, stream=effect.stream, epoch=effect.epoch, reason=effect.reason)
+            if listener is not None:
+                listener.unavailable(effect.reason)
+        else:
+            report(MEMBER_FAILED, stream=effect.stream, epoch=effect.epoch, host=effect.host, reason=effect.reason)
+        self._changed.notify()
+
+    def _reading_order(self, members: Sequence[Member]) -> list[Member]:
+        """This host first, then those that can be reached, then the rest."""
+
+        def distance(member: Member) -> int:
+            if member.host == self.name:
+                return 0
+            return 1 if self._parts.links.is_reachable(member.host) else 2
+
+        return sorted(members, key=distance)

@@ -1,0 +1,195 @@
+"""The connections from other hosts to this one, on which it receives.
+
+Invariants:
+* Each host has one connection: a new one ends the older one, which may be dead.
+* Connections that have not said who they are have `max_strangers` places and `handshake_s` seconds, and make this host
+  keep a hello each. One more takes the place of the oldest, of the address
+  (`address_group`) that has most of them.
+* A host speaks for itself: a message that names another host as its sender ends the connection, and so does what is no
+  message. Other connections go on.
+* After RECEIVE_BYTES of one connection other tasks run; a short message counts as MESSAGE_BYTES.
+"""
+
+import socket
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import trio
+
+from logstore.base.addresses import Address, address_group, canonical_host
+from logstore.base.connected_socket import ConnectedSocket
+from logstore.base.errors import TlsError
+from logstore.cluster.hello import (
+    HEAD,
+    Hello,
+    body_bytes,
+    check_hello,
+    decode_hello,
+    encode_hello,
+    encode_refusal,
+    shown,
+)
+from logstore.cluster.peers import OwnEnd, Peer
+from logstore.cluster.sockets import receive_exactly
+from logstore.cluster.wire import FrameBuffer, decode
+from logstore.errors import LinkRefused, MalformedMessage
+from logstore.events import CANNOT_ACCEPT, LINK_CLOSED, PEER_DISCONNECTED
+from logstore.replica.messages import AppendDone, CopyDone, EntriesRead, FenceDone, Message, OutOfOrder, Refused
+
+BACKLOG: Final = 128
+ACCEPT_AGAIN_S: Final = 0.1
+"""How long to wait after a connection could not be accepted, as when the process has no descriptor left."""
+RECEIVE_BYTES: Final = 256 * 1024
+MESSAGE_BYTES: Final = 4096
+"""What a message counts for beside its bytes: 64 short messages, or 256 KiB, are some milliseconds of work."""
+_SPEAKING: Final = (AppendDone, OutOfOrder, FenceDone, CopyDone, Refused, EntriesRead)
+
+
+async def open_listener(address: Address) -> trio.socket.SocketType:
+    """A socket that listens on the address. Raises OSError, which names the address."""
+    try:
+        found = await trio.socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, target = found[0]
+        listener = trio.socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            await listener.bind(target)
+            listener.listen(BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise OSError(f"cannot listen on {address} for links: {error.strerror or error}") from error
+    return listener
+
+
+class Strangers:
+    """Connections that have not said who they are."""
+
+    def __init__(self, places: int) -> None:
+        self._places = places
+        self._hosts: dict[Callable[[], None], str] = {}
+
+    def enter(self, host: str, end: Callable[[], None]) -> None:
+        """A new connection; ends another one if all places are taken."""
+        host = address_group(host)
+        if len(self._hosts) >= self._places:
+            counts: dict[str, int] = {}
+            for each in self._hosts.values():
+                counts[each] = counts.get(each, 0) + 1
+            most = max(counts, key=lambda each: counts[each])
+            oldest = next(found for found, each in self._hosts.items() if each == most)
+            del self._hosts[oldest]
+            oldest()
+        self._hosts[end] = host
+
+    def leave(self, end: Callable[[], None]) -> None:
+        """A connection has ended, or said who it is."""
+        self._hosts.pop(end, None)
+
+
+class IncomingLinks:
+    """Listens for the other hosts. `greeted` is called with a host that has connected."""
+
+    def __init__(self, own: OwnEnd, peers: Mapping[str, Peer], greeted: Callable[[str], None]) -> None:
+        self._own = own
+        self._peers = peers
+        self._greeted = greeted
+        self._strangers = Strangers(own.settings.max_strangers)
+        self._links: dict[str, trio.CancelScope] = {}
+
+    async def serve(self, listener: trio.socket.SocketType) -> None:
+        """Take connections, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                try:
+                    client, source = await listener.accept()
+                except OSError as error:
+                    self._own.report(CANNOT_ACCEPT, error=str(error))
+                    await trio.sleep(ACCEPT_AGAIN_S)
+                    continue
+                nursery.start_soon(self._serve, client, canonical_host(str(source[0])))
+
+    async def _serve(self, client: trio.socket.SocketType, source: str) -> None:
+        try:
+            link = self._own.wrapped(socket.socket(fileno=client.detach()), is_server=True)
+        except OSError:  # gone already
+            return
+        scope = trio.CancelScope()
+        self._strangers.enter(source, scope.cancel)
+        host = ""
+        try:
+            with scope:
+                host = await self._welcome(link)
+                self._strangers.leave(scope.cancel)
+                self._take_over(host, scope)
+                await self._receive(link, host)
+            if scope.cancelled_caught and not host:
+                self._own.report(LINK_CLOSED, client=source, why="its place went to a newer connection")
+        except (OSError, MalformedMessage, LinkRefused, TlsError) as error:
+            if not host:
+                self._own.report(LINK_CLOSED, client=source, why=str(error))
+            elif isinstance(error, MalformedMessage):
+                self._own.report(PEER_DISCONNECTED, host=host, why=str(error))
+        finally:
+            self._strangers.leave(scope.cancel)
+            if self._links.get(host) is scope:
+                del self._links[host]
+            link.close()
+
+    def _take_over(self, host: str, scope: trio.CancelScope) -> None:
+        older = self._links.get(host)
+        self._links[host] = scope
+        if older is not None:
+            older.cancel()
+        self._greeted(host)
+
+    async def _welcome(self, link: ConnectedSocket) -> str:
+        """Exchange hellos; returns the host's name. Raises OSError, MalformedMessage, LinkRefused, TlsError."""
+        patience_s = self._own.settings.handshake_s
+        with trio.move_on_after(patience_s):
+            await link.handshake()
+            head = await receive_exactly(link, HEAD.size)
+            found = decode_hello(head + await receive_exactly(link, body_bytes(head)))
+            own = self._own.hello_to(found.me.host)
+            try:
+                self._own.check_name(link, found.me.host)
+                self._check(own, found)
+            except (LinkRefused, TlsError) as error:
+                link.send_nowait([encode_refusal(str(error))])
+                raise
+            await link.send([encode_hello(own)], patience_s)
+            return found.me.host
+        raise OSError(f"it did not say within {patience_s:g} s who it is")
+
+    def _check(self, own: Hello, found: Hello) -> None:
+        known = self._peers.get(found.me.host)
+        check_hello(own, found, None if known is None else known.disk)
+
+    async def _receive(self, link: ConnectedSocket, host: str) -> None:
+        """Hand over messages until the connection ends, or one meets a defect. Raises OSError, MalformedMessage."""
+        frames = FrameBuffer(self._own.settings.max_body_bytes, RECEIVE_BYTES)
+        left = RECEIVE_BYTES
+        while True:
+            received = await link.receive(frames.room())
+            if not received:
+                return
+            frames.add(received)
+            while (body := frames.next()) is not None:
+                message = decode(body)
+                check_speaker(host, message)
+                if not self._own.deliver(host, message):
+                    return
+                left -= len(body) + MESSAGE_BYTES
+                if left <= 0:
+                    left = RECEIVE_BYTES
+                    await trio.lowlevel.checkpoint()
+
+
+def check_speaker(host: str, message: Message) -> None:
+    """Raises MalformedMessage if a message that came from a host speaks for another one."""
+    if isinstance(message, _SPEAKING) and message.member.host != host:
+        raise MalformedMessage(
+            f"host {host!r} sent a {type(message).__name__} of stream {shown(message.stream)} in the name of "
+            f"{shown(message.member.host)}"
+        )

@@ -1,0 +1,113 @@
+"""Which hosts of the cluster live and can be reached, as this host sees it.
+
+| a host | lives | is chosen for chunks |
+|---|---|---|
+| is a member, and reachable | yes | yes |
+| is a member, and not reachable for less than UNREACHABLE_S | yes | yes |
+| is a member, and not reachable for longer | yes | no |
+| is a member, and refused a connection after it was lost (its process is gone) | no | no |
+| is no member: its lease has ended | no | no |
+
+Invariants:
+* This host itself is always chosen: it knows that it lives.
+* A host that refused is back when it is reachable, or has started anew.
+* No promise rests on any of this: it decides what is tried, and when.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+import trio
+
+from logstore.base.metadata import schema
+from logstore.cluster import election
+from logstore.cluster.interfaces import Links
+from logstore.cluster.membership import Membership
+from logstore.cluster.view import ClusterView
+from logstore.replica.registrations import Member
+
+LOOK_S: Final = 0.2
+"""Between two looks at which hosts are reachable."""
+UNREACHABLE_S: Final = 1.0
+"""A connection that was lost for a moment changes no replica set."""
+ISOLATED_S: Final = 3.0
+"""A host that reaches none of several others for so long leaves the cluster, so that they take over its streams."""
+MIN_HOSTS_TO_LEAVE: Final = 3
+"""Of two hosts that lose their link both would leave."""
+
+
+class LiveHosts:
+    """See the module. `changed` is called when any of it has changed. `watch_links` must run."""
+
+    def __init__(
+        self, name: str, view: ClusterView, links: Links, membership: Membership, changed: Callable[[], None]
+    ) -> None:
+        self._name = name
+        self._view = view
+        self._links = links
+        self._membership = membership
+        self._changed = changed
+        self._refusing: dict[str, str] = {}
+        """Hosts that refused, in which of their lives."""
+        self._lost_since_s: dict[str, float] = {}
+        self._lost: frozenset[str] = frozenset()
+        self._live: dict[str, schema.Member] = {}
+        self.live: Mapping[str, schema.Member] = MappingProxyType({})
+        self.changed_s = trio.current_time()
+        """When `live` has changed last."""
+
+    def placement(self, stream: str) -> tuple[Member, ...]:
+        """The members that are chosen for chunks, in the order in which a stream's sets should prefer them."""
+        usable = {host: member for host, member in self.live.items() if host not in self._lost}
+        return election.placement(stream, self._name, {**usable, self._name: self._membership.member})
+
+    def reaches(self, hosts: set[str]) -> int:
+        """How many of these hosts can be reached; this host itself can."""
+        return sum(host == self._name or self._links.is_reachable(host) for host in hosts)
+
+    def members_changed(self) -> None:
+        """The view's members have changed."""
+        members = self._view.members
+        for host, start in list(self._refusing.items()):
+            if host not in members or members[host].start != start:
+                del self._refusing[host]
+        live = {host: member for host, member in members.items() if host not in self._refusing}
+        if live != self.live:
+            self.live = MappingProxyType(live)
+            self.changed_s = trio.current_time()
+        self._changed()
+
+    def refused(self, host: str) -> None:
+        """A host's connection was lost, and its address refuses connections: its process is gone."""
+        member = self._view.members.get(host)
+        if member is not None and host != self._name and self._refusing.get(host) != member.start:
+            self._refusing[host] = member.start
+            self.members_changed()
+
+    async def watch_links(self) -> None:
+        """Look at which hosts are reachable, until cancelled."""
+        while True:
+            await trio.sleep(LOOK_S)
+            self._look()
+
+    def _look(self) -> None:
+        now_s = trio.current_time()
+        hosts = [host for host in self._view.members if host != self._name]
+        reachable = {host for host in hosts if self._links.is_reachable(host)}
+        is_back = bool(reachable & self._refusing.keys())
+        for host in reachable:
+            self._refusing.pop(host, None)
+        self._lost_since_s = {host: self._lost_since_s.get(host, now_s) for host in hosts if host not in reachable}
+        lost = frozenset(host for host, since_s in self._lost_since_s.items() if now_s - since_s >= UNREACHABLE_S)
+        is_moved, self._lost = lost != self._lost, lost
+        if is_back or is_moved:
+            self.members_changed()
+        self._leave_if_isolated(hosts, now_s)
+
+    def _leave_if_isolated(self, hosts: list[str], now_s: float) -> None:
+        """Leave while no other host can be reached, and join again when one can be."""
+        if len(self._lost_since_s) < len(hosts):
+            self._membership.stay()
+        elif len(hosts) >= MIN_HOSTS_TO_LEAVE - 1 and now_s - max(self._lost_since_s.values()) >= ISOLATED_S:
+            self._membership.leave()

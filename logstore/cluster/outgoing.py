@@ -1,0 +1,237 @@
+"""The connection from this host to another one, on which it sends: made, watched, and made again.
+
+Invariants:
+* Messages leave in the order of `send`. Those that wait have `queue_bytes` and one frame at most; what comes while
+  there is no connection, or beyond that bound, is dropped, and so is what waits when the connection ends.
+* The first try after the end of a connection that was up for more than `max_pause_s` comes at once; other pauses grow
+  from `min_pause_s` to `max_pause_s`. A hello from the host ends the pause.
+* A connection is up after both ends have accepted each other's hello, and until its end is noticed: at once when the
+  other process ends, after `stall_s` when its machine is silent or the process takes nothing.
+* A host that leaves the members keeps its connection as long as the connection lasts, and is not connected to again.
+"""
+
+import socket
+from collections import deque
+from typing import Final
+
+import trio
+
+from logstore.base.addresses import Address, is_loopback
+from logstore.base.connected_socket import ConnectedSocket
+from logstore.base.errors import TlsError
+from logstore.cluster.hello import HEAD, body_bytes, check_hello, decode_hello, encode_hello, shown
+from logstore.cluster.peers import OwnEnd, Peer
+from logstore.cluster.sockets import receive_exactly
+from logstore.cluster.wire import encode
+from logstore.errors import LinkRefused, MalformedMessage, UnsendableMessage
+from logstore.events import PEER_CONNECTED, PEER_LOST, PEER_MESSAGE_UNSENT, PEER_NOT_REACHED, PEER_SLOW, PEER_SLOW_OVER
+from logstore.interfaces import Buffer
+from logstore.replica.messages import Message
+
+BURST_BYTES: Final = 256 * 1024
+"""About so much is handed to the socket before other tasks run."""
+MAX_TRIED: Final = 4
+"""Addresses of a host's name that are tried: `localhost` has two."""
+
+
+class OutgoingLink:
+    """Sends to one host."""
+
+    def __init__(self, host: str, peer: Peer, own: OwnEnd) -> None:
+        self.host = host
+        self._peer = peer
+        self._is_member = True
+        self._own = own
+        self.is_up = False
+        self._queue: deque[tuple[list[Buffer], int]] = deque()
+        self._queued_bytes = 0
+        self._dropped = 0
+        """Messages that were not sent since the queue was full; not 0: it has not been empty since."""
+        self._more = trio.lowlevel.ParkingLot()
+        """Where the writer waits for messages."""
+        self._pause = trio.CancelScope()
+        """Of the pause before the next try."""
+        self._connection = trio.CancelScope()
+        """Of the try, or of the connection, which ends if the host has another address or disk."""
+        self._trouble = ""
+        """Why the host is not reached, as last reported."""
+        self._failures = 0
+        """Tries in a row that failed; after a connection, `_short`."""
+        self._short = 0
+        """Connections in a row that ended early."""
+
+    @property
+    def queued_bytes(self) -> int:
+        """Of messages that wait, or are being sent."""
+        return self._queued_bytes
+
+    def send(self, message: Message) -> None:
+        """Send a message soon, or drop it."""
+        if not self.is_up:
+            return
+        if self._queued_bytes >= self._own.settings.queue_bytes:
+            if not self._dropped:
+                self._own.report(PEER_SLOW, host=self.host, waiting_bytes=self._queued_bytes)
+            self._dropped += 1
+            return
+        try:
+            parts, size = encode(message, self._own.settings.max_body_bytes)
+        except UnsendableMessage as error:
+            self._own.report(PEER_MESSAGE_UNSENT, host=self.host, error=str(error))
+            return
+        self._queue.append((parts, size))
+        self._queued_bytes += size
+        self._more.unpark()
+
+    def aim(self, peer: Peer | None) -> None:
+        """The host is there now; None: it is no member."""
+        self._is_member = peer is not None
+        if peer is not None and peer != self._peer:
+            self._peer = peer
+            self._connection.cancel()
+            self._pause.cancel()
+
+    def hasten(self) -> None:
+        """End a pause: there is a sign that the host can be reached."""
+        self._pause.cancel()
+
+    async def run(self) -> None:
+        """Connect again and again, until the host is no member and the connection has ended."""
+        while self._is_member:
+            with trio.CancelScope() as self._connection:
+                was_up_s = await self._try(self._peer)
+            if self._connection.cancelled_caught:
+                self._failures = 0
+                continue
+            with trio.move_on_after(self._pause_s(was_up_s)) as self._pause:
+                await trio.sleep_forever()
+
+    def _pause_s(self, was_up_s: float | None) -> float:
+        """How long to wait after a try to connect that failed, or after a connection that was up for so long.
+
+        A connection of less than `max_pause_s` counts as a failure: two hosts that have one name by mistake would take
+        the connection from each other without a pause.
+        """
+        if was_up_s is None:
+            self._failures += 1
+        elif was_up_s > self._own.settings.max_pause_s:
+            self._failures = self._short = 0
+            return 0.0
+        else:
+            self._short += 1
+            self._failures = self._short
+        longest = self._own.settings.max_pause_s
+        return min(longest, self._own.settings.min_pause_s * 2.0 ** min(self._failures - 1, 30))
+
+    async def _try(self, peer: Peer) -> float | None:
+        """One connection, to its end; returns for how many seconds it was up, None if it never was."""
+        try:
+            link = await self._connected(peer.address)
+        except ConnectionRefusedError:
+            self._note_trouble(peer, "nobody listens there: is the host's process running?")
+            if peer is self._peer:  # otherwise the host has moved meanwhile
+                self._own.observer.refused(self.host)
+            return None
+        except OSError as error:
+            self._note_trouble(peer, error.strerror or str(error))
+            return None
+        try:
+            await self._greet(link, peer)
+            since_s = trio.current_time()
+            await self._serve(link, peer)
+            return trio.current_time() - since_s
+        except (OSError, MalformedMessage, LinkRefused, TlsError) as error:
+            self._note_trouble(peer, str(error))
+            return None
+        finally:
+            link.close()
+
+    def _note_trouble(self, peer: Peer, why: str) -> None:
+        if why != self._trouble:
+            self._trouble = why
+            self._own.report(PEER_NOT_REACHED, host=self.host, address=str(peer.address), why=why)
+
+    async def _connected(self, address: Address) -> ConnectedSocket:
+        """A connection to the address. Raises OSError, ConnectionRefusedError if nobody listens there."""
+        if self._own.tls is None and not is_loopback(address.host):
+            raise OSError(f"{address} is no loopback address, and links without TLS are for those alone")
+        trouble: OSError | None = None
+        with trio.move_on_after(self._own.settings.connect_s):
+            found = await trio.socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+            for family, kind, protocol, _, target in found[:MAX_TRIED]:
+                sock = trio.socket.socket(family, kind, protocol)
+                try:
+                    await sock.connect(target)
+                    return self._own.wrapped(socket.socket(fileno=sock.detach()), is_server=False)
+                except OSError as error:
+                    if trouble is None or not isinstance(error, ConnectionRefusedError):
+                        trouble = error  # a host is gone if all of its addresses refuse
+                finally:
+                    sock.close()
+        raise trouble or OSError(f"no connection within {self._own.settings.connect_s:g} s")
+
+    async def _greet(self, link: ConnectedSocket, peer: Peer) -> None:
+        """Exchange hellos. Raises OSError, MalformedMessage, LinkRefused, TlsError."""
+        own = self._own.hello_to(self.host)
+        with trio.move_on_after(self._own.settings.handshake_s):
+            await link.handshake()
+            self._own.check_name(link, self.host)
+            await link.send([encode_hello(own)], self._own.settings.handshake_s)
+            head = await receive_exactly(link, HEAD.size)
+            found = decode_hello(head + await receive_exactly(link, body_bytes(head)))
+            if found.me.host != self.host:
+                raise LinkRefused(f"at {peer.address} is host {shown(found.me.host)}, not {self.host!r}")
+            check_hello(own, found, peer.disk)
+            return
+        raise OSError(f"no hello within {self._own.settings.handshake_s:g} s")
+
+    async def _serve(self, link: ConnectedSocket, peer: Peer) -> None:
+        """Send until the connection ends. Raises OSError."""
+        self.is_up = True
+        self._trouble = ""
+        self._own.report(PEER_CONNECTED, host=self.host, address=str(peer.address))
+        self._own.observer.connected(self.host)
+        ended: list[str] = []
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch, link, ended, nursery.cancel_scope)
+                nursery.start_soon(self._write, link, ended, nursery.cancel_scope)
+        finally:
+            self.is_up = False
+            self._queue.clear()
+            self._queued_bytes = 0
+            self._dropped = 0
+            if ended:  # otherwise this host stops, or has ended it
+                self._own.report(PEER_LOST, host=self.host, address=str(peer.address), why=ended[0])
+            self._own.observer.lost(self.host)
+
+    async def _watch(self, link: ConnectedSocket, ended: list[str], scope: trio.CancelScope) -> None:
+        """Wait for the end of the connection: behind its hello, the other end sends nothing."""
+        try:
+            received = await link.receive(memoryview(bytearray(1)))
+            ended.append("it sent what it must not" if received else "it ended the connection")
+        except OSError as error:
+            ended.append(error.strerror or str(error))
+        scope.cancel()
+
+    async def _write(self, link: ConnectedSocket, ended: list[str], scope: trio.CancelScope) -> None:
+        try:
+            while True:
+                if not self._queue:
+                    if self._dropped:
+                        self._own.report(PEER_SLOW_OVER, host=self.host, dropped=self._dropped)
+                        self._dropped = 0
+                    await self._more.park()
+                parts: list[Buffer] = []
+                taken = 0
+                while self._queue and taken < BURST_BYTES:
+                    message, size = self._queue.popleft()
+                    parts += message
+                    taken += size
+                await link.send(parts, self._own.settings.stall_s)
+                self._queued_bytes -= taken
+                if self._queue:
+                    await trio.lowlevel.checkpoint()
+        except OSError as error:
+            ended.append(error.strerror or str(error))
+        scope.cancel()

@@ -1,0 +1,172 @@
+"""Carries out what owners and replicas ask of the metadata store: reads, swaps and first registrations of streams.
+
+Invariants:
+* At most WORKERS requests are under way, and for each stream at most one of each kind; a request that is asked for
+  again while it is under way is not made twice at a time. So what waits is bounded by the number of streams.
+* A swap goes in front of reads. A swap that failed is not made again by itself: its owner's tick asks again. A read and
+  a first registration are made again until they succeed.
+* After a failure nothing of that stream and kind is asked of the store for a moment.
+"""
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import trio
+
+from logstore.base.events import Report
+from logstore.base.metadata.errors import MetadataError, MetadataUnavailable, OutcomeUnknown
+from logstore.base.metadata.interface import Condition
+from logstore.errors import CorruptRegister, UnknownFormatVersion
+from logstore.events import METADATA_UNUSABLE
+from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
+from logstore.replica.registrations import StreamRegistration
+from logstore.replica.stored_registrations import StoredRegistrations
+
+WORKERS: Final = 16
+PAUSE_S: Final = 0.1
+"""After a call to a store that is away: the call has waited already."""
+DELAY_KEPT: Final = 0.8
+"""Of the longest delay, with each request: a dozen quick ones forget it."""
+LONG_PAUSE_S: Final = 2.0
+"""After a failure that an operator has to mend."""
+
+
+class FirstRegistration(NamedTuple):
+    """A stream's first registration, and the condition that its topic still exists."""
+
+    registration: StreamRegistration
+    topic: Condition
+
+
+class CreateRegistration(NamedTuple):
+    """Write the first registration of a stream; `first` says which, None if it is not wanted any more."""
+
+    stream: str
+    first: Callable[[], FirstRegistration | None]
+
+
+Request = SwapRegistration | ReadRegistration | CreateRegistration
+Answered = Callable[[RegistrationRead | SwapAnswer], None]
+Key = tuple[type, str]
+
+
+class RegistrationRequests:
+    """See the module. `answered` is called on the event loop. `run` must run."""
+
+    def __init__(self, registrations: StoredRegistrations, answered: Answered, report: Report) -> None:
+        self.registrations = registrations
+        self._answered = answered
+        self._report = report
+        self._waiting: dict[Key, Request] = {}
+        self._swaps: dict[Key, Request] = {}
+        self._running: dict[Key, Request] = {}
+        self._again: dict[Key, Request] = {}
+        self._asked = trio.Event()
+        self._asked_s: dict[Key, float] = {}
+        """Since when each request waits, the longest first."""
+        self._delay_s = 0.0
+
+    @property
+    def delay_s(self) -> float:
+        """How long requests take at present: the longest of late, and of those that are not answered yet."""
+        waiting_s = trio.current_time() - next(iter(self._asked_s.values())) if self._asked_s else 0.0
+        return max(self._delay_s, waiting_s)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way."""
+        return not (self._waiting or self._swaps or self._running)
+
+    def ask(self, request: Request) -> None:
+        """Carry out a request soon."""
+        key = (type(request), request.stream)
+        running = self._running.get(key)
+        if running is None:
+            self._asked_s.setdefault(key, trio.current_time())
+            self._queue_of(request)[key] = request
+            self._asked.set()
+        elif not _is_same_swap(running, request):
+            self._again[key] = request
+
+    async def run(self) -> None:
+        """Carry out requests until cancelled."""
+        async with trio.open_nursery() as nursery:
+            for _ in range(WORKERS):
+                nursery.start_soon(self._work, nursery)
+
+    # ---- details
+
+    def _queue_of(self, request: Request) -> dict[Key, Request]:
+        return self._swaps if isinstance(request, SwapRegistration) else self._waiting
+
+    async def _work(self, nursery: trio.Nursery) -> None:
+        while True:
+            queue = self._swaps or self._waiting
+            if not queue:
+                self._asked = trio.Event() if self._asked.is_set() else self._asked
+                await self._asked.wait()
+                continue
+            key = next(iter(queue))
+            request = self._running[key] = queue.pop(key)
+            pause_s = await self._perform(request)
+            self._delay_s = max(trio.current_time() - self._asked_s.pop(key), self._delay_s * DELAY_KEPT)
+            if pause_s:
+                nursery.start_soon(self._rest, key, pause_s)
+            else:
+                self._end(key)
+
+    async def _rest(self, key: Key, pause_s: float) -> None:
+        await trio.sleep(pause_s)
+        self._end(key)
+
+    def _end(self, key: Key) -> None:
+        del self._running[key]
+        again = self._again.pop(key, None)
+        if again is not None:
+            self.ask(again)
+
+    async def _perform(self, request: Request) -> float:
+        """Returns the seconds until the next request of this stream and kind."""
+        try:
+            if isinstance(request, CreateRegistration):
+                return await self._create(request)
+            answer: RegistrationRead | SwapAnswer
+            if isinstance(request, SwapRegistration):
+                answer = await self.registrations.swap(request)
+            else:
+                answer = await self.registrations.read(request)
+        except (MetadataUnavailable, OutcomeUnknown):
+            self._ask_again(request)
+            return PAUSE_S
+        except (MetadataError, CorruptRegister, UnknownFormatVersion) as error:
+            self._report(METADATA_UNUSABLE, stream=request.stream, error=error)
+            self._ask_again(request)
+            return LONG_PAUSE_S
+        self._answered(answer)
+        return 0
+
+    def _ask_again(self, request: Request) -> None:
+        if not isinstance(request, SwapRegistration):
+            self._again.setdefault((type(request), request.stream), request)
+
+    async def _create(self, request: CreateRegistration) -> float:
+        first = request.first()
+        if first is None:
+            return 0
+        if await self.registrations.create(request.stream, first.registration, first.topic):
+            known = self.registrations.known(request.stream)
+            if known is not None:
+                self._answered(known)
+            else:
+                self.ask(ReadRegistration(request.stream))
+            return 0
+        self._ask_again(request)  # the topic has changed meanwhile, or is gone
+        return PAUSE_S
+
+
+def _is_same_swap(running: Request, request: Request) -> bool:
+    """Whether a swap is asked for again while it is under way: an owner repeats the same object."""
+    if isinstance(running, SwapRegistration) and isinstance(request, SwapRegistration):
+        is_same = running.registration is request.registration
+        return is_same and running.expected_revision == request.expected_revision
+    return isinstance(request, CreateRegistration)

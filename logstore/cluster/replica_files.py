@@ -1,0 +1,189 @@
+"""The files of a host's replicas: carries out on the local store what `logstore.replica.replica` asks of its disk.
+
+Invariants:
+* Everything runs on the event loop's thread; reads of files run on the engine's reader threads.
+* A load gives whole batches that were checked, and the checksum of everything in front of them. It begins at the batch
+  that holds the offset.
+* Bounded: a load reads what it gives, and up to `KNOWN_INTERVAL_BYTES` in front of it for the checksum; the first load
+  in the middle of a sealed chunk reads the chunk from its start.
+
+Sources: docs/replication.md; `logstore.log.replicas` has the states and what a crash leaves.
+"""
+
+from typing import Final
+
+from logstore.cluster.interfaces import Loaded
+from logstore.engine import StoreEngine
+from logstore.errors import CorruptChunk, OffsetOutOfRange, UnknownTopicOrPartition
+from logstore.format.batch import iterate_batches
+from logstore.format.snapshot import BLOCK, decode_snapshots
+from logstore.interfaces import Buffer, FileSystem
+from logstore.log.replica_chunk import ChunkPrefix, LocalReplica
+from logstore.log.replicas import ReplicaChunks
+from logstore.log.stream import Stream
+from logstore.log.ticket import Ticket
+from logstore.replica.effects import CutChunk, DiskOperation, Load, RemoveChunk, WriteEntries
+from logstore.replica.messages import Entry
+from logstore.replica.registrations import Prefix
+from logstore.replica.replica import StoredChunk, StoredReplicas
+
+WALK_BYTES: Final = 1 << 20
+"""A read that only looks for a checksum or an offset asks for so much at a time."""
+
+
+class LocalReplicaFiles:
+    """The chunks and fences of this host, in its store. See `logstore.cluster.interfaces.ReplicaFiles`."""
+
+    def __init__(self, engine: StoreEngine) -> None:
+        self._engine = engine
+        self._chunks: ReplicaChunks = engine.store.replicas
+        chunks = {
+            key: StoredChunk(found.base_offset, Prefix(*found.end), found.is_sealed, found.is_damaged)
+            for key, found in self._chunks.stored().items()
+        }
+        self._stored = StoredReplicas(self._chunks.fences(), chunks)
+
+    @classmethod
+    async def open(cls, engine: StoreEngine) -> "LocalReplicaFiles":
+        """The files of a running store, ready for operations. Raises StorageFailed."""
+        files = cls(engine)
+        await engine.wait(engine.store.replicas.prepare())
+        return files
+
+    @property
+    def stored(self) -> StoredReplicas:
+        """What the start has found."""
+        return self._stored
+
+    def perform(self, operation: DiskOperation) -> Ticket[None]:
+        """Carry out an operation; see `ReplicaFiles`."""
+        ticket = self._perform(operation)
+        self._engine.kick()
+        return ticket
+
+    def _perform(self, operation: DiskOperation) -> Ticket[None]:
+        if isinstance(operation, WriteEntries):
+            at = ChunkPrefix(*operation.at)
+            return self._chunks.append(operation.stream, operation.epoch, at, operation.entries, operation.founding)
+        if isinstance(operation, CutChunk):
+            return self._chunks.cut(operation.stream, operation.epoch, ChunkPrefix(*operation.end))
+        if isinstance(operation, RemoveChunk):
+            return self._chunks.remove(operation.stream, operation.epoch)
+        return self._chunks.write_fence(operation.stream, operation.fence_epoch)
+
+    def local(self, stream: str, epoch: int) -> Stream | None:
+        """The local store's stream with a chunk's records. It may be another one after a cut: ask for each read."""
+        return self._chunks.log(stream, epoch)
+
+    # ---- loads
+
+    async def load(self, load: Load) -> Loaded:
+        """Read entries from the one that holds an offset on. Raises CorruptChunk, UnknownTopicOrPartition, OSError."""
+        replica = self._chunks.find(load.stream, load.epoch)
+        if replica is None:
+            if load.limit_bytes:
+                raise UnknownTopicOrPartition(f"there is no replica of {load.stream} epoch {load.epoch}")
+            return Loaded(Prefix.empty(load.offset), (), load.offset, b"")
+        was_cut = replica.cutting is not None and replica.cutting.done
+        try:
+            return await self._load(replica, load)
+        except (CorruptChunk, OSError):
+            if replica.cutting is None or was_cut:
+                raise
+            # The end has moved under the read: that is no damage.
+            await self._engine.wait(replica.cutting)
+            return await self._load(replica, load)
+
+    async def _load(self, replica: LocalReplica, load: Load) -> Loaded:
+        limit = await self._limit(replica, load.limit_bytes)
+        at = await self._prefix_at(replica, min(load.offset, limit.next_offset))
+        entries, end, most = list[Entry](), at, at.length_bytes + max(1, load.max_bytes)
+        while end.length_bytes < min(limit.length_bytes, most):
+            for batch, behind in await self._read(replica, end, most - end.length_bytes):
+                if behind.length_bytes > limit.length_bytes or end.length_bytes >= most:
+                    break
+                entries.append(Entry(bytes(batch), behind.next_offset - end.next_offset))
+                end = behind
+        replica.note_read(end)
+        founding = b"" if at.length_bytes else await self._founding(replica)
+        return Loaded(Prefix(*at), tuple(entries), limit.next_offset, founding)
+
+    async def _limit(self, replica: LocalReplica, limit_bytes: int) -> ChunkPrefix:
+        """The longest prefix of whole batches with at most so many bytes."""
+        if limit_bytes >= replica.end.length_bytes:
+            return replica.end
+        found = replica.before_length(limit_bytes)
+        while found.length_bytes < limit_bytes:
+            batches = await self._read(replica, found, WALK_BYTES)
+            ends = [behind for _, behind in batches if behind.length_bytes <= limit_bytes]
+            found = ends[-1] if ends else found
+            if len(ends) < len(batches):
+                break
+        return found
+
+    async def _prefix_at(self, replica: LocalReplica, offset: int) -> ChunkPrefix:
+        """The prefix in front of the batch that holds an offset; behind the end, all there is."""
+        if offset >= replica.end.next_offset:
+            return replica.end
+        found = replica.before_offset(offset)
+        while found.next_offset < offset:
+            batches = await self._read(replica, found, WALK_BYTES)
+            ends = [behind for _, behind in batches if behind.next_offset <= offset]
+            found = ends[-1] if ends else found
+            if len(ends) < len(batches):
+                break
+        return found
+
+    async def _read(self, replica: LocalReplica, at: ChunkPrefix, max_bytes: int) -> list[tuple[Buffer, ChunkPrefix]]:
+        """Batches behind a prefix that is not the end, at least one, each with the prefix behind it.
+
+        Raises CorruptChunk, OSError.
+        """
+        log = self._chunks.log(replica.name.stream, replica.name.epoch)
+        if log is None:
+            raise _unreadable(replica, at, "nothing of it is left")
+        try:
+            found = await self._engine.read(log, at.next_offset, max_bytes, include_control=True)
+        except OffsetOutOfRange as error:
+            raise _unreadable(replica, at, str(error)) from error
+        batches: list[tuple[Buffer, ChunkPrefix]] = []
+        for buffer in found.buffers:
+            view = memoryview(buffer)
+            for position, header in iterate_batches(view):
+                batch = view[position : position + header.size_bytes]
+                at = at.followed_by(batch, header.next_offset)
+                replica.known.note(at)
+                batches.append((batch, at))
+        if not batches:
+            raise _unreadable(replica, at, "its batches end there")
+        if at.length_bytes == replica.end.length_bytes and at != replica.end:
+            raise _unreadable(
+                replica, at, f"the checksum of all of it is {at.checksum:#010x}, not that of {replica.end}"
+            )
+        return batches
+
+    async def _founding(self, replica: LocalReplica) -> bytes:
+        """The producers' state as of the chunk's start: the first snapshot beside its first file."""
+        log = self._chunks.log(replica.name.stream, replica.name.epoch)
+        if log is None or not log.chunks:
+            return b""
+        path = log.chunks[0].producers_path
+
+        def read(fs: FileSystem) -> bytes:
+            head = fs.read(path, 0, BLOCK.size)
+            body_bytes = BLOCK.unpack(head)[6] if len(head) == BLOCK.size else 0
+            return bytes(fs.read(path, 0, BLOCK.size + body_bytes))
+
+        block = await self._engine.offload_files(read)
+        snapshots, end = decode_snapshots(block)
+        if end != len(block) or not snapshots or snapshots[0][:2] != (0, replica.base_offset):
+            raise _unreadable(replica, ChunkPrefix.empty(replica.base_offset), "the producers' state is damaged")
+        return block
+
+
+def _unreadable(replica: LocalReplica, at: ChunkPrefix, why: str) -> CorruptChunk:
+    return CorruptChunk(
+        f"{replica.name.directory} cannot be read at offset {at.next_offset} ({why}); the copy counts for nothing",
+        first_offset=at.next_offset,
+        last_offset=max(at.next_offset, replica.end.next_offset - 1),
+    )

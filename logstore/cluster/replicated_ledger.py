@@ -1,0 +1,229 @@
+"""A small map that survives its host: kept in memory by the owner of an internal stream, and in that stream.
+
+It has the methods of `logstore.log.ledger.Ledger` that groups' offsets use. `LedgerHome` has it on the host that owns
+the stream, and nowhere else.
+
+Invariants:
+* A put is one batch of the stream: all or nothing; its ticket settles when the batch is acknowledged.
+* Entries in memory are those of the stream up to its end, in its order. A put that fails leaves a map that is not used
+  any more: the stream has another owner then, who reads its own.
+* All live entries are written anew from time to time (`tidy`), and the metadata store has the offset where that began.
+  Reading from there gives every live entry, so an owner reads a bounded multiple of them. Older batches stay: chunks of
+  a cluster are not trimmed yet.
+
+Each record's value is a frame of changes, as in a ledger's file (`logstore.format.ledger_frame`).
+"""
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Final
+
+import trio
+
+from logstore.base.clock import Clock
+from logstore.base.events import Report
+from logstore.base.metadata.errors import MetadataDamaged, MetadataError
+from logstore.base.metadata.interface import MetadataStore, Put, Transaction
+from logstore.cluster.chunk_reads import ChunkReads
+from logstore.cluster.replicated_stream import ReplicatedStream
+from logstore.cluster.topics import GROUPS_TOPIC, ClusterTopics
+from logstore.errors import CairnError, StorageFailed
+from logstore.events import LEDGER_NOT_READ
+from logstore.format.batch import iterate_batches
+from logstore.format.ledger_frame import KIND_CHANGES, LedgerFrame, encode_frame, scan_frames
+from logstore.format.records import Record, decode_batch, encode_batch
+from logstore.log.stream_state import AppendTicket
+from logstore.log.ticket import Ticket
+
+READ_BYTES: Final = 1 << 20
+TIDY_BYTES: Final = 4 << 20
+"""Less is not worth writing anew."""
+TIDY_FACTOR: Final = 4
+"""Live entries are written anew when so many times their bytes have been put since."""
+TIDY_ENTRIES: Final = 2_000
+"""In a batch, when all is written anew."""
+TIDY_INTERVAL_S: Final = 5.0
+PAUSE_S: Final = 0.1
+"""Before what could not be read is tried again."""
+KEY: Final = f"ledgers/{GROUPS_TOPIC}"
+"""In the metadata store: the offset to read from, in decimal."""
+
+
+class ReplicatedLedger:
+    """See the module."""
+
+    def __init__(self, stream: ReplicatedStream, clock: Clock) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._entries: dict[str, bytes] = {}
+        self._put_bytes = 0
+
+    async def load(self, reads: ChunkReads, offset: int) -> None:
+        """Read the stream from an offset on. Raises what `ChunkReads.read` raises, CorruptFile."""
+        end = self._stream.high_watermark
+        while offset < end:
+            found = await reads.read(self._stream, offset, READ_BYTES)
+            if found.next_offset <= offset:
+                raise StorageFailed(f"{self._stream.name} gives nothing from offset {offset} on, {end} is its end")
+            for buffer in found.buffers:
+                for at, header in iterate_batches(buffer):
+                    batch = memoryview(buffer)[at : at + header.size_bytes]
+                    self._put_bytes += header.size_bytes
+                    for record in decode_batch(batch):
+                        for frame in scan_frames(record.value or b"", self._stream.name).frames:
+                            self._apply(frame.changes)
+            offset = found.next_offset
+            await trio.lowlevel.checkpoint()
+
+    def _apply(self, changes: Mapping[str, bytes | None]) -> None:
+        for key, value in changes.items():
+            if value is None:
+                self._entries.pop(key, None)
+            else:
+                self._entries[key] = value
+
+    def items(self, prefix: str = "") -> Iterator[tuple[str, bytes]]:
+        """All pairs under a prefix, as of now."""
+        return iter([pair for pair in self._entries.items() if pair[0].startswith(prefix)])
+
+    def put(self, changes: Mapping[str, bytes | None]) -> Ticket[None]:
+        """Store entries atomically; None deletes. The ticket fails with StorageFailed."""
+        done: Ticket[None] = Ticket()
+        try:
+            written = self._append(changes)
+        except CairnError as error:
+            done.fail(StorageFailed(str(error)))
+            return done
+        self._apply(changes)
+
+        def settle(ticket: AppendTicket) -> None:
+            if ticket.error is None:
+                done.succeed(None)
+            else:
+                done.fail(StorageFailed(str(ticket.error)))
+
+        written.add_callback(settle)
+        return done
+
+    def _append(self, changes: Mapping[str, bytes | None]) -> AppendTicket:
+        now_ms = self._clock.wall_ms()
+        frame = encode_frame(LedgerFrame(KIND_CHANGES, 0, changes))
+        batch = encode_batch([Record(0, now_ms, None, frame)])
+        self._put_bytes += len(batch)
+        return self._stream.append_own(batch, now_ms=now_ms)
+
+    @property
+    def is_untidy(self) -> bool:
+        """Whether much more was put than lives."""
+        live_bytes = sum(len(key) + len(value) for key, value in self._entries.items())
+        return self._put_bytes > max(TIDY_BYTES, TIDY_FACTOR * live_bytes)
+
+    async def tidy(self, settled: Callable[[AppendTicket], Awaitable[None]]) -> int:
+        """Write all live entries anew; returns the offset to read from, from then on. Raises CairnError.
+
+        A batch has the entries as they are when it is appended, so it undoes no change that came meanwhile.
+        """
+        start, self._put_bytes = self._stream.end_offset, 0
+        keys = list(self._entries)
+        for first in range(0, len(keys), TIDY_ENTRIES):
+            some = keys[first : first + TIDY_ENTRIES]
+            ticket = self._append({key: self._entries[key] for key in some if key in self._entries})
+            await settled(ticket)
+            ticket.result()
+        self._put_bytes = 0
+        return start
+
+
+class LedgerHome:
+    """Has the ledger while this host owns its stream."""
+
+    def __init__(
+        self, topics: ClusterTopics, reads: ChunkReads, metadata: MetadataStore, clock: Clock, report: Report
+    ) -> None:
+        self._topics = topics
+        self._reads = reads
+        self._metadata = metadata
+        self._clock = clock
+        self._report = report
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this host owns the stream."""
+        stream = self._stream()
+        return stream is not None and stream.is_leader
+
+    def _stream(self) -> ReplicatedStream | None:
+        topic = self._topics.topics.get(GROUPS_TOPIC)
+        return None if topic is None else topic.partitions[0]
+
+    async def run(self, serve: Callable[[ReplicatedLedger], Awaitable[None]]) -> None:
+        """For each ownership of the stream: read the ledger, and run `serve` until it ends; until cancelled."""
+        while True:
+            stream = self._stream()
+            if stream is None:
+                await self._topics.changed.wait()
+            elif not stream.is_leader:
+                await self._news(stream, lambda stream: stream.is_leader or stream.deleted)
+                if stream.deleted:
+                    await self._topics.changed.wait()
+            else:
+                await self._one_ownership(stream, serve)
+
+    async def _one_ownership(
+        self, stream: ReplicatedStream, serve: Callable[[ReplicatedLedger], Awaitable[None]]
+    ) -> None:
+        ownership = stream.ownership
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._serve, stream, serve)
+            await self._news(stream, lambda stream: stream.ownership != ownership)
+            nursery.cancel_scope.cancel()
+
+    async def _serve(self, stream: ReplicatedStream, serve: Callable[[ReplicatedLedger], Awaitable[None]]) -> None:
+        ledger = await self._loaded(stream)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve, ledger)
+            nursery.start_soon(self._keep_tidy, ledger)
+
+    async def _loaded(self, stream: ReplicatedStream) -> ReplicatedLedger:
+        while True:
+            ledger = ReplicatedLedger(stream, self._clock)
+            try:
+                await ledger.load(self._reads, await self._first_offset())
+            except (CairnError, OSError) as error:
+                self._report(LEDGER_NOT_READ, stream=stream.name, error=str(error))
+                await trio.sleep(PAUSE_S)
+                continue
+            return ledger
+
+    async def _first_offset(self) -> int:
+        entry = (await self._metadata.get(KEY)).entry
+        text = b"0" if entry is None else entry.value
+        if not text.isdigit():
+            raise MetadataDamaged(f"the entry {KEY!r} is {text[:40]!r}, not an offset; remove it")
+        return int(text)
+
+    async def _keep_tidy(self, ledger: ReplicatedLedger) -> None:
+        while True:
+            await trio.sleep(TIDY_INTERVAL_S)
+            if ledger.is_untidy:
+                try:
+                    offset = await ledger.tidy(_settled)
+                    await self._metadata.commit(Transaction((), (Put(KEY, str(offset).encode()),)))
+                except (CairnError, MetadataError) as error:
+                    self._report(LEDGER_NOT_READ, stream=GROUPS_TOPIC, error=str(error))
+
+    @staticmethod
+    async def _news(stream: ReplicatedStream, is_so: Callable[[ReplicatedStream], bool]) -> None:
+        """Wait until something is so; the stream tells of every change."""
+        while not is_so(stream):
+            changed = trio.Event()
+            stream.add_waiter(changed.set)
+            try:
+                await changed.wait()
+            finally:
+                stream.remove_waiter(changed.set)
+
+
+async def _settled(ticket: AppendTicket) -> None:
+    done = trio.Event()
+    ticket.add_callback(lambda _: done.set())
+    await done.wait()

@@ -1,0 +1,334 @@
+"""The stream of a replicated topic, as the Kafka front and its clients know a stream.
+
+Life of a batch: `append` checks it as `logstore.log.stream.Stream` does, and puts it behind those that wait. When the
+owner has room, the batch gets its offset and goes to the members of the open chunk. `acked` settles its ticket, moves
+the high watermark and wakes the readers that wait.
+
+Invariants:
+* Only the owner's host takes appends, and only after it knows the producers' last sequences as of the offset where its
+  ownership begins; a batch that an earlier owner has in the log is a duplicate here as well.
+* A batch is known to readers, and its ticket settles, when it is acknowledged by the owner's state machine.
+* When another host takes over, every batch that is not acknowledged fails with NotLeader: it may be in the log or not,
+  and an idempotent producer that sends it again finds out.
+* At most MAX_WAITING_BYTES wait for room (or one larger batch); more are refused, and nothing of them is appended.
+
+Clients' leader epoch, and that in the bytes of a batch, is the one of the registration with which the ownership began:
+a chunk that is rolled under the same owner changes nothing for clients.
+"""
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
+
+from logstore.base.clock import Clock
+from logstore.base.events import Report
+from logstore.errors import (
+    InvalidTopic,
+    NotEnoughReplicas,
+    NotInCluster,
+    NotLeader,
+    OffsetOutOfRange,
+    UnknownTopicOrPartition,
+)
+from logstore.events import STREAM_LED
+from logstore.format.batch import BatchHeader, patch_base, stamp_append_time
+from logstore.format.index import NO_TIMESTAMP
+from logstore.format.snapshot import ProducerSnapshot, encode_snapshot
+from logstore.log.producers import ProducerTable
+from logstore.log.stream_state import AppendResult, AppendTicket
+from logstore.log.ticket import Ticket
+from logstore.log.topics import TopicConfig
+from logstore.log.validation import check_produced
+from logstore.replica.messages import EntriesRead
+from logstore.replica.registrations import ChunkRegistration, StreamRegistration
+
+MAX_WAITING_BYTES: Final = 8 << 20
+"""Of a stream's batches that have no offset yet: twice what an owner has in flight, so that a rolled chunk is filled at
+once.
+"""
+
+
+class StreamOwners(Protocol):
+    """What a stream needs of its host (`logstore.cluster.host`)."""
+
+    def may_append(self, stream: str, size_bytes: int, /) -> bool:
+        """Whether `append` takes a batch of this size now."""
+
+    def append(self, stream: str, data: bytes, record_count: int, /) -> int:
+        """Append a batch, at `next_offset`, which is returned."""
+
+    def next_offset(self, stream: str, /) -> int:
+        """The offset of the next batch."""
+
+    def registration(self, stream: str, /) -> StreamRegistration:
+        """The registration of a stream that this host owns. Raises NotLeader."""
+
+    async def read_entries(self, stream: str, chunk: ChunkRegistration, offset: int, max_bytes: int, /) -> EntriesRead:
+        """Read a chunk's batches from any of its members."""
+
+
+LoadProducers = Callable[[str, int], Awaitable[ProducerTable[AppendTicket] | None]]
+"""The producers' last sequences of a stream as of an offset (`logstore.cluster.chunk_reads`). None: they could not be
+read; the function has waited a little, and may be called again.
+"""
+Spawn = Callable[[Callable[[], Awaitable[None]]], None]
+"""Runs a task of the host's."""
+
+
+class StreamServices(NamedTuple):
+    """What all replicated streams of a host share."""
+
+    owners: StreamOwners
+    clock: Clock
+    report: Report
+    load_producers: LoadProducers
+    spawn: Spawn
+
+
+class StreamPlace(NamedTuple):
+    """Which stream: its topic's name and id, and its partition."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    is_internal: bool = False
+
+    @property
+    def stream(self) -> str:
+        """The name of the replicated stream."""
+        return f"{self.topic_id}/{self.partition}"
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A checked batch without an offset."""
+
+    buffer: memoryview | bytearray
+    header: BatchHeader
+    ticket: AppendTicket
+
+
+class _InFlight(NamedTuple):
+    """A batch that was given to the owner."""
+
+    base_offset: int
+    header: BatchHeader
+    ticket: AppendTicket
+    append_ms: int
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + self.header.last_offset_delta + 1
+
+
+class ReplicatedStream:
+    """See the module."""
+
+    def __init__(self, place: StreamPlace, config: TopicConfig, services: StreamServices) -> None:
+        self.topic, self.partition = place.topic, place.partition
+        self.name = f"{place.topic}-{place.partition}"
+        self.stream = place.stream
+        self.config = config
+        self.leader_epoch = 0
+        self.high_watermark = self.log_start_offset = self.led_from = 0
+        """`led_from`: where this host's ownership begins."""
+        self.producers: ProducerTable[AppendTicket] = ProducerTable()
+        self.deleted = self.is_leader = False
+        self.is_internal = place.is_internal
+        self.appended_bytes = self.fetched_bytes = 0
+        self._services = services
+        self._waiting: deque[_Waiting] = deque()
+        self._waiting_bytes = 0
+        self._in_flight: deque[_InFlight] = deque()
+        self._ownership = 0
+        self._waiters: dict[Callable[[], None], None] = {}
+
+    # ---- appending
+
+    @property
+    def end_offset(self) -> int:
+        """The offset after the last record that has an offset, acknowledged or not."""
+        return self._in_flight[-1].next_offset if self._in_flight else self.high_watermark
+
+    def append(self, records: bytearray | memoryview, *, now_ms: int, are_times_checked: bool = False) -> AppendTicket:
+        """Append one RecordBatch v2 as a client sent it. The stream patches the buffer in place.
+
+        Raises at once: NotLeader, NotEnoughReplicas, UnknownTopicOrPartition, InvalidTopic (an internal one), and what
+        `check_produced` and `ProducerTable.admit` raise. The ticket fails with NotLeader, or with
+        UnknownTopicOrPartition if the topic is deleted.
+        """
+        if self.is_internal:
+            raise InvalidTopic(f"{self.topic} is the cluster's own: clients do not write to it")
+        return self.append_own(records, now_ms=now_ms, are_times_checked=are_times_checked)
+
+    def append_own(
+        self, records: bytearray | memoryview, *, now_ms: int, are_times_checked: bool = False
+    ) -> AppendTicket:
+        """Append a batch of the cluster's own; otherwise as `append`."""
+        self.check_leader()
+        header = check_produced(records, self.name, self.config, now_ms, are_times_checked=are_times_checked)
+        if self._waiting and self._waiting_bytes + header.size_bytes > MAX_WAITING_BYTES:
+            raise NotEnoughReplicas(
+                f"{self.name}: {self._waiting_bytes} bytes wait for the stream's members already; send them again later"
+            )
+        ticket: AppendTicket = Ticket()
+        if header.producer_id >= 0:
+            duplicate = self.producers.admit(header, ticket)
+            if duplicate is not None:
+                if duplicate.ticket is not None:
+                    return duplicate.ticket
+                return Ticket.succeeded(AppendResult(duplicate.base_offset, self.log_start_offset, True))
+        self._waiting.append(_Waiting(records, header, ticket))
+        self._waiting_bytes += header.size_bytes
+        self._offer()
+        return ticket
+
+    @property
+    def ownership(self) -> int:
+        """Another number with each beginning and each end of an ownership."""
+        return self._ownership
+
+    def check_leader(self) -> None:
+        """Raise UnknownTopicOrPartition or NotLeader unless this host serves the stream's clients."""
+        if self.deleted:
+            raise UnknownTopicOrPartition(f"{self.name} has been deleted")
+        if not self.is_leader:
+            raise NotLeader(f"{self.name}: this host does not lead it; ask for metadata again")
+
+    def _offer(self) -> None:
+        """Give the owner what waits, as far as it takes it."""
+        owners = self._services.owners
+        while self._waiting and owners.may_append(self.stream, self._waiting[0].header.size_bytes):
+            waiting = self._waiting.popleft()
+            header, append_ms = waiting.header, NO_TIMESTAMP
+            self._waiting_bytes -= header.size_bytes
+            if self.config.stamps_appends:
+                append_ms = self._services.clock.wall_ms()
+                header = stamp_append_time(waiting.buffer, header, append_ms)
+            offset = owners.next_offset(self.stream)
+            patch_base(waiting.buffer, 0, offset, self.leader_epoch)
+            self._in_flight.append(_InFlight(offset, header, waiting.ticket, append_ms))
+            owners.append(self.stream, bytes(waiting.buffer), header.last_offset_delta + 1)
+
+    # ---- what the owner says (StreamListener)
+
+    def founding(self, base_offset: int) -> bytes:
+        """The producers' last sequences as of an offset; everything in front of it is acknowledged."""
+        if base_offset != self.high_watermark:
+            raise AssertionError(f"{self.name}: founding as of {base_offset}, acknowledged is {self.high_watermark}")
+        entries = self.producers.entries()
+        return encode_snapshot(ProducerSnapshot(0, base_offset, entries)) if entries else b""
+
+    def ready(self, epoch: int, high_watermark: int) -> None:
+        """This host owns the stream; it takes appends when the producers' table is there."""
+        self._end_ownership(NotLeader(f"{self.name}: its ownership began anew"))
+        self.leader_epoch, self.high_watermark, self.led_from = epoch, high_watermark, high_watermark
+        ownership = self._ownership
+
+        async def begin() -> None:
+            table = None
+            while table is None and self._ownership == ownership:
+                table = await self._services.load_producers(self.stream, high_watermark)
+            if table is not None and self._ownership == ownership:
+                self.producers, self.is_leader = table, True
+                self._services.report(STREAM_LED, stream=self.name, epoch=epoch, offset=high_watermark)
+                self._wake()
+
+        self._services.spawn(begin)
+
+    def acked(self, high_watermark: int) -> None:
+        """All batches below are acknowledged: settle them, and give out what may now be sent."""
+        log_start = self.log_start_offset
+        settled: list[_InFlight] = []
+        now_ms = self._services.clock.wall_ms() if self._in_flight else 0
+        while self._in_flight and self._in_flight[0].next_offset <= high_watermark:
+            batch = self._in_flight.popleft()
+            if batch.header.producer_id >= 0:
+                self.producers.synced(batch.header, batch.base_offset, now_ms)
+            self.appended_bytes += batch.header.size_bytes
+            settled.append(batch)
+        self.high_watermark = max(self.high_watermark, high_watermark)
+        for batch in settled:
+            batch.ticket.succeed(AppendResult(batch.base_offset, log_start, False, batch.append_ms))
+        self._offer()
+        self._wake()
+
+    def room(self) -> None:
+        """Batches that were not taken may be offered again."""
+        self._offer()
+
+    def deposed(self, newer_epoch: int) -> None:
+        """Another host owns the stream."""
+        self._end_ownership(NotLeader(f"{self.name}: another host owns it since epoch {newer_epoch}"))
+        self._wake()
+
+    def unavailable(self, reason: str) -> None:
+        """The stream waits; the host reports it."""
+
+    def abandon(self) -> None:
+        """The topic is deleted."""
+        self.deleted = True
+        self._end_ownership(UnknownTopicOrPartition(f"{self.name} has been deleted"))
+        self._wake()
+
+    def _end_ownership(self, reason: Exception) -> None:
+        """Fail what is not acknowledged; the table of producers belongs to the ownership."""
+        self._ownership += 1
+        self.is_leader = False
+        tickets = [batch.ticket for batch in self._in_flight] + [batch.ticket for batch in self._waiting]
+        self._in_flight.clear()
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        self.producers = ProducerTable()
+        for ticket in tickets:
+            ticket.fail(reason)
+
+    # ---- reading
+
+    @property
+    def newest_epoch(self) -> int:
+        """The newest epoch that another host may have told clients: rolls under this owner have raised it."""
+        return max(self.leader_epoch, self.registration.epoch) if self.is_leader else self.leader_epoch
+
+    def end_of_epoch(self, epoch: int) -> int:
+        """Where the records of a leader epoch and of those before it end at the latest, for clients of the leader.
+
+        What clients have seen is never cut, so a later end than the true one tells them nothing wrong.
+        """
+        return self.led_from if epoch < self.leader_epoch else self.high_watermark
+
+    @property
+    def registration(self) -> StreamRegistration:
+        """The stream's registration, while this host owns it. Raises NotLeader."""
+        return self._services.owners.registration(self.stream)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all sealed chunks."""
+        chunks = self.registration.chunks if self.is_leader else ()
+        return sum(chunk.end.length_bytes for chunk in chunks if chunk.end is not None)
+
+    def check_offset(self, offset: int) -> None:
+        """Raise OffsetOutOfRange unless `offset` lies between log start and high watermark, both included. Raises
+        NotLeader, UnknownTopicOrPartition.
+        """
+        self.check_leader()
+        if not self.log_start_offset <= offset <= self.high_watermark:
+            raise OffsetOutOfRange(self.name, offset, self.log_start_offset, self.high_watermark)
+
+    def add_waiter(self, callback: Callable[[], None]) -> None:
+        """Call `callback` whenever the high watermark moves, or the stream gets or loses its leader or is deleted."""
+        self._waiters[callback] = None
+
+    def remove_waiter(self, callback: Callable[[], None]) -> None:
+        """Undo `add_waiter`."""
+        self._waiters.pop(callback, None)
+
+    def _wake(self) -> None:
+        for callback in list(self._waiters):
+            callback()
+
+    def delete_records(self, offset: int) -> Ticket[int]:
+        """Refused: chunks of a cluster are not trimmed yet."""
+        return Ticket.failed(NotInCluster(f"{self.name}: records of a cluster's topics cannot be deleted yet"))

@@ -1,0 +1,223 @@
+"""A host's part in a cluster, put together: metadata store, links, copies of chunks, and what the Kafka front serves.
+
+Order of a start: the metadata store, who this host is, the view of the cluster, topics, the links, the host itself; and
+`join`, when the listeners of clients are open. Order of an end: `resign`, then the nursery is cancelled.
+
+Invariant: nothing of this is loaded by a sidecar that is alone.
+"""
+
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from random import Random
+from typing import Final, NamedTuple
+
+import trio
+
+from logstore.base.addresses import parse_address
+from logstore.base.clock import Clock
+from logstore.base.errors import AddressError
+from logstore.base.events import Report
+from logstore.base.metadata.etcd.settings import EtcdSettings, EtcdTls
+from logstore.base.metadata.etcd.store import open_etcd
+from logstore.base.metadata.interface import MetadataStore
+from logstore.base.metadata.sqlite import open_sqlite
+from logstore.base.tls import PeerTls
+from logstore.cluster.chunk_reads import ChunkReads
+from logstore.cluster.engine import ClusterEngine
+from logstore.cluster.host import ClusterHost, HostParts
+from logstore.cluster.host_identity import establish_identity
+from logstore.cluster.links import HostLinks
+from logstore.cluster.membership import Announcement, Membership
+from logstore.cluster.peers import OwnEnd, Peer
+from logstore.cluster.placement import Placement
+from logstore.cluster.producer_ids import ProducerIds
+from logstore.cluster.replica_files import LocalReplicaFiles
+from logstore.cluster.replicated_ledger import LedgerHome
+from logstore.cluster.replicated_stream import StreamServices
+from logstore.cluster.settings import ClusterSettings, EtcdUrl
+from logstore.cluster.topics import ClusterFacts, ClusterTopics
+from logstore.cluster.view import ClusterView, KnownHead, KnownTopic
+from logstore.engine import StoreEngine
+from logstore.errors import ConfigError
+from logstore.interfaces import FileSystem
+from logstore.replica.messages import Message
+
+ETCD_ATTEMPT_S: Final = 1.0
+"""For an answer of an endpoint: a lease of three seconds outlasts an endpoint that is silent."""
+
+
+FAREWELL_S: Final = 2.0
+"""How long an end waits for the end of the lease, which ends by itself otherwise."""
+
+
+class LocalParts(NamedTuple):
+    """What a host has without the cluster."""
+
+    engine: StoreEngine
+    files: FileSystem
+    clock: Clock
+    report: Report
+    random: Random
+    new_id: Callable[[], uuid.UUID]
+    nursery: trio.Nursery
+
+
+class RunningCluster:
+    """A host that takes part in a cluster."""
+
+    def __init__(
+        self,
+        engine: ClusterEngine,
+        placement: Placement,
+        home: LedgerHome,
+        host: ClusterHost,
+        joins: Membership,
+        addresses: dict[str, str],
+    ) -> None:
+        self.engine = engine
+        self.placement = placement
+        self.groups_home = home
+        self._host = host
+        self._membership = joins
+        self._addresses = addresses
+        self._farewell = trio.Event()
+        """Set when the membership has ended."""
+        self._farewell.set()
+
+    async def join(self, addresses: Mapping[str, str], nursery: trio.Nursery) -> None:
+        """Become a member, with these listeners. Raises HostNameTaken, NodeIdTaken, DiskRefused, in groups."""
+        self._addresses.update(addresses)
+        await nursery.start(self._stay_member)
+
+    async def _stay_member(self, task_status: trio.TaskStatus[int]) -> None:
+        self._farewell = trio.Event()
+        try:
+            await self._membership.run(task_status)
+        finally:
+            self._farewell.set()
+
+    async def resign(self) -> None:
+        """Let other hosts take over, before an end; the lease has ended then."""
+        await self._host.resign()
+        with trio.move_on_after(FAREWELL_S):
+            await self._farewell.wait()
+
+
+class _Observer:
+    """Takes what the links bring to the host."""
+
+    def __init__(self) -> None:
+        self.host: ClusterHost | None = None
+
+    def received(self, host: str, message: Message) -> None:
+        """See LinkObserver."""
+        if self.host is not None:
+            self.host.receive(host, message)
+
+    def connected(self, host: str) -> None:
+        """See LinkObserver."""
+
+    def lost(self, host: str) -> None:
+        """See LinkObserver."""
+
+    def refused(self, host: str) -> None:
+        """See LinkObserver."""
+        if self.host is not None:
+            self.host.peer_refused(host)
+
+
+class _Peers:
+    """Tells the links who the members are."""
+
+    def __init__(self, view: ClusterView, links: HostLinks) -> None:
+        self._view = view
+        self._links = links
+        view.add_listener(self)
+
+    def members_changed(self) -> None:
+        """See ViewListener."""
+        peers: dict[str, Peer] = {}
+        for name, member in self._view.members.items():
+            try:
+                peers[name] = Peer(parse_address(member.link), member.disk)
+            except AddressError:
+                continue  # it cannot be reached: others find out by its silence
+        self._links.set_peers(peers)
+
+    def topic_changed(self, name: str, before: KnownTopic | None, now: KnownTopic | None) -> None:
+        """See ViewListener."""
+
+    def head_changed(self, stream: str, now: KnownHead | None) -> None:
+        """See ViewListener."""
+
+
+async def start_cluster(settings: ClusterSettings, local: LocalParts) -> RunningCluster:
+    """Take all steps of a start but `join`; tasks run in the nursery.
+
+    Raises DiskRefused, WrongCluster, CorruptFile, AddressError, OSError, MetadataError.
+    """
+    nursery, report = local.nursery, local.report
+    metadata: MetadataStore = await nursery.start(_hold, _opened(settings, local))
+    identity = await establish_identity(metadata, local.files, settings.host, local.random, report)
+    files = await LocalReplicaFiles.open(local.engine)
+    view, observer = ClusterView(metadata, report), _Observer()
+    peer_files = settings.security.peer
+    tls = PeerTls(peer_files) if peer_files.certificate else None
+    links = HostLinks(OwnEnd(identity.cluster_id, identity.member, observer, report, tls=tls))
+    link = await nursery.start(links.serve, settings.listen)
+    _Peers(view, links)
+    addresses: dict[str, str] = {}
+    told = str(settings.advertise or link)
+    announced = Announcement(settings.node_id, told, addresses, settings.rack)
+    membership = Membership(metadata, identity, announced, report, settings.lease_s)
+    host = observer.host = ClusterHost(HostParts(identity, metadata, view, links, files, report), membership)
+    reads = ChunkReads(local.engine, host, files, local.clock, report)
+    services = StreamServices(host, local.clock, report, reads.load_producers, nursery.start_soon)
+    facts = ClusterFacts(identity.cluster_id, settings.node_id, local.engine.store.settings)
+    topics = ClusterTopics(host, facts, ProducerIds(metadata), services, local.new_id)
+    nursery.start_soon(view.run)
+    await view.complete()
+    topics.take_all()
+    await nursery.start(host.run)
+    placement = Placement(host, lambda: view.members, addresses, topics.groups_topic)
+    home = LedgerHome(topics, reads, metadata, local.clock, report)
+    engine = ClusterEngine(local.engine, topics, reads)
+    return RunningCluster(engine, placement, home, host, membership, addresses)
+
+
+def _opened(settings: ClusterSettings, local: LocalParts) -> AbstractAsyncContextManager[MetadataStore]:
+    where = settings.metadata
+    if isinstance(where, EtcdUrl):
+        security = settings.security
+        etcd = EtcdSettings(
+            endpoints=where.endpoints,
+            namespace=where.namespace,
+            attempt_s=ETCD_ATTEMPT_S,
+            user=security.etcd_user,
+            password=_password(security.etcd_password_file),
+            tls=EtcdTls(security.etcd_ca) if security.etcd_ca else None,
+        )
+        return open_etcd(etcd, local.random, local.report)
+    return open_sqlite(where.path, local.random)
+
+
+def _password(path: str) -> str:
+    """The password in a file, without the end of its line. Raises ConfigError."""
+    if not path:
+        return ""
+    try:
+        return Path(path).read_text(encoding="utf-8").rstrip("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"etcd-password-file {path!r} cannot be read: {error}") from error
+
+
+async def _hold(
+    opened: AbstractAsyncContextManager[MetadataStore],
+    task_status: trio.TaskStatus[MetadataStore] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Keep a metadata store open until cancelled."""
+    async with opened as store:
+        task_status.started(store)
+        await trio.sleep_forever()

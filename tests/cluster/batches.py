@@ -1,0 +1,60 @@
+"""Batches of a replicated stream as its owner sends them: with their offsets and leader epochs."""
+
+from __future__ import annotations
+
+from logstore.format.batch import parse_header, patch_base
+from logstore.format.records import Record, encode_batch
+from logstore.format.snapshot import ProducerBatch, ProducerEntry, ProducerSnapshot, encode_snapshot
+from logstore.replica.effects import WriteEntries
+from logstore.replica.messages import Entry, end_after
+from logstore.replica.registrations import Prefix
+
+TOPIC_ID = "0123456789abcdef0123456789abcdef"
+STREAM = f"{TOPIC_ID}/0"
+FIRST_MS = 1_700_000_000_000
+
+
+def entry(
+    offset: int, epoch: int, *, records: int = 1, value: bytes = b"value", producer: tuple[int, int, int] = (-1, -1, -1)
+) -> Entry:
+    """One batch that begins at an offset. `producer`: id, epoch, first sequence."""
+    rows = [Record(0, FIRST_MS + offset + at, None, value, ()) for at in range(records)]
+    producer_id, producer_epoch, sequence = producer
+    batch = encode_batch(rows, producer_id=producer_id, producer_epoch=producer_epoch, base_sequence=sequence)
+    patch_base(batch, 0, offset, epoch)
+    return Entry(bytes(batch), records)
+
+
+def founding(base_offset: int, *producer_ids: int) -> bytes:
+    """The producers' state as of the start of a chunk."""
+    entries = [ProducerEntry(number, 0, FIRST_MS, (ProducerBatch(0, 0, 0),)) for number in producer_ids]
+    return encode_snapshot(ProducerSnapshot(0, base_offset, entries))
+
+
+class ChunkOfOwner:
+    """What an owner sends of one chunk."""
+
+    def __init__(self, epoch: int, base_offset: int = 0, stream: str = STREAM) -> None:
+        self.stream, self.epoch, self.base_offset = stream, epoch, base_offset
+        self.founding = founding(base_offset, 1)
+        self.entries: list[Entry] = []
+        self.ends = [Prefix.empty(base_offset)]
+
+    @property
+    def end(self) -> Prefix:
+        """Behind everything that was sent."""
+        return self.ends[-1]
+
+    def write(self, count: int = 1, *, records: int = 1, value: bytes = b"value") -> WriteEntries:
+        """The next entries."""
+        at, made = self.end, []
+        for _ in range(count):
+            made.append(entry(self.end.next_offset, self.epoch, records=records, value=value))
+            self.entries.append(made[-1])
+            self.ends.append(end_after(self.end, (made[-1],)))
+        return WriteEntries(self.stream, self.epoch, at, tuple(made), b"" if at.length_bytes else self.founding)
+
+
+def offsets(entries: tuple[Entry, ...]) -> list[int]:
+    """The base offsets of batches."""
+    return [parse_header(each.data).base_offset for each in entries]

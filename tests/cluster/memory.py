@@ -1,0 +1,399 @@
+"""Hosts of a cluster in one process: real hosts, owners and replicas on links, disks and a metadata store in memory.
+
+Invariants: time is virtual, everything random comes from one seed. Links lose messages only when they are told to.
+Disks are the model of the replication tests (`tests.replica.disk`): what was not synced may be lost with a host.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+
+import trio
+import trio.testing
+
+from logstore.base.metadata import schema
+from logstore.base.metadata.interface import MetadataStore
+from logstore.cluster.host import ClusterHost, HostParts
+from logstore.cluster.host_identity import HostIdentity, establish_identity
+from logstore.cluster.interfaces import Loaded, PeerRefused, Received
+from logstore.cluster.membership import Announcement, Membership
+from logstore.cluster.view import ClusterView, stream_name
+from logstore.errors import CorruptChunk, StorageFailed
+from logstore.log.stream import Stream
+from logstore.log.ticket import Ticket
+from logstore.replica.appending import OwnerLimits
+from logstore.replica.effects import DiskOperation, Load
+from logstore.replica.identity import DiskLabel
+from logstore.replica.messages import Message
+from logstore.replica.replica import StoredReplicas
+from logstore.testing.reports import RecordedReports
+from logstore.testing.simdisk import SimDisk
+from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
+from tests.replica.disk import Damage, DiskError, ReplicaDisk
+
+TOPIC_ID = "0123456789abcdef0123456789abcdef"
+LINK_S = 0.0005
+DISK_S = 0.001
+LEASE_S = 3
+
+
+class MemoryNetwork:
+    """Links between hosts: each message takes LINK_S, those of one pair in order."""
+
+    def __init__(self) -> None:
+        self.nursery: trio.Nursery | None = None
+        self.cuts: set[tuple[str, str]] = set()
+        """Pairs of sender and receiver between whom nothing passes."""
+        self.loss = 0.0
+        self.random = Random(0)
+        self.sent: dict[str, int] = {}
+        """Messages by type."""
+        self._hosts: dict[str, tuple[Received, PeerRefused]] = {}
+
+    def attach(self, name: str, received: Received, refused: PeerRefused) -> None:
+        """A host listens."""
+        self._hosts[name] = (received, refused)
+
+    def detach(self, name: str, *, is_refused: bool) -> None:
+        """A host is gone; `is_refused`: the others find that its address refuses connections."""
+        self._hosts.pop(name, None)
+        if is_refused:
+            for _, refused in list(self._hosts.values()):
+                refused(name)
+
+    def cut(self, one: str, other: str) -> None:
+        """Let nothing pass between two hosts."""
+        self.cuts |= {(one, other), (other, one)}
+
+    def heal(self) -> None:
+        """Let everything pass again."""
+        self.cuts.clear()
+
+    def passes(self, sender: str, receiver: str) -> bool:
+        """Whether there is a connection."""
+        return {sender, receiver} <= self._hosts.keys() and (sender, receiver) not in self.cuts
+
+    def send(self, sender: str, receiver: str, message: Message) -> None:
+        """Deliver a message after LINK_S."""
+        self.sent[type(message).__name__] = self.sent.get(type(message).__name__, 0) + 1
+        if self.nursery is not None and not self.random.random() < self.loss:
+            self.nursery.start_soon(self._deliver, sender, receiver, message, self._hosts.get(receiver))
+
+    async def _deliver(
+        self, sender: str, receiver: str, message: Message, at: tuple[Received, PeerRefused] | None
+    ) -> None:
+        await trio.sleep(LINK_S)
+        if at is not None and self._hosts.get(receiver) is at and self.passes(sender, receiver):
+            at[0](sender, message)
+
+
+@dataclass
+class MemoryLinks:
+    """See Links."""
+
+    network: MemoryNetwork
+    name: str
+
+    def send(self, host: str, message: Message) -> None:
+        """See Links."""
+        self.network.send(self.name, host, message)
+
+    def is_reachable(self, host: str) -> bool:
+        """See Links."""
+        return self.network.passes(self.name, host)
+
+
+class MemoryFiles:
+    """See ReplicaFiles: operations on one chunk take DISK_S each, one after the other. They end with their host."""
+
+    def __init__(self, disk: ReplicaDisk, nursery: trio.Nursery) -> None:
+        self.disk = disk
+        self.stored: StoredReplicas = disk.found()
+        self._nursery = nursery
+        self._turns: dict[tuple[str, int], deque[tuple[DiskOperation, Ticket[None]]]] = {}
+        self.operations: dict[str, int] = {}
+        self.write_s = DISK_S
+        self.read_error = 0
+        """Every read fails with this number."""
+
+    def perform(self, operation: DiskOperation) -> Ticket[None]:
+        """See ReplicaFiles."""
+        name = type(operation).__name__
+        self.operations[name] = self.operations.get(name, 0) + 1
+        ticket: Ticket[None] = Ticket()
+        self.disk.begin(operation)
+        key = (operation.stream, getattr(operation, "epoch", 0))
+        turns = self._turns.setdefault(key, deque())
+        turns.append((operation, ticket))
+        if len(turns) == 1:
+            self._nursery.start_soon(self._work, turns)
+        return ticket
+
+    async def _work(self, turns: deque[tuple[DiskOperation, Ticket[None]]]) -> None:
+        while turns:
+            await trio.sleep(self.write_s)
+            self._finish(*turns[0])
+            turns.popleft()
+
+    def _finish(self, operation: DiskOperation, ticket: Ticket[None]) -> None:
+        try:
+            self.disk.finish(operation)
+        except Damage as error:
+            ticket.fail(CorruptChunk(str(error), first_offset=0, last_offset=0))
+        except DiskError as error:
+            ticket.fail(StorageFailed(str(error)))
+        else:
+            ticket.succeed(None)
+
+    async def load(self, load: Load) -> Loaded:
+        """See ReplicaFiles."""
+        await trio.sleep(DISK_S)
+        if self.read_error:
+            raise OSError(self.read_error, "a test's error")
+        try:
+            at, entries, limit, founding = self.disk.load(load)
+        except DiskError as error:
+            raise CorruptChunk(str(error), first_offset=0, last_offset=0) from error
+        return Loaded(at, tuple(entries), limit, founding)
+
+    def local(self, stream: str, epoch: int) -> Stream | None:
+        """See ReplicaFiles: there are no streams of a store here."""
+        return None
+
+
+@dataclass
+class Heard:
+    """See StreamListener: keeps what it hears."""
+
+    founded: Callable[[int], bytes] = lambda base_offset: b"state at %d" % base_offset
+    news: list[tuple[str, object]] = field(default_factory=list)
+    high_watermark: int = 0
+
+    def founding(self, base_offset: int) -> bytes:
+        """See StreamListener."""
+        return self.founded(base_offset)
+
+    def ready(self, epoch: int, high_watermark: int) -> None:
+        """See StreamListener."""
+        self.news.append(("ready", (epoch, high_watermark)))
+        self.high_watermark = high_watermark
+
+    def acked(self, high_watermark: int) -> None:
+        """See StreamListener."""
+        assert high_watermark >= self.high_watermark
+        self.high_watermark = high_watermark
+
+    def room(self) -> None:
+        """See StreamListener."""
+
+    def deposed(self, newer_epoch: int) -> None:
+        """See StreamListener."""
+        self.news.append(("deposed", newer_epoch))
+
+    def unavailable(self, reason: str) -> None:
+        """See StreamListener."""
+        self.news.append(("unavailable", reason))
+
+    def names(self) -> list[str]:
+        """What it heard, without what was said."""
+        return [name for name, _ in self.news]
+
+
+@dataclass
+class RunningHost:
+    """A host in one life."""
+
+    host: ClusterHost
+    store: MetadataStore
+    identity: HostIdentity
+    membership: Membership
+    view: ClusterView
+    files: MemoryFiles
+    scope: trio.CancelScope
+    ended: trio.Event = field(default_factory=trio.Event)
+    listeners: dict[str, Heard] = field(default_factory=dict)
+
+    def listen(self, stream: str) -> Heard:
+        """Hear of a stream."""
+        heard = self.listeners[stream] = Heard()
+        self.host.listen(stream, heard)
+        return heard
+
+
+class MemoryCluster:
+    """Hosts by name, each with a disk that outlives it."""
+
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        metadata: SimulatedMetadata | dict[str, MetadataStore],
+        random: Random,
+        limits: OwnerLimits,
+    ) -> None:
+        self.nursery = nursery
+        self._metadata = metadata
+        self.limits = limits
+        self.network = MemoryNetwork()
+        self.network.nursery = nursery
+        self.random = random
+        self.reports = RecordedReports()
+        self.clock: trio.testing.MockClock | None = None
+        self.disks: dict[str, ReplicaDisk] = {}
+        self.label_disks: dict[str, SimDisk] = {}
+        self.hosts: dict[str, RunningHost] = {}
+
+    @property
+    def metadata(self) -> SimulatedMetadata:
+        """The simulated service."""
+        assert isinstance(self._metadata, SimulatedMetadata)
+        return self._metadata
+
+    def _store(self, name: str) -> MetadataStore:
+        return self._metadata.store(name) if isinstance(self._metadata, SimulatedMetadata) else self._metadata[name]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition holds."""
+        while not condition():  # noqa: ASYNC110  time is virtual, and conditions are of many kinds
+            await trio.sleep(0.01)
+
+    async def at_rest(self) -> None:
+        """Wait until no owner has anything to do."""
+        await self.until(lambda: not any(each.host.statistics.ticking_owners for each in self.hosts.values()))
+
+    # ---- hosts
+
+    async def start(self, name: str, *, rack: str = "", node_id: int | None = None) -> RunningHost:
+        """A host starts, with its disk, and is a member."""
+        running: RunningHost = await self.nursery.start(self._live, name, rack, node_id)
+        return running
+
+    async def _live(self, name: str, rack: str, node_id: int | None, task_status: trio.TaskStatus[RunningHost]) -> None:
+        store = self._store(name)
+        fs = self.label_disks.setdefault(name, SimDisk())
+        disk = self.disks.setdefault(name, ReplicaDisk(DiskLabel("", name)))
+        with trio.CancelScope() as scope:
+            identity = await establish_identity(store, fs, name, self.random, self.reports)
+            async with trio.open_nursery() as nursery:
+                view = ClusterView(store, self.reports)
+                number = sorted({*self.hosts, name}).index(name) if node_id is None else node_id
+                announced = Announcement(number, f"{name}:9192", {"kafka": f"{name}:9092"}, rack)
+                membership = Membership(store, identity, announced, self.reports, LEASE_S)
+                files = MemoryFiles(disk, nursery)
+                parts = HostParts(identity, store, view, MemoryLinks(self.network, name), files, self.reports)
+                host = ClusterHost(parts, membership, self.limits)
+                running = RunningHost(host, store, identity, membership, view, files, scope)
+                self.network.attach(name, host.receive, host.peer_refused)
+                nursery.start_soon(view.run)
+                await nursery.start(host.run)
+                revision = await nursery.start(membership.run)
+                await view.members_reached(revision)
+                self.hosts[name] = running
+                task_status.started(running)
+        running.ended.set()
+
+    async def kill(self, name: str, *, is_refused: bool = True) -> None:
+        """The process of a host ends at once; what it had not synced may be lost. Its lease ends by itself."""
+        running = self.hosts.pop(name)
+        is_simulated = isinstance(self._metadata, SimulatedMetadata)
+        if is_simulated:
+            self.metadata.cut_off(name)
+        self.network.detach(name, is_refused=is_refused)
+        running.scope.cancel()
+        await running.ended.wait()
+        if is_simulated:
+            self.metadata.heal(name)
+        self.disks[name].crash(self.random)
+
+    async def stop(self, name: str) -> None:
+        """A host ends as planned."""
+        running = self.hosts.pop(name)
+        await running.host.resign()
+        self.network.detach(name, is_refused=True)
+        running.scope.cancel()
+        await running.ended.wait()
+        self.disks[name].crash(self.random)
+
+    # ---- streams
+
+    async def create_topic(self, name: str = "t", partitions: int = 1, replicas: int = 3, **settings: str) -> list[str]:
+        """Create a topic; returns its streams."""
+        topic_id = f"{self.random.getrandbits(128):032x}"
+        topic = schema.Topic(topic_id=topic_id, partitions=partitions, replicas=replicas, settings=settings)
+        await next(iter(self.hosts.values())).host.topics.create(name, topic)
+        return [stream_name(topic_id, partition) for partition in range(partitions)]
+
+    async def owner(self, stream: str) -> RunningHost:
+        """Wait for the host that owns a stream."""
+        while True:
+            for running in self.hosts.values():
+                if running.host.owns(stream):
+                    return running
+            await trio.sleep(0.01)
+
+    async def append(self, stream: str, data: bytes, record_count: int = 1) -> tuple[str, int]:
+        """Append a batch at the owner, wherever it is, and wait until it is acknowledged: at least once."""
+        while True:
+            running = await self.owner(stream)
+            heard = running.listeners.get(stream) or running.listen(stream)
+            if not running.host.may_append(stream, len(data)):
+                await trio.sleep(0.01)
+                continue
+            news = len(heard.news)
+            offset = running.host.append(stream, data, record_count)
+            while heard.high_watermark < offset + record_count:
+                await trio.sleep(0.002)
+                if heard.news[news:] or running.scope.cancel_called:
+                    break
+            else:
+                return running.host.name, offset
+
+    async def read_all(self, reader: str, stream: str) -> list[bytes]:
+        """All batches of a stream that readers may see, read at a host."""
+        host = self.hosts[reader].host
+        registration = await host.read_registration(stream)
+        found: list[bytes] = []
+        for chunk in registration.chunks:
+            offset = chunk.base_offset
+            while chunk.end is None or offset < chunk.end.next_offset:
+                answer = await host.read_entries(stream, chunk, offset, 1000)
+                if not answer.entries:
+                    break
+                found += [entry.data for entry in answer.entries]
+                offset = answer.at.next_offset + sum(entry.record_count for entry in answer.entries)
+        return found
+
+
+LIMITS = OwnerLimits(suspect_ms=1_500, repair_timeout_ms=1_000)
+Test = Callable[[MemoryCluster], Awaitable[None]]
+
+
+@asynccontextmanager
+async def memory_cluster(*names: str, seed: int = 0, limits: OwnerLimits = LIMITS) -> AsyncIterator[MemoryCluster]:
+    """A cluster with these hosts, all members of it."""
+    metadata = SimulatedMetadata(Random(seed), MetadataFaults(max_delay_s=0.002))
+    async with trio.open_nursery() as service:
+        await service.start(metadata.serve)
+        async with trio.open_nursery() as nursery:
+            cluster = MemoryCluster(nursery, metadata, metadata.random, limits)
+            for name in names:
+                await cluster.start(name)
+            yield cluster
+            nursery.cancel_scope.cancel()
+        service.cancel_scope.cancel()
+
+
+def simulated(test: Test, *names: str, seed: int = 0, limits: OwnerLimits = LIMITS) -> None:
+    """Run a test on a cluster, in virtual time."""
+    clock = trio.testing.MockClock(autojump_threshold=0)
+
+    async def main() -> None:
+        with trio.fail_after(600):
+            async with memory_cluster(*names, seed=seed, limits=limits) as cluster:
+                cluster.clock = clock
+                await test(cluster)
+
+    trio.run(main, clock=clock)

@@ -1,0 +1,261 @@
+"""Random histories of a cluster in memory: appends and reads at all hosts, and every fault, from one seed.
+
+Invariant: the promises are those of `tests.replica.history`; disks are never lost, so nothing acknowledged may be.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+
+import trio
+
+from logstore.base.metadata.errors import MetadataError
+from logstore.errors import ChunkUnreachable, NotLeader, UnknownTopicOrPartition
+from logstore.replica.appending import OwnerLimits
+from logstore.replica.messages import EntriesRead, Entry
+from logstore.replica.registrations import StreamRegistration
+from tests.cluster.memory import Heard, MemoryCluster, memory_cluster
+from tests.replica.history import History, PromiseBroken
+
+HOSTS: Final = ("a", "b", "c", "d")
+ACTIONS: Final = 40
+SETTLE_S: Final = 60
+LIMITS: Final = OwnerLimits(
+    chunk_bytes=2_000,
+    max_in_flight_bytes=1_000,
+    append_bytes=300,
+    resend_ms=30,
+    suspect_ms=1_500,
+    repair_timeout_ms=1_000,
+)
+
+
+@dataclass
+class _Sent:
+    data: bytes
+    end_offset: int
+
+
+@dataclass
+class Listener(Heard):
+    """A stream at one host: batches that wait for their acknowledgement."""
+
+    history: History = field(default_factory=History)
+    waiting: list[_Sent] = field(default_factory=list)
+    epoch: int = 0
+
+    def acked(self, high_watermark: int) -> None:
+        """See StreamListener."""
+        super().acked(high_watermark)
+        while self.waiting and self.waiting[0].end_offset <= high_watermark:
+            batch = self.history.appended[self.waiting[0].data]
+            self.history.ack(self.waiting.pop(0).data, batch.owner, self.epoch)
+
+    def ready(self, epoch: int, high_watermark: int) -> None:
+        """See StreamListener."""
+        super().ready(epoch, high_watermark)
+        self.waiting.clear()
+        self.epoch = epoch
+
+    def deposed(self, newer_epoch: int) -> None:
+        """See StreamListener."""
+        super().deposed(newer_epoch)
+        self.waiting.clear()
+
+
+class RandomRun:
+    """One run."""
+
+    def __init__(self, cluster: MemoryCluster, seed: int) -> None:
+        self.cluster = cluster
+        self.random = Random(f"actions {seed}")
+        self.histories: dict[str, History] = {}
+        self.faults: Counter[str] = Counter()
+        self.number = 0
+        self._down: set[str] = set()
+        self._is_over = False
+
+    async def run(self) -> None:
+        """Faults under load, healing, and every check."""
+        streams = await self.cluster.create_topic(partitions=2, replicas=3)
+        self.histories = {stream: History() for stream in streams}
+        async with trio.open_nursery() as nursery:
+            for stream in streams:
+                nursery.start_soon(self._produce, stream)
+                for host in HOSTS[:2]:
+                    nursery.start_soon(self._read, host, stream)
+            for _ in range(ACTIONS):
+                await trio.sleep(self.random.choice((0.02, 0.3, 1, 4)))
+                await self._fault()
+            await self._heal()
+            with trio.move_on_after(SETTLE_S) as limit:
+                for stream in streams:
+                    await self._settled(stream)
+            if limit.cancelled_caught:
+                raise PromiseBroken(f"{self.faults}: not settled after {SETTLE_S} s")
+            nursery.cancel_scope.cancel()
+        for stream in streams:
+            for host in HOSTS:
+                await self._check(host, stream)
+
+    # ---- load
+
+    def _listener(self, host: str, stream: str) -> Listener:
+        running = self.cluster.hosts[host]
+        heard = running.listeners.get(stream)
+        if heard is None:
+            heard = running.listeners[stream] = Listener(history=self.histories[stream])
+            running.host.listen(stream, heard)
+        assert isinstance(heard, Listener)
+        return heard
+
+    async def _produce(self, stream: str) -> None:
+        while True:
+            await trio.sleep(self.random.choice((0.001, 0.01, 0.1)))
+            for name, running in list(self.cluster.hosts.items()):
+                listener = self._listener(name, stream)
+                if not running.host.owns(stream):
+                    continue
+                for _ in range(self.random.randint(1, 4)):
+                    self.number += 1
+                    data = b"%d:%s" % (self.number, b"x" * self.random.randint(0, 60))
+                    count = self.random.randint(1, 3)
+                    if not running.host.may_append(stream, len(data)):
+                        break
+                    offset = running.host.next_offset(stream)
+                    self.histories[stream].append(data, running.identity.owner_id, offset)
+                    listener.waiting.append(_Sent(data, offset + count))
+                    try:
+                        assert running.host.append(stream, data, count) == offset
+                    except NotLeader:
+                        break
+
+    async def _read(self, host: str, stream: str) -> None:
+        """A reader that follows the stream, at a host that comes and goes."""
+        offset = 0
+        while True:
+            await trio.sleep(0.05)
+            running = self.cluster.hosts.get(host)
+            if running is None:
+                continue
+            with trio.move_on_after(20):
+                try:
+                    registration = await running.host.read_registration(stream)
+                    answer = await self._read_at(host, stream, registration, offset)
+                except (MetadataError, ChunkUnreachable, UnknownTopicOrPartition):
+                    continue
+                if answer is not None:
+                    offset = self._see(stream, answer, host)
+
+    async def _read_at(
+        self, host: str, stream: str, registration: StreamRegistration, offset: int
+    ) -> EntriesRead | None:
+        chunk = registration.chunk_at(offset)
+        running = self.cluster.hosts.get(host)
+        if chunk is None or running is None:
+            return None
+        return await running.host.read_entries(stream, chunk, offset, 500)
+
+    def _see(self, stream: str, answer: EntriesRead, host: str) -> int:
+        offset = answer.at.next_offset
+        for entry in answer.entries:
+            self.histories[stream].see(offset, entry, f"{answer.member} for {host}, epoch {answer.epoch}")
+            offset += entry.record_count
+        return offset
+
+    # ---- faults
+
+    async def _fault(self) -> None:
+        kinds = ("kill", "start", "start", "meta off", "meta on", "cut off", "heal", "cut", "loss", "stop", "rest")
+        kind = self.random.choice(kinds)
+        self.faults[kind] += 1
+        up = [host for host in HOSTS if host in self.cluster.hosts]
+        host, other = self.random.choice(HOSTS), self.random.choice(HOSTS)
+        network, metadata = self.cluster.network, self.cluster.metadata
+        if kind == "kill" and host in up:
+            await self.cluster.kill(host, is_refused=self.random.random() < 0.7)
+        elif kind == "start":
+            await self._start_one()
+        elif kind == "meta off":
+            metadata.stop()
+        elif kind == "meta on":
+            metadata.start()
+        elif kind == "cut off":
+            metadata.cut_off(host)
+        elif kind == "heal":
+            for each in HOSTS:
+                metadata.heal(each)
+            network.heal()
+            network.loss = 0.0
+        elif kind == "cut":
+            network.cuts.add((host, other))
+            if self.random.random() < 0.5:
+                network.cut(host, other)
+        elif kind == "loss":
+            network.loss = self.random.choice((0.0, 0.05, 0.2))
+        elif kind == "stop" and host in up:
+            with trio.move_on_after(20) as limit:
+                await self.cluster.stop(host)
+            if limit.cancelled_caught:
+                self.faults["stop cut short"] += 1
+
+    async def _start_one(self) -> None:
+        down = [host for host in HOSTS if host not in self.cluster.hosts]
+        if down and self.cluster.metadata.reaches(down[0]):
+            await self.cluster.start(down[0])
+
+    async def _heal(self) -> None:
+        self.cluster.metadata.start()
+        for host in HOSTS:
+            self.cluster.metadata.heal(host)
+        self.cluster.network.heal()
+        self.cluster.network.loss = 0.0
+        for host in HOSTS:
+            if host not in self.cluster.hosts:
+                await self.cluster.start(host)
+
+    # ---- the end
+
+    async def _settled(self, stream: str) -> None:
+        """Wait until batches are acknowledged again and every chunk has all its copies."""
+        history = self.histories[stream]
+        acked = history.acked
+        await self.cluster.until(lambda: history.acked > acked)
+        while True:
+            await trio.sleep(0.5)
+            owner = await self.cluster.owner(stream)
+            registration = owner.host.registration(stream)
+            if all(len(chunk.members) >= 3 for chunk in registration.chunks):
+                return
+
+    async def _check(self, host: str, stream: str) -> None:
+        registration = await self.cluster.hosts[host].host.read_registration(stream)
+        await trio.sleep(0.2)
+        log: list[tuple[int, Entry]] = []
+        for chunk in registration.chunks:
+            offset = chunk.base_offset
+            while chunk.end is None or offset < chunk.end.next_offset:
+                answer = await self.cluster.hosts[host].host.read_entries(stream, chunk, offset, 500)
+                if not answer.entries:
+                    break
+                for entry in answer.entries:
+                    log.append((offset, entry))
+                    offset += entry.record_count
+        self.histories[stream].check_log(log, f"read at {host}")
+
+
+def run_one(seed: int) -> RandomRun:
+    """One run; raises PromiseBroken, or whatever a host raises."""
+    runs: list[RandomRun] = []
+
+    async def main() -> None:
+        async with memory_cluster(*HOSTS, seed=seed, limits=LIMITS) as cluster:
+            run = RandomRun(cluster, seed)
+            runs.append(run)
+            await run.run()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    return runs[0]

@@ -1,0 +1,190 @@
+"""A stream's owner in memory: batches are acknowledged, chunks rolled and owners replaced when a test says so.
+
+Invariant: it keeps what an owner gives its stream (docs/replication.md): offsets are given once, what is acknowledged
+stays, a takeover keeps all of it and perhaps some of the rest.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from logstore.cluster.replicated_stream import ReplicatedStream, StreamPlace, StreamServices
+from logstore.format.batch import iterate_batches
+from logstore.format.records import Record, decode_batch, encode_batch
+from logstore.log.producers import ProducerTable
+from logstore.log.stream import Stream
+from logstore.log.stream_state import AppendTicket
+from logstore.log.topics import TopicConfig
+from logstore.replica.messages import EntriesRead, Entry
+from logstore.replica.registrations import ChunkRegistration, Member, Prefix, StreamRegistration
+from logstore.testing.clock import ManualClock
+from logstore.testing.reports import RecordedReports
+
+PLACE = StreamPlace("orders", "00000000000000000000000000000001", 0)
+MEMBERS = (Member("a", "disk-a"), Member("b", "disk-b"))
+
+
+@dataclass
+class MemoryChunk:
+    """A chunk's batches, and what its members keep beside it."""
+
+    registration: ChunkRegistration
+    entries: list[Entry] = field(default_factory=list)
+    founding: bytes = b""
+
+
+class MemoryOwner:
+    """Implements `StreamOwners` for one stream, and tells its listener what an owner tells."""
+
+    def __init__(self, max_in_flight: int = 100) -> None:
+        self.max_in_flight = max_in_flight
+        self.epoch = 0
+        self.chunks: list[MemoryChunk] = []
+        self.window: list[Entry] = []
+        self.acked_offset = 0
+        self.takes = False
+        self.stream: ReplicatedStream | None = None
+
+    # ---- what the stream asks
+
+    def may_append(self, stream: str, size_bytes: int) -> bool:
+        return self.takes and len(self.window) < self.max_in_flight
+
+    def next_offset(self, stream: str) -> int:
+        return self.acked_offset + sum(entry.record_count for entry in self.window)
+
+    def append(self, stream: str, data: bytes, record_count: int) -> int:
+        offset = self.next_offset(stream)
+        chunk = self.chunks[-1]
+        if not chunk.entries and not self.window:
+            assert self.stream is not None
+            chunk.founding = self.stream.founding(chunk.registration.base_offset)
+        self.window.append(Entry(data, record_count))
+        return offset
+
+    def registration(self, stream: str) -> StreamRegistration:
+        return StreamRegistration(2, 2, self.epoch, chunks=tuple(chunk.registration for chunk in self.chunks))
+
+    async def read_entries(self, stream: str, chunk: ChunkRegistration, offset: int, max_bytes: int) -> EntriesRead:
+        found = next(each for each in self.chunks if each.registration.epoch == chunk.epoch)
+        at = Prefix.empty(found.registration.base_offset)
+        first = 0
+        for entry in found.entries:
+            if at.next_offset + entry.record_count > offset:
+                break
+            at, first = at.followed_by(*entry), first + 1
+        entries: list[Entry] = []
+        for entry in found.entries[first:]:
+            if entries and sum(len(each.data) for each in entries) + len(entry.data) > max_bytes:
+                break
+            entries.append(entry)
+        founding = b"" if first else found.founding
+        return EntriesRead(stream, chunk.epoch, MEMBERS[0], at, tuple(entries), self.acked_offset, founding)
+
+    # ---- what a test does
+
+    def own(self, stream: ReplicatedStream, *, kept: int = 0) -> None:
+        """A host takes over: what is acknowledged stays, and `kept` of the batches that are not."""
+        self.stream = stream
+        for entry in self.window[:kept]:
+            self._keep(entry)
+        self.window.clear()
+        self._open()
+        stream.ready(self.epoch, self.acked_offset)
+
+    def ack(self, count: int = 1) -> None:
+        """The members confirm the first batches."""
+        for entry in self.window[:count]:
+            self._keep(entry)
+        del self.window[:count]
+        assert self.stream is not None
+        self.stream.acked(self.acked_offset)
+
+    def roll(self) -> None:
+        """A member has failed: what is not acknowledged goes to the next chunk."""
+        self._open()
+        assert self.stream is not None
+        if self.window:
+            self.chunks[-1].founding = self.stream.founding(self.acked_offset)
+
+    def _keep(self, entry: Entry) -> None:
+        self.chunks[-1].entries.append(entry)
+        self.acked_offset += entry.record_count
+
+    def _open(self) -> None:
+        if self.chunks:
+            last = self.chunks[-1]
+            end = Prefix.empty(last.registration.base_offset)
+            for entry in last.entries:
+                end = end.followed_by(*entry)
+            old = last.registration
+            last.registration = ChunkRegistration(old.epoch, old.base_offset, old.members, end)
+            if not last.entries:
+                self.chunks.pop()
+        self.epoch += 1
+        self.chunks.append(MemoryChunk(ChunkRegistration(self.epoch, self.acked_offset, MEMBERS)))
+        self.takes = True
+
+    @property
+    def values(self) -> list[bytes | None]:
+        """The values of all acknowledged records, in order."""
+        return [
+            record.value
+            for chunk in self.chunks
+            for entry in chunk.entries
+            for at, header in iterate_batches(entry.data)
+            for record in decode_batch(memoryview(entry.data)[at : at + header.size_bytes])
+        ]
+
+
+class NoFiles:
+    """`ReplicaFiles` of a host without chunks."""
+
+    def local(self, stream: str, epoch: int) -> Stream | None:
+        return None
+
+
+@dataclass
+class Tasks:
+    """Tasks that a stream has asked for; a test runs them."""
+
+    waiting: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+
+    def __call__(self, work: Callable[[], Awaitable[None]]) -> None:
+        self.waiting.append(work)
+
+    async def run(self) -> None:
+        """Run what waits."""
+        while self.waiting:
+            await self.waiting.pop(0)()
+
+
+Load = Callable[[str, int], Awaitable[ProducerTable[AppendTicket] | None]]
+
+
+async def no_producers(stream: str, offset: int) -> ProducerTable[AppendTicket] | None:
+    """Nobody has written."""
+    return ProducerTable()
+
+
+@dataclass
+class Front:
+    """A replicated stream on one host."""
+
+    owner: MemoryOwner
+    load: Load = no_producers
+    config: TopicConfig = field(default_factory=TopicConfig)
+    clock: ManualClock = field(default_factory=ManualClock)
+    reports: RecordedReports = field(default_factory=RecordedReports)
+    tasks: Tasks = field(default_factory=Tasks)
+
+    def __post_init__(self) -> None:
+        services = StreamServices(self.owner, self.clock, self.reports, self.load, self.tasks)
+        self.stream = ReplicatedStream(PLACE, self.config, services)
+
+    def append(self, *values: bytes, producer_id: int = -1, sequence: int = -1) -> AppendTicket:
+        """Append one batch."""
+        epoch = 0 if producer_id >= 0 else -1
+        now_ms = self.clock.wall_ms()
+        records = [Record(0, now_ms, None, value) for value in values]
+        batch = encode_batch(records, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence)
+        return self.stream.append(batch, now_ms=now_ms)

@@ -1,0 +1,142 @@
+"""Group requests at a host that does not coordinate, in every version; and when it begins to, and ends."""
+
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any, cast
+
+import pytest
+import trio
+import trio.testing
+from kio.schema.errors import ErrorCode
+
+from logstore.base.system import SystemClock
+from logstore.cluster.replicated_ledger import LedgerHome, ReplicatedLedger
+from logstore.kafka import codec
+from logstore.kafka.api_types import Api
+from logstore.kafka.groups.coordination import GroupCoordination
+from logstore.kafka.groups.coordinator import GroupCoordinator, GroupSettings
+from logstore.kafka.groups.handlers import GroupHandlers, TopicIds
+from logstore.kafka.groups.offsets import OffsetLedger, OffsetStore
+from logstore.kafka.groups.service import GroupService, OffsetSettings
+from logstore.kafka.wire import build
+from logstore.log.ticket import Ticket
+from logstore.testing.clock import ManualClock
+from tests.cluster.support import Front, MemoryOwner
+from tests.kafka.node import CALLER, over_the_wire
+
+
+class Home:
+    """Gives the ledger when a test says so."""
+
+    def __init__(self) -> None:
+        self.is_leader = False
+        self.begin = trio.Event()
+        self.end = trio.Event()
+
+    async def run(self, serve: Callable[[ReplicatedLedger], Awaitable[None]]) -> None:
+        await self.begin.wait()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve, ReplicatedLedger(Front(MemoryOwner()).stream, ManualClock()))
+            await self.end.wait()
+            nursery.cancel_scope.cancel()
+
+
+async def wait(ticket: Ticket[Any]) -> Any:
+    """Wait for a ticket."""
+    done = trio.Event()
+    ticket.add_callback(lambda _: done.set())
+    await done.wait()
+    return ticket.result()
+
+
+def make(ledger: OffsetLedger) -> GroupHandlers:
+    """Groups over a ledger, without topics."""
+    ids = iter(range(1000))
+    coordinator = GroupCoordinator(GroupSettings(), lambda: f"m{next(ids)}")
+    service = GroupService(coordinator, OffsetStore(ledger), lambda _: None, OffsetSettings(), 0.0)
+    return GroupHandlers(service, SystemClock(), wait, TopicIds(lambda _: None, lambda _: None))
+
+
+class Empty:
+    """A ledger without entries."""
+
+    def items(self, prefix: str = "") -> Any:
+        return iter(())
+
+    def put(self, changes: Any) -> Ticket[None]:
+        return Ticket.succeeded(None)
+
+
+KNOWN = make(Empty()).apis()
+VERSIONS = [(api.key, version) for api in KNOWN for version in range(api.min_version, api.max_version + 1)]
+PARTITION = {"partition_index": 3, "committed_offset": 5, "committed_metadata": ""}
+VALUES: dict[str, Any] = {
+    "group_id": "g",
+    "member_id": "m",
+    "session_timeout": timedelta(seconds=10),
+    "rebalance_timeout": timedelta(seconds=10),
+    "protocol_type": "consumer",
+    "protocols": [{"name": "range", "metadata": b""}],
+}
+ASKED: dict[int, dict[str, Any]] = {
+    8: {"generation_id_or_member_epoch": 1, "topics": [{"name": "t", "topic_id": None, "partitions": [PARTITION]}]},
+    9: {
+        "topics": [{"name": "t", "partition_indexes": (3,)}],
+        "groups": [{"group_id": "g", "topics": [{"name": "t", "topic_id": None, "partition_indexes": (3,)}]}],
+    },
+    15: {"groups": ("g",)},
+    42: {"groups_names": ("g",)},
+    47: {"topics": [{"name": "t", "partitions": [{"partition_index": 3}]}]},
+}
+
+
+async def ask(coordination: GroupCoordination, key: int, version: int, **values: Any) -> Any:
+    """Send a request; returns the answer as a client decodes it."""
+    apis: dict[int, Api] = {api.key: api for api in coordination.apis()}
+    request = over_the_wire(build(codec.request_type(key, version), {**VALUES, **ASKED.get(key, {}), **values}))
+    return over_the_wire(await apis[key].handle(request, CALLER))
+
+
+def codes(answer: Any) -> set[ErrorCode]:
+    """All error codes in an answer."""
+    if isinstance(answer, tuple):
+        return {code for part in answer for code in codes(part)}
+    names = getattr(type(answer), "__dataclass_fields__", {})
+    found = {code for name in names for code in codes(getattr(answer, name))}
+    return found | ({answer.error_code} if hasattr(answer, "error_code") else set())
+
+
+@pytest.mark.parametrize(("key", "version"), VERSIONS)
+async def test_a_host_that_does_not_coordinate_says_so(key: int, version: int) -> None:
+    """So clients look for the coordinator; only lists of groups are empty, because every host is asked for its own."""
+    home = Home()
+    coordination = GroupCoordination(cast(LedgerHome, home), make, KNOWN)
+    expected = ErrorCode.none if key == 16 else ErrorCode.not_coordinator
+    found = codes(await ask(coordination, key, version))
+    assert expected in found
+    assert found <= {expected, ErrorCode.none}
+    home.is_leader = True
+    if key != 16:
+        assert ErrorCode.coordinator_load_in_progress in codes(await ask(coordination, key, version))
+
+
+async def test_requests_that_wait_are_answered_when_the_coordinator_ends(autojump_clock: Any) -> None:
+    """A member that waits for others does not wait for a coordinator that is none any more."""
+    home = Home()
+    coordination = GroupCoordination(cast(LedgerHome, home), make, KNOWN)
+    answers: list[Any] = []
+
+    async def join() -> None:
+        answers.append(await ask(coordination, 11, 3, member_id=""))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(coordination.run)
+        home.begin.set()
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(join)
+        await trio.testing.wait_all_tasks_blocked()
+        assert answers == []
+        home.end.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert [answer.error_code for answer in answers] == [ErrorCode.not_coordinator]
+        nursery.cancel_scope.cancel()

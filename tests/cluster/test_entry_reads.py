@@ -1,0 +1,188 @@
+"""Reads at other hosts: one member after the other, and no answer to another question."""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+import trio
+import trio.testing
+
+from logstore.cluster.entry_reads import MAX_READS, EntryReads
+from logstore.errors import ChunkUnreachable
+from logstore.replica.messages import EntriesRead, Entry, Message, ReadEntries, Reason, Refused
+from logstore.replica.registrations import ChunkRegistration, Member, Prefix
+
+A, B, C = (Member(host, f"disk-{host}") for host in "abc")
+OPEN = ChunkRegistration(3, 100, (A, B, C))
+SEALED = ChunkRegistration(3, 100, (A, B), Prefix(20, 102, 0), (C,))
+
+
+class Peers:
+    """Links whose other ends do what a test says: a member's `answers` is called with each question."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, ReadEntries]] = []
+        self.answers: dict[str, Callable[[ReadEntries], Message | None]] = {}
+        self.is_ambiguous = False
+        self.reads = EntryReads(self, self.in_order, self.may_be_a_copy)
+
+    def in_order(self, members: Sequence[Member]) -> list[Member]:
+        """As the registration has them."""
+        return [*members]
+
+    def may_be_a_copy(self, stream: str, epoch: int) -> bool:
+        """What the test says."""
+        return self.is_ambiguous
+
+    def send(self, host: str, message: Message) -> None:
+        """See Links."""
+        assert isinstance(message, ReadEntries)
+        self.asked.append((host, message))
+        answers = self.answers.get(host)
+        answer = answers(message) if answers is not None else None
+        if isinstance(answer, EntriesRead | Refused):
+            self.reads.received(answer)
+
+    def is_reachable(self, host: str) -> bool:
+        """See Links."""
+        return True
+
+    def hosts(self) -> list[str]:
+        """Who was asked."""
+        return [host for host, _ in self.asked]
+
+
+def entries(member: Member, at: int, *data: bytes, limit: int = 200) -> EntriesRead:
+    """An answer, of entries of one record each."""
+    return EntriesRead("t/0", 3, member, Prefix(0, at, 0), tuple(Entry(each, 1) for each in data), limit)
+
+
+def refused(member: Member, reason: Reason) -> Refused:
+    """A refusal."""
+    return Refused("t/0", 3, member, reason)
+
+
+def simulated(test: Callable[[Peers], Awaitable[None]]) -> None:
+    """Run a test in virtual time."""
+
+    async def main() -> None:
+        with trio.fail_after(3600):
+            await test(Peers())
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_one_member_after_the_other() -> None:
+    """A refusal leads to the next member at once, silence after a moment; nobody's answer is an error with names."""
+
+    async def test(peers: Peers) -> None:
+        peers.answers = {
+            "a": lambda asked: refused(A, Reason.DAMAGED),
+            "c": lambda asked: entries(C, asked.offset, b"x"),
+        }
+        begin_s = trio.current_time()
+        assert (await peers.reads.read("t/0", OPEN, 100, 1000)).entries == (Entry(b"x", 1),)
+        assert peers.hosts() == ["a", "b", "c"]
+        assert 0 < trio.current_time() - begin_s < 1
+        peers.answers.clear()
+        with pytest.raises(ChunkUnreachable, match=r"offset 100 on has answered \(a, b, c\)"):
+            await peers.reads.read("t/0", OPEN, 100, 1000)
+
+    simulated(test)
+
+
+def test_an_answer_to_another_question_does_not_count() -> None:
+    """Of another member, another chunk, from behind the offset, or up to the offset only."""
+
+    async def test(peers: Peers) -> None:
+        wrong = [
+            entries(B, 105, b"b"),
+            entries(A, 106, b"later"),
+            entries(A, 100, *[b"earlier"] * 5),
+            EntriesRead("t/1", 3, A, Prefix(0, 105, 0), (Entry(b"stream", 1),), 200),
+            EntriesRead("t/0", 4, A, Prefix(0, 105, 0), (Entry(b"epoch", 1),), 200),
+        ]
+        right = entries(A, 104, b"in front", b"right")
+
+        def answer(asked: ReadEntries) -> Message:
+            for message in wrong:
+                peers.reads.received(message)
+            return right
+
+        peers.answers = {"a": answer}
+        assert await peers.reads.read("t/0", OPEN, 105, 1000) == right
+
+    simulated(test)
+
+
+def test_a_sealed_chunk_ends_at_its_end() -> None:
+    """What a member has behind the end, because it was not cut yet, is not shown; candidates are asked too."""
+
+    async def test(peers: Peers) -> None:
+        peers.answers = {"c": lambda asked: entries(C, 100, b"0", b"1", b"cut off")}
+        found = await peers.reads.read("t/0", SEALED, 100, 1000)
+        assert [entry.data for entry in found.entries] == [b"0", b"1"]
+        assert found.limit_offset == 102
+        assert peers.hosts() == ["a", "b", "c"]
+
+    simulated(test)
+
+
+def test_a_member_that_may_not_show_a_sealed_chunk_yet() -> None:
+    """Another one is asked; if none may, the answer is that there is nothing yet."""
+
+    async def test(peers: Peers) -> None:
+        peers.answers = {
+            "a": lambda asked: entries(A, 100, limit=100),
+            "b": lambda asked: entries(B, 100, b"0", b"1"),
+        }
+        assert len((await peers.reads.read("t/0", SEALED, 100, 1000)).entries) == 2
+        peers.answers["b"] = lambda asked: refused(B, Reason.ABSENT)
+        nothing = await peers.reads.read("t/0", SEALED, 100, 1000)
+        assert (nothing.entries, nothing.limit_offset) == ((), 100)
+
+    simulated(test)
+
+
+def test_an_open_chunk_that_nobody_has() -> None:
+    """Nothing was written: the answer is empty, and no error."""
+
+    async def test(peers: Peers) -> None:
+        peers.answers = {"a": lambda asked: refused(A, Reason.ABSENT)}
+        nothing = await peers.reads.read("t/0", OPEN, 100, 1000)
+        assert (nothing.entries, nothing.at.next_offset, nothing.limit_offset) == ((), 100, 100)
+
+    simulated(test)
+
+
+def test_entries_of_a_copy_answer_nobody() -> None:
+    """They may lie behind the end of a chunk that the reader takes for open."""
+
+    async def test(peers: Peers) -> None:
+        peers.answers = {"a": lambda asked: entries(A, 100, b"0")}
+        peers.is_ambiguous = True
+        with pytest.raises(ChunkUnreachable):
+            await peers.reads.read("t/0", OPEN, 100, 1000)
+        assert (await peers.reads.read("t/0", SEALED, 100, 1000)).entries
+
+    simulated(test)
+
+
+def test_reads_are_bounded() -> None:
+    """At most MAX_READS are under way; the others wait and come to their turn."""
+
+    async def test(peers: Peers) -> None:
+        done: list[int] = []
+
+        async def read(number: int) -> None:
+            await peers.reads.read("t/0", OPEN, 100 + number, 1000)
+            done.append(number)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(MAX_READS * 3):
+                nursery.start_soon(read, number)
+            await trio.testing.wait_all_tasks_blocked()
+            assert len(peers.asked) == MAX_READS
+            peers.answers = {"b": lambda asked: entries(B, asked.offset, b"x")}
+        assert sorted(done) == list(range(MAX_READS * 3))
+
+    simulated(test)

@@ -1,0 +1,219 @@
+"""Who a host is: its disk is told apart from empty, foreign and old ones, whatever a crash or a lost answer leaves."""
+
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+import trio
+import trio.testing
+
+from logstore.base.metadata import schema
+from logstore.base.metadata.interface import Delete, MetadataStore, Put
+from logstore.cluster.host_identity import LABEL_FILE, HostIdentity, establish_identity
+from logstore.errors import CorruptFile, DiskRefused, UnknownFormatVersion, WrongCluster
+from logstore.testing.faults import EIO, FALSE_ALARM, FileCall
+from logstore.testing.metadata_contract import changing, committed
+from logstore.testing.reports import RecordedReports
+from logstore.testing.simdisk import SimDisk
+from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def with_metadata(test: Callable[[SimulatedMetadata], Awaitable[None]], seed: int = 0) -> None:
+    """Run a test with a simulated metadata service, in virtual time."""
+
+    async def main() -> None:
+        service = SimulatedMetadata(Random(seed), MetadataFaults(max_delay_s=0.01))
+        async with trio.open_nursery() as nursery:
+            await nursery.start(service.serve)
+            await test(service)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+async def start(service: SimulatedMetadata, disk: SimDisk, host: str = "a", seed: int = 0) -> HostIdentity:
+    """A start of a host; `seed` for its names."""
+    return await establish_identity(service.store(host), disk, host, Random(seed), RecordedReports())
+
+
+def content(disk: SimDisk) -> bytes:
+    """The label file."""
+    return bytes(disk.read(LABEL_FILE, 0, disk.size(LABEL_FILE)))
+
+
+def write(disk: SimDisk, data: bytes) -> None:
+    """Put a label file there."""
+    disk.create(LABEL_FILE)
+    disk.write(LABEL_FILE, 0, [data])
+
+
+def test_starts_are_counted() -> None:
+    """The same disk, the same cluster, another start each time; the register has the label of the last one."""
+
+    async def test(service: SimulatedMetadata) -> None:
+        disk = SimDisk()
+        first = await start(service, disk, seed=1)
+        second = await start(service, disk, seed=2)
+        assert (first.label.starts, second.label.starts) == (1, 2)
+        assert first.member == second.member
+        assert first.owner_id != second.owner_id
+        other = await start(service, SimDisk(), "b", seed=3)
+        assert other.cluster_id == first.cluster_id == second.cluster_id
+        assert other.member != first.member
+        entry = (await service.store("a").get(schema.disk_key(second.label.disk))).entry
+        assert entry is not None
+        found = schema.decode(schema.Disk, entry)
+        assert (found.host, found.starts, found.start) == ("a", 2, second.label.start)
+
+    with_metadata(test)
+
+
+def test_golden_bytes_of_the_label_file() -> None:
+    """The bytes are those of docs/format.md, with other names."""
+
+    async def test(service: SimulatedMetadata) -> None:
+        disk = SimDisk()
+        identity = await start(service, disk)
+        text = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
+        (golden,) = re.findall(r'`(\{"v": 1, "cluster_id".*?\})`', text)
+        names = {"c1": identity.cluster_id, "d1": identity.label.disk, "h1": "a", "s3": identity.label.start}
+        for example, name in names.items():
+            golden = golden.replace(f'"{example}"', f'"{name}"')
+        assert content(disk).decode() == golden.replace("3,", "1,")
+
+    with_metadata(test)
+
+
+def test_disks_that_are_refused() -> None:
+    """Another host's disk, an old copy, another cluster's, an emptied store and one that was set back: each by name."""
+
+    async def test(service: SimulatedMetadata) -> None:
+        store: MetadataStore = service.store("x")
+        disk, copy = SimDisk(), SimDisk()
+        await start(service, disk, seed=1)
+        with pytest.raises(DiskRefused, match="belongs to host 'a', this is host 'b'"):
+            await start(service, disk, "b", seed=2)
+        write(copy, content(disk))
+        identity = await start(service, disk, seed=3)
+        with pytest.raises(DiskRefused, match="started 2 times, and this is a copy from its start number 1"):
+            await start(service, copy, seed=4)
+        await start(service, disk, seed=5)
+        key = schema.disk_key(identity.label.disk)
+        early = schema.encode(schema.Disk(host="a", starts=1, start="s"))
+        await committed(store, changing(Put(key, early)))
+        with pytest.raises(DiskRefused, match=r"started 3 times, and the metadata store knows of 1: an older copy"):
+            await start(service, disk, seed=6)
+        await committed(store, changing(Put(schema.CLUSTER_KEY, schema.encode(schema.Cluster(cluster_id="other")))))
+        with pytest.raises(WrongCluster, match="that of cluster other"):
+            await start(service, disk, seed=7)
+        await committed(store, changing(Delete(schema.CLUSTER_KEY)))
+        with pytest.raises(WrongCluster, match="the metadata store is empty"):
+            await start(service, disk, seed=8)
+
+    with_metadata(test)
+
+
+def test_damaged_labels() -> None:
+    """Bytes that are no label are refused, and never taken for an empty disk."""
+
+    async def test(service: SimulatedMetadata) -> None:
+        disk = SimDisk()
+        await start(service, disk)
+        good = content(disk)
+        for bad in (b"", b"[]", b"{}", good[:-1], good.replace(b'"starts": 1', b'"starts": "1"'), b'{"v": 1}'):
+            write(disk, bad)
+            with pytest.raises(CorruptFile, match=LABEL_FILE):
+                await start(service, disk)
+        write(disk, good.replace(b'"v": 1', b'"v": 2'))
+        with pytest.raises(UnknownFormatVersion, match="version 2"):
+            await start(service, disk)
+
+    with_metadata(test)
+
+
+def test_a_start_that_fails_at_any_call_of_the_disk() -> None:
+    """However often starts end between their two writes, the next one succeeds with the same disk."""
+
+    async def test(service: SimulatedMetadata) -> None:
+        disk = SimDisk()
+        first = await start(service, disk)
+        before = disk.calls
+        await start(service, disk, seed=1)
+        calls = disk.calls - before
+        for number in range(calls):
+            disk.fail_at(disk.calls + number, EIO if number % 2 else FALSE_ALARM)
+            with pytest.raises(OSError):
+                await start(service, disk, seed=10 + number)
+        last = await start(service, disk, seed=100)
+        assert last.member == first.member
+
+    with_metadata(test)
+
+
+def test_power_cuts_at_every_call() -> None:
+    """Every state that a power cut or a kill can leave during a start lets the next one succeed, with the same disk."""
+
+    async def test(service: SimulatedMetadata) -> None:
+        disk = SimDisk(unit_bytes=64)
+        first = await start(service, disk)
+        states: list[SimDisk] = []
+
+        def before(call: FileCall) -> None:
+            if call.changes_disk:
+                states.extend((*disk.crash_states(), disk.kill_state()))
+
+        disk.before_call = before
+        await start(service, disk, seed=1)
+        assert len(states) > 10
+        key = schema.disk_key(first.label.disk)
+        before_the_swap = schema.encode(schema.Disk(host="a", starts=1, start=first.label.start))
+        for number, state in enumerate(states):
+            await committed(service.store("x"), changing(Put(key, before_the_swap)))
+            assert (await start(service, state, seed=10 + number)).member == first.member
+
+    with_metadata(test)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_lost_answers_and_starts_that_are_killed(seed: int) -> None:
+    """Starts that are cancelled anywhere, with requests and answers lost: later ones succeed with the same disk, and
+    the register is never behind what a start has returned.
+    """
+
+    async def test(service: SimulatedMetadata) -> None:
+        random, disk = Random(seed), SimDisk()
+        first = await start(service, disk)
+        service.faults.lost_answers = service.faults.lost_requests = 0.3
+        for number in range(15):
+            with trio.move_on_after(random.uniform(0, 3)):
+                assert (await start(service, disk, seed=number + 1)).member == first.member
+        service.faults.lost_answers = service.faults.lost_requests = 0.0
+        last = await start(service, disk, seed=100)
+        assert last.member == first.member
+        entry = (await service.store("a").get(schema.disk_key(last.label.disk))).entry
+        assert entry is not None
+        assert schema.decode(schema.Disk, entry).start == last.label.start
+
+    with_metadata(test, seed)
+
+
+def test_two_new_hosts_make_one_cluster() -> None:
+    """Who comes second has the id of who came first, at the same moment too."""
+
+    async def test(service: SimulatedMetadata) -> None:
+        found: list[HostIdentity] = []
+
+        async def begin(host: str, seed: int) -> None:
+            found.append(await start(service, SimDisk(), host, seed))
+
+        async with trio.open_nursery() as nursery:
+            for number, host in enumerate("abc"):
+                nursery.start_soon(begin, host, number)
+        assert len({identity.cluster_id for identity in found}) == 1
+        assert len({identity.label.disk for identity in found}) == 3
+
+    with_metadata(test)

@@ -1,0 +1,243 @@
+"""A host as a member: it joins once, comes back after outages, and never takes what another host has."""
+
+from collections.abc import Awaitable, Callable
+from random import Random
+
+import pytest
+import trio
+import trio.testing
+
+from logstore.base.errors import CairnError
+from logstore.base.metadata import schema
+from logstore.base.metadata.interface import MetadataStore, Put
+from logstore.cluster.host_identity import HostIdentity, establish_identity
+from logstore.cluster.membership import Announcement, Membership, MembershipState
+from logstore.errors import DiskRefused, HostNameTaken, NodeIdTaken
+from logstore.testing.metadata_contract import changing, committed
+from logstore.testing.reports import RecordedReports
+from logstore.testing.simdisk import SimDisk
+from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
+
+Test = Callable[[SimulatedMetadata, trio.Nursery], Awaitable[None]]
+
+
+def with_metadata(test: Test, **faults: float) -> None:
+    """Run a test with a simulated metadata service, in virtual time."""
+
+    async def main() -> None:
+        service = SimulatedMetadata(Random(0), MetadataFaults(max_delay_s=0.01, **faults))
+        async with trio.open_nursery() as outer:
+            await outer.start(service.serve)
+            async with trio.open_nursery() as nursery:
+                await test(service, nursery)
+                nursery.cancel_scope.cancel()
+            outer.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+async def identity_of(service: SimulatedMetadata, host: str, disk: SimDisk, seed: int) -> HostIdentity:
+    """A start."""
+    return await establish_identity(service.store(host), disk, host, Random(seed), RecordedReports())
+
+
+def membership_of(
+    store: MetadataStore, identity: HostIdentity, reports: RecordedReports, node_id: int = 1
+) -> Membership:
+    """A membership with a lease of three seconds."""
+    announced = Announcement(node_id, f"{identity.host}:9192", {"kafka": f"{identity.host}:9092"}, "r1")
+    return Membership(store, identity, announced, reports)
+
+
+async def members(service: SimulatedMetadata) -> dict[str, str]:
+    """Hosts and their starts."""
+    page = await service.store("x").page(schema.MEMBERS)
+    return {entry.key.removeprefix(schema.MEMBERS): schema.decode(schema.Member, entry).start for entry in page.entries}
+
+
+async def failed(membership: Membership) -> CairnError:
+    """The error that a membership ends with."""
+    try:
+        await membership.run()
+    except ExceptionGroup as group:
+        found: BaseException = group
+        while isinstance(found, ExceptionGroup):
+            (found,) = found.exceptions
+        assert isinstance(found, CairnError)
+        return found
+    raise AssertionError("it ended without an error")
+
+
+def is_held(membership: Membership) -> bool:
+    """Whether it is held now; mypy takes a property for constant."""
+    return membership.is_held
+
+
+def test_a_member_comes_back_after_an_outage() -> None:
+    """Its lease ends while it is cut off; it joins again by itself, and says both."""
+
+    async def test(service: SimulatedMetadata, nursery: trio.Nursery) -> None:
+        reports = RecordedReports()
+        identity = await identity_of(service, "a", SimDisk(), 1)
+        membership = membership_of(service.store("a"), identity, reports)
+        revision = await nursery.start(membership.run)
+        assert revision == membership.joined_revision
+        assert is_held(membership)
+        for _ in range(3):
+            service.cut_off("a")
+            await trio.sleep(4)
+            assert not is_held(membership)
+            assert await members(service) == {}
+            service.heal("a")
+            await trio.sleep(12)
+            assert is_held(membership)
+            assert await members(service) == {"a": identity.label.start}
+        assert reports.names().count("cluster_joined") == 4
+        assert reports.names().count("cluster_left") >= 3
+
+    with_metadata(test)
+
+
+def test_answers_are_lost() -> None:
+    """A host joins, and knows it, whatever answers are lost; it joins again when its lease ends for lack of answers."""
+
+    async def test(service: SimulatedMetadata, nursery: trio.Nursery) -> None:
+        for number in range(10):
+            identity = await identity_of(service, f"h{number}", SimDisk(), number)
+            membership = membership_of(service.store(f"h{number}"), identity, RecordedReports(), number)
+            await nursery.start(membership.run)
+            while True:
+                if (await members(service)).get(f"h{number}") == identity.label.start and is_held(membership):
+                    break
+
+    with_metadata(test, lost_answers=0.3, lost_requests=0.1)
+
+
+def test_a_host_that_starts_anew_takes_its_place_at_once() -> None:
+    """The entry of its last life, whose lease has not ended, is replaced, and stays when that lease ends."""
+
+    async def test(service: SimulatedMetadata, nursery: trio.Nursery) -> None:
+        disk = SimDisk()
+        with trio.CancelScope() as first_life:
+            identity = await identity_of(service, "a", disk, 1)
+            async with trio.open_nursery() as life:
+                await life.start(membership_of(service.store("a"), identity, RecordedReports()).run)
+                service.cut_off("a")
+                first_life.cancel()
+        service.heal("a")
+        before_s = trio.current_time()
+        again = await identity_of(service, "a", disk, 2)
+        await nursery.start(membership_of(service.store("a"), again, RecordedReports()).run)
+        assert trio.current_time() - before_s < 1
+        for _ in range(10):
+            await trio.sleep(1)
+            assert await members(service) == {"a": again.label.start}
+
+    with_metadata(test)
+
+
+def test_names_and_numbers_are_taken_once() -> None:
+    """A second host of a name, and of a node id, waits for a lease, and ends with an error that names the first."""
+
+    async def test(service: SimulatedMetadata, nursery: trio.Nursery) -> None:
+        first = await identity_of(service, "a", SimDisk(), 1)
+        await nursery.start(membership_of(service.store("a"), first, RecordedReports()).run)
+        same_name = await identity_of(service, "a", SimDisk(), 2)
+        begin_s = trio.current_time()
+        error = await failed(membership_of(service.store("x"), same_name, RecordedReports(), 2))
+        assert isinstance(error, HostNameTaken)
+        assert first.label.disk in str(error)
+        assert trio.current_time() - begin_s > 3
+        same_number = await identity_of(service, "b", SimDisk(), 3)
+        error = await failed(membership_of(service.store("b"), same_number, RecordedReports(), 1))
+        assert isinstance(error, NodeIdTaken)
+        assert "taken by host 'a'" in str(error)
+        assert await members(service) == {"a": first.label.start}
+
+    with_metadata(test)
+
+
+def test_a_name_is_free_when_its_lease_has_ended() -> None:
+    """A host whose disk was wiped waits for the lease of its last life, and joins."""
+
+    async def test(service: SimulatedMetadata, nursery: trio.Nursery) -> None:
+        identity = await identity_of(service, "a", SimDisk(), 1)
+        with trio.CancelScope() as first_life:
+            async with trio.open_nursery() as life:
+                await life.start(membership_of(service.store("a"), identity, RecordedReports()).run)
+                service.cut_off("a")
+                first_life.cancel()
+        service.heal("a")
+        wiped = await identity_of(service, "a", SimDisk(), 2)
+        await nursery.start(membership_of(service.store("a"), wiped, RecordedReports()).run)
+        assert await members(service) == {"a": wiped.label.start}
+
+    with_metadata(test)
+
+
+def test_a_disk_that_is_in_use_twice() -> None:
+    """Of two processes with copies of one disk the one that started first ends when it has to join again."""
+
+    async def test(service: SimulatedMetadata, nursery: trio.Nursery) -> None:
+        disk = SimDisk()
+        identity = await identity_of(service, "a", disk, 1)
+        errors: list[CairnError] = []
+
+        async def live(membership: Membership, task_status: trio.TaskStatus[None]) -> None:
+            task_status.started()
+            errors.append(await failed(membership))
+
+        first = membership_of(service.store("a"), identity, RecordedReports())
+        await nursery.start(live, first)
+        await trio.sleep(1)
+        again = await identity_of(service, "a", disk, 2)
+        second = membership_of(service.store("b"), again, RecordedReports())
+        await nursery.start(second.run)
+        service.cut_off("a")
+        await trio.sleep(5)
+        service.heal("a")
+        await trio.sleep(15)
+        assert [type(error) for error in errors] == [DiskRefused]
+        assert is_held(second)
+
+    with_metadata(test)
+
+
+def test_resigning_and_leaving() -> None:
+    """Who resigns is gone at once, for good; who leaves is back when asked to stay."""
+
+    async def test(service: SimulatedMetadata, nursery: trio.Nursery) -> None:
+        identity = await identity_of(service, "a", SimDisk(), 1)
+        membership = membership_of(service.store("a"), identity, RecordedReports())
+        await nursery.start(membership.run)
+        membership.leave()
+        await trio.sleep(0.3)
+        assert await members(service) == {}
+        assert membership.state is MembershipState.ASIDE
+        await trio.sleep(10)
+        membership.stay()
+        await trio.sleep(0.5)
+        assert await members(service) == {"a": identity.label.start}
+        membership.resign()
+        await trio.sleep(0.3)
+        assert await members(service) == {}
+        membership.stay()
+        await trio.sleep(10)
+        assert await members(service) == {}
+        assert membership.state.value == "resigned"
+
+    with_metadata(test)
+
+
+@pytest.mark.parametrize("value", [b"{}", b"", b'{"v":2}'])
+def test_an_entry_that_cannot_be_read(value: bytes) -> None:
+    """It is reported, and not replaced: an operator puts it right, and the host joins."""
+
+    async def test(service: SimulatedMetadata, nursery: trio.Nursery) -> None:
+        store = service.store("x")
+        identity = await identity_of(service, "a", SimDisk(), 1)
+        await committed(store, changing(Put(schema.member_key("a"), value)))
+        error = await failed(membership_of(service.store("a"), identity, RecordedReports()))
+        assert "members/a" in str(error)
+
+    with_metadata(test)

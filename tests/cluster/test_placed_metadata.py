@@ -1,0 +1,119 @@
+"""Metadata answers of a cluster are those that the protocol's own schemas give; and what a host says of the cluster."""
+
+import uuid
+from typing import Any
+
+import pytest
+from kio.index import load_response_schema
+from kio.schema.errors import ErrorCode
+
+from logstore.base.metadata import schema
+from logstore.cluster.placement import NO_NODE, Node, Placed, Placement
+from logstore.cluster.view import KnownHead, stream_name
+from logstore.kafka import codec
+from logstore.kafka.metadata_answer import ShownCluster, ShownTopic
+from logstore.kafka.placed_metadata import PlacedTopic, encode_placed
+from logstore.kafka.wire import build
+from logstore.replica.registrations import ChunkRegistration, Member, OwnerId, StreamHead
+
+NODES = (Node(1, "a.example", 9092, "r1"), Node(2, "b.example", 9093))
+TOPIC_ID = uuid.UUID(int=7)
+TOPICS = (
+    PlacedTopic(
+        ShownTopic(0, "orders", TOPIC_ID, False, 2),
+        (Placed(1, 5, (1, 2), (1,), (2,)), Placed(NO_NODE, 0, (), ())),
+    ),
+    PlacedTopic(ShownTopic(ErrorCode.unknown_topic_or_partition.value, "missing", None, False, 0), ()),
+)
+
+
+def by_schema(version: int) -> bytes:
+    """The answer as kio writes it."""
+    values: dict[str, Any] = {
+        "brokers": [
+            {"node_id": node.node_id, "host": node.host, "port": node.port, "rack": node.rack} for node in NODES
+        ],
+        "cluster_id": "cluster",
+        "controller_id": 1,
+        "topics": [
+            {
+                "error_code": ErrorCode(topic.shown.error),
+                "name": topic.shown.name,
+                "topic_id": topic.shown.topic_id,
+                "is_internal": topic.shown.is_internal,
+                "partitions": [
+                    {
+                        "error_code": ErrorCode.none if placed.leader >= 0 else ErrorCode.leader_not_available,
+                        "partition_index": index,
+                        "leader_id": placed.leader,
+                        "leader_epoch": placed.epoch,
+                        "replica_nodes": placed.replicas,
+                        "isr_nodes": placed.in_sync,
+                        "offline_replicas": placed.offline,
+                    }
+                    for index, placed in enumerate(topic.partitions)
+                ],
+                "topic_authorized_operations": 5,
+            }
+            for topic in TOPICS
+        ],
+        "cluster_authorized_operations": 6,
+        "error_code": ErrorCode.none,
+    }
+    return b"".join(codec.encode(build(load_response_schema(3, version), values)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("version", range(14))
+def test_each_version_is_written_as_its_schema_says(version: int) -> None:
+    """Several brokers with and without a rack, partitions that differ, one without a leader."""
+    found = encode_placed(version, NODES, ShownCluster("cluster", 6, 5), TOPICS)
+    assert b"".join(found.body) == by_schema(version)
+    assert found.flexible_header == (version >= 9)
+
+
+class KnownHost:
+    """What a host knows of one stream."""
+
+    def __init__(self) -> None:
+        self.owner: str | None = "a"
+        members = (Member("a", "disk-a"), Member("b", "disk-b"), Member("c", "disk-c"))
+        chunk = ChunkRegistration(4, 10, members)
+        self.known: KnownHead | None = KnownHead(StreamHead(3, 2, 5, OwnerId("a", "1"), chunk, 1), 9)
+
+    def owner_of(self, stream: str) -> str | None:
+        return self.owner
+
+    def head(self, stream: str) -> KnownHead | None:
+        return self.known if stream == stream_name(TOPIC_ID.hex, 0) else None
+
+
+def member(number: int, disk: str, **addresses: str) -> schema.Member:
+    """A member of the cluster."""
+    return schema.Member(disk=disk, start="1", node_id=number, link="127.0.0.1:1", rack="", addresses=addresses)
+
+
+def test_a_partition_is_where_its_newest_chunk_is() -> None:
+    """A member on another disk than the chunk's, and one that is gone, are offline; those never seen are not named."""
+    host, members = KnownHost(), {"a": member(1, "disk-a"), "b": member(2, "disk-b"), "c": member(3, "disk-c")}
+    placement = Placement(host, lambda: members, {}, lambda: None)
+    assert placement.placed(TOPIC_ID, 0) == Placed(1, 5, (1, 2, 3), (1, 2, 3))
+    members["b"] = member(2, "another")
+    del members["c"]
+    assert placement.placed(TOPIC_ID, 0) == Placed(1, 5, (1, 2, 3), (1,), (2, 3))
+    host.owner = None
+    assert placement.placed(TOPIC_ID, 0).leader == NO_NODE
+    assert placement.placed(TOPIC_ID, 1) == Placed(NO_NODE, 0, (), ())
+
+
+def test_clients_are_told_the_listeners_at_the_same_place() -> None:
+    """Whoever came by the second listener gets every host's second listener; a host without one gives its first."""
+    own = {"PLAINTEXT_0": "a:1", "SASL_SSL_1": "a:2"}
+    members = {
+        "a": member(1, "disk-a", **own),
+        "b": member(2, "disk-b", PLAINTEXT_0="b:1", SASL_SSL_1="b:2"),
+        "c": member(3, "disk-c", PLAINTEXT_0="c:1"),
+        "d": member(4, "disk-d"),
+    }
+    placement = Placement(KnownHost(), lambda: members, own, lambda: None)
+    assert [(node.host, node.port) for node in placement.nodes("a", 2)] == [("a", 2), ("b", 2), ("c", 1)]
+    assert [node.port for node in placement.nodes("other-name", 1)] == [1, 1, 1]

@@ -1,0 +1,431 @@
+"""A cluster as its users have it: three sidecar processes, an etcd, clients written by others, and what goes wrong.
+
+Each test prints for how long there was no acknowledgement (`pytest -s` shows it).
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaProducer
+from confluent_kafka import Producer as ConfluentProducer
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.admin import NewTopic
+from kafka.errors import CommitFailedError, KafkaError
+
+from logstore.testing.cluster import Cluster, ClusterHostProcess, NotStarted
+from tests.metadata.support import needs_etcd
+from tests.support.limits import PATIENCE_S
+
+pytestmark = [
+    needs_etcd,
+    pytest.mark.clients,
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # kafka-python leaves sockets
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+TOPIC = "orders"
+MAX_SILENCE_S = 10.0
+"""Of a loaded machine; an idle one takes half a second after a kill."""
+WARM, AFTER = 500, 1_500
+"""Records before and after what happens to a host: clients notice, and there is something to lose."""
+
+
+def partitions_of(cluster: Cluster) -> list[dict[str, Any]]:
+    """The topic's partitions, as clients are told."""
+    with closing(KafkaAdminClient(bootstrap_servers=cluster.bootstrap)) as admin:
+        found: list[dict[str, Any]] = admin.describe_topics([TOPIC])[0]["partitions"]
+        return found
+
+
+def create(cluster: Cluster, partitions: int = 1, replicas: int = 3, **config: str) -> None:
+    """Create the topic."""
+    settings = {name.replace("_", "."): value for name, value in config.items()}
+    with closing(KafkaAdminClient(bootstrap_servers=cluster.bootstrap)) as admin:
+        admin.create_topics([NewTopic(TOPIC, partitions, replicas, topic_configs=settings)])
+
+
+def leader_of(cluster: Cluster, partition: int = 0) -> ClusterHostProcess:
+    """The host that leads a partition, once there is one."""
+
+    def found() -> int:
+        shown = partitions_of(cluster)
+        return next((each["leader_id"] for each in shown if each["partition_index"] == partition), -1)
+
+    until(lambda: found() > 0, f"somebody leads partition {partition}")
+    return cluster.by_node(found())
+
+
+def until(is_so: Callable[[], bool], what: str) -> None:
+    """Wait until something is so."""
+    deadline_s, pause = time.monotonic() + PATIENCE_S, threading.Event()
+    while not is_so():
+        assert time.monotonic() < deadline_s, f"never: {what}"
+        pause.wait(0.02)
+
+
+class Load:
+    """Numbers that are produced to partition 0 until it ends; which were acknowledged, where and when."""
+
+    def __init__(self) -> None:
+        self.acked: list[tuple[int, int]] = []
+        """Offset and number."""
+        self.times_s: list[float] = []
+        self.errors: list[str] = []
+        self.sent = 0
+        self.ended = threading.Event()
+
+    def acknowledged(self, offset: int, number: int) -> None:
+        """The cluster has said that it has a record."""
+        self.acked.append((offset, number))
+        self.times_s.append(time.monotonic())
+
+    def silence_s(self, since_s: float) -> float:
+        """The longest time without an acknowledgement from a moment on."""
+        times = [since_s, *(each for each in self.times_s if each > since_s)]
+        return max((after - before for before, after in pairwise(times)), default=float("inf"))
+
+
+def run_kafka_python(cluster: Cluster, load: Load) -> None:
+    """kafka-python."""
+    producer = KafkaProducer(
+        bootstrap_servers=cluster.bootstrap, acks="all", linger_ms=5, enable_idempotence=True,
+        delivery_timeout_ms=60_000, request_timeout_ms=5_000, max_block_ms=60_000,
+    )  # fmt: skip
+    while not load.ended.wait(0.001):
+        number, load.sent = load.sent, load.sent + 1
+        sent = producer.send(TOPIC, b"%d" % number, partition=0)
+        sent.add_callback(lambda found, number=number: load.acknowledged(found.offset, number))
+        sent.add_errback(lambda error: load.errors.append(repr(error)))
+    producer.flush(PATIENCE_S)
+    producer.close()
+
+
+def run_confluent(cluster: Cluster, load: Load) -> None:
+    """librdkafka."""
+    producer = ConfluentProducer(
+        {
+            "bootstrap.servers": cluster.bootstrap, "enable.idempotence": True, "linger.ms": 5,
+            "message.timeout.ms": 60_000, "socket.timeout.ms": 10_000,
+        }
+    )  # fmt: skip
+
+    def delivered(number: int) -> Callable[..., None]:
+        def note(error: object, message: object) -> None:
+            if error is not None:
+                load.errors.append(repr(error))
+            else:
+                load.acknowledged(message.offset(), number)  # type: ignore[attr-defined]
+
+        return note
+
+    while not load.ended.wait(0.001):
+        number, load.sent = load.sent, load.sent + 1
+        producer.produce(TOPIC, b"%d" % number, partition=0, on_delivery=delivered(number))
+        producer.poll(0)
+    producer.flush(PATIENCE_S)
+
+
+def run_aiokafka(cluster: Cluster, load: Load) -> None:
+    """aiokafka."""
+
+    async def produce() -> None:
+        producer = AIOKafkaProducer(
+            bootstrap_servers=cluster.bootstrap, acks="all", enable_idempotence=True, linger_ms=5,
+            request_timeout_ms=5_000, metadata_max_age_ms=1_000,
+        )  # fmt: skip
+        await producer.start()
+        waiting = set()
+        try:
+            while not load.ended.is_set():
+                number, load.sent = load.sent, load.sent + 1
+                sent = await producer.send(TOPIC, b"%d" % number, partition=0)
+                waiting.add(sent)
+
+                def note(done: "asyncio.Future[object]", number: int = number) -> None:
+                    waiting.discard(done)
+                    if done.exception() is not None:
+                        load.errors.append(repr(done.exception()))
+                    else:
+                        load.acknowledged(done.result().offset, number)  # type: ignore[attr-defined]
+
+                sent.add_done_callback(note)
+                await asyncio.sleep(0.001)
+            await asyncio.wait_for(producer.flush(), PATIENCE_S)
+        finally:
+            await producer.stop()
+
+    asyncio.run(produce())
+
+
+CLIENTS = {"kafka-python": run_kafka_python, "confluent": run_confluent, "aiokafka": run_aiokafka}
+
+
+@contextmanager
+def producing(cluster: Cluster, run: Callable[[Cluster, Load], None] = run_kafka_python) -> Iterator[Load]:
+    """A load that runs meanwhile, and has its answers at the end."""
+    load = Load()
+    failures: list[Exception] = []
+
+    def guarded() -> None:
+        try:
+            run(cluster, load)
+        except Exception as error:  # noqa: BLE001  raised in the test's own thread
+            failures.append(error)
+
+    thread = threading.Thread(target=guarded)
+    thread.start()
+    try:
+        wait_for_more(load, 100)
+        yield load
+    finally:
+        load.ended.set()
+        thread.join(2 * PATIENCE_S)
+    assert not failures, failures
+    assert not thread.is_alive()
+
+
+def wait_for_more(load: Load, count: int) -> None:
+    """Wait until so many more records are acknowledged."""
+    wanted = len(load.acked) + count
+    until(lambda: len(load.acked) >= wanted, f"{wanted} acknowledged, {load.errors[:3]}")
+
+
+def read_all(cluster: Cluster) -> list[tuple[int, int]]:
+    """Offset and number of every record of partition 0."""
+    consumer = KafkaConsumer(bootstrap_servers=cluster.bootstrap, consumer_timeout_ms=60_000)
+    place = TopicPartition(TOPIC, 0)
+    consumer.assign([place])
+    end = consumer.end_offsets([place])[place]
+    consumer.seek_to_beginning()
+    found = []
+    while consumer.position(place) < end:
+        for records in consumer.poll(1_000).values():
+            found += [(record.offset, int(record.value)) for record in records]
+    consumer.close()
+    return found
+
+
+def check(cluster: Cluster, load: Load, *, is_exact: bool = True) -> None:
+    """Every acknowledged record is in the log once, at its offset and in order; `is_exact`: nothing else is, and no
+    record failed.
+    """
+    found = read_all(cluster)
+    assert [offset for offset, _ in found] == list(range(len(found)))
+    assert set(load.acked) <= set(found)
+    numbers = [number for _, number in found]
+    assert numbers == sorted(set(numbers)), "a record is in the log twice, or out of order"
+    if is_exact:
+        assert load.errors == []
+        assert len(load.acked) == load.sent == len(found)
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_killed_owner_loses_nothing(tmp_path: Path, client: str) -> None:
+    """kill -9 of the host that leads, under load, and of the one that leads then when the first is back: every record
+    that was sent is acknowledged, and in the log once.
+    """
+    with Cluster(tmp_path / "cluster") as cluster:
+        create(cluster)
+        with producing(cluster, CLIENTS[client]) as load:
+            for _ in range(2):
+                host = leader_of(cluster)
+                wait_for_more(load, WARM)
+                killed_s = time.monotonic()
+                host.kill()
+                wait_for_more(load, AFTER)
+                silence_s = load.silence_s(killed_s)
+                print(f"{client}: owner killed, no acknowledgement for {silence_s:.2f} s")
+                assert silence_s < MAX_SILENCE_S
+                host.start()
+                cluster.wait_members()
+                wait_for_more(load, 200)
+        check(cluster, load)
+
+
+def test_a_killed_member_is_replaced(tmp_path: Path) -> None:
+    """Of four hosts three have the chunk: kill -9 of one that does not lead only delays what is under way, and the
+    fourth takes its place.
+    """
+    with Cluster(tmp_path / "cluster", ("a", "b", "c", "d")) as cluster:
+        create(cluster)
+        with producing(cluster) as load:
+            partition = partitions_of(cluster)[0]
+            member = cluster.by_node(next(node for node in partition["isr_nodes"] if node != partition["leader_id"]))
+            wait_for_more(load, WARM)
+            killed_s = time.monotonic()
+            member.kill()
+            wait_for_more(load, AFTER)
+            print(f"member killed: no acknowledgement for {load.silence_s(killed_s):.2f} s")
+            assert load.silence_s(killed_s) < MAX_SILENCE_S
+            until(lambda: len(partitions_of(cluster)[0]["isr_nodes"]) == 3, "the chunk has three members again")
+        check(cluster, load)
+
+
+def test_a_paused_owner_is_replaced_and_acknowledges_nothing_more(tmp_path: Path) -> None:
+    """SIGSTOP for longer than a lease: another host owns the stream, and the old one finds out when it goes on."""
+    with Cluster(tmp_path / "cluster") as cluster:
+        create(cluster)
+        with producing(cluster) as load:
+            host = leader_of(cluster)
+            wait_for_more(load, WARM)
+            paused_s = time.monotonic()
+            host.pause()
+            # The process stands still: who acknowledges now is another host.
+            wait_for_more(load, WARM)
+            host.go_on()
+            wait_for_more(load, 200)
+            print(f"owner paused: no acknowledgement for {load.silence_s(paused_s):.2f} s")
+            assert leader_of(cluster) is not host
+        check(cluster, load)
+
+
+def test_a_host_that_stops_hands_over(tmp_path: Path) -> None:
+    """SIGTERM of the owner: the others take over before it ends, and it ends with status 0."""
+    with Cluster(tmp_path / "cluster") as cluster:
+        create(cluster)
+        with producing(cluster) as load:
+            wait_for_more(load, WARM)
+            stopped_s = time.monotonic()
+            host = leader_of(cluster)
+            assert host.stop() == 0
+            wait_for_more(load, 200)
+            print(f"owner stopped: no acknowledgement for {load.silence_s(stopped_s):.2f} s")
+        check(cluster, load)
+
+
+def test_hosts_that_own_nothing_stop_cleanly(tmp_path: Path) -> None:
+    """SIGTERM ends each with status 0, and its lease with it: the others do not wait for that."""
+    with Cluster(tmp_path / "cluster", ("a", "b")) as cluster:
+        assert cluster["a"].stop() == 0
+        cluster.wait_members()
+        assert cluster["b"].stop() == 0
+        assert [host.log for host in cluster if "Traceback" in host.log] == []
+
+
+def test_a_wiped_host_gets_its_copies_again(tmp_path: Path) -> None:
+    """kill -9 and an empty disk: the host is a new member, and then the two others may go."""
+    with Cluster(tmp_path / "cluster") as cluster:
+        create(cluster, min_insync_replicas="1")
+        with producing(cluster) as load:
+            host = leader_of(cluster)
+            host.kill()
+            host.wipe()
+            host.start()
+            wait_for_more(load, 200)
+            wait_for_more(load, AFTER)
+        others = [each for each in cluster if each is not host]
+        for other in others:
+            other.stop()
+        check(cluster, load)
+
+
+def test_a_cluster_that_was_killed_as_a_whole_has_everything(tmp_path: Path) -> None:
+    """kill -9 of all hosts at once; they start again with what was acknowledged."""
+    with Cluster(tmp_path / "cluster") as cluster:
+        create(cluster)
+        with producing(cluster) as load:
+            wait_for_more(load, WARM)
+            for host in cluster:
+                host.kill()
+            for host in cluster:
+                host.begin()
+            for host in cluster:
+                host.wait_ready()
+            wait_for_more(load, 200)
+        check(cluster, load)
+
+
+def test_appends_go_on_without_the_metadata_store(tmp_path: Path) -> None:
+    """While etcd is away, what needs no change of it goes on; so do takeovers when it is back."""
+    with Cluster(tmp_path / "cluster") as cluster:
+        create(cluster)
+        with producing(cluster) as load:
+            away_s = time.monotonic()
+            cluster.etcd.kill()
+            wait_for_more(load, 2 * AFTER)
+            silence_s = load.silence_s(away_s)
+            print(f"etcd killed: no acknowledgement for {silence_s:.2f} s")
+            assert silence_s < 2
+            cluster.etcd.start()
+            wait_for_more(load, AFTER)
+            leader_of(cluster).kill()
+            wait_for_more(load, 200)
+        check(cluster, load)
+
+
+def test_a_name_of_the_cluster_is_not_given_twice(tmp_path: Path) -> None:
+    """A second host with the number of one that lives ends with a line that says so."""
+    with Cluster(tmp_path / "cluster", ("a", "b")) as cluster:
+        other = ClusterHostProcess(
+            "c", tmp_path, (0, 0), ["--cluster", f"etcd://{cluster.etcd.endpoint}", "--node-id", "1"]
+        )
+        with pytest.raises(NotStarted, match="node id 1 is taken by host 'a'"):
+            other.start()
+
+
+def test_a_group_goes_on_when_its_coordinator_is_killed(tmp_path: Path) -> None:
+    """What was committed is there, and a consumer that joins again reads on from it: every record once, here, because
+    it commits after each poll.
+    """
+    with Cluster(tmp_path / "cluster") as cluster:
+        create(cluster)
+        with producing(cluster) as load:
+            consumer = KafkaConsumer(
+                TOPIC, bootstrap_servers=cluster.bootstrap, group_id="readers", auto_offset_reset="earliest",
+                enable_auto_commit=False, session_timeout_ms=10_000,
+            )  # fmt: skip
+            seen: dict[int, int] = {}
+
+            def read(count: int) -> None:
+                wanted = len(seen) + count
+
+                def has_read() -> bool:
+                    for records in consumer.poll(200).values():
+                        seen.update((record.offset, int(record.value)) for record in records)
+                    with suppress(CommitFailedError):  # it joins again with the next poll
+                        consumer.commit()
+                    return len(seen) >= wanted
+
+                until(has_read, f"{wanted} records read")
+
+            read(WARM)
+            coordinator(cluster).kill()
+            killed_s, before = time.monotonic(), len(seen)
+            read(WARM)
+            print(f"coordinator killed: {len(seen) - before} records read within {time.monotonic() - killed_s:.2f} s")
+        committed = consumer.committed(TopicPartition(TOPIC, 0))
+        consumer.close()
+        assert sorted(seen) == list(range(len(seen)))
+        assert 0 < committed <= len(seen)
+        check(cluster, load)
+
+
+def coordinator(cluster: Cluster) -> ClusterHostProcess:
+    """The host that coordinates groups."""
+    with closing(KafkaAdminClient(bootstrap_servers=cluster.bootstrap)) as admin:
+        found = admin.describe_topics(["__cairn_groups"])[0]["partitions"][0]["leader_id"]
+        return cluster.by_node(found)
+
+
+def test_topics_are_described_as_a_cluster_does(tmp_path: Path) -> None:
+    """All brokers, leaders that differ, replicas; refusals by name."""
+    with Cluster(tmp_path / "cluster") as cluster:
+        create(cluster, partitions=12, replicas=2)
+        leaders = {leader_of(cluster, partition).name for partition in range(12)}
+        assert len(leaders) > 1
+        assert {len(each["replica_nodes"]) for each in partitions_of(cluster)} == {2}
+        with closing(KafkaAdminClient(bootstrap_servers=cluster.bootstrap)) as admin:
+            assert len(admin.describe_cluster()["brokers"]) == 3
+            with pytest.raises(KafkaError, match="replication factor 4"):
+                admin.create_topics([NewTopic("more", 1, 4)])
+            admin.delete_topics([TOPIC])
+        create(cluster, partitions=1)
+        with producing(cluster) as load:
+            wait_for_more(load, WARM)
+        check(cluster, load)

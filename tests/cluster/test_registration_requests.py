@@ -1,0 +1,176 @@
+"""Requests for registrations: bounded, not made twice at a time, and not given up where nobody asks again."""
+
+from collections.abc import Awaitable, Callable
+from random import Random
+
+import trio
+import trio.testing
+
+from logstore.base.metadata import schema
+from logstore.base.metadata.interface import Condition, Put
+from logstore.cluster.registration_requests import (
+    WORKERS,
+    CreateRegistration,
+    FirstRegistration,
+    RegistrationRequests,
+)
+from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
+from logstore.replica.registrations import HEAD, OwnerId, StreamRegistration, encode_registration
+from logstore.replica.stored_registrations import StoredRegistrations, head_key
+from logstore.testing.metadata_contract import changing, committed
+from logstore.testing.reports import RecordedReports
+from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata, SimulatedMetadataStore
+
+FIRST = StreamRegistration(3, 2)
+TOPIC = schema.Topic(topic_id="t", partitions=100, replicas=3, settings={})
+
+
+class Asked:
+    """Requests on a simulated store, and their answers."""
+
+    def __init__(self, service: SimulatedMetadata) -> None:
+        self.service = service
+        self.store: SimulatedMetadataStore = service.store("a")
+        self.answers: list[RegistrationRead | SwapAnswer] = []
+        self.reports = RecordedReports()
+        self.requests = RegistrationRequests(StoredRegistrations(self.store), self.answers.append, self.reports)
+
+    async def idle(self) -> None:
+        """Wait until nothing is under way."""
+        while not self.requests.is_idle:  # noqa: ASYNC110  time is virtual
+            await trio.sleep(0.01)
+
+
+def with_requests(test: Callable[[Asked], Awaitable[None]], **faults: float) -> None:
+    """Run a test in virtual time."""
+
+    async def main() -> None:
+        service = SimulatedMetadata(Random(0), MetadataFaults(max_delay_s=0.01, **faults))
+        async with trio.open_nursery() as nursery:
+            await nursery.start(service.serve)
+            asked = Asked(service)
+            nursery.start_soon(asked.requests.run)
+            await test(asked)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_what_is_repeated_is_made_once() -> None:
+    """A swap that its owner repeats while it is under way is one transaction; reads that wait are one read."""
+
+    async def test(asked: Asked) -> None:
+        swap = SwapRegistration("t/0", 0, FIRST)
+        for _ in range(100):
+            asked.requests.ask(swap)
+            asked.requests.ask(ReadRegistration("t/0"))
+            await trio.sleep(0.0001)
+        await asked.idle()
+        assert asked.store.statistics.transactions == 1
+        assert [answer.is_done for answer in asked.answers if isinstance(answer, SwapAnswer)] == [True]
+        assert len(asked.answers) < 20
+
+    with_requests(test)
+
+
+def test_another_swap_waits_for_the_first() -> None:
+    """Each is made, in their order."""
+
+    async def test(asked: Asked) -> None:
+        asked.requests.ask(SwapRegistration("t/0", 0, FIRST))
+        await trio.sleep(0.0001)
+        asked.requests.ask(SwapRegistration("t/0", 0, FIRST.claimed(OwnerId("a", "1"))))
+        await asked.idle()
+        done = [answer.is_done for answer in asked.answers if isinstance(answer, SwapAnswer)]
+        assert done == [True, False]
+
+    with_requests(test)
+
+
+def test_at_most_some_are_under_way() -> None:
+    """A thousand reads are made a few at a time, and all of them answered."""
+
+    async def test(asked: Asked) -> None:
+        most = now = 0
+        get = asked.store.get
+
+        async def counted(key: str) -> object:
+            nonlocal most, now
+            now += 1
+            most = max(most, now)
+            try:
+                return await get(key)
+            finally:
+                now -= 1
+
+        asked.store.get = counted  # type: ignore[method-assign, assignment]
+        for number in range(1000):
+            asked.requests.ask(ReadRegistration(f"t/{number}"))
+        await asked.idle()
+        assert len(asked.answers) == 1000
+        assert most == WORKERS
+
+    with_requests(test)
+
+
+def test_reads_outlast_an_outage_and_swaps_do_not() -> None:
+    """A replica's read is made when the store is back; a swap is its owner's to repeat."""
+
+    async def test(asked: Asked) -> None:
+        asked.service.stop()
+        asked.requests.ask(ReadRegistration("t/0"))
+        asked.requests.ask(SwapRegistration("t/1", 0, FIRST))
+        await trio.sleep(60)
+        assert asked.answers == []
+        asked.service.start()
+        await asked.idle()
+        assert [type(answer) for answer in asked.answers] == [RegistrationRead]
+
+    with_requests(test)
+
+
+def test_a_damaged_registration_is_reported_and_read_again() -> None:
+    """An operator puts it right, and the read is answered; others go on meanwhile."""
+
+    async def test(asked: Asked) -> None:
+        await committed(asked.store, changing(Put(head_key("t/0"), b"?")))
+        asked.requests.ask(ReadRegistration("t/0"))
+        asked.requests.ask(ReadRegistration("t/1"))
+        await trio.sleep(20)
+        assert [answer.stream for answer in asked.answers] == ["t/1"]
+        assert 5 <= asked.reports.names().count("metadata_unusable") <= 11
+        await asked.store.commit(changing(Put(head_key("t/0"), head_of(FIRST))))
+        await asked.idle()
+        assert asked.answers[-1].registration == FIRST
+
+    with_requests(test)
+
+
+def head_of(registration: StreamRegistration) -> bytes:
+    """The bytes of a head."""
+    return encode_registration(registration)[HEAD]
+
+
+def test_a_first_registration_needs_its_topic() -> None:
+    """It is written once; if the topic changes meanwhile, for the changed topic; if it is gone, not at all."""
+
+    async def test(asked: Asked) -> None:
+        revision = await committed(asked.store, schema.create_topic("n", TOPIC))
+        seen: list[FirstRegistration | None] = [
+            FirstRegistration(FIRST, Condition(schema.topic_key("n"), revision - 1)),
+            FirstRegistration(FIRST, Condition(schema.topic_key("n"), revision)),
+        ]
+        asked.requests.ask(CreateRegistration("t/0", lambda: seen.pop(0)))
+        await asked.idle()
+        assert asked.answers[-1].registration == FIRST
+        asked.requests.ask(
+            CreateRegistration("t/0", lambda: FirstRegistration(FIRST, Condition(schema.topic_key("n"), revision)))
+        )
+        await asked.idle()
+        assert asked.answers[-1].registration == FIRST, "another host's is as good"
+        gone: list[FirstRegistration | None] = [FirstRegistration(FIRST, Condition(schema.topic_key("m"), 1)), None]
+        asked.requests.ask(CreateRegistration("t/1", lambda: gone.pop(0)))
+        await asked.idle()
+        assert (await asked.store.get(head_key("t/1"))).entry is None
+
+    with_requests(test)

@@ -1,0 +1,117 @@
+"""The ledger of groups over several owners of its stream."""
+
+from random import Random
+from typing import cast
+
+import pytest
+
+from logstore.cluster.chunk_reads import ChunkReads
+from logstore.cluster.interfaces import ReplicaFiles
+from logstore.cluster.replicated_ledger import TIDY_BYTES, ReplicatedLedger
+from logstore.engine import StoreEngine
+from logstore.errors import StorageFailed
+from logstore.log.stream_state import AppendTicket
+from tests.cluster.support import Front, MemoryOwner, NoFiles
+
+
+class Owners:
+    """Hosts that own the stream one after the other, without chunks of their own."""
+
+    def __init__(self) -> None:
+        self.owner = MemoryOwner()
+        self.first_offset = 0
+
+    async def lead(self, kept: int = 0) -> tuple[Front, ReplicatedLedger]:
+        """Another host takes over, and reads the ledger."""
+        front = Front(self.owner)
+        self.owner.own(front.stream, kept=kept)
+        await front.tasks.run()
+        nothing_here = cast(StoreEngine, None), cast(ReplicaFiles, NoFiles())
+        reads = ChunkReads(nothing_here[0], self.owner, nothing_here[1], front.clock, front.reports)
+        ledger = ReplicatedLedger(front.stream, front.clock)
+        await ledger.load(reads, self.first_offset)
+        return front, ledger
+
+    async def acknowledged(self, ticket: AppendTicket) -> None:
+        """The members confirm what is under way."""
+        self.owner.ack(len(self.owner.window))
+        assert ticket.done
+
+
+def content(ledger: ReplicatedLedger) -> dict[str, bytes]:
+    """All entries."""
+    return dict(ledger.items())
+
+
+async def test_entries_survive_their_host() -> None:
+    """What was put and acknowledged is what the next owner reads; deletions too."""
+    owners = Owners()
+    _, ledger = await owners.lead()
+    tickets = [ledger.put({"a/1": b"1", "b": b"2"}), ledger.put({"a/1": None, "a/2": b"3"})]
+    assert not any(ticket.done for ticket in tickets)
+    owners.owner.ack(2)
+    assert all(ticket.done and ticket.error is None for ticket in tickets)
+    _, other = await owners.lead()
+    assert content(other) == content(ledger) == {"b": b"2", "a/2": b"3"}
+    assert dict(other.items("a/")) == {"a/2": b"3"}
+
+
+async def test_a_put_that_is_not_acknowledged_fails_when_another_host_takes_over() -> None:
+    """The client asks the next coordinator; there the put may be, or not, as a whole."""
+    owners = Owners()
+    front, ledger = await owners.lead()
+    lost = [ledger.put({"a": b"1", "b": b"1"}), ledger.put({"c": b"1"})]
+    _, other = await owners.lead(kept=1)
+    front.stream.deposed(9)
+    assert all(isinstance(ticket.error, StorageFailed) for ticket in lost)
+    assert content(other) == {"a": b"1", "b": b"1"}
+    refused = ledger.put({"d": b"1"})
+    assert isinstance(refused.error, StorageFailed)
+
+
+async def test_live_entries_are_written_anew_when_much_more_was_put() -> None:
+    """An owner reads from where that began, and has everything; a change that came meanwhile is not undone."""
+    owners = Owners()
+    _, ledger = await owners.lead()
+    value = bytes(100_000)
+    for number in range(3 * TIDY_BYTES // len(value)):
+        ledger.put({f"k{number % 7}": value + b"%d" % number})
+        owners.owner.ack()
+    assert ledger.is_untidy
+    before = owners.owner.acked_offset
+    owners.first_offset = await ledger.tidy(owners.acknowledged)
+    assert (owners.first_offset, ledger.is_untidy) == (before, False)
+    ledger.put({"k1": b"new", "k2": None})
+    owners.owner.ack()
+    _, other = await owners.lead()
+    assert content(other) == content(ledger)
+    assert content(other)["k1"] == b"new"
+    assert len(content(other)) == 6
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_random_histories_of_owners_keep_what_was_acknowledged(seed: int) -> None:
+    """Puts, acknowledgements, takeovers, entries written anew: the map is a plain one's."""
+    random, owners = Random(seed), Owners()
+    model: dict[str, bytes] = {}
+    _, ledger = await owners.lead()
+    for step in range(200):
+        action = random.random()
+        if action < 0.7:
+            changes = {
+                f"k{random.randrange(20)}": None if random.random() < 0.2 else b"%d" % step
+                for _ in range(random.randint(1, 3))
+            }
+            ledger.put(changes)
+            if random.random() < 0.8:
+                owners.owner.ack(len(owners.owner.window))
+                model = content(ledger)
+        elif action < 0.85:
+            owners.owner.ack(len(owners.owner.window))
+            model = content(ledger)
+            owners.first_offset = await ledger.tidy(owners.acknowledged)
+        else:
+            owners.owner.ack(len(owners.owner.window))
+            model = content(ledger)
+            _, ledger = await owners.lead()
+            assert content(ledger) == model

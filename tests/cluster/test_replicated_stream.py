@@ -1,0 +1,182 @@
+"""What clients see of a replicated stream: tickets, offsets, duplicates, and the change of its owner."""
+
+import pytest
+
+from logstore.errors import (
+    InvalidRecord,
+    NotEnoughReplicas,
+    NotInCluster,
+    NotLeader,
+    OffsetOutOfRange,
+    OutOfOrderSequence,
+    UnknownTopicOrPartition,
+)
+from logstore.format.batch import parse_header
+from logstore.format.records import Record, encode_batch
+from logstore.format.snapshot import decode_snapshots
+from logstore.log.topics import LOG_APPEND_TIME, TopicConfig
+from logstore.testing.reports import RecordedReports
+from tests.cluster.support import Front, MemoryOwner
+
+
+async def led(max_in_flight: int = 100, config: TopicConfig | None = None) -> tuple[Front, MemoryOwner]:
+    """A stream that this host leads."""
+    owner = MemoryOwner(max_in_flight)
+    front = Front(owner, config=config or TopicConfig())
+    owner.own(front.stream)
+    await front.tasks.run()
+    return front, owner
+
+
+async def test_a_batch_is_answered_and_seen_when_it_is_acknowledged() -> None:
+    """Before that, neither its ticket nor a reader knows of it."""
+    front, owner = await led()
+    first, second = front.append(b"1", b"2"), front.append(b"3")
+    woken: list[int] = []
+    front.stream.add_waiter(lambda: woken.append(front.stream.high_watermark))
+    assert (first.done, front.stream.high_watermark, front.stream.end_offset) == (False, 0, 3)
+    owner.ack()
+    assert first.result().base_offset == 0
+    assert (second.done, front.stream.high_watermark, woken) == (False, 2, [2])
+    owner.ack()
+    assert second.result().base_offset == 2
+    assert owner.values == [b"1", b"2", b"3"]
+
+
+async def test_a_batch_has_its_offset_in_its_bytes() -> None:
+    """Members store what the owner sends; nobody changes it later."""
+    front, owner = await led()
+    front.append(b"1", b"2")
+    front.append(b"3")
+    headers = [parse_header(entry.data) for entry in owner.window]
+    assert [header.base_offset for header in headers] == [0, 2]
+    assert {header.partition_leader_epoch for header in headers} == {front.stream.leader_epoch} == {1}
+
+
+async def test_the_time_of_an_append_is_stamped_where_the_topic_asks_for_it() -> None:
+    """As on a host alone: in the batch, and in the answer."""
+    front, owner = await led(config=TopicConfig(timestamp_type=LOG_APPEND_TIME))
+    ticket = front.append(b"1")
+    owner.ack()
+    assert ticket.result().append_ms == front.clock.wall_ms()
+    assert parse_header(owner.chunks[-1].entries[0].data).has_log_append_time
+
+
+async def test_a_host_that_does_not_lead_takes_nothing() -> None:
+    """Neither before it owns the stream, nor before it knows the producers, nor after another host took over."""
+    owner = MemoryOwner()
+    front = Front(owner)
+    with pytest.raises(NotLeader):
+        front.append(b"1")
+    owner.own(front.stream)
+    with pytest.raises(NotLeader):
+        front.append(b"1")
+    await front.tasks.run()
+    ticket = front.append(b"1")
+    front.stream.deposed(7)
+    assert isinstance(ticket.error, NotLeader)
+    with pytest.raises(NotLeader):
+        front.append(b"1")
+    with pytest.raises(NotLeader):
+        front.stream.check_offset(0)
+
+
+async def test_what_the_owner_has_no_room_for_waits_and_follows_in_order() -> None:
+    """While a chunk is rolled, clients wait; they hear nothing of it."""
+    front, owner = await led(max_in_flight=1)
+    tickets = [front.append(b"%d" % number) for number in range(4)]
+    assert len(owner.window) == 1
+    owner.takes = False
+    owner.ack()
+    assert [ticket.done for ticket in tickets] == [True, False, False, False]
+    owner.takes = True
+    front.stream.room()
+    while owner.window:
+        owner.ack()
+    assert [ticket.result().base_offset for ticket in tickets] == [0, 1, 2, 3]
+    assert owner.values == [b"0", b"1", b"2", b"3"]
+
+
+async def test_what_waits_is_bounded() -> None:
+    """A client is told to send it again; a batch that was refused left nothing behind, so that it can."""
+    front, owner = await led(max_in_flight=1)
+    value = bytes(1_000_000)
+    for sequence in range(9):
+        front.append(value, producer_id=1, sequence=sequence)
+    with pytest.raises(NotEnoughReplicas):
+        front.append(value, producer_id=1, sequence=9)
+    owner.ack()
+    assert not front.append(value, producer_id=1, sequence=9).done
+
+
+async def test_a_batch_that_is_sent_twice_is_in_the_log_once() -> None:
+    """While it is under way both get one answer; later the second is told where the first is."""
+    front, owner = await led()
+    first = front.append(b"1", producer_id=5, sequence=0)
+    assert front.append(b"1", producer_id=5, sequence=0) is first
+    owner.ack()
+    again = front.append(b"1", producer_id=5, sequence=0).result()
+    assert (again.base_offset, again.duplicate) == (0, True)
+    with pytest.raises(OutOfOrderSequence):
+        front.append(b"3", producer_id=5, sequence=2)
+    assert owner.values == [b"1"]
+
+
+async def test_a_bad_batch_is_refused_before_it_gets_an_offset() -> None:
+    """The checks are those of a host alone."""
+    front, owner = await led()
+    with pytest.raises(InvalidRecord):
+        front.stream.append(bytearray(2 * _plain()), now_ms=front.clock.wall_ms())
+    assert owner.window == []
+
+
+def _plain() -> bytes:
+    return bytes(encode_batch([Record(0, 0, None, b"x")]))
+
+
+async def test_a_chunk_begins_with_the_producers_as_of_its_start() -> None:
+    """A batch that is not acknowledged when the chunk is rolled is not in them: it is sent again in the next chunk."""
+    front, owner = await led()
+    front.append(b"1", producer_id=5, sequence=0)
+    front.append(b"2", producer_id=5, sequence=1)
+    owner.ack()
+    owner.roll()
+    (snapshot,), _ = decode_snapshots(owner.chunks[-1].founding)
+    assert snapshot.next_offset == 1
+    assert [batch.first_sequence for entry in snapshot.producers for batch in entry.batches] == [0]
+    owner.ack()
+    assert front.stream.high_watermark == 2
+
+
+async def test_deletion_fails_what_is_under_way() -> None:
+    """Readers that wait are woken."""
+    front, _ = await led()
+    ticket = front.append(b"1")
+    woken: list[bool] = []
+    front.stream.add_waiter(lambda: woken.append(front.stream.deleted))
+    front.stream.abandon()
+    assert isinstance(ticket.error, UnknownTopicOrPartition)
+    assert woken == [True]
+
+
+async def test_offsets_are_checked() -> None:
+    """Readers may ask from the log start up to the high watermark."""
+    front, owner = await led()
+    front.append(b"1")
+    owner.ack()
+    front.stream.check_offset(1)
+    with pytest.raises(OffsetOutOfRange):
+        front.stream.check_offset(2)
+    assert isinstance(front.stream.delete_records(1).error, NotInCluster)
+
+
+async def test_an_ownership_that_ends_while_producers_are_read_begins_nothing() -> None:
+    """The table that was read belongs to an ownership that is over."""
+    owner = MemoryOwner()
+    front = Front(owner)
+    owner.own(front.stream)
+    front.stream.deposed(2)
+    await front.tasks.run()
+    assert not front.stream.is_leader
+    assert isinstance(front.reports, RecordedReports)
+    assert front.reports.names() == []

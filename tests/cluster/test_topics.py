@@ -1,0 +1,184 @@
+"""Topics of a cluster: two hosts on one metadata store."""
+
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import trio
+
+from logstore.base.metadata import schema
+from logstore.base.metadata.interface import MetadataStore, Put, Transaction
+from logstore.base.metadata.sqlite import open_sqlite
+from logstore.cluster.interfaces import StreamListener
+from logstore.cluster.producer_ids import BLOCK, ProducerIds
+from logstore.cluster.replicated_stream import StreamServices
+from logstore.cluster.stored_topics import StoredTopics
+from logstore.cluster.topics import ClusterFacts, ClusterTopics
+from logstore.cluster.view import ClusterView
+from logstore.errors import InvalidConfig, InvalidPartitions, InvalidReplicas, TopicExists, UnknownTopicOrPartition
+from logstore.log.store import StoreSettings
+from logstore.log.ticket import Ticket
+from logstore.testing.clock import ManualClock
+from logstore.testing.reports import RecordedReports
+from tests.cluster.support import MemoryOwner, no_producers
+
+
+class Host:
+    """A host's topics."""
+
+    def __init__(self, store: MetadataStore, nursery: trio.Nursery, ids: Iterator[int]) -> None:
+        self.listening: list[str] = []
+        self.reports = RecordedReports()
+        services = StreamServices(MemoryOwner(), ManualClock(), self.reports, no_producers, nursery.start_soon)
+        self.view = ClusterView(store, self.reports)
+        self.topics = StoredTopics(store, self.view)
+        facts = ClusterFacts("cluster", 1, StoreSettings())
+        self.front = ClusterTopics(self, facts, ProducerIds(store), services, lambda: uuid.UUID(int=next(ids)))
+
+    def listen(self, stream: str, listener: StreamListener) -> None:
+        self.listening.append(stream)
+
+    def unlisten(self, stream: str) -> None:
+        self.listening.remove(stream)
+
+
+async def settled(ticket: Ticket[Any]) -> Any:
+    """The outcome of a change."""
+    event = trio.Event()
+    ticket.add_callback(lambda _: event.set())
+    with trio.fail_after(20):
+        await event.wait()
+    return ticket.result()
+
+
+async def until_seen(store: MetadataStore, *hosts: Host) -> None:
+    """Wait until hosts know every change of topics so far."""
+    newest = await store.get("topics/any")
+    with trio.fail_after(20):
+        for host in hosts:
+            await host.view.topics_reached(newest.revision)
+
+
+def shown(host: Host) -> Any:
+    """What a host knows."""
+    return {
+        topic.name: (topic.topic_id, len(topic.partitions), topic.overrides, topic.replicas)
+        for topic in host.front.topics.values()
+    }
+
+
+@asynccontextmanager
+async def two_hosts(directory: Path) -> AsyncIterator[tuple[Host, Host, MetadataStore]]:
+    """Two hosts that follow the same store."""
+    ids = iter(range(1, 1 << 30))
+    async with open_sqlite(directory / "metadata.db", Random(0)) as store, trio.open_nursery() as nursery:
+        first, second = Host(store, nursery, ids), Host(store, nursery, ids)
+        for number in range(3):
+            member = schema.Member(disk="d", start="s", node_id=number, link="127.0.0.1:1", rack="", addresses={})
+            await store.commit(Transaction((), (Put(schema.member_key(f"h{number}"), schema.encode(member)),)))
+        for host in (first, second):
+            nursery.start_soon(host.view.run)
+            await host.view.complete()
+            host.front.take_all()
+        yield first, second, store
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_topic_is_on_every_host(tmp_path: Path) -> None:
+    """Created, grown, altered and deleted by one, seen by the other; the streams have listeners on both."""
+    async with two_hosts(tmp_path) as (one, other, store):
+        topic = await settled(one.front.create_topic("orders", 2, {"max.message.bytes": "1000"}, 2))
+        assert one.front.topic("orders") is topic
+        await until_seen(store, one, other)
+        assert shown(one) == shown(other)
+        assert other.front.topic("orders").config.max_message_bytes == 1000
+        await settled(other.front.add_partitions("orders", 3))
+        await settled(other.front.alter_topic("orders", {"max.message.bytes": None, "min.insync.replicas": "2"}))
+        await until_seen(store, one, other)
+        assert one.front.topic("orders").overrides == {"min.insync.replicas": "2"}
+        streams = [f"{topic.topic_id.hex}/{partition}" for partition in range(3)]
+        assert one.listening == other.listening == streams
+        stream = other.front.stream("orders", 2)
+        await settled(one.front.delete_topic("orders"))
+        await until_seen(store, one, other)
+        assert stream.deleted
+        with pytest.raises(UnknownTopicOrPartition):
+            other.front.topic("orders")
+
+
+async def test_a_name_is_given_once(tmp_path: Path) -> None:
+    """Of two hosts that create a topic at the same moment, one is told that it exists."""
+    async with two_hosts(tmp_path) as (one, other, _):
+        tickets = [host.front.create_topic("orders", 1, {}) for host in (one, other)]
+        outcomes = []
+        for ticket in tickets:
+            try:
+                outcomes.append(await settled(ticket))
+            except TopicExists as error:
+                outcomes.append(error)
+        assert sum(isinstance(outcome, TopicExists) for outcome in outcomes) == 1
+        with pytest.raises(TopicExists):
+            one.front.create_topic("orders", 1, {})
+
+
+async def test_a_topic_that_is_created_again_is_another(tmp_path: Path) -> None:
+    """It has another id, and other streams."""
+    async with two_hosts(tmp_path) as (one, other, store):
+        old = await settled(one.front.create_topic("orders", 1, {}))
+        await settled(one.front.delete_topic("orders"))
+        new = await settled(one.front.create_topic("orders", 1, {}))
+        await until_seen(store, one, other)
+        assert old.topic_id != new.topic_id
+        assert other.front.topic_by_id(old.topic_id) is None
+        assert other.front.topic_by_id(new.topic_id) is not None
+
+
+@pytest.mark.parametrize(
+    ("partitions", "config", "replicas", "error"),
+    [
+        (0, {}, 1, InvalidPartitions),
+        (1, {}, 4, InvalidReplicas),
+        (1, {}, 0, InvalidReplicas),
+        (1, {"retention.ms": "1000"}, 1, InvalidConfig),
+        (1, {"segment.bytes": "2000"}, 1, InvalidConfig),
+        (1, {"min.insync.replicas": "3"}, 2, InvalidConfig),
+        (1, {"no.such": "1"}, 2, InvalidConfig),
+    ],
+)
+async def test_what_a_cluster_cannot_do_is_refused(
+    tmp_path: Path, partitions: int, config: dict[str, str], replicas: int, error: type[Exception]
+) -> None:
+    """By name, before anything is written: nobody relies on a setting without effect."""
+    async with two_hosts(tmp_path) as (one, _, _):
+        with pytest.raises(error):
+            one.front.create_topic("orders", partitions, config, replicas)
+
+
+async def test_a_topic_that_cannot_be_read_is_reported_and_left_out(tmp_path: Path) -> None:
+    """The others are served."""
+    async with two_hosts(tmp_path) as (one, _, store):
+        bad = schema.encode(schema.Topic(topic_id="no-uuid", partitions=1, replicas=1, settings={}))
+        await store.commit(Transaction((), (Put("topics/bad", bad),)))
+        await settled(one.front.create_topic("orders", 1, {}))
+        assert list(one.front.topics) == ["orders"]
+        assert "topic_unreadable" in one.reports.names()
+
+
+async def test_producer_ids_are_unique_over_hosts(tmp_path: Path) -> None:
+    """Also where two reserve at the same moment, and where a host has used up its block."""
+    async with open_sqlite(tmp_path / "metadata.db", Random(0)) as store:
+        hosts = [ProducerIds(store), ProducerIds(store)]
+        taken: list[int] = []
+
+        async def take(ids: ProducerIds) -> None:
+            for _ in range(BLOCK + 10):
+                taken.append(await ids.take())  # noqa: PERF401  (two tasks fill one list)
+
+        async with trio.open_nursery() as nursery:
+            for ids in hosts:
+                nursery.start_soon(take, ids)
+        assert len(set(taken)) == len(taken) == 2 * (BLOCK + 10)
