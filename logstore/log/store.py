@@ -139,7 +139,7 @@ class Store:
         self._by_id: dict[uuid.UUID, Topic] = {}
         self._new_id = environment.new_id
         self._report = environment.report
-        self.space = SpaceGuard(settings.disk_reserve_bytes, self.notify, environment.report)
+        self.space = SpaceGuard(settings.disk_reserve_bytes, self.notify, environment.report, self.clock.wall_ms)
         self.space.when_short(self._make_room)
         self.space.when_short(self.journal.give_up_spare)
         self._background = BackgroundJobs(self.notify)
