@@ -20,9 +20,10 @@ from logstore.kafka.client_socket import ClientSocket
 from logstore.kafka.connection import MAX_WAITING_BYTES, ClientConnection
 from logstore.kafka.frames import SMALL_BYTES, Arrivals
 from logstore.kafka.places import Places
+from logstore.kafka.security.handshakes import Handshakes
 from logstore.kafka.security.login import Authenticator, Login
 from logstore.kafka.security.protocols import SecurityProtocol
-from logstore.kafka.security.tls_socket import HANDSHAKES, TlsClientSocket
+from logstore.kafka.security.tls_socket import TlsClientSocket
 
 BACKLOG = 1024
 ACCEPT_AGAIN_S = 0.1
@@ -56,7 +57,7 @@ class KafkaServer:
     def __init__(self, broker: Broker, handlers: ApiHandlers, security: ServerSecurity = NO_SECURITY) -> None:
         self._broker = broker
         self._security = security
-        self._handshakes = trio.CapacityLimiter(HANDSHAKES)
+        self._handshakes = Handshakes()
         self._handlers = handlers
         settings = broker.settings
         self._requests = RequestBudget(settings.total_in_flight_bytes)

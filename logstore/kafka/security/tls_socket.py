@@ -7,8 +7,8 @@ Invariants:
   OpenSSL, and a client that makes OpenSSL answer without reading (key updates) is cut at MAX_UNSENT_BYTES.
 * One call receives from the socket at most once, so that a client that sends records without content cannot keep the
   event loop.
-* The handshake's arithmetic runs on threads, HANDSHAKES at a time: clients that only shake hands cost the others
-  nothing but those threads' time.
+* The handshake's arithmetic runs on threads, a few at a time: clients that only shake hands cost the others nothing but
+  those threads' time. What all handshakes hold is bounded (`logstore.kafka.security.handshakes`).
 """
 
 import contextlib
@@ -21,6 +21,7 @@ import trio
 
 from logstore.interfaces import Buffer
 from logstore.kafka.client_socket import JOIN_BYTES, ClientSocket, HandshakeFailed, TooSlow
+from logstore.kafka.security.handshakes import Handshake, Handshakes
 
 RECEIVE_BYTES: Final = 64 * 1024
 """Of encrypted bytes for one system call: four whole records."""
@@ -28,15 +29,13 @@ AHEAD_BYTES: Final = 64 * 1024
 """Encrypted before the socket is asked: four records for one system call."""
 MAX_UNSENT_BYTES: Final = 2 * AHEAD_BYTES
 """Above what AHEAD_BYTES become by encryption."""
-HANDSHAKES: Final = 2
-"""A handshake is a millisecond of arithmetic without the interpreter's lock; more at a time would crowd out others."""
 
 
 class TlsClientSocket(ClientSocket):
     """Owns a connected socket and the TLS on it."""
 
-    def __init__(self, sock: socket.socket, context: ssl.SSLContext, handshakes: trio.CapacityLimiter) -> None:
-        """`handshakes` limits the threads of all connections' handshakes."""
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, handshakes: Handshakes) -> None:
+        """`handshakes` are those of all connections."""
         super().__init__(sock)
         self._handshakes = handshakes
         self._incoming = ssl.MemoryBIO()
@@ -53,6 +52,10 @@ class TlsClientSocket(ClientSocket):
 
     async def handshake(self) -> None:
         """Shake hands. Raises HandshakeFailed, OSError when the client is gone."""
+        with self._handshakes.one() as handshake:
+            await self._shake(handshake)
+
+    async def _shake(self, handshake: Handshake) -> None:
         is_done = False
         while not is_done:
             await trio.lowlevel.wait_readable(self._socket)
@@ -61,8 +64,9 @@ class TlsClientSocket(ClientSocket):
                 continue
             if received == 0:
                 raise HandshakeFailed("the connection ended inside the TLS handshake")
+            self._handshakes.received(handshake, received)
             try:
-                await trio.to_thread.run_sync(self._tls.do_handshake, limiter=self._handshakes)
+                await trio.to_thread.run_sync(self._tls.do_handshake, limiter=self._handshakes.threads)
                 is_done = True
             except ssl.SSLWantReadError:
                 pass
