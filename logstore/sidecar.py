@@ -35,6 +35,7 @@ from logstore.base.addresses import Address
 from logstore.base.certificates import follow_certificates, reload_certificates
 from logstore.base.clock import Clock
 from logstore.base.directory import LOCK_FILE, locked_directory
+from logstore.base.errors import DirectoryInUse
 from logstore.base.events import Report
 from logstore.base.failures import leaves, sentence
 from logstore.base.heap import Heap
@@ -52,7 +53,7 @@ from logstore.epochs.epochs import Epochs
 from logstore.epochs.journaled import decided_in_journal
 from logstore.epochs.staging import DIRECTORY as STAGING_DIRECTORY
 from logstore.epochs.staging import Staging
-from logstore.errors import CairnError, ConfigError
+from logstore.errors import CairnError, ConfigError, StorageFailed
 from logstore.events import (
     FEWER_CONNECTIONS,
     HANGUP_IGNORED,
@@ -105,7 +106,9 @@ DRAIN_S = 5.0
 """How long a stop waits for what was appended to be synced and answered; what is left then is finished, but not
 answered.
 """
-START_FAILED = 2
+FAILED, REFUSED = 1, 2
+"""Exit statuses: what may pass by itself, so that a service manager tries again; what only a person mends."""
+MAY_PASS = (OSError, StorageFailed, DirectoryInUse)
 COORDINATOR_ROOM = "scheduler.coordinator.embedded"
 """Loaded only where a coordinator is wanted: it needs more than a sidecar does."""
 MONITORING_ROOM = "logstore.monitoring.running"
@@ -174,7 +177,7 @@ def main(arguments: argparse.Namespace) -> int:
     except* (CairnError, OSError) as failures:
         for failure in leaves(failures):
             print(f"cairn: {sentence(failure)}", file=sys.stderr)  # noqa: T201
-        status = START_FAILED
+            status = max(status, FAILED if isinstance(failure, MAY_PASS) else REFUSED)
     return status
 
 

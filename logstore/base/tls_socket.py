@@ -7,8 +7,8 @@ Invariants:
 * Memory is bounded: at most AHEAD_BYTES are encrypted ahead of the socket, at most RECEIVE_BYTES are received ahead of
   OpenSSL, and who makes OpenSSL answer without reading (key updates) is cut at MAX_UNSENT_BYTES.
 * One call receives from the socket at most once, so that records without content do not keep the event loop.
-* The handshake's arithmetic runs on threads, HANDSHAKES at a time: who only shakes hands costs the others nothing
-  but those threads' time.
+* The handshake's arithmetic runs on threads, a few at a time: who only shakes hands costs the others nothing but those
+  threads' time. What all handshakes hold is bounded (`logstore.base.tls_handshakes`).
 """
 
 import contextlib
@@ -20,6 +20,7 @@ from typing import Final, cast
 import trio
 
 from logstore.base.connected_socket import JOIN_BYTES, Buffer, ConnectedSocket, HandshakeFailed, TooSlow
+from logstore.base.tls_handshakes import Handshake, Handshakes
 
 RECEIVE_BYTES: Final = 64 * 1024
 """Of encrypted bytes for one system call: four whole records."""
@@ -27,17 +28,15 @@ AHEAD_BYTES: Final = 64 * 1024
 """Encrypted before the socket is asked: four records for one system call."""
 MAX_UNSENT_BYTES: Final = 2 * AHEAD_BYTES
 """Above what AHEAD_BYTES become by encryption."""
-HANDSHAKES: Final = 2
-"""A handshake is a millisecond of arithmetic without the interpreter's lock; more at a time would crowd out others."""
 
 
 class TlsSocket(ConnectedSocket):
     """Owns a connected socket and the TLS on it."""
 
     def __init__(
-        self, sock: socket.socket, context: ssl.SSLContext, handshakes: trio.CapacityLimiter, *, is_server: bool = True
+        self, sock: socket.socket, context: ssl.SSLContext, handshakes: Handshakes, *, is_server: bool = True
     ) -> None:
-        """`handshakes` limits the threads of all connections' handshakes."""
+        """`handshakes` are those of all connections."""
         super().__init__(sock)
         self._handshakes = handshakes
         self._incoming = ssl.MemoryBIO()
@@ -54,6 +53,10 @@ class TlsSocket(ConnectedSocket):
 
     async def handshake(self) -> None:
         """Shake hands. Raises HandshakeFailed, OSError when the other end is gone."""
+        with self._handshakes.one() as handshake:
+            await self._shake(handshake)
+
+    async def _shake(self, handshake: Handshake) -> None:
         is_done = not self._tls.server_side and await self._handshake_step()
         while not is_done:
             await trio.lowlevel.wait_readable(self._socket)
@@ -62,6 +65,7 @@ class TlsSocket(ConnectedSocket):
                 continue
             if received == 0:
                 raise HandshakeFailed("the connection ended inside the TLS handshake")
+            self._handshakes.received(handshake, received)
             is_done = await self._handshake_step()
         self._is_drained = False  # data may have come with the end of the handshake
 
@@ -69,7 +73,7 @@ class TlsSocket(ConnectedSocket):
         """Compute with what was received, and send what comes of it; returns whether the handshake is done."""
         is_done = True
         try:
-            await trio.to_thread.run_sync(self._tls.do_handshake, limiter=self._handshakes)
+            await trio.to_thread.run_sync(self._tls.do_handshake, limiter=self._handshakes.threads)
         except ssl.SSLWantReadError:
             is_done = False
         except ssl.SSLError as error:

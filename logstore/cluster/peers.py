@@ -5,13 +5,12 @@ import traceback
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-import trio
-
 from logstore.base.addresses import Address
 from logstore.base.connected_socket import ConnectedSocket
 from logstore.base.events import Report
 from logstore.base.tls import PeerTls, certificate_names
-from logstore.base.tls_socket import HANDSHAKES, TlsSocket
+from logstore.base.tls_handshakes import Handshakes
+from logstore.base.tls_socket import TlsSocket
 from logstore.cluster.hello import Hello, shown
 from logstore.cluster.interfaces import LinkObserver
 from logstore.cluster.sockets import set_options
@@ -64,8 +63,8 @@ class OwnEnd:
     settings: LinkSettings = field(default=DEFAULT_SETTINGS)
     tls: PeerTls | None = None
     """None: links are plain, and for loopback addresses alone."""
-    _incoming_handshakes: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(HANDSHAKES))
-    _outgoing_handshakes: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(HANDSHAKES))
+    _incoming_handshakes: Handshakes = field(default_factory=Handshakes)
+    _outgoing_handshakes: Handshakes = field(default_factory=Handshakes)
     """Apart, so that strangers do not delay the connections that this host makes."""
 
     def wrapped(self, sock: socket.socket, *, is_server: bool) -> ConnectedSocket:

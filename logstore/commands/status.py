@@ -4,7 +4,8 @@ import argparse
 
 from logstore.client.admin import Admin
 from logstore.commands.connection import add_connection_arguments, connect
-from logstore.commands.output import print_fields, print_json, run, show_age, show_bytes
+from logstore.commands.output import print_fields, print_json, run, show_age, show_bytes, show_time
+from logstore.format.operator_api import SidecarReply
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +42,8 @@ def _status(arguments: argparse.Namespace) -> int:
                 "staged_bytes": sidecar.staged_bytes,
                 "disk_total_bytes": sidecar.disk_total_bytes,
                 "disk_free_bytes": sidecar.disk_free_bytes,
+                "disk_needed_bytes": sidecar.disk_needed_bytes,
+                "appends_refused_since_ms": sidecar.refused_since_ms,
             }
         )
         return 0
@@ -58,6 +61,15 @@ def _status(arguments: argparse.Namespace) -> int:
             ("queries", f"{sidecar.queries}, {len(stuck)} stuck" if stuck else sidecar.queries),
             ("staged", show_bytes(sidecar.staged_bytes)),
             ("disk", f"{show_bytes(sidecar.disk_free_bytes)} free ({free_percent} %)"),
+            *([] if sidecar.refused_since_ms is None else [("appends", _refusal(sidecar, sidecar.refused_since_ms))]),
         ]
     )
     return 0
+
+
+def _refusal(sidecar: SidecarReply, since_ms: int) -> str:
+    return (
+        f"refused since {show_time(since_ms)}: {show_bytes(sidecar.disk_needed_bytes)} are to stay free on the disk "
+        "(disk-reserve-bytes, and as much as is staged). Delete topics or records, lower their retention (cairn topics "
+        "set TOPIC retention.ms=...), or make room on the disk; appends go on by themselves"
+    )

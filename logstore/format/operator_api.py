@@ -78,7 +78,11 @@ class DescribeSidecarRequest:
 
 @dataclass(frozen=True, slots=True)
 class SidecarReply:
-    """The sidecar: its version, ms since it started, what it holds, and the disk of its data directory."""
+    """The sidecar: its version, ms since it started, what it holds, and the disk of its data directory.
+
+    `disk_needed_bytes` are to stay free there: if fewer are, appends are refused, since `refused_since_ms` (wall time
+    in ms since 1970; None: they are taken).
+    """
 
     version: str
     uptime_ms: int
@@ -90,6 +94,8 @@ class SidecarReply:
     staged_bytes: int
     disk_total_bytes: int
     disk_free_bytes: int
+    disk_needed_bytes: int
+    refused_since_ms: int | None
 
 
 OperatorRequest = DescribeQueriesRequest | DescribeSidecarRequest
@@ -105,6 +111,7 @@ _COUNTS: Final = (
     "staged_bytes",
     "disk_total_bytes",
     "disk_free_bytes",
+    "disk_needed_bytes",
 )
 
 
@@ -142,6 +149,7 @@ def encode_reply_body(reply: OperatorReply | CairnError) -> list[Buffer]:
         case SidecarReply():
             fields["version"] = reply.version
             fields |= {name: getattr(reply, name) for name in _COUNTS}
+            fields["refused_since_ms"] = _NONE if reply.refused_since_ms is None else reply.refused_since_ms
     return [encode_fields(fields)]
 
 
@@ -153,7 +161,9 @@ def decode_reply(api_key: int, frame: Buffer) -> tuple[int, OperatorReply | Cair
     if api_key == DESCRIBE_QUERIES:
         return correlation_id, QueriesReply(tuple(_get_query(entry) for entry in get_objects(fields, "queries")))
     counts = {name: get_int(fields, name, 0, _INT64_MAX) for name in _COUNTS}
-    return correlation_id, SidecarReply(get_text(fields, "version", MAX_NAME_CHARACTERS), **counts)
+    since_ms = get_int(fields, "refused_since_ms", _NONE, _INT64_MAX)
+    version = get_text(fields, "version", MAX_NAME_CHARACTERS)
+    return correlation_id, SidecarReply(version, **counts, refused_since_ms=None if since_ms == _NONE else since_ms)
 
 
 def _query_fields(query: QuerySummary) -> dict[str, object]:

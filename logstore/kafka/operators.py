@@ -92,4 +92,6 @@ class _OperatorRequests:
             staged_bytes=self._epochs.staged_bytes,
             disk_total_bytes=facts.disk_total_bytes,
             disk_free_bytes=facts.disk_free_bytes,
+            disk_needed_bytes=store.space.needed_bytes,
+            refused_since_ms=store.space.low_since_ms,
         )

@@ -13,7 +13,8 @@ import trio
 from logstore.base.addresses import canonical_host
 from logstore.base.connected_socket import ConnectedSocket
 from logstore.base.tls import ServerTls
-from logstore.base.tls_socket import HANDSHAKES, TlsSocket
+from logstore.base.tls_handshakes import Handshakes
+from logstore.base.tls_socket import TlsSocket
 from logstore.events import CANNOT_ACCEPT
 from logstore.kafka.api_types import ApiHandlers, Broker, Caller
 from logstore.kafka.arrivals import ArrivalBudget
@@ -56,7 +57,7 @@ class KafkaServer:
     def __init__(self, broker: Broker, handlers: ApiHandlers, security: ServerSecurity = NO_SECURITY) -> None:
         self._broker = broker
         self._security = security
-        self._handshakes = trio.CapacityLimiter(HANDSHAKES)
+        self._handshakes = Handshakes()
         self._handlers = handlers
         settings = broker.settings
         self._requests = RequestBudget(settings.total_in_flight_bytes)

@@ -16,6 +16,7 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
+from logstore.base.collector import Collector
 from logstore.cluster.topics import ClusterTopics, ReplicatedTopic
 from logstore.errors import CairnError, InvalidConfig, InvalidPartitions, StorageFailed, TopicExists
 from logstore.kafka.api_types import Api, Broker, Caller
@@ -54,6 +55,7 @@ class TopicHandlers:
     def __init__(self, broker: Broker, forget_offsets: ForgetOffsets) -> None:
         self._broker = broker
         self._pace = Pace()
+        self._collector = Collector()
         self._forget_offsets = forget_offsets
 
     def apis(self) -> list[Api]:
@@ -132,9 +134,10 @@ class TopicHandlers:
         if rival is not None:
             await engine.wait(rival)
             raise TopicExists(f"topic {name!r} exists")
-        if self._cluster is not None:
-            return await engine.wait(self._cluster.create_topic(name, partitions, config, replicas))
-        return await engine.wait(self._store.create_topic(name, partitions, config))
+        with self._collector.making(partitions):
+            if self._cluster is not None:
+                return await engine.wait(self._cluster.create_topic(name, partitions, config, replicas))
+            return await engine.wait(self._store.create_topic(name, partitions, config))
 
     def _partition_count(self, wanted: Any) -> int:
         """The number of partitions of a new topic. Raises _Refused if the request asks for other nodes than this."""
@@ -195,7 +198,8 @@ class TopicHandlers:
                 raise _Refused(ErrorCode.invalid_replica_assignment, message)
             self._check_assignments([tuple(part.broker_ids) for part in wanted.assignments])
         if not validate_only:
-            await self._broker.engine.wait(self._store.add_partitions(wanted.name, wanted.count))
+            with self._collector.making(added):
+                await self._broker.engine.wait(self._store.add_partitions(wanted.name, wanted.count))
 
     # ---- deleting
 
@@ -213,6 +217,7 @@ class TopicHandlers:
         try:
             topic = self._topic(name, topic_id)
             await self._broker.engine.wait(self._store.delete_topic(topic.name))
+            self._collector.deleted(len(topic.partitions))
             await self._forget(topic)
         except CairnError as error:
             return {"name": name, "topic_id": topic_id, **_outcome(error)}

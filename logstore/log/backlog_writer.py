@@ -5,8 +5,10 @@ Invariants:
   meanwhile.
 * A sync that failed is not tried again: what the chunk has behind its synced end is read back from the journal and goes
   to a new chunk (*salvage*). Until it is read, the stream appends nothing.
+* While no job is in flight, nothing here keeps the stream in memory: a deleted topic's streams go at once.
 """
 
+import weakref
 from functools import partial
 from typing import Protocol
 
@@ -39,20 +41,21 @@ class BacklogWriter:
 
     __slots__ = (
         "_host",
+        "_in_flight_for",
         "_is_abandoned",
         "_is_over",
         "_noted_bytes",
-        "_stream",
+        "_owner",
         "_synced",
         "_write_to",
         "_writer",
         "_written",
-        "in_flight",
         "must_salvage",
     )
 
     def __init__(self, stream: BacklogOwner, writer: ChunkWriter, host: StreamHost) -> None:
-        self._stream = stream
+        self._owner = weakref.ref(stream)
+        self._in_flight_for: BacklogOwner | None = None
         self._writer = writer
         self._host = host
         self._written: Ticket[None] | None = None
@@ -60,8 +63,24 @@ class BacklogWriter:
         self._synced: Ticket[None] | None = None
         self._noted_bytes = 0
         self._is_abandoned = self._is_over = False
-        self.in_flight = False
         self.must_salvage = False
+
+    @property
+    def _stream(self) -> BacklogOwner:
+        stream = self._owner()
+        if stream is None:
+            raise AssertionError("a stream calls its backlog's writer, or waits for a job of it")
+        return stream
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a job is in flight."""
+        return self._in_flight_for is not None
+
+    def _job_ended(self) -> BacklogOwner:
+        """The job in flight has ended; its stream."""
+        stream, self._in_flight_for = self._stream, None
+        return stream
 
     @property
     def is_wanted(self) -> bool:
@@ -114,23 +133,23 @@ class BacklogWriter:
             self.note()
             return None
         write, operations = self._writer.backlog_operations(is_synced=is_synced)
-        self.in_flight = True
+        self._in_flight_for = self._stream
         skipped: list[tuple[Operation, OSError]] = []
         return DiskJob(operations, partial(self._landed, write, skipped), self._failed, skipped)
 
     def _landed(self, write: BacklogWrite, skipped: list[tuple[Operation, OSError]]) -> None:
-        self.in_flight = False
+        stream = self._job_ended()
         self._writer.backlog_landed(write, [operation for operation, _ in skipped])
-        self._host.notify(self._stream)
+        self._host.notify(stream)
         self.note()
 
     def _failed(self, operation: Operation, error: OSError) -> None:
-        self.in_flight = False
-        self._host.report(BACKLOG_NOT_WRITTEN, stream=self._stream.name, error=str(error))
+        stream = self._job_ended()
+        self._host.report(BACKLOG_NOT_WRITTEN, stream=stream.name, error=str(error))
         if isinstance(operation, Sync):
             self.note_failed_sync(operation)
         self.fail(error)
-        self._host.notify(self._stream)
+        self._host.notify(stream)
 
     def fail(self, error: OSError) -> None:
         """Tell those who wait for a write that the disk refuses."""
@@ -196,7 +215,7 @@ class BacklogWriter:
         def read(fs: FileSystem) -> None:
             found.append(read_stream(fs, sources, key, directory, base, start, end))
 
-        self.in_flight = True
+        self._in_flight_for = self._stream
         return DiskJob([WorkOnFile(chunk.log_path, read)], lambda: self._salvaged(found), self._not_salvaged)
 
     def _salvaged(self, found: list[bytes | None]) -> None:
@@ -204,7 +223,8 @@ class BacklogWriter:
         if data is None:
             self._not_salvaged(None, OSError("the journal does not hold what the chunk could not keep"))
             return
-        self.in_flight = self.must_salvage = False
+        stream = self._job_ended()
+        self.must_salvage = False
         view = memoryview(bytearray(data))
         batches = [
             TailEntry(
@@ -218,14 +238,14 @@ class BacklogWriter:
         ]
         self._writer.begin_move(batches)
         self.note()
-        self._host.notify(self._stream)
+        self._host.notify(stream)
 
     def _not_salvaged(self, operation: Operation | None, error: OSError) -> None:
         """The stream refuses what waits; the next append, or the journal's next tick, tries again."""
-        self.in_flight = False
+        stream = self._job_ended()
         self.fail(error)
-        self._host.report(BACKLOG_NOT_WRITTEN, stream=self._stream.name, error=str(error))
-        self._stream.refuse_appends(error)
+        self._host.report(BACKLOG_NOT_WRITTEN, stream=stream.name, error=str(error))
+        stream.refuse_appends(error)
 
     def abandon(self) -> None:
         """The topic is deleted: the journal need not keep anything of it."""

@@ -12,7 +12,7 @@ This module imports no event loop: writer threads, a simulated disk and tests dr
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from logstore.errors import CairnError
 from logstore.log.ticket import Ticket
@@ -21,29 +21,39 @@ Item = TypeVar("Item")
 T = TypeVar("T")
 
 
-def start(coroutine: Coroutine[Any, Any, T]) -> Ticket[T]:
-    """Run a coroutine up to the first unsettled ticket; the returned ticket settles when the coroutine ends."""
-    outcome: Ticket[T] = Ticket()
+class _Run(Generic[T]):
+    """A coroutine that runs. No closure: that would refer to itself, and its result would wait for a collection."""
 
-    def resume(_settled: Ticket[Any] | None) -> None:
+    __slots__ = ("_coroutine", "outcome")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._coroutine = coroutine
+        self.outcome: Ticket[T] = Ticket()
+
+    def resume(self, _settled: Ticket[Any] | None) -> None:
+        """Run up to the next unsettled ticket."""
         failure: CairnError | None = None
         try:
-            awaited: Ticket[Any] = coroutine.send(None)
+            awaited: Ticket[Any] = self._coroutine.send(None)
         except StopIteration as end:
             result: T = end.value
         except CairnError as error:
             failure = error
         else:
-            awaited.add_callback(resume)
+            awaited.add_callback(self.resume)
             return
         # Outside the handlers: an exception from a callback of `outcome` is not the coroutine's.
         if failure is None:
-            outcome.succeed(result)
+            self.outcome.succeed(result)
         else:
-            outcome.fail(failure)
+            self.outcome.fail(failure)
 
-    resume(None)
-    return outcome
+
+def start(coroutine: Coroutine[Any, Any, T]) -> Ticket[T]:
+    """Run a coroutine up to the first unsettled ticket; the returned ticket settles when the coroutine ends."""
+    run = _Run(coroutine)
+    run.resume(None)
+    return run.outcome
 
 
 async def all_settled(tickets: Iterable[Ticket[Any]]) -> None:

@@ -49,10 +49,13 @@ _PIECE_BYTES: Final = 1 << 16
 class SpaceGuard:
     """Knows how much room the disk has, and whether appends may take more of it."""
 
-    def __init__(self, reserve_bytes: int, notify: Callable[[JobSource], None], report: Report) -> None:
+    def __init__(
+        self, reserve_bytes: int, notify: Callable[[JobSource], None], report: Report, wall_ms: Callable[[], int]
+    ) -> None:
         self._setting = reserve_bytes
         self._notify = notify
         self._report = report
+        self._wall_ms = wall_ms
         self._space: DiskSpace | None = None
         self._left_bytes: int | None = None
         """Beyond the reserve, as far as is known; None if there is no reserve, or if the file system does not tell."""
@@ -64,10 +67,15 @@ class SpaceGuard:
         self._in_flight = False
         self._has_spare = False
         self._must_free_spare = False
-        self.is_low = False
-        """Whether appends are refused."""
+        self.low_since_ms: int | None = None
+        """The wall time since which appends are refused; None: they are taken."""
 
     # ---- what is known
+
+    @property
+    def is_low(self) -> bool:
+        """Whether appends are refused."""
+        return self.low_since_ms is not None
 
     @property
     def reserve_bytes(self) -> int:
@@ -153,7 +161,7 @@ class SpaceGuard:
         # What was admitted since the look began may not have been on its way to the disk then.
         self._left_bytes = free_bytes - reserve_bytes - self._admitted_bytes
         if self.is_low and free_bytes >= self.needed_bytes + reserve_bytes // RESUME_SHARE:
-            self.is_low = False
+            self.low_since_ms = None
             self._report(DISK_LOW_OVER, free_bytes=free_bytes, needed_bytes=self.needed_bytes)
         elif not self.is_low and free_bytes < self.needed_bytes:
             self._begin(free_bytes)
@@ -161,7 +169,7 @@ class SpaceGuard:
             self._make_room()
 
     def _begin(self, free_bytes: int) -> None:
-        self.is_low = True
+        self.low_since_ms = self._wall_ms()
         self._report(DISK_LOW, free_bytes=free_bytes, needed_bytes=self.needed_bytes)
         self._make_room()
         self.look()

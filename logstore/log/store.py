@@ -82,6 +82,8 @@ MAKE_ROOM_INTERVAL_S = 10.0
 """While the disk is short of room, retention is applied so often, rather than every `retention_check_interval_ms`."""
 STREAMS_PER_TURN = 200
 """Streams that a walk over all of them looks at before other work runs: about a millisecond."""
+NEW_STREAMS_PER_TURN = 50
+"""Streams of a new topic that are made before other work runs: about a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ class Store:
         self._by_id: dict[uuid.UUID, Topic] = {}
         self._new_id = environment.new_id
         self._report = environment.report
-        self.space = SpaceGuard(settings.disk_reserve_bytes, self.notify, environment.report)
+        self.space = SpaceGuard(settings.disk_reserve_bytes, self.notify, environment.report, self.clock.wall_ms)
         self.space.when_short(self._make_room)
         self.space.when_short(self.journal.give_up_spare)
         self._background = BackgroundJobs(self.notify)
@@ -429,14 +431,20 @@ class Store:
         self._background.run(operations)
 
     async def _save_topic(self, topic: Topic, total: int, operations: list[Operation]) -> Topic:
-        """Create the directory first, then write the catalogue entry, then create the streams."""
+        """Create the directory first, then write the catalogue entry, then create the streams, in turns between which
+        other work runs. Clients see all of them at once.
+        """
         await self._background.run(operations)
         await self.catalogue.put({_TOPIC + topic.name: _describe(topic, total, topic.overrides)})
         before = len(topic.partitions)
+        added: list[Stream] = []
         for partition in range(before, total):
+            if len(added) % NEW_STREAMS_PER_TURN == NEW_STREAMS_PER_TURN - 1:
+                await self._turns.run([])
             directory = f"{topic.directory}/{partition}"
             fresh = RecoveredStream([], ProducerTable(), 0, 0)
-            topic.partitions.append(Stream(topic.name, partition, directory, topic.config, self, fresh))
+            added.append(Stream(topic.name, partition, directory, topic.config, self, fresh))
+        topic.partitions += added
         self.topics[topic.name] = self._by_id[topic.topic_id] = topic
         if before:
             self.report(TOPIC_GROWN, topic=topic.name, partitions=total, before=before)

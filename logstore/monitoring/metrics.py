@@ -307,6 +307,10 @@ METRICS: Final[tuple[MetricEntry, ...]] = (
                 _one(lambda x: x.now.disk.total_bytes)),
     MetricEntry("cairn_disk_failing", "gauge", (), "1: the disk refused the last write, and `/health` says so",
                 _one(lambda x: int(x.watched.served.engine.disk_error is not None))),
+    MetricEntry("cairn_disk_needed_bytes", "gauge", (), "room that appends leave: the reserve, and what is staged",
+                _one(lambda x: x.watched.served.engine.store.space.needed_bytes)),
+    MetricEntry("cairn_appends_refused", "gauge", (), "1: less room is free than that, and appends are refused",
+                _one(lambda x: int(x.watched.served.engine.store.space.is_low))),
     # ---- the process
     MetricEntry("cairn_events_total", "counter", ("event", "level"), "events, written to the log or not", _events),
     MetricEntry("cairn_event_loop_lag_seconds", "histogram", (), "how late the event loop woke a task, twice a second",

@@ -96,6 +96,7 @@
   const phase = el("span", { class: "pill", id: "phase" }, "…");
   const about = el("span", { class: "soft", id: "about" });
   const alarm = el("div", { class: "alarm", id: "alarm", role: "status" });
+  const refusal = el("div", { class: "alarm", id: "refusal", role: "status" });
   const tiles = {
     records: tile("Records in", "records"),
     in: tile("Bytes in", "in"),
@@ -123,7 +124,7 @@
   const counts = el("div", { id: "counts" });
 
   document.getElementById("page").append(
-    el("header", {}, el("h1", {}, "Cairn"), phase, about, alarm),
+    el("header", {}, el("h1", {}, "Cairn"), phase, about, alarm, refusal),
     el("div", { class: "tiles" }, ...Object.values(tiles).map((one) => one.node)),
     el("div", { class: "grid" },
       el("div", { class: "column" },
@@ -169,6 +170,8 @@
       el("div", { class: "meter" }, bar([["in", log], ["out", staged], ["rest", others]], total)),
       facts([["log", bytes(log)], ["staged output", bytes(staged)], ["other files", bytes(others)],
         ["free", bytes(free) + " of " + bytes(total)],
+        ["to stay free", bytes(status.disk.needed_bytes)],
+        ["appends", status.disk.refused_since_ms === null ? "taken" : "refused"],
         ["last write", error === null ? "ok" : error]]));
     const held = status.memory;
     memory.replaceChildren(facts([["memory", bytes(held.resident_bytes)], ["newest batches", bytes(held.tail_bytes)],
@@ -187,7 +190,12 @@
   const draw = (status) => {
     const rates = status.rates;
     phase.textContent = status.phase;
-    phase.className = "pill " + (status.phase === "ready" && status.disk.error === null ? "good" : "bad");
+    const { refused_since_ms: refused, needed_bytes: needed, free_bytes: free } = status.disk;
+    const serves = status.phase === "ready" && status.disk.error === null && refused === null;
+    phase.className = "pill " + (serves ? "good" : "bad");
+    refusal.textContent = refused === null ? "" : "Appends are refused since " + new Date(refused).toISOString() + " ("
+      + span(status.now_ms - refused) + "): " + bytes(free) + " are free on the disk, " + bytes(needed)
+      + " are to stay free. Delete topics or records, lower their retention, or make room on the disk.";
     about.textContent = "cluster " + status.cluster_id + " · up " + span(status.now_ms - status.started_ms) + " · "
       + status.data_dir + " · version " + status.version;
     tiles.records.show(rates.records, short(rates.records), "/s");

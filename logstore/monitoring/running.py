@@ -8,7 +8,7 @@ from logstore.base.addresses import Address, is_loopback
 from logstore.base.http.server import HttpServer
 from logstore.base.tls import ServerTls
 from logstore.monitoring.sampler import Sampler, Watched
-from logstore.monitoring.service import LIMITS, Monitoring
+from logstore.monitoring.service import LIMITS, Monitoring, is_urgent
 
 
 async def serve(
@@ -20,7 +20,7 @@ async def serve(
 ) -> None:
     """Serve until cancelled; reports the address with its real port once it is open. Raises OSError."""
     handler = Monitoring(Sampler(watched), _version(), own_only=is_loopback(address.host))
-    server = HttpServer(LIMITS, handler, watched.events, tls=tls)
+    server = HttpServer(LIMITS, handler, watched.events, is_urgent=is_urgent, tls=tls)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watched.health.watch_loop, trio.sleep, watched.clock.monotonic_s)
         await server.serve(address, task_status=task_status)

@@ -6,6 +6,7 @@ Invariants:
   names another machine is refused, as a page of that name's owner may have sent it.
 * Long answers are made on a thread, one at a time, so the event loop goes on meanwhile. However many clients ask, and
   however often, requests and long answers take a bounded share of the processor (REQUESTS_PER_S, RESTS).
+* `/health` and `/ready` wait behind no other requests, and have connections that no others have.
 * A fault in an answer costs this answer (500) and a line in the log, never the sidecar.
 """
 
@@ -47,13 +48,17 @@ LIMITS: Final = HttpSettings(
     idle_s=75.0,
     handshakes_per_s=50.0,
     gives_way=True,
+    reserved_connections=64,
 )
 """Enough for some Prometheus servers and pages; a connection idles for longer than Prometheus waits between
-scrapes. A handshake takes 1 to 2 ms of the event loop.
+scrapes. A handshake takes 1 to 2 ms of the event loop. The reserved connections are for `/health` and `/ready`.
 """
 OK, BAD_REQUEST, NOT_FOUND, METHOD_NOT_ALLOWED, INTERNAL_ERROR, UNAVAILABLE = 200, 400, 404, 405, 500, 503
 REQUESTS_PER_S: Final = 200
-"""Of all clients together; more wait for their turn. A request takes some 0.3 ms of the event loop."""
+"""Of all clients together, and as many that are urgent; more wait for their turn. A request takes some 0.3 ms of the
+event loop.
+"""
+URGENT: Final = ("/health", "/ready")
 BURST: Final = 50
 """Requests that need not wait after a quiet time."""
 RESTS: Final = 9
@@ -71,6 +76,24 @@ Query = Mapping[str, str]
 T = TypeVar("T")
 
 
+def is_urgent(request: HttpRequest) -> bool:
+    """Whether a request asks for a short answer that those need who decide whether the sidecar lives on."""
+    return request.target.partition("?")[0] in URGENT
+
+
+class _Turns:
+    """Spreads requests over time: BURST at once after a quiet time, REQUESTS_PER_S of them."""
+
+    def __init__(self) -> None:
+        self._turn_s = -math.inf
+
+    async def wait(self) -> None:
+        """Wait for the turn of a request."""
+        now_s = trio.current_time()
+        self._turn_s = max(self._turn_s, now_s - BURST / REQUESTS_PER_S) + 1 / REQUESTS_PER_S
+        await trio.sleep_until(max(now_s, self._turn_s))
+
+
 class Monitoring:
     """The handler of the listener. `own_only`: refuse requests whose Host header names another machine."""
 
@@ -81,7 +104,8 @@ class Monitoring:
         self._own_only = own_only
         self._page = Page.load()
         self._rendering = trio.Lock()
-        self._render_at_s = self._turn_s = -math.inf
+        self._render_at_s = -math.inf
+        self._turns, self._urgent_turns = _Turns(), _Turns()
         self._routes: dict[str, Callable[[Query], Awaitable[HttpResponse]]] = {
             "/": self._show_page,
             "/health": self._health,
@@ -92,10 +116,8 @@ class Monitoring:
 
     async def __call__(self, request: HttpRequest) -> HttpResponse:
         """Answer a request, when it is its turn."""
-        now_s = trio.current_time()
-        self._turn_s = max(self._turn_s, now_s - BURST / REQUESTS_PER_S) + 1 / REQUESTS_PER_S
         try:
-            await trio.sleep_until(max(now_s, self._turn_s))
+            await (self._urgent_turns if is_urgent(request) else self._turns).wait()
             response = await self._answer(request)
         except FieldError as error:
             response = error_response(BAD_REQUEST, str(error), field_name=error.field)

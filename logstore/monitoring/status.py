@@ -60,6 +60,8 @@ def status(look: Look, before: Snapshot | None, wanted: Wanted) -> dict[str, Any
             "log_bytes": sum(figures.size_bytes for figures in now.streams.values()),
             "staged_bytes": watched.served.staging.used_bytes,
             "error": watched.served.engine.disk_error,
+            "needed_bytes": store.space.needed_bytes,
+            "refused_since_ms": store.space.low_since_ms,
         },
         "memory": {
             "resident_bytes": now.process.resident_bytes,

@@ -330,7 +330,7 @@ class Core:
             self._candidates.refresh()
             oldest = self._candidates.oldest()
         # A footprint of a window that never changes is the whole window, so nothing is replayed for it.
-        replays = oldest is not None and self._replays
+        replays = oldest is not None and self.replays
         self._recovery_points.append(
             _RecoveryPoint(
                 self._epoch,
@@ -364,7 +364,7 @@ class Core:
         return output, figures
 
     @property
-    def _replays(self) -> bool:
+    def replays(self) -> bool:
         """Whether a recovery replays input: not where each footprint is the whole window, or each change has one."""
         return not self._operator.windows_never_change and not self._operator.keeps_entries
 
@@ -404,7 +404,7 @@ class Core:
             return _NOTHING
         front = self._candidates.front()
         while len(front.rows):
-            seens = front.seens if self._replays else np.full(len(front.rows), self._seen)
+            seens = front.seens if self.replays else np.full(len(front.rows), self._seen)
             now_ms = self._monotonic_ms()
             view = View(
                 self._emitted, self._seen, self.store.live, front.ordinals, seens, front.fresh, now_ms, self._record_s
@@ -417,7 +417,7 @@ class Core:
 
     def _gone(self, changes: Changes) -> list[pa.RecordBatch]:
         """The identities that get a tombstone, in batches."""
-        return [changes.closed, changes.transient] if self._replays else [changes.closed]
+        return [changes.closed, changes.transient] if self.replays else [changes.closed]
 
     def _progress(self) -> str:
         return EndPositions(
@@ -488,15 +488,17 @@ class Core:
         self._adopt(mark.open_windows, table)
         if table is not None:
             bring_up(table, eventual)
+            floor = eventual.marks[0]
+            self.state.loaded_at(CoveredVersion(floor.epoch, floor.emitted, floor.seen))
         for windows in eventual.windows:
             for batch in windows.batches:
                 self._table.put(batch, (windows.mark.epoch, windows.mark.emitted, windows.mark.seen))
         skips = eventual.skips
         self._skips.add(skips.keys, skips.numbers, skips.epochs)
         self._candidates.refresh()
-        marks = eventual.marks if self._replays else eventual.marks[-1:]
+        marks = eventual.marks if self.replays else eventual.marks[-1:]
         for one in marks:
-            point = _RecoveryPoint(one.epoch, self._offsets(one), one.oldest_epoch, eventual.oldest_epoch)
+            point = _RecoveryPoint(one.epoch, self.offsets_of(one), one.oldest_epoch, eventual.oldest_epoch)
             self._recovery_points.append(point)
         self._needed_epoch = eventual.oldest_epoch
         first = marks[0]
@@ -534,7 +536,8 @@ class Core:
             )
         return mark
 
-    def _offsets(self, mark: Mark) -> tuple[int, ...]:
+    def offsets_of(self, mark: Mark) -> tuple[int, ...]:
+        """The next offset of each source at a mark. Raises FragmentRefused if the query had other sources."""
         partition = self._instance.partition
         offsets = []
         for source in self._plan.fragment.sources:
@@ -577,7 +580,7 @@ class Core:
             "open windows": self.store.live - mark.open_windows,
             "rows": self._processor.sequence - mark.sequence,
             "watermark": self._watermark_ms - mark.watermark_ms,
-            "positions": sum(at > logged for at, logged in zip(positions, self._offsets(mark), strict=True)),
+            "positions": sum(at > logged for at, logged in zip(positions, self.offsets_of(mark), strict=True)),
         }
         wrong = [f"{what} differ by {by}" for what, by in found.items() if by]
         if wrong:

@@ -4,6 +4,8 @@ Invariants:
 * The loop does all I/O through the port, so that a simulation runs the same loop.
 * State is loaded only after this incarnation has fenced the older ones, so that nothing is committed behind what was
   read.
+* After a recovery from a checkpoint, sources and target are held for a recovery without it as well, until the next
+  checkpoint is complete.
 * At most `in_flight` epochs commit while the next is processed; an epoch that cannot be committed ends the runner, and
   the next one starts from the log.
 
@@ -11,10 +13,12 @@ Source: CEC paper, sections II.B (recovery) and III (foreground and background p
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple, Protocol
 
 from logstore.client.errors import NONE, OFFSET_OUT_OF_RANGE, Refused
+from logstore.errors import CairnError
 from spe_adapter.cec.control import End, decode
 from spe_adapter.cec.reconstruct import EventualCheckpoint, Floor
 from spe_adapter.checkpoint.bases import StoredBase
@@ -67,6 +71,23 @@ class FetchOutcome(NamedTuple):
 
     source: int
     moved: bool
+
+
+class RecoveryInput(NamedTuple):
+    """What a recovery would read: the first offset of each source, and the oldest epoch of the target."""
+
+    offsets: tuple[int, ...]
+    target_epoch: int
+
+
+class _Found(NamedTuple):
+    """The state that a recovery starts from. `table` is that of a checkpoint, None if the log alone was read.
+    `without` is what a recovery would read without that checkpoint; None if there is none, or the rest is not enough.
+    """
+
+    eventual: EventualCheckpoint
+    table: Table | None = None
+    without: RecoveryInput | None = None
 
 
 class UnitCheckpoints(Protocol):
@@ -129,6 +150,8 @@ class Loop:
         self._high_watermarks = [0 for _ in plan.fragment.sources]
         self._epoch_started_ms = 0.0
         self._in_flight: deque[FragmentProgress] = deque()
+        self._held: RecoveryInput | None = None
+        """What is held for a recovery without the checkpoint that this life was recovered from."""
 
     # ---- starting
 
@@ -148,7 +171,7 @@ class Loop:
                 f"query {self._plan.fragment.query!r} has committed epoch {last} and runs without checkpoints: it "
                 "cannot go on. Start under another query name"
             )
-        eventual, table = self._reconstructed(last)
+        eventual, table, self._held = self._reconstructed(last)
         epochs = self._core.load(eventual, last, table)
         loaded_ms = self._port.monotonic_ms()
         checkpoint_epoch = NO_CHECKPOINT if table is None else eventual.oldest_epoch
@@ -182,58 +205,100 @@ class Loop:
                 "query had before, or another topic; or say allow_other_queries=True if both shall write here"
             )
 
-    def _reconstructed(self, last: int) -> tuple[EventualCheckpoint, Table | None]:
+    def _reconstructed(self, last: int) -> _Found:
         """The eventual checkpoint; with the table of a checkpoint, where the log alone does not give all sooner. A
         sink that is away is waited for only if the log alone does not suffice.
         """
         checkpoints = self._checkpoints
         if checkpoints is None:
-            return self._reconstruct(), None
+            return _Found(self._reconstruct())
         while True:
             found = self._from_checkpoint(checkpoints, last)
             if found is not None:
                 return found
             try:
-                return self._reconstruct(), None
+                return _Found(self._reconstruct())
             except StateTrimmed as error:
                 checkpoints.wait_for_sink(error)
 
-    def _from_checkpoint(
-        self, checkpoints: UnitCheckpoints, last: int
-    ) -> tuple[EventualCheckpoint, Table | None] | None:
+    def _from_checkpoint(self, checkpoints: UnitCheckpoints, last: int) -> _Found | None:
         """The state by way of the newest checkpoint that serves, None if there is none. A checkpoint that cannot be
         read, or is of another way than the log's, costs itself.
         """
-        state = self._core.state
+        usable = self._usable(checkpoints, last)
+        for stored in usable:
+            try:
+                eventual = self._down_to(stored, checkpoints)
+                if eventual is None:
+                    continue
+                if not eventual.floor_reached:
+                    return _Found(eventual)
+                table = self._core.state.loaded(stored.described, stored.runs())
+            except (StateDamaged, PagesRefused, CheckpointFailed, StateTrimmed, OSError) as error:
+                stored.refused(error)
+            else:
+                return _Found(eventual, table, self._needed_without(usable, checkpoints))
+        return None
+
+    def _usable(self, checkpoints: UnitCheckpoints, last: int) -> Iterator[StoredBase]:
+        """The checkpoints of this operator's state up to the last epoch, newest first."""
+        fingerprint = self._core.state.fingerprint
         for stored in checkpoints.stored():
             described = stored.described
             if described.tag.epoch > last:
                 checkpoints.unused(stored, newer_than_log(described.tag.epoch, last))
-                continue
-            if described.fingerprint != state.fingerprint:
+            elif described.fingerprint != fingerprint:
                 checkpoints.unused(stored, "is of another operator's state, or of other columns")
-                continue
-            try:
-                eventual = self._reconstruct(Floor(*described.tag))
-                if not eventual.floor_reached and eventual.oldest_epoch < described.tag.epoch:
-                    # Its epoch was lost before it was durable, and the log has another. What the log alone needs may
-                    # be trimmed, if the checkpoint before this one counts.
-                    checkpoints.unused(stored, f"is of an epoch {described.tag.epoch} that the log has not")
-                    continue
-                table = state.loaded(described, stored.runs()) if eventual.floor_reached else None
-            except (StateDamaged, PagesRefused, CheckpointFailed, StateTrimmed, OSError) as error:
-                stored.refused(error)
             else:
-                return eventual, table
+                yield stored
+
+    def _down_to(
+        self, stored: StoredBase, checkpoints: UnitCheckpoints, *, keep_windows: bool = True
+    ) -> EventualCheckpoint | None:
+        """What the log has down to a checkpoint; None if the log has not its epoch."""
+        tag = stored.described.tag
+        eventual = self._reconstruct(Floor(*tag), keep_windows=keep_windows)
+        if eventual.floor_reached or eventual.oldest_epoch >= tag.epoch:
+            return eventual
+        # Its epoch was lost before it was durable, and the log has another. What the log alone needs may be trimmed, if
+        # the checkpoint before this one counts.
+        checkpoints.unused(stored, f"is of an epoch {tag.epoch} that the log has not")
         return None
 
-    def _reconstruct(self, floor: Floor | None = None) -> EventualCheckpoint:
-        """Read the output stream backwards until every open window is found, or down to the version of a checkpoint."""
+    def _needed_without(self, older: Iterator[StoredBase], checkpoints: UnitCheckpoints) -> RecoveryInput | None:
+        """What a recovery would read without the newest checkpoint: from one of the older ones, or from the log alone;
+        None if neither has all, or the log cannot be read so far back: this recovery does not need that. The files of a
+        checkpoint are not read.
+        """
+        for stored in older:
+            with suppress(CairnError):
+                eventual = self._down_to(stored, checkpoints, keep_windows=False)
+                if eventual is not None:
+                    return self._there(eventual)
+        with suppress(CairnError):
+            return self._there(self._reconstruct(keep_windows=False))
+        return None
+
+    def _there(self, eventual: EventualCheckpoint) -> RecoveryInput | None:
+        """What a recovery from an eventual checkpoint reads; None if the sources have that no more."""
+        mark = eventual.marks[0] if self._core.replays else eventual.marks[-1]
+        needed = RecoveryInput(self._core.offsets_of(mark), eventual.oldest_epoch)
+        starts = [self._port.offset(source, "earliest") for source in range(len(self._asked))]
+        is_there = all(start <= offset for start, offset in zip(starts, needed.offsets, strict=True))
+        return needed if is_there else None
+
+    def _reconstruct(self, floor: Floor | None = None, *, keep_windows: bool = True) -> EventualCheckpoint:
+        """Read the output stream backwards until every open window is found, or down to the version of a checkpoint.
+        Without `keep_windows` the result has none.
+        """
         reconstruction = self._core.reconstruction(floor)
         before = -1
         while True:
             scanned = self._port.scan(before)
-            if reconstruction.feed(scanned.batches):
+            is_done = reconstruction.feed(scanned.batches)
+            if not keep_windows:
+                reconstruction.drain()
+            if is_done:
                 return reconstruction.result
             before = scanned.next_before
             if before <= scanned.log_start_offset:
@@ -320,6 +385,8 @@ class Loop:
         if self._checkpoints is not None:
             for version in self._checkpoints.complete():
                 self._core.cover(version)
+                if self._core.state.is_covered:
+                    self._held = None
             self._checkpoints.ended(self._core.control_bytes, figures.state_bytes)
         return True
 
@@ -353,10 +420,19 @@ class Loop:
 
     # ---- input
 
+    @property
+    def needed(self) -> RecoveryInput:
+        """What a recovery would read now; records below may be trimmed."""
+        core = self._core
+        if self._held is None:
+            return RecoveryInput(core.needed, core.needed_epoch)
+        offsets = tuple(min(pair) for pair in zip(core.needed, self._held.offsets, strict=True))
+        return RecoveryInput(offsets, min(core.needed_epoch, self._held.target_epoch))
+
     def needed_offsets(self) -> dict[str, int]:
         """Per source topic, the first offset that a recovery would read now; records below it may be trimmed."""
         topics = [source.topic for source in self._plan.fragment.sources]
-        return dict(zip(topics, self._core.needed, strict=True))
+        return dict(zip(topics, self.needed.offsets, strict=True))
 
     def _request(self) -> None:
         """Start a fetch for every source with few records left."""

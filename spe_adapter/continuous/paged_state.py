@@ -88,12 +88,21 @@ class PagedState:
         )
         return Snapshot(header, frozen.pages, frozen.point, frozen.is_full)
 
+    @property
+    def is_covered(self) -> bool:
+        """Whether the KEPT newest checkpoints are known: the one that the state was loaded from, and those since."""
+        return len(self._covering) == KEPT
+
+    def loaded_at(self, version: CoveredVersion) -> None:
+        """Note the checkpoint that the table was loaded from: it counts as complete in this life as well."""
+        self._covering.append(version)
+
     def cover(self, table: Table, version: CoveredVersion) -> bool:
         """Note a complete checkpoint; whether footprints are known to be newer now: of the last two checkpoints the
         older one counts. All open windows of the table have a footprint.
         """
         self._covering.append(version)
-        if len(self._covering) < KEPT:
+        if not self.is_covered:
             return False
         covering = self._covering[0]
         rows = table.live_rows()

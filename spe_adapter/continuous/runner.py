@@ -29,7 +29,7 @@ from spe_adapter.continuous.client_port import CLIENT_ID, ClientPort
 from spe_adapter.continuous.core import Core, FragmentInstance
 from spe_adapter.continuous.errors import FragmentRefused
 from spe_adapter.continuous.fragment import CheckedFragment, EpochLimits, Fragment, plan
-from spe_adapter.continuous.loop import Event, Loop, Observe
+from spe_adapter.continuous.loop import Event, Loop, Observe, RecoveryInput
 from spe_adapter.continuous.registration import Needed, RunnerRegistration
 from spe_adapter.epochs.client import incarnation_number
 from spe_adapter.epochs.retention import (
@@ -166,7 +166,7 @@ class Runner:
                 checkpoints = stack.enter_context(
                     closing(RunnerCheckpoints(unit, settings, core.freeze, self._host.network))
                 )
-            registration = self._registration(stack, core, port)
+            registration = self._registration(stack, lambda: loop.needed, port)
 
             def observe(event: Event) -> None:
                 if registration is not None:
@@ -199,7 +199,9 @@ class Runner:
     def _target(self) -> TopicPartition:
         return TopicPartition(self._fragment.topic, self._partition)
 
-    def _registration(self, stack: ExitStack, core: Core, port: ClientPort) -> RunnerRegistration | None:
+    def _registration(
+        self, stack: ExitStack, needed: Callable[[], RecoveryInput], port: ClientPort
+    ) -> RunnerRegistration | None:
         """The partition's registration as a reader of sources and target; None if a recovery would not read them."""
         options, fragment = self._options, self._fragment
         if not options.register or not fragment.checkpoints:
@@ -212,7 +214,7 @@ class Runner:
         return RunnerRegistration(
             client,
             HeldStreams(reader_name(fragment, self._partition), cleaned_query),
-            lambda: Needed(dict(zip(streams, core.needed, strict=True)), core.needed_epoch),
+            lambda: Needed(dict(zip(streams, needed().offsets, strict=True)), needed().target_epoch),
             EpochOffsets(self._target(), query),
             port.monotonic_ms,
             partial(incarnation_number, client, query, port.incarnation),

@@ -42,17 +42,17 @@ _NONE = np.empty(0, np.int64)
 class AtOnce:
     """Checkpoints that are written at the end of an epoch, by chance, without a thread; some are damaged afterwards.
 
-    Only what a recovery can do without is damaged: the second of two checkpoints of this life, since sources are held
-    for the older of two that one life has completed. A life that has damaged one writes none behind it, which could
-    share the damaged file. `damaged`: by all lives; None: none is.
+    Only what a recovery can do without is damaged: the newest checkpoint, of whatever life, if the one before it is
+    whole and of an epoch that the log has. A life that has damaged one writes none behind it, which could share the
+    damaged file. `bad`: the sequence numbers of those that all lives have damaged or found without their epoch; None:
+    none is damaged.
     """
 
-    def __init__(self, core: Core, sink: DirectorySink, random: Random, damaged: set[int] | None) -> None:
+    def __init__(self, core: Core, sink: DirectorySink, random: Random, bad: set[int] | None) -> None:
         self._sink = sink
         self._random = random
-        self._damaged = damaged
+        self._bad = bad
         self._has_damaged = False
-        self._written: set[int] = set()
         self._new: list[CoveredVersion] = []
         self._manager = CheckpointManager(UNIT, core.freeze, ManagerTools(sink))
         self.loads = 0
@@ -71,6 +71,8 @@ class AtOnce:
 
     def unused(self, stored: StoredBase, why: str) -> None:
         """See UnitCheckpoints."""
+        if self._bad is not None:
+            self._bad.add(stored.manifest.seq)
 
     def wait_for_sink(self, lost: StateTrimmed) -> None:
         """See UnitCheckpoints: the sink is there."""
@@ -93,26 +95,29 @@ class AtOnce:
         if self._has_damaged:
             return
         if self._random.random() < 0.2:
-            outcome = self._manager.checkpoint()
-            assert not outcome.error
-            if outcome.manifest is not None:
-                self._new.append(covered_version(outcome.manifest))
-                self._written.add(outcome.manifest.seq)
-        elif self._damaged is not None and self._random.random() < 0.1:
-            self._damage_newest(self._damaged)
+            self.write()
+        elif self._bad is not None and self._random.random() < 0.1:
+            self._damage_newest(self._bad)
 
-    def _damage_newest(self, damaged: set[int]) -> None:
-        """The newest checkpoint loses a byte, if the one before it is there and whole."""
+    def write(self) -> None:
+        """Write a checkpoint of the epoch that ended last."""
+        outcome = self._manager.checkpoint()
+        assert not outcome.error
+        if outcome.manifest is not None:
+            self._new.append(covered_version(outcome.manifest))
+
+    def _damage_newest(self, bad: set[int]) -> None:
+        """The newest checkpoint loses a byte, if the one before it is there and serves."""
         found = list(stored_bases(Finder(self._sink), UNIT))
-        if len(found) < 2 or not {base.manifest.seq for base in found[:2]} <= self._written:
+        if len(found) < 2:
             return
         name = found[0].manifest.name
-        needed = {part.seq for part in found[1].manifest.parts}
-        if needed & {*damaged, name.seq} or "000" not in self._sink.files(name):
+        needed = {found[1].manifest.seq, *(part.seq for part in found[1].manifest.parts)}
+        if needed & {*bad, name.seq} or "000" not in self._sink.files(name):
             return
         path = Path(self._sink.url.removeprefix("file://")) / str(name) / "000"
         path.write_bytes(path.read_bytes()[:-1])
-        damaged.add(name.seq)
+        bad.add(name.seq)
         self._has_damaged = True
 
 
@@ -121,10 +126,10 @@ def check(story: Story, faults: Faults, seed: int, *, damage: bool) -> None:
     whole = tell(story)
     with tempfile.TemporaryDirectory() as directory:
         sink, random = DirectorySink(Path(directory)), Random(seed)
-        damaged: set[int] | None = set() if damage else None
+        bad: set[int] | None = set() if damage else None
 
         def checkpoints(core: Core) -> AtOnce:
-            return AtOnce(core, sink, random, damaged)
+            return AtOnce(core, sink, random, bad)
 
         broken = tell(story, faults, checkpoints=checkpoints)
     assert broken.results == whole.results

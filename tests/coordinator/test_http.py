@@ -323,6 +323,51 @@ async def test_connections_are_bounded() -> None:
         nursery.cancel_scope.cancel()
 
 
+async def test_urgent_requests_have_places_of_their_own() -> None:
+    """While all places are busy, a reserved one answers an urgent request and no other; a silent client there gives way
+    to the next, and none of them keeps its place.
+    """
+    free = trio.Event()
+
+    async def busy(request: HttpRequest) -> HttpResponse:
+        if request.target != "/health":
+            await free.wait()
+        return await echo(request)
+
+    settings = HttpSettings(max_connections=1, reserved_connections=1, gives_way=True)
+    server = HttpServer(settings, busy, ignore, is_urgent=lambda request: request.target == "/health")
+    async with trio.open_nursery() as nursery:
+        address = await nursery.start(server.serve, Address("127.0.0.1", 0))
+
+        async def answer(question: bytes) -> tuple[list[int], bytes]:
+            async with await trio.open_tcp_stream("127.0.0.1", address.port) as stream:
+                await stream.send_all(question)
+                received = b"".join([bytes(data) async for data in stream])
+            return statuses(received), received.lower()
+
+        first = await trio.open_tcp_stream("127.0.0.1", address.port)
+        await first.send_all(GET)
+        while not any(not connection.may_give_way for connection in server._connections):
+            await trio.lowlevel.checkpoint()
+        silent = await trio.open_tcp_stream("127.0.0.1", address.port)
+        while server.connections < 2:
+            await trio.lowlevel.checkpoint()
+        for _ in range(3):
+            found, said = await answer(GET.replace(b"/ ", b"/health ", 1))
+            assert (found, b"connection: close" in said) == ([200], True)
+            assert (await answer(GET))[0] == [503]
+        assert await silent.receive_some() == b""
+        assert server.refused == 3
+        free.set()
+        assert b"200 OK" in await first.receive_some()
+        while server.connections > 1:
+            await trio.lowlevel.checkpoint()
+        assert (await answer(GET.replace(b"Host", b"Connection: close\r\nHost", 1)))[0] == [200]
+        await first.aclose()
+        await silent.aclose()
+        nursery.cancel_scope.cancel()
+
+
 PARTS = st.sampled_from(
     [b"GET", b"POST", b" ", b"/", b"/v1/requests", b" HTTP/1.1", b"\r\n", b"\n", b"Host: x", b"Content-Length: ", b"5",
      b"Transfer-Encoding: chunked", b"\r\n\r\n", b"0\r\n\r\n", b"{}", b"\x00", b"Expect: 100-continue",

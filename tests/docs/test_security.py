@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from logstore.kafka.api_types import BrokerSettings
 from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
 
@@ -70,3 +71,16 @@ def test_the_first_sidecar_for_a_network(tmp_path: Path) -> None:
         by_alice = produce.replace("=bob", "=alice").replace("…", f'"{PASSWORDS["alice"]}"')
         written = shell(by_alice.replace(ADDRESS, address), tmp_path)
         assert written.returncode == 0, written.stderr
+
+
+@pytest.mark.parametrize("page", ["security.md", "operations.md"])
+def test_limits_of_connections_are_told_as_they_are(page: str) -> None:
+    """Both pages give the defaults beside the names of their settings, and so does the table of settings."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    broker = BrokerSettings()
+    for name, value in (
+        ("max-connections", broker.max_connections),
+        ("max-connections-per-address", broker.max_connections_per_address),
+    ):
+        assert re.search(rf"\b{value:,}\b[^.]*\(`{name}`\)|`{name}` \({value:,}\)", text), name
+        assert f"| `{name}` | `{value}` |" in (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")

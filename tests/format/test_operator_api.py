@@ -26,7 +26,8 @@ from logstore.format.operator_api import (
 
 FRESH = QuerySummary("q", "run-1", 1, 5, None, None, "idle", 0, 0, 0, is_batch_job=False)
 OLD = QuerySummary("r", "run-2", 9, 6, 0, 7, "stuck", 3, 100, 2, is_batch_job=True)
-SIDECAR = SidecarReply("1.2.3", 1, 2, 3, 4, 5, 6, 7, 8, 9)
+SIDECAR = SidecarReply("1.2.3", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, None)
+REFUSING = SidecarReply("1.2.3", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11)
 
 
 @pytest.mark.parametrize("request_", [DescribeQueriesRequest(), DescribeQueriesRequest("q"), DescribeSidecarRequest()])
@@ -44,6 +45,7 @@ def test_requests_come_back(request_: OperatorRequest) -> None:
         (DescribeQueriesRequest(), QueriesReply(())),
         (DescribeQueriesRequest(), QueriesReply((FRESH, OLD))),
         (DescribeSidecarRequest(), SIDECAR),
+        (DescribeSidecarRequest(), REFUSING),
     ],
 )
 def test_replies_come_back(request_: OperatorRequest, reply: OperatorReply) -> None:

@@ -102,6 +102,20 @@ def test_appends_end_at_the_reserve_and_go_on_after_a_trim() -> None:
     world.check()
 
 
+def test_a_shortage_is_dated() -> None:
+    """The time at which it began is known as long as it lasts, and of each one anew."""
+    clock = iter([1000, 2000])
+    space = SpaceGuard(100, lambda _: None, RecordedReports(), lambda: next(clock))
+    space.note(DiskSpace(500, 1000))
+    assert space.low_since_ms is None
+    for began_ms in (1000, 2000):
+        for free_bytes in (90, 50, 120):
+            space.note(DiskSpace(free_bytes, 1000))
+            assert space.low_since_ms == began_ms
+        space.note(DiskSpace(125, 1000))
+        assert space.low_since_ms is None
+
+
 def test_a_small_trim_does_not_end_the_shortage() -> None:
     """Room for one more batch is not enough: a quarter of the reserve has to be free beyond it."""
     world = world_of(60_040)
@@ -264,7 +278,7 @@ def test_a_restart_on_a_full_disk() -> None:
 def test_no_reserve_no_refusal() -> None:
     """With disk-reserve-bytes 0 appends go on until the disk refuses them, and there is no spare file."""
     reports = RecordedReports()
-    space = SpaceGuard(0, lambda _: None, reports)
+    space = SpaceGuard(0, lambda _: None, reports, lambda: 0)
     space.note(DiskSpace(0, 1000))
     space.admit(500)
     assert not space.is_low
@@ -276,7 +290,7 @@ def test_no_reserve_no_refusal() -> None:
 )
 def test_the_default_is_a_share_of_the_disk(total_bytes: int, reserve_bytes: int) -> None:
     """5 % of the file system, at most 1 GiB; the spare file is a part of it."""
-    space = SpaceGuard(-1, lambda _: None, RecordedReports())
+    space = SpaceGuard(-1, lambda _: None, RecordedReports(), lambda: 0)
     space.note(DiskSpace(total_bytes, total_bytes))
     assert space.reserve_bytes == reserve_bytes
     assert space._spare_bytes <= min(MAX_SPARE_BYTES, reserve_bytes // 8)
@@ -284,7 +298,7 @@ def test_the_default_is_a_share_of_the_disk(total_bytes: int, reserve_bytes: int
 
 def test_a_file_system_that_does_not_tell_refuses_nothing() -> None:
     """Where a look fails, appends go on: the disk itself refuses what does not fit."""
-    space = SpaceGuard(-1, lambda _: None, RecordedReports())
+    space = SpaceGuard(-1, lambda _: None, RecordedReports(), lambda: 0)
     assert space.free_bytes is None
     space.admit(1 << 40)
     job = None
@@ -312,7 +326,7 @@ def test_a_limit_that_is_looked_at_after_the_append_is_found(monkeypatch: pytest
     original = Stream.append
 
     def append_first(self: Stream, records: bytearray, **more: Any) -> Any:
-        space, self._host.space = self._host.space, SpaceGuard(0, lambda _: None, RecordedReports())
+        space, self._host.space = self._host.space, SpaceGuard(0, lambda _: None, RecordedReports(), lambda: 0)
         ticket = original(self, records, **more)
         self._host.space = space
         space.admit(len(records))

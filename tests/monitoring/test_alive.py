@@ -176,7 +176,8 @@ STEPS: tuple[tuple[Callable[[Scenario], None], set[str]], ...] = (
     }),
     (Scenario.join, {"kafka_consumergroup_members"}),
     (Scenario.publish_state, {
-        "cairn_epochs_committed_total", "cairn_epochs_aborted_total", "cairn_staged_bytes", "cairn_queries",
+        "cairn_epochs_committed_total", "cairn_epochs_aborted_total", "cairn_staged_bytes", "cairn_disk_needed_bytes",
+        "cairn_queries",
         "cairn_query_epoch", "cairn_query_committed_timestamp_seconds", "cairn_readers", "cairn_cleaned_bytes_total",
     }),
     (Scenario.lose_a_reader, {"cairn_reader_released_streams_total"}),
@@ -188,7 +189,7 @@ STEPS: tuple[tuple[Callable[[Scenario], None], set[str]], ...] = (
     (Scenario.free_the_disk, {"cairn_disk_failing"}),
     (Scenario.make_many_partitions, {"cairn_series_left_out"}),
 )  # fmt: skip
-APART = {"cairn_request_bytes", "cairn_ready"}
+APART = {"cairn_request_bytes", "cairn_ready", "cairn_appends_refused"}
 
 
 def have_moved(before: Samples, sidecar: Sidecar, names: set[str]) -> set[str]:

@@ -6,8 +6,10 @@ import http.client
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
@@ -125,6 +127,35 @@ def test_idle_and_slow_clients_give_way(tmp_path: Path) -> None:
         client.create_topic("orders")
         assert client.produce("orders", BATCH).error == 0
         assert "connection_refused" not in sidecar.log()
+
+
+def test_health_has_a_place_of_its_own(tmp_path: Path) -> None:
+    """While more clients than there are places ask for metrics without a pause, and others hold connections without a
+    question, whoever asks for the health gets it, each time.
+    """
+    stop = threading.Event()
+
+    def hammer(port: int) -> int:
+        refused = 0
+        while not stop.is_set():
+            with suppress(OSError, http.client.HTTPException):
+                refused += ask(port, "/metrics").status == 503
+        return refused
+
+    places = LIMITS.max_connections + 16
+    with watched(tmp_path / "data") as sidecar, ExitStack() as stack, ThreadPoolExecutor(places) as clients:
+        port = http_port(sidecar)
+        hammering = [clients.submit(hammer, port) for _ in range(places)]
+        try:
+            until(lambda: "connection_refused" in sidecar.log(), "all places are taken")
+            for _ in range(LIMITS.reserved_connections // 2):
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S))
+            for _ in range(20):
+                assert ask(port, "/health").status == 200
+                assert ask(port, "/ready").status == 200
+        finally:
+            stop.set()
+        assert sum(task.result() for task in hammering) > 0
 
 
 def test_headers_and_bodies_are_bounded(sidecar: Sidecar) -> None:

@@ -8,12 +8,14 @@ import shlex
 import shutil
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from logstore import config
 from logstore.base.service_manager import ALIVE, READY, STOPPING
+from logstore.sidecar import FAILED, REFUSED
 from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import ROOT, Sidecar
 
@@ -56,6 +58,21 @@ def test_the_unit_starts_what_exists() -> None:
     assert config.parse_http("http", flags["--http"]).address.port
     assert config.parse_listeners([flags["--kafka"]], [], insecure=False)
     assert "\nExecReload=/bin/kill -HUP $MAINPID\n" in UNIT.read_text(encoding="utf-8"), "certificates are loaded again"
+
+
+def test_what_only_a_person_mends_is_not_tried_again(tmp_path: Path) -> None:
+    """The unit names the exit status of a bad setting, and no other: what may pass by itself is tried again without an
+    end.
+    """
+    unit = UNIT.read_text(encoding="utf-8")
+    assert re.findall(r"^RestartPreventExitStatus=(.*)$", unit, flags=re.MULTILINE) == [str(REFUSED)]
+    assert "\nRestart=on-failure\n" in unit
+    assert "\nStartLimitIntervalSec=0\n" in unit.partition("[Service]")[0]
+    for flags, status in ((("--io-window", "0"), REFUSED), (("--data-dir", f"{tmp_path}/file/data"), FAILED)):
+        (tmp_path / "file").touch()
+        command = [sys.executable, "-m", "logstore.cli", "serve", "--data-dir", str(tmp_path / "data"), *flags]
+        ended = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, cwd=ROOT, check=False)
+        assert ended.returncode == status, ended.stderr
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")

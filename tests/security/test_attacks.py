@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 import trustme
 from kio.schema.errors import ErrorCode
-from scramp import ScramClient
+from scramp import ScramClient, ScramException
+from scramp.core import ServerError
 
-from logstore.kafka.security.login import LoginSettings
+from logstore.kafka.security.login import SAID_BY_SCRAMP, SHOWN_CHARACTERS, LoginSettings, why_refused
 from tests.kafka.front_driver import request_frame
 from tests.security.conftest import PASSWORD, USER, Certificates, Secured
 from tests.security.raw_client import API_VERSIONS, AUTHENTICATE, HANDSHAKE, RawClient
@@ -132,6 +133,43 @@ def test_wrong_logins_get_the_same_answer(wrong: str, mechanism: str, secured: S
         )
         assert client.is_ended()
     assert password not in secured.sidecar.log()
+
+
+RAW = "\x1b[31mpasswd123\u202e\n" * 100
+
+
+@pytest.mark.parametrize("sentence", [RAW, f"found {RAW}", "", *sorted(SAID_BY_SCRAMP)])
+def test_a_report_quotes_no_message_of_a_client(sentence: str) -> None:
+    """Whatever the library for SCRAM says of a message: the report is short, one line, and has nothing of it."""
+    for error in (ScramException(sentence, ServerError.OTHER_ERROR), ScramException(sentence)):
+        why = why_refused(error)
+        assert len(why) <= SHOWN_CHARACTERS
+        assert why.isascii()
+        assert why.isprintable()
+        assert "passwd123" not in why
+        assert why.endswith(": other-error")
+        assert not sentence or sentence == RAW or sentence.startswith("found") or why.startswith(sentence)
+
+
+WRONG_FORMS = {
+    "name": f"n,,n={RAW},r=abc",
+    "channel binding": f"p={RAW},,n={USER},r=abc",
+    "attribute": f"n,,n={USER},r=abc,{RAW}=x",
+    "nonce": f"n,,n={USER},r={RAW}",
+    "no message": RAW,
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_FORMS)
+def test_a_message_in_a_wrong_form_is_in_no_log_line(wrong: str, secured: Secured) -> None:
+    """The log has that a login failed, on one line, and nothing of what was sent."""
+    with open_login(secured) as client:
+        assert client.choose(MECHANISM) is ErrorCode.none
+        answer = client.token(WRONG_FORMS[wrong])
+        assert answer.error_code is ErrorCode.sasl_authentication_failed
+        assert "passwd123" not in answer.error_message
+        assert client.is_ended()
+    assert "passwd123" not in secured.sidecar.log()
 
 
 def challenge(secured: Secured, user: str) -> tuple[str, int, int]:

@@ -7,6 +7,7 @@ import signal
 import socket
 import ssl
 import threading
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -18,9 +19,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from logstore.base.connected_socket import HandshakeFailed
 from logstore.base.errors import TlsError
 from logstore.base.tls import ServerTls, TlsFiles
-from logstore.base.tls_socket import HANDSHAKES, TlsSocket
+from logstore.base.tls_handshakes import MAX_BYTES, Handshakes
+from logstore.base.tls_socket import TlsSocket
 from logstore.kafka.security.principals import principal_of_certificate
 from tests.security.conftest import Certificates, make_certificates, tls_flags, write_server
 from tests.security.raw_client import RawClient
@@ -201,7 +204,7 @@ async def test_large_answers_pass_a_client_that_reads_slowly(tmp_path: Path) -> 
             side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         context = ssl.create_default_context(cafile=str(found.ca))
         context.minimum_version = context.maximum_version = version
-        server = TlsSocket(ours, tls.context, trio.CapacityLimiter(HANDSHAKES))
+        server = TlsSocket(ours, tls.context, Handshakes())
         got = bytearray()
         rests: list[int] = []
         is_full = threading.Event()
@@ -237,3 +240,71 @@ async def test_large_answers_pass_a_client_that_reads_slowly(tmp_path: Path) -> 
         assert bytes(got) == whole
         assert rests == sorted(rests, reverse=True)
         assert rests[0] > 0
+
+
+# ---- handshakes that are not done
+
+
+def half_a_hello(size: int) -> bytes:
+    """The first `size` bytes of a ClientHello that says that it has 100,000."""
+    message = b"\x01" + (100_000).to_bytes(3, "big") + b"\x03\x03" + bytes(size)
+    pieces = [message[at : at + 16_000] for at in range(0, size, 16_000)]
+    return b"".join(b"\x16\x03\x01" + len(piece).to_bytes(2, "big") + piece for piece in pieces)
+
+
+async def test_half_open_handshakes_hold_a_bounded_number_of_bytes(tmp_path: Path) -> None:
+    """Those that hold most are given up when all hold too much; an honest one beside them gets through."""
+    found = make_certificates(tmp_path)
+    tls = ServerTls(files_of(found))
+    limit_bytes, hello = 256 * 1024, half_a_hello(60_000)
+    handshakes = Handshakes(limit_bytes)
+    most = 0
+    failures: list[str] = []
+
+    async def serve(sock: socket.socket) -> None:
+        with pytest.raises(HandshakeFailed) as failed:
+            await TlsSocket(sock, tls.context, handshakes).handshake()
+        failures.append(str(failed.value))
+
+    def honest(theirs: socket.socket) -> None:
+        context = ssl.create_default_context(cafile=str(found.ca))
+        context.wrap_socket(theirs, server_hostname="127.0.0.1").close()
+
+    with ExitStack() as stack, trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            clients = []
+            for number in range(1, 21):
+                ours, theirs = (stack.enter_context(side) for side in socket.socketpair())
+                clients.append(theirs)
+                nursery.start_soon(serve, ours)
+                await trio.to_thread.run_sync(theirs.sendall, hello)
+                while handshakes.total_bytes < number * len(hello):
+                    await trio.lowlevel.checkpoint()
+                    most = max(most, handshakes.held_bytes)
+            assert most <= limit_bytes
+            ours, theirs = (stack.enter_context(side) for side in socket.socketpair())
+            async with trio.open_nursery() as pair:
+                pair.start_soon(partial(trio.to_thread.run_sync, honest, theirs))
+                await TlsSocket(ours, tls.context, handshakes).handshake()
+            assert failures
+            assert all("makes way" in why for why in failures)
+            for client in clients:
+                client.close()
+    assert handshakes.held_bytes == 0
+    assert len(failures) == len(clients)
+
+
+async def test_the_handshakes_that_hold_most_end() -> None:
+    """However many there are: the bytes of all stay below the limit, and small ones are not touched."""
+    handshakes = Handshakes(10_000)
+    with ExitStack() as stack:
+        small = [stack.enter_context(handshakes.one()) for _ in range(20)]
+        large = [stack.enter_context(handshakes.one()) for _ in range(50)]
+        for handshake in (*small, *large):
+            handshakes.received(handshake, 1000 if handshake in large else 100)
+            assert handshakes.held_bytes <= 10_000
+        assert not any(handshake.scope.cancel_called for handshake in small)
+        ended = [handshake.scope.cancel_called for handshake in large]
+        assert ended == sorted(ended, reverse=True), "the oldest first"
+        with pytest.raises(HandshakeFailed, match="more than"):
+            handshakes.received(small[0], MAX_BYTES)

@@ -1,4 +1,4 @@
-"""Starting: what prevents it is one clear line and exit status 2; what is served is what was asked for."""
+"""Starting: what prevents it is one clear line and an exit status; what is served is what was asked for."""
 
 import importlib.metadata
 import json
@@ -17,18 +17,17 @@ from logstore.disk.files import OsFiles
 from logstore.errors import CorruptFile
 from logstore.log.data_directory import FORMAT_VERSION
 from logstore.log.store import Store, StoreSettings
+from logstore.sidecar import FAILED, REFUSED
 from tests.kafka.wire_client import METADATA, WireClient
 from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import ROOT, Sidecar
 
-REFUSED = 2
 
-
-def refused(*flags: str) -> str:
-    """Run `cairn serve` with flags that it must refuse; what it says."""
+def refused(*flags: str, status: int = REFUSED) -> str:
+    """Run `cairn serve` with flags that it must refuse; what it says. `status`: FAILED if that may pass by itself."""
     command = [sys.executable, "-m", "logstore.cli", "serve", *flags]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT, check=False)
-    assert ended.returncode == REFUSED, ended.stderr
+    assert ended.returncode == status, ended.stderr
     assert ended.stdout == ""
     assert "Traceback" not in ended.stderr
     return ended.stderr
@@ -43,7 +42,7 @@ def one_line(said: str) -> str:
 def test_a_second_sidecar_on_the_same_directory_is_refused(tmp_path: Path) -> None:
     """One directory, one sidecar: the second says who has it, and the first does not notice."""
     with Sidecar(tmp_path / "data") as first:
-        said = refused("--data-dir", str(first.data_dir), "--kafka", "127.0.0.1:0")
+        said = refused("--data-dir", str(first.data_dir), "--kafka", "127.0.0.1:0", status=FAILED)
         assert f"process {first.pid}" in one_line(said)
         assert "another --data-dir" in said
         with WireClient(first.port) as client:
@@ -62,13 +61,15 @@ def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
     """The line names the address; the directory is left as it was."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        said = refused("--data-dir", str(tmp_path), "--kafka", "127.0.0.1:0", "--kafka", f"127.0.0.1:{port}")
+        said = refused(
+            "--data-dir", str(tmp_path), "--kafka", "127.0.0.1:0", "--kafka", f"127.0.0.1:{port}", status=FAILED
+        )
     assert one_line(said) == f"cairn: cannot listen on 127.0.0.1:{port}: Address already in use"
 
 
 def test_a_name_nobody_knows_is_refused(tmp_path: Path) -> None:
     """A listener on a host that cannot be resolved is named."""
-    said = refused("--data-dir", str(tmp_path), "--insecure", "--kafka", "no.such.host.invalid:9092")
+    said = refused("--data-dir", str(tmp_path), "--insecure", "--kafka", "no.such.host.invalid:9092", status=FAILED)
     assert one_line(said).startswith("cairn: cannot listen on no.such.host.invalid:9092: ")
 
 
@@ -95,15 +96,15 @@ def test_flags_nobody_knows_are_refused(flags: list[str], said: str) -> None:
 def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     """A data directory below a file, or one that is a file, is named with the reason."""
     (tmp_path / "file").touch()
-    said = refused("--data-dir", str(tmp_path / "file/data"), "--kafka", "127.0.0.1:0")
+    said = refused("--data-dir", str(tmp_path / "file/data"), "--kafka", "127.0.0.1:0", status=FAILED)
     assert one_line(said) == f"cairn: {tmp_path}/file/data: Not a directory"
-    said = refused("--data-dir", str(tmp_path / "file"), "--kafka", "127.0.0.1:0")
+    said = refused("--data-dir", str(tmp_path / "file"), "--kafka", "127.0.0.1:0", status=FAILED)
     assert str(tmp_path / "file") in one_line(said)
 
 
 def test_a_directory_nobody_may_write_is_refused() -> None:
     """Where not even root may write, the line says so."""
-    said = refused("--data-dir", "/proc/self/cairn", "--kafka", "127.0.0.1:0")
+    said = refused("--data-dir", "/proc/self/cairn", "--kafka", "127.0.0.1:0", status=FAILED)
     assert "/proc/self/cairn" in one_line(said)
 
 

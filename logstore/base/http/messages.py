@@ -45,6 +45,10 @@ class HttpSettings:
     """Beyond a limit of connections: the new one gets the place of the one that has sent or taken nothing for longest,
     instead of a 503.
     """
+    reserved_connections: int = 0
+    """Beyond `max_connections`, for clients whose request is urgent. Others get a 503 there, once they have asked."""
+    silent_s: float = 0.25
+    """A connection whose client has sent and taken nothing for so long is given up before a reserved one is used."""
 
 
 class HttpRequest(NamedTuple):
@@ -70,6 +74,8 @@ class HttpResponse:
 Handler = Callable[[HttpRequest], Awaitable[HttpResponse]]
 MayWait = Callable[[HttpRequest], bool]
 """Whether a request may take long, so that the server watches for a client that disconnects meanwhile."""
+IsUrgent = Callable[[HttpRequest], bool]
+"""Whether a request is answered on a reserved connection."""
 TakesLarge = Callable[[str, str, Mapping[str, str]], bool]
 """Whether a request with this method, target and headers may have a large body; else it must be small."""
 

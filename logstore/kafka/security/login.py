@@ -43,6 +43,22 @@ PASSWORD_CHECKS: Final = 2
 
 SHOWN_CHARACTERS: Final = 200
 """Of why a login failed, in the report."""
+SAID_BY_SCRAMP: Final = frozenset(
+    {
+        "Duplicate attributes not allowed in message",
+        "GS2 flag must be one of ('y', 'n', 'p=')",
+        "Invalid base 64 encoding",
+        "Nonce contains invalid characters",
+        "Received GS2 flag 'p' which indicates that the client requires channel binding, but the server does not",
+        "Server nonce doesn't match.",
+        "The GS2 authzid must be empty",
+        "The channel bindings don't match.",
+        "The client keys don't match.",
+        "The client sent a malformed first message",
+        "The username cannot be empty",
+    }
+)
+"""Sentences of the package scramp that are reported as they are. Others may quote what the client sent."""
 
 
 class LoginState(enum.Enum):
@@ -153,8 +169,7 @@ class Login:
         try:
             answer = await self._next_message(request.auth_bytes)
         except (_WrongLogin, ScramException) as error:
-            # scramp's messages are about the form, or say only that a proof is wrong.
-            await self._refuse(str(error))
+            await self._refuse(why_refused(error))
             message = (
                 "Authentication failed during authentication due to invalid credentials with SASL mechanism "
                 f"{self._mechanism}"
@@ -173,7 +188,7 @@ class Login:
             client=self._host,
             mechanism=self._mechanism or "none",
             user=self._user if is_known else "unknown",
-            why=why[:SHOWN_CHARACTERS],
+            why=why,
         )
         await trio.sleep(self._authenticator.settings.failure_delay_s)
 
@@ -229,6 +244,15 @@ def _check_name_lengths(first: str) -> None:
     for part in first.split(","):
         if len(part.replace("=2C", ",").replace("=3D", "=").encode()) > len("n=") + MAX_NAME_BYTES:
             raise _WrongLogin(f"a name or a nonce of more than {MAX_NAME_BYTES} bytes")
+
+
+def why_refused(error: Exception) -> str:
+    """What is reported of a login that failed: a sentence of ours, or a fixed text of scramp's with its error code."""
+    if not isinstance(error, ScramException):
+        return str(error)[:SHOWN_CHARACTERS]
+    sentence = str(error.args[0]) if error.args else ""
+    code = "other-error" if error.server_error is None else error.server_error.value
+    return f"{sentence if sentence in SAID_BY_SCRAMP else 'a message of SCRAM in a wrong form'}: {code}"
 
 
 class _WrongLogin(Exception):
