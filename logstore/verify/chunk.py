@@ -4,7 +4,8 @@ A batch counts as intact by the same rules as in recovery: its checksum, its bas
 intact is damage if it was proven durable: a later chunk exists, a valid index block covers it, or more bytes follow
 than one write can have. Behind damage the check goes on at the next intact batch.
 
-Invariants: reads in large pieces, each byte once but around damage; memory is bounded by a window or one batch.
+Invariants: each byte is read once, but around damage; memory is bounded by a window, and around damage, and for a
+control batch, by one batch.
 """
 
 import struct
@@ -98,7 +99,7 @@ def check_chunk(
 
     `is_live`: a sidecar may be writing it, so that its newest end proves nothing. `wanted`: ENDs to look out for.
     `journaled`: what the journal holds of the stream; a start would bring it into the stream's last chunk. `progress`
-    is told the bytes of each piece that was read; it may raise to end the check. Raises OSError, UnknownFormatVersion.
+    is told the bytes of each piece that was read. Raises OSError, UnknownFormatVersion.
     """
     check = _ChunkCheck(fs, place, is_live, wanted, journaled, progress)
     check.run()

@@ -18,7 +18,7 @@ AHEAD_BYTES: Final = 4 << 20
 
 
 class ChunkWindow:
-    """A window of a chunk. `note_read` is told the bytes of each read; it may raise to end the check."""
+    """A window of a chunk. `note_read` is told the bytes of each read."""
 
     def __init__(self, chunk: ReplayedChunk, note_read: Callable[[int], None]) -> None:
         self._chunk = chunk
