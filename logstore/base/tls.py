@@ -10,11 +10,9 @@ Invariants:
 
 import os
 import ssl
+from importlib import import_module
 from pathlib import Path
 from typing import Final, NamedTuple
-
-from asn1crypto import pem
-from asn1crypto.x509 import Certificate
 
 from logstore.base.errors import TlsError
 
@@ -28,6 +26,8 @@ CLIENT_CERTIFICATES: Final = {
 """What `TlsFiles.client_certificates` may be; Kafka's `ssl.client.auth` has the same values."""
 CIPHERS_BEFORE_1_3: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """Of TLS 1.2, those with forward secrecy and authenticated encryption. Those of TLS 1.3 are all of this kind."""
+CERTIFICATES_ROOM: Final = "logstore.base.x509"
+"""Loaded only where there is a certificate: what reads it takes 2 MB."""
 _Signature = tuple[tuple[int, int, int], ...]
 
 
@@ -50,7 +50,7 @@ class ServerTls:
         self._files = files
         self._seen = self._signature()
         self.context = self._load()
-        self.expires_ms = expiry_ms(files.certificate)
+        self.expires_ms: int | None = import_module(CERTIFICATES_ROOM).expiry_ms(files.certificate)
         """When the server's own certificate ends, in ms since the Unix epoch; None if its file does not tell."""
 
     @property
@@ -69,7 +69,7 @@ class ServerTls:
             return False
         self._seen = signature  # before loading: files that change meanwhile are loaded again
         self.context = self._load()
-        self.expires_ms = expiry_ms(self._files.certificate)
+        self.expires_ms = import_module(CERTIFICATES_ROOM).expiry_ms(self._files.certificate)
         return True
 
     def _signature(self) -> _Signature:
@@ -109,21 +109,6 @@ class ServerTls:
                 ) from error
         context.verify_mode = CLIENT_CERTIFICATES[files.client_certificates]
         return context
-
-
-def expiry_ms(path: str) -> int | None:
-    """When the first certificate in a PEM file ends, in ms since the Unix epoch; None if that cannot be read.
-
-    Blocks.
-    """
-    try:
-        for kind, _, content in pem.unarmor(Path(path).read_bytes(), multiple=True):
-            if kind == "CERTIFICATE":
-                end = Certificate.load(content)["tbs_certificate"]["validity"]["not_after"].native
-                return int(end.timestamp() * 1000)
-    except (OSError, ValueError):
-        pass  # OpenSSL, which has loaded the file, decides about it
-    return None
 
 
 def _password(path: str) -> bytes:

@@ -20,7 +20,7 @@ from cryptography.x509.oid import NameOID
 
 from logstore.base.errors import TlsError
 from logstore.base.tls import ServerTls, TlsFiles
-from logstore.kafka.security.principals import principal_of_certificate
+from logstore.kafka.security.subjects import principal_of_certificate
 from logstore.kafka.security.tls_socket import HANDSHAKES, TlsClientSocket
 from tests.security.conftest import Certificates, make_certificates, tls_flags, write_server
 from tests.security.raw_client import RawClient
