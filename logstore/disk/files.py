@@ -47,7 +47,7 @@ class OsFiles:
         """Whether the file system reads from memory alone if asked to. Overlays, as in containers, do not."""
 
     def _path(self, path: str) -> str:
-        if path.startswith("/") or ".." in path.split("/"):
+        if path.startswith("/") or (".." in path and ".." in path.split("/")):
             raise OSError(errno.EINVAL, f"path {path!r} leaves the data directory")
         return f"{self._root}/{path}" if path else str(self._root)
 
