@@ -2,7 +2,7 @@
 
 The processes are forked, so that they have the plan without a copy, and wait for shares of its pieces.
 
-Invariants: a result is that of `check_piece`, whichever process made it; each process has one share at a time; the
+Invariants: a result is that of `check_pieces`, whichever process made it; each process has one share at a time; the
 processes end with the one that made them, however that ends, and hold its lock of the directory no longer.
 """
 
@@ -21,7 +21,7 @@ from typing import Final, Self
 from logstore.errors import CairnError
 from logstore.interfaces import FileSystem
 from logstore.verify.chunk import ChunkResult
-from logstore.verify.directory import Piece, Plan, check_piece
+from logstore.verify.directory import Piece, Plan, check_pieces
 
 SHARE_BYTES: Final = 64 << 20
 SHARE_PIECES: Final = 256
@@ -90,11 +90,11 @@ class ChunkCheckers:
     def results(self, progress: Callable[[int], None]) -> Iterator[tuple[Piece, ChunkResult]]:
         """The result for each piece, in the order of the plan. `progress` is told how many bytes were read.
 
-        Raises what `check_piece` raises, and CheckerLost.
+        Raises what `check_pieces` raises, and CheckerLost.
         """
         pieces = self._planned.pieces
         if not self._processes:
-            yield from ((piece, check_piece(self._files, self._planned, piece, progress)) for piece in pieces)
+            yield from zip(pieces, check_pieces(self._files, self._planned, pieces, progress), strict=True)
             return
         found: dict[int, ChunkResult] = {}
         waiting = deque(self._shares)
@@ -171,7 +171,8 @@ def _check_share(files: FileSystem, planned: Plan, numbers: Sequence[int], conne
 
     results: dict[int, ChunkResult] | Exception
     try:
-        results = {number: check_piece(files, planned, planned.pieces[number], note_read) for number in numbers}
+        pieces = [planned.pieces[number] for number in numbers]
+        results = dict(zip(numbers, check_pieces(files, planned, pieces, note_read), strict=True))
     except Exception as error:  # noqa: BLE001  whatever it is, the first process has to say it
         error.add_note(traceback.format_exc())
         results = error

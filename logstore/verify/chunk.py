@@ -36,7 +36,7 @@ from logstore.log.chunks import INDEX_SUFFIX, LOG_SUFFIX, MAX_APPEND_BYTES, PROD
 from logstore.verify.derived import NEVER, IndexCheck, check_producers
 from logstore.verify.findings import Findings
 from logstore.verify.journal import ReplayedChunk
-from logstore.verify.window import ChunkWindow
+from logstore.verify.window import ChunkWindow, window_buffer
 
 SEARCH_WINDOW_BYTES: Final = 4 << 20
 """Read at once where an intact batch is looked for."""
@@ -94,29 +94,40 @@ def check_chunk(
     wanted: Collection[EpochEnd] = (),
     journaled: Sequence[JournalPart] = (),
     progress: Callable[[int], None] = lambda _: None,
+    buffer: memoryview | None = None,
 ) -> ChunkResult:
     """Check one chunk with its index and its producer snapshots.
 
     `is_live`: a sidecar may be writing it, so that its newest end proves nothing. `wanted`: ENDs to look out for.
     `journaled`: what the journal holds of the stream; a start would bring it into the stream's last chunk. `progress`
-    is told the bytes of each piece that was read. Raises OSError, UnknownFormatVersion.
+    is told the bytes of each piece that was read. `buffer`: of `window_buffer`, to be used again. Raises OSError,
+    UnknownFormatVersion.
     """
-    check = _ChunkCheck(fs, place, is_live, wanted, journaled, progress)
+    chunk_files = _ChunkFiles(fs, place, journaled)
+    check = _ChunkCheck(chunk_files, is_live, wanted, progress, window_buffer() if buffer is None else buffer)
     check.run()
     check_producers(fs, place.path(PRODUCERS_SUFFIX), check.result.findings, is_live=is_live)
     return check.result
 
 
+class _ChunkFiles(NamedTuple):
+    """Where a chunk is, and what the journal holds of its stream."""
+
+    fs: FileSystem
+    place: ChunkPlace
+    journaled: Sequence[JournalPart]
+
+
 class _ChunkCheck:
     def __init__(
         self,
-        fs: FileSystem,
-        place: ChunkPlace,
+        files: _ChunkFiles,
         is_live: bool,
         wanted: Collection[EpochEnd],
-        journaled: Sequence[JournalPart],
         progress: Callable[[int], None],
+        buffer: memoryview,
     ) -> None:
+        fs, place, journaled = files
         self._place = place
         self._is_live = is_live
         self._wanted = wanted
@@ -128,7 +139,7 @@ class _ChunkCheck:
         self._index = IndexCheck(fs, place.path(INDEX_SUFFIX), self._findings)
         self._chunk = ReplayedChunk(fs, self._path, place.base_offset, self._index.durable_end, journaled)
         self._size_bytes = self._chunk.size_bytes
-        self._window = ChunkWindow(self._chunk, self._note_read)
+        self._window = ChunkWindow(self._chunk, buffer, self._note_read)
         self._group: _OpenGroup | None = None
         self._group_unknown = False
         self._batches = 0
