@@ -4,9 +4,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from types import ModuleType
-from typing import cast
 
+from logstore.base.lean_imports import import_lean, leave_test_tools_out
 from logstore.commands.table import COMMANDS as COMMANDS
 from logstore.commands.table import grouped_help, load
 
@@ -25,7 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
     words = list(sys.argv[1:] if arguments is None else arguments)
     chosen = next((word for word in words if not word.startswith("-")), None)
-    _leave_test_tools_out()
+    leave_test_tools_out()
+    if chosen == "serve":
+        import_lean()
     used = parser
     for name, (_, summary) in COMMANDS.items():
         subparser = subparsers.add_parser(name, description=summary)
@@ -47,11 +48,6 @@ class _ShowVersion(argparse.Action):
         """Print the version and exit."""
         print(f"cairn {import_module('importlib.metadata').version('cairn')}")
         parser.exit()
-
-
-def _leave_test_tools_out() -> None:
-    """Keep kio from importing Hypothesis where it is installed: a third of a second and 20 MB that no command needs."""
-    sys.modules.setdefault("hypothesis", cast(ModuleType, None))
 
 
 if __name__ == "__main__":

@@ -78,6 +78,14 @@ class FileSystem(ReadableFiles, Protocol):
     def read(self, path: str, position: int, length: int, *, drop_cache: bool = False) -> bytes:
         """See ReadableFiles."""
 
+    def read_into(self, path: str, position: int, buffer: memoryview) -> int:
+        """Fill `buffer` from `position` on; how many bytes were read, fewer than it has only at the end of the file."""
+
+    def will_read(self, path: str, position: int, length: int) -> None:
+        """These bytes will be read soon: they may be fetched from the disk meanwhile. Advice only: it never raises
+        OSError.
+        """
+
     def read_cached(self, path: str, position: int, length: int) -> Buffer | None:
         """What `read` gives, if that needs no wait for the disk: `length` bytes that are in memory already.
 

@@ -309,6 +309,9 @@ async def _serve(settings: SidecarConfig) -> None:
     files.close()
     reporter.flush(is_end=True)
     report(STOPPED)
+    # Everything is on the disk: what is in memory goes with the process. To search the streams that this life has made
+    # for garbage would take a second.
+    gc.freeze()
 
 
 async def _start_cluster(

@@ -10,11 +10,9 @@ Invariants:
 
 import os
 import ssl
+from importlib import import_module
 from pathlib import Path
 from typing import Final, NamedTuple
-
-from asn1crypto import pem
-from asn1crypto.x509 import Certificate
 
 from logstore.base.errors import TlsError
 
@@ -28,6 +26,8 @@ CLIENT_CERTIFICATES: Final = {
 """What `TlsFiles.client_certificates` may be; Kafka's `ssl.client.auth` has the same values."""
 CIPHERS_BEFORE_1_3: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """Of TLS 1.2, those with forward secrecy and authenticated encryption. Those of TLS 1.3 are all of this kind."""
+CERTIFICATES_ROOM: Final = "logstore.base.x509"
+"""Loaded only where there is a certificate: what reads it takes 2 MB."""
 _Signature = tuple[tuple[int, int, int], ...]
 
 
@@ -50,7 +50,7 @@ class ServerTls:
         self._files = files
         self._seen = self._signature()
         self.context = self._load()
-        self.expires_ms = expiry_ms(files.certificate)
+        self.expires_ms: int | None = import_module(CERTIFICATES_ROOM).expiry_ms(files.certificate)
         """When the server's own certificate ends, in ms since the Unix epoch; None if its file does not tell."""
 
     @property
@@ -69,7 +69,7 @@ class ServerTls:
             return False
         self._seen = signature  # before loading: files that change meanwhile are loaded again
         self.context = self._load()
-        self.expires_ms = expiry_ms(self._files.certificate)
+        self.expires_ms = import_module(CERTIFICATES_ROOM).expiry_ms(self._files.certificate)
         return True
 
     def _signature(self) -> _Signature:
@@ -123,14 +123,15 @@ class PeerTls(ServerTls):
     certificate, which both ends must have. Raises TlsError; blocks.
 
     OpenSSL checks that `client_ca` has signed the other end's certificate; whose it is, the caller checks
-    (`certificate_names`).
+    (`logstore.base.x509.certificate_names`).
     """
 
     client_context: ssl.SSLContext
 
     def __init__(self, files: TlsFiles) -> None:
         super().__init__(files._replace(client_certificates="required"))
-        self.names = certificate_names(_first_certificate(files.certificate))
+        room = import_module(CERTIFICATES_ROOM)
+        self.names: frozenset[str] = room.certificate_names(room.first_certificate(files.certificate))
         """The DNS names in the host's own certificate."""
 
     def _load(self) -> ssl.SSLContext:
@@ -145,41 +146,6 @@ class PeerTls(ServerTls):
         self._load_authorities(context)
         self.client_context = context
         return server_context
-
-
-def certificate_names(certificate: bytes) -> frozenset[str]:
-    """The DNS names among the subject alternative names of a certificate (DER), as written. Raises TlsError."""
-    try:
-        found = Certificate.load(certificate).subject_alt_name_value
-        # The bytes of a name as they are: asn1crypto would translate those of international domains.
-        return frozenset(name.chosen.contents.decode("ascii") for name in found or () if name.name == "dns_name")
-    except ValueError as error:
-        raise TlsError(f"the names in a certificate of {len(certificate)} bytes cannot be read: {error}") from error
-
-
-def _first_certificate(path: str) -> bytes:
-    try:
-        for kind, _, content in pem.unarmor(Path(path).read_bytes(), multiple=True):
-            if kind == "CERTIFICATE":
-                return bytes(content)
-    except (OSError, ValueError) as error:
-        raise TlsError(f"tls-certificate {path!r} cannot be read: {error}") from error
-    raise TlsError(f"tls-certificate {path!r} has no certificate; give a PEM file that begins with it")
-
-
-def expiry_ms(path: str) -> int | None:
-    """When the first certificate in a PEM file ends, in ms since the Unix epoch; None if that cannot be read.
-
-    Blocks.
-    """
-    try:
-        for kind, _, content in pem.unarmor(Path(path).read_bytes(), multiple=True):
-            if kind == "CERTIFICATE":
-                end = Certificate.load(content)["tbs_certificate"]["validity"]["not_after"].native
-                return int(end.timestamp() * 1000)
-    except (OSError, ValueError):
-        pass  # OpenSSL, which has loaded the file, decides about it
-    return None
 
 
 def _password(path: str) -> bytes:

@@ -8,9 +8,10 @@ from typing import Final, NamedTuple
 from logstore.base.addresses import Address
 from logstore.base.connected_socket import ConnectedSocket
 from logstore.base.events import Report
-from logstore.base.tls import PeerTls, certificate_names
+from logstore.base.tls import PeerTls
 from logstore.base.tls_handshakes import Handshakes
 from logstore.base.tls_socket import TlsSocket
+from logstore.base.x509 import certificate_names
 from logstore.cluster.hello import Hello, shown
 from logstore.cluster.interfaces import LinkObserver
 from logstore.cluster.sockets import set_options

@@ -1,12 +1,12 @@
 """How far a long command is: a bar where rich is installed and a terminal is there, otherwise a line now and then.
 
-Invariants: progress goes to standard error; telling it is cheap and may be done from any thread; without a terminal,
-and with `--quiet`, nothing is shown.
+Invariants: progress goes to standard error; telling it is cheap, however often; without a terminal, and with
+`--quiet`, nothing is shown.
 """
 
 import sys
-import threading
 import time
+from contextlib import suppress
 from importlib import import_module
 from types import TracebackType
 from typing import Any, Final, Self
@@ -14,11 +14,8 @@ from typing import Any, Final, Self
 from logstore.commands.output import show_bytes
 
 LINE_INTERVAL_S: Final = 2.0
+BAR_INTERVAL_S: Final = 0.1
 _MEGA: Final = 1e6
-
-
-class Interrupted(Exception):
-    """Raised in a thread that reports progress once the command is to end."""
 
 
 class Progress:
@@ -28,9 +25,7 @@ class Progress:
         self._title = title
         self._total_bytes = total_bytes
         self._done_bytes = 0
-        self._lock = threading.Lock()
         self._began_s = self._shown_s = time.monotonic()
-        self._is_stopped = False
         self._is_shown = is_shown and sys.stderr.isatty()
         self._bar = _rich_bar(title, total_bytes) if self._is_shown else None
 
@@ -50,22 +45,19 @@ class Progress:
         """Since it began."""
         return time.monotonic() - self._began_s
 
-    def stop(self) -> None:
-        """Make every thread that goes on end with Interrupted."""
-        self._is_stopped = True
-
     def advance(self, count_bytes: int) -> None:
-        """So many bytes more are done. Raises Interrupted after `stop`."""
-        if self._is_stopped:
-            raise Interrupted
+        """So many bytes more are done."""
+        self._done_bytes += count_bytes
         if not self._is_shown:
             return
-        with self._lock:
-            self._done_bytes += count_bytes
+        now_s = time.monotonic()
+        if now_s - self._shown_s < (LINE_INTERVAL_S if self._bar is None else BAR_INTERVAL_S):
+            return
+        self._shown_s = now_s
+        with suppress(OSError):  # a terminal that is gone is no fault of what is being done
             if self._bar is not None:
                 self._bar.update(self._bar.task_ids[0], completed=self._done_bytes)
-            elif time.monotonic() - self._shown_s >= LINE_INTERVAL_S:
-                self._shown_s = time.monotonic()
+            else:
                 print(self._line(), file=sys.stderr)
 
     def _line(self) -> str:

@@ -6,23 +6,25 @@ is damaged; 1: something is; 2: this could not be checked.
 """
 
 import argparse
-import os
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from logstore.base.directory import watched_directory
+from logstore.commands.chunk_checkers import (
+    DEFAULT_PROCESSES,
+    MAX_PROCESSES,
+    CheckerLost,
+    ChunkCheckers,
+    usable_processors,
+)
 from logstore.commands.output import EXIT_FAILED, UsageError, print_json, run, show_bytes
 from logstore.commands.progress import Progress
 from logstore.disk.files import OsFiles
 from logstore.errors import UnknownFormatVersion
-from logstore.verify.chunk import ChunkResult
-from logstore.verify.directory import Plan, check_piece, conclude, is_data_directory, plan
+from logstore.verify.directory import conclude, is_data_directory, plan
 from logstore.verify.findings import Finding, Findings
 
-MAX_THREADS: Final = 8
-"""Reads and checksums run side by side; more threads than this only wait for the interpreter."""
 _MEGA: Final = 1e6
 
 
@@ -30,11 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `cairn verify`."""
     parser.add_argument("directory", type=Path, metavar="DATA-DIR")
     parser.add_argument(
-        "--threads",
-        type=_threads,
-        default=min(MAX_THREADS, 2 * (os.cpu_count() or 1)),
+        "--processes",
+        type=_processes,
+        default=min(DEFAULT_PROCESSES, usable_processors()),
         metavar="N",
-        help="how many chunks are read at once (default: %(default)s)",
+        help="how many chunks are checked at once, each by a process (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.add_argument("--quiet", action="store_true", help="show no progress, and damage only")
@@ -45,9 +47,9 @@ def main(arguments: argparse.Namespace) -> int:
     return run("verify", arguments, _verify)
 
 
-def _threads(text: str) -> int:
-    if not (text.isdecimal() and text.isascii() and 0 < int(text) <= MAX_THREADS):
-        raise argparse.ArgumentTypeError(f"{text!r}: from 1 to {MAX_THREADS} threads")
+def _processes(text: str) -> int:
+    if not (text.isdecimal() and text.isascii() and 0 < int(text) <= MAX_PROCESSES):
+        raise argparse.ArgumentTypeError(f"{text!r}: from 1 to {MAX_PROCESSES} processes")
     return int(text)
 
 
@@ -59,12 +61,14 @@ def _verify(arguments: argparse.Namespace) -> int:
             raise UsageError(f"{directory} is no data directory of a sidecar: it has no cairn.json, ledger or streams")
         with watched_directory(directory) as is_idle:
             planned = plan(files, is_live=not is_idle)
-            with Progress(
-                "verify", planned.size_bytes, is_shown=not arguments.quiet and not arguments.json
-            ) as progress:
-                findings = conclude(planned, _check(files, planned, progress, arguments.threads))
+            is_shown = not arguments.quiet and not arguments.json
+            with (
+                ChunkCheckers(files, planned, arguments.processes) as checkers,
+                Progress("verify", planned.size_bytes, is_shown=is_shown) as progress,
+            ):
+                findings = conclude(planned, checkers.results(progress.advance))
                 seconds = progress.seconds
-    except UnknownFormatVersion as error:
+    except (UnknownFormatVersion, CheckerLost) as error:
         raise UsageError(f"{directory}: {error}") from error
     except PermissionError as error:
         raise UsageError(f"{error.filename or directory}: {error.strerror}; run this as the sidecar's user") from error
@@ -73,21 +77,6 @@ def _verify(arguments: argparse.Namespace) -> int:
     else:
         _show(directory, findings, seconds, is_live=not is_idle, is_quiet=arguments.quiet)
     return EXIT_FAILED if findings.damages else 0
-
-
-def _check(files: OsFiles, planned: Plan, progress: Progress, threads: int) -> "list[tuple[Any, ChunkResult]]":
-    """Check all pieces on threads; the largest first, so that none is left alone at the end."""
-    with ThreadPoolExecutor(threads, "cairn-verify") as pool:
-        futures: dict[int, Future[ChunkResult]] = {}
-        try:
-            for number in sorted(range(len(planned.pieces)), key=lambda at: -planned.pieces[at].size_bytes):
-                piece = planned.pieces[number]
-                futures[number] = pool.submit(check_piece, files, planned, piece, progress.advance)
-            return [(piece, futures[number].result()) for number, piece in enumerate(planned.pieces)]
-        except BaseException:
-            progress.stop()
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
 
 
 def _as_fields(directory: Path, findings: Findings, seconds: float, *, is_live: bool) -> dict[str, Any]:

@@ -97,8 +97,7 @@ def decode_blocks(buffer: Buffer) -> tuple[list[IndexBlock], int]:
     position = 0
     for head, body, end in _intact(memoryview(buffer)):
         position = end
-        entries = [IndexEntry(*fields) for fields in ENTRY.iter_unpack(body)]
-        blocks.append(head._replace(entries=entries))
+        blocks.append(head._replace(entries=list(map(IndexEntry._make, ENTRY.iter_unpack(body)))))
     return blocks, position
 
 

@@ -25,6 +25,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from importlib import import_module
 from typing import Final
 
 import trio
@@ -47,9 +48,10 @@ from logstore.kafka.rights import table
 from logstore.kafka.rights.data import fetch_allowed, produce_allowed
 from logstore.kafka.security import login as login_requests
 from logstore.kafka.security.login import Login, LoginState
-from logstore.kafka.security.principals import principal_of_certificate
 from logstore.kafka.versions import api_versions_body, served_versions
 
+SUBJECTS_ROOM = "logstore.kafka.security.subjects"
+"""Loaded only where clients have certificates."""
 LINGER_BYTES = 16 * 1024
 LINGER_S = 1.0
 """How long a client may go on sending after the last answer; closing earlier could destroy that answer in transit."""
@@ -257,7 +259,7 @@ class ClientConnection:
         certificate = self._client.certificate
         if certificate is not None:
             try:
-                principal = principal_of_certificate(certificate)
+                principal = import_module(SUBJECTS_ROOM).principal_of_certificate(certificate)
             except ValueError as error:
                 raise ClosedError("the subject of the client's certificate cannot be read") from error
             self._caller = self._caller._replace(principal=principal)

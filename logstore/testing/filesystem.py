@@ -85,6 +85,17 @@ def _reads(fs: FileSystem) -> None:
     _expect(fs.read("a", 6, 1), b"", "a read at the end")
     _expect(fs.read("a", 100, 1), b"", "a read behind the end")
     _expect(fs.read("a", 0, 6, drop_cache=True), b"abcdef", "a read that drops its pages")
+    for what, position, length, count in (
+        ("in the middle", 2, 3, 3),
+        ("across the end", 4, 10, 2),
+        ("behind", 9, 1, 0),
+    ):
+        fs.will_read("a", position, length)
+        buffer = bytearray(b"-" * length)
+        _expect(fs.read_into("a", position, memoryview(buffer)), count, f"bytes read into a buffer, {what}")
+        expected = b"abcdef"[position : position + length].ljust(length, b"-")
+        _expect(bytes(buffer), expected, f"a read into a buffer, {what}")
+    fs.will_read("none", 0, 1)
     for what, position, length in (("in the middle", 2, 3), ("of all", 0, 6), ("of the last byte", 5, 1)):
         found = fs.read_cached("a", position, length)
         if found is not None:
@@ -136,6 +147,7 @@ def _refusals(fs: FileSystem) -> None:
     for what, call in (
         ("writing to a file that does not exist", lambda: fs.write("none", 0, [b"x"])),
         ("reading a file that does not exist", lambda: fs.read("none", 0, 1)),
+        ("reading a file that does not exist into a buffer", lambda: fs.read_into("none", 0, memoryview(bytearray(1)))),
         ("syncing a file that does not exist", lambda: fs.sync("none")),
         ("truncating a file that does not exist", lambda: fs.truncate("none", 0)),
         ("renaming a file that does not exist", lambda: fs.rename("none", "other")),

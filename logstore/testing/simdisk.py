@@ -343,6 +343,15 @@ class SimDisk:
         self._leave(fault, path)
         return bytes(self._file(path).content[position : position + length])
 
+    def read_into(self, path: str, position: int, buffer: memoryview) -> int:
+        """See FileSystem."""
+        data = self.read(path, position, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def will_read(self, path: str, position: int, length: int) -> None:
+        """See FileSystem: a disk in memory has nothing to fetch."""
+
     def read_cached(self, path: str, position: int, length: int) -> Buffer | None:
         """See FileSystem: a disk in memory has every byte at hand, and fails as if it were read."""
         try:

@@ -4,9 +4,11 @@ A batch counts as intact by the same rules as in recovery: its checksum, its bas
 intact is damage if it was proven durable: a later chunk exists, a valid index block covers it, or more bytes follow
 than one write can have. Behind damage the check goes on at the next intact batch.
 
-Invariants: reads in large pieces, each byte once but around damage; memory is bounded by a window or one batch.
+Invariants: each byte is read once, but around damage; memory is bounded by a window, and around damage, and for a
+control batch, by one batch.
 """
 
+import struct
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -34,12 +36,15 @@ from logstore.log.chunks import INDEX_SUFFIX, LOG_SUFFIX, MAX_APPEND_BYTES, PROD
 from logstore.verify.derived import NEVER, IndexCheck, check_producers
 from logstore.verify.findings import Findings
 from logstore.verify.journal import ReplayedChunk
+from logstore.verify.window import ChunkWindow, window_buffer
 
-WINDOW_BYTES: Final = 4 << 20
-"""Read at once: large enough for a disk's full speed, small enough for a processor's cache to help."""
+SEARCH_WINDOW_BYTES: Final = 4 << 20
+"""Read at once where an intact batch is looked for."""
 SEARCH_BYTES: Final = 64 << 20
 """How far behind damage the next intact batch is looked for, if no index says where it is: a whole default chunk."""
 _EMPTY_LENGTH: Final = HEADER_BYTES - LENGTH_OVERHEAD
+_FIELDS: Final = struct.Struct(">qiibIhi8xq14xi")
+"""The fields of a batch's header that decide whether it is intact, and the latest time of its records."""
 
 
 class ChunkPlace(NamedTuple):
@@ -92,29 +97,40 @@ def check_chunk(
     wanted: Collection[EpochEnd] = (),
     journaled: Sequence[JournalPart] = (),
     progress: Callable[[int], None] = lambda _: None,
+    buffer: memoryview | None = None,
 ) -> ChunkResult:
     """Check one chunk with its index and its producer snapshots.
 
     `is_live`: a sidecar may be writing it, so that its newest end proves nothing. `wanted`: ENDs to look out for.
     `journaled`: what the journal holds of the stream; a start would bring it into the stream's last chunk. `progress`
-    is told the bytes of each piece that was read; it may raise to end the check. Raises OSError, UnknownFormatVersion.
+    is told the bytes of each piece that was read. `buffer`: of `window_buffer`, to be used again. Raises OSError,
+    UnknownFormatVersion.
     """
-    check = _ChunkCheck(fs, place, is_live, wanted, journaled, progress)
+    chunk_files = _ChunkFiles(fs, place, journaled)
+    check = _ChunkCheck(chunk_files, is_live, wanted, progress, window_buffer() if buffer is None else buffer)
     check.run()
     check_producers(fs, place.path(PRODUCERS_SUFFIX), check.result.findings, is_live=is_live)
     return check.result
 
 
+class _ChunkFiles(NamedTuple):
+    """Where a chunk is, and what the journal holds of its stream."""
+
+    fs: FileSystem
+    place: ChunkPlace
+    journaled: Sequence[JournalPart]
+
+
 class _ChunkCheck:
     def __init__(
         self,
-        fs: FileSystem,
-        place: ChunkPlace,
+        files: _ChunkFiles,
         is_live: bool,
         wanted: Collection[EpochEnd],
-        journaled: Sequence[JournalPart],
         progress: Callable[[int], None],
+        buffer: memoryview,
     ) -> None:
+        fs, place, journaled = files
         self._place = place
         self._is_live = is_live
         self._wanted = wanted
@@ -126,7 +142,7 @@ class _ChunkCheck:
         self._index = IndexCheck(fs, place.path(INDEX_SUFFIX), self._findings)
         self._chunk = ReplayedChunk(fs, self._path, place.base_offset, self._index.durable_end, journaled)
         self._size_bytes = self._chunk.size_bytes
-        self._window, self._window_at = memoryview(b""), 0
+        self._window = ChunkWindow(self._chunk, buffer, self._note_read)
         self._group: _OpenGroup | None = None
         self._group_unknown = False
         self._batches = 0
@@ -152,61 +168,81 @@ class _ChunkCheck:
 
     def _walk(self, position: int, offset: int) -> tuple[int, int]:
         """Check batches from here on; position and offset behind the last intact one."""
-        # Small batches come by the hundred thousand: whatever need not be done for each of them is not.
-        index, unpack, checksum = self._index, HEADER.unpack_from, crc32c
-        size_bytes = self._size_bytes
+        while position < self._size_bytes and not self._is_over(offset):
+            behind, next_offset = self._run(position, offset)
+            if behind == position:
+                behind, next_offset = self._single(position, offset)
+            if behind == position:
+                break
+            position, offset = behind, next_offset
+        self._index.at_batch(position, offset)
+        return position, offset
+
+    def _run(self, position: int, offset: int) -> tuple[int, int]:
+        """Check plain batches as far as the window has them whole; what is out of the ordinary is left to `_single`.
+
+        Small batches come by the hundred thousand: whatever need not be done for each of them is not.
+        """
+        window = self._window.bytes_at(position, HEADER_BYTES)
+        index, unpack, checksum = self._index, _FIELDS.unpack_from, crc32c
         before_offset = NEVER if self._place.following is None else self._place.following
+        at, end, last, batches = 0, len(window), len(window) - HEADER_BYTES, 0
+        max_timestamp, next_event = index.max_timestamp, index.next_event - position
         leader_epoch = self._place.leader_epoch
-        window, window_at, window_bytes = self._window, self._window_at, len(self._window)
-        batches, max_timestamp = self._batches, index.max_timestamp
-        next_event = min(index.next_position, index.next_entry)
-        while position < size_bytes and offset < before_offset:
-            at = position - window_at
-            if at < 0 or at + HEADER_BYTES > window_bytes:
-                window, window_at, at = self._read(position, WINDOW_BYTES), position, 0
-                window_bytes = len(window)
-                if window_bytes < HEADER_BYTES:
-                    break
-            base, length, epoch, magic, crc, attributes, delta, _, max_ms, _, _, _, count = unpack(window, at)
-            end = at + length + LENGTH_OVERHEAD
-            if base != offset or magic != 2 or length < _EMPTY_LENGTH:
+        while at <= last and offset < before_offset:
+            base, length, epoch, magic, crc, attributes, delta, max_ms, count = unpack(window, at)
+            behind = at + length + LENGTH_OVERHEAD
+            if base != offset or magic != 2 or length < _EMPTY_LENGTH or behind > end:
                 break
             if epoch != leader_epoch and not 0 <= epoch < leader_epoch:
                 break
-            if end > window_bytes:
-                if end - at > min(size_bytes - position, MAX_APPEND_BYTES):
-                    break
-                window, window_at = self._read(position, max(WINDOW_BYTES, end - at)), position
-                at, end, window_bytes = 0, end - at, len(window)
-                if end > window_bytes:
-                    break
-            if checksum(window[at + CRC_START : end]) != crc or delta < 0 or not 0 <= count <= delta + 1:
+            if attributes & CONTROL_BIT or not 0 < count <= delta + 1:
                 break
-            if position >= next_event:
-                index.max_timestamp = max_timestamp
-                index.at_batch(position, offset)
-                index.entry_at(position, offset, crc)
-                next_event = min(index.next_position, index.next_entry)
-            if attributes & CONTROL_BIT:
-                self._batches = batches
-                self._control(window[at:end], position, offset)
-            elif max_ms > max_timestamp:
+            if checksum(window[at + CRC_START : behind]) != crc:
+                break
+            if at >= next_event:
+                next_event = index.meet(position + at, offset, max_timestamp, crc) - position
+            if max_ms > max_timestamp:
                 max_timestamp = max_ms
-            if not count:
-                self._has_gaps = True
             batches += 1
-            position += end - at
+            at = behind
             offset += delta + 1
-        self._window, self._window_at, self._batches = window, window_at, batches
         index.max_timestamp = max_timestamp
-        index.at_batch(position, offset)
-        return position, offset
+        self._batches += batches
+        return position + at, offset
 
-    def _read(self, position: int, length: int) -> memoryview:
-        data = self._chunk.read(position, min(length, self._size_bytes - position))
-        self._progress(len(data))
-        self._findings.counts.bytes += len(data)
-        return memoryview(data)
+    def _single(self, position: int, offset: int) -> tuple[int, int]:
+        """Check a batch of any kind and size; position and offset behind it, the same as before if it is not intact."""
+        window = self._window.bytes_at(position, HEADER_BYTES)
+        if len(window) < HEADER_BYTES:
+            return position, offset
+        header = BatchHeader._make(HEADER.unpack_from(window))
+        size_bytes, delta, count = header.size_bytes, header.last_offset_delta, header.record_count
+        if (header.base_offset, header.magic) != (offset, 2):
+            return position, offset
+        if not 0 <= header.partition_leader_epoch <= self._place.leader_epoch:
+            return position, offset
+        if not HEADER_BYTES <= size_bytes <= min(self._size_bytes - position, MAX_APPEND_BYTES):
+            return position, offset
+        if not 0 <= count <= delta + 1:
+            return position, offset
+        if self._window.checksum(position + CRC_START, size_bytes - CRC_START) != header.crc:
+            return position, offset
+        index = self._index
+        if position >= index.next_event:
+            index.meet(position, offset, index.max_timestamp, header.crc)
+        if header.is_control:
+            self._control(memoryview(self._chunk.read(position, size_bytes)), position, offset)
+        else:
+            index.max_timestamp = max(index.max_timestamp, header.max_timestamp)
+        if not count:
+            self._has_gaps = True
+        self._batches += 1
+        return position + size_bytes, header.next_offset
+
+    def _note_read(self, count: int) -> None:
+        self._progress(count)
+        self._findings.counts.bytes += count
 
     # ---- append groups
 
@@ -319,16 +355,16 @@ class _ChunkCheck:
         stop = min(self._size_bytes, start + max(SEARCH_BYTES, 4 * chunks.MAX_WRITE_BYTES))
         at = start
         while at < stop:
-            window = self._chunk.read(at, min(WINDOW_BYTES + HEADER_BYTES, self._size_bytes - at))
+            window = self._chunk.read(at, min(SEARCH_WINDOW_BYTES + HEADER_BYTES, self._size_bytes - at))
             self._progress(0)
-            found = window.find(b"\x02", MAGIC_OFFSET, WINDOW_BYTES + MAGIC_OFFSET)
+            found = window.find(b"\x02", MAGIC_OFFSET, SEARCH_WINDOW_BYTES + MAGIC_OFFSET)
             while found >= 0:
                 position = at + found - MAGIC_OFFSET
                 header = self._batch_at(position, memoryview(window)[found - MAGIC_OFFSET :])
                 if header is not None and after_offset < header.base_offset < last:
                     return position, header.base_offset
-                found = window.find(b"\x02", found + 1, WINDOW_BYTES + MAGIC_OFFSET)
-            at += WINDOW_BYTES
+                found = window.find(b"\x02", found + 1, SEARCH_WINDOW_BYTES + MAGIC_OFFSET)
+            at += SEARCH_WINDOW_BYTES
         return None
 
     def _batch_at(self, position: int, data: memoryview) -> BatchHeader | None:

@@ -53,6 +53,23 @@ class IndexCheck:
         at_block = self._at_block < len(self._blocks)
         self.next_position = self._blocks[self._at_block].durable_end if at_block else NEVER
 
+    @property
+    def next_event(self) -> int:
+        """The walk tells of each batch at or behind this position."""
+        return min(self.next_position, self.next_entry)
+
+    def meet(self, position: int, offset: int, max_timestamp: int, crc: int) -> int:
+        """An intact batch at or behind `next_event`, and the latest time before it; the `next_event` behind it."""
+        self.max_timestamp = max_timestamp
+        at = self._at_entry
+        if position < self.next_position and self._entries[at] == (offset, max_timestamp, position, crc, 0):
+            self._at_entry = at = at + 1  # almost always so, and then nothing else is to be compared
+            self.next_entry = self._entries[at].position if at < len(self._entries) else NEVER
+            return self.next_event
+        self.at_batch(position, offset)
+        self.entry_at(position, offset, crc)
+        return self.next_event
+
     def at_batch(self, position: int, offset: int) -> None:
         """A batch begins, or the data ends, at this position: blocks that end up to here must end exactly here."""
         while self.next_position <= position:

@@ -1,18 +1,19 @@
 """A whole data directory: what is to be checked in it, in pieces that may run at once, and what they found together.
 
 Steps: `plan` reads the ledgers, the journal and the names of all files; each chunk is checked for itself
-(`check_piece`); `conclude` compares what the pieces found with each other. Beside a running sidecar (`is_live`) files
+(`check_pieces`); `conclude` compares what the pieces found with each other. Beside a running sidecar (`is_live`) files
 come and go: a piece that looks damaged is looked at again with what is there by then, before it is reported.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from logstore.epochs.ledger_entries import CommitRecord
 from logstore.epochs.staging import DIRECTORY as STAGING_DIRECTORY
 from logstore.interfaces import FileSystem
-from logstore.log.chunks import CLEANED_SUFFIX, LOG_SUFFIX, chunk_name, parse_chunk_name
+from logstore.log.chunks import CLEANED_SUFFIX, INDEX_SUFFIX, LOG_SUFFIX, chunk_name, parse_chunk_name
 from logstore.log.data_directory import IDENTITY_FILE, STREAMS_DIRECTORY
 from logstore.log.journal import DIRECTORY as JOURNAL_DIRECTORY
 from logstore.log.ledger import DIRECTORY as LEDGER_DIRECTORY
@@ -26,11 +27,16 @@ from logstore.verify.findings import Findings
 from logstore.verify.journal import Journaled, check_journal, lost_offsets
 from logstore.verify.staged import StagedFile, check_commit, check_staged
 from logstore.verify.state import CataloguedTopic, DirectoryState, add_decisions, read_state
+from logstore.verify.window import AHEAD_BYTES, window_buffer
 
 OWN_NAMES: Final = frozenset(
     {"lock", IDENTITY_FILE, f"{IDENTITY_FILE}.new", LEDGER_DIRECTORY, STREAMS_DIRECTORY, STAGING_DIRECTORY}
     | {JOURNAL_DIRECTORY, REPLICAS_DIRECTORY, SPARE_FILE, "coordinator", "lost+found"}
 )
+ANNOUNCED_PIECES: Final = 64
+"""So many chunks in front of their check the disk is told of at most."""
+INDEX_AHEAD_BYTES: Final = 64 << 10
+"""Of an index: that of a chunk of 64 MB has as many."""
 LOOKS: Final = 5
 """How often a piece is looked at beside a running sidecar; a file changes its place at most once in a while."""
 
@@ -215,28 +221,51 @@ def _note_strangers(fs: FileSystem, planned: Plan) -> None:
 # ---- the pieces
 
 
-def check_piece(
-    fs: FileSystem, planned: Plan, piece: Piece, progress: Callable[[int], None] = lambda _: None
+def check_pieces(
+    fs: FileSystem, planned: Plan, pieces: Sequence[Piece], progress: Callable[[int], None] = lambda _: None
+) -> Iterator[ChunkResult]:
+    """Check chunks one after the other, while the disk fetches what comes next.
+
+    Raises UnknownFormatVersion; what the disk refuses is damage. `progress` as in `check_chunk`.
+    """
+    wanted, buffer = planned.wanted, window_buffer()
+    check = partial(check_chunk, is_live=planned.is_live, wanted=wanted, progress=progress, buffer=buffer)
+    announced = ahead_bytes = 0
+    for number, piece in enumerate(pieces):
+        while announced < min(len(pieces), number + ANNOUNCED_PIECES) and ahead_bytes < AHEAD_BYTES:
+            ahead_bytes += _announce(fs, pieces[announced])
+            announced += 1
+        ahead_bytes -= min(piece.size_bytes, AHEAD_BYTES)
+        journaled = planned.journaled.get(piece.place.directory, ()) if piece.place.following is None else ()
+        yield _check_piece(fs, piece.place, partial(check, journaled=journaled), planned.is_live)
+
+
+def _announce(fs: FileSystem, piece: Piece) -> int:
+    """Tell the disk of the beginning of a chunk and of its index; how many bytes of the chunk."""
+    size_bytes = min(piece.size_bytes, AHEAD_BYTES)
+    if size_bytes:
+        fs.will_read(piece.place.path(INDEX_SUFFIX), 0, min(size_bytes, INDEX_AHEAD_BYTES))
+        fs.will_read(piece.place.path(LOG_SUFFIX), 0, size_bytes)
+    return size_bytes
+
+
+def _check_piece(
+    fs: FileSystem, found: ChunkPlace, check: Callable[[FileSystem, ChunkPlace], ChunkResult], is_live: bool
 ) -> ChunkResult:
-    """Check one chunk. Raises UnknownFormatVersion; what the disk refuses is damage. `progress` as in `check_chunk`."""
-    wanted = planned.wanted
-    journaled = planned.journaled.get(piece.place.directory, ()) if piece.place.following is None else ()
-    place: ChunkPlace | None = piece.place
+    place: ChunkPlace | None = found
     result = ChunkResult()
-    for _ in range(LOOKS if planned.is_live else 1):
+    for _ in range(LOOKS if is_live else 1):
         if place is None:
             return ChunkResult()  # trimmed meanwhile
         try:
-            result = check_chunk(
-                fs, place, is_live=planned.is_live, wanted=wanted, journaled=journaled, progress=progress
-            )
+            result = check(fs, place)
         except PermissionError:
             raise
         except OSError as error:
             result = ChunkResult()
             what = f"it cannot be read: {error.strerror or error}"
             result.findings.damage("unreadable", error.filename or place.path(LOG_SUFFIX), what)
-        if not planned.is_live or not result.findings.damages:
+        if not is_live or not result.findings.damages:
             return result
         place = _place_now(fs, place)
     return result
@@ -286,4 +315,4 @@ def _is_published(commit: CommitRecord, topics: dict[str, str], ends: dict[tuple
 def verify(fs: FileSystem, *, is_live: bool = False) -> Findings:
     """Check a whole data directory, piece by piece. Raises UnknownFormatVersion, PermissionError."""
     planned = plan(fs, is_live=is_live)
-    return conclude(planned, [(piece, check_piece(fs, planned, piece)) for piece in planned.pieces])
+    return conclude(planned, zip(planned.pieces, check_pieces(fs, planned, planned.pieces), strict=True))

@@ -73,14 +73,25 @@ class ReplayedChunk:
 
     def read(self, position: int, length: int) -> bytes:
         """Up to `length` bytes from `position`. Raises OSError."""
-        data = self._fs.read(self._path, position, length)
-        end = min(position + length, self.size_bytes)
-        if not self.journaled_end or position >= self.journaled_end:
-            return data
-        replayed = bytearray(data).ljust(max(0, end - position), b"\0")
+        data = bytearray(max(0, min(length, self.size_bytes - position)))
+        return bytes(data[: self.read_into(position, memoryview(data))])
+
+    def will_read(self, position: int, length: int) -> None:
+        """See `FileSystem.will_read`."""
+        self._fs.will_read(self._path, position, length)
+
+    def read_into(self, position: int, buffer: memoryview) -> int:
+        """As `FileSystem.read_into`, of the chunk with what the journal holds of it. Raises OSError."""
+        count = self._fs.read_into(self._path, position, buffer)
+        if position >= self.journaled_end:
+            return count
+        end = min(position + len(buffer), self.size_bytes)
+        wanted = max(0, end - position)
+        if count < wanted:
+            buffer[count:wanted] = bytes(wanted - count)
         for part in self._parts:
             at = part.place.position
             first, last = max(position, at), min(end, at + len(part.data))
             if first < last:
-                replayed[first - position : last - position] = part.data[first - at : last - at]
-        return bytes(replayed)
+                buffer[first - position : last - position] = part.data[first - at : last - at]
+        return wanted

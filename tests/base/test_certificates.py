@@ -8,7 +8,7 @@ import trustme
 
 from logstore.base.certificate_events import CERTIFICATE_EXPIRES
 from logstore.base.certificates import NOTICE_MS, note_expiry
-from logstore.base.tls import expiry_ms
+from logstore.base.x509 import expiry_ms
 from logstore.testing.reports import RecordedReports
 
 END_MS = 1_900_000_000_000

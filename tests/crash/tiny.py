@@ -7,6 +7,7 @@ import logstore.log.chunks
 import logstore.log.ledger
 import logstore.log.recovery
 import logstore.log.stream
+import logstore.verify.window
 
 SIZES = (
     (logstore.log.chunks, "INDEX_INTERVAL_BYTES", 200),
@@ -17,6 +18,8 @@ SIZES = (
     (logstore.log.chunks, "MAX_WRITE_BYTES", 2048),
     (logstore.log.recovery, "MAX_WRITE_BYTES", 2048),
     (logstore.log.recovery, "WINDOW_BYTES", 300),
+    (logstore.verify.window, "WINDOW_BYTES", 200),
+    (logstore.verify.window, "AHEAD_BYTES", 300),
 )
 
 

@@ -71,12 +71,32 @@ class _GivesParts(SimDisk):
         return self.read(path, position, length) if self.exists(path) else None
 
 
-BROKEN = (_Appends, _KeepsOldBytes, _ReadsPastHoles, _RefusesSecondRemoval, _RenamesByCopy, _GivesParts)
+class _FillsWithZeros(SimDisk):
+    def read_into(self, path: str, position: int, buffer: memoryview) -> int:
+        buffer[:] = self.read(path, position, len(buffer)).ljust(len(buffer), b"\0")
+        return len(buffer)
+
+
+class _RefusesAdvice(SimDisk):
+    def will_read(self, path: str, position: int, length: int) -> None:
+        self.size(path)
+
+
+BROKEN = (
+    _Appends,
+    _KeepsOldBytes,
+    _ReadsPastHoles,
+    _RefusesSecondRemoval,
+    _RenamesByCopy,
+    _GivesParts,
+    _FillsWithZeros,
+    _RefusesAdvice,
+)
 
 
 @pytest.mark.parametrize("broken", BROKEN)
 def test_a_broken_file_system_is_found(broken: type[SimDisk]) -> None:
-    """Each of six planted defects makes the check fail."""
+    """Each of eight planted defects makes the check fail."""
 
     @contextmanager
     def make() -> Iterator[FileSystem]:

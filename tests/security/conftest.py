@@ -13,7 +13,7 @@ import pytest
 import trustme
 
 from logstore.kafka.api_types import ANONYMOUS
-from logstore.kafka.security.principals import principal_of_certificate
+from logstore.kafka.security.subjects import principal_of_certificate
 from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import ROOT, Sidecar
 

@@ -19,7 +19,8 @@ from kio.schema.errors import ErrorCode
 from scramp import ScramClient, ScramException
 from scramp.core import ServerError
 
-from logstore.kafka.security.login import SAID_BY_SCRAMP, SHOWN_CHARACTERS, LoginSettings, why_refused
+from logstore.kafka.security.login import SHOWN_CHARACTERS, LoginSettings
+from logstore.kafka.security.scram import SAID_BY_SCRAMP, why_refused
 from tests.kafka.front_driver import request_frame
 from tests.security.conftest import PASSWORD, USER, Certificates, Secured
 from tests.security.raw_client import API_VERSIONS, AUTHENTICATE, HANDSHAKE, RawClient

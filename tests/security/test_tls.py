@@ -24,7 +24,7 @@ from logstore.base.errors import TlsError
 from logstore.base.tls import ServerTls, TlsFiles
 from logstore.base.tls_handshakes import MAX_BYTES, Handshakes
 from logstore.base.tls_socket import TlsSocket
-from logstore.kafka.security.principals import principal_of_certificate
+from logstore.kafka.security.subjects import principal_of_certificate
 from tests.security.conftest import Certificates, make_certificates, tls_flags, write_server
 from tests.security.raw_client import RawClient
 from tests.support.limits import PATIENCE_S

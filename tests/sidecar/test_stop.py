@@ -2,6 +2,8 @@
 
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -108,3 +110,26 @@ def test_nobody_is_accepted_once_it_stops(tmp_path: Path) -> None:
             socket.create_connection(("127.0.0.1", sidecar.port), timeout=PATIENCE_S)
         sidecar.restart()
         assert sidecar.terminate() == 0
+
+
+LEFT_AT_THE_END = """
+import gc, sys
+from logstore.cli import main
+status = main(sys.argv[1:])
+print(len(gc.get_objects()))
+sys.exit(status)
+"""
+
+
+def test_the_end_does_not_search_the_streams_for_garbage(tmp_path: Path) -> None:
+    """Streams that were made in this life are left to the operating system: 20,000 of them took a second to search."""
+    command = [sys.executable, "-c", LEFT_AT_THE_END, "serve", "--data-dir", str(tmp_path), "--kafka", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().split("kafka=")[1].split()[0]
+        with WireClient(int(address.rpartition(":")[2])) as client:
+            client.create_topic("orders", partitions=2000)
+        process.terminate()
+        left = int(process.stdout.read())
+        assert process.wait(PATIENCE_S) == 0
+    assert left < 2000

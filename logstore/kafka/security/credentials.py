@@ -9,12 +9,13 @@ import hashlib
 import hmac
 import json
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Final
-
-from scramp.utils import ScramException, saslprep
 
 from logstore.errors import CairnError, CorruptFile
 
+SCRAM_ROOM: Final = "logstore.kafka.security.scram"
+"""Loaded only where there are users: with the packages that it needs it takes 4 MB."""
 MECHANISMS: Final = {"SCRAM-SHA-512": "sha512", "SCRAM-SHA-256": "sha256"}
 """The mechanisms and their hashes, the stronger one first."""
 MECHANISM_NUMBERS: Final = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
@@ -32,6 +33,10 @@ MAX_NAME_BYTES: Final = 255
 TAKEN_NAMES: Final = frozenset(("*", "ANONYMOUS"))
 """As principals they mean somebody else: everybody, and clients that have not logged in."""
 MAX_PASSWORD_BYTES: Final = 1024
+
+
+class WrongLogin(Exception):
+    """A message that does not lead to a login; the text has no secret."""
 
 
 class UnacceptableCredential(CairnError):
@@ -114,7 +119,5 @@ def check_name(name: str) -> str:
 
 def _prepared(text: str) -> str | None:
     """The text as SASLprep (RFC 4013) writes it; None: it may not be used."""
-    try:
-        return str(saslprep(text))
-    except (ScramException, UnicodeError, IndexError):
-        return None
+    prepared: str | None = import_module(SCRAM_ROOM).prepared(text)
+    return prepared

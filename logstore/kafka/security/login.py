@@ -13,19 +13,25 @@ Sources: RFC 5802 and RFC 7677 (SCRAM, by the package scramp), RFC 4616 (PLAIN),
 import enum
 from collections.abc import Mapping
 from functools import partial
+from importlib import import_module
 from typing import Any, Final, NamedTuple
 
 import trio
 from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
-from scramp import ScramException, ScramMechanism
-from scramp.core import ScramServer
 
 from logstore.base.events import Report
 from logstore.base.states import following
 from logstore.events import LOGIN_FAILED
 from logstore.kafka.api_types import Api, Caller
-from logstore.kafka.security.credentials import MAX_NAME_BYTES, MAX_PASSWORD_BYTES, MECHANISMS, is_password_of
+from logstore.kafka.security.credentials import (
+    MAX_NAME_BYTES,
+    MAX_PASSWORD_BYTES,
+    MECHANISMS,
+    SCRAM_ROOM,
+    WrongLogin,
+    is_password_of,
+)
 from logstore.kafka.security.principals import principal_of_user
 from logstore.kafka.security.users import CredentialName, Users
 from logstore.kafka.wire import respond
@@ -43,22 +49,6 @@ PASSWORD_CHECKS: Final = 2
 
 SHOWN_CHARACTERS: Final = 200
 """Of why a login failed, in the report."""
-SAID_BY_SCRAMP: Final = frozenset(
-    {
-        "Duplicate attributes not allowed in message",
-        "GS2 flag must be one of ('y', 'n', 'p=')",
-        "Invalid base 64 encoding",
-        "Nonce contains invalid characters",
-        "Received GS2 flag 'p' which indicates that the client requires channel binding, but the server does not",
-        "Server nonce doesn't match.",
-        "The GS2 authzid must be empty",
-        "The channel bindings don't match.",
-        "The client keys don't match.",
-        "The client sent a malformed first message",
-        "The username cannot be empty",
-    }
-)
-"""Sentences of the package scramp that are reported as they are. Others may quote what the client sent."""
 
 
 class LoginState(enum.Enum):
@@ -108,6 +98,8 @@ class Authenticator:
         self.settings = settings
         self.report = report
         self._checks = trio.CapacityLimiter(PASSWORD_CHECKS)
+        if not users.is_empty:
+            import_module(SCRAM_ROOM)  # now, when nobody waits for the loop
 
     async def is_password(self, name: CredentialName, password: bytes) -> bool:
         """Whether a user has this password; as slow for a name that is no user's."""
@@ -126,7 +118,8 @@ class Login:
         self.mechanisms = tuple(name for name in offered if is_encrypted or name != PLAIN)
         self._state = LoginState.STARTED
         self._mechanism = ""
-        self._scram: ScramServer | None = None
+        self._scram: Any = None
+        """The exchange of SCRAM that is under way."""
         self._user = ""
 
     @property
@@ -168,8 +161,8 @@ class Login:
             return await respond(request, {"error_code": ErrorCode.illegal_sasl_state, "error_message": message})
         try:
             answer = await self._next_message(request.auth_bytes)
-        except (_WrongLogin, ScramException) as error:
-            await self._refuse(why_refused(error))
+        except WrongLogin as error:
+            await self._refuse(str(error)[:SHOWN_CHARACTERS])
             message = (
                 "Authentication failed during authentication due to invalid credentials with SASL mechanism "
                 f"{self._mechanism}"
@@ -193,32 +186,30 @@ class Login:
         await trio.sleep(self._authenticator.settings.failure_delay_s)
 
     async def _next_message(self, message: bytes) -> bytes:
-        """Take the client's next message; returns the answer to it. Raises _WrongLogin, ScramException."""
+        """Take the client's next message; returns the answer to it. Raises WrongLogin."""
         if len(message) > MAX_TOKEN_BYTES:
-            raise _WrongLogin(f"a message of {len(message)} bytes; {MAX_TOKEN_BYTES} are allowed")
+            raise WrongLogin(f"a message of {len(message)} bytes; {MAX_TOKEN_BYTES} are allowed")
         try:
             text = message.decode()
         except UnicodeDecodeError:
-            raise _WrongLogin("a message that is not UTF-8") from None
+            raise WrongLogin("a message that is not UTF-8") from None
         if self._mechanism == PLAIN:
             await self._plain(text)
             return b""
         if self._scram is None:
             _check_name_lengths(text)
-            self._scram = ScramMechanism(self._mechanism).make_server(self._credential)
-            self._scram.set_client_first(text)
-            answer = str(self._scram.get_server_first())
+            self._scram = import_module(SCRAM_ROOM).ScramExchange(self._mechanism, self._credential)
+            answer: str = self._scram.first(text)
             self._move(LoginEvent.CHALLENGE)
             return answer.encode()
-        self._scram.set_client_final(text)
-        answer = str(self._scram.get_server_final())
+        answer = self._scram.final(text)
         if not self._authenticator.users.credential_or_decoy(CredentialName(self._user, self._mechanism))[1]:
-            raise _WrongLogin("the user has been removed")
+            raise WrongLogin("the user has been removed")
         self._move(LoginEvent.PROVEN)
         return answer.encode()
 
     def _credential(self, user: str) -> tuple[bytes, bytes, bytes, int]:
-        """What scramp asks for."""
+        """What the exchange asks for."""
         self._user = user
         found, _ = self._authenticator.users.credential_or_decoy(CredentialName(user, self._mechanism))
         return found.salt, found.stored_key, found.server_key, found.iterations
@@ -226,37 +217,24 @@ class Login:
     async def _plain(self, message: str) -> None:
         parts = message.split("\0")
         if len(parts) != 3:
-            raise _WrongLogin("a PLAIN message without its three parts")
+            raise WrongLogin("a PLAIN message without its three parts")
         on_behalf_of, self._user, password = parts
         if not self._user or not password or len(password.encode()) > MAX_PASSWORD_BYTES:
-            raise _WrongLogin("a PLAIN message without a user or a password, or with a longer one than there are")
+            raise WrongLogin("a PLAIN message without a user or a password, or with a longer one than there are")
         mechanism = self._authenticator.users.password_mechanism(self._user)
         is_right = await self._authenticator.is_password(CredentialName(self._user, mechanism), password.encode())
         if not is_right or on_behalf_of not in ("", self._user):
-            raise _WrongLogin("the password is wrong, or there is no such user")
+            raise WrongLogin("the password is wrong, or there is no such user")
         self._move(LoginEvent.PROVEN)
 
 
 def _check_name_lengths(first: str) -> None:
-    """Raise _WrongLogin if a first message of SCRAM has a longer name than a user may have: to prepare (SASLprep) 4,000
+    """Raise WrongLogin if a first message of SCRAM has a longer name than a user may have: to prepare (SASLprep) 4,000
     characters takes the event loop 15 ms, for a client that nobody knows.
     """
     for part in first.split(","):
         if len(part.replace("=2C", ",").replace("=3D", "=").encode()) > len("n=") + MAX_NAME_BYTES:
-            raise _WrongLogin(f"a name or a nonce of more than {MAX_NAME_BYTES} bytes")
-
-
-def why_refused(error: Exception) -> str:
-    """What is reported of a login that failed: a sentence of ours, or a fixed text of scramp's with its error code."""
-    if not isinstance(error, ScramException):
-        return str(error)[:SHOWN_CHARACTERS]
-    sentence = str(error.args[0]) if error.args else ""
-    code = "other-error" if error.server_error is None else error.server_error.value
-    return f"{sentence if sentence in SAID_BY_SCRAMP else 'a message of SCRAM in a wrong form'}: {code}"
-
-
-class _WrongLogin(Exception):
-    """A message that does not lead to a login; the text has no secret."""
+            raise WrongLogin(f"a name or a nonce of more than {MAX_NAME_BYTES} bytes")
 
 
 def login_apis() -> list[Api]:

@@ -1,0 +1,47 @@
+"""A sidecar starts without the modules that its packages only name, and that are not missing to anybody else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.limits import PATIENCE_S
+
+ROOT = Path(__file__).resolve().parents[2]
+UNUSED = ("asn1crypto", "asyncio", "email", "hypothesis", "importlib.metadata", "pytest", "scramp", "zipfile")
+SERVES = f"""
+import sys
+from logstore.base.lean_imports import import_lean, leave_test_tools_out
+leave_test_tools_out()
+import_lean()
+import logstore.sidecar
+print([name for name in {UNUSED} if sys.modules.get(name)])
+import asyncio, importlib.metadata
+print(asyncio.StreamReader.__module__, importlib.metadata.version("crc32c") != "unknown")
+"""
+HAS_IT = """
+import asyncio, sys
+from logstore.base.lean_imports import import_lean
+import_lean()
+import kio.serial.writers
+print(kio.serial.writers.Writable.__args__[0] is asyncio.StreamWriter, sys.modules["asyncio"] is asyncio)
+"""
+
+
+def printed(program: str) -> list[str]:
+    """What a Python program prints."""
+    finished = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    )
+    return finished.stdout.splitlines()
+
+
+def test_what_no_sidecar_needs_is_not_loaded() -> None:
+    """A sidecar without TLS and users loads none of these, and a program that wants them afterwards has them."""
+    assert printed(SERVES) == ["[]", "asyncio.streams True"]
+
+
+def test_what_is_there_stays() -> None:
+    """A program that has imported asyncio before keeps it, and kio has the real class."""
+    assert printed(HAS_IT) == ["True True"]
