@@ -257,6 +257,7 @@ class StoreEngine:
         under_way = self._reading_ahead.get(place)
         if under_way is not None:
             await under_way.wait()
+        stream.check_offset(offset)  # trimmed during a wait
         result = self._ahead.take(place, max_bytes)
         is_sequential = result is not None or self._ahead.is_sequential(place)
         if result is None:

@@ -9,12 +9,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from logstore.base.events import ignore
 from logstore.disk.files import OsFiles
 from logstore.engine import WRITE_WAIT_S, StoreEngine, open_engine
+from logstore.errors import OffsetOutOfRange
 from logstore.format.records import Record, encode_batch
 from logstore.log.journal import JournalLimits
 from logstore.log.read_share import BESIDE_S, BYTES_PER_S
@@ -95,16 +97,16 @@ async def opened(root: Path) -> AsyncIterator[Place]:
     files = HangingFiles(root)
     settings = StoreSettings(tail_bytes=1, journal=JournalLimits(file_bytes=0))
     store = Store.open(files, ManualClock(FIRST_TIMESTAMP), settings, new_id=uuid.uuid4, report=ignore)
-    try:
-        async with open_engine(store, files) as engine:
+    async with open_engine(store, files) as engine:
+        try:
             history, live = (await engine.wait(store.create_topic("t", 2, {}))).partitions
             for _ in range(3):
                 await engine.wait(history.append(batch(BATCH_BYTES), now_ms=FIRST_TIMESTAMP))
             await engine.wait(live.append(batch(10), now_ms=FIRST_TIMESTAMP))
             yield Place(engine, files, history, live, [])
-    finally:
-        files.goes_on.set()
-        files.close()
+        finally:
+            files.goes_on.set()
+    files.close()
 
 
 async def test_a_read_waits_until_those_before_are_paid_for(tmp_path: Path, mock_clock: MockClock) -> None:
@@ -162,3 +164,22 @@ async def test_a_read_alone_never_waits(tmp_path: Path, mock_clock: MockClock) -
         for _ in range(100):
             await place.read()
         assert place.events == ["read"] * 100
+
+
+async def test_a_read_whose_records_are_deleted_while_it_waits_is_told_so(
+    tmp_path: Path, mock_clock: MockClock
+) -> None:
+    """It gets neither deleted records nor the error of damaged ones."""
+    async with opened(tmp_path) as place, trio.open_nursery() as nursery:
+        await place.read("first")
+
+        async def read() -> None:
+            with pytest.raises(OffsetOutOfRange):
+                await place.read("second")
+            place.events.append("refused")
+
+        nursery.start_soon(read)
+        await wait_all_tasks_blocked()
+        await place.engine.wait(place.history.delete_records(2))
+        mock_clock.jump(SHARE_S)
+        await place.happened("first", "refused")
