@@ -5,8 +5,8 @@ Invariants:
 * A waiting task costs no thread; readers are bounded (`READERS`).
 * The jobs of a kick start once all tasks that are to run have had their turn: what arrives together shares a write.
 * The event loop stands still for a disk job for `WAIT_MS` at most, and only while such jobs are short (`Patience`).
-* Beside writes, catch-up reads keep to their share (`ReadShare`): a read that has to wait for it begins after the write
-  that is under way then, or WRITE_WAIT_S later. So reads go on whatever the disk does.
+* Beside writes, catch-up reads keep to their share (`ReadShare`). A read that has to wait for it also lets a write go
+  first that is under way or queued then, for WRITE_WAIT_S at most: reads go on whatever the disk does.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
@@ -271,15 +271,20 @@ class StoreEngine:
         return result
 
     async def _wait_for_share(self) -> None:
-        """Before a catch-up read: wait, first come, first served, until reads have their share again beside writes."""
-        if not self._share.wait_s(trio.current_time()):
-            return
-        async with self._share_turn:
-            await trio.sleep(self._share.wait_s(trio.current_time()))
-            if self._syncing:
+        """Before a catch-up read: beside writes, wait until reads have their share again, first come, first served."""
+        if self._share.wait_s(trio.current_time()):
+            async with self._share_turn:
+                await trio.sleep(self._share.wait_s(trio.current_time()))
+                await self._let_write_pass()
+
+    async def _let_write_pass(self) -> None:
+        """Wait for a write that is under way or about to start, WRITE_WAIT_S at most."""
+        await trio.lowlevel.checkpoint()  # what has arrived in this turn is appended first
+        if self._syncing or self.store.queue.may_start:
+            if self._settled.is_set():
                 self._settled = trio.Event()
-                with trio.move_on_after(WRITE_WAIT_S):
-                    await self._settled.wait()
+            with trio.move_on_after(WRITE_WAIT_S):
+                await self._settled.wait()
 
     async def _read_chunk(self, stream: Stream, place: ReadPosition, max_bytes: int) -> ReadResult:
         while True:
@@ -324,6 +329,8 @@ class StoreEngine:
 
     async def _fill_ahead(self, stream: Stream, place: ReadPosition) -> None:
         try:
+            if self._share.is_beside_writes(trio.current_time()):
+                await self._let_write_pass()
             self._ahead.put(place, await self._read_chunk(stream, place, AHEAD_BYTES))
         except (CairnError, OSError):
             pass  # the reader that asks for this place gets the same error

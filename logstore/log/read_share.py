@@ -29,11 +29,13 @@ class ReadShare:
         """A write that is synced begins."""
         self._written_s = now_s
 
+    def is_beside_writes(self, now_s: float) -> bool:
+        """Whether streams are being written: the last write began less than BESIDE_S ago."""
+        return now_s - self._written_s <= BESIDE_S
+
     def wait_s(self, now_s: float) -> float:
         """For how long the next read has to wait; 0: it may begin."""
-        if now_s - self._written_s > BESIDE_S:
-            return 0.0
-        return max(0.0, self._free_s - now_s)
+        return max(0.0, self._free_s - now_s) if self.is_beside_writes(now_s) else 0.0
 
     def note_read(self, size_bytes: int, now_s: float) -> None:
         """A read has given so many bytes."""

@@ -28,6 +28,8 @@ from logstore.testing.world import FIRST_TIMESTAMP
 BATCH_BYTES: Final = 100_000
 SHARE_S: Final = 1.01 * BATCH_BYTES / BYTES_PER_S
 """After that time one read of a batch is paid for."""
+ATTEMPTS: Final = 20
+"""Tasks run in a random order in each turn of the event loop."""
 TURNS: Final = 200_000
 """Of the event loop, for which a thread's work is waited for."""
 
@@ -137,6 +139,28 @@ async def test_a_read_that_waits_begins_after_the_write_under_way(tmp_path: Path
         assert place.events == ["first"]
         place.files.goes_on.set()
         await place.happened("first", "acknowledged", "second")
+
+
+async def test_a_write_that_comes_in_the_same_turn_goes_first(tmp_path: Path, mock_clock: MockClock) -> None:
+    """A batch that arrives just when a read's wait is over does not wait for the read; whichever runs first."""
+    async with opened(tmp_path) as place, trio.open_nursery() as nursery:
+        await place.read()
+
+        async def append() -> None:
+            await trio.sleep(SHARE_S / 2)
+            await place.append()
+
+        for _ in range(ATTEMPTS):
+            place.events.clear()
+            place.files.goes_on.clear()
+            nursery.start_soon(append)
+            nursery.start_soon(place.read)
+            await wait_all_tasks_blocked()
+            mock_clock.jump(SHARE_S)
+            await wait_all_tasks_blocked()
+            assert place.events == []
+            place.files.goes_on.set()
+            await place.happened("acknowledged", "read")
 
 
 async def test_a_write_that_hangs_holds_no_read_up(tmp_path: Path, mock_clock: MockClock) -> None:
