@@ -15,9 +15,10 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from logstore.base.events import ignore
 from logstore.disk.files import OsFiles
-from logstore.engine import WRITE_WAIT_S, StoreEngine, open_engine
+from logstore.engine import AHEAD_BYTES, WRITE_WAIT_S, StoreEngine, open_engine
 from logstore.errors import OffsetOutOfRange
 from logstore.format.records import Record, encode_batch
+from logstore.interfaces import Buffer
 from logstore.log.journal import JournalLimits
 from logstore.log.read_share import BESIDE_S, BYTES_PER_S
 from logstore.log.store import Store, StoreSettings
@@ -26,6 +27,7 @@ from logstore.testing.clock import ManualClock
 from logstore.testing.world import FIRST_TIMESTAMP
 
 BATCH_BYTES: Final = 100_000
+BATCHES: Final = 40
 SHARE_S: Final = 1.01 * BATCH_BYTES / BYTES_PER_S
 """After that time one read of a batch is paid for."""
 ATTEMPTS: Final = 20
@@ -42,6 +44,19 @@ class HangingFiles(OsFiles):
         self.goes_on = threading.Event()
         self.goes_on.set()
         self.is_hanging = threading.Event()
+        self.reads = 0
+        """Reads of chunks."""
+
+    def read(self, path: str, position: int, length: int, *, drop_cache: bool = False) -> bytes:
+        """Count the read."""
+        self.reads += path.endswith(".log")
+        return super().read(path, position, length, drop_cache=drop_cache)
+
+    def read_cached(self, path: str, position: int, length: int) -> Buffer | None:
+        """Count the read if it finds what it wants."""
+        found = super().read_cached(path, position, length)
+        self.reads += found is not None and path.endswith(".log")
+        return found
 
     def sync(self, path: str) -> None:
         """As the disk does it, once it goes on."""
@@ -102,8 +117,9 @@ async def opened(root: Path) -> AsyncIterator[Place]:
     async with open_engine(store, files) as engine:
         try:
             history, live = (await engine.wait(store.create_topic("t", 2, {}))).partitions
-            for _ in range(3):
-                await engine.wait(history.append(batch(BATCH_BYTES), now_ms=FIRST_TIMESTAMP))
+            for _ in range(BATCHES):
+                last = history.append(batch(BATCH_BYTES), now_ms=FIRST_TIMESTAMP)
+            await engine.wait(last)
             await engine.wait(live.append(batch(10), now_ms=FIRST_TIMESTAMP))
             yield Place(engine, files, history, live, [])
         finally:
@@ -161,6 +177,26 @@ async def test_a_write_that_comes_in_the_same_turn_goes_first(tmp_path: Path, mo
             assert place.events == []
             place.files.goes_on.set()
             await place.happened("acknowledged", "read")
+
+
+async def test_what_is_read_ahead_lets_a_write_go_first(tmp_path: Path, mock_clock: MockClock) -> None:
+    """The answer has left, and its reader does not wait for the next piece yet: the write is more urgent."""
+    async with opened(tmp_path) as place, trio.open_nursery() as nursery:
+        first = await place.engine.read(place.history, 0, AHEAD_BYTES)
+        mock_clock.jump(first.size_bytes / BATCH_BYTES * SHARE_S)
+        await place.begin_hanging_write(nursery)
+        second = await place.engine.read(place.history, first.next_offset, AHEAD_BYTES)
+        assert first.next_offset < second.next_offset < place.history.high_watermark
+        reads = place.files.reads
+        await wait_all_tasks_blocked()
+        assert place.files.reads == reads
+        place.files.goes_on.set()
+        await place.happened("acknowledged")
+        for _ in range(TURNS):
+            if place.files.reads > reads:
+                break
+            await trio.lowlevel.checkpoint()
+        assert place.files.reads > reads
 
 
 async def test_a_write_that_hangs_holds_no_read_up(tmp_path: Path, mock_clock: MockClock) -> None:
