@@ -5,6 +5,8 @@ Invariants:
 * A waiting task costs no thread; readers are bounded (`READERS`).
 * The jobs of a kick start once all tasks that are to run have had their turn: what arrives together shares a write.
 * The event loop stands still for a disk job for `WAIT_MS` at most, and only while such jobs are short (`Patience`).
+* Beside writes, catch-up reads keep to their share (`ReadShare`). A read that has to wait for it also lets a write go
+  first that is under way or queued then, for WRITE_WAIT_S at most: reads go on whatever the disk does.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
@@ -26,6 +28,7 @@ from logstore.log import reading, scanning
 from logstore.log.chunks import ChunkView
 from logstore.log.jobs import DiskJob, WriteFile
 from logstore.log.read_ahead import ReadAhead, ReadPosition, split
+from logstore.log.read_share import ReadShare
 from logstore.log.reading import (
     QUICK_LOOK_UP_BYTES,
     QUICK_LOOK_UP_RECORDS,
@@ -49,6 +52,8 @@ READERS = 4
 AHEAD_BYTES = 1 << 20
 """Size of a read for a sequential reader, even if it asks for less: few large reads, with the next one under way."""
 AHEAD_TOTAL_BYTES = 8 << 20
+WRITE_WAIT_S = 0.001
+"""The longest wait of a catch-up read for a write: the two compete for the interpreter and the processors."""
 SCAN_CHUNKS = 64
 """Most chunks that one scan reads, so that the answer arrives before the client times out."""
 FIRST_CHECK_S = 30.0
@@ -76,6 +81,10 @@ class StoreEngine:
         self._ahead = ReadAhead(AHEAD_TOTAL_BYTES)
         self._reading_ahead: dict[ReadPosition, trio.Event] = {}
         self._nursery = nursery
+        self._share = ReadShare()
+        self._share_turn = trio.Lock()
+        self._syncing = 0
+        self._settled = trio.Event()
         self._refused_bytes = 0
         self.disk_error: str | None = None
         """The error of the last disk job if the disk refused it; None once a job has succeeded again."""
@@ -125,6 +134,8 @@ class StoreEngine:
             if job.is_light:
                 light.append(job)
             else:
+                self._share.note_write(trio.current_time())
+                self._syncing += 1
                 self._writers.submit((job,))
         if light:  # a thread's turn costs more than such a job
             self._writers.submit(light)
@@ -136,6 +147,7 @@ class StoreEngine:
         self._is_settling = True
         try:
             for job, failure, took_s in self._writers.collect():
+                self._syncing -= not job.is_light
                 if job.is_short:
                     self._patience.note(took_s)
                 self._watch_room(job, None if failure is None else failure[1])
@@ -146,6 +158,7 @@ class StoreEngine:
             self.kick()  # the answers come first, so that they need not wait for the next jobs
         else:
             self._start()
+        self._settled.set()
         callbacks, self._after_settling = self._after_settling, []
         for callback in callbacks:
             callback()
@@ -243,20 +256,39 @@ class StoreEngine:
         entries = stream.read_tail(offset, max_bytes)
         if entries is not None:
             return _from_tail(entries, offset, include_control=include_control)
+        await self._wait_for_share()
         place = ReadPosition(stream, offset, include_control)
         under_way = self._reading_ahead.get(place)
         if under_way is not None:
             await under_way.wait()
+        stream.check_offset(offset)  # trimmed during a wait
         result = self._ahead.take(place, max_bytes)
         is_sequential = result is not None or self._ahead.is_sequential(place)
         if result is None:
             found = await self._read_chunk(stream, place, max(max_bytes, AHEAD_BYTES) if is_sequential else max_bytes)
             result, rest = split(found, max_bytes)
             self._ahead.put(place._replace(offset=result.next_offset), rest)
+        self._share.note_read(result.size_bytes, trio.current_time())
         self._ahead.note(place, result.next_offset)
         if is_sequential:
             self._read_ahead(stream, place._replace(offset=result.next_offset))
         return result
+
+    async def _wait_for_share(self) -> None:
+        """Before a catch-up read: beside writes, wait until reads have their share again, first come, first served."""
+        if self._share.wait_s(trio.current_time()):
+            async with self._share_turn:
+                await trio.sleep(self._share.wait_s(trio.current_time()))
+                await self._let_write_pass()
+
+    async def _let_write_pass(self) -> None:
+        """Wait for a write that is under way or about to start, WRITE_WAIT_S at most."""
+        await trio.lowlevel.checkpoint()  # what has arrived in this turn is appended first
+        if self._syncing or self.store.queue.may_start:
+            if self._settled.is_set():
+                self._settled = trio.Event()
+            with trio.move_on_after(WRITE_WAIT_S):
+                await self._settled.wait()
 
     async def _read_chunk(self, stream: Stream, place: ReadPosition, max_bytes: int) -> ReadResult:
         while True:
@@ -301,6 +333,8 @@ class StoreEngine:
 
     async def _fill_ahead(self, stream: Stream, place: ReadPosition) -> None:
         try:
+            if self._share.is_beside_writes(trio.current_time()):
+                await self._let_write_pass()
             self._ahead.put(place, await self._read_chunk(stream, place, AHEAD_BYTES))
         except (CairnError, OSError):
             pass  # the reader that asks for this place gets the same error

@@ -48,8 +48,8 @@ WHY = {
     "consume, catch-up": "Kafka hands pages of its files to the socket (sendfile); Cairn reads them into memory, "
     "checks each batch and sends them, on one core.",
     "consume, tail": "What a reader at the tail gets is what is produced, and Cairn's records are synced first.",
-    "produce p99 beside": "A reader at full speed keeps the one event loop busy all the time (a whole processor at 0.8 "
-    "GB/s), and producers wait in its queue; Kafka's threads spread over the processors.",
+    "produce p99 beside": "A request that arrives while a MiB is read and sent waits for the rest of that, and where "
+    "two processors serve reader, producer and sidecar, for one of them.",
     "resident memory": "Connections, the tail (16 MiB) and what is in flight add up, with what the allocator keeps.",
     "the load generator": "The load was the limit in some cell: look at the processor time of a request there.",
     "refused": "What is left is the network: receiving, the event loop's turn, and sending.",

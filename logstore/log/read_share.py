@@ -1,0 +1,42 @@
+"""The share of the event loop that catch-up reads get while streams are written.
+
+A reader that catches up at full speed keeps the event loop and a processor busy. Beside writes, catch-up reads are
+spaced: most batches that arrive then find the event loop and a processor free.
+
+Invariants:
+* Without a sync for BESIDE_S seconds, no read is held up.
+* Beside writes a read begins only when all earlier reads are paid for: a MiB costs a millisecond. A small read hardly
+  delays the next one.
+* No clock, no I/O: the caller says what time it is, and waits.
+"""
+
+from typing import Final
+
+BYTES_PER_S: Final = 1 << 30
+"""What readers get together beside writes. A MiB from memory takes the event loop about a third of its millisecond."""
+BESIDE_S: Final = 0.1
+"""A write counts for so long: a producer that sends ten requests a second has its share at each of them."""
+
+
+class ReadShare:
+    """When the next catch-up read may begin; times are seconds of one clock that never goes back."""
+
+    def __init__(self) -> None:
+        self._written_s = float("-inf")
+        self._free_s = float("-inf")
+
+    def note_write(self, now_s: float) -> None:
+        """A write that is synced begins."""
+        self._written_s = now_s
+
+    def is_beside_writes(self, now_s: float) -> bool:
+        """Whether streams are being written: the last write began less than BESIDE_S ago."""
+        return now_s - self._written_s <= BESIDE_S
+
+    def wait_s(self, now_s: float) -> float:
+        """For how long the next read has to wait; 0: it may begin."""
+        return max(0.0, self._free_s - now_s) if self.is_beside_writes(now_s) else 0.0
+
+    def note_read(self, size_bytes: int, now_s: float) -> None:
+        """A read has given so many bytes."""
+        self._free_s = max(self._free_s, now_s) + size_bytes / BYTES_PER_S

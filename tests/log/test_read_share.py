@@ -1,0 +1,64 @@
+"""The share of catch-up reads beside writes: spaced while streams are written, and never held up otherwise."""
+
+from __future__ import annotations
+
+from logstore.log.read_share import BESIDE_S, BYTES_PER_S, ReadShare
+
+NOW_S = 1_000.0
+SIZE_BYTES = 1 << 20
+COST_S = SIZE_BYTES / BYTES_PER_S
+
+
+def beside_writes() -> ReadShare:
+    """A share while a stream is written, at NOW_S."""
+    share = ReadShare()
+    share.note_write(NOW_S)
+    return share
+
+
+def test_nobody_waits_without_writes() -> None:
+    """However much is read: before the first write, and a while after the last."""
+    share = ReadShare()
+    for _ in range(1000):
+        share.note_read(SIZE_BYTES, NOW_S)
+        assert share.wait_s(NOW_S) == 0
+    share.note_write(NOW_S)
+    assert share.wait_s(NOW_S) > 0
+    assert share.wait_s(NOW_S + 2 * BESIDE_S) == 0
+
+
+def test_beside_writes_a_read_begins_when_those_before_are_paid_for() -> None:
+    """The reads of all readers add up; so a burst of several is followed by a pause for all of them."""
+    share = beside_writes()
+    assert share.wait_s(NOW_S) == 0
+    for count in range(1, 5):
+        share.note_read(SIZE_BYTES, NOW_S)
+        assert abs(share.wait_s(NOW_S) - count * COST_S) < COST_S / 1000
+    assert share.wait_s(NOW_S + 4.001 * COST_S) == 0
+
+
+def test_a_reader_that_comes_later_than_its_share_allows_does_not_wait() -> None:
+    """A slow reader is not slowed down, and time without reads is not saved for a burst."""
+    share = beside_writes()
+    for step in range(10):
+        assert share.wait_s(NOW_S + 2 * COST_S * step) == 0
+        share.note_read(SIZE_BYTES, NOW_S + 2 * COST_S * step)
+    assert share.wait_s(NOW_S + 18 * COST_S) > COST_S / 2
+
+
+def test_small_reads_of_many_streams_hardly_wait() -> None:
+    """A fetch from a hundred partitions that gets a few bytes of each is not spaced like a hundred large reads."""
+    share = beside_writes()
+    for _ in range(100):
+        share.note_read(100, NOW_S)
+    assert share.wait_s(NOW_S) < COST_S / 100
+
+
+def test_every_write_prolongs_the_time_in_which_reads_are_spaced() -> None:
+    """As long as a producer sends, its requests find the event loop free most of the time."""
+    share = beside_writes()
+    for step in range(20):
+        now_s = NOW_S + step * BESIDE_S * 0.9
+        share.note_read(SIZE_BYTES, now_s)
+        assert share.wait_s(now_s) > 0
+        share.note_write(now_s)
