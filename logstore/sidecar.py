@@ -302,9 +302,7 @@ async def _serve(settings: SidecarConfig) -> None:
             starting.cancel()
             if cluster is not None:
                 await cluster.resign()
-            async with trio.open_nursery() as drains:
-                for drain in (server.drain, *(coordinator.drain for coordinator in coordinators)):
-                    drains.start_soon(drain, DRAIN_S)
+            await _drain(server, *coordinators)
             nursery.cancel_scope.cancel()
     files.close()
     reporter.flush(is_end=True)
@@ -312,6 +310,13 @@ async def _serve(settings: SidecarConfig) -> None:
     # Everything is on the disk: what is in memory goes with the process. To search the streams that this life has made
     # for garbage would take a second.
     gc.freeze()
+
+
+async def _drain(*servers: Any) -> None:
+    """Let servers finish what has come, for DRAIN_S at most."""
+    async with trio.open_nursery() as drains:
+        for server in servers:
+            drains.start_soon(server.drain, DRAIN_S)
 
 
 async def _start_cluster(

@@ -12,12 +12,15 @@ Invariants:
 Sources: docs/decisions/0015-retention-counts-served-time.md, docs/decisions/0033-space.md.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from logstore.base.clock import Clock
 from logstore.format.index import UNKNOWN_TIME
 from logstore.log.chunks import Chunk
+from logstore.log.readers import HeldRecords
 from logstore.log.topics import TopicConfig
 
 
@@ -115,3 +118,16 @@ def must_roll(chunks: Sequence[Chunk], config: TopicConfig, log_start_offset: in
     is_beyond_retention = 0 <= config.retention_ms < served_ms - last.written_ms
     oldest_ms = config.segment_ms if config.retention_ms < 0 else min(config.segment_ms, config.retention_ms)
     return served_ms - opened_ms > oldest_ms and not is_beyond_retention
+
+
+def held_records(chunks: Sequence[Chunk], end_offset: int) -> Callable[[int], HeldRecords]:
+    """The chunks with records from an offset up to `end_offset`; whole chunks, for only these are trimmed."""
+    found = [chunk for chunk in chunks if chunk.base_offset < end_offset]
+    ends = [chunk.next_offset for chunk in found]
+    total_bytes = list(accumulate((chunk.size_bytes for chunk in found), initial=0))
+
+    def held(offset: int) -> HeldRecords:
+        at = bisect_right(ends, offset)
+        return HeldRecords(total_bytes[-1] - total_bytes[at], found[at].written_ms if at < len(found) else 0)
+
+    return held

@@ -14,11 +14,9 @@ Sources: docs/format.md (data directory), DESIGN (recovery of a sidecar).
 
 import json
 import uuid
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 from logstore.base.clock import Clock
@@ -41,7 +39,7 @@ from logstore.events import (
 from logstore.format.index import UNKNOWN_TIME
 from logstore.interfaces import FileSystem
 from logstore.log.background import BackgroundJobs
-from logstore.log.chunks import Chunk, IndexCache
+from logstore.log.chunks import IndexCache
 from logstore.log.cleaning import CleaningLimits, LogCleaner
 from logstore.log.coroutines import all_settled, start
 from logstore.log.data_directory import STREAMS_DIRECTORY, DirectoryIdentity, prepare_directory, remove_tree
@@ -57,14 +55,13 @@ from logstore.log.readers import (
     MAX_READERS,
     RELEASED_AT_ONCE,
     CleanLimit,
-    HeldRecords,
     HoldLimits,
     Readers,
     StreamBounds,
     StreamId,
 )
 from logstore.log.replicas import ReplicaChunks
-from logstore.log.retention import RetentionClock, must_roll
+from logstore.log.retention import RetentionClock, held_records, must_roll
 from logstore.log.rolling import ChunkRoller
 from logstore.log.serial_queue import SerialQueue
 from logstore.log.space import DEFAULT_RESERVE, SpaceGuard, make_way
@@ -282,7 +279,7 @@ class Store:
         if topic is None:
             return wanted
         stream_id = StreamId(topic.topic_id.hex, stream.partition)
-        return self.readers.trim_limit(stream_id, stream.log_start_offset, wanted, _held(stream.chunks, wanted))
+        return self.readers.trim_limit(stream_id, stream.log_start_offset, wanted, held_records(stream.chunks, wanted))
 
     def _stream_of(self, stream_id: StreamId) -> Stream | None:
         topic = self._by_id.get(uuid.UUID(hex=stream_id.topic_id))
@@ -571,19 +568,6 @@ class Store:
 _TOPIC = "topic/"
 _PRODUCER_IDS = "producer-ids"
 _RETENTION_CLOCK = "retention-clock"
-
-
-def _held(chunks: Sequence[Chunk], end_offset: int) -> Callable[[int], HeldRecords]:
-    """The chunks with records from an offset up to `end_offset`; whole chunks, for only these are trimmed."""
-    found = [chunk for chunk in chunks if chunk.base_offset < end_offset]
-    ends = [chunk.next_offset for chunk in found]
-    total_bytes = list(accumulate((chunk.size_bytes for chunk in found), initial=0))
-
-    def held(offset: int) -> HeldRecords:
-        at = bisect_right(ends, offset)
-        return HeldRecords(total_bytes[-1] - total_bytes[at], found[at].written_ms if at < len(found) else 0)
-
-    return held
 
 
 def _start_key(topic_id: uuid.UUID, partition: int) -> str:
