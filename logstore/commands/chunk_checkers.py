@@ -119,7 +119,7 @@ class ChunkCheckers:
     def _received(self, connection: Connection) -> int | dict[int, ChunkResult]:
         try:
             message: int | dict[int, ChunkResult] | Exception = connection.recv()
-        except (EOFError, ConnectionError):
+        except (EOFError, OSError):
             process = self._processes[self._connections.index(connection)]
             process.join()
             raise CheckerLost(

@@ -97,7 +97,7 @@ def make_long(data_dir: Path, directory: Path) -> list[Path]:
     for partition in range(2):
         last = max(directory.glob(f"streams/t.*/{partition}/*.log"))
         longest.append(last)
-        with last.open("r+b") as file:
+        with last.open("wb") as file:
             for number in range(LONG_BATCHES):
                 patch_base(head, 0, int(last.stem) + number, 0)
                 file.seek(number * len(batch))
