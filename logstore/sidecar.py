@@ -243,8 +243,7 @@ async def _serve(settings: SidecarConfig) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     clock = SystemClock()
     reporter = Reporter(clock, as_json=settings.log_as_json, level=settings.log_level)
-    report = EventLog(reporter, clock)
-    files, health = OsFiles(settings.data_dir), Health()
+    report, files, health = EventLog(reporter, clock), OsFiles(settings.data_dir), Health()
     tls = ServerTls(settings.tls) if settings.needs_tls else None
     store, staging, epochs, users = _recover(settings, files, clock, report)
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
