@@ -14,6 +14,7 @@ each topic twice: as it comes, and with `flush.messages=1`, which syncs before t
 Invariants:
 * Both clusters run all the time, and one is loaded at a time: within a round they take turns, in an order that changes
   from round to round.
+* Each part has topics of its own, which are deleted at its end: none feels what another has written.
 * Before each measurement of `produce` the file systems are synced: nobody pays for what another left in the page cache.
 * A run that had to leave something out is no full run.
 """
@@ -42,7 +43,7 @@ from benchmarks.harness.trios import CairnTrio, KafkaTrio, Trio
 from benchmarks.hosts import copies, failover, produce
 from benchmarks.hosts.plan import FULL, PARTS, PLANS, Plan
 from benchmarks.hosts.report import draw, find_goals, tables
-from benchmarks.hosts.topics import Measured, note_memory, prepare
+from benchmarks.hosts.topics import Measured, create, delete, note_memory
 from logstore.testing.cluster import NotStarted
 
 
@@ -54,7 +55,6 @@ def run(plan: Plan, chosen: Sequence[str], data: Path, console: Console) -> Meas
         trios: list[Trio] = [CairnTrio(data), *([KafkaTrio(data)] if plan.with_kafka else [])]
         for trio in trios:
             trio.start(stack)
-            prepare(trio)
             note_memory(measured, trio, "fresh")
         parts = {"produce": produce.run, "failover": failover.run, "copies": copies.run}
         for name in PARTS:
@@ -62,12 +62,15 @@ def run(plan: Plan, chosen: Sequence[str], data: Path, console: Console) -> Meas
                 continue
             console.print(f"part: {name}")
             try:
+                for trio in trios:
+                    create(trio, name)
                 parts[name](measured, trios, chance)
+                for trio in trios:
+                    note_memory(measured, trio, f"after {name}")
+                    delete(trio, name)
             except (PeerFailed, RawFailed, NotStarted, OSError) as error:
                 measured.leave_out(f"{name}: {error}")
                 break  # who knows in which state the clusters are
-            for trio in trios:
-                note_memory(measured, trio, f"after {name}")
     return measured
 
 

@@ -19,7 +19,7 @@ POLL_S = 0.05
 class Partition(NamedTuple):
     """Nodes by their numbers; `leader` is -1 when there is none."""
 
-    index: int
+    number: int
     leader: int
     replicas: tuple[int, ...]
     in_sync: tuple[int, ...]
@@ -37,8 +37,8 @@ class View(NamedTuple):
         found: dict[int, list[int]] = {}
         for partition in self.partitions:
             if partition.leader not in self.ports:
-                raise RawFailed(f"partition {partition.index} has no leader that lives: {partition.leader}")
-            found.setdefault(self.ports[partition.leader], []).append(partition.index)
+                raise RawFailed(f"partition {partition.number} has no leader that lives: {partition.leader}")
+            found.setdefault(self.ports[partition.leader], []).append(partition.number)
         return sorted(found.items())
 
     def is_whole(self, replicas: int, *, partitions: int = 1) -> bool:

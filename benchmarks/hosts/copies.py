@@ -26,7 +26,7 @@ RATE_S = 200.0
 """Requests of 1 KB a second, whether answered or not; latency counts from when each was due."""
 PIECE_S = 0.25
 """Of the steady load, between two looks at what has been copied."""
-FILL_BYTES = 256 * 1024
+FILL_BYTES = 64 * 1024
 FILL_IN_FLIGHT = 4
 ENOUGH = 0.98
 """Of what another host holds: what is written meanwhile may be on its way."""

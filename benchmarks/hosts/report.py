@@ -65,7 +65,7 @@ def _figures(rows: list[Row], *names: str) -> list[str]:
 def tables(rows: Rows) -> list[Table]:
     """A table for each part that was measured: the medians of the rounds."""
     found: list[Table] = []
-    names = ("requests_per_s", "mb_per_s", "p50_ms", "p99_ms", "cpu_us_per_request")
+    names: tuple[str, ...] = ("requests_per_s", "mb_per_s", "p50_ms", "p99_ms", "cpu_us_per_request")
     lines = [
         [name, peer, *_figures(some, *names)]
         for (name, cell), peer in product(_cells(), PEERS)
@@ -79,6 +79,7 @@ def tables(rows: Rows) -> list[Table]:
         )
     )
     names = ("kill_silence_s", "return_silence_s", "ready_s", "whole_s", "failed_records")
+    columns: tuple[str, ...]
     columns = ("server", "rounds", "killed, s", "back, s", "serves after, s", "in sync after, s", "records failed")
     found.append(("Seconds without an acknowledgement", columns, _by_peer(rows, "failover", names)))
     names = ("held_bytes", "copied_bytes", "copies_s", "calm_p99_ms", "beside_p99_ms", "p99_ratio")

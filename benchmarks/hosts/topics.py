@@ -1,4 +1,4 @@
-"""What both clusters have before anything is measured, and what all parts share.
+"""The topics of each part, and what all parts share.
 
 Invariant: a topic's streams are led by whom the cluster chose; a load asks for the leaders, and sends to them.
 """
@@ -18,7 +18,7 @@ from benchmarks.hosts.plan import CAIRN, KAFKA, KAFKA_FLUSH, PARTITIONS, REPLICA
 PATIENCE_S = 120.0
 FAILOVER, STEADY, HELD = "failover", "steady", "held"
 """The topics of the parts other than `produce`."""
-HELD_PARTITIONS = 4
+HELD_PARTITIONS = 100
 IN_SYNC = {"min.insync.replicas": "2"}
 FLUSH = {"flush.messages": "1"}
 
@@ -48,17 +48,30 @@ def topic_of(peer: str, partitions: int) -> str:
     return f"{'flush' if peer == KAFKA_FLUSH else 'plain'}-{partitions}"
 
 
-def prepare(trio: Trio) -> None:
-    """Create all topics, and wait until every partition has its three members."""
-    wanted = {topic_of(peer, count): (count, peer == KAFKA_FLUSH) for peer in peers_of(trio) for count in PARTITIONS}
-    wanted |= {FAILOVER: (1, False), STEADY: (1, False), HELD: (HELD_PARTITIONS, False)}
+def topics_of(trio: Trio, part: str) -> dict[str, tuple[int, bool]]:
+    """The topics of a part: partitions, and whether Kafka flushes them."""
+    if part == "produce":
+        return {topic_of(peer, count): (count, peer == KAFKA_FLUSH) for peer in peers_of(trio) for count in PARTITIONS}
+    return {FAILOVER: (1, False)} if part == "failover" else {STEADY: (1, False), HELD: (HELD_PARTITIONS, False)}
+
+
+def create(trio: Trio, part: str) -> None:
+    """Create the topics of a part, and wait until every partition has its three members."""
     if wait_view(trio.ports, None, lambda found: len(found.ports) == REPLICAS, PATIENCE_S) is None:
         raise PeerFailed(f"{trio.name}: not {REPLICAS} hosts after {PATIENCE_S:g} s")
+    wanted = topics_of(trio, part)
     with RawConnection(trio.ports()[0], PATIENCE_S) as connection:
         for topic, (partitions, is_flushed) in wanted.items():
             connection.create_topic(topic, partitions, IN_SYNC | (FLUSH if is_flushed else {}), replicas=REPLICAS)
     for topic, (partitions, _) in wanted.items():
         wait_whole(trio, topic, partitions)
+
+
+def delete(trio: Trio, part: str) -> None:
+    """Delete the topics of a part: no part is to feel what another has written."""
+    with RawConnection(trio.ports()[0], PATIENCE_S) as connection:
+        for topic in topics_of(trio, part):
+            connection.delete_topic(topic)
 
 
 def wait_whole(trio: Trio, topic: str, partitions: int = 1, *, replicas: int = REPLICAS) -> View:
