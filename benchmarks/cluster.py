@@ -66,7 +66,6 @@ def run(plan: Plan, chosen: Sequence[str], data: Path, console: Console) -> Meas
                     create(trio, name)
                 parts[name](measured, trios, chance)
                 for trio in trios:
-                    note_memory(measured, trio, f"after {name}")
                     delete(trio, name)
             except (PeerFailed, RawFailed, NotStarted, OSError) as error:
                 measured.leave_out(f"{name}: {error}")

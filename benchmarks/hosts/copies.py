@@ -20,7 +20,7 @@ from benchmarks.harness.process import PeerFailed
 from benchmarks.harness.raw import RawConnection, RawFailed, produce_frame, produced_error
 from benchmarks.harness.report import Row
 from benchmarks.harness.trios import NODES, Trio
-from benchmarks.hosts.topics import HELD, HELD_PARTITIONS, PATIENCE_S, STEADY, Measured, wait_whole
+from benchmarks.hosts.topics import HELD, HELD_PARTITIONS, PATIENCE_S, STEADY, Measured, note_memory, wait_whole
 
 RATE_S = 200.0
 """Requests of 1 KB a second, whether answered or not; latency counts from when each was due."""
@@ -39,8 +39,10 @@ def run(measured: Measured, trios: Sequence[Trio], chance: Random) -> None:
         _fill(trio, measured.plan.held_mb)
     for number in range(1, measured.plan.losses + 1):
         for trio in chance.sample(trios, len(trios)):
-            measured.rows.add(part="copies", round=number, peer=trio.name, **_lose_disk(trio, measured.plan.steady_s))
-            measured.console.print(f"  {measured.rows.all[-1]}", markup=False)
+            row = _lose_disk(trio, measured.plan.steady_s)
+            measured.rows.add(part="copies", round=number, peer=trio.name, **row)
+            note_memory(measured, trio, "copies")
+            measured.console.print(f"  {trio.name}: {row}", markup=False)
 
 
 def _fill(trio: Trio, megabytes: int) -> None:
@@ -64,7 +66,7 @@ def _lose_disk(trio: Trio, steady_s: float) -> Row:
     lost = next(node for node in NODES if node != leader)
     os.sync()
     begun_s = time.monotonic()
-    calm_s = _paced(trio, lambda: time.monotonic() - begun_s >= steady_s)
+    calm_s, calm_failures = _paced(trio, lambda: time.monotonic() - begun_s >= steady_s)
     held = trio.kept_bytes(lost, HELD)
     trio.kill(lost)
     trio.wipe(lost)
@@ -82,7 +84,7 @@ def _lose_disk(trio: Trio, steady_s: float) -> Row:
             done_s.append(now_s)
         return bool(done_s) and now_s - ready_s >= steady_s
 
-    beside_s = _paced(trio, is_over)
+    beside_s, beside_failures = _paced(trio, is_over)
     calm, beside = percentiles(calm_s), percentiles(beside_s)
     return {
         "held_bytes": held,
@@ -93,17 +95,29 @@ def _lose_disk(trio: Trio, steady_s: float) -> Row:
         "beside_p50_ms": beside.p50_ms,
         "beside_p99_ms": beside.p99_ms,
         "p99_ratio": beside.p99_ms / calm.p99_ms,
-        "requests": len(beside_s),
+        "calm_requests": len(calm_s),
+        "beside_requests": len(beside_s),
+        "calm_failures": calm_failures,
+        "beside_failures": beside_failures,
     }
 
 
-def _paced(trio: Trio, is_over: Callable[[], bool]) -> list[float]:
-    """The latencies of the steady producer until something is over. Raises RawFailed if its partition moves."""
+def _paced(trio: Trio, is_over: Callable[[], bool]) -> tuple[list[float], int]:
+    """The latencies of the steady producer until something is over, and how often it failed: its partition has moved,
+    say. A piece that failed counts as one request, which took until the next piece began.
+    """
     latencies_s: list[float] = []
-    port = view(trio.ports()[0], STEADY).leaders()[0][0]
+    failures = 0
     while not is_over():
-        latencies_s += produce_paced(port, STEADY, STEADY_LOAD, per_second=RATE_S, seconds=PIECE_S).latencies_s
-    return latencies_s
+        begun_s = time.monotonic()
+        try:
+            port = view(trio.ports()[0], STEADY).leaders()[0][0]
+            latencies_s += produce_paced(port, STEADY, STEADY_LOAD, per_second=RATE_S, seconds=PIECE_S).latencies_s
+        except (RawFailed, OSError):
+            time.sleep(PIECE_S)
+            latencies_s.append(time.monotonic() - begun_s)
+            failures += 1
+    return latencies_s, failures
 
 
 def _wait_without(trio: Trio, lost: int) -> None:

@@ -9,7 +9,7 @@ from random import Random
 from benchmarks.harness.process import PeerFailed
 from benchmarks.harness.silence import SteadyProducer
 from benchmarks.harness.trios import Trio
-from benchmarks.hosts.topics import FAILOVER, Measured, wait_whole
+from benchmarks.hosts.topics import FAILOVER, Measured, note_memory, wait_whole
 
 BEFORE_S, AFTER_S = 1.0, 2.0
 """How long the producer runs before anything happens to a host, and after it was answered again."""
@@ -19,8 +19,10 @@ def run(measured: Measured, trios: Sequence[Trio], chance: Random) -> None:
     """All rounds: one kill and one return in each cluster."""
     for number in range(1, measured.plan.losses + 1):
         for trio in chance.sample(trios, len(trios)):
-            measured.rows.add(part="failover", round=number, peer=trio.name, **_lose_leader(trio))
-            measured.console.print(f"  {measured.rows.all[-1]}", markup=False)
+            row = _lose_leader(trio)
+            measured.rows.add(part="failover", round=number, peer=trio.name, **row)
+            note_memory(measured, trio, "failover")
+            measured.console.print(f"  {trio.name}: {row}", markup=False)
 
 
 def _lose_leader(trio: Trio) -> dict[str, float | int]:

@@ -15,11 +15,12 @@ from benchmarks.harness.raw import RawFailed
 from benchmarks.harness.report import Row
 from benchmarks.harness.trios import Trio
 from benchmarks.hosts.plan import DEPTHS, PARTITIONS, SIZES
-from benchmarks.hosts.topics import Measured, peers_of, topic_of
+from benchmarks.hosts.topics import Measured, note_memory, peers_of, topic_of
 
 WARM_S = 1 / 3
-ATTEMPTS = 3
+ATTEMPTS = 5
 """A leader may move between the question for it and the load, when brokers give partitions back to each other."""
+PAUSE_S = 1.0
 
 
 def run(measured: Measured, trios: Sequence[Trio], chance: Random) -> None:
@@ -42,6 +43,8 @@ def run(measured: Measured, trios: Sequence[Trio], chance: Random) -> None:
                 if number:
                     where = {"partitions": partitions, "in_flight": depth, "request_bytes": size}
                     measured.rows.add(part="produce", round=number, peer=peer, **where, **figures)
+        for trio in trios:
+            note_memory(measured, trio, "produce")
 
 
 def _measure(trio: Trio, orders: Orders) -> Row:
@@ -54,11 +57,12 @@ def _measure(trio: Trio, orders: Orders) -> Row:
         except RawFailed:
             if attempt == ATTEMPTS:
                 raise
-            time.sleep(1.0)
+            time.sleep(PAUSE_S)
             continue
         used_s = sum(map(process_clock_s, trio.pids().values())) - before_s
         return {
             "leaders": len(leaders),
+            "failed_attempts": attempt - 1,
             "requests_per_s": found.requests / found.seconds,
             "mb_per_s": found.requests / found.seconds * orders.request_bytes / 1e6,
             "cpu_us_per_request": used_s / max(1, found.requests) * 1e6,

@@ -116,7 +116,7 @@ def draw(rows: Rows, path: Path) -> None:
                 _bar(axis, place + 0.25 * index, rates, peer, label=not place)
         ticks = [name.replace(", ", "\n") for name, _ in places]
         axis.set_xticks([place + 0.25 for place in range(len(places))], ticks, fontsize=8)
-        axis.set_yscale("log")
+        _scale(axis, rows, "produce")
         axis.set_title(f"Requests of {size // 1024} KB a second, on three replicas")
         axis.legend()
     _draw_parts(rows, axes[1][0], "failover", {"kill_silence_s": "killed", "return_silence_s": "back"})
@@ -131,8 +131,14 @@ def _draw_parts(rows: Rows, axis: Axes, part: str, figures: dict[str, str]) -> N
         for place, figure in enumerate(figures):
             _bar(axis, place + 0.3 * index, rows.values(figure, part=part, peer=peer), peer, label=not place)
     axis.set_xticks([place + 0.15 for place in range(len(figures))], list(figures.values()))
-    axis.set_yscale("log")
+    _scale(axis, rows, part)
     axis.legend()
+
+
+def _scale(axis: Axes, rows: Rows, part: str) -> None:
+    """Logarithmic, where something is drawn."""
+    if rows.select(part=part):
+        axis.set_yscale("log")
 
 
 def _bar(axis: Axes, x: float, values: list[float], peer: str, *, label: bool) -> None:
