@@ -258,12 +258,11 @@ async def _serve(settings: SidecarConfig) -> None:
             gc.enable()
             listeners: list[Listener] = []
             facts = partial(_host_facts, settings.data_dir)
-            stores = Stores(access, users)
             if cluster is None:
-                handlers = _handlers(broker, groups, epochs, stores, listeners, facts)
+                handlers = _handlers(broker, groups, epochs, Stores(access, users), listeners, facts)
             else:
                 coordination = _coordination(settings, broker, report, cluster, groups.apis())
-                handlers = _cluster_handlers(broker, coordination, stores, listeners)
+                handlers = _cluster_handlers(broker, coordination, users, listeners)
                 nursery.start_soon(coordination.run)
             server = KafkaServer(broker, handlers, ServerSecurity(tls, Authenticator(users, settings.login, report)))
             state = _shared_state(settings, clock)
@@ -547,7 +546,7 @@ def _coordination(
 
 
 def _cluster_handlers(
-    broker: Broker, coordination: GroupCoordination, stores: Stores, listeners: Sequence[Listener]
+    broker: Broker, coordination: GroupCoordination, users: Users, listeners: Sequence[Listener]
 ) -> ApiHandlers:
     """What a host of a cluster serves: rights, quotas and Cairn's own requests are not among it yet."""
     apis: list[Api] = [
@@ -559,7 +558,7 @@ def _cluster_handlers(
         *ProducerIdHandlers(broker).apis(),
         *coordination.apis(),
         *login_apis(),
-        *UserHandlers(broker, stores.users).apis(),
+        *UserHandlers(broker, users).apis(),
     ]
     return compose(apis, [])
 

@@ -20,6 +20,7 @@ CLAIM_STEP_MS: Final = 300
 """Between the claims of two hosts: a claim that succeeds is seen by all in less."""
 MAX_WAIT_MS: Final = 5_000
 """For one host in front: it claims some hundred streams in a second, and may be stuck with one of them."""
+MAX_WAIT_STEPS: Final = 3
 KEPT_SCORES: Final = 1 << 16
 """An order of hosts is asked for again and again while a stream waits for an owner: 10 MB at most."""
 MIN_COPIES_SETTING: Final = "min.insync.replicas"
@@ -88,7 +89,7 @@ class Vacancies:
     """The streams that have no owner that lives, as one host sees them, and when it should claim which of them.
 
     A host that is not the first one for a stream waits its time from the last claim of any stream on: who claims many
-    is at work. Not longer than MAX_WAIT_MS, though.
+    is at work. Not longer than MAX_WAIT_MS or MAX_WAIT_STEPS, though.
 
     Memory: an entry for each such stream.
     """
@@ -119,4 +120,5 @@ class Vacancies:
 
     def _is_due(self, rank: int, since_ms: int, now_ms: int, step_ms: int) -> bool:
         waited_ms = now_ms - max(since_ms, self._claimed_ms)
-        return rank == 0 or waited_ms >= rank * step_ms or now_ms - since_ms >= rank * MAX_WAIT_MS
+        longest_ms = max(MAX_WAIT_MS, MAX_WAIT_STEPS * step_ms)
+        return rank == 0 or waited_ms >= rank * step_ms or now_ms - since_ms >= rank * longest_ms

@@ -68,9 +68,9 @@ class EntryReads:
                 for member in self._order((*chunk.members, *chunk.candidates)):
                     asked = _Asked(stream, chunk.epoch, member, offset)
                     answer = await self._ask(asked, max_bytes, is_open=chunk.is_open)
-                    if answer is not None and (answer.entries or chunk.is_open):
+                    if answer is not None and answer.entries:
                         return _up_to_the_end(answer, chunk)
-                    nothing = answer or nothing  # it may not show all of a sealed chunk yet; another one may
+                    nothing = answer or nothing  # it may not know yet what is acknowledged; another one may
                 if nothing is not None:
                     return _up_to_the_end(nothing, chunk)
         hosts = ", ".join(member.host for member in chunk.members)

@@ -93,6 +93,8 @@ TICK_S: Final = 0.02
 TICKS_AT_ONCE: Final = 64
 PAUSE_PER_TICK: Final = 3
 """Ticks take a quarter of the time at most."""
+STANDSTILL_TICKS: Final = 4
+"""A host that asks for no time in so many ticks has stood still, or was idle."""
 SHOW_AGAIN_S: Final = 2.0
 """Between two tries to seal or remove a replica that could not be."""
 RESIGN_S: Final = 5.0
@@ -135,6 +137,9 @@ class ClusterHost:
         self._listeners: dict[str, StreamListener] = {}
         self._restless: dict[str, Owner] = {}
         self._restless_now = trio.Event()
+        self._last_s = trio.current_time()
+        self._stood_still_s = 0.0
+        self._longest_gap_s = STANDSTILL_TICKS * TICK_S
         self._waiting: dict[str, str] = {}
         """Why streams that this host owns wait."""
         self._full: set[str] = set()
@@ -405,7 +410,12 @@ class ClusterHost:
     # ---- owners
 
     def _now_ms(self) -> int:
-        return int(trio.current_time() * 1000)
+        """The time of owners: it does not pass while this host stands still, and so cannot hear its members."""
+        now_s = trio.current_time()
+        gap_s, self._last_s = now_s - self._last_s, now_s
+        if gap_s > self._longest_gap_s:
+            self._stood_still_s += gap_s - TICK_S
+        return int((now_s - self._stood_still_s) * 1000)
 
     def _drive(self, owner: Owner, effects: Iterable[Effect]) -> None:
         """Carry out what an owner asks for after an event: it gets ticks until it is at rest."""
@@ -432,6 +442,7 @@ class ClusterHost:
                 if number % TICKS_AT_ONCE == 0:
                     await trio.lowlevel.checkpoint()
             pause_s = max(TICK_S, PAUSE_PER_TICK * (trio.current_time() - begin_s))
+            self._longest_gap_s = STANDSTILL_TICKS * pause_s
 
     def _forget(self, stream: str) -> None:
         """The stream's topic was deleted."""

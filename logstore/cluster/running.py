@@ -48,6 +48,10 @@ ETCD_ATTEMPT_S: Final = 1.0
 """For an answer of an endpoint: a lease of three seconds outlasts an endpoint that is silent."""
 
 
+FAREWELL_S: Final = 2.0
+"""How long an end waits for the end of the lease, which ends by itself otherwise."""
+
+
 class LocalParts(NamedTuple):
     """What a host has without the cluster."""
 
@@ -78,15 +82,27 @@ class RunningCluster:
         self._host = host
         self._membership = joins
         self._addresses = addresses
+        self._farewell = trio.Event()
+        """Set when the membership has ended."""
+        self._farewell.set()
 
     async def join(self, addresses: Mapping[str, str], nursery: trio.Nursery) -> None:
         """Become a member, with these listeners. Raises HostNameTaken, NodeIdTaken, DiskRefused, in groups."""
         self._addresses.update(addresses)
-        await nursery.start(self._membership.run)
+        await nursery.start(self._stay_member)
+
+    async def _stay_member(self, task_status: trio.TaskStatus[int]) -> None:
+        self._farewell = trio.Event()
+        try:
+            await self._membership.run(task_status)
+        finally:
+            self._farewell.set()
 
     async def resign(self) -> None:
-        """Let other hosts take over, before an end."""
+        """Let other hosts take over, before an end; the lease has ended then."""
         await self._host.resign()
+        with trio.move_on_after(FAREWELL_S):
+            await self._farewell.wait()
 
 
 class _Observer:

@@ -7,6 +7,7 @@ exception becomes UNKNOWN_SERVER_ERROR.
 from kio.schema.errors import ErrorCode
 
 from logstore import errors
+from logstore.base.metadata.errors import MetadataUnavailable, OutcomeUnknown
 
 CODES: dict[type[Exception], ErrorCode] = {
     errors.CorruptBatch: ErrorCode.corrupt_message,
@@ -40,6 +41,8 @@ CODES: dict[type[Exception], ErrorCode] = {
     errors.TransactionalIdAuthorizationFailed: ErrorCode.transactional_id_authorization_failed,
     errors.InvalidAcl: ErrorCode.invalid_request,
     errors.InvalidQuota: ErrorCode.invalid_request,
+    MetadataUnavailable: ErrorCode.request_timed_out,
+    OutcomeUnknown: ErrorCode.request_timed_out,
     errors.NotLeader: ErrorCode.not_leader_or_follower,
     errors.ChunkUnreachable: ErrorCode.kafka_storage_error,
 }

@@ -11,6 +11,7 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
+from logstore.base.metadata.errors import MetadataUnavailable, OutcomeUnknown
 from logstore.errors import CairnError, StorageFailed
 from logstore.events import NO_PRODUCER_ID
 from logstore.kafka.api_types import Api, Broker, Caller
@@ -42,7 +43,7 @@ class ProducerIdHandlers:
         except CairnError as error:
             self._broker.engine.store.report(NO_PRODUCER_ID, error=str(error))
             # Clients take KAFKA_STORAGE_ERROR as final for this request, but retry after COORDINATOR_NOT_AVAILABLE.
-            may_ask_again = isinstance(error, StorageFailed)
+            may_ask_again = isinstance(error, StorageFailed | MetadataUnavailable | OutcomeUnknown)
             code = ErrorCode.coordinator_not_available if may_ask_again else error_code(error)
             return await respond(request, {"error_code": code, **no_producer})
         return await respond(

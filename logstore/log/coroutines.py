@@ -25,7 +25,7 @@ def start(coroutine: Coroutine[Any, Any, T]) -> Ticket[T]:
     """Run a coroutine up to the first unsettled ticket; the returned ticket settles when the coroutine ends."""
     outcome: Ticket[T] = Ticket()
 
-    def resume(_settled: Ticket[Any] | None) -> None:
+    def resume(_settled: "Ticket[Any] | None") -> None:  # quoted, or it is made anew in each call
         failure: CairnError | None = None
         try:
             awaited: Ticket[Any] = coroutine.send(None)

@@ -27,7 +27,7 @@ from logstore.errors import CorruptFile, InvalidRecord, StorageFailed, UnknownFo
 from logstore.format.batch import BatchHeader, check_batch
 from logstore.interfaces import Buffer
 from logstore.log.stream import Stream
-from logstore.log.stream_state import AppendResult, PendingAppend
+from logstore.log.stream_state import AppendTicket, PendingAppend
 from logstore.log.ticket import Ticket
 
 DIRECTORY: Final = "replicas"
@@ -254,9 +254,10 @@ def check_placed(name: ReplicaName, at: ChunkPrefix, batches: Sequence[tuple[Buf
         while position < len(view):
             header = check_batch(view, position)
             _check_place(name, header, due)
-            due = header.next_offset
-            appends.append(PendingAppend(view[position : position + header.size_bytes], header, Ticket[AppendResult]()))
-            position += header.size_bytes
+            due, end = header.next_offset, position + header.size_bytes
+            ticket: AppendTicket = Ticket()
+            appends.append(PendingAppend(view[position:end], header, ticket))
+            position = end
         if due != at.next_offset + count:
             raise InvalidRecord(f"{name.directory}: a batch at {at.next_offset} ends at {due}, not {count} behind it")
         at = at.followed_by(data, due)

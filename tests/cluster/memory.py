@@ -241,6 +241,7 @@ class MemoryCluster:
         self.network.nursery = nursery
         self.random = random
         self.reports = RecordedReports()
+        self.clock: trio.testing.MockClock | None = None
         self.disks: dict[str, ReplicaDisk] = {}
         self.label_disks: dict[str, SimDisk] = {}
         self.hosts: dict[str, RunningHost] = {}
@@ -387,10 +388,12 @@ async def memory_cluster(*names: str, seed: int = 0, limits: OwnerLimits = LIMIT
 
 def simulated(test: Test, *names: str, seed: int = 0, limits: OwnerLimits = LIMITS) -> None:
     """Run a test on a cluster, in virtual time."""
+    clock = trio.testing.MockClock(autojump_threshold=0)
 
     async def main() -> None:
         with trio.fail_after(600):
             async with memory_cluster(*names, seed=seed, limits=limits) as cluster:
+                cluster.clock = clock
                 await test(cluster)
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    trio.run(main, clock=clock)

@@ -23,6 +23,7 @@ from tests.replica.history import History, PromiseBroken
 HOSTS: Final = ("a", "b", "c", "d")
 ACTIONS: Final = 40
 SETTLE_S: Final = 60
+CHECKS: Final = 10
 LIMITS: Final = OwnerLimits(
     chunk_bytes=2_000,
     max_in_flight_bytes=1_000,
@@ -232,19 +233,33 @@ class RandomRun:
                 return
 
     async def _check(self, host: str, stream: str) -> None:
+        """The log as a reader at a host sees it. It may see it a moment later: members are told what is acknowledged,
+        and chunks are rolled, after the last acknowledgement.
+        """
+        end = max(self.histories[stream].at_offset)
+        for _ in range(CHECKS):
+            log = await self._read_log(host, stream)
+            if log and log[-1][0] >= end:
+                break
+            await trio.sleep(1)
+        self.histories[stream].check_log(log, f"read at {host}")
+
+    async def _read_log(self, host: str, stream: str) -> list[tuple[int, Entry]]:
         registration = await self.cluster.hosts[host].host.read_registration(stream)
-        await trio.sleep(0.2)
         log: list[tuple[int, Entry]] = []
         for chunk in registration.chunks:
             offset = chunk.base_offset
             while chunk.end is None or offset < chunk.end.next_offset:
-                answer = await self.cluster.hosts[host].host.read_entries(stream, chunk, offset, 500)
+                try:
+                    answer = await self.cluster.hosts[host].host.read_entries(stream, chunk, offset, 500)
+                except ChunkUnreachable:
+                    return log  # the chunk has ended, and was copied here, since the registration was read
                 if not answer.entries:
                     break
                 for entry in answer.entries:
                     log.append((offset, entry))
                     offset += entry.record_count
-        self.histories[stream].check_log(log, f"read at {host}")
+        return log
 
 
 def run_one(seed: int) -> RandomRun:

@@ -143,6 +143,21 @@ def test_a_member_that_may_not_show_a_sealed_chunk_yet() -> None:
     simulated(test)
 
 
+def test_a_member_that_does_not_know_what_is_acknowledged() -> None:
+    """It shows nothing of an open chunk, after a start for example; the next member is asked."""
+
+    async def test(peers: Peers) -> None:
+        peers.answers = {
+            "a": lambda asked: entries(A, 100, limit=100),
+            "b": lambda asked: refused(B, Reason.ABSENT),
+            "c": lambda asked: entries(C, 100, b"0"),
+        }
+        assert len((await peers.reads.read("t/0", OPEN, 100, 1000)).entries) == 1
+        assert peers.hosts() == ["a", "b", "c"]
+
+    simulated(test)
+
+
 def test_an_open_chunk_that_nobody_has() -> None:
     """Nothing was written: the answer is empty, and no error."""
 

@@ -293,6 +293,28 @@ def test_a_read_fails(number: int, is_damage: bool) -> None:
     simulated(test, "a", "b", "c")
 
 
+def test_a_host_stands_still() -> None:
+    """An owner that heard nothing, because its own process stood still, blames no member for it."""
+
+    async def test(cluster: MemoryCluster) -> None:
+        (stream,) = await cluster.create_topic()
+        await cluster.append(stream, b"0")
+        owner = await cluster.owner(stream)
+        assert cluster.clock is not None
+        for number in range(30):
+            owner.host.append(stream, b"%d" % number, 1)
+            await trio.sleep(0.0012)
+            cluster.clock.jump(1.0)
+            await trio.sleep(0.1)
+        assert "member_failed" not in cluster.reports.names()
+        cluster.network.cut(owner.host.name, next(host for host in "abc" if host != owner.host.name))
+        owner.host.append(stream, b"31", 1)
+        await trio.sleep(1)
+        assert "member_failed" in cluster.reports.names()
+
+    simulated(test, "a", "b", "c")
+
+
 def test_a_link_is_cut() -> None:
     """A member that cannot be reached is replaced once, not again and again, and is chosen again when it can be."""
 

@@ -299,6 +299,15 @@ def test_a_host_that_stops_hands_over(tmp_path: Path) -> None:
         check(cluster, load)
 
 
+def test_hosts_that_own_nothing_stop_cleanly(tmp_path: Path) -> None:
+    """SIGTERM ends each with status 0, and its lease with it: the others do not wait for that."""
+    with Cluster(tmp_path / "cluster", ("a", "b")) as cluster:
+        assert cluster["a"].stop() == 0
+        cluster.wait_members()
+        assert cluster["b"].stop() == 0
+        assert [host.log for host in cluster if "Traceback" in host.log] == []
+
+
 def test_a_wiped_host_gets_its_copies_again(tmp_path: Path) -> None:
     """kill -9 and an empty disk: the host is a new member, and then the two others may go."""
     with Cluster(tmp_path / "cluster") as cluster:

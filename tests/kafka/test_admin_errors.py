@@ -5,6 +5,7 @@ import inspect
 from kio.schema.errors import ErrorCode
 
 from logstore import errors
+from logstore.base.metadata.errors import MetadataUnavailable, OutcomeUnknown
 from logstore.kafka.errors import CODES, error_code
 
 NOT_KAFKA = {
@@ -17,6 +18,13 @@ NOT_KAFKA = {
     errors.StagedMissing,
     errors.StagePosition,
     errors.ConfigError,
+    errors.DiskRefused,
+    errors.WrongCluster,
+    errors.HostNameTaken,
+    errors.NodeIdTaken,
+    errors.MalformedMessage,
+    errors.UnsendableMessage,
+    errors.LinkRefused,
 }
 """Errors that no request of Kafka's can meet."""
 
@@ -37,6 +45,12 @@ def test_damage_is_not_skipped() -> None:
     """A chunk with damage is a storage error: consumers stop there, and do not take it for a damaged transfer."""
     lost = errors.CorruptChunk("t-0: lost", first_offset=3, last_offset=5)
     assert error_code(lost) is ErrorCode.kafka_storage_error
+
+
+def test_a_metadata_store_that_is_away_may_be_asked_again() -> None:
+    """Clients try again: nothing was changed, or they find out what was."""
+    assert error_code(MetadataUnavailable("away")) is ErrorCode.request_timed_out
+    assert error_code(OutcomeUnknown("lost")) is ErrorCode.request_timed_out
 
 
 def test_strangers_are_unknown() -> None:

@@ -237,7 +237,7 @@ def test_a_takeover_fences_seals_and_goes_on() -> None:
 
 
 def test_a_takeover_waits_for_members_that_live() -> None:
-    """A member that lives has 300 ms to answer: what it holds is not copied to it. With no answer, nothing is sealed."""
+    """A member that lives has 300 ms to answer, so that it is named as a holder. With no answer, nothing is sealed."""
     store = Store()
     appending(store)
     owner = Owner("s", OwnerId("b", "b.1"))
