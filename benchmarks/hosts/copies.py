@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from random import Random
 
-from benchmarks.harness.leaders import view
 from benchmarks.harness.load import payload, produce_paced
 from benchmarks.harness.meter import percentiles
 from benchmarks.harness.process import PeerFailed
@@ -49,7 +48,7 @@ def _fill(trio: Trio, megabytes: int) -> None:
     """So much into all partitions of a topic, evenly."""
     load = payload(1000, batch_bytes=FILL_BYTES)
     each = -(-megabytes * 1_000_000 // (HELD_PARTITIONS * len(load.batch)))
-    for port, partitions in view(trio.ports()[0], HELD).leaders():
+    for port, partitions in wait_whole(trio, HELD, HELD_PARTITIONS, replicas=1).leaders():
         frames = [produce_frame(HELD, partition, load.batch) for partition in partitions for _ in range(each)]
         with RawConnection(port, PATIENCE_S) as connection:
             for at in range(len(frames) + FILL_IN_FLIGHT):
@@ -111,7 +110,7 @@ def _paced(trio: Trio, is_over: Callable[[], bool]) -> tuple[list[float], int]:
     while not is_over():
         begun_s = time.monotonic()
         try:
-            port = view(trio.ports()[0], STEADY).leaders()[0][0]
+            port = wait_whole(trio, STEADY, replicas=1).leaders()[0][0]
             latencies_s += produce_paced(port, STEADY, STEADY_LOAD, per_second=RATE_S, seconds=PIECE_S).latencies_s
         except (RawFailed, OSError):
             time.sleep(PIECE_S)

@@ -9,13 +9,12 @@ from itertools import product
 from random import Random
 
 from benchmarks.harness.generator import Orders, generate_apart
-from benchmarks.harness.leaders import view
 from benchmarks.harness.meter import percentiles, process_clock_s
 from benchmarks.harness.raw import RawFailed
 from benchmarks.harness.report import Row
 from benchmarks.harness.trios import Trio
 from benchmarks.hosts.plan import DEPTHS, PARTITIONS, SIZES
-from benchmarks.hosts.topics import Measured, note_memory, peers_of, topic_of
+from benchmarks.hosts.topics import Measured, note_memory, peers_of, topic_of, wait_whole
 
 WARM_S = 1 / 3
 ATTEMPTS = 5
@@ -39,7 +38,7 @@ def run(measured: Measured, trios: Sequence[Trio], chance: Random) -> None:
                     request_bytes=size,
                     seconds=plan.seconds if number else min(WARM_S, plan.seconds),
                 )
-                figures = _measure(trio, orders)
+                figures = _measure(trio, orders, partitions)
                 if number:
                     where = {"partitions": partitions, "in_flight": depth, "request_bytes": size}
                     measured.rows.add(part="produce", round=number, peer=peer, **where, **figures)
@@ -47,12 +46,12 @@ def run(measured: Measured, trios: Sequence[Trio], chance: Random) -> None:
             note_memory(measured, trio, "produce")
 
 
-def _measure(trio: Trio, orders: Orders) -> Row:
+def _measure(trio: Trio, orders: Orders, partitions: int) -> Row:
     os.sync()
     for attempt in range(1, ATTEMPTS + 1):
         before_s = sum(map(process_clock_s, trio.pids().values()))
         try:
-            leaders = view(trio.ports()[0], orders.topic).leaders()
+            leaders = wait_whole(trio, orders.topic, partitions, replicas=1).leaders()
             found = generate_apart(orders._replace(leaders=leaders))
         except RawFailed:
             if attempt == ATTEMPTS:
