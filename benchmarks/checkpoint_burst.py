@@ -28,12 +28,12 @@ from rich.console import Console
 
 from benchmarks.burst import report
 from benchmarks.burst.cluster import DEFAULT, OWN_DISK, PEACE, BurstCluster, Work, opened
-from benchmarks.cluster.hosts import HostFailed
-from benchmarks.cluster.network import Network, NetworkUnavailable, why_not
-from benchmarks.cluster.setting import BYTES_PER_CHECKSUM, Setting
 from benchmarks.harness import results
 from benchmarks.harness.report import Rows, machine, versions
 from benchmarks.harness.signals import ended_in_order
+from benchmarks.racks.hosts import HostFailed
+from benchmarks.racks.network import Network, NetworkUnavailable, why_not
+from benchmarks.racks.setting import BYTES_PER_CHECKSUM, Setting
 from scheduler.hdfs.errors import HdfsUnavailable
 from spe_adapter.checkpoint.manager import AT_ONCE
 

@@ -29,13 +29,16 @@ from typing import Any, NamedTuple
 import psutil
 from rich.console import Console
 
-from benchmarks.cluster import chains, real_hdfs, report
-from benchmarks.cluster.coordinator import coordinating
-from benchmarks.cluster.experiment import Experiment, Load
-from benchmarks.cluster.hosts import HostFailed
-from benchmarks.cluster.links import Rates
-from benchmarks.cluster.network import Network, NetworkUnavailable, why_not
-from benchmarks.cluster.report import (
+from benchmarks.harness import results
+from benchmarks.harness.report import Rows, machine, versions
+from benchmarks.harness.signals import ended_in_order
+from benchmarks.racks import chains, real_hdfs, report
+from benchmarks.racks.coordinator import coordinating
+from benchmarks.racks.experiment import Experiment, Load
+from benchmarks.racks.hosts import HostFailed
+from benchmarks.racks.links import Rates
+from benchmarks.racks.network import Network, NetworkUnavailable, why_not
+from benchmarks.racks.report import (
     CHAINS,
     DEFAULT,
     HDFS_PART,
@@ -45,10 +48,7 @@ from benchmarks.cluster.report import (
     SIMULATED,
     Timeline,
 )
-from benchmarks.cluster.setting import Setting
-from benchmarks.harness import results
-from benchmarks.harness.report import Rows, machine, versions
-from benchmarks.harness.signals import ended_in_order
+from benchmarks.racks.setting import Setting
 from benchmarks.simulation import setups
 from scheduler.hdfs.errors import HdfsUnavailable
 from scheduler.peace.online import Mode

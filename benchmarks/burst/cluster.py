@@ -23,13 +23,13 @@ import psutil
 from hdfs import InsecureClient
 
 from benchmarks.burst.operating import Epoch
-from benchmarks.cluster import real_hdfs
-from benchmarks.cluster.coordinator import coordinating
-from benchmarks.cluster.experiment import BUSY_FIELDS, Load
-from benchmarks.cluster.hdfs_host import USER
-from benchmarks.cluster.hosts import ANSWER_SECONDS, HostFailed, Hosts
-from benchmarks.cluster.network import Network, drops
-from benchmarks.cluster.setting import Setting
+from benchmarks.racks import real_hdfs
+from benchmarks.racks.coordinator import coordinating
+from benchmarks.racks.experiment import BUSY_FIELDS, Load
+from benchmarks.racks.hdfs_host import USER
+from benchmarks.racks.hosts import ANSWER_SECONDS, HostFailed, Hosts
+from benchmarks.racks.network import Network, drops
+from benchmarks.racks.setting import Setting
 from scheduler.peace.online import Mode
 from scheduler.simulation.run import SimulatedRun
 from scheduler.simulation.scenario import spread_writers

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.cluster.host import HostProcess, obey
+from benchmarks.racks.host import HostProcess, obey
 from spe_adapter.state.delta import VersionStep
 from spe_adapter.state.segment import Tag
 from spe_adapter.state.versions import StateDirectory, WindowGroup

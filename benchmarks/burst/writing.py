@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.burst.operating import PARTITION
-from benchmarks.cluster.hdfs_host import USER, HdfsHost
-from benchmarks.cluster.host import obey
+from benchmarks.racks.hdfs_host import USER, HdfsHost
+from benchmarks.racks.host import obey
 from logstore.base.events import LogEvent
 from scheduler.client import CoordinatorClient
 from scheduler.hdfs.plan_table import PlanTable

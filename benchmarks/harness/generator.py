@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.harness.load import BATCH_BYTES, RECORD_OVERHEAD_BYTES, payload
@@ -42,6 +43,9 @@ class Orders(NamedTuple):
     seconds: float = 1.0
     error: int = 0
     first_partition: int = 0
+    leaders: Sequence[tuple[int, Sequence[int]]] = ()
+    """Where partitions have different leaders: the port of each, and its partitions. A connection to each, then, and
+    `port`, `streams`, `connections` and `first_partition` say nothing."""
 
 
 class Generated(NamedTuple):
@@ -56,11 +60,10 @@ class Generated(NamedTuple):
 class _Lane:
     """One connection: what is in flight on it, and the frames that it sends in turn."""
 
-    def __init__(self, orders: Orders, number: int, batch: bytes) -> None:
-        """Connection `number` writes to partitions `number`, `number` + connections, … of the topic."""
-        mine = range(number % orders.streams, orders.streams, orders.connections)
-        self.frames = [bytes(produce_frame(orders.topic, orders.first_partition + at, batch)) for at in mine]
-        self.connection = RawConnection(orders.port)
+    def __init__(self, orders: Orders, port: int, partitions: Sequence[int], batch: bytes) -> None:
+        """A connection to `port`, which writes to these partitions of the topic in turn."""
+        self.frames = [bytes(produce_frame(orders.topic, partition, batch)) for partition in partitions]
+        self.connection = RawConnection(port)
         self.socket = self.connection.socket
         self.sent_at: deque[float] = deque()
         self._at = 0
@@ -92,7 +95,12 @@ class _Lane:
         self._left = data[end:]
         for at in range(ERROR_BYTES):
             if data[self._error_at + at : end : size] != self._error[at : at + 1] * count:
-                raise RawFailed("an answer has another error code than the ordered one")
+                wanted = int.from_bytes(self._error, "big")
+                codes = {
+                    int.from_bytes(data[first : first + ERROR_BYTES], "big")
+                    for first in range(self._error_at, end, size)
+                }
+                raise RawFailed(f"answers have the error codes {sorted(codes)}; all were to have {wanted}")
         return count
 
 
@@ -102,12 +110,21 @@ def generate(orders: Orders) -> Generated:
         max(1, orders.request_bytes - 61 - RECORD_OVERHEAD_BYTES) if orders.request_bytes < BATCH_BYTES else 100,
         batch_bytes=orders.request_bytes,
     ).batch
-    lanes = [_Lane(orders, number, batch) for number in range(orders.connections)]
+    lanes = [_Lane(orders, port, partitions, batch) for port, partitions in orders.leaders or _shares(orders)]
     try:
         return _run(orders, lanes)
     finally:
         for lane in lanes:
             lane.connection.close()
+
+
+def _shares(orders: Orders) -> list[tuple[int, range]]:
+    """Connection n writes to partitions n, n + connections, … of the topic."""
+    first, end = orders.first_partition, orders.first_partition + orders.streams
+    return [
+        (orders.port, range(first + number % orders.streams, end, orders.connections))
+        for number in range(orders.connections)
+    ]
 
 
 def _run(orders: Orders, lanes: list[_Lane]) -> Generated:

@@ -1,7 +1,8 @@
-"""A real Kafka in KRaft mode, one node, and Kafka's own Java tools.
+"""A real Kafka in KRaft mode, alone or one of several, and Kafka's own Java tools.
 
 Invariants:
-* The server runs as it comes; what differs from its defaults is one node, loopback, free ports, or was asked for.
+* The server runs as it comes; what differs from its defaults is loopback, free ports, the size of the internal topics,
+  or was asked for.
 * A `KafkaPeer` owns its directory's `kafka` folder and nothing else.
 """
 
@@ -12,6 +13,7 @@ import subprocess
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.harness.jars import kafka_class_path
 from benchmarks.harness.process import ServerProcess, free_port
@@ -47,19 +49,42 @@ _SERVER_FLAGS = ("-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:Init
 """What Kafka's own start script gives the server."""
 
 
+class Quorum(NamedTuple):
+    """Which of several nodes a server is: all are brokers and controllers, numbered from 1."""
+
+    node_id: int
+    controller_ports: tuple[int, ...]
+    """Of all nodes, in order."""
+    cluster_id: str
+
+
+def new_cluster_id() -> str:
+    """Kafka's ids are base64 with "-" as a digit; one in front would look like a flag to its tools."""
+    return base64.urlsafe_b64encode(b"\0" + uuid.uuid4().bytes[1:]).decode().rstrip("=")
+
+
 class KafkaPeer:
     """One Kafka server on 127.0.0.1; its data lives in `directory`/kafka and survives restarts."""
 
     def __init__(
-        self, directory: Path, *, heap: str = "1g", overrides: Mapping[str, str] | None = None, name: str = "Kafka"
+        self,
+        directory: Path,
+        *,
+        heap: str = "1g",
+        overrides: Mapping[str, str] | None = None,
+        name: str = "Kafka",
+        quorum: Quorum | None = None,
     ) -> None:
-        """`overrides` are lines of server.properties; `heap` is what Kafka gives itself. Raises KafkaUnavailable."""
+        """`overrides` are lines of server.properties; `heap` is what Kafka gives itself; without a `quorum` the server
+        is alone. Raises KafkaUnavailable.
+        """
         self.name = name
         self.port = free_port()
         self._home = directory / "kafka"
         self._home.mkdir(parents=True, exist_ok=True)
         self._class_path = kafka_class_path()
         self._properties_path = self._home / "server.properties"
+        self._quorum = quorum or Quorum(1, (free_port(),), new_cluster_id())
         self._write_configuration(overrides or {})
         self._process = ServerProcess(
             [*self._java(f"-Xms{heap}", f"-Xmx{heap}", *_SERVER_FLAGS), "kafka.Kafka", str(self._properties_path)],
@@ -84,14 +109,12 @@ class KafkaPeer:
     def start(self) -> None:
         """Format the storage the first time, then start the server."""
         if not (self.data_path / "meta.properties").exists():
-            # Kafka's ids are base64 with "-" as a digit; one in front would look like a flag to the tool.
-            cluster = base64.urlsafe_b64encode(b"\0" + uuid.uuid4().bytes[1:]).decode().rstrip("=")
             command = [
                 *self._java("-Xmx128m"),
                 "kafka.tools.StorageTool",
                 "format",
                 "-t",
-                cluster,
+                self._quorum.cluster_id,
                 "-c",
                 str(self._properties_path),
             ]
@@ -115,18 +138,21 @@ class KafkaPeer:
         return ["java", *flags, log4j, "-cp", self._class_path]
 
     def _write_configuration(self, overrides: Mapping[str, str]) -> None:
-        controller_port = free_port()
+        node_id, controller_ports, _ = self._quorum
+        controller_port = controller_ports[node_id - 1]
+        voters = [f"{number}@127.0.0.1:{port}" for number, port in enumerate(controller_ports, 1)]
+        replicas = str(len(controller_ports))
         properties = {
             "process.roles": "broker,controller",
-            "node.id": "1",
+            "node.id": str(node_id),
             "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{controller_port}",
             "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self.port}",
             "controller.listener.names": "CONTROLLER",
-            "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
+            "controller.quorum.voters": ",".join(voters),
             "log.dirs": str(self.data_path),
-            "offsets.topic.replication.factor": "1",
+            "offsets.topic.replication.factor": replicas,
             "offsets.topic.num.partitions": "4",
-            "transaction.state.log.replication.factor": "1",
+            "transaction.state.log.replication.factor": replicas,
             "transaction.state.log.min.isr": "1",
             "transaction.state.log.num.partitions": "4",
             **overrides,

@@ -52,6 +52,11 @@ def peak_memory_mb(pid: int) -> float:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024 / 1e6
+    return resident_memory_mb(pid)
+
+
+def resident_memory_mb(pid: int) -> float:
+    """What a process has resident now, in MB (10^6 bytes)."""
     return float(psutil.Process(pid).memory_info().rss) / 1e6
 
 

@@ -156,9 +156,11 @@ class RawConnection:
             have += received
         return rest[4:]
 
-    def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
-        """Create a topic with one replica. RawFailed if the server refuses."""
-        body = struct.pack(">i", 1) + string(name) + struct.pack(">ihi", partitions, 1, 0)
+    def create_topic(
+        self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None, *, replicas: int = 1
+    ) -> None:
+        """Create a topic. RawFailed if the server refuses."""
+        body = struct.pack(">i", 1) + string(name) + struct.pack(">ihi", partitions, replicas, 0)
         body += struct.pack(">i", len(config or {}))
         for key, value in (config or {}).items():
             body += string(key) + string(value)

@@ -34,6 +34,7 @@ _OPERATORS = ("spe_adapter/cec", "spe_adapter/state", "spe_adapter/operators", "
 _PLANNERS = ("scheduler/peace", "scheduler/topology/model.py")
 MEASURED: Final[Mapping[str, tuple[str, ...]]] = {
     "cec": (*_SIDECAR, *_OPERATORS, "spe_adapter/continuous"),
+    "cluster": _SIDECAR,
     "long_state": (*_SIDECAR, *_OPERATORS, "spe_adapter/checkpoint", "spe_adapter/pages", "spe_adapter/microbatch"),
     "epoch_commits": (*_SIDECAR, "spe_adapter/epochs"),
     "long_run": (*_SIDECAR, "spe_adapter/epochs", "spe_adapter/continuous"),

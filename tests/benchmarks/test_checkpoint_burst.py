@@ -17,9 +17,9 @@ from benchmarks import checkpoint_burst
 from benchmarks.burst import report
 from benchmarks.burst.cluster import DEFAULT, OWN_DISK, PEACE, Burst, Nodes
 from benchmarks.burst.operating import PARTITION, Epoch, Operator
-from benchmarks.cluster.experiment import Load
-from benchmarks.cluster.network import interfaces, namespaces, why_not
 from benchmarks.harness.report import Rows
+from benchmarks.racks.experiment import Load
+from benchmarks.racks.network import interfaces, namespaces, why_not
 from spe_adapter.checkpoint.bases import freezing
 from spe_adapter.checkpoint.names import Unit
 from spe_adapter.checkpoint.snapshot import Freeze, Snapshot

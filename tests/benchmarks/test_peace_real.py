@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.cluster.chunks import (
+from benchmarks.racks.chunks import (
     BLOCK_BYTES,
     Answer,
     Chunk,
@@ -24,8 +24,8 @@ from benchmarks.cluster.chunks import (
     Sender,
     send_chunk,
 )
-from benchmarks.cluster.pace import Pace
-from benchmarks.cluster.writer import write_planned
+from benchmarks.racks.pace import Pace
+from benchmarks.racks.writer import write_planned
 from scheduler.client import CoordinatorClient
 from scheduler.coordinator.testing import running
 from scheduler.topology import racks

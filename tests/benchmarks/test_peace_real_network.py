@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cluster import chains
-from benchmarks.cluster.network import SWITCH, Network, NetworkUnavailable, interfaces, namespaces, why_not
-from benchmarks.cluster.setting import Setting
+from benchmarks.racks import chains
+from benchmarks.racks.network import SWITCH, Network, NetworkUnavailable, interfaces, namespaces, why_not
+from benchmarks.racks.setting import Setting
 from scheduler.simulation.policies import hdfs_default
 from tests.support.limits import PROGRAM_S
 
@@ -21,7 +21,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 QUICK = (sys.executable, "-u", "benchmarks/peace_real.py", "--quick", "--parts", "chains")
 HOLDER = """
 import sys
-from benchmarks.cluster.network import Network
+from benchmarks.racks.network import Network
 with Network([2, 2], 5e6):
     print("up", flush=True)
     sys.stdin.read()

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from benchmarks import peace_real
-from benchmarks.cluster import real_hdfs, report
-from benchmarks.cluster.experiment import Load
-from benchmarks.cluster.links import Rates
-from benchmarks.cluster.network import hosts_in
-from benchmarks.cluster.report import CHAINS, DEFAULT, HDFS_PART, PEACE, REAL, SIMULATED, Timeline
-from benchmarks.cluster.setting import Setting
 from benchmarks.harness.report import Rows
+from benchmarks.racks import real_hdfs, report
+from benchmarks.racks.experiment import Load
+from benchmarks.racks.links import Rates
+from benchmarks.racks.network import hosts_in
+from benchmarks.racks.report import CHAINS, DEFAULT, HDFS_PART, PEACE, REAL, SIMULATED, Timeline
+from benchmarks.racks.setting import Setting
 from scheduler.peace.plan import TransferKind
 from scheduler.simulation.cluster import Cluster
 from scheduler.simulation.engine import simulate

@@ -1,6 +1,6 @@
 """The process that runs on each host: a chunk server, a writer, and a probe of the links, steered over its pipes.
 
-`python -m benchmarks.cluster.host NAME ADDRESS DIRECTORY`; one command per line of standard input, one answer per line
+`python -m benchmarks.racks.host NAME ADDRESS DIRECTORY`; one command per line of standard input, one answer per line
 of standard output, both JSON. `start` has no answer but an event when its chunk has ended; many may be under way.
 
 Invariants:
@@ -21,9 +21,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.cluster.chunks import BLOCK_BYTES, Chunk, ChunkServer, Hop, send_chunk
-from benchmarks.cluster.pace import Pace, TotalRate
-from benchmarks.cluster.writer import write_one, write_planned
+from benchmarks.racks.chunks import BLOCK_BYTES, Chunk, ChunkServer, Hop, send_chunk
+from benchmarks.racks.pace import Pace, TotalRate
+from benchmarks.racks.writer import write_one, write_planned
 from scheduler.client import CoordinatorClient
 
 PROBE_SECONDS = 20.0

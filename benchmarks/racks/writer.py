@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from benchmarks.cluster.chunks import Chunk, ChunkFailed
+from benchmarks.racks.chunks import Chunk, ChunkFailed
 from scheduler.client import Go
 
 Send = Callable[[Chunk, Sequence[str]], object]

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cluster.experiment import Experiment
-from benchmarks.cluster.hosts import HostFailed, Hosts
-from benchmarks.cluster.links import measure
-from benchmarks.cluster.network import Network
-from benchmarks.cluster.setting import Setting
+from benchmarks.racks.experiment import Experiment
+from benchmarks.racks.hosts import HostFailed, Hosts
+from benchmarks.racks.links import measure
+from benchmarks.racks.network import Network
+from benchmarks.racks.setting import Setting
 from scheduler.simulation.run import ChunkRun
 
 

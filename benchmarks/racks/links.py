@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from benchmarks.cluster.hosts import Hosts
-from benchmarks.cluster.network import Host
+from benchmarks.racks.hosts import Hosts
+from benchmarks.racks.network import Host
 
 PROBE_S = 2.0
 PROBES = 3

@@ -17,13 +17,13 @@ from random import Random
 import psutil
 from hdfs import InsecureClient
 
-from benchmarks.cluster.chunks import Chunk
-from benchmarks.cluster.experiment import Experiment, Load
-from benchmarks.cluster.hdfs_host import USER, chunk_path
-from benchmarks.cluster.hosts import ANSWER_SECONDS, HostFailed, Hosts
-from benchmarks.cluster.links import Rates, measure
-from benchmarks.cluster.network import CONTROL_ADDRESS, Network
-from benchmarks.cluster.setting import Setting
+from benchmarks.racks.chunks import Chunk
+from benchmarks.racks.experiment import Experiment, Load
+from benchmarks.racks.hdfs_host import USER, chunk_path
+from benchmarks.racks.hosts import ANSWER_SECONDS, HostFailed, Hosts
+from benchmarks.racks.links import Rates, measure
+from benchmarks.racks.network import CONTROL_ADDRESS, Network
+from benchmarks.racks.setting import Setting
 from scheduler.simulation.cluster import Cluster
 from scheduler.simulation.policies import PolicyMaker
 from scheduler.simulation.policies.base import ThreadedClients
@@ -36,7 +36,7 @@ READY_SECONDS = 240.0
 """18 JVMs start on two cores."""
 PACKETS_IN_FLIGHT = 8
 """Of a chunk, between a client and its last DataNode: a tenth of HDFS's 80, for chunks of a tenth."""
-MODULE = "benchmarks.cluster.hdfs_host"
+MODULE = "benchmarks.racks.hdfs_host"
 CALIBRATIONS = 2
 """The first has the capacity of a cluster whose chunks take nothing besides their bytes, the second that of the first.
 """

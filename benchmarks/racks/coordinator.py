@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
-from benchmarks.cluster.network import CONTROL_ADDRESS
+from benchmarks.racks.network import CONTROL_ADDRESS
 from logstore.base.addresses import Address
 from logstore.base.events import ignore
 from logstore.base.system import SystemClock

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 
-from benchmarks.cluster.chunks import Chunk, ChunkFailed
-from benchmarks.cluster.host import HostProcess, obey
+from benchmarks.racks.chunks import Chunk, ChunkFailed
+from benchmarks.racks.host import HostProcess, obey
 from scheduler.hdfs.errors import HdfsError
 from scheduler.hdfs.plan_table import PlanTable
 from scheduler.hdfs.webhdfs import ChunkClient, DataNodeFailed, Timeouts, put

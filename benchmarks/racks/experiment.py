@@ -24,11 +24,11 @@ from typing import NamedTuple
 import numpy as np
 import psutil
 
-from benchmarks.cluster.hosts import HostFailed, Hosts, sent_from
-from benchmarks.cluster.links import Rates
-from benchmarks.cluster.network import Network, drops
-from benchmarks.cluster.setting import Setting
-from benchmarks.cluster.writer import Sent
+from benchmarks.racks.hosts import HostFailed, Hosts, sent_from
+from benchmarks.racks.links import Rates
+from benchmarks.racks.network import Network, drops
+from benchmarks.racks.setting import Setting
+from benchmarks.racks.writer import Sent
 from scheduler.peace.plan import TransferKind
 from scheduler.simulation.cluster import Cluster
 from scheduler.simulation.policies import ClusterView, PolicyMaker, SchedulingPolicy, Start

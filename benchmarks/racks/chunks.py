@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import crc32c
 
-from benchmarks.cluster.pace import Pace
+from benchmarks.racks.pace import Pace
 
 BLOCK_BYTES = 32 << 10
 BUFFER_BYTES = 64 << 10

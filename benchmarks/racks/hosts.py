@@ -19,8 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from benchmarks.cluster.network import Host
-from benchmarks.cluster.writer import Sent
+from benchmarks.racks.network import Host
+from benchmarks.racks.writer import Sent
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 60.0
@@ -35,7 +35,7 @@ class HostFailed(RuntimeError):
 class Hosts:
     """A process on each host; a context manager that ends them."""
 
-    def __init__(self, hosts: Sequence[Host], directory: Path, module: str = "benchmarks.cluster.host") -> None:
+    def __init__(self, hosts: Sequence[Host], directory: Path, module: str = "benchmarks.racks.host") -> None:
         """Each runs `module` and keeps its files in a directory of its own below `directory`."""
         self.hosts = tuple(hosts)
         self._directory = directory

@@ -1,0 +1,60 @@
+"""For how long a producer has no answer when the host that leads is killed, and when it comes back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from random import Random
+
+from benchmarks.harness.process import PeerFailed
+from benchmarks.harness.silence import SteadyProducer
+from benchmarks.harness.trios import Trio
+from benchmarks.hosts.topics import FAILOVER, Measured, note_memory, wait_whole
+
+BEFORE_S, AFTER_S = 1.0, 2.0
+"""How long the producer runs before anything happens to a host, and after it was answered again."""
+
+
+def run(measured: Measured, trios: Sequence[Trio], chance: Random) -> None:
+    """All rounds: one kill and one return in each cluster."""
+    for number in range(1, measured.plan.losses + 1):
+        for trio in chance.sample(trios, len(trios)):
+            row = _lose_leader(trio)
+            measured.rows.add(part="failover", round=number, peer=trio.name, **row)
+            note_memory(measured, trio, "failover")
+            measured.console.print(f"  {trio.name}: {row}", markup=False)
+
+
+def _lose_leader(trio: Trio) -> dict[str, float | int]:
+    found = wait_whole(trio, FAILOVER)
+    node = found.partitions[0].leader
+    with SteadyProducer(trio.ports(), FAILOVER) as producer:
+        _go_on(trio, producer, time.monotonic(), BEFORE_S)
+        killed_s = time.monotonic()
+        trio.kill(node)
+        gone_s = time.monotonic()
+        _go_on(trio, producer, gone_s, AFTER_S)
+        without_s = producer.silence_s(killed_s, time.monotonic())
+        begun_s = time.monotonic()
+        trio.begin(node)
+        trio.wait_ready(node)
+        ready_s = time.monotonic()
+        wait_whole(trio, FAILOVER)
+        whole_s = time.monotonic()
+        _go_on(trio, producer, whole_s, AFTER_S)
+        return_s = producer.silence_s(begun_s, time.monotonic())
+    return {
+        "node": node,
+        "kill_silence_s": without_s,
+        "return_silence_s": return_s,
+        "ready_s": ready_s - begun_s,
+        "whole_s": whole_s - begun_s,
+        "failed_records": len(producer.errors),
+    }
+
+
+def _go_on(trio: Trio, producer: SteadyProducer, since_s: float, seconds: float) -> None:
+    """Until a record was acknowledged after a moment, and then for some seconds more. Raises PeerFailed."""
+    if not producer.wait_answered(since_s):
+        raise PeerFailed(f"{trio.name}: no record is acknowledged; the last errors: {producer.errors[-3:]}")
+    time.sleep(seconds)
