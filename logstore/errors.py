@@ -238,6 +238,10 @@ class NotInCluster(CairnError):
     """What one host does alone, and a cluster of hosts does not do yet."""
 
 
+class NoCluster(CairnError):
+    """What the hosts of a cluster say, asked of a sidecar that is alone."""
+
+
 class ChunkUnreachable(CairnError):
     """No member of a chunk has answered a read: the hosts that hold it are away. They may be asked again."""
 

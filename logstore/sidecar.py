@@ -75,6 +75,7 @@ from logstore.kafka.groups.coordinator import GroupCoordinator
 from logstore.kafka.groups.handlers import GroupHandlers, TopicIds
 from logstore.kafka.groups.offsets import CommittedOffset, OffsetLedger, OffsetStore
 from logstore.kafka.groups.service import GroupService
+from logstore.kafka.hosts import cluster_apis
 from logstore.kafka.metadata import MetadataHandlers
 from logstore.kafka.offsets import OffsetHandlers
 from logstore.kafka.operators import HostFacts, operator_apis
@@ -264,11 +265,11 @@ async def _serve(settings: SidecarConfig) -> None:
                 handlers = _handlers(broker, groups, epochs, Stores(access, users), listeners, facts)
             else:
                 coordination = _coordination(settings, broker, report, cluster, groups.apis())
-                handlers = _cluster_handlers(broker, coordination, users, listeners)
+                handlers = _cluster_handlers(broker, coordination, users, listeners, cluster.survey)
                 nursery.start_soon(coordination.run)
             server = KafkaServer(broker, handlers, ServerSecurity(tls, Authenticator(users, settings.login, report)))
             state = _shared_state(settings, clock)
-            served = Served(engine, server, groups.service, epochs, staging)
+            served = Served(engine, server, groups.service, epochs, staging, cluster and cluster.meter)
             watched = Watched(served, files.meter, handlers.meter, report, health, state, settings.data_dir, clock)
             http = await _start_monitoring(settings, watched, tls, nursery)
             listeners += await nursery.start(server.serve, settings.listeners)
@@ -294,7 +295,7 @@ async def _serve(settings: SidecarConfig) -> None:
                     service_manager.notify(service_manager.READY)
 
             nursery.start_soon(get_ready)
-            number = await _stop_signal(signals, tls, report, nursery)
+            number = await _stop_signal(signals, (tls, cluster and cluster.tls), report, nursery)
             report(STOPPING, signal=signal.Signals(number).name)
             health.phase = Phase.STOPPING
             service_manager.notify(service_manager.STOPPING)
@@ -351,15 +352,16 @@ def _named(listeners: Sequence[Listener]) -> Mapping[str, str]:
 
 
 async def _stop_signal(
-    signals: AsyncIterator[int], tls: ServerTls | None, report: Report, nursery: trio.Nursery
+    signals: AsyncIterator[int], certificates: Sequence[ServerTls | None], report: Report, nursery: trio.Nursery
 ) -> int:
     """Wait for SIGTERM or SIGINT, and return it; SIGHUP reloads the certificates meanwhile."""
     async for number in signals:
         if number != signal.SIGHUP:
             return number
-        if tls is None:
+        loaded = [each for each in certificates if each is not None]
+        if not loaded:
             report(HANGUP_IGNORED, why="settings are read at the start only, and there are no certificates")
-        else:
+        for tls in loaded:
             nursery.start_soon(partial(reload_certificates, tls, report, force=True))
     raise AssertionError("signals end with the process")
 
@@ -556,9 +558,9 @@ def _coordination(
 
 
 def _cluster_handlers(
-    broker: Broker, coordination: GroupCoordination, users: Users, listeners: Sequence[Listener]
+    broker: Broker, coordination: GroupCoordination, users: Users, listeners: Sequence[Listener], survey: Any
 ) -> ApiHandlers:
-    """What a host of a cluster serves: rights, quotas and Cairn's own requests are not among it yet."""
+    """What a host of a cluster serves: rights, quotas, and what Cairn adds to Kafka, are not among it yet."""
     apis: list[Api] = [
         *MetadataHandlers(broker).apis(),
         *OffsetHandlers(broker).apis(),
@@ -570,7 +572,7 @@ def _cluster_handlers(
         *login_apis(),
         *UserHandlers(broker, users).apis(),
     ]
-    return compose(apis, [])
+    return compose(apis, cluster_apis(broker, survey))
 
 
 def _host_facts(data_dir: Path) -> HostFacts:

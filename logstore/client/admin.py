@@ -11,9 +11,12 @@ from logstore.client import admin_wire, wire
 from logstore.client.admin_wire import ClusterInfo, GroupInfo
 from logstore.client.blocking import Client
 from logstore.client.errors import MalformedReply, Refused
-from logstore.errors import InvalidConfig
+from logstore.errors import InvalidConfig, NoCluster
+from logstore.format.host_summaries import PLACES_PER_REPLY, HostsReply, PlacesReply, PlaceSummary
 from logstore.format.operator_api import (
     QUERIES_PER_REPLY,
+    DescribeHostsRequest,
+    DescribePlacesRequest,
     DescribeQueriesRequest,
     DescribeSidecarRequest,
     QueriesReply,
@@ -55,6 +58,26 @@ class Admin:
             found += some
             if len(some) < QUERIES_PER_REPLY:
                 return found
+
+    # ---- a cluster's own
+
+    def hosts(self) -> HostsReply:
+        """The hosts of the cluster. Raises NoCluster at a sidecar that is alone."""
+        return self._client.call_operator(DescribeHostsRequest(), HostsReply)
+
+    def places(self, topic: str) -> PlacesReply | None:
+        """Where all partitions of a topic are; None at a sidecar that is alone."""
+        found: list[PlaceSummary] = []
+        is_complete = True
+        while True:
+            try:
+                reply = self._client.call_operator(DescribePlacesRequest(topic, len(found)), PlacesReply)
+            except NoCluster:
+                return None
+            found += reply.places
+            is_complete = is_complete and reply.is_complete
+            if len(reply.places) < PLACES_PER_REPLY:
+                return PlacesReply(tuple(found), is_complete)
 
     # ---- groups
 

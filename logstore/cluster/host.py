@@ -26,7 +26,7 @@ Invariants:
 * Safety is the state machines'; who is taken for alive here decides only what is tried when.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -120,6 +120,10 @@ class HostStatistics:
     owned_streams: int = 0
     ticking_owners: int = 0
     streams_without_owner: int = 0
+    takeovers: int = 0
+    """Streams since the start that this host owns, or did, and that had an owner before."""
+    member_failures: int = 0
+    """Members since the start that owned streams went on without."""
 
 
 class ClusterHost:
@@ -142,6 +146,7 @@ class ClusterHost:
         self._longest_gap_s = STANDSTILL_TICKS * TICK_S
         self._waiting: dict[str, str] = {}
         """Why streams that this host owns wait."""
+        self._takeovers = self._member_failures = 0
         self._full: set[str] = set()
         """Streams whose listeners wait for room."""
         self._hosts = LiveHosts(self.name, parts.view, parts.links, membership, self._hosts_changed)
@@ -176,7 +181,23 @@ class ClusterHost:
     @property
     def statistics(self) -> HostStatistics:
         """What the host does now."""
-        return HostStatistics(len(self._owners), len(self._restless), self._claims.streams_without_owner)
+        return HostStatistics(
+            len(self._owners),
+            len(self._restless),
+            self._claims.streams_without_owner,
+            self._takeovers,
+            self._member_failures,
+        )
+
+    @property
+    def owners(self) -> Mapping[str, Owner]:
+        """The streams that this host owns or claims: to look at."""
+        return self._owners
+
+    @property
+    def replica_counts(self) -> tuple[int, int]:
+        """How many replicas are open here, and how many are sealed."""
+        return self._replica.counts
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Carry out what is asked for, until cancelled. Started when the view is complete."""
@@ -542,6 +563,7 @@ class ClusterHost:
         if isinstance(effect, Ready | Deposed):
             self._waiting.pop(effect.stream, None)
         if isinstance(effect, Ready):
+            self._takeovers += effect.epoch > 1
             report(STREAM_OWNED, stream=effect.stream, epoch=effect.epoch, offset=effect.high_watermark)
             if listener is not None:
                 listener.ready(effect.epoch, effect.high_watermark)
@@ -557,6 +579,7 @@ class ClusterHost:
             if listener is not None:
                 listener.unavailable(effect.reason)
         else:
+            self._member_failures += 1
             report(MEMBER_FAILED, stream=effect.stream, epoch=effect.epoch, host=effect.host, reason=effect.reason)
         self._changed.notify()
 

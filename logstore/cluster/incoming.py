@@ -169,13 +169,15 @@ class IncomingLinks:
     async def _receive(self, link: ConnectedSocket, host: str) -> None:
         """Hand over messages until the connection ends, or one meets a defect. Raises OSError, MalformedMessage."""
         frames = FrameBuffer(self._own.settings.max_body_bytes, RECEIVE_BYTES)
-        left = RECEIVE_BYTES
+        left, counts = RECEIVE_BYTES, self._own.counts_of(host)
         while True:
             received = await link.receive(frames.room())
             if not received:
                 return
             frames.add(received)
+            counts.received_bytes += received
             while (body := frames.next()) is not None:
+                counts.received_messages += 1
                 message = decode(body)
                 check_speaker(host, message)
                 if not self._own.deliver(host, message):

@@ -14,7 +14,7 @@ from logstore.base.addresses import Address, is_loopback
 from logstore.base.errors import AddressError, TlsError
 from logstore.cluster.incoming import IncomingLinks, open_listener
 from logstore.cluster.outgoing import OutgoingLink
-from logstore.cluster.peers import OwnEnd, Peer
+from logstore.cluster.peers import LinkCounts, OwnEnd, Peer
 from logstore.events import PEER_SLOW
 from logstore.replica.messages import Message
 
@@ -97,6 +97,16 @@ class HostLinks:
         """Whether messages to the host are sent now; to this host they always are."""
         link = self._outgoing.get(host)
         return host == self._own.me.host or (link is not None and link.is_up)
+
+    @property
+    def counts(self) -> Mapping[str, LinkCounts]:
+        """What went over the links since the start, by host."""
+        return self._own.counts
+
+    def queued_bytes(self, host: str) -> int:
+        """Of messages that wait for a host."""
+        link = self._outgoing.get(host)
+        return 0 if link is None else link.queued_bytes
 
     def _greeted(self, host: str) -> None:
         link = self._outgoing.get(host)

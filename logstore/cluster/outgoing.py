@@ -42,6 +42,7 @@ class OutgoingLink:
         self._peer = peer
         self._is_member = True
         self._own = own
+        self._counts = own.counts_of(host)
         self.is_up = False
         self._queue: deque[tuple[list[Buffer], int]] = deque()
         self._queued_bytes = 0
@@ -73,6 +74,7 @@ class OutgoingLink:
             if not self._dropped:
                 self._own.report(PEER_SLOW, host=self.host, waiting_bytes=self._queued_bytes)
             self._dropped += 1
+            self._counts.dropped_messages += 1
             return
         try:
             parts, size = encode(message, self._own.settings.max_body_bytes)
@@ -223,13 +225,16 @@ class OutgoingLink:
                         self._dropped = 0
                     await self._more.park()
                 parts: list[Buffer] = []
-                taken = 0
+                taken = count = 0
                 while self._queue and taken < BURST_BYTES:
                     message, size = self._queue.popleft()
                     parts += message
                     taken += size
+                    count += 1
                 await link.send(parts, self._own.settings.stall_s)
                 self._queued_bytes -= taken
+                self._counts.sent_bytes += taken
+                self._counts.sent_messages += count
                 if self._queue:
                     await trio.lowlevel.checkpoint()
         except OSError as error:

@@ -51,6 +51,20 @@ class LinkSettings:
 
 
 DEFAULT_SETTINGS: Final = LinkSettings()
+MAX_COUNTED: Final = 1_000
+"""Hosts with counts of their own."""
+
+
+@dataclass(slots=True)
+class LinkCounts:
+    """What went over the links to and from one host since the start; bytes with the heads of frames."""
+
+    sent_messages: int = 0
+    sent_bytes: int = 0
+    received_messages: int = 0
+    received_bytes: int = 0
+    dropped_messages: int = 0
+    """Because too much waited for the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +81,13 @@ class OwnEnd:
     _incoming_handshakes: Handshakes = field(default_factory=Handshakes)
     _outgoing_handshakes: Handshakes = field(default_factory=Handshakes)
     """Apart, so that strangers do not delay the connections that this host makes."""
+    counts: dict[str, LinkCounts] = field(default_factory=dict)
+    """By host; they outlive its connections."""
+
+    def counts_of(self, host: str) -> LinkCounts:
+        """The counts of a host; beyond MAX_COUNTED hosts the rest share those of the empty name."""
+        name = host if host in self.counts or len(self.counts) < MAX_COUNTED else ""
+        return self.counts.setdefault(name, LinkCounts())
 
     def wrapped(self, sock: socket.socket, *, is_server: bool) -> ConnectedSocket:
         """A connected socket for a link, without its handshake. Raises OSError, after closing it."""

@@ -15,9 +15,8 @@ from typing import Final, NamedTuple
 
 import trio
 
-from logstore.base.addresses import parse_address
+from logstore.base.certificates import follow_certificates
 from logstore.base.clock import Clock
-from logstore.base.errors import AddressError
 from logstore.base.events import Report
 from logstore.base.metadata.etcd.settings import EtcdSettings, EtcdTls
 from logstore.base.metadata.etcd.store import open_etcd
@@ -30,15 +29,18 @@ from logstore.cluster.host import ClusterHost, HostParts
 from logstore.cluster.host_identity import establish_identity
 from logstore.cluster.links import HostLinks
 from logstore.cluster.membership import Announcement, Membership
-from logstore.cluster.peers import OwnEnd, Peer
+from logstore.cluster.meter import HostMeter
+from logstore.cluster.peer_list import PeerList
+from logstore.cluster.peers import OwnEnd
 from logstore.cluster.placement import Placement
 from logstore.cluster.producer_ids import ProducerIds
 from logstore.cluster.replica_files import LocalReplicaFiles
 from logstore.cluster.replicated_ledger import LedgerHome
 from logstore.cluster.replicated_stream import StreamServices
 from logstore.cluster.settings import ClusterSettings, EtcdUrl
+from logstore.cluster.survey import Survey
 from logstore.cluster.topics import ClusterFacts, ClusterTopics
-from logstore.cluster.view import ClusterView, KnownHead, KnownTopic
+from logstore.cluster.view import ClusterView
 from logstore.engine import StoreEngine
 from logstore.errors import ConfigError
 from logstore.interfaces import FileSystem
@@ -64,6 +66,14 @@ class LocalParts(NamedTuple):
     nursery: trio.Nursery
 
 
+class Views(NamedTuple):
+    """What shows the cluster to operators, and the certificates of links (None: links are plain)."""
+
+    survey: Survey
+    meter: HostMeter
+    tls: PeerTls | None
+
+
 class RunningCluster:
     """A host that takes part in a cluster."""
 
@@ -75,6 +85,7 @@ class RunningCluster:
         host: ClusterHost,
         joins: Membership,
         addresses: dict[str, str],
+        views: Views,
     ) -> None:
         self.engine = engine
         self.placement = placement
@@ -82,6 +93,7 @@ class RunningCluster:
         self._host = host
         self._membership = joins
         self._addresses = addresses
+        self.survey, self.meter, self.tls = views
         self._farewell = trio.Event()
         """Set when the membership has ended."""
         self._farewell.set()
@@ -128,31 +140,6 @@ class _Observer:
             self.host.peer_refused(host)
 
 
-class _Peers:
-    """Tells the links who the members are."""
-
-    def __init__(self, view: ClusterView, links: HostLinks) -> None:
-        self._view = view
-        self._links = links
-        view.add_listener(self)
-
-    def members_changed(self) -> None:
-        """See ViewListener."""
-        peers: dict[str, Peer] = {}
-        for name, member in self._view.members.items():
-            try:
-                peers[name] = Peer(parse_address(member.link), member.disk)
-            except AddressError:
-                continue  # it cannot be reached: others find out by its silence
-        self._links.set_peers(peers)
-
-    def topic_changed(self, name: str, before: KnownTopic | None, now: KnownTopic | None) -> None:
-        """See ViewListener."""
-
-    def head_changed(self, stream: str, now: KnownHead | None) -> None:
-        """See ViewListener."""
-
-
 async def start_cluster(settings: ClusterSettings, local: LocalParts) -> RunningCluster:
     """Take all steps of a start but `join`; tasks run in the nursery.
 
@@ -166,8 +153,10 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     peer_files = settings.security.peer
     tls = PeerTls(peer_files) if peer_files.certificate else None
     links = HostLinks(OwnEnd(identity.cluster_id, identity.member, observer, report, tls=tls))
+    if tls is not None:
+        nursery.start_soon(follow_certificates, tls, local.clock, report)
     link = await nursery.start(links.serve, settings.listen)
-    _Peers(view, links)
+    PeerList(view, links, report)
     addresses: dict[str, str] = {}
     told = str(settings.advertise or link)
     announced = Announcement(settings.node_id, told, addresses, settings.rack)
@@ -184,7 +173,8 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     placement = Placement(host, lambda: view.members, addresses, topics.groups_topic)
     home = LedgerHome(topics, reads, metadata, local.clock, report)
     engine = ClusterEngine(local.engine, topics, reads)
-    return RunningCluster(engine, placement, home, host, membership, addresses)
+    views = Views(Survey(host, metadata, links.is_reachable, local.clock), HostMeter(host, links, metadata), tls)
+    return RunningCluster(engine, placement, home, host, membership, addresses, views)
 
 
 def _opened(settings: ClusterSettings, local: LocalParts) -> AbstractAsyncContextManager[MetadataStore]:

@@ -1,10 +1,13 @@
 """How operators' commands reach a sidecar: the flags for it, and the client that they make. The one place for both."""
 
 import argparse
+from collections.abc import Sequence
 from typing import Final
 
+from logstore.base.addresses import Address
 from logstore.client.blocking import Client, parse_addresses
 from logstore.client.commands import add_server_arguments, security_of
+from logstore.client.security import ClientSecurity
 from logstore.commands.output import UsageError
 from logstore.errors import InvalidConfig
 
@@ -61,6 +64,18 @@ def connect(arguments: argparse.Namespace) -> Client:
         security = security_of(arguments)
     except InvalidConfig as error:
         raise UsageError(str(error)) from error
+    return _client(addresses, arguments, security)
+
+
+def connect_to(arguments: argparse.Namespace, address: str) -> Client:
+    """A client of another host of the cluster that the flags name, with the same flags. Raises UsageError."""
+    try:
+        return _client(parse_addresses(address), arguments, security_of(arguments))
+    except InvalidConfig as error:
+        raise UsageError(str(error)) from error
+
+
+def _client(addresses: Sequence[Address], arguments: argparse.Namespace, security: ClientSecurity) -> Client:
     return Client(
         addresses,
         limit_s=arguments.timeout,

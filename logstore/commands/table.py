@@ -14,6 +14,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "coordinate": ("scheduler.coordinator.command", "run one coordinator: who writes which chunk where and when"),
     "demo": ("spe_adapter.demo.command", "kill a sidecar and two Spark queries again and again; the result is exact"),
     "status": ("logstore.commands.status", "a sidecar at a glance"),
+    "hosts": ("logstore.commands.hosts", "the hosts of a cluster: who lives, owns and holds what, what is missing"),
     "topics": ("logstore.commands.topics", "list, describe, create, change or delete topics"),
     "offsets": ("logstore.commands.offsets", "where a topic's partitions begin and end, and the offset of a time"),
     "trim": ("logstore.commands.trim", "remove the oldest records of a topic"),
@@ -33,7 +34,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
 
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "programs": ("serve", "coordinate", "demo"),
-    "a running sidecar": ("status", "topics", "offsets", "trim", "groups", "readers", "queries", "user"),
+    "a running sidecar": ("status", "hosts", "topics", "offsets", "trim", "groups", "readers", "queries", "user"),
     "a data directory": ("verify", "dump"),
     "queries on Spark": ("checkpoint", "checkpoints", "state"),
     "networks and HDFS": ("topology", "hdfs-policy"),

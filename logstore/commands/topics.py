@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from logstore.client.admin import Admin
-from logstore.client.blocking import Client, TopicPartition
-from logstore.client.wire import EARLIEST, LATEST
+from logstore.client.blocking import Client
 from logstore.commands.connection import add_action, add_connection_arguments, connect
+from logstore.commands.describe_topic import describe_topic
 from logstore.commands.output import (
     EXIT_FAILED,
     UsageError,
-    print_fields,
     print_json,
     print_table,
     run,
@@ -55,7 +54,7 @@ def _topics(arguments: argparse.Namespace) -> int:
     with connect(arguments) as client:
         match arguments.action:
             case "describe":
-                _describe(client, arguments.topic, as_json=arguments.json)
+                describe_topic(client, arguments)
             case "create":
                 settings = {key: value or "" for key, value in _settings(arguments.settings).items()}
                 client.create_topic(arguments.topic, arguments.partitions, settings)
@@ -94,31 +93,6 @@ def _list(client: Client, *, as_json: bool) -> None:
         return
     rows = [(topic["topic"], topic["partitions"], show_bytes(topic["bytes"])) for topic in found]
     print_table(("topic", "partitions", "size"), rows, nothing="there are no topics")
-
-
-def _describe(client: Client, topic: str, *, as_json: bool) -> None:
-    streams = [TopicPartition(topic, partition) for partition in range(client.partitions(topic))]
-    earliest, latest = (client.offsets(dict.fromkeys(streams, moment)) for moment in (EARLIEST, LATEST))
-    sizes = Admin(client).sizes()
-    partitions = [
-        {
-            "partition": stream.partition,
-            "earliest": earliest[stream].offset,
-            "latest": latest[stream].offset,
-            "bytes": sizes.get(stream, 0),
-        }
-        for stream in streams
-    ]
-    configs = client.topic_configs(topic)
-    if as_json:
-        print_json({"topic": topic, "partitions": partitions, "configs": configs})
-        return
-    rows = [
-        (entry["partition"], entry["earliest"], entry["latest"], show_bytes(entry["bytes"])) for entry in partitions
-    ]
-    print_table(("partition", "earliest", "latest", "size"), rows, nothing="no partitions")
-    print()
-    print_fields(sorted(configs.items()))
 
 
 def _delete(client: Client, arguments: argparse.Namespace) -> int:

@@ -486,6 +486,7 @@ _PLAIN_ERRORS: Final[Mapping[str, type[CairnError]]] = {
         errors.InvalidTopic,
         errors.MalformedRequest,
         errors.MessageTooLarge,
+        errors.NoCluster,
         errors.ReaderReleased,
         errors.StagedMissing,
         errors.StaleEpoch,

@@ -23,15 +23,21 @@ from logstore.format.fields import (
     get_objects,
     get_text,
 )
+from logstore.format.host_summaries import HostsReply, PlacesReply, get_hosts, get_places, hosts_fields, places_fields
 from logstore.interfaces import Buffer
 
 DESCRIBE_QUERIES: Final = 30009
 DESCRIBE_SIDECAR: Final = 30010
-OPERATOR_API_KEYS: Final = frozenset((DESCRIBE_QUERIES, DESCRIBE_SIDECAR))
+DESCRIBE_HOSTS: Final = 30011
+DESCRIBE_PLACES: Final = 30012
+CLUSTER_API_KEYS: Final = frozenset((DESCRIBE_HOSTS, DESCRIBE_PLACES))
+"""What hosts of a cluster say; a sidecar that is alone refuses them with NoCluster."""
+OPERATOR_API_KEYS: Final = frozenset((DESCRIBE_QUERIES, DESCRIBE_SIDECAR, *CLUSTER_API_KEYS))
 
 QUERIES_PER_REPLY: Final = 1_000
 """Bounds the answer and the work of one request; the next are asked for with `after`."""
 _NONE: Final = -1
+_INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
 
 
@@ -98,8 +104,28 @@ class SidecarReply:
     refused_since_ms: int | None
 
 
-OperatorRequest = DescribeQueriesRequest | DescribeSidecarRequest
-OperatorReply = QueriesReply | SidecarReply
+@dataclass(frozen=True, slots=True)
+class DescribeHostsRequest:
+    """Ask a host of a cluster for all hosts."""
+
+
+@dataclass(frozen=True, slots=True)
+class DescribePlacesRequest:
+    """Ask a host of a cluster where the partitions of a topic are, from this one on."""
+
+    topic: str
+    first: int = 0
+
+
+OperatorRequest = DescribeQueriesRequest | DescribeSidecarRequest | DescribeHostsRequest | DescribePlacesRequest
+OperatorReply = QueriesReply | SidecarReply | HostsReply | PlacesReply
+
+_KEYS: Final[dict[type, int]] = {
+    DescribeQueriesRequest: DESCRIBE_QUERIES,
+    DescribeSidecarRequest: DESCRIBE_SIDECAR,
+    DescribeHostsRequest: DESCRIBE_HOSTS,
+    DescribePlacesRequest: DESCRIBE_PLACES,
+}
 
 _COUNTS: Final = (
     "uptime_ms",
@@ -117,12 +143,16 @@ _COUNTS: Final = (
 
 def api_key_of(request: OperatorRequest) -> int:
     """The API key under which a request is sent."""
-    return DESCRIBE_QUERIES if isinstance(request, DescribeQueriesRequest) else DESCRIBE_SIDECAR
+    return _KEYS[type(request)]
 
 
 def encode_request(request: OperatorRequest, *, correlation_id: int, client_id: str = "cairn") -> list[Buffer]:
     """The bytes of a request without its leading 4 bytes of frame size."""
-    fields: dict[str, object] = {"after": request.after} if isinstance(request, DescribeQueriesRequest) else {}
+    fields: dict[str, object] = {}
+    if isinstance(request, DescribeQueriesRequest):
+        fields = {"after": request.after}
+    elif isinstance(request, DescribePlacesRequest):
+        fields = {"topic": request.topic, "first": request.first}
     return encode_own_request(api_key_of(request), fields, correlation_id, client_id)
 
 
@@ -135,6 +165,10 @@ def decode_request(api_key: int, body: Buffer) -> OperatorRequest:
         return DescribeQueriesRequest(get_text(fields, "after", MAX_NAME_CHARACTERS))
     if api_key == DESCRIBE_SIDECAR:
         return DescribeSidecarRequest()
+    if api_key == DESCRIBE_HOSTS:
+        return DescribeHostsRequest()
+    if api_key == DESCRIBE_PLACES:
+        return DescribePlacesRequest(get_name(fields, "topic"), get_int(fields, "first", 0, _INT32_MAX))
     raise MalformedRequest(f"{api_key} is none of the requests of operators ({sorted(OPERATOR_API_KEYS)})")
 
 
@@ -150,6 +184,10 @@ def encode_reply_body(reply: OperatorReply | CairnError) -> list[Buffer]:
             fields["version"] = reply.version
             fields |= {name: getattr(reply, name) for name in _COUNTS}
             fields["refused_since_ms"] = _NONE if reply.refused_since_ms is None else reply.refused_since_ms
+        case HostsReply():
+            fields |= hosts_fields(reply)
+        case PlacesReply():
+            fields |= places_fields(reply)
     return [encode_fields(fields)]
 
 
@@ -160,6 +198,10 @@ def decode_reply(api_key: int, frame: Buffer) -> tuple[int, OperatorReply | Cair
         return correlation_id, fields
     if api_key == DESCRIBE_QUERIES:
         return correlation_id, QueriesReply(tuple(_get_query(entry) for entry in get_objects(fields, "queries")))
+    if api_key == DESCRIBE_HOSTS:
+        return correlation_id, get_hosts(fields)
+    if api_key == DESCRIBE_PLACES:
+        return correlation_id, get_places(fields)
     counts = {name: get_int(fields, name, 0, _INT64_MAX) for name in _COUNTS}
     since_ms = get_int(fields, "refused_since_ms", _NONE, _INT64_MAX)
     version = get_text(fields, "version", MAX_NAME_CHARACTERS)

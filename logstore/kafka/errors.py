@@ -27,6 +27,7 @@ CODES: dict[type[Exception], ErrorCode] = {
     errors.NotEnoughReplicas: ErrorCode.not_enough_replicas,
     errors.InvalidReplicas: ErrorCode.invalid_replication_factor,
     errors.NotInCluster: ErrorCode.policy_violation,
+    errors.NoCluster: ErrorCode.unsupported_version,
     errors.OffsetOutOfRange: ErrorCode.offset_out_of_range,
     errors.UnknownTopicOrPartition: ErrorCode.unknown_topic_or_partition,
     errors.UnknownTopicId: ErrorCode.unknown_topic_id,

@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 from logstore.access.acls import CLUSTER_NAME
 from logstore.epochs.epochs import Epochs
-from logstore.errors import CairnError
+from logstore.errors import CairnError, NoCluster
 from logstore.format.operator_api import (
+    CLUSTER_API_KEYS,
     DESCRIBE_QUERIES,
     DESCRIBE_SIDECAR,
     OPERATOR_API_KEYS,
@@ -61,6 +62,8 @@ class _OperatorRequests:
         """Answer one request."""
         try:
             request = decode_request(api_key, body)
+            if api_key in CLUSTER_API_KEYS:
+                raise NoCluster("this sidecar is alone: ask a host of a cluster (`cairn serve --cluster URL`)")
             if isinstance(request, DescribeQueriesRequest):
                 reply: OperatorReply | CairnError = self._queries(request.after, caller)
             else:

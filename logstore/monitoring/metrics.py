@@ -21,6 +21,7 @@ from kio.schema.index import api_key_map
 from logstore.base.histogram import Histogram
 from logstore.base.prometheus import Metric, Sample, histogram_samples
 from logstore.format import epoch_api, reader_api
+from logstore.monitoring.cluster_metrics import read_cluster
 from logstore.monitoring.health import Phase
 from logstore.monitoring.sampler import GroupFigures, LagFigures, Snapshot, Watched
 
@@ -339,4 +340,5 @@ METRICS: Final[tuple[MetricEntry, ...]] = (
 
 def read_all(look: Look) -> list[Metric]:
     """All metrics with their samples."""
-    return [Metric(entry.name, entry.kind, entry.says, list(entry.read(look))) for entry in METRICS]
+    found = [Metric(entry.name, entry.kind, entry.says, list(entry.read(look))) for entry in METRICS]
+    return found if look.now.cluster is None else [*found, *read_cluster(look.now.cluster)]

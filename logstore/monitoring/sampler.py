@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 import trio
 
 from logstore.base.clock import Clock
+from logstore.cluster.figures import ClusterFigures, ClusterMeter
 from logstore.disk.meter import DiskMeter
 from logstore.disk.shared_state import SharedState
 from logstore.engine import StoreEngine
@@ -52,6 +53,8 @@ class Served(NamedTuple):
     groups: GroupService
     epochs: Epochs
     staging: Staging
+    cluster: ClusterMeter | None = None
+    """None: the sidecar is alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +129,7 @@ class Snapshot:
     syncs: int
     sync_s: float
     """The time that all syncs of files took together."""
+    cluster: ClusterFigures | None
 
 
 def _machine(data_dir: Path) -> tuple[DiskFigures, ProcessFigures]:
@@ -170,6 +174,7 @@ class Sampler:
         working_s = watched.clock.monotonic_s()
         streams, messages, index_bytes = await self._streams()
         groups, groups_left_out = await self._groups()
+        cluster = None if watched.served.cluster is None else await watched.served.cluster.take()
         queries = watched.served.epochs.progress()
         staged: dict[str, int] = {}
         for attempt in watched.served.staging.all_attempts():
@@ -193,6 +198,7 @@ class Sampler:
             requests={key: times.count for key, times in watched.requests.used()},
             syncs=watched.disk.syncs.count,
             sync_s=watched.disk.syncs.sum_s,
+            cluster=cluster,
         )
 
     async def _streams(self) -> tuple[dict[Stream, StreamFigures], dict[str, int], int]:

@@ -206,6 +206,11 @@ class Owner:
         return self._appending.window.acked
 
     @property
+    def waiting_batches(self) -> int:
+        """Batches that are not acknowledged."""
+        return len(self._appending.window)
+
+    @property
     def is_at_rest(self) -> bool:
         """Whether nothing is due by time alone: a tick would do nothing before the next event."""
         if self.state is not OwnerState.APPENDING:

@@ -303,6 +303,15 @@ def decode_head(value: bytes) -> StreamHead:
         raise CorruptRegister(f"the head of a stream's registration is damaged ({error}); restore it") from error
 
 
+def decode_sealed_chunk(value: bytes) -> ChunkRegistration:
+    """What the entry of a sealed chunk says. Raises UnknownFormatVersion, CorruptRegister."""
+    fields = _fields("of a sealed chunk", value)
+    try:
+        return _chunk(fields)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise CorruptRegister(f"the entry of a sealed chunk is damaged ({error}); restore it") from error
+
+
 def _chunk_name(chunk: ChunkRegistration) -> str:
     return f"{chunk.base_offset:020d}"
 

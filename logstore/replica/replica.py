@@ -203,6 +203,12 @@ class Replica:
         """The streams of which there is a chunk here: whose registrations the host should look at when it starts."""
         return sorted(self._by_stream)
 
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many replicas take entries still, and how many are sealed; each look counts them all."""
+        states = [chunk.state for chunk in self._chunks.values()]
+        return states.count(ReplicaState.OPEN), states.count(ReplicaState.SEALED)
+
     def has_chunks_of(self, stream: str) -> bool:
         """Whether there is a chunk of the stream here."""
         return stream in self._by_stream

@@ -39,6 +39,9 @@ class Window:
         self.next_offset = base_offset
         self.acked = self.placed = Prefix.empty(base_offset)
 
+    def __len__(self) -> int:
+        return len(self._batches)
+
     def has_room(self, size_bytes: int) -> bool:
         """Whether a batch of this size may be appended now; one batch always may."""
         return not self._batches or self.size_bytes + size_bytes <= self._max_bytes

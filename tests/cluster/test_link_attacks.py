@@ -193,6 +193,8 @@ async def test_a_host_that_is_slow() -> None:
             if number % 10 == 0:
                 await trio.lowlevel.checkpoint()
         dropped = link._dropped
+        assert a.links.counts[link.host].dropped_messages == dropped
+        assert a.links.queued_bytes(link.host) > 0
         assert dropped > 300
         assert sum(name == "peer_slow" for name, _ in a.seen.events) == 1
         a.links.send("b", look(1))

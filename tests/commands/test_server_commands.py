@@ -50,6 +50,16 @@ def commit(client: Client, query: str, epoch: int, positions: str, run: str = "r
     client.commit(EpochCommitRequest(query, run, epoch, "error", tasks, positions, forget=False))
 
 
+# ---- hosts
+
+
+def test_a_sidecar_alone_has_no_hosts(sidecar: Sidecar) -> None:
+    """`cairn hosts` says that this is no cluster, and whom to ask."""
+    found = ask(sidecar, "hosts")
+    assert found.status == 1
+    assert found.err.startswith("cairn hosts: this sidecar is alone: ask a host of a cluster")
+
+
 # ---- status
 
 

@@ -6,15 +6,18 @@ import json
 import re
 from pathlib import Path
 
+from logstore.monitoring.cluster_metrics import CLUSTER_METRICS, MAX_HOST_SERIES, ClusterMetricEntry
 from logstore.monitoring.metrics import (
     MAX_GROUP_SERIES,
     MAX_PARTITION_SERIES,
     MAX_QUERY_SERIES,
     MAX_TOPIC_SERIES,
     METRICS,
+    MetricEntry,
 )
 from logstore.monitoring.sampler import MAX_OFFSETS, REUSE
 
+ALL_METRICS: list[MetricEntry | ClusterMetricEntry] = [*METRICS, *CLUSTER_METRICS]
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/metrics.md"
 DASHBOARD = ROOT / "docs/grafana/cairn.json"
@@ -40,18 +43,33 @@ offsets in all are looked at. Figures of streams and groups are at most {REUSE} 
 """
 
 
+CLUSTER_INTRODUCTION = f"""
+## Of a cluster
+
+Only a [host of a cluster](cluster.md) has these, beside those above. Members and streams without an owner are as the
+host sees them; all else is its own, so that a sum over hosts counts each stream, replica and link once. At most
+{MAX_HOST_SERIES} other hosts have series. The metrics of topics and streams above are those of the host's own store,
+where replicas are no topics.
+"""
+
+
 def page() -> str:
     """What the document should say."""
     rows = [
         f"| `{entry.name}` | {entry.kind} | {', '.join(f'`{label}`' for label in entry.labels)} | {entry.says} |\n"
         for entry in METRICS
     ]
-    return "".join([INTRODUCTION, "\n| metric | kind | labels | what it says |\n|---|---|---|---|\n", *rows])
+    more = [
+        f"| `{entry.name}` | {entry.kind} | {', '.join(f'`{label}`' for label in entry.labels)} | {entry.says} |\n"
+        for entry in CLUSTER_METRICS
+    ]
+    head = "\n| metric | kind | labels | what it says |\n|---|---|---|---|\n"
+    return "".join([INTRODUCTION, head, *rows, CLUSTER_INTRODUCTION, head, *more])
 
 
 def known_names() -> set[str]:
     """Every name that a query may use; a histogram has three."""
-    names = {entry.name for entry in METRICS}
+    names = {entry.name for entry in ALL_METRICS}
     for entry in METRICS:
         if entry.kind == "histogram":
             names |= {f"{entry.name}{suffix}" for suffix in ("_bucket", "_sum", "_count")}
@@ -65,9 +83,9 @@ def test_the_page_lists_every_metric() -> None:
 
 def test_names_keep_prometheus_rules() -> None:
     """A name stands once; a counter ends in `_total`, and nothing else does; times are in seconds, sizes in bytes."""
-    names = [entry.name for entry in METRICS]
+    names = [entry.name for entry in ALL_METRICS]
     assert len(names) == len(set(names))
-    for entry in METRICS:
+    for entry in ALL_METRICS:
         assert (entry.kind == "counter") == entry.name.endswith("_total"), entry.name
         assert entry.kind in ("counter", "gauge", "histogram")
         assert not re.search(r"_(ms|kb|mb)(_|$)", entry.name)

@@ -8,8 +8,11 @@ import pytest
 
 from logstore.errors import CairnError, MalformedRequest, StorageFailed
 from logstore.format.epoch_api import decode_request_header
+from logstore.format.host_summaries import HostsReply, HostSummary, PlacesReply, PlaceSummary
 from logstore.format.operator_api import (
     DESCRIBE_QUERIES,
+    DescribeHostsRequest,
+    DescribePlacesRequest,
     DescribeQueriesRequest,
     DescribeSidecarRequest,
     OperatorReply,
@@ -30,7 +33,24 @@ SIDECAR = SidecarReply("1.2.3", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, None)
 REFUSING = SidecarReply("1.2.3", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11)
 
 
-@pytest.mark.parametrize("request_", [DescribeQueriesRequest(), DescribeQueriesRequest("q"), DescribeSidecarRequest()])
+HERE = HostSummary("a", 1, "r1", "a:9", ("a:1", "a:2"), "alive", None, 3, 4, 0)
+GONE = HostSummary("b", None, "", "", (), "gone", 7, 0, 2, 0)
+HOSTS = HostsReply("a", (HERE, GONE), 3, 1, 6, 2, is_complete=False)
+PLACE = PlaceSummary(0, "a", "a:1", 4, 3, ("a", "b"), ("b",), 5, 2)
+LOST = PlaceSummary(1, "", "", 0, 3, (), (), 0, 0)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        DescribeQueriesRequest(),
+        DescribeQueriesRequest("q"),
+        DescribeSidecarRequest(),
+        DescribeHostsRequest(),
+        DescribePlacesRequest("t"),
+        DescribePlacesRequest("t", 1_000),
+    ],
+)
 def test_requests_come_back(request_: OperatorRequest) -> None:
     """What is encoded is decoded as the same, under its key."""
     frame = b"".join(encode_request(request_, correlation_id=7))
@@ -46,6 +66,8 @@ def test_requests_come_back(request_: OperatorRequest) -> None:
         (DescribeQueriesRequest(), QueriesReply((FRESH, OLD))),
         (DescribeSidecarRequest(), SIDECAR),
         (DescribeSidecarRequest(), REFUSING),
+        (DescribeHostsRequest(), HOSTS),
+        (DescribePlacesRequest("t"), PlacesReply((PLACE, LOST), is_complete=True)),
     ],
 )
 def test_replies_come_back(request_: OperatorRequest, reply: OperatorReply) -> None:

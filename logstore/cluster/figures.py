@@ -1,0 +1,49 @@
+"""What a host's monitoring shows of its cluster.
+
+Invariants: this module loads nothing of the cluster, so that a sidecar that is alone may name its types. Figures are as
+the host sees the cluster: those of streams, replicas and links are its own.
+"""
+
+from typing import NamedTuple, Protocol
+
+
+class LinkFigures(NamedTuple):
+    """What went over the links to and from another host since the start, and what waits for it."""
+
+    host: str
+    is_up: bool
+    sent_messages: int
+    sent_bytes: int
+    received_messages: int
+    received_bytes: int
+    dropped_messages: int
+    queued_bytes: int
+
+
+class ClusterFigures(NamedTuple):
+    """The figures of one moment. Counts of calls, failures and takeovers are since the start."""
+
+    members: int
+    owned_streams: int
+    streams_without_owner: int
+    """Those that this host claims, and does not own yet, among them."""
+    short_streams: int
+    """Owned streams whose open chunk has fewer live members than copies are wanted."""
+    short_chunks: int
+    """Chunks of owned streams with fewer live members than copies are wanted."""
+    replicas_open: int
+    replicas_sealed: int
+    waiting_batches: int
+    takeovers: int
+    member_failures: int
+    links: tuple[LinkFigures, ...]
+    is_metadata_away: bool
+    metadata_calls: int
+    metadata_failures: int
+
+
+class ClusterMeter(Protocol):
+    """Takes the figures of a host's cluster."""
+
+    async def take(self) -> ClusterFigures:
+        """The figures of now."""

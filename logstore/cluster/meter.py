@@ -1,0 +1,106 @@
+"""Counts what `logstore.cluster.figures` names, on a host.
+
+Invariants: nothing is changed. Of a registration that is as it was, while the members are too, chunks are not counted
+again; a walk over many streams lets other tasks run.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+import trio
+
+from logstore.base.metadata import schema
+from logstore.base.metadata.interface import MetadataStore
+from logstore.cluster.figures import ClusterFigures, LinkFigures
+from logstore.cluster.host import ClusterHost
+from logstore.cluster.links import HostLinks
+from logstore.replica.owner import TAKING
+from logstore.replica.registrations import ChunkRegistration, StreamRegistration
+
+CHUNKS_AT_ONCE: Final = 1_000
+"""Looked at before other tasks run: a millisecond."""
+
+
+class _Short(NamedTuple):
+    """How many chunks of a registration lack copies, and whether the open one does."""
+
+    registration: StreamRegistration
+    chunks: int
+    is_open_short: bool
+
+
+class HostMeter:
+    """Implements `ClusterMeter`."""
+
+    def __init__(self, host: ClusterHost, links: HostLinks, metadata: MetadataStore) -> None:
+        self._host = host
+        self._links = links
+        self._metadata = metadata
+        self._members: Mapping[str, schema.Member] = {}
+        self._short: dict[str, _Short] = {}
+
+    async def take(self) -> ClusterFigures:
+        """See ClusterMeter."""
+        host, statistics = self._host, self._host.statistics
+        await self._count()
+        replicas_open, replicas_sealed = host.replica_counts
+        metadata = self._metadata.statistics
+        owned = sum(owner.state in TAKING for owner in host.owners.values())
+        return ClusterFigures(
+            members=len(host.view.members),
+            owned_streams=owned,
+            streams_without_owner=statistics.streams_without_owner + len(host.owners) - owned,
+            short_streams=sum(found.is_open_short for found in self._short.values()),
+            short_chunks=sum(found.chunks for found in self._short.values()),
+            replicas_open=replicas_open,
+            replicas_sealed=replicas_sealed,
+            waiting_batches=sum(owner.waiting_batches for owner in host.owners.values()),
+            takeovers=statistics.takeovers,
+            member_failures=statistics.member_failures,
+            links=tuple(self._link_figures()),
+            is_metadata_away=bool(metadata.away),
+            metadata_calls=metadata.calls,
+            metadata_failures=metadata.attempts_failed,
+        )
+
+    async def _count(self) -> None:
+        """Count the chunks of owned streams that lack copies."""
+        members = dict(self._host.view.members)
+        if members != self._members:
+            self._members = members
+            self._short.clear()
+        for stream in self._short.keys() - self._host.owners.keys():
+            del self._short[stream]
+        looked = 0
+        for stream, owner in list(self._host.owners.items()):
+            if owner.state not in TAKING:
+                self._short.pop(stream, None)
+                continue
+            registration, known = owner.registration, self._short.get(stream)
+            if known is not None and known.registration is registration:
+                continue
+            short = [chunk for chunk in registration.chunks if self._lacks(chunk, registration.copies)]
+            is_open_short = bool(short) and short[-1].is_open
+            self._short[stream] = _Short(registration, len(short), is_open_short)
+            looked += 1 + len(registration.chunks)
+            if looked >= CHUNKS_AT_ONCE:
+                looked = 0
+                await trio.lowlevel.checkpoint()
+
+    def _lacks(self, chunk: ChunkRegistration, copies: int) -> bool:
+        members = self._members
+        alive = (member for member in chunk.members if member.host in members)
+        return sum(members[member.host].disk == member.disk for member in alive) < copies
+
+    def _link_figures(self) -> Iterator[LinkFigures]:
+        for host, counts in sorted(self._links.counts.items()):
+            yield LinkFigures(
+                host=host,
+                is_up=self._links.is_reachable(host),
+                sent_messages=counts.sent_messages,
+                sent_bytes=counts.sent_bytes,
+                received_messages=counts.received_messages,
+                received_bytes=counts.received_bytes,
+                dropped_messages=counts.dropped_messages,
+                queued_bytes=self._links.queued_bytes(host),
+            )

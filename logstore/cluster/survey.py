@@ -1,0 +1,239 @@
+"""What the hosts of a cluster hold, and which copies are missing: counted when an operator asks.
+
+Owners and open chunks come from the view, sealed chunks from the metadata store, page by page.
+
+Invariants:
+* Nothing is changed. One survey runs at a time; an answer about hosts is used again for REUSE_S.
+* At most MAX_CHUNKS sealed chunks are read for one answer, which then says that it is not complete.
+* A copy counts if its host is alive with the disk that it was made on. A registration that cannot be decoded is passed
+  over: `metadata_entry_damaged` has said so, or its owner will.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol
+
+import trio
+
+from logstore.base.clock import Clock
+from logstore.base.metadata import schema
+from logstore.base.metadata.interface import MetadataStore
+from logstore.cluster.view import ClusterView, KnownHead, KnownTopic, stream_name
+from logstore.errors import CorruptRegister, UnknownFormatVersion, UnknownTopicOrPartition
+from logstore.format.host_summaries import (
+    HOSTS_PER_REPLY,
+    PLACES_PER_REPLY,
+    HostsReply,
+    HostSummary,
+    PlacesReply,
+    PlaceSummary,
+)
+from logstore.replica.registrations import ChunkRegistration, Member, decode_sealed_chunk
+
+MAX_CHUNKS: Final = 1 << 16
+"""256 pages of the metadata store: a second or two."""
+REUSE_S: Final = 1.0
+MAX_DEPARTED: Final = 1_000
+"""Hosts that are gone and remembered, the latest."""
+
+
+class SurveyedHost(Protocol):
+    """What is asked of the host (`logstore.cluster.host`)."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def view(self) -> ClusterView:
+        """What it knows of the cluster."""
+
+    def owner_of(self, stream: str, /) -> str | None:
+        """The host that owns a stream and lives."""
+
+
+class _Departed(NamedTuple):
+    member: schema.Member
+    gone_ms: int
+
+
+@dataclass(slots=True)
+class _Counts:
+    """What a walk over chunks has counted, by host or by stream."""
+
+    held: Counter[str] = field(default_factory=Counter)
+    missing: Counter[str] = field(default_factory=Counter)
+    chunks: Counter[str] = field(default_factory=Counter)
+    short: Counter[str] = field(default_factory=Counter)
+    is_complete: bool = True
+
+    def add(self, stream: str, chunk: ChunkRegistration, copies: int, alive: int) -> None:
+        """Count a chunk, of which so many copies are wanted and alive."""
+        self.held.update({member.host for member in chunk.members})
+        self.chunks[stream] += 1
+        if alive < copies:
+            self.missing[stream] += copies - alive
+            self.short[stream] += 1
+
+
+class Survey:
+    """See the module. `is_reachable` says whether this host has a link to another one."""
+
+    def __init__(
+        self, host: SurveyedHost, store: MetadataStore, is_reachable: Callable[[str], bool], clock: Clock
+    ) -> None:
+        self._host = host
+        self._view = host.view
+        self._store = store
+        self._is_reachable = is_reachable
+        self._clock = clock
+        self._known: Mapping[str, schema.Member] = dict(self._view.members)
+        self._departed: dict[str, _Departed] = {}
+        self._walking = trio.Lock()
+        self._latest: tuple[float, HostsReply] | None = None
+        self._view.add_listener(self)
+
+    # ---- ViewListener
+
+    def members_changed(self) -> None:
+        """See ViewListener: remember who has gone, and when."""
+        members = self._view.members
+        for name in self._known.keys() - members.keys():
+            self._departed.pop(name, None)
+            self._departed[name] = _Departed(self._known[name], self._clock.wall_ms())
+            if len(self._departed) > MAX_DEPARTED:
+                del self._departed[next(iter(self._departed))]
+        for name in members.keys() & self._departed.keys():
+            del self._departed[name]
+        self._known = dict(members)
+
+    def topic_changed(self, name: str, before: KnownTopic | None, now: KnownTopic | None) -> None:
+        """See ViewListener."""
+
+    def head_changed(self, stream: str, now: KnownHead | None) -> None:
+        """See ViewListener."""
+
+    # ---- answers
+
+    async def hosts(self) -> HostsReply:
+        """All hosts: those that live, those that were seen going, and those that chunks name. Raises MetadataError."""
+        async with self._walking:
+            if self._latest is not None and self._clock.monotonic_s() < self._latest[0] + REUSE_S:
+                return self._latest[1]
+            counts = await self._count(list(self._view.heads), schema.CHUNKS)
+            reply = self._hosts_reply(counts)
+            self._latest = (self._clock.monotonic_s(), reply)
+            return reply
+
+    async def places(self, topic: str, first: int, addresses: Mapping[int, str]) -> PlacesReply:
+        """Partitions of a topic from one on; `addresses` of hosts by node id. Raises UnknownTopicOrPartition,
+        MetadataError.
+        """
+        known = self._view.topics.get(topic)
+        if known is None:
+            raise UnknownTopicOrPartition(f"topic {topic[:80]!r} does not exist")
+        topic_id = known.topic.topic_id
+        partitions = range(first, min(known.topic.partitions, first + PLACES_PER_REPLY))
+        streams = [stream_name(topic_id, partition) for partition in partitions]
+        async with self._walking:
+            counts = await self._count(streams, f"{schema.CHUNKS}{topic_id}/")
+        places = [
+            self._place(partition, stream, known.topic, counts, addresses)
+            for partition, stream in zip(partitions, streams, strict=True)
+        ]
+        return PlacesReply(tuple(places), counts.is_complete)
+
+    def is_alive(self, member: Member) -> bool:
+        """Whether a member of a chunk is alive, on the disk that it was chosen with."""
+        found = self._view.members.get(member.host)
+        return found is not None and found.disk == member.disk
+
+    # ---- counting
+
+    async def _count(self, streams: list[str], prefix: str) -> _Counts:
+        """Count the open chunks of streams, and their sealed ones under a prefix."""
+        counts, wanted = _Counts(), set(streams)
+        for stream in streams:
+            known = self._view.heads.get(stream)
+            if known is not None and known.head.open_chunk is not None:
+                self._add(counts, stream, known.head.open_chunk)
+        after, left = "", MAX_CHUNKS
+        while True:
+            page = await self._store.page(prefix, after=after)
+            for entry in page.entries:
+                stream = entry.key.removeprefix(schema.CHUNKS).rpartition("/")[0]
+                if stream in wanted:
+                    with suppress(CorruptRegister, UnknownFormatVersion):
+                        self._add(counts, stream, decode_sealed_chunk(entry.value))
+            left -= len(page.entries)
+            if not page.more or left <= 0:
+                counts.is_complete = not page.more
+                return counts
+            after = page.entries[-1].key
+
+    def _add(self, counts: _Counts, stream: str, chunk: ChunkRegistration) -> None:
+        known = self._view.heads.get(stream)
+        if known is not None:  # otherwise its topic was deleted meanwhile
+            counts.add(stream, chunk, known.head.copies, sum(map(self.is_alive, chunk.members)))
+
+    # ---- summaries
+
+    def _hosts_reply(self, counts: _Counts) -> HostsReply:
+        owners = {stream: self._host.owner_of(stream) for stream in self._view.heads}
+        owned = Counter(owner for owner in owners.values() if owner is not None)
+        missing: Counter[str] = Counter()
+        for stream, count in counts.missing.items():
+            missing[owners.get(stream) or ""] += count
+        names = sorted({*self._view.members, *self._departed, *counts.held})[:HOSTS_PER_REPLY]
+        streams = sum(known.topic.partitions for known in self._view.topics.values())
+        return HostsReply(
+            asked=self._host.name,
+            hosts=tuple(self._summary(name, owned[name], counts.held[name], missing[name]) for name in names),
+            streams=streams,
+            ownerless=max(0, streams - sum(owned.values())),
+            chunks=counts.chunks.total(),
+            under_replicated=counts.short.total(),
+            is_complete=counts.is_complete,
+        )
+
+    def _summary(self, name: str, owned: int, held: int, missing: int) -> HostSummary:
+        member, departed = self._view.members.get(name), self._departed.get(name)
+        state = "alive"
+        if member is None:
+            state = "gone"
+        elif name != self._host.name and not self._is_reachable(name):
+            state = "unreachable"
+        known = member or (departed.member if departed is not None else None)
+        return HostSummary(
+            host=name,
+            node_id=None if known is None else known.node_id,
+            rack="" if known is None else known.rack,
+            link="" if known is None else known.link,
+            addresses=() if known is None else tuple(known.addresses.values()),
+            state=state,
+            gone_ms=departed.gone_ms if departed is not None else None,
+            streams=owned,
+            chunks=held,
+            missing_copies=missing,
+        )
+
+    def _place(
+        self, partition: int, stream: str, topic: schema.Topic, counts: _Counts, addresses: Mapping[int, str]
+    ) -> PlaceSummary:
+        known, owner = self._view.heads.get(stream), self._host.owner_of(stream) or ""
+        open_chunk = None if known is None else known.head.open_chunk
+        members = () if open_chunk is None else open_chunk.members
+        host = self._view.members.get(owner)
+        return PlaceSummary(
+            partition=partition,
+            owner=owner,
+            address="" if host is None else addresses.get(host.node_id, ""),
+            epoch=0 if known is None else known.head.epoch,
+            copies=topic.replicas if known is None else known.head.copies,
+            replicas=tuple(member.host for member in members),
+            away=tuple(member.host for member in members if not self.is_alive(member)),
+            chunks=counts.chunks[stream],
+            under_replicated=counts.short[stream],
+        )

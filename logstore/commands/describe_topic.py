@@ -1,0 +1,122 @@
+"""`cairn topics describe`: a topic's offsets, bytes and settings; in a cluster also owners, and where copies are.
+
+Invariants: nothing is changed. In a cluster each owner is asked for its own partitions; what an owner does not say
+(none lives, or it does not answer) is shown as unknown, and the rest is shown all the same.
+"""
+
+import argparse
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from logstore.client.admin import Admin
+from logstore.client.blocking import Client, TopicPartition
+from logstore.client.errors import Refused, Unavailable
+from logstore.client.wire import EARLIEST, LATEST
+from logstore.commands.connection import connect_to
+from logstore.commands.output import Cell, print_fields, print_json, print_table, show_bytes
+from logstore.format.host_summaries import PlacesReply, PlaceSummary
+
+
+def describe_topic(client: Client, arguments: argparse.Namespace) -> None:
+    """Print the topic. Raises Unavailable, Refused, MalformedReply."""
+    topic = arguments.topic
+    count = client.partitions(topic)
+    streams = [TopicPartition(topic, partition) for partition in range(count)]
+    places = Admin(client).places(topic)
+    configs = client.topic_configs(topic)
+    if places is not None:
+        _describe_placed(places, _known_by_owners(topic, places.places, arguments), configs, arguments)
+        return
+    partitions = _known(client, streams)
+    if arguments.json:
+        print_json({"topic": topic, "partitions": partitions, "configs": configs})
+        return
+    rows = [
+        (entry["partition"], entry["earliest"], entry["latest"], show_bytes(entry["bytes"])) for entry in partitions
+    ]
+    print_table(("partition", "earliest", "latest", "size"), rows, nothing="no partitions")
+    print()
+    print_fields(sorted(configs.items()))
+
+
+def _known(client: Client, streams: Sequence[TopicPartition]) -> list[dict[str, Any]]:
+    """Offsets and bytes of partitions, by the sidecar that has them."""
+    earliest, latest = (client.offsets(dict.fromkeys(streams, moment)) for moment in (EARLIEST, LATEST))
+    sizes = Admin(client).sizes()
+    return [
+        {
+            "partition": stream.partition,
+            "earliest": earliest[stream].offset,
+            "latest": latest[stream].offset,
+            "bytes": sizes.get(stream, 0),
+        }
+        for stream in streams
+    ]
+
+
+def _known_by_owners(
+    topic: str, places: Iterable[PlaceSummary], arguments: argparse.Namespace
+) -> dict[int, dict[str, Any]]:
+    """What the owners say of their partitions."""
+    by_address: dict[str, list[TopicPartition]] = {}
+    for place in places:
+        if place.address:
+            by_address.setdefault(place.address, []).append(TopicPartition(topic, place.partition))
+    found: dict[int, dict[str, Any]] = {}
+    for address, streams in by_address.items():
+        try:
+            with connect_to(arguments, address) as owner:
+                found |= {entry["partition"]: entry for entry in _known(owner, streams)}
+        except (Unavailable, Refused):
+            continue  # it has gone, or given the partition up, since
+    return found
+
+
+def _describe_placed(
+    reply: PlacesReply, known: dict[int, dict[str, Any]], configs: dict[str, str], arguments: argparse.Namespace
+) -> None:
+    unknown = dict.fromkeys(("earliest", "latest", "bytes"))
+    partitions = [
+        {
+            **unknown,
+            **known.get(place.partition, {}),
+            "partition": place.partition,
+            "owner": place.owner or None,
+            "epoch": place.epoch,
+            "copies": place.copies,
+            "replicas": list(place.replicas),
+            "away": list(place.away),
+            "chunks": place.chunks,
+            "under_replicated": place.under_replicated,
+        }
+        for place in reply.places
+    ]
+    if arguments.json:
+        described = {"topic": arguments.topic, "partitions": partitions, "configs": configs}
+        print_json({**described, "complete": reply.is_complete})
+        return
+    titles = ("partition", "earliest", "latest", "size", "owner", "epoch", "replicas", "away", "chunks", "short")
+    print_table(titles, [_row(entry) for entry in partitions], nothing="no partitions")
+    print()
+    short = sum(place.under_replicated for place in reply.places)
+    more = "" if reply.is_complete else "; there are more chunks than were counted"
+    copies = max((place.copies for place in reply.places), default=0)
+    print(f"{short} of {sum(place.chunks for place in reply.places)} chunks have fewer than {copies} copies{more}")
+    print()
+    print_fields(sorted(configs.items()))
+
+
+def _row(entry: dict[str, Any]) -> tuple[Cell, ...]:
+    size = None if entry["bytes"] is None else show_bytes(entry["bytes"])
+    return (
+        entry["partition"],
+        entry["earliest"],
+        entry["latest"],
+        size,
+        entry["owner"],
+        entry["epoch"],
+        ",".join(entry["replicas"]) or None,
+        ",".join(entry["away"]) or None,
+        entry["chunks"],
+        entry["under_replicated"],
+    )

@@ -1,0 +1,198 @@
+"""What a cluster says of its hosts and of a topic's partitions, as fields of operators' messages, and back.
+
+Invariant: invalid values raise MalformedRequest, and no other error.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from logstore.errors import MalformedRequest
+from logstore.format.fields import (
+    MAX_NAME_CHARACTERS,
+    Fields,
+    get_bool,
+    get_int,
+    get_name,
+    get_objects,
+    get_text,
+)
+
+HOSTS_PER_REPLY: Final = 1_000
+PLACES_PER_REPLY: Final = 1_000
+"""Bounds of an answer; further partitions are asked for with the first one wanted."""
+MAX_HOSTS_OF_CHUNK: Final = 64
+HOST_STATES: Final = ("alive", "unreachable", "gone")
+_NONE: Final = -1
+_INT32_MAX: Final = 2**31 - 1
+_INT64_MAX: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class HostSummary:
+    """A host of the cluster. `gone_ms`: wall time in ms since 1970 at which the asked host saw it go; None: it is here,
+    or went before the asked host started. `node_id` None and an empty `rack`, `link`: not known of a host that is gone.
+    """
+
+    host: str
+    node_id: int | None
+    rack: str
+    link: str
+    addresses: tuple[str, ...]
+    state: str
+    gone_ms: int | None
+    streams: int
+    """That it owns."""
+    chunks: int
+    """Whose registrations name it."""
+    missing_copies: int
+    """Of the chunks of the streams that it owns, copies fewer than wanted on hosts that are alive."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostsReply:
+    """The cluster's hosts and totals, as the host `asked` sees them. `is_complete`: all chunks were counted."""
+
+    asked: str
+    hosts: tuple[HostSummary, ...]
+    streams: int
+    ownerless: int
+    chunks: int
+    under_replicated: int
+    is_complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceSummary:
+    """Where a partition is. `owner` is "" if nobody owns it; `address` is the owner's for the client's listener.
+    `replicas`: the members of the open chunk; `away`: those of them that are not alive. `chunks` counts the open one.
+    """
+
+    partition: int
+    owner: str
+    address: str
+    epoch: int
+    copies: int
+    replicas: tuple[str, ...]
+    away: tuple[str, ...]
+    chunks: int
+    under_replicated: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlacesReply:
+    """PLACES_PER_REPLY partitions in order; fewer: there are no more."""
+
+    places: tuple[PlaceSummary, ...]
+    is_complete: bool
+
+
+# ---- fields
+
+
+def hosts_fields(reply: HostsReply) -> dict[str, object]:
+    """The fields of an answer about hosts."""
+    return {
+        "asked": reply.asked,
+        "hosts": [_host_fields(host) for host in reply.hosts],
+        "streams": reply.streams,
+        "ownerless": reply.ownerless,
+        "chunks": reply.chunks,
+        "under_replicated": reply.under_replicated,
+        "complete": reply.is_complete,
+    }
+
+
+def get_hosts(fields: Fields) -> HostsReply:
+    """The answer in fields. Raises MalformedRequest."""
+    streams, ownerless, chunks, under_replicated = (
+        get_int(fields, key, 0, _INT64_MAX) for key in ("streams", "ownerless", "chunks", "under_replicated")
+    )
+    return HostsReply(
+        asked=get_name(fields, "asked"),
+        hosts=tuple(_get_host(entry) for entry in get_objects(fields, "hosts")),
+        streams=streams,
+        ownerless=ownerless,
+        chunks=chunks,
+        under_replicated=under_replicated,
+        is_complete=get_bool(fields, "complete"),
+    )
+
+
+def places_fields(reply: PlacesReply) -> dict[str, object]:
+    """The fields of an answer about partitions."""
+    places = [
+        {
+            "partition": place.partition,
+            "owner": place.owner,
+            "address": place.address,
+            "epoch": place.epoch,
+            "copies": place.copies,
+            "replicas": list(place.replicas),
+            "away": list(place.away),
+            "chunks": place.chunks,
+            "under_replicated": place.under_replicated,
+        }
+        for place in reply.places
+    ]
+    return {"places": places, "complete": reply.is_complete}
+
+
+def get_places(fields: Fields) -> PlacesReply:
+    """The answer in fields. Raises MalformedRequest."""
+    places = tuple(
+        PlaceSummary(
+            partition=get_int(entry, "partition", 0, _INT32_MAX),
+            owner=get_text(entry, "owner", MAX_NAME_CHARACTERS),
+            address=get_text(entry, "address", MAX_NAME_CHARACTERS),
+            epoch=get_int(entry, "epoch", 0, _INT64_MAX),
+            copies=get_int(entry, "copies", 0, _INT32_MAX),
+            replicas=_texts(entry, "replicas"),
+            away=_texts(entry, "away"),
+            chunks=get_int(entry, "chunks", 0, _INT64_MAX),
+            under_replicated=get_int(entry, "under_replicated", 0, _INT64_MAX),
+        )
+        for entry in get_objects(fields, "places")
+    )
+    return PlacesReply(places, get_bool(fields, "complete"))
+
+
+def _host_fields(host: HostSummary) -> dict[str, object]:
+    return {
+        "host": host.host,
+        "node_id": _NONE if host.node_id is None else host.node_id,
+        "rack": host.rack,
+        "link": host.link,
+        "addresses": list(host.addresses),
+        "state": host.state,
+        "gone_ms": _NONE if host.gone_ms is None else host.gone_ms,
+        "streams": host.streams,
+        "chunks": host.chunks,
+        "missing_copies": host.missing_copies,
+    }
+
+
+def _get_host(fields: Fields) -> HostSummary:
+    node_id, gone_ms = (get_int(fields, key, _NONE, _INT64_MAX) for key in ("node_id", "gone_ms"))
+    state = get_text(fields, "state", MAX_NAME_CHARACTERS)
+    if state not in HOST_STATES:
+        raise MalformedRequest(f"'state' is {state!r}")
+    return HostSummary(
+        host=get_name(fields, "host"),
+        node_id=None if node_id == _NONE else node_id,
+        rack=get_text(fields, "rack", MAX_NAME_CHARACTERS),
+        link=get_text(fields, "link", MAX_NAME_CHARACTERS),
+        addresses=_texts(fields, "addresses"),
+        state=state,
+        gone_ms=None if gone_ms == _NONE else gone_ms,
+        streams=get_int(fields, "streams", 0, _INT64_MAX),
+        chunks=get_int(fields, "chunks", 0, _INT64_MAX),
+        missing_copies=get_int(fields, "missing_copies", 0, _INT64_MAX),
+    )
+
+
+def _texts(fields: Fields, key: str) -> tuple[str, ...]:
+    """A short list of texts. Raises MalformedRequest."""
+    value = fields.get(key)
+    if not isinstance(value, list) or len(value) > MAX_HOSTS_OF_CHUNK:
+        raise MalformedRequest(f"{key!r} is no list of at most {MAX_HOSTS_OF_CHUNK} texts")
+    return tuple(get_text({key: entry}, key, MAX_NAME_CHARACTERS) for entry in value)

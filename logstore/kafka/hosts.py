@@ -1,0 +1,50 @@
+"""What operators' commands ask of a cluster: its hosts, and where the partitions of a topic are.
+
+Invariant: nothing is changed; answers are bounded (`logstore.cluster.survey`).
+
+Source: docs/format.md, "Private requests".
+"""
+
+from functools import partial
+
+from logstore.access.acls import CLUSTER_NAME
+from logstore.cluster.survey import Survey
+from logstore.errors import CairnError
+from logstore.format.operator_api import (
+    CLUSTER_API_KEYS,
+    DESCRIBE_HOSTS,
+    DESCRIBE_PLACES,
+    DescribePlacesRequest,
+    OperatorReply,
+    decode_request,
+    encode_reply_body,
+)
+from logstore.interfaces import Buffer
+from logstore.kafka.api_types import Broker, Caller, PrivateApi
+from logstore.kafka.budgets import AnswerBudget
+from logstore.kafka.rights import table
+
+
+def cluster_apis(broker: Broker, survey: Survey) -> list[PrivateApi]:
+    """The handlers of a host of a cluster."""
+    return [PrivateApi(key, partial(_handle, broker, survey, key)) for key in sorted(CLUSTER_API_KEYS)]
+
+
+async def _handle(
+    broker: Broker, survey: Survey, api_key: int, body: memoryview, _: AnswerBudget, caller: Caller
+) -> tuple[list[Buffer], int]:
+    """Answer one request."""
+    try:
+        request = decode_request(api_key, body)
+        if isinstance(request, DescribePlacesRequest):
+            table.require(broker, DESCRIBE_PLACES, caller, request.topic)
+            placement = broker.placement
+            nodes = () if placement is None else placement.nodes(caller.advertised_host, caller.advertised_port)
+            addresses = {node.node_id: f"{node.host}:{node.port}" for node in nodes}
+            reply: OperatorReply | CairnError = await survey.places(request.topic, request.first, addresses)
+        else:
+            table.require(broker, DESCRIBE_HOSTS, caller, CLUSTER_NAME)
+            reply = await survey.hosts()
+    except CairnError as error:
+        reply = error
+    return encode_reply_body(reply), 0

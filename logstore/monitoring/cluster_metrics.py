@@ -1,0 +1,92 @@
+"""The metrics that only a host of a cluster has, in one table, as `logstore.monitoring.metrics` has all others.
+
+Invariant: there are as many samples as hosts were linked with, MAX_HOST_SERIES of each at most.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
+
+from logstore.base.prometheus import Metric, Sample
+from logstore.cluster.figures import ClusterFigures, LinkFigures
+
+MAX_HOST_SERIES: Final = 200
+
+
+class ClusterMetricEntry(NamedTuple):
+    """One metric of the table. `read` gives its samples."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    says: str
+    read: Callable[[ClusterFigures], Iterable[Sample]]
+
+
+def _one(read: Callable[[ClusterFigures], float]) -> Callable[[ClusterFigures], list[Sample]]:
+    return lambda figures: [Sample({}, read(figures))]
+
+
+def _by_host(read: Callable[[LinkFigures], float]) -> Callable[[ClusterFigures], list[Sample]]:
+    return lambda figures: [Sample({"host": link.host}, read(link)) for link in figures.links[:MAX_HOST_SERIES]]
+
+
+def _replicas(figures: ClusterFigures) -> list[Sample]:
+    return [Sample({"state": "open"}, figures.replicas_open), Sample({"state": "sealed"}, figures.replicas_sealed)]
+
+
+_HOST: Final = ("host",)
+CLUSTER_METRICS: Final[tuple[ClusterMetricEntry, ...]] = (
+    ClusterMetricEntry("kafka_controller_kafkacontroller_activebrokercount", "gauge", (), "hosts that are alive",
+                       _one(lambda x: x.members)),
+    ClusterMetricEntry("kafka_server_replicamanager_leadercount", "gauge", (), "streams that this host owns",
+                       _one(lambda x: x.owned_streams)),
+    ClusterMetricEntry(
+        "kafka_controller_kafkacontroller_offlinepartitionscount", "gauge", (),
+        "streams without an owner that lives, as this host sees it", _one(lambda x: x.streams_without_owner),
+    ),
+    ClusterMetricEntry(
+        "kafka_server_replicamanager_underreplicatedpartitions", "gauge", (),
+        "streams of this host whose open chunk has fewer live copies than wanted", _one(lambda x: x.short_streams),
+    ),
+    ClusterMetricEntry("kafka_server_replicamanager_isrshrinks_total", "counter", (),
+                       "members that this host's streams went on without", _one(lambda x: x.member_failures)),
+    ClusterMetricEntry(
+        "cairn_underreplicated_chunks", "gauge", (),
+        "chunks of this host's streams with fewer live copies than wanted, sealed ones among them",
+        _one(lambda x: x.short_chunks),
+    ),
+    ClusterMetricEntry("cairn_replicas", "gauge", ("state",), "copies of chunks on this host, `open` and `sealed`",
+                       _replicas),
+    ClusterMetricEntry("cairn_unacknowledged_batches", "gauge", (),
+                       "batches of this host's streams that not all members have confirmed",
+                       _one(lambda x: x.waiting_batches)),
+    ClusterMetricEntry("cairn_takeovers_total", "counter", (),
+                       "streams that this host became the owner of after another owner, or its own last life",
+                       _one(lambda x: x.takeovers)),
+    ClusterMetricEntry("cairn_link_up", "gauge", _HOST, "1: messages to the host are sent now",
+                       _by_host(lambda x: int(x.is_up))),
+    ClusterMetricEntry("cairn_link_sent_bytes_total", "counter", _HOST, "bytes of messages sent to the host",
+                       _by_host(lambda x: x.sent_bytes)),
+    ClusterMetricEntry("cairn_link_sent_messages_total", "counter", _HOST, "messages sent to it",
+                       _by_host(lambda x: x.sent_messages)),
+    ClusterMetricEntry("cairn_link_received_bytes_total", "counter", _HOST, "bytes of messages from the host",
+                       _by_host(lambda x: x.received_bytes)),
+    ClusterMetricEntry("cairn_link_received_messages_total", "counter", _HOST, "messages from it",
+                       _by_host(lambda x: x.received_messages)),
+    ClusterMetricEntry("cairn_link_dropped_messages_total", "counter", _HOST,
+                       "messages that were not sent because too much waited for the host",
+                       _by_host(lambda x: x.dropped_messages)),
+    ClusterMetricEntry("cairn_link_queued_bytes", "gauge", _HOST, "bytes that wait for the host",
+                       _by_host(lambda x: x.queued_bytes)),
+    ClusterMetricEntry("cairn_metadata_away", "gauge", (), "1: the metadata store does not answer",
+                       _one(lambda x: int(x.is_metadata_away))),
+    ClusterMetricEntry("cairn_metadata_calls_total", "counter", (), "calls of the metadata store",
+                       _one(lambda x: x.metadata_calls)),
+    ClusterMetricEntry("cairn_metadata_failures_total", "counter", (), "tries of calls that got no answer",
+                       _one(lambda x: x.metadata_failures)),
+)  # fmt: skip
+
+
+def read_cluster(figures: ClusterFigures) -> list[Metric]:
+    """All metrics of the cluster with their samples."""
+    return [Metric(entry.name, entry.kind, entry.says, list(entry.read(figures))) for entry in CLUSTER_METRICS]
