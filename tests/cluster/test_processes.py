@@ -203,8 +203,10 @@ def read_all(cluster: Cluster) -> list[tuple[int, int]]:
     consumer.assign([place])
     end = consumer.end_offsets([place])[place]
     consumer.seek_to_beginning()
-    found = []
+    found: list[tuple[int, int]] = []
+    deadline_s = time.monotonic() + PATIENCE_S
     while consumer.position(place) < end:
+        assert time.monotonic() < deadline_s, f"{len(found)} records read of {end}"
         for records in consumer.poll(1_000).values():
             found += [(record.offset, int(record.value)) for record in records]
     consumer.close()
