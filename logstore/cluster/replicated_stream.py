@@ -25,6 +25,7 @@ from logstore.base.clock import Clock
 from logstore.base.events import Report
 from logstore.errors import (
     InvalidTopic,
+    MessageTooLarge,
     NotEnoughReplicas,
     NotInCluster,
     NotLeader,
@@ -43,6 +44,8 @@ from logstore.log.validation import check_produced
 from logstore.replica.messages import EntriesRead
 from logstore.replica.registrations import ChunkRegistration, StreamRegistration
 
+MAX_BATCH_BYTES: Final = 16 << 20
+"""Of one batch, whatever `max.message.bytes` says: a quarter of what a member keeps unsynced, and of a link's frame."""
 MAX_WAITING_BYTES: Final = 8 << 20
 """Of a stream's batches that have no offset yet: twice what an owner has in flight, so that a rolled chunk is filled at
 once.
@@ -168,6 +171,11 @@ class ReplicatedStream:
         """Append a batch of the cluster's own; otherwise as `append`."""
         self.check_leader()
         header = check_produced(records, self.name, self.config, now_ms, are_times_checked=are_times_checked)
+        if header.size_bytes > MAX_BATCH_BYTES:
+            raise MessageTooLarge(
+                f"{self.name}: a batch of {header.size_bytes} bytes, a stream of a cluster takes {MAX_BATCH_BYTES}; "
+                "send smaller batches"
+            )
         if self._waiting and self._waiting_bytes + header.size_bytes > MAX_WAITING_BYTES:
             raise NotEnoughReplicas(
                 f"{self.name}: {self._waiting_bytes} bytes wait for the stream's members already; send them again later"

@@ -2,8 +2,10 @@
 
 import pytest
 
+from logstore.cluster.replicated_stream import MAX_BATCH_BYTES
 from logstore.errors import (
     InvalidRecord,
+    MessageTooLarge,
     NotEnoughReplicas,
     NotInCluster,
     NotLeader,
@@ -95,6 +97,16 @@ async def test_what_the_owner_has_no_room_for_waits_and_follows_in_order() -> No
         owner.ack()
     assert [ticket.result().base_offset for ticket in tickets] == [0, 1, 2, 3]
     assert owner.values == [b"0", b"1", b"2", b"3"]
+
+
+async def test_a_batch_that_no_member_could_keep_is_refused() -> None:
+    """Whatever the topic allows: it would wait for ever."""
+    front, owner = await led(config=TopicConfig(max_message_bytes=100_000_000))
+    with pytest.raises(MessageTooLarge):
+        front.append(bytes(MAX_BATCH_BYTES))
+    ticket = front.append(bytes(MAX_BATCH_BYTES - 1000))
+    owner.ack()
+    assert ticket.result().base_offset == 0
 
 
 async def test_what_waits_is_bounded() -> None:
