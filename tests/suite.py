@@ -73,6 +73,7 @@ PARTS = (
     Part("services", ("coordinator", "metadata", "monitoring", "sidecar", "kill9"), 600, 30 * 60, Lane.COMPUTE),
     Part("spark", ("datasource",), 540, 30 * 60, Lane.SPARK),
     Part("stateful", ("microbatch",), 420, 30 * 60, Lane.SPARK),
+    Part("cluster", ("cluster",), 300, 60 * 60, Lane.SPARK),
     Part("clients", ("foreign_clients",), 105, 30 * 60, Lane.SPARK),
     Part("rest", (), 300, 30 * 60, Lane.SPARK),
     Part("figures", ("figures",), 10, 3 * 60 * 60, Lane.SPARK, is_alone=True),
