@@ -37,10 +37,19 @@ WARM, AFTER = 500, 1_500
 
 
 def partitions_of(cluster: Cluster) -> list[dict[str, Any]]:
-    """The topic's partitions, as clients are told."""
-    with closing(KafkaAdminClient(bootstrap_servers=cluster.bootstrap)) as admin:
-        found: list[dict[str, Any]] = admin.describe_topics([TOPIC])[0]["partitions"]
-        return found
+    """The topic's partitions, as clients are told; kafka-python may have to ask again, since it chooses among the hosts
+    one that was killed, and then fails.
+    """
+    deadline_s, pause = time.monotonic() + PATIENCE_S, threading.Event()
+    while True:
+        try:
+            with closing(KafkaAdminClient(bootstrap_servers=cluster.bootstrap)) as admin:
+                found: list[dict[str, Any]] = admin.describe_topics([TOPIC])[0]["partitions"]
+                return found
+        except KafkaError:
+            if time.monotonic() > deadline_s:
+                raise
+            pause.wait(0.1)
 
 
 def create(cluster: Cluster, partitions: int = 1, replicas: int = 3, **config: str) -> None:
@@ -198,18 +207,17 @@ def wait_for_more(load: Load, count: int) -> None:
 
 def read_all(cluster: Cluster) -> list[tuple[int, int]]:
     """Offset and number of every record of partition 0."""
-    consumer = KafkaConsumer(bootstrap_servers=cluster.bootstrap, consumer_timeout_ms=60_000)
-    place = TopicPartition(TOPIC, 0)
-    consumer.assign([place])
-    end = consumer.end_offsets([place])[place]
-    consumer.seek_to_beginning()
-    found: list[tuple[int, int]] = []
-    deadline_s = time.monotonic() + PATIENCE_S
-    while consumer.position(place) < end:
-        assert time.monotonic() < deadline_s, f"{len(found)} records read of {end}"
-        for records in consumer.poll(1_000).values():
-            found += [(record.offset, int(record.value)) for record in records]
-    consumer.close()
+    with closing(KafkaConsumer(bootstrap_servers=cluster.bootstrap, consumer_timeout_ms=60_000)) as consumer:
+        place = TopicPartition(TOPIC, 0)
+        consumer.assign([place])
+        end = consumer.end_offsets([place])[place]
+        consumer.seek_to_beginning()
+        found: list[tuple[int, int]] = []
+        deadline_s = time.monotonic() + PATIENCE_S
+        while consumer.position(place) < end:
+            assert time.monotonic() < deadline_s, f"{len(found)} records read of {end}"
+            for records in consumer.poll(1_000).values():
+                found += [(record.offset, int(record.value)) for record in records]
     return found
 
 
