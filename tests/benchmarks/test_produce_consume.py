@@ -78,7 +78,7 @@ def test_the_generator_checks_every_answer() -> None:
         generated = generate(orders)
         assert generated.requests > 0
         assert len(generated.latencies_s) <= generated.requests
-        with pytest.raises(RawFailed, match="another error code"):
+        with pytest.raises(RawFailed, match=r"error codes \[0\]; all were to have 3"):
             generate(orders._replace(error=3))
 
 
