@@ -23,8 +23,6 @@ from tests.support.limits import PATIENCE_S
 pytestmark = [
     needs_etcd,
     pytest.mark.clients,
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # kafka-python leaves sockets
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 PARTITIONS = 9
 RECORDS = 90
