@@ -1,20 +1,27 @@
-"""What tests of clusters share: clients written by others leave sockets, which end in whatever test runs when they are
-collected.
+"""What tests of clusters share: sockets that kafka-python leaves are nobody's fault here.
 
-kafka-python leaves the socket of each connection that was refused in a cycle, which log records and threads of its own
-may hold beyond the test. So no test of this folder minds a socket that was not closed.
+kafka-python leaves the socket of each connection that was refused in a cycle, which log records may hold beyond the
+test. It ends in whatever test runs when it is collected, or behind the last one.
 """
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-IGNORED = ("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+
+def pytest_configure(config: pytest.Config) -> None:
+    """In tests: a mark of each would not do, for the collector runs when it likes."""
+    config.addinivalue_line("filterwarnings", "ignore::ResourceWarning")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of this folder."""
-    for item in items:
-        if item.path.parent.name == "cluster":
-            for ignored in IGNORED:
-                item.add_marker(pytest.mark.filterwarnings(ignored))
+def pytest_sessionstart() -> None:
+    """Between and behind tests."""
+    passed_on = sys.unraisablehook
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        if not isinstance(unraisable.exc_value, ResourceWarning):
+            passed_on(unraisable)
+
+    sys.unraisablehook = hook
