@@ -10,6 +10,7 @@ Invariants:
 Sources: docs/replication.md; `logstore.log.replicas` has the states and what a crash leaves.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from logstore.cluster.interfaces import Loaded
@@ -112,23 +113,23 @@ class LocalReplicaFiles:
         """The longest prefix of whole batches with at most so many bytes."""
         if limit_bytes >= replica.end.length_bytes:
             return replica.end
-        found = replica.before_length(limit_bytes)
-        while found.length_bytes < limit_bytes:
-            batches = await self._read(replica, found, WALK_BYTES)
-            ends = [behind for _, behind in batches if behind.length_bytes <= limit_bytes]
-            found = ends[-1] if ends else found
-            if len(ends) < len(batches):
-                break
-        return found
+        return await self._last_in_front(
+            replica, replica.before_length(limit_bytes), lambda end: end.length_bytes - limit_bytes
+        )
 
     async def _prefix_at(self, replica: LocalReplica, offset: int) -> ChunkPrefix:
         """The prefix in front of the batch that holds an offset; behind the end, all there is."""
         if offset >= replica.end.next_offset:
             return replica.end
-        found = replica.before_offset(offset)
-        while found.next_offset < offset:
+        return await self._last_in_front(replica, replica.before_offset(offset), lambda end: end.next_offset - offset)
+
+    async def _last_in_front(
+        self, replica: LocalReplica, found: ChunkPrefix, beyond: Callable[[ChunkPrefix], int]
+    ) -> ChunkPrefix:
+        """The last prefix of whole batches that is not beyond a place, from a prefix in front of the place on."""
+        while beyond(found) < 0:
             batches = await self._read(replica, found, WALK_BYTES)
-            ends = [behind for _, behind in batches if behind.next_offset <= offset]
+            ends = [behind for _, behind in batches if beyond(behind) <= 0]
             found = ends[-1] if ends else found
             if len(ends) < len(batches):
                 break

@@ -58,17 +58,23 @@ class Killed(Exception):
     """The process ends here."""
 
 
+def setup_of(random: Random, seed: int) -> Setup:
+    """A store with a small journal, or without one."""
+    setup = Setup(seed=seed)
+    if random.random() >= 0.8:
+        return setup
+    setup = journaled(setup)
+    limits = replace(setup.settings.journal, file_bytes=random.choice([900, 2500]))
+    return replace(setup, settings=replace(setup.settings, journal=limits))
+
+
 class RandomHistory:
     """One history. `trace` says what has happened so far."""
 
     def __init__(self, seed: int) -> None:
         self.random = random = Random(seed)
         self.trace: list[str] = [f"seed {seed}"]
-        setup = Setup(seed=seed)
-        if random.random() < 0.8:
-            setup = journaled(setup)
-            limits = replace(setup.settings.journal, file_bytes=random.choice([900, 2500]))
-            setup = replace(setup, settings=replace(setup.settings, journal=limits))
+        setup = setup_of(random, seed)
         segment_bytes = random.choice([512, 900, 4096, 8192])
         self.setup = replace(
             setup, settings=replace(setup.settings, topic_defaults=TopicConfig(segment_bytes=segment_bytes))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -18,9 +17,8 @@ from logstore.log.replicas import Key
 from logstore.testing.faults import Effect, Fault, FileCall
 from logstore.testing.history import PromiseBroken
 from logstore.testing.simdisk import SimDisk
-from logstore.testing.world import Setup, journaled
 from tests.cluster.batches import TOPIC_ID
-from tests.crash.histories import KINDS
+from tests.crash.histories import KINDS, setup_of
 from tests.crash.replica_world import ReplicaHistory, ReplicaWorld
 from tests.support.examples import is_long
 
@@ -55,11 +53,7 @@ class RandomHistory:
     def __init__(self, seed: int) -> None:
         self.random = random = Random(seed)
         self.trace: list[str] = [f"seed {seed}"]
-        setup = Setup(seed=seed)
-        if random.random() < 0.8:
-            setup = journaled(setup)
-            limits = replace(setup.settings.journal, file_bytes=random.choice([900, 2500]))
-            setup = replace(setup, settings=replace(setup.settings, journal=limits))
+        setup = setup_of(random, seed)
         self.history = ReplicaHistory()
         self.world = ReplicaWorld(SimDisk(unit_bytes=random.choice([64, 512])), self.history, setup)
 
