@@ -41,6 +41,7 @@ from logstore.log.stream_state import AppendResult, AppendTicket
 from logstore.log.ticket import Ticket
 from logstore.log.topics import TopicConfig
 from logstore.log.validation import check_produced
+from logstore.log.waiters import Waitable
 from logstore.replica.messages import EntriesRead
 from logstore.replica.registrations import ChunkRegistration, StreamRegistration
 
@@ -125,10 +126,11 @@ class _InFlight(NamedTuple):
         return self.base_offset + self.header.last_offset_delta + 1
 
 
-class ReplicatedStream:
+class ReplicatedStream(Waitable):
     """See the module."""
 
     def __init__(self, place: StreamPlace, config: TopicConfig, services: StreamServices) -> None:
+        super().__init__()
         self.topic, self.partition = place.topic, place.partition
         self.name = f"{place.topic}-{place.partition}"
         self.stream = place.stream
@@ -145,7 +147,6 @@ class ReplicatedStream:
         self._waiting_bytes = 0
         self._in_flight: deque[_InFlight] = deque()
         self._ownership = 0
-        self._waiters: dict[Callable[[], None], None] = {}
 
     # ---- appending
 
@@ -324,18 +325,6 @@ class ReplicatedStream:
         self.check_leader()
         if not self.log_start_offset <= offset <= self.high_watermark:
             raise OffsetOutOfRange(self.name, offset, self.log_start_offset, self.high_watermark)
-
-    def add_waiter(self, callback: Callable[[], None]) -> None:
-        """Call `callback` whenever the high watermark moves, or the stream gets or loses its leader or is deleted."""
-        self._waiters[callback] = None
-
-    def remove_waiter(self, callback: Callable[[], None]) -> None:
-        """Undo `add_waiter`."""
-        self._waiters.pop(callback, None)
-
-    def _wake(self) -> None:
-        for callback in list(self._waiters):
-            callback()
 
     def delete_records(self, offset: int) -> Ticket[int]:
         """Refused: chunks of a cluster are not trimmed yet."""

@@ -20,7 +20,7 @@ Sources: CEC paper, section IX; docs/format.md.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from logstore.errors import CairnError, OffsetOutOfRange, StorageFailed, UnknownTopicOrPartition
 from logstore.events import APPEND_FAILED, TRIMMED
@@ -49,9 +49,10 @@ from logstore.log.tail import StreamTail, TailEntry
 from logstore.log.ticket import Ticket
 from logstore.log.topics import TopicConfig
 from logstore.log.validation import check_produced
+from logstore.log.waiters import Waitable
 
 
-class Stream:
+class Stream(Waitable):
     """A durable, ordered sequence of record batches with dense offsets."""
 
     def __init__(
@@ -63,6 +64,7 @@ class Stream:
         host: StreamHost,
         recovered: RecoveredStream,
     ) -> None:
+        super().__init__()
         self.topic = topic
         self.partition = partition
         self.name = f"{topic}-{partition}"
@@ -80,7 +82,6 @@ class Stream:
         self._pending_bytes = 0
         self._writer = ChunkWriter(directory, host, recovered)
         self._backlog_writer = BacklogWriter(self, self._writer, host)
-        self._waiters: dict[Callable[[], None], None] = {}
         self._pins = Pins()
         self._closing: Ticket[None] | None = None
         self._remover = FileRemover(directory, host.notify)
@@ -453,18 +454,6 @@ class Stream:
     def chunk_views(self, from_offset: int = 0) -> list[ChunkView]:
         """All chunks with data at or after `from_offset`, in order."""
         return [chunk.view() for chunk in self.chunks if chunk.next_offset > from_offset and chunk.size_bytes]
-
-    def add_waiter(self, callback: Callable[[], None]) -> None:
-        """Call `callback` whenever the high watermark or the log start moves, or the stream is deleted."""
-        self._waiters[callback] = None
-
-    def remove_waiter(self, callback: Callable[[], None]) -> None:
-        """Undo `add_waiter`."""
-        self._waiters.pop(callback, None)
-
-    def _wake(self) -> None:
-        for callback in list(self._waiters):
-            callback()
 
     # ---- trimming
 
