@@ -51,6 +51,7 @@ from logstore.disk.shared_state import Reclaimed, SharedState
 from logstore.engine import StoreEngine, open_engine
 from logstore.epochs.epochs import Epochs
 from logstore.epochs.journaled import decided_in_journal
+from logstore.epochs.parts import of_host
 from logstore.epochs.staging import DIRECTORY as STAGING_DIRECTORY
 from logstore.epochs.staging import Staging
 from logstore.errors import CairnError, ConfigError, StorageFailed
@@ -235,7 +236,7 @@ def _recover(settings: SidecarConfig, files: OsFiles, clock: Clock, report: Repo
     )
     users = Users(Ledger.open(files, USERS_LEDGER, store.notify), secrets.token_bytes)
     staging = Staging.open(files, store.notify, report, limit_bytes=settings.staging_bytes)
-    epochs = Epochs(store, staging, report, staged_age_ms=settings.staged_age_ms)
+    epochs = Epochs(of_host(store, staging, report), report, staged_age_ms=settings.staged_age_ms)
     report(RECOVERED, streams=len(store.streams()), seconds=round(clock.monotonic_s() - started_s, 3))
     return Recovered(store, staging, epochs, users)
 

@@ -42,9 +42,7 @@ class GroupStream(Protocol):
 class ControlReads(Protocol):
     """Reads control batches of replicated streams (`logstore.cluster.engine`)."""
 
-    async def find_ends(
-        self, stream: GroupStream, from_offset: int, before_offset: int, /
-    ) -> list[tuple[int, bytes]]:
+    async def find_ends(self, stream: GroupStream, from_offset: int, before_offset: int, /) -> list[tuple[int, bytes]]:
         """Base offsets and bytes of the END control batches from one offset on and before another, in any order.
 
         Offsets in front of the log start are passed over. Raises NotLeader, UnknownTopicOrPartition, CorruptChunk,

@@ -35,11 +35,11 @@ from logstore.cluster.peers import OwnEnd
 from logstore.cluster.placement import Placement
 from logstore.cluster.producer_ids import ProducerIds
 from logstore.cluster.replica_files import LocalReplicaFiles
-from logstore.cluster.replicated_ledger import LedgerHome
+from logstore.cluster.replicated_ledger import LedgerHome, LedgerServices
 from logstore.cluster.replicated_stream import StreamServices
 from logstore.cluster.settings import ClusterSettings, EtcdUrl
 from logstore.cluster.survey import Survey
-from logstore.cluster.topics import ClusterFacts, ClusterTopics
+from logstore.cluster.topics import GROUPS_TOPIC, ClusterFacts, ClusterTopics
 from logstore.cluster.view import ClusterView
 from logstore.engine import StoreEngine
 from logstore.errors import ConfigError
@@ -171,7 +171,8 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     topics.take_all()
     await nursery.start(host.run)
     placement = Placement(host, lambda: view.members, addresses, topics.groups_topic)
-    home = LedgerHome(topics, reads, metadata, local.clock, report)
+    ledgers = LedgerServices(topics, reads, metadata, local.clock, report)
+    home = LedgerHome(GROUPS_TOPIC, ledgers)
     engine = ClusterEngine(local.engine, topics, reads)
     views = Views(Survey(host, metadata, links.is_reachable, local.clock), HostMeter(host, links, metadata), tls)
     return RunningCluster(engine, placement, home, host, membership, addresses, views)
