@@ -242,6 +242,10 @@ class NoCluster(CairnError):
     """What the hosts of a cluster say, asked of a sidecar that is alone."""
 
 
+class HostUnreachable(CairnError):
+    """Another host of the cluster gave no answer to a call; whether it did what was asked for is not known."""
+
+
 class ChunkUnreachable(CairnError):
     """No member of a chunk has answered a read: the hosts that hold it are away. They may be asked again."""
 
