@@ -59,7 +59,6 @@ NotLeader.
 class SegmentPart(NamedTuple):
     """The batches of one stream in a segment: where they are in its data, and how many."""
 
-    segment: "ReplicatedSegment"
     position: int
     length: int
     batches: int
@@ -84,7 +83,7 @@ class ReplicatedSegment:
         position = 0
         for part in self.header.parts:
             if part.length_bytes:
-                yield (part.topic, part.partition), SegmentPart(self, position, part.length_bytes, part.batches)
+                yield (part.topic, part.partition), SegmentPart(position, part.length_bytes, part.batches)
             position += part.length_bytes
 
 

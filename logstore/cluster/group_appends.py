@@ -1,0 +1,125 @@
+"""Appends the groups of epochs to the streams that this host owns, each once, whoever sends them and how often.
+
+Invariants:
+* Before a group is appended it is certain that the stream does not have its epoch: what this ownership has appended is
+  noted as it is acknowledged, what lies in front was searched from the offset at which the epoch was decided.
+* Between that certainty and the append nothing else runs. A group that is under way is not appended again: whoever
+  sends it meanwhile waits for the first.
+* When the ownership ends, all that is known of the stream goes with it. The next owner searches what this one has left.
+
+So a group that a former home of epochs has sent, and that arrives late, is acknowledged and changes nothing.
+"""
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import trio
+
+from logstore.cluster.replicated_stream import ReplicatedStream
+from logstore.cluster.topics import ClusterTopics
+from logstore.epochs.group_order import GroupOrder
+from logstore.epochs.stream_ends import StreamEnds
+from logstore.errors import NotLeader, UnknownTopicId
+from logstore.log.stream_state import AppendResult
+from logstore.log.ticket import Ticket
+
+
+class ControlReads(Protocol):
+    """Reads control batches of streams (`logstore.cluster.engine`)."""
+
+    async def find_ends(self, stream: ReplicatedStream, from_offset: int, /) -> list[tuple[int, bytes]]:
+        """Base offsets and bytes of the END control batches at or behind an offset."""
+
+
+@dataclass(slots=True)
+class _OwnedStream:
+    """What is known of a stream during one ownership. `under_way`: by query and epoch, settles with the end offset."""
+
+    ownership: int
+    ends: StreamEnds
+    searching: trio.Lock = field(default_factory=trio.Lock)
+    under_way: dict[tuple[str, int], Ticket[int]] = field(default_factory=dict)
+
+
+class GroupAppends:
+    """See the module."""
+
+    def __init__(self, topics: ClusterTopics, reads: ControlReads) -> None:
+        self._topics = topics
+        self._reads = reads
+        self._owned: dict[str, _OwnedStream] = {}
+        self.appended = self.known = 0
+        """Groups since the start that were appended, and that the stream had already."""
+
+    def stream(self, topic_id: str, partition: int) -> ReplicatedStream:
+        """The stream of a topic, if this host owns it. Raises NotLeader, UnknownTopicOrPartition."""
+        topic = self._topics.topic_by_id(uuid.UUID(hex=topic_id))
+        if topic is None or partition >= len(topic.partitions):
+            raise UnknownTopicId(f"topic {topic_id} has no partition {partition} that this host knows")
+        stream = topic.partitions[partition]
+        stream.check_leader()
+        return stream
+
+    async def append(self, order: GroupOrder) -> int:
+        """Append a group unless the stream has its epoch; the offset where the stream ended then, or before.
+
+        Raises NotLeader, UnknownTopicOrPartition, GroupTooLarge, NotEnoughReplicas, CorruptChunk, OSError.
+        """
+        stream = self.stream(order.target.topic_id, order.target.partition)
+        owned = self._owned_stream(stream)
+        if owned.ends.must_search(order.target.start_offset):
+            await self._search(stream, owned, order.target.start_offset)
+        if owned.ends.has(order.query, order.epoch, order.target.start_offset):
+            self.known += 1
+            return stream.high_watermark
+        return await _result(owned.under_way.get((order.query, order.epoch)) or self._append(stream, owned, order))
+
+    def _owned_stream(self, stream: ReplicatedStream) -> _OwnedStream:
+        """What is known of a stream now: nothing in front of an ownership that has just begun."""
+        owned = self._owned.get(stream.stream)
+        if owned is None or owned.ownership != stream.ownership:
+            owned = self._owned[stream.stream] = _OwnedStream(stream.ownership, StreamEnds(stream.led_from))
+        return owned
+
+    async def _search(self, stream: ReplicatedStream, owned: _OwnedStream, from_offset: int) -> None:
+        """Note every END from an offset on. Raises NotLeader if the ownership ends meanwhile."""
+        async with owned.searching:
+            if owned.ends.must_search(from_offset):
+                owned.ends.searched(from_offset, await self._reads.find_ends(stream, from_offset))
+        if stream.ownership != owned.ownership:
+            raise NotLeader(f"{stream.name}: its ownership ended while it was searched for epochs")
+
+    def _append(self, stream: ReplicatedStream, owned: _OwnedStream, order: GroupOrder) -> Ticket[int]:
+        ticket = stream.append_group(order.group())
+        done = owned.under_way[order.query, order.epoch] = Ticket[int]()
+
+        def settle(appended: Ticket[AppendResult]) -> None:
+            # In the call that acknowledges the group: nobody finds it neither under way nor noted.
+            del owned.under_way[order.query, order.epoch]
+            if appended.error is not None:
+                done.fail(appended.error)
+                return
+            end_offset = appended.result().base_offset + order.record_count
+            owned.ends.note(order.query, order.epoch, end_offset - 1)
+            self.appended += 1
+            done.succeed(end_offset)
+
+        ticket.add_callback(settle)
+        return done
+
+    def forget(self) -> None:
+        """Forget streams that this host does not own any more."""
+        known: Sequence[ReplicatedStream] = self._topics.streams()
+        live = {stream.stream: stream.ownership for stream in known if stream.is_leader}
+        self._owned = {name: owned for name, owned in self._owned.items() if live.get(name) == owned.ownership}
+
+
+async def _result(ticket: Ticket[int]) -> int:
+    settled = trio.Event()
+    ticket.add_callback(lambda _: settled.set())
+    await settled.wait()
+    return ticket.result()
+
+
