@@ -11,6 +11,9 @@ Invariants:
 * When another host takes over, every batch that is not acknowledged fails with NotLeader: it may be in the log or not,
   and an idempotent producer that sends it again finds out.
 * At most MAX_WAITING_BYTES wait for room (or one larger batch); more are refused, and nothing of them is appended.
+* An append group is one entry of the owner: it is in the log as a whole, in one chunk, or not at all, and nothing comes
+  between its batches. An epoch's group is under way once: whoever appends it again meanwhile waits for the first.
+  Groups are read into memory one after the other.
 
 Clients' leader epoch, and that in the bytes of a batch, is the one of the registration with which the ownership began:
 a chunk that is rolled under the same owner changes nothing for clients.
@@ -23,7 +26,9 @@ from typing import Final, NamedTuple, Protocol
 
 from logstore.base.clock import Clock
 from logstore.base.events import Report
+from logstore.cluster.group_entry import GroupKey, check_group_bytes, gathered, group_key, place_batches
 from logstore.errors import (
+    CairnError,
     InvalidTopic,
     MessageTooLarge,
     NotEnoughReplicas,
@@ -36,8 +41,9 @@ from logstore.events import STREAM_LED
 from logstore.format.batch import BatchHeader, patch_base, stamp_append_time
 from logstore.format.index import NO_TIMESTAMP
 from logstore.format.snapshot import ProducerSnapshot, encode_snapshot
+from logstore.log.coroutines import start
 from logstore.log.producers import ProducerTable
-from logstore.log.stream_state import AppendResult, AppendTicket
+from logstore.log.stream_state import AppendGroup, AppendResult, AppendTicket
 from logstore.log.ticket import Ticket
 from logstore.log.topics import TopicConfig
 from logstore.log.validation import check_produced
@@ -106,24 +112,24 @@ class StreamPlace(NamedTuple):
 
 @dataclass(slots=True)
 class _Waiting:
-    """A checked batch without an offset."""
+    """A checked batch, or a group, without an offset. `header`: None for a group. `given`: settles when it has one."""
 
     buffer: memoryview | bytearray
-    header: BatchHeader
+    record_count: int
+    header: BatchHeader | None
     ticket: AppendTicket
+    given: Ticket[None] | None = None
 
 
 class _InFlight(NamedTuple):
-    """A batch that was given to the owner."""
+    """A batch or a group that was given to the owner."""
 
     base_offset: int
-    header: BatchHeader
+    next_offset: int
+    size_bytes: int
+    header: BatchHeader | None
     ticket: AppendTicket
     append_ms: int
-
-    @property
-    def next_offset(self) -> int:
-        return self.base_offset + self.header.last_offset_delta + 1
 
 
 class ReplicatedStream(Waitable):
@@ -146,6 +152,10 @@ class ReplicatedStream(Waitable):
         self._waiting: deque[_Waiting] = deque()
         self._waiting_bytes = 0
         self._in_flight: deque[_InFlight] = deque()
+        self._groups: dict[GroupKey, AppendTicket] = {}
+        """Groups under way."""
+        self._last_group: Ticket[None] = Ticket.succeeded(None)
+        """Settles when the group that came last has an offset, or never will."""
         self._ownership = 0
 
     # ---- appending
@@ -188,10 +198,49 @@ class ReplicatedStream(Waitable):
                 if duplicate.ticket is not None:
                     return duplicate.ticket
                 return Ticket.succeeded(AppendResult(duplicate.base_offset, self.log_start_offset, True))
-        self._waiting.append(_Waiting(records, header, ticket))
+        self._waiting.append(_Waiting(records, header.last_offset_delta + 1, header, ticket))
         self._waiting_bytes += header.size_bytes
         self._offer()
         return ticket
+
+    def append_group(self, group: AppendGroup) -> AppendTicket:
+        """Append a group; the base offset of the result is BEGIN's. If its epoch's group is under way, its ticket.
+
+        Raises NotLeader, UnknownTopicOrPartition, GroupTooLarge. The ticket fails with NotLeader: the group is in the
+        log or not, and whoever owns the stream next knows it by its END; with UnknownTopicOrPartition if the topic is
+        deleted, or with the error of `next_batches`, and then nothing was appended.
+        """
+        self.check_leader()
+        check_group_bytes(self.name, group.byte_count)
+        begin = group.begin(self._services.clock.wall_ms())
+        key = group_key(begin)
+        known = self._groups.get(key)
+        if known is not None:
+            return known
+        before, given = self._last_group, Ticket[None]()
+        self._last_group = given
+        ticket = self._groups[key] = start(self._append_group(group, begin, before, given))
+        ticket.add_callback(lambda _: self._end_group(key))
+        return ticket
+
+    def _end_group(self, key: GroupKey) -> None:
+        del self._groups[key]
+
+    async def _append_group(
+        self, group: AppendGroup, begin: bytearray, before: Ticket[None], given: Ticket[None]
+    ) -> AppendResult:
+        ownership, ticket = self._ownership, AppendTicket()
+        try:
+            await before.settled()
+            entry = await gathered(self.name, group, begin, self._services.clock.wall_ms())
+            if self._ownership != ownership:
+                raise NotLeader(f"{self.name}: its ownership ended before the group was appended")
+        except CairnError:
+            given.succeed(None)
+            raise
+        self._waiting.append(_Waiting(entry.buffer, entry.record_count, None, ticket, given))
+        self._offer()
+        return await ticket
 
     @property
     def ownership(self) -> int:
@@ -208,17 +257,22 @@ class ReplicatedStream(Waitable):
     def _offer(self) -> None:
         """Give the owner what waits, as far as it takes it."""
         owners = self._services.owners
-        while self._waiting and owners.may_append(self.stream, self._waiting[0].header.size_bytes):
+        while self._waiting and owners.may_append(self.stream, len(self._waiting[0].buffer)):
             waiting = self._waiting.popleft()
             header, append_ms = waiting.header, NO_TIMESTAMP
-            self._waiting_bytes -= header.size_bytes
-            if self.config.stamps_appends:
-                append_ms = self._services.clock.wall_ms()
-                header = stamp_append_time(waiting.buffer, header, append_ms)
-            offset = owners.next_offset(self.stream)
-            patch_base(waiting.buffer, 0, offset, self.leader_epoch)
-            self._in_flight.append(_InFlight(offset, header, waiting.ticket, append_ms))
-            owners.append(self.stream, bytes(waiting.buffer), header.last_offset_delta + 1)
+            stamp_ms = self._services.clock.wall_ms() if self.config.stamps_appends else NO_TIMESTAMP
+            offset, count, size_bytes = owners.next_offset(self.stream), waiting.record_count, len(waiting.buffer)
+            if header is None:
+                place_batches(waiting.buffer, offset, self.leader_epoch, stamp_ms)
+            else:
+                self._waiting_bytes -= size_bytes
+                if stamp_ms != NO_TIMESTAMP:
+                    append_ms, header = stamp_ms, stamp_append_time(waiting.buffer, header, stamp_ms)
+                patch_base(waiting.buffer, 0, offset, self.leader_epoch)
+            self._in_flight.append(_InFlight(offset, offset + count, size_bytes, header, waiting.ticket, append_ms))
+            owners.append(self.stream, bytes(waiting.buffer), count)
+            if waiting.given is not None:
+                waiting.given.succeed(None)
 
     # ---- what the owner says (StreamListener)
 
@@ -253,9 +307,9 @@ class ReplicatedStream(Waitable):
         now_ms = self._services.clock.wall_ms() if self._in_flight else 0
         while self._in_flight and self._in_flight[0].next_offset <= high_watermark:
             batch = self._in_flight.popleft()
-            if batch.header.producer_id >= 0:
+            if batch.header is not None and batch.header.producer_id >= 0:
                 self.producers.synced(batch.header, batch.base_offset, now_ms)
-            self.appended_bytes += batch.header.size_bytes
+            self.appended_bytes += batch.size_bytes
             settled.append(batch)
         self.high_watermark = max(self.high_watermark, high_watermark)
         for batch in settled:
@@ -286,12 +340,15 @@ class ReplicatedStream(Waitable):
         self._ownership += 1
         self.is_leader = False
         tickets = [batch.ticket for batch in self._in_flight] + [batch.ticket for batch in self._waiting]
+        turns = [batch.given for batch in self._waiting if batch.given is not None]
         self._in_flight.clear()
         self._waiting.clear()
         self._waiting_bytes = 0
         self.producers = ProducerTable()
         for ticket in tickets:
             ticket.fail(reason)
+        for turn in turns:
+            turn.succeed(None)
 
     # ---- reading
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import logstore.log.replica_chunk
+from logstore.format.batch import iterate_batches
 from logstore.interfaces import FileSystem
 from logstore.log import replica_recovery, replicas
 from logstore.log.coroutines import start
@@ -16,12 +17,13 @@ from logstore.log.journal_replay import JournalContent
 from logstore.log.replica_chunk import CHUNK_KEY, DIRECTORY, ChunkPrefix, LocalReplica
 from logstore.log.replica_recovery import remove_replica
 from logstore.log.replicas import ReplicaChunks
+from logstore.log.stream_state import PendingAppend
 from logstore.log.ticket import Ticket
 from logstore.testing.crash import CrashPlan
 from logstore.testing.history import PromiseBroken
 from logstore.testing.simdisk import CrashBounds
 from logstore.testing.world import Setup, journaled
-from tests.crash.test_replicas import Enumerator, Workload, appends, cuts, removals, seals
+from tests.crash.test_replicas import Enumerator, Workload, appends, cuts, groups, removals, seals
 
 pytestmark = pytest.mark.crash
 Patch = pytest.MonkeyPatch
@@ -176,6 +178,21 @@ def replicas_after_the_journal(patch: Patch) -> None:
     patch.setattr(ReplicaChunks, "open", classmethod(opened))
 
 
+def group_as_single_batches(patch: Patch) -> None:
+    """The batches of an append group are written like any others: a crash leaves some of them."""
+    before = replicas.check_placed
+
+    def check_placed(name: Any, at: ChunkPrefix, batches: Sequence[tuple[Any, int]]) -> Any:
+        placed, single = before(name, at, batches), list[PendingAppend]()
+        for data, _ in batches:
+            for position, header in iterate_batches(data):
+                view = memoryview(data)[position : position + header.size_bytes]
+                single.append(PendingAppend(view, header, Ticket()))
+        return placed._replace(appends=single)
+
+    patch.setattr(replicas, "check_placed", check_placed)
+
+
 PLANTED: Sequence[tuple[Callable[[Patch], None], Workload]] = (
     (entry_in_front_of_the_data, appends),
     (confirmed_without_entry, seals),
@@ -190,6 +207,7 @@ PLANTED: Sequence[tuple[Callable[[Patch], None], Workload]] = (
     (fence_not_awaited, appends),
     (no_founding, appends),
     (replicas_after_the_journal, appends),
+    (group_as_single_batches, groups),
 )
 
 
