@@ -498,13 +498,16 @@ class ScannedStream(Protocol):
 
 
 async def find_ends(
-    scan_controls: Callable[..., Awaitable[ScanResult]], stream: ScannedStream, from_offset: int
+    scan_controls: Callable[..., Awaitable[ScanResult]],
+    stream: ScannedStream,
+    from_offset: int,
+    before_offset: int = -1,
 ) -> list[tuple[int, bytes]]:
-    """Base offsets and bytes of a stream's END control batches at or after `from_offset`, newest first, by the scan of
-    an engine.
+    """Base offsets and bytes of a stream's END control batches at or after `from_offset`, and before `before_offset`
+    (-1: the high watermark), newest first, by the scan of an engine.
     """
     found: list[tuple[int, bytes]] = []
-    before = stream.high_watermark
+    before = stream.high_watermark if before_offset == -1 else before_offset
     while before > max(from_offset, stream.log_start_offset):
         piece = await scan_controls(before, (END_TYPE,), AHEAD_BYTES, from_offset=from_offset)
         whole = b"".join(piece.buffers)

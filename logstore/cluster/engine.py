@@ -87,9 +87,12 @@ class ClusterEngine:
             found = ScanResult(found.buffers + piece.buffers, piece.next_before, size_bytes)
         return found
 
-    async def find_ends(self, stream: ReplicatedStream, from_offset: int) -> list[tuple[int, bytes]]:
-        """Base offsets and bytes of the END control batches at or after `from_offset`, newest first.
+    async def find_ends(
+        self, stream: ReplicatedStream, from_offset: int, before_offset: int = -1
+    ) -> list[tuple[int, bytes]]:
+        """Base offsets and bytes of the END control batches from one offset on and before another (-1: the high
+        watermark), newest first.
 
         Raises NotLeader, CorruptChunk, ChunkUnreachable, OSError.
         """
-        return await find_ends(partial(self.scan_controls, stream), stream, from_offset)
+        return await find_ends(partial(self.scan_controls, stream), stream, from_offset, before_offset)

@@ -11,9 +11,8 @@ from typing import Final, NamedTuple
 
 from logstore.errors import GroupTooLarge, InvalidRecord
 from logstore.format.batch import iterate_batches, parse_header, patch_base, stamp_append_time
-from logstore.format.control import Begin, decode_control
+from logstore.format.control import END_TYPE, Begin, decode_control, known_type
 from logstore.format.index import NO_TIMESTAMP
-from logstore.log.stream_state import AppendGroup
 
 MAX_GROUP_BYTES: Final = 16 << 20
 """Of a group's batches between BEGIN and END: a quarter of what a member keeps unsynced, and of a link's frame."""
@@ -25,13 +24,6 @@ class GroupKey(NamedTuple):
     query: str
     epoch: int
     incarnation: int
-
-
-class GroupEntry(NamedTuple):
-    """A whole group whose batches have no offsets yet."""
-
-    buffer: bytearray
-    record_count: int
 
 
 def check_group_bytes(stream: str, size_bytes: int) -> None:
@@ -46,22 +38,20 @@ def check_group_bytes(stream: str, size_bytes: int) -> None:
         )
 
 
-def group_key(begin: bytearray) -> GroupKey:
-    """The epoch that a group's BEGIN names. Raises InvalidRecord."""
-    found = decode_control(begin)
-    if not isinstance(found, Begin):
-        raise InvalidRecord("an append group does not begin with a BEGIN")
-    return GroupKey(found.query, found.epoch, found.incarnation)
-
-
-async def gathered(stream: str, group: AppendGroup, begin: bytearray, now_ms: int) -> GroupEntry:
-    """All batches of a group. Raises GroupTooLarge, and the errors of `next_batches`."""
-    buffer = bytearray(begin)
-    while (batches := await group.next_batches()) is not None:
-        buffer += batches
-        check_group_bytes(stream, len(buffer) - len(begin))
-    buffer += group.end(now_ms)
-    return GroupEntry(buffer, sum(header.last_offset_delta + 1 for _, header in iterate_batches(buffer)))
+def check_group(stream: str, group: bytearray) -> tuple[GroupKey, int]:
+    """Which epoch a whole group publishes, and its number of offsets. Raises GroupTooLarge, CorruptBatch,
+    InvalidRecord.
+    """
+    count = 0
+    begin = end = 0
+    for at, header in iterate_batches(group):
+        begin, end = begin or header.size_bytes, at
+        count += header.last_offset_delta + 1
+    found = decode_control(memoryview(group)[:begin]) if begin else None
+    if not isinstance(found, Begin) or known_type(memoryview(group)[end:]) != END_TYPE:
+        raise InvalidRecord(f"{stream}: an append group begins with a BEGIN, and ends with an END")
+    check_group_bytes(stream, end - begin)
+    return GroupKey(found.query, found.epoch, found.incarnation), count
 
 
 def place_batches(buffer: bytearray | memoryview, base_offset: int, leader_epoch: int, append_ms: int) -> None:

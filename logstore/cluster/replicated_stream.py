@@ -13,7 +13,6 @@ Invariants:
 * At most MAX_WAITING_BYTES wait for room (or one larger batch); more are refused, and nothing of them is appended.
 * An append group is one entry of the owner: it is in the log as a whole, in one chunk, or not at all, and nothing comes
   between its batches. An epoch's group is under way once: whoever appends it again meanwhile waits for the first.
-  Groups are read into memory one after the other.
 
 Clients' leader epoch, and that in the bytes of a batch, is the one of the registration with which the ownership began:
 a chunk that is rolled under the same owner changes nothing for clients.
@@ -26,9 +25,8 @@ from typing import Final, NamedTuple, Protocol
 
 from logstore.base.clock import Clock
 from logstore.base.events import Report
-from logstore.cluster.group_entry import GroupKey, check_group_bytes, gathered, group_key, place_batches
+from logstore.cluster.group_entry import GroupKey, check_group, place_batches
 from logstore.errors import (
-    CairnError,
     InvalidTopic,
     MessageTooLarge,
     NotEnoughReplicas,
@@ -41,9 +39,8 @@ from logstore.events import STREAM_LED
 from logstore.format.batch import BatchHeader, patch_base, stamp_append_time
 from logstore.format.index import NO_TIMESTAMP
 from logstore.format.snapshot import ProducerSnapshot, encode_snapshot
-from logstore.log.coroutines import start
 from logstore.log.producers import ProducerTable
-from logstore.log.stream_state import AppendGroup, AppendResult, AppendTicket
+from logstore.log.stream_state import AppendResult, AppendTicket
 from logstore.log.ticket import Ticket
 from logstore.log.topics import TopicConfig
 from logstore.log.validation import check_produced
@@ -112,13 +109,12 @@ class StreamPlace(NamedTuple):
 
 @dataclass(slots=True)
 class _Waiting:
-    """A checked batch, or a group, without an offset. `header`: None for a group. `given`: settles when it has one."""
+    """A checked batch, or a group, without an offset. `header`: None for a group."""
 
     buffer: memoryview | bytearray
     record_count: int
     header: BatchHeader | None
     ticket: AppendTicket
-    given: Ticket[None] | None = None
 
 
 class _InFlight(NamedTuple):
@@ -154,8 +150,6 @@ class ReplicatedStream(Waitable):
         self._in_flight: deque[_InFlight] = deque()
         self._groups: dict[GroupKey, AppendTicket] = {}
         """Groups under way."""
-        self._last_group: Ticket[None] = Ticket.succeeded(None)
-        """Settles when the group that came last has an offset, or never will."""
         self._ownership = 0
 
     # ---- appending
@@ -187,10 +181,7 @@ class ReplicatedStream(Waitable):
                 f"{self.name}: a batch of {header.size_bytes} bytes, a stream of a cluster takes {MAX_BATCH_BYTES}; "
                 "send smaller batches"
             )
-        if self._waiting and self._waiting_bytes + header.size_bytes > MAX_WAITING_BYTES:
-            raise NotEnoughReplicas(
-                f"{self.name}: {self._waiting_bytes} bytes wait for the stream's members already; send them again later"
-            )
+        self._check_room(header.size_bytes)
         ticket: AppendTicket = Ticket()
         if header.producer_id >= 0:
             duplicate = self.producers.admit(header, ticket)
@@ -203,44 +194,35 @@ class ReplicatedStream(Waitable):
         self._offer()
         return ticket
 
-    def append_group(self, group: AppendGroup) -> AppendTicket:
-        """Append a group; the base offset of the result is BEGIN's. If its epoch's group is under way, its ticket.
+    def append_group(self, group: bytearray, *, now_ms: int) -> AppendTicket:
+        """Append a group, from BEGIN to END; the base offset of the result is BEGIN's. If its epoch's group is under
+        way, its ticket. The stream patches the buffer in place; the caller has checked the batches.
 
-        Raises NotLeader, UnknownTopicOrPartition, GroupTooLarge. The ticket fails with NotLeader: the group is in the
-        log or not, and whoever owns the stream next knows it by its END; with UnknownTopicOrPartition if the topic is
-        deleted, or with the error of `next_batches`, and then nothing was appended.
+        Raises at once, and appends nothing: NotLeader, UnknownTopicOrPartition, GroupTooLarge, CorruptBatch,
+        InvalidRecord (no BEGIN), NotEnoughReplicas. The ticket fails with NotLeader: the group is in the log or not,
+        and whoever owns the stream next knows by its END; with UnknownTopicOrPartition if the topic is deleted.
         """
         self.check_leader()
-        check_group_bytes(self.name, group.byte_count)
-        begin = group.begin(self._services.clock.wall_ms())
-        key = group_key(begin)
+        key, record_count = check_group(self.name, group)
         known = self._groups.get(key)
         if known is not None:
             return known
-        before, given = self._last_group, Ticket[None]()
-        self._last_group = given
-        ticket = self._groups[key] = start(self._append_group(group, begin, before, given))
+        self._check_room(len(group))
+        ticket = self._groups[key] = AppendTicket()
         ticket.add_callback(lambda _: self._end_group(key))
+        self._waiting.append(_Waiting(group, record_count, None, ticket))
+        self._waiting_bytes += len(group)
+        self._offer()
         return ticket
 
     def _end_group(self, key: GroupKey) -> None:
         del self._groups[key]
 
-    async def _append_group(
-        self, group: AppendGroup, begin: bytearray, before: Ticket[None], given: Ticket[None]
-    ) -> AppendResult:
-        ownership, ticket = self._ownership, AppendTicket()
-        try:
-            await before.settled()
-            entry = await gathered(self.name, group, begin, self._services.clock.wall_ms())
-            if self._ownership != ownership:
-                raise NotLeader(f"{self.name}: its ownership ended before the group was appended")
-        except CairnError:
-            given.succeed(None)
-            raise
-        self._waiting.append(_Waiting(entry.buffer, entry.record_count, None, ticket, given))
-        self._offer()
-        return await ticket
+    def _check_room(self, size_bytes: int) -> None:
+        if self._waiting and self._waiting_bytes + size_bytes > MAX_WAITING_BYTES:
+            raise NotEnoughReplicas(
+                f"{self.name}: {self._waiting_bytes} bytes wait for the stream's members already; send them again later"
+            )
 
     @property
     def ownership(self) -> int:
@@ -262,17 +244,15 @@ class ReplicatedStream(Waitable):
             header, append_ms = waiting.header, NO_TIMESTAMP
             stamp_ms = self._services.clock.wall_ms() if self.config.stamps_appends else NO_TIMESTAMP
             offset, count, size_bytes = owners.next_offset(self.stream), waiting.record_count, len(waiting.buffer)
+            self._waiting_bytes -= size_bytes
             if header is None:
                 place_batches(waiting.buffer, offset, self.leader_epoch, stamp_ms)
             else:
-                self._waiting_bytes -= size_bytes
                 if stamp_ms != NO_TIMESTAMP:
                     append_ms, header = stamp_ms, stamp_append_time(waiting.buffer, header, stamp_ms)
                 patch_base(waiting.buffer, 0, offset, self.leader_epoch)
             self._in_flight.append(_InFlight(offset, offset + count, size_bytes, header, waiting.ticket, append_ms))
             owners.append(self.stream, bytes(waiting.buffer), count)
-            if waiting.given is not None:
-                waiting.given.succeed(None)
 
     # ---- what the owner says (StreamListener)
 
@@ -340,15 +320,12 @@ class ReplicatedStream(Waitable):
         self._ownership += 1
         self.is_leader = False
         tickets = [batch.ticket for batch in self._in_flight] + [batch.ticket for batch in self._waiting]
-        turns = [batch.given for batch in self._waiting if batch.given is not None]
         self._in_flight.clear()
         self._waiting.clear()
         self._waiting_bytes = 0
         self.producers = ProducerTable()
         for ticket in tickets:
             ticket.fail(reason)
-        for turn in turns:
-            turn.succeed(None)
 
     # ---- reading
 

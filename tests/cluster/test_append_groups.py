@@ -20,12 +20,12 @@ from logstore.cluster.replicated_stream import ReplicatedStream
 from logstore.cluster.topics import ClusterTopics
 from logstore.disk.files import OsFiles
 from logstore.engine import open_engine
-from logstore.errors import GroupTooLarge, NotLeader
+from logstore.errors import CorruptBatch, GroupTooLarge, InvalidRecord, NotEnoughReplicas, NotLeader
 from logstore.format.batch import iterate_batches
 from logstore.format.control import BEGIN_TYPE, END_TYPE, Begin, End, encode_control, known_type
 from logstore.format.records import Record, decode_batch, encode_batch
 from logstore.log.store import Store, StoreSettings
-from logstore.log.ticket import Ticket
+from logstore.log.stream_state import AppendTicket
 from logstore.log.topics import LOG_APPEND_TIME, TopicConfig
 from logstore.replica.effects import CutChunk, Load, WriteEntries
 from logstore.replica.messages import end_after
@@ -34,36 +34,11 @@ from tests.cluster.support import Front, MemoryOwner, NoFiles
 from tests.cluster.test_replica_files import running
 
 
-class Group:
-    """An append group; `waits`: its batches come when a test gives them."""
-
-    def __init__(self, epoch: int, *values: bytes, waits: bool = False) -> None:
-        self.epoch = epoch
-        batches = [encode_batch([Record(0, epoch, None, value)]) for value in values]
-        self.byte_count = sum(map(len, batches))
-        self.given: Ticket[bytearray | None] = Ticket()
-        self._batches = bytearray(b"".join(batches))
-        self._is_given = False
-        self.asked = 0
-        if not waits:
-            self.give()
-
-    def give(self) -> None:
-        """The batches are there."""
-        self.given.succeed(self._batches or None)
-
-    def begin(self, now_ms: int) -> bytearray:
-        return encode_control(Begin("q", self.epoch, 1, ("0:a",), self.byte_count, 1), timestamp_ms=now_ms)
-
-    def next_batches(self) -> Ticket[bytearray | None]:
-        self.asked += 1
-        if self._is_given:
-            return Ticket.succeeded(None)
-        self._is_given = True
-        return self.given
-
-    def end(self, now_ms: int) -> bytearray:
-        return encode_control(End("q", self.epoch, 1, b"{}"), timestamp_ms=now_ms)
+def group(epoch: int, *values: bytes) -> bytearray:
+    """An epoch's append group."""
+    batches = b"".join(encode_batch([Record(0, epoch, None, value)]) for value in values)
+    begin = encode_control(Begin("q", epoch, 1, ("0:a",), len(batches), len(values)), timestamp_ms=epoch)
+    return begin + batches + encode_control(End("q", epoch, 1, b"{}"), timestamp_ms=epoch)
 
 
 async def led(max_in_flight: int = 100, config: TopicConfig | None = None) -> tuple[Front, MemoryOwner]:
@@ -75,11 +50,16 @@ async def led(max_in_flight: int = 100, config: TopicConfig | None = None) -> tu
     return front, owner
 
 
+def append(front: Front, group: bytearray) -> AppendTicket:
+    """Append a group."""
+    return front.stream.append_group(group, now_ms=front.clock.wall_ms())
+
+
 async def test_a_group_is_one_entry_with_dense_offsets() -> None:
     """From BEGIN to END, with the leader epoch, behind what was appended before; seen when it is acknowledged."""
     front, owner = await led()
     front.append(b"0", b"1")
-    ticket = front.stream.append_group(Group(7, b"a", b"b"))
+    ticket = append(front, group(7, b"a", b"b"))
     front.append(b"2")
     headers = [header for _, header in iterate_batches(owner.window[1].data)]
     assert [header.base_offset for header in headers] == [2, 3, 4, 5]
@@ -96,59 +76,60 @@ async def test_a_group_is_one_entry_with_dense_offsets() -> None:
 async def test_the_time_of_an_append_is_stamped_in_a_group_too() -> None:
     """As on a host alone: in the batches with records, not in control batches."""
     front, owner = await led(config=TopicConfig(timestamp_type=LOG_APPEND_TIME))
-    front.stream.append_group(Group(7, b"a"))
+    append(front, group(7, b"a"))
     stamped = [header.has_log_append_time for _, header in iterate_batches(owner.window[0].data)]
     assert stamped == [False, True, False]
-
-
-async def test_what_is_appended_while_a_group_is_read_goes_in_front_of_it() -> None:
-    """Nothing comes between its batches, and nobody waits for it; groups are read one after the other."""
-    front, owner = await led()
-    first, second = Group(1, b"a", waits=True), Group(2, b"b", waits=True)
-    tickets = [front.stream.append_group(first), front.stream.append_group(second)]
-    front.append(b"0")
-    assert (len(owner.window), second.asked) == (1, 0)
-    second.give()
-    assert len(owner.window) == 1
-    first.give()
-    assert len(owner.window) == 3
-    owner.ack(3)
-    assert [ticket.result().base_offset for ticket in tickets] == [1, 4]
 
 
 async def test_an_epoch_is_under_way_once() -> None:
     """Who asks again, because an answer was lost, waits for the first; later the log tells by its END."""
     front, owner = await led()
-    first = front.stream.append_group(Group(1, b"a"))
-    assert front.stream.append_group(Group(1, b"a")) is first
+    first = append(front, group(1, b"a"))
+    assert append(front, group(1, b"a")) is first
     assert len(owner.window) == 1
     owner.ack()
     assert first.result().base_offset == 0
 
 
 async def test_a_group_of_an_owner_that_is_deposed_has_an_unknown_fate() -> None:
-    """While it is under way, while it waits for room, and while its batches are read."""
+    """While it is under way, and while it waits for room; the next owner goes on behind what the log has."""
     front, owner = await led(max_in_flight=1)
-    late = Group(3, b"c", waits=True)
-    tickets = [front.stream.append_group(group) for group in (Group(1, b"a"), Group(2, b"b"), late)]
+    tickets = [append(front, group(1, b"a")), append(front, group(2, b"b"))]
     front.stream.deposed(9)
-    late.give()
-    assert [type(ticket.error) for ticket in tickets] == [NotLeader] * 3
+    assert [type(ticket.error) for ticket in tickets] == [NotLeader] * 2
     owner.own(front.stream, kept=1)
     await front.tasks.run()
-    again = front.stream.append_group(Group(4, b"d"))
+    again = append(front, group(2, b"b"))
     owner.ack()
     assert again.result().base_offset == 3
 
 
 async def test_a_group_that_no_message_could_carry_is_refused_by_its_size() -> None:
-    """Before it is read; the error says what to do."""
-    front, _ = await led()
-    group = Group(1, b"a", waits=True)
-    group.byte_count = MAX_GROUP_BYTES + 1
-    with pytest.raises(GroupTooLarge, match=r"16777217 bytes.*takes 16777216.*maxOffsetsPerTrigger"):
-        front.stream.append_group(group)
-    assert group.asked == 0
+    """The error says what to do; what is no group is refused too."""
+    front, owner = await led()
+    with pytest.raises(GroupTooLarge, match=r"bytes for it.*takes 16777216.*maxOffsetsPerTrigger"):
+        append(front, group(1, bytes(MAX_GROUP_BYTES)))
+    for bad in (
+        bytearray(),
+        group(1)[:-1],
+        group(1, b"a")[len(group(1)) // 2 :],
+        encode_batch([Record(0, 1, None, b"")]),
+    ):
+        with pytest.raises((InvalidRecord, CorruptBatch)):
+            append(front, bytearray(bad))
+    assert owner.window == []
+
+
+async def test_groups_that_wait_for_room_are_bounded() -> None:
+    """Whoever publishes tries again later; one may always wait."""
+    front, owner = await led(max_in_flight=1)
+    for epoch in (1, 2):
+        append(front, group(epoch, bytes(MAX_GROUP_BYTES - 1000)))
+    with pytest.raises(NotEnoughReplicas):
+        append(front, group(3, b"a"))
+    owner.ack()
+    owner.ack()
+    assert front.stream.high_watermark == 6
 
 
 @asynccontextmanager
@@ -163,11 +144,11 @@ async def reading(directory: Path) -> AsyncIterator[tuple[ClusterEngine, Front, 
         await front.tasks.run()
         front.append(b"0")
         for epoch in (1, 2):
-            front.stream.append_group(Group(epoch, b"a%d" % epoch))
+            append(front, group(epoch, b"a%d" % epoch))
         owner.ack(3)
         owner.roll()
         front.append(b"1")
-        front.stream.append_group(Group(3, b"a3"))
+        append(front, group(3, b"a3"))
         owner.ack(2)
         front.append(b"2")
         yield ClusterEngine(engine, cast(ClusterTopics, None), reads), front, owner
