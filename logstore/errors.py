@@ -69,6 +69,10 @@ class MessageTooLarge(CairnError):
     """A batch above the topic's max.message.bytes."""
 
 
+class GroupTooLarge(MessageTooLarge):
+    """An epoch has more for one stream of a cluster than the stream takes at once."""
+
+
 class InvalidTimestamp(CairnError):
     """A record's timestamp is further from the clock than the topic allows, or cannot be read."""
 
