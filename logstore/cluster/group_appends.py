@@ -13,15 +13,16 @@ So a group that a former home of epochs has sent, and that arrives late, is ackn
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Protocol
 
 import trio
 
+from logstore.base.clock import Clock
 from logstore.cluster.replicated_stream import ReplicatedStream
 from logstore.cluster.topics import ClusterTopics
 from logstore.epochs.group_order import GroupOrder
 from logstore.epochs.stream_ends import StreamEnds
-from logstore.errors import NotLeader, UnknownTopicId
+from logstore.errors import NotLeader, UnknownTopicOrPartition
 from logstore.log.stream_state import AppendResult
 from logstore.log.ticket import Ticket
 
@@ -29,8 +30,10 @@ from logstore.log.ticket import Ticket
 class ControlReads(Protocol):
     """Reads control batches of streams (`logstore.cluster.engine`)."""
 
-    async def find_ends(self, stream: ReplicatedStream, from_offset: int, /) -> list[tuple[int, bytes]]:
-        """Base offsets and bytes of the END control batches at or behind an offset."""
+    async def find_ends(
+        self, stream: ReplicatedStream, from_offset: int, before_offset: int, /
+    ) -> list[tuple[int, bytes]]:
+        """Base offsets and bytes of the END control batches from one offset on and before another."""
 
 
 @dataclass(slots=True)
@@ -46,9 +49,10 @@ class _OwnedStream:
 class GroupAppends:
     """See the module."""
 
-    def __init__(self, topics: ClusterTopics, reads: ControlReads) -> None:
+    def __init__(self, topics: ClusterTopics, reads: ControlReads, clock: Clock) -> None:
         self._topics = topics
         self._reads = reads
+        self._clock = clock
         self._owned: dict[str, _OwnedStream] = {}
         self.appended = self.known = 0
         """Groups since the start that were appended, and that the stream had already."""
@@ -57,7 +61,7 @@ class GroupAppends:
         """The stream of a topic, if this host owns it. Raises NotLeader, UnknownTopicOrPartition."""
         topic = self._topics.topic_by_id(uuid.UUID(hex=topic_id))
         if topic is None or partition >= len(topic.partitions):
-            raise UnknownTopicId(f"topic {topic_id} has no partition {partition} that this host knows")
+            raise UnknownTopicOrPartition(f"topic {topic_id} has no partition {partition} that this host knows")
         stream = topic.partitions[partition]
         stream.check_leader()
         return stream
@@ -87,12 +91,14 @@ class GroupAppends:
         """Note every END from an offset on. Raises NotLeader if the ownership ends meanwhile."""
         async with owned.searching:
             if owned.ends.must_search(from_offset):
-                owned.ends.searched(from_offset, await self._reads.find_ends(stream, from_offset))
+                found = await self._reads.find_ends(stream, from_offset, owned.ends.known_from)
+                owned.ends.searched(from_offset, found)
         if stream.ownership != owned.ownership:
             raise NotLeader(f"{stream.name}: its ownership ended while it was searched for epochs")
 
     def _append(self, stream: ReplicatedStream, owned: _OwnedStream, order: GroupOrder) -> Ticket[int]:
-        ticket = stream.append_group(order.group())
+        now_ms = self._clock.wall_ms()
+        ticket = stream.append_group(order.group(now_ms), now_ms=now_ms)
         done = owned.under_way[order.query, order.epoch] = Ticket[int]()
 
         def settle(appended: Ticket[AppendResult]) -> None:
@@ -121,5 +127,3 @@ async def _result(ticket: Ticket[int]) -> int:
     ticket.add_callback(lambda _: settled.set())
     await settled.wait()
     return ticket.result()
-
-

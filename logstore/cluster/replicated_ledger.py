@@ -16,7 +16,7 @@ key is not the ledger's: `OtherRecords` get it.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 import trio
 
@@ -162,8 +162,7 @@ class ReplicatedLedger:
         return start if needed is None else min(start, needed)
 
 
-Make = Callable[[ReplicatedStream], ReplicatedLedger]
-"""Makes an empty ledger over a stream."""
+L = TypeVar("L", bound=ReplicatedLedger)
 
 
 class LedgerServices(NamedTuple):
@@ -176,13 +175,13 @@ class LedgerServices(NamedTuple):
     report: Report
 
 
-class LedgerHome:
-    """Has the ledger in a topic while this host owns the topic's stream. `make`: what it begins with."""
+class LedgerHome(Generic[L]):
+    """Has the ledger in a topic while this host owns the topic's stream. `make` makes an empty one over the stream."""
 
-    def __init__(self, topic: str, services: LedgerServices, make: Make | None = None) -> None:
-        topics, reads, metadata, clock, report = services
+    def __init__(self, topic: str, services: LedgerServices, make: Callable[[ReplicatedStream], L]) -> None:
+        topics, reads, metadata, _, report = services
         self.topic = topic
-        self._make = make or (lambda stream: ReplicatedLedger(stream, clock))
+        self._make = make
         self._topics = topics
         self._reads = reads
         self._metadata = metadata
@@ -191,17 +190,19 @@ class LedgerHome:
     @property
     def is_leader(self) -> bool:
         """Whether this host owns the stream."""
-        stream = self._stream()
+        stream = self.stream
         return stream is not None and stream.is_leader
 
-    def _stream(self) -> ReplicatedStream | None:
+    @property
+    def stream(self) -> ReplicatedStream | None:
+        """The stream, whoever owns it; None: the topic is not there."""
         topic = self._topics.topics.get(self.topic)
         return None if topic is None else topic.partitions[0]
 
-    async def run(self, serve: Callable[[ReplicatedLedger], Awaitable[None]]) -> None:
+    async def run(self, serve: Callable[[L], Awaitable[None]]) -> None:
         """For each ownership of the stream: read the ledger, and run `serve` until it ends; until cancelled."""
         while True:
-            stream = self._stream()
+            stream = self.stream
             if stream is None:
                 await self._topics.changed.wait()
             elif not stream.is_leader:
@@ -211,22 +212,20 @@ class LedgerHome:
             else:
                 await self._one_ownership(stream, serve)
 
-    async def _one_ownership(
-        self, stream: ReplicatedStream, serve: Callable[[ReplicatedLedger], Awaitable[None]]
-    ) -> None:
+    async def _one_ownership(self, stream: ReplicatedStream, serve: Callable[[L], Awaitable[None]]) -> None:
         ownership = stream.ownership
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._serve, stream, serve)
             await self._news(stream, lambda stream: stream.ownership != ownership)
             nursery.cancel_scope.cancel()
 
-    async def _serve(self, stream: ReplicatedStream, serve: Callable[[ReplicatedLedger], Awaitable[None]]) -> None:
+    async def _serve(self, stream: ReplicatedStream, serve: Callable[[L], Awaitable[None]]) -> None:
         ledger = await self._loaded(stream)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(serve, ledger)
             nursery.start_soon(self._keep_tidy, ledger)
 
-    async def _loaded(self, stream: ReplicatedStream) -> ReplicatedLedger:
+    async def _loaded(self, stream: ReplicatedStream) -> L:
         while True:
             ledger = self._make(stream)
             try:

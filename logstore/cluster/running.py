@@ -35,7 +35,7 @@ from logstore.cluster.peers import OwnEnd
 from logstore.cluster.placement import Placement
 from logstore.cluster.producer_ids import ProducerIds
 from logstore.cluster.replica_files import LocalReplicaFiles
-from logstore.cluster.replicated_ledger import LedgerHome, LedgerServices
+from logstore.cluster.replicated_ledger import LedgerHome, LedgerServices, ReplicatedLedger
 from logstore.cluster.replicated_stream import StreamServices
 from logstore.cluster.settings import ClusterSettings, EtcdUrl
 from logstore.cluster.survey import Survey
@@ -81,7 +81,7 @@ class RunningCluster:
         self,
         engine: ClusterEngine,
         placement: Placement,
-        home: LedgerHome,
+        home: LedgerHome[ReplicatedLedger],
         host: ClusterHost,
         joins: Membership,
         addresses: dict[str, str],
@@ -172,7 +172,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     await nursery.start(host.run)
     placement = Placement(host, lambda: view.members, addresses, topics.groups_topic)
     ledgers = LedgerServices(topics, reads, metadata, local.clock, report)
-    home = LedgerHome(GROUPS_TOPIC, ledgers)
+    home = LedgerHome(GROUPS_TOPIC, ledgers, lambda stream: ReplicatedLedger(stream, local.clock))
     engine = ClusterEngine(local.engine, topics, reads)
     views = Views(Survey(host, metadata, links.is_reachable, local.clock), HostMeter(host, links, metadata), tls)
     return RunningCluster(engine, placement, home, host, membership, addresses, views)

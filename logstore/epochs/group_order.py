@@ -19,7 +19,6 @@ from logstore.format.fields import (
     get_text,
 )
 from logstore.interfaces import Buffer
-from logstore.log.ticket import Ticket
 
 _INT64_MAX = 2**63 - 1
 
@@ -49,34 +48,13 @@ class GroupOrder:
         """How many offsets the whole group has."""
         return 2 + sum(header.last_offset_delta + 1 for _, header in iterate_batches(self.batches))
 
-    def group(self) -> "OrderedGroup":
-        """The group, to be appended."""
-        return OrderedGroup(self)
-
-
-class OrderedGroup:
-    """An ordered group as a stream takes it (`logstore.log.stream_state.AppendGroup`)."""
-
-    def __init__(self, order: GroupOrder) -> None:
-        self.byte_count = order.byte_count
-        self._order = order
-        self._record = CommitRecord(
-            order.query, "", order.incarnation_number, order.epoch, order.positions, (), (order.target,)
-        )
-        self._batches: bytearray | None = bytearray(order.batches)
-
-    def begin(self, now_ms: int) -> bytearray:
-        """The BEGIN control batch."""
-        return begin_batch(self._record, self._order.attempts, self.byte_count, self._order.batch_count, now_ms)
-
-    def next_batches(self) -> Ticket[bytearray | None]:
-        """All batches at once, then None."""
-        batches, self._batches = self._batches, None
-        return Ticket.succeeded(batches or None)
-
-    def end(self, now_ms: int) -> bytearray:
-        """The END control batch."""
-        return end_batch(self._record, now_ms)
+    def group(self, now_ms: int) -> bytearray:
+        """The group, from BEGIN to END."""
+        record = CommitRecord(self.query, "", self.incarnation_number, self.epoch, self.positions, (), (self.target,))
+        group = begin_batch(record, self.attempts, self.byte_count, self.batch_count, now_ms)
+        group += self.batches
+        group += end_batch(record, now_ms)
+        return group
 
 
 def encode_order(order: GroupOrder) -> list[Buffer]:
