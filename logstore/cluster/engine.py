@@ -14,7 +14,8 @@ from logstore.engine import SCAN_CHUNKS, StoreEngine, find_ends
 from logstore.errors import CorruptChunk, OffsetOutOfRange
 from logstore.log.reading import ReadResult, TimeFound
 from logstore.log.scanning import ScanRange, ScanResult
-from logstore.log.ticket import Ticket
+from logstore.log.served import ForeignStream, ServedStream
+from logstore.log.ticket import TicketView
 
 T = TypeVar("T")
 
@@ -31,7 +32,7 @@ class ClusterEngine:
         """Have the queued disk jobs started soon."""
         self._local.kick()
 
-    async def wait(self, ticket: Ticket[T]) -> T:
+    async def wait(self, ticket: TicketView[T]) -> T:
         """Wait for a ticket; returns its result or raises its error."""
         return await self._local.wait(ticket)
 
@@ -39,23 +40,29 @@ class ClusterEngine:
         """Call `callback` once the jobs that finished together have settled; see `StoreEngine`."""
         return self._local.after_settling(callback)
 
+    def _own(self, stream: ServedStream) -> ReplicatedStream:
+        """The stream as one of the cluster's. Raises ForeignStream."""
+        if not isinstance(stream, ReplicatedStream):
+            raise ForeignStream(stream, self)
+        return stream
+
     async def read(
-        self, stream: ReplicatedStream, offset: int, max_bytes: int, *, include_control: bool = False
+        self, stream: ServedStream, offset: int, max_bytes: int, *, include_control: bool = False
     ) -> ReadResult:
         """Read whole batches; see `ChunkReads.read`."""
-        return await self._reads.read(stream, offset, max_bytes, include_control=include_control)
+        return await self._reads.read(self._own(stream), offset, max_bytes, include_control=include_control)
 
-    async def find_timestamp(self, stream: ReplicatedStream, timestamp_ms: int) -> TimeFound | None:
+    async def find_timestamp(self, stream: ServedStream, timestamp_ms: int) -> TimeFound | None:
         """The first record with this timestamp or a later one; see `ChunkReads`."""
-        return await self._reads.find_timestamp(stream, timestamp_ms)
+        return await self._reads.find_timestamp(self._own(stream), timestamp_ms)
 
-    async def max_timestamp(self, stream: ReplicatedStream) -> TimeFound | None:
+    async def max_timestamp(self, stream: ServedStream) -> TimeFound | None:
         """The record with the latest timestamp; see `ChunkReads`."""
-        return await self._reads.max_timestamp(stream)
+        return await self._reads.max_timestamp(self._own(stream))
 
     async def scan_controls(
         self,
-        stream: ReplicatedStream,
+        stream: ServedStream,
         before_offset: int,
         types: Collection[int],
         max_bytes: int,
@@ -66,7 +73,8 @@ class ClusterEngine:
 
         Raises NotLeader as well.
         """
-        stream.check_leader()
+        replicated = self._own(stream)
+        replicated.check_leader()
         before = stream.high_watermark if before_offset == -1 else before_offset
         if before > stream.high_watermark:
             raise OffsetOutOfRange(stream.name, before, stream.log_start_offset, stream.high_watermark)
@@ -76,7 +84,7 @@ class ClusterEngine:
                 break
             wanted = ScanRange(lowest, found.next_before, types)
             try:
-                piece = await self._reads.scan(stream, wanted, max_bytes - found.size_bytes)
+                piece = await self._reads.scan(replicated, wanted, max_bytes - found.size_bytes)
             except CorruptChunk:
                 if not found.buffers:
                     raise

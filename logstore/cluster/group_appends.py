@@ -11,18 +11,22 @@ So a group that a former home of epochs has sent, and that arrives late, is ackn
 """
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 import trio
 
 from logstore.base.clock import Clock
+from logstore.cluster.calls import HostCalls
+from logstore.cluster.owner_calls import APPEND_GROUP, FIND_END, answered
 from logstore.cluster.replicated_stream import ReplicatedStream
 from logstore.cluster.topics import ClusterTopics
-from logstore.epochs.group_order import GroupOrder
+from logstore.epochs.group_order import GroupOrder, decode_order
 from logstore.epochs.stream_ends import StreamEnds
-from logstore.errors import NotLeader, UnknownTopicOrPartition
+from logstore.errors import MalformedRequest, NotLeader, UnknownTopicOrPartition
+from logstore.format.fields import decode_fields, get_int, get_name
+from logstore.interfaces import Buffer
 from logstore.log.stream_state import AppendResult
 from logstore.log.ticket import Ticket
 
@@ -34,6 +38,9 @@ class ControlReads(Protocol):
         self, stream: ReplicatedStream, from_offset: int, before_offset: int, /
     ) -> list[tuple[int, bytes]]:
         """Base offsets and bytes of the END control batches from one offset on and before another."""
+
+
+_INT32_MAX: Final = 2**31 - 1
 
 
 @dataclass(slots=True)
@@ -58,8 +65,13 @@ class GroupAppends:
         """Groups since the start that were appended, and that the stream had already."""
 
     def stream(self, topic_id: str, partition: int) -> ReplicatedStream:
-        """The stream of a topic, if this host owns it. Raises NotLeader, UnknownTopicOrPartition."""
-        topic = self._topics.topic_by_id(uuid.UUID(hex=topic_id))
+        """The stream of a topic, if this host owns it. Raises NotLeader, UnknownTopicOrPartition,
+        MalformedRequest.
+        """
+        try:
+            topic = self._topics.topic_by_id(uuid.UUID(hex=topic_id))
+        except ValueError as error:
+            raise MalformedRequest(f"{topic_id!r} is no id of a topic") from error
         if topic is None or partition >= len(topic.partitions):
             raise UnknownTopicOrPartition(f"topic {topic_id} has no partition {partition} that this host knows")
         stream = topic.partitions[partition]
@@ -114,6 +126,27 @@ class GroupAppends:
 
         ticket.add_callback(settle)
         return done
+
+    # ---- for other hosts
+
+    def serve(self, calls: HostCalls) -> None:
+        """Serve calls of kind APPEND_GROUP and FIND_END from now on."""
+        calls.handle(APPEND_GROUP, self._append_group)
+        calls.handle(FIND_END, self._find_end)
+
+    async def _append_group(self, _: str, payload: memoryview) -> Sequence[Buffer]:
+        async def append() -> Mapping[str, object]:
+            return {"end": await self.append(decode_order(payload))}
+
+        return await answered(append)
+
+    async def _find_end(self, _: str, payload: memoryview) -> Sequence[Buffer]:
+        async def find() -> Mapping[str, object]:
+            fields, _ = decode_fields(payload)
+            topic_id, partition = get_name(fields, "topic_id"), get_int(fields, "partition", 0, _INT32_MAX)
+            return {"end": self.stream(topic_id, partition).high_watermark}
+
+        return await answered(find)
 
     def forget(self) -> None:
         """Forget streams that this host does not own any more."""

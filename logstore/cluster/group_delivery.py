@@ -27,9 +27,8 @@ from logstore.errors import (
     CorruptBatch,
     InvalidRecord,
     InvalidTopic,
-    MalformedRequest,
     MessageTooLarge,
-    StorageFailed,
+    TryAgain,
     UnknownTopicOrPartition,
 )
 from logstore.events import GROUP_WAITS
@@ -102,7 +101,7 @@ class GroupDelivery:
                 ticket.succeed(result)
 
         if self._nursery is None:
-            return Ticket.failed(StorageFailed("this host has the epochs of queries no more; retry"))
+            return Ticket.failed(TryAgain("this host has the epochs of queries no more; retry"))
         self._nursery.start_soon(run)
         return ticket
 
@@ -116,7 +115,7 @@ class GroupDelivery:
                     nursery.start_soon(self._end, place, found)
         missing = [f"{topic}-{partition}" for topic, partition in places if (topic, partition) not in found]
         if missing:
-            raise StorageFailed(f"the owners of {', '.join(missing[:5])} did not answer in {LOCATE_S:g} s; retry")
+            raise TryAgain(f"the owners of {', '.join(missing[:5])} did not answer in {LOCATE_S:g} s; retry")
         return {place: end for place, end in found.items() if end >= 0}
 
     async def _end(self, place: Place, found: dict[Place, int]) -> None:
@@ -166,17 +165,3 @@ class GroupDelivery:
             return entry is None or uuid.UUID(hex=schema.decode(schema.Topic, entry).topic_id) != uuid.UUID(topic_id)
         except CairnError:  # the metadata store is away: nobody knows
             return False
-
-
-def end_fields(end_offset: int) -> Mapping[str, object]:
-    """The answer to both kinds of calls."""
-    return {"end": end_offset}
-
-
-def place_in(fields: Mapping[str, object]) -> tuple[str, int]:
-    """Topic id and partition in a call. Raises MalformedRequest."""
-    topic_id, partition = fields.get("topic_id"), get_int(fields, "partition", 0, _INT64_MAX)
-    try:
-        return uuid.UUID(str(topic_id)).hex, partition
-    except ValueError as error:
-        raise MalformedRequest(f"{topic_id!r} is no id of a topic") from error

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, cast
 
 from logstore import errors
+from logstore.base.metadata.errors import MetadataUnavailable, OutcomeUnknown
 from logstore.errors import (
     CairnError,
     CorruptChunk,
@@ -475,10 +476,12 @@ _PLAIN_ERRORS: Final[Mapping[str, type[CairnError]]] = {
 } | {
     kind.__name__: kind
     for kind in (
+        errors.ChunkUnreachable,
         errors.ClusterAuthorizationFailed,
         errors.CorruptBatch,
         errors.CorruptFile,
         errors.GroupAuthorizationFailed,
+        errors.GroupTooLarge,
         errors.InvalidConfig,
         errors.InvalidPartitions,
         errors.InvalidRecord,
@@ -487,6 +490,9 @@ _PLAIN_ERRORS: Final[Mapping[str, type[CairnError]]] = {
         errors.MalformedRequest,
         errors.MessageTooLarge,
         errors.NoCluster,
+        errors.NotEnoughReplicas,
+        errors.NotInCluster,
+        errors.NotLeader,
         errors.ReaderReleased,
         errors.StagedMissing,
         errors.StaleEpoch,
@@ -494,6 +500,7 @@ _PLAIN_ERRORS: Final[Mapping[str, type[CairnError]]] = {
         errors.TooManyReaders,
         errors.TopicAuthorizationFailed,
         errors.TransactionalIdAuthorizationFailed,
+        errors.TryAgain,
         errors.UnknownReader,
         errors.UnknownTopicOrPartition,
         errors.UnsupportedBatchFormat,
@@ -504,6 +511,8 @@ _PLAIN_ERRORS: Final[Mapping[str, type[CairnError]]] = {
 def error_fields(error: CairnError) -> dict[str, object]:
     """The JSON fields of an error: the class name, the message and the class's other fields."""
     kind = _FENCED if isinstance(error, FencedIncarnation) else type(error).__name__
+    if kind not in _PLAIN_ERRORS and isinstance(error, errors.TryAgain | MetadataUnavailable | OutcomeUnknown):
+        kind = errors.TryAgain.__name__
     fields: dict[str, object] = {"kind": kind, "message": str(error)}
     if isinstance(error, StagePosition):
         fields["length"] = error.length

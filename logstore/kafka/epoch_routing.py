@@ -20,7 +20,7 @@ import trio
 from logstore.cluster.epochs_home import EpochsHome
 from logstore.cluster.owner_calls import FORWARD, OwnerCalls
 from logstore.epochs.epochs import Epochs
-from logstore.errors import CairnError, HostUnreachable, MalformedRequest, StorageFailed
+from logstore.errors import CairnError, HostUnreachable, MalformedRequest, TryAgain
 from logstore.format.epoch_api import EpochCommitReply, Reply, StageReply, encode_reply_body
 from logstore.format.fields import MAX_FIELDS_BYTES, decode_fields, encode_fields, get_int, get_text
 from logstore.format.operator_api import DESCRIBE_QUERIES, DescribeQueriesRequest, QueriesReply
@@ -43,11 +43,10 @@ _PORT_MAX: Final = 65_535
 class EpochRouting:
     """See the module."""
 
-    def __init__(self, broker: Broker, home: EpochsHome, owners: OwnerCalls, own_host: str) -> None:
+    def __init__(self, broker: Broker, home: EpochsHome, owners: OwnerCalls) -> None:
         self._broker = broker
         self._home = home
         self._owners = owners
-        self._own_host = own_host
 
     def apis(self) -> list[PrivateApi]:
         """The requests that are served."""
@@ -62,7 +61,7 @@ class EpochRouting:
                     return answer, 0
                 with trio.move_on_after(PAUSE_S):
                     await self._home.changed()
-        error = StorageFailed(f"no host of the cluster had the epochs of queries for {PATIENCE_S:g} s; retry")
+        error = TryAgain(f"no host of the cluster had the epochs of queries for {PATIENCE_S:g} s; retry")
         return encode_reply_body(error), 0
 
     async def passed_on(self, host: str, payload: memoryview) -> Sequence[Buffer]:
@@ -80,7 +79,7 @@ class EpochRouting:
         owner = None if stream is None else self._owners.owner_of(stream)
         if self._home.epochs is not None:
             return await self._answer_here(api_key, body, caller)
-        if stream is None or owner is None or owner == self._own_host:
+        if stream is None or owner is None:
             return None
         try:
             answer = await self._owners.call_host(owner, stream, FORWARD, _encode(api_key, caller, body))

@@ -17,6 +17,7 @@ from logstore.interfaces import Buffer
 from logstore.kafka.api_types import Broker, Caller, PrivateApi
 from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.rights import table
+from logstore.log.served import ServingEngine
 
 MAX_SCAN_BYTES: Final = 16 << 20
 """Limit for any request: bounds the memory that one connection holds."""
@@ -33,13 +34,12 @@ async def _handle(broker: Broker, body: memoryview, answers: AnswerBudget, calle
         if not isinstance(request, ScanRequest):
             raise MalformedRequest("not a scan")
         table.require(broker, SCAN, caller, request.topic)
-        return await _scan(broker, request, answers)
+        return await _scan(broker.engine, request, answers)
     except CairnError as error:
         return encode_reply_body(error), 0
 
 
-async def _scan(broker: Broker, request: ScanRequest, answers: AnswerBudget) -> tuple[list[Buffer], int]:
-    engine = broker.engine
+async def _scan(engine: ServingEngine, request: ScanRequest, answers: AnswerBudget) -> tuple[list[Buffer], int]:
     stream = engine.store.stream(request.topic, request.partition)
     room = answers.take(min(request.max_bytes, MAX_SCAN_BYTES))
     kept = 0

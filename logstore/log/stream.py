@@ -42,6 +42,7 @@ from logstore.log.stream_state import (
     Pins,
     PlacedGroup,
     RecoveredStream,
+    SoleLeader,
     StreamHost,
     WriteInFlight,
     next_appends,
@@ -53,7 +54,7 @@ from logstore.log.validation import check_produced
 from logstore.log.waiters import Waitable
 
 
-class Stream(Waitable):
+class Stream(SoleLeader, Waitable):
     """A durable, ordered sequence of record batches with dense offsets."""
 
     def __init__(
