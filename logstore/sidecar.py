@@ -42,6 +42,7 @@ from logstore.base.heap import Heap
 from logstore.base.report import Reporter
 from logstore.base.system import SystemClock
 from logstore.base.tls import ServerTls
+from logstore.cluster.epochs_home import EpochLimits
 from logstore.cluster.host_identity import LABEL_FILE
 from logstore.cluster.owner_calls import FORWARD
 from logstore.cluster.part import ClusterPart, LocalParts, StartCluster
