@@ -29,7 +29,7 @@ from logstore.cluster.owner_calls import APPEND_GROUP, FORWARD, OwnerCalls
 from logstore.cluster.producer_ids import ProducerIds
 from logstore.cluster.replicated_ledger import LedgerServices
 from logstore.cluster.replicated_stream import StreamServices
-from logstore.cluster.topics import EPOCHS_TOPIC, ClusterFacts, ClusterTopics
+from logstore.cluster.topics import ClusterFacts, ClusterTopics
 from logstore.engine import StoreEngine
 from logstore.errors import CairnError, HostUnreachable, StagedMissing, StorageFailed, TryAgain
 from logstore.format.batch import iterate_batches
@@ -48,8 +48,8 @@ from logstore.format.epoch_api import (
     StageRequest,
     TaskOutput,
     decode_reply,
-    encode_request,
     decode_request_header,
+    encode_request,
 )
 from logstore.format.records import Record, decode_batch, encode_batch
 from logstore.interfaces import Buffer
@@ -191,7 +191,9 @@ class EpochsWorld:
                 engine = ClusterEngine(local, topics, reads)
                 appends = GroupAppends(topics, engine, self.clock)
                 appends.serve(cast(HostCalls, calls))
-                routing = EpochRouting(Broker(engine, self.clock, BrokerSettings(auto_create_topics=False)), home, owners)
+                routing = EpochRouting(
+                    Broker(engine, self.clock, BrokerSettings(auto_create_topics=False)), home, owners
+                )
                 calls.handle(FORWARD, routing.passed_on)
                 nursery.start_soon(home.run)
                 host = EpochHost(running, topics, reads, home, appends, routing, nursery, calls.handlers)
@@ -240,27 +242,12 @@ class EpochsWorld:
             if not self.hosts:
                 await trio.sleep(0.1)
                 continue
-            host = self.hosts[self.random.choice(sorted(self.hosts))]
-            replies: list[bytes] = []
-
-            async def serve(host: EpochHost = host, replies: list[bytes] = replies) -> None:
-                answer, _ = await host.routing.handle(api_key, body, cast(AnswerBudget, None), CALLER)
-                replies.append(b"".join(answer))
-                done.set()
-
-            async def give_up(host: EpochHost = host) -> None:
-                await host.ended.wait()
-                done.set()
-
-            done = trio.Event()
-            host.nursery.start_soon(serve)
-            self.nursery.start_soon(give_up)
-            await done.wait()
-            if not replies:
+            answer = await self._ask_host(self.hosts[self.random.choice(sorted(self.hosts))], api_key, body)
+            if answer is None:
                 self.outcomes.append(f"{KINDS[api_key]}: host lost")
                 await trio.sleep(0.02)
                 continue
-            _, reply = decode_reply(api_key, b"\0\0\0\1" + replies[0])
+            _, reply = decode_reply(api_key, b"\0\0\0\1" + answer)
             if isinstance(reply, TryAgain | StorageFailed):
                 self.outcomes.append(f"{KINDS[api_key]}: {type(reply).__name__}")
                 await trio.sleep(0.05)
@@ -268,6 +255,24 @@ class EpochsWorld:
             if isinstance(reply, CairnError):
                 raise reply
             return reply
+
+    async def _ask_host(self, host: EpochHost, api_key: int, body: memoryview) -> bytes | None:
+        """The answer of a host; None: it is gone."""
+        done, answers = trio.Event(), list[bytes]()
+
+        async def serve() -> None:
+            answer, _ = await host.routing.handle(api_key, body, cast(AnswerBudget, None), CALLER)
+            answers.append(b"".join(answer))
+            done.set()
+
+        async def give_up() -> None:
+            await host.ended.wait()
+            done.set()
+
+        host.nursery.start_soon(serve)
+        self.nursery.start_soon(give_up)
+        await done.wait()
+        return answers[0] if answers else None
 
     async def epoch(self, number: int, partitions: int, records: int = 2) -> None:
         """Stage and commit an epoch of two tasks, as a query does: run it again if what was staged is gone."""
@@ -385,5 +390,3 @@ async def epochs_world(*names: str, seed: int = 0, partitions: int = 3) -> Async
         await cluster.create_topic(TOPIC, partitions, min(3, len(names)))
         yield world
         nursery.cancel_scope.cancel()
-
-
