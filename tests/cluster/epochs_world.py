@@ -162,7 +162,7 @@ class EpochsWorld:
         self.steps: list[str] = []
         self.is_counting = False
         self.kill_at: dict[int, str] = {}
-        self.killing: list[str] = []
+        self.lost: list[str] = []
         self.outcomes: list[str] = []
 
     # ---- hosts
@@ -212,8 +212,8 @@ class EpochsWorld:
         host = self.hosts.pop(name, None)
         if host is not None:
             host.ended.set()
-            host.nursery.cancel_scope.cancel()
             await self.cluster.kill(name)
+            host.nursery.cancel_scope.cancel()
 
     async def again(self, host: str, payload: bytes) -> None:
         """A group comes once more, from a home that is slow or gone, at the host that has the stream then."""
@@ -229,8 +229,15 @@ class EpochsWorld:
         victim = self.kill_at.get(len(self.steps))
         self.steps.append(name)
         if victim is not None and victim in self.hosts:
-            self.killing.append(victim)
+            self.lost.append(victim)
             self.nursery.start_soon(self.kill, victim)
+
+    async def bring_back(self) -> None:
+        """The hosts that were lost start again, with their disks."""
+        for name in self.lost:
+            while name in self.cluster.hosts:  # noqa: ASYNC110  it is being killed
+                await trio.sleep(0.01)
+            await self.start(name)
 
     # ---- the client
 
