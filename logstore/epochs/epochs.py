@@ -129,19 +129,16 @@ class Epochs:
             query.commit = CommitInProgress(decode_commit_record(name, value), query.last)
             query.move(EpochEvent.RECOVERED)
             query.commit.pins += self._publisher.pins(query.commit.record)
-        for attempt in self._staging.all_attempts():
-            owner = self._queries.get(attempt.key.query)
-            if owner is None or (
-                attempt.key.incarnation != owner.incarnations.tokens[-1] and not owner.covers(attempt.key)
-            ):
-                self._staging.drop([attempt.key])
+        for key in [attempt.key for attempt in self._staging.all_attempts()]:
+            owner = self._queries.get(key.query)
+            if owner is None or (key.incarnation != owner.incarnations.tokens[-1] and not owner.covers(key)):
+                self._staging.drop([key])
         for query in self._queries.values():
             self._drop_old(query)
 
     def _new_query(self, name: str, incarnations: Incarnations, admitted: Ticket[None]) -> Query:
-        query = Query(name, incarnations, admitted, keeps_published=not self._publisher.finds_published)
-        self._queries[name] = query
-        return query
+        keeps_published = not self._publisher.finds_published
+        return self._queries.setdefault(name, Query(name, incarnations, admitted, keeps_published=keeps_published))
 
     def _known(self, name: str, key: str) -> Query:
         query = self._queries.get(name)
