@@ -129,10 +129,10 @@ class Epochs:
             query.commit = CommitInProgress(decode_commit_record(name, value), query.last)
             query.move(EpochEvent.RECOVERED)
             query.commit.pins += self._publisher.pins(query.commit.record)
-        for key in [attempt.key for attempt in self._staging.all_attempts()]:
-            owner = self._queries.get(key.query)
-            if owner is None or (key.incarnation != owner.incarnations.tokens[-1] and not owner.covers(key)):
-                self._staging.drop([key])
+        for staged in [attempt.key for attempt in self._staging.all_attempts()]:
+            owner = self._queries.get(staged.query)
+            if owner is None or (staged.incarnation != owner.incarnations.tokens[-1] and not owner.covers(staged)):
+                self._staging.drop([staged])
         for query in self._queries.values():
             self._drop_old(query)
 
