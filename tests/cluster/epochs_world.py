@@ -19,13 +19,12 @@ from typing import Any, TypeVar, cast
 
 import trio
 
-from logstore.cluster.calls import Handler, HostCalls
 from logstore.cluster.chunk_reads import ChunkReads
 from logstore.cluster.engine import ClusterEngine
 from logstore.cluster.epochs_home import EpochLimits, EpochsHome
 from logstore.cluster.group_appends import GroupAppends
 from logstore.cluster.interfaces import ReplicaFiles
-from logstore.cluster.owner_calls import APPEND_GROUP, FORWARD, OwnerCalls
+from logstore.cluster.owner_calls import APPEND_GROUP, FORWARD, Handler, OwnerCalls
 from logstore.cluster.producer_ids import ProducerIds
 from logstore.cluster.replicated_ledger import LedgerServices
 from logstore.cluster.replicated_stream import StreamServices
@@ -190,7 +189,7 @@ class EpochsWorld:
                 home = EpochsHome(LedgerServices(topics, reads, store, self.clock, reports), owners, EpochLimits())
                 engine = ClusterEngine(local, topics, reads)
                 appends = GroupAppends(topics, engine, self.clock)
-                appends.serve(cast(HostCalls, calls))
+                appends.serve(calls)
                 routing = EpochRouting(
                     Broker(engine, self.clock, BrokerSettings(auto_create_topics=False)), home, owners
                 )
