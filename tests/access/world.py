@@ -17,8 +17,7 @@ import trio
 from logstore import config, sidecar
 from logstore.access.acls import ANY_HOST, Acl, Operation, PatternType, Permission, ResourceType
 from logstore.access.authorizer import Authorizer
-from logstore.access.ledger import AclStore
-from logstore.access.quota_ledger import QuotaStore
+from logstore.access.entries import LedgerEntries
 from logstore.base.clock import Clock
 from logstore.base.system import SystemClock
 from logstore.disk.files import OsFiles
@@ -30,8 +29,8 @@ from logstore.errors import CairnError
 from logstore.format import epoch_api, operator_api, reader_api
 from logstore.format.records import Record, encode_batch
 from logstore.kafka.api_types import ApiHandlers, Broker
+from logstore.kafka.security.stores import CallerStores, open_stores
 from logstore.kafka.security.users import LEDGER as USERS_LEDGER
-from logstore.kafka.security.users import Users
 from logstore.kafka.server import KafkaServer, Listener
 from logstore.log.ledger import Ledger
 from logstore.log.store import Store
@@ -50,15 +49,15 @@ class World:
         broker: Broker,
         store: Store,
         handlers: ApiHandlers,
-        access: sidecar.AccessStores,
+        stores: CallerStores,
         kafka: KafkaServer,
         port: int,
     ) -> None:
         self.broker = broker
         self.store = store
         self.handlers = handlers
-        self.acls = access.acls
-        self.quotas = access.quotas
+        self.acls = stores.acls
+        self.quotas = stores.quotas
         self.kafka = kafka
         self.port = port
         self.reports = RecordedReports()
@@ -183,20 +182,20 @@ async def world(
     staging = Staging.open(files, store.notify, reports, limit_bytes=settings.staging_bytes)
     epochs = Epochs(store, staging, reports, staged_age_ms=settings.staged_age_ms)
     async with open_engine(store, files) as engine:
-        access = sidecar.AccessStores(AclStore(store.access), QuotaStore(store.access))
-        authorizer = Authorizer(access.acls.index, super_users, lambda: has_users)
-        broker = Broker(engine, clock, settings.broker, authorizer, access.quotas.quotas)
+        entries = LedgerEntries(store.access)
+        users = LedgerEntries(Ledger.open(files, USERS_LEDGER, store.notify))
+        stores = open_stores(entries, users, secrets.token_bytes)
+        authorizer = Authorizer(stores.acls.index, super_users, lambda: has_users)
+        broker = Broker(engine, clock, settings.broker, authorizer, stores.quotas.quotas)
         groups = sidecar._groups(settings, broker, store, cast(Any, reports))
         listeners: Sequence[Listener] = [Listener("127.0.0.1", 0)]
         facts = partial(sidecar._host_facts, root)
-        users = Users(Ledger.open(files, USERS_LEDGER, store.notify), secrets.token_bytes)
-        stores = sidecar.Stores(access, users)
         handlers = sidecar._handlers(broker, engine, groups, epochs, stores, listeners, facts)
         server = KafkaServer(broker, handlers)
         async with trio.open_nursery() as nursery:
             (listener,) = await nursery.start(server.serve, listeners)
             nursery.start_soon(groups.run)
-            here = World(broker, store, handlers, access, server, listener.port)
+            here = World(broker, store, handlers, stores, server, listener.port)
             here.reports = reports
             yield here
             nursery.cancel_scope.cancel()
