@@ -7,19 +7,22 @@ import secrets
 import struct
 import uuid
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from random import Random
+from typing import Any, Protocol, cast
 
 import trio
 
 from logstore import config, sidecar
 from logstore.access.acls import ANY_HOST, Acl, Operation, PatternType, Permission, ResourceType
 from logstore.access.authorizer import Authorizer
-from logstore.access.entries import LedgerEntries
+from logstore.access.entries import AccessEntries, LedgerEntries
 from logstore.base.clock import Clock
+from logstore.base.metadata.sqlite import open_sqlite
 from logstore.base.system import SystemClock
+from logstore.cluster.stored_access import StoredAccess
 from logstore.disk.files import OsFiles
 from logstore.engine import open_engine
 from logstore.epochs.epochs import Epochs
@@ -171,8 +174,11 @@ async def world(
     super_users: Iterable[str] = (ROOT_USER,),
     has_users: bool = False,
     clock: Clock | None = None,
+    metadata: StoredAccess | None = None,
 ) -> AsyncIterator[World]:
-    """Everything that a sidecar serves, on a directory, at a free port."""
+    """Everything that a sidecar serves, on a directory, at a free port; `metadata` keeps users, lists and quotas if it
+    is given, as in a cluster.
+    """
     parser = argparse.ArgumentParser()
     config.add_arguments(parser)
     settings = config.parse(parser.parse_args(["--data-dir", str(root), *flags]))
@@ -182,8 +188,11 @@ async def world(
     staging = Staging.open(files, store.notify, reports, limit_bytes=settings.staging_bytes)
     epochs = Epochs(store, staging, reports, staged_age_ms=settings.staged_age_ms)
     async with open_engine(store, files) as engine:
-        entries = LedgerEntries(store.access)
-        users = LedgerEntries(Ledger.open(files, USERS_LEDGER, store.notify))
+        if metadata is None:
+            entries: AccessEntries = LedgerEntries(store.access)
+            users: AccessEntries = LedgerEntries(Ledger.open(files, USERS_LEDGER, store.notify))
+        else:
+            entries = users = metadata
         stores = open_stores(entries, users, secrets.token_bytes)
         authorizer = Authorizer(stores.acls.index, super_users, lambda: has_users)
         broker = Broker(engine, clock, settings.broker, authorizer, stores.quotas.quotas)
@@ -200,3 +209,27 @@ async def world(
             yield here
             nursery.cancel_scope.cancel()
     files.close()
+
+
+class Worlds(Protocol):
+    """Makes a world on a directory."""
+
+    def __call__(self, root: Path, *, has_users: bool = False) -> AbstractAsyncContextManager[World]: ...
+
+
+@asynccontextmanager
+async def world_of_cluster(root: Path, *, has_users: bool = False) -> AsyncIterator[World]:
+    """A world whose users, lists and quotas are in a metadata store."""
+    data = root / "data"
+    data.mkdir()
+    async with open_sqlite(root / "metadata.db", Random(0)) as store, trio.open_nursery() as nursery:
+        access = StoredAccess(store, RecordedReports(), nursery.start_soon)
+        nursery.start_soon(access.run)
+        await access.complete()
+        async with world(data, has_users=has_users, metadata=access) as here:
+            yield here
+        nursery.cancel_scope.cancel()
+
+
+WORLDS: Sequence[Worlds] = (world, world_of_cluster)
+"""For tests of what holds wherever rights are kept."""
