@@ -250,6 +250,10 @@ class NoCluster(CairnError):
     """What the hosts of a cluster say, asked of a sidecar that is alone."""
 
 
+class HostUnreachable(TryAgain):
+    """Another host of the cluster gave no answer to a call; whether it did what was asked for is not known."""
+
+
 class ChunkUnreachable(TryAgain):
     """No member of a chunk has answered a read: the hosts that hold it are away. They may be asked again."""
 

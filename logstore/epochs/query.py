@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from logstore.base.states import following
+from logstore.epochs.commit_in_progress import CommitInProgress
 from logstore.epochs.epoch_block import EpochBlock
 from logstore.epochs.ledger_entries import TRANSITIONS, EpochEvent, EpochState, Incarnations, LastEpoch, Target
-from logstore.epochs.publisher import CommitInProgress
 from logstore.format.operator_api import QuerySummary
 from logstore.format.staged import AttemptKey
 from logstore.log.ticket import Ticket

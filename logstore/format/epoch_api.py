@@ -404,7 +404,7 @@ def decode_reply(api_key: int, frame: Buffer) -> tuple[int, Reply | CairnError]:
     if len(raw):
         raise MalformedRequest(f"{len(raw)} bytes behind a response that carries none")
     if error is not None:
-        return correlation_id, _decode_error(error)
+        return correlation_id, decode_error(error)
     return correlation_id, _decode_reply_fields(api_key, fields)
 
 
@@ -417,7 +417,7 @@ def decode_own_reply(frame: Buffer) -> tuple[int, dict[str, object] | CairnError
     if len(raw):
         raise MalformedRequest(f"{len(raw)} bytes behind a response that carries none")
     error = fields["error"]
-    return correlation_id, fields if error is None else _decode_error(error)
+    return correlation_id, fields if error is None else decode_error(error)
 
 
 def _split_reply(frame: Buffer) -> tuple[int, dict[str, object], memoryview]:
@@ -524,7 +524,8 @@ def error_fields(error: CairnError) -> dict[str, object]:
     return fields
 
 
-def _decode_error(value: object) -> CairnError:
+def decode_error(value: object) -> CairnError:
+    """The inverse of `error_fields`, as far as an error has a class of its own. Raises MalformedRequest."""
     fields = as_object(value, "'error'")
     kind = get_text(fields, "kind", MAX_NAME_CHARACTERS)
     message = get_text(fields, "message", MAX_FIELDS_BYTES)
