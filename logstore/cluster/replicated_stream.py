@@ -352,6 +352,11 @@ class ReplicatedStream(Waitable):
         chunks = self.registration.chunks if self.is_leader else ()
         return sum(chunk.end.length_bytes for chunk in chunks if chunk.end is not None)
 
+    @property
+    def start_asked(self) -> int:
+        """The log start when all trims that were asked for are done."""
+        return self.log_start_offset
+
     def check_offset(self, offset: int) -> None:
         """Raise OffsetOutOfRange unless `offset` lies between log start and high watermark, both included. Raises
         NotLeader, UnknownTopicOrPartition.

@@ -34,6 +34,8 @@ from logstore.cluster.peer_list import PeerList
 from logstore.cluster.peers import OwnEnd
 from logstore.cluster.placement import Placement
 from logstore.cluster.producer_ids import ProducerIds
+from logstore.cluster.reader_holds import ReaderHolds
+from logstore.cluster.readers_home import ReadersHome
 from logstore.cluster.replica_files import LocalReplicaFiles
 from logstore.cluster.replicated_ledger import LedgerHome, LedgerServices, ReplicatedLedger
 from logstore.cluster.replicated_stream import StreamServices
@@ -160,12 +162,13 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     ledgers = LedgerServices(topics, reads, metadata, local.clock, report)
     engine = ClusterEngine(local.engine, topics, reads)
     owners = OwnerCalls(host, links.calls)
-    homes = Homes(
-        LedgerHome(GROUPS_TOPIC, ledgers, lambda stream: ReplicatedLedger(stream, local.clock)),
-        EpochsHome(ledgers, owners, local.limits),
-        owners,
-        links.calls,
-    )
+    groups = LedgerHome(GROUPS_TOPIC, ledgers, lambda stream: ReplicatedLedger(stream, local.clock))
+    store = local.engine.store
+    readers = ReadersHome(topics, groups, store.settings.hold_limits, store.retention_clock.now_ms, report)
+    holds = ReaderHolds(topics, owners, lambda: readers.stream)
+    homes = Homes(groups, EpochsHome(ledgers, owners, local.limits), readers, holds, owners, links.calls, topics)
+    readers.answer_owners(links.calls)
+    holds.answer_home(links.calls)
     GroupAppends(topics, engine, local.clock).serve(links.calls)
     nursery.start_soon(homes.epochs.run)
     views = Views(Survey(host, metadata, links.is_reachable, local.clock), HostMeter(host, links, metadata), tls)

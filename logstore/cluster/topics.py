@@ -197,6 +197,13 @@ class ClusterTopics:
             )
         return partitions[partition]
 
+    def stream_of(self, topic_id: str, partition: int) -> ReplicatedStream | None:
+        """A stream by its topic's id in hexadecimal; None: there is no such stream."""
+        topic = self._by_id.get(uuid.UUID(hex=topic_id))
+        if topic is None or not 0 <= partition < len(topic.partitions):
+            return None
+        return topic.partitions[partition]
+
     def streams(self) -> Sequence[ReplicatedStream]:
         """Every stream."""
         return [stream for topic in self.topics.values() for stream in topic.partitions]

@@ -25,11 +25,11 @@ Source: SGuard, section 2 (HAInput acknowledges, HAOutput trims); docs/decisions
 
 import json
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from logstore.errors import (
     CairnError,
@@ -42,7 +42,6 @@ from logstore.errors import (
     UnknownTopicOrPartition,
 )
 from logstore.format.reader_api import STREAMS_PER_READER
-from logstore.log.ledger import Ledger
 from logstore.log.serial_queue import SerialQueue
 from logstore.log.ticket import Ticket
 
@@ -137,15 +136,25 @@ class _ReaderEntry:
     """The durable positions, and those that are about to be: records from there on stay."""
 
 
+class ReaderLedger(Protocol):
+    """What keeps readers durably: a ledger's file, or a replicated stream."""
+
+    def items(self, prefix: str = "") -> Iterator[tuple[str, bytes]]:
+        """All pairs under a prefix."""
+
+    def put(self, changes: Mapping[str, bytes | None]) -> Ticket[None]:
+        """Store entries atomically; None deletes. The ticket settles when they are durable."""
+
+
 class Readers:
-    """All registered readers of one store.
+    """All registered readers of one store, or of a cluster.
 
     `served_ms` is the retention clock: an outage makes no reader idle. `bounds` are a stream's; None: it is gone.
     """
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: ReaderLedger,
         limits: HoldLimits,
         served_ms: Callable[[], int],
         bounds: Callable[[StreamId], StreamBounds | None],
@@ -223,7 +232,7 @@ class Readers:
         UnknownTopicOrPartition if records were deleted meanwhile: the reader is then registered, and holds what is
         left.
         """
-        self._check_placed(positions)
+        self.check_placed(positions)
         known = self._readers.get(name)
         kept = known.positions if known is not None and keep else {}
         wanted = len({*kept, *positions})
@@ -260,7 +269,7 @@ class Readers:
             self._drop(known)
         self._readers[reader.name] = reader
         self._take_commits(reader)
-        self._check_placed(placed)
+        self.check_placed(placed)
 
     def _take_over(self, stream: StreamId, known: _ReaderEntry, reader: _ReaderEntry) -> None:
         reader.positions[stream], reader.held[stream] = known.positions[stream], known.held[stream]
@@ -303,7 +312,7 @@ class Readers:
             for stream in begun:
                 self._check_acknowledged(reader, stream, positions[stream])
 
-    def _check_placed(self, positions: Mapping[StreamId, int]) -> None:
+    def check_placed(self, positions: Mapping[StreamId, int]) -> None:
         """Refuse positions whose records are not all there. Raises OffsetOutOfRange, UnknownTopicOrPartition."""
         for stream, position in positions.items():
             bounds = self._existing(stream)
@@ -312,7 +321,7 @@ class Readers:
 
     def _check_acknowledged(self, reader: _ReaderEntry, stream: StreamId, position: int) -> None:
         if stream not in reader.positions or position >= (first := self._existing(stream).log_start):
-            self._check_placed({stream: position})
+            self.check_placed({stream: position})
             return
         since = ""
         if stream in reader.released:
@@ -416,6 +425,16 @@ class Readers:
         reader.positions[stream] = position
         reader.held[stream] = min(position, reader.held[stream])
         return True
+
+    def not_held(self, name: str, streams: Iterable[StreamId]) -> list[StreamId]:
+        """The streams of which a reader holds nothing now."""
+        reader = self._readers.get(name)
+        return [] if reader is None else [each for each in streams if each not in reader.positions]
+
+    def holding_below(self, stream: StreamId, log_start: int, wanted: int) -> list[int]:
+        """The positions below an offset whose records readers hold in a stream, durable or not."""
+        held = self._holding(stream, log_start)
+        return sorted({max(reader.positions[stream], log_start) for offset, reader in held if offset < wanted})
 
     # ---- what the store asks for
 
