@@ -106,6 +106,13 @@ class ChunkReads:
         stream.check_offset(offset)
         if offset == stream.high_watermark:
             return ReadResult([], offset, 0)
+        try:
+            return await self._read_at(stream, offset, max_bytes)
+        except (CairnError, OSError):
+            stream.check_offset(offset)  # it may have been trimmed meanwhile
+            raise
+
+    async def _read_at(self, stream: ReplicatedStream, offset: int, max_bytes: int) -> ReadResult:
         chunk = stream.registration.chunk_at(offset)
         if chunk is None:
             raise CorruptChunk(
@@ -144,16 +151,19 @@ class ChunkReads:
         for chunk in self._chunks(stream):
             limit = _limit(stream, chunk)
             local = self._local(stream, chunk, limit - 1)
+            start = stream.log_start_offset
             if local is not None:
                 found = await self._engine.find_timestamp(local, timestamp_ms)
-                if found is not None and found.offset < limit:
+                if found is not None and start <= found.offset < limit:
                     return found
-                continue
+                if found is None or found.offset >= limit:
+                    continue
             late: list[TimeFound] = []
 
-            def look(header: BatchHeader, batch: Buffer, late: list[TimeFound] = late) -> bool:
+            def look(header: BatchHeader, batch: Buffer, late: list[TimeFound] = late, start: int = start) -> bool:
                 if header.max_timestamp >= timestamp_ms:
-                    late += [each for each in _times(header, batch) if each.timestamp >= timestamp_ms]
+                    times = (each for each in _times(header, batch) if each.offset >= start)
+                    late += [each for each in times if each.timestamp >= timestamp_ms]
                 return bool(late)
 
             await self._walk(stream, chunk, look)
@@ -169,7 +179,7 @@ class ChunkReads:
             local = self._local(stream, chunk, limit - 1)
             found = None if local is None else await self._engine.max_timestamp(local)
             candidates: Sequence[TimeFound] = () if found is None else (found,)
-            if found is None or found.offset >= limit:
+            if found is None or not stream.log_start_offset <= found.offset < limit:
                 candidates = await self._newest(stream, chunk)
             for each in candidates:
                 if newest is None or each.timestamp > newest.timestamp:
@@ -178,10 +188,12 @@ class ChunkReads:
 
     async def _newest(self, stream: ReplicatedStream, chunk: ChunkRegistration) -> Sequence[TimeFound]:
         newest: list[TimeFound] = []
+        start = stream.log_start_offset
 
         def look(header: BatchHeader, batch: Buffer) -> bool:
             if not newest or header.max_timestamp > newest[0].timestamp:
-                newest[:] = [max((*newest, *_times(header, batch)), key=lambda each: each.timestamp)]
+                times = (each for each in _times(header, batch) if each.offset >= start)
+                newest[:] = sorted((*newest, *times), key=lambda each: -each.timestamp)[:1]
             return False
 
         await self._walk(stream, chunk, look)
@@ -189,13 +201,15 @@ class ChunkReads:
 
     def _chunks(self, stream: ReplicatedStream) -> Sequence[ChunkRegistration]:
         stream.check_leader()
-        return [chunk for chunk in stream.registration.chunks if chunk.base_offset < stream.high_watermark]
+        first, end = stream.log_start_offset, stream.high_watermark
+        chunks = stream.registration.chunks
+        return [chunk for chunk in chunks if chunk.base_offset < end and not (chunk.end and chunk.end[1] <= first)]
 
     async def _walk(
         self, stream: ReplicatedStream, chunk: ChunkRegistration, look: Callable[[BatchHeader, Buffer], bool]
     ) -> None:
         """Show each batch of a chunk to `look`, until it returns True."""
-        offset, limit = chunk.base_offset, _limit(stream, chunk)
+        offset, limit = max(chunk.base_offset, stream.log_start_offset), _limit(stream, chunk)
         while offset < limit:
             found = await self._read(stream, chunk, offset, PIECE_BYTES)
             if found.next_offset <= offset:

@@ -8,8 +8,8 @@ Invariants:
 * Entries in memory are those of the stream up to its end, in its order. A put that fails leaves a map that is not used
   any more: the stream has another owner then, who reads its own.
 * All live entries are written anew from time to time (`tidy`), and the metadata store has the offset where that began.
-  Reading from there gives every live entry, so an owner reads a bounded multiple of them. Older batches stay: chunks of
-  a cluster are not trimmed yet.
+  Reading from there gives every live entry, so an owner reads a bounded multiple of them. Older batches are trimmed, so
+  the stream takes a bounded multiple of them too, and a chunk.
 
 Each record's value is a frame of changes, as in a ledger's file (`logstore.format.ledger_frame`).
 """
@@ -181,13 +181,13 @@ class LedgerHome:
         ledger = await self._loaded(stream)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(serve, ledger)
-            nursery.start_soon(self._keep_tidy, ledger)
+            nursery.start_soon(self._keep_tidy, stream, ledger)
 
     async def _loaded(self, stream: ReplicatedStream) -> ReplicatedLedger:
         while True:
             ledger = ReplicatedLedger(stream, self._clock)
             try:
-                await ledger.load(self._reads, await self._first_offset())
+                await ledger.load(self._reads, max(stream.log_start_offset, await self._first_offset()))
             except (CairnError, OSError) as error:
                 self._report(LEDGER_NOT_READ, stream=stream.name, error=str(error))
                 await trio.sleep(PAUSE_S)
@@ -201,13 +201,14 @@ class LedgerHome:
             raise MetadataDamaged(f"the entry {KEY!r} is {text[:40]!r}, not an offset; remove it")
         return int(text)
 
-    async def _keep_tidy(self, ledger: ReplicatedLedger) -> None:
+    async def _keep_tidy(self, stream: ReplicatedStream, ledger: ReplicatedLedger) -> None:
         while True:
             await trio.sleep(TIDY_INTERVAL_S)
             if ledger.is_untidy:
                 try:
                     offset = await ledger.tidy(_settled)
                     await self._metadata.commit(Transaction((), (Put(KEY, str(offset).encode()),)))
+                    stream.trim(offset)
                 except (CairnError, MetadataError) as error:
                     self._report(LEDGER_NOT_READ, stream=GROUPS_TOPIC, error=str(error))
 

@@ -37,6 +37,8 @@ from logstore.cluster.producer_ids import ProducerIds
 from logstore.cluster.replica_files import LocalReplicaFiles
 from logstore.cluster.replicated_ledger import LedgerHome
 from logstore.cluster.replicated_stream import StreamServices
+from logstore.cluster.retention import ClusterRetention
+from logstore.cluster.retention_clock import ClusterClock
 from logstore.cluster.settings import ClusterSettings, EtcdUrl
 from logstore.cluster.survey import Survey
 from logstore.cluster.topics import ClusterFacts, ClusterTopics
@@ -163,13 +165,19 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     membership = Membership(metadata, identity, announced, report, settings.lease_s)
     host = observer.host = ClusterHost(HostParts(identity, metadata, view, links, files, report), membership)
     reads = ChunkReads(local.engine, host, files, local.clock, report)
-    services = StreamServices(host, local.clock, report, reads.load_producers, nursery.start_soon)
-    facts = ClusterFacts(identity.cluster_id, settings.node_id, local.engine.store.settings)
+    store_settings = local.engine.store.settings
+    age = await ClusterClock.open(metadata, local.clock)
+    retention = ClusterRetention(age, local.clock, store_settings, report)
+    services = StreamServices(host, local.clock, report, reads.load_producers, nursery.start_soon, retention)
+    facts = ClusterFacts(identity.cluster_id, settings.node_id, store_settings)
     topics = ClusterTopics(host, facts, ProducerIds(metadata), services, local.new_id)
     nursery.start_soon(view.run)
     await view.complete()
     topics.take_all()
     await nursery.start(host.run)
+    nursery.start_soon(age.run)
+    nursery.start_soon(retention.run, topics.streams)
+    local.engine.store.space.when_short(retention.all_due)
     placement = Placement(host, lambda: view.members, addresses, topics.groups_topic)
     home = LedgerHome(topics, reads, metadata, local.clock, report)
     engine = ClusterEngine(local.engine, topics, reads)

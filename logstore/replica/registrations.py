@@ -371,7 +371,7 @@ def decode_registration(entries: Mapping[str, bytes]) -> StreamRegistration:
             chunks.append(_chunk(head["open"]))
         copies, min_copies = map(int, head["copies"])
         host, start = map(str, head["owner"])
-        owner, log_start = OwnerId(host, start), int(head.get("start", 0))
+        owner, log_start = OwnerId(host, start), _since_version_2(head, "start", 0)
         registration = StreamRegistration(copies, min_copies, int(head["epoch"]), owner, tuple(chunks), log_start)
         registration.check()
     except (KeyError, IndexError, TypeError, ValueError, AssertionError) as error:
@@ -389,7 +389,7 @@ def decode_head(value: bytes) -> StreamHead:
         host, start = map(str, head["owner"])
         open_chunk = None if head["open"] is None else _chunk(head["open"])
         sealed = int(head["sealed"][0])
-        log_start = int(head.get("start", 0))
+        log_start = _since_version_2(head, "start", 0)
         return StreamHead(copies, min_copies, int(head["epoch"]), OwnerId(host, start), open_chunk, sealed, log_start)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise CorruptRegister(f"the head of a stream's registration is damaged ({error}); restore it") from error
@@ -427,8 +427,13 @@ def _chunk(fields: Mapping[str, Any]) -> ChunkRegistration:
         tuple(Member(str(host), str(disk)) for host, disk in fields["members"]),
         None if end is None else Prefix(*map(int, end)),
         tuple(Member(str(host), str(disk)) for host, disk in fields["candidates"]),
-        int(fields.get("written", UNKNOWN_TIME)),
+        UNKNOWN_TIME if end is None else _since_version_2(fields, "written", UNKNOWN_TIME),
     )
+
+
+def _since_version_2(fields: Mapping[str, Any], name: str, before: int) -> int:
+    """A number that entries of version 1 do not have; a chunk in a head has the version of the head."""
+    return int(fields[name]) if fields.get("v", _VERSION) >= 2 else before
 
 
 def _entry(fields: Mapping[str, object]) -> bytes:

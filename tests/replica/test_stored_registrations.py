@@ -332,7 +332,8 @@ def sizes(name_characters: int, members: int) -> tuple[int, int]:
     hosts = tuple(Member(name, name) for name in names)
     big = (1 << 53) - 2
     registration = replace(NEW, epoch=big - 1, owner=OwnerId(names[0], names[0])).opened(hosts, big - 2)
-    registration = registration.rolled(Prefix(1 << 40, big, (1 << 32) - 1), hosts, (), hosts)
+    registration = registration.rolled(Prefix(1 << 40, big, (1 << 32) - 1), hosts, (), hosts, 1 << 50)
+    registration = registration.trimmed(big - 1, keeps_last=True)
     topic_id = "f" * min(64, max(32, name_characters))
     transaction = swap_transaction(None, SwapRegistration(f"{topic_id}/9999", 1, registration))
     head, chunk = [len(put.key) + len(put.value) for put in transaction.changes if isinstance(put, Put)]
@@ -353,7 +354,8 @@ def test_the_bytes_of_the_format() -> None:
     text = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
     a, b, c = Member("a", "disk1"), Member("b", "disk2"), Member("c", "disk3")
     first = NEW.claimed(OwnerId("a", "a.1")).opened((a, b, c), 0)
-    for value in encode_registration(first.rolled(Prefix(100, 7, 12345), (a, b), (c,), (a, b))).values():
+    rolled = first.rolled(Prefix(100, 7, 12345), (a, b), (c,), (a, b), 5000)
+    for value in encode_registration(rolled.trimmed(3, keeps_last=True)).values():
         assert f"`{value.decode()}`" in text
 
 
@@ -370,7 +372,7 @@ async def test_etcd_grows_as_stated(tmp_path: Path) -> None:
             for number in range(rolls):
                 assert answer.registration is not None
                 end = Prefix(64 << 20, (number + 1) * 60_000, (1 << 32) - 1)
-                rolled = answer.registration.rolled(end, (A, B, C), (), (A, B, C))
+                rolled = answer.registration.rolled(end, (A, B, C), (), (A, B, C), 1 << 40)
                 answer = await swap(registrations, answer.revision, rolled)
                 assert answer.is_done
             assert store.statistics.transactions == calls + rolls
