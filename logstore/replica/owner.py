@@ -308,7 +308,7 @@ class Owner:
     def _swap_in(
         self, wanted: StreamRegistration, now_ms: int, *, is_repair: bool = False, is_trim: bool = False
     ) -> list[Effect]:
-        wanted.check()
+        wanted.check(self.registration)
         self._swap = _Swap(wanted, self.revision, now_ms, is_repair, is_trim)
         return [SwapRegistration(self.stream, self.revision, wanted)]
 

@@ -234,24 +234,36 @@ class StreamRegistration:
         chunks = self.chunks[self.dropped_by(log_start, keeps_last=keeps_last) :]
         return replace(self, chunks=chunks, log_start=log_start)
 
-    def check(self) -> None:
-        """Raises AssertionError, with the chunk's epoch, if the registration breaks an invariant."""
-        offset, epoch = -1, 0
+    def check(self, before: "StreamRegistration | None" = None) -> None:
+        """Raises AssertionError, with the chunk, if the registration breaks an invariant. `before`: one that was
+        checked; then only the chunks that it does not have, and their neighbours, are looked at.
+        """
         last = self.last_chunk
         if self.log_start < 0 or (last is not None and self.log_start < self.chunks[0].base_offset):
-            raise AssertionError(f"the log start {self.log_start} lies in front of the first chunk: {self}")
+            raise AssertionError(f"the log start {self.log_start} lies in front of the first chunk of {self._named}")
         if last is not None and last.end is not None and self.log_start > last.end.next_offset:
-            raise AssertionError(f"the log start {self.log_start} lies behind the last chunk: {self}")
-        for chunk in self.chunks:
+            raise AssertionError(f"the log start {self.log_start} lies behind the last chunk of {self._named}")
+        if last is not None and last.epoch > self.epoch:
+            raise AssertionError(f"{last} has a later epoch than {self._named}")
+        first, end = 0, len(self.chunks)
+        if before is not None:
+            _, first, fresh = differing_chunks(before, self)
+            first, end = max(0, first - 1), first + len(fresh) + 1
+        offset, epoch = -1, 0
+        for chunk in self.chunks[first:end]:
             follows = offset in (-1, chunk.base_offset)
             ordered = epoch < chunk.epoch <= self.epoch
             if not (follows and ordered) or len(set(chunk.members)) < len(chunk.members) or not chunk.members:
-                raise AssertionError(f"chunk {chunk.epoch} does not follow offset {offset} and epoch {epoch}: {self}")
+                raise AssertionError(f"{chunk} does not follow offset {offset} and epoch {epoch} in {self._named}")
             if chunk.end is None and (chunk.candidates or chunk is not self.chunks[-1]):
-                raise AssertionError(f"chunk {chunk.epoch} is open, but not the last one or with candidates: {self}")
+                raise AssertionError(f"{chunk} is open, but not the last chunk or with candidates, in {self._named}")
             if chunk.end is not None and chunk.end.length_bytes == 0:
-                raise AssertionError(f"chunk {chunk.epoch} is sealed without batches: {self}")
+                raise AssertionError(f"{chunk} is sealed without batches in {self._named}")
             offset, epoch = (chunk.end.next_offset if chunk.end else chunk.base_offset), chunk.epoch
+
+    @property
+    def _named(self) -> str:
+        return f"a registration of epoch {self.epoch} with {len(self.chunks)} chunks, owned by {self.owner}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +330,7 @@ def changed_entries(before: StreamRegistration, after: StreamRegistration) -> tu
 
     All of it is one transaction, on the condition that the head is as `before` was read: the register is the head.
     """
-    gone, fresh = differing_chunks(before, after)
+    gone, _, fresh = differing_chunks(before, after)
     was = {_chunk_name(chunk): chunk for chunk in gone if not chunk.is_open}
     now = {_chunk_name(chunk): chunk for chunk in fresh if not chunk.is_open}
     written = {name: _encode_chunk(chunk) for name, chunk in now.items() if was.get(name) != chunk}
@@ -327,14 +339,16 @@ def changed_entries(before: StreamRegistration, after: StreamRegistration) -> tu
 
 def differing_chunks(
     before: StreamRegistration, after: StreamRegistration
-) -> tuple[tuple[ChunkRegistration, ...], tuple[ChunkRegistration, ...]]:
-    """The chunks of two registrations without those in front, and those at the end, that both have."""
+) -> tuple[tuple[ChunkRegistration, ...], int, tuple[ChunkRegistration, ...]]:
+    """The chunks of two registrations without those in front, and those at the end, that both have; with the number
+    of the first one of the second registration.
+    """
     known, now = before.chunks, after.chunks
     first = bisect_left(known, now[0].base_offset, key=_BASE_OFFSET) if now else len(known)
     same = _common(known[first:], now)
     was, fresh = known[first + same :], now[same:]
     tail = _common(was[::-1], fresh[::-1])
-    return (*known[:first], *was[: len(was) - tail]), fresh[: len(fresh) - tail]
+    return (*known[:first], *was[: len(was) - tail]), same, fresh[: len(fresh) - tail]
 
 
 def _common(known: tuple[ChunkRegistration, ...], now: tuple[ChunkRegistration, ...]) -> int:
@@ -361,23 +375,55 @@ def decode_registration(entries: Mapping[str, bytes]) -> StreamRegistration:
     head = _fields(HEAD, entries[HEAD])
     sealed = [_fields(name, entries[name]) for name in sorted(entries) if name != HEAD]
     try:
-        chunks = [_chunk(fields) for fields in sealed]
-        described = [len(chunks), *([chunks[0].base_offset, chunks[-1].end] if chunks else [])]
-        if head["sealed"] != json.loads(json.dumps(described)):
-            raise CorruptRegister(
-                f"a stream's registration has chunks {described}, its head says {head['sealed']}; restore it"
-            )
-        if head["open"] is not None:
-            chunks.append(_chunk(head["open"]))
-        copies, min_copies = map(int, head["copies"])
-        host, start = map(str, head["owner"])
-        owner, log_start = OwnerId(host, start), _since_version_2(head, "start", 0)
-        registration = StreamRegistration(copies, min_copies, int(head["epoch"]), owner, tuple(chunks), log_start)
-        registration.check()
-    except (KeyError, IndexError, TypeError, ValueError, AssertionError) as error:
+        return _assembled(head, [_chunk(fields) for fields in sealed])
+    except _DAMAGES as error:
         raise CorruptRegister(
             f"a stream's registration of {len(entries)} entries is damaged ({error}); restore it"
         ) from error
+
+
+def decode_changes(known: StreamRegistration, entries: Mapping[str, bytes]) -> StreamRegistration | None:
+    """A registration from an older one, the head, and the entries that have changed since; None if it does not follow
+    from these: then all entries are needed. Raises UnknownFormatVersion, CorruptRegister.
+    """
+    head = _fields(HEAD, entries[HEAD])
+    try:
+        changed = [_chunk(_fields(name, entries[name])) for name in sorted(entries) if name != HEAD]
+        count, *place = head["sealed"]
+        first = bisect_left(known.chunks, int(place[0]), key=_BASE_OFFSET) if count else len(known.chunks)
+        chunks = [chunk for chunk in known.chunks[first:] if not chunk.is_open]
+        for chunk in changed:
+            at = bisect_left(chunks, chunk.base_offset, key=_BASE_OFFSET)
+            is_known = at < len(chunks) and chunks[at].base_offset == chunk.base_offset
+            chunks[at : at + is_known] = [chunk]
+        return _assembled(head, chunks, known)
+    except (CorruptRegister, *_DAMAGES):
+        return None
+
+
+_DAMAGES: Final = (KeyError, IndexError, TypeError, ValueError, AssertionError)
+"""What entries that are no registration can raise."""
+
+
+def _assembled(
+    head: Mapping[str, Any], chunks: list[ChunkRegistration], before: StreamRegistration | None = None
+) -> StreamRegistration:
+    """A registration from the fields of its head and its sealed chunks; `before`: see `check`.
+
+    Raises CorruptRegister, _DAMAGES.
+    """
+    described = [len(chunks), *([chunks[0].base_offset, chunks[-1].end] if chunks else [])]
+    if head["sealed"] != json.loads(json.dumps(described)):
+        raise CorruptRegister(
+            f"a stream's registration has chunks {described}, its head says {head['sealed']}; restore it"
+        )
+    if head["open"] is not None:
+        chunks.append(_chunk(head["open"]))
+    copies, min_copies = map(int, head["copies"])
+    host, start = map(str, head["owner"])
+    owner, log_start = OwnerId(host, start), _since_version_2(head, "start", 0)
+    registration = StreamRegistration(copies, min_copies, int(head["epoch"]), owner, tuple(chunks), log_start)
+    registration.check(before)
     return registration
 
 
