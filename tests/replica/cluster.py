@@ -285,7 +285,7 @@ class Host:
             while self.pending and self.pending[0].end_offset <= effect.high_watermark:
                 self.cluster.history.ack(self.pending.pop(0).data, self.me, effect.epoch)
         elif isinstance(effect, Registered):
-            self.cluster.history.start_at(effect.registration.log_start, f"{self.name} in {effect.registration}")
+            self.cluster.history.start_told(effect.registration.log_start, self.name)
         elif isinstance(effect, Deposed):
             self.cluster.history.deposed += 1
             self.pending.clear()
@@ -351,7 +351,6 @@ class Reader:
         """The registration, or entries."""
         message = message.content if isinstance(message, Answer) else message
         if isinstance(message, RegistrationRead) and message.registration is not None:
-            self.cluster.history.start_at(message.registration.log_start, f"read by {self.name}")
             self.next_offset = max(self.next_offset, message.registration.log_start)
             chunk = message.registration.chunk_at(self.next_offset)
             if chunk is not None:
@@ -394,7 +393,7 @@ class Cluster:
         self.appended = 0
         self.keeps_last = True
         """Trims leave the last sealed chunk as long as the open one is empty."""
-        self.meta = MetadataService(self.net)
+        self.meta = MetadataService(self.net, self.history)
         if self.shape.first_owner is not None:
             self.meta.rotation = None
         self.meta.create(STREAM, StreamRegistration(self.shape.copies, self.shape.min_copies))
@@ -517,7 +516,6 @@ class Cluster:
                     self.history.see(offset, entry, f"the disk of {member.host}")
         self.history.check_log(sorted(whole.items()), "the log")
         live = self.meta.live()
-        self.history.start_at(self.registration.log_start, "the registration")
         listed = {(STREAM, chunk.epoch) for chunk in self.registration.chunks}
         for name, disk in self.disks.items():
             if name in self.hosts and disk.chunks.keys() - listed:

@@ -44,7 +44,7 @@ class History:
     seen: int = 0
     deposed: int = 0
     log_start: int = 0
-    """The last one that somebody was told, or has seen."""
+    """As the metadata store has it."""
     trims: int = 0
 
     def append(self, data: bytes, owner: OwnerId, offset: int) -> None:
@@ -71,12 +71,17 @@ class History:
         self.seen += 1
         self._note(offset, entry.data, f"read from {where}")
 
-    def start_at(self, log_start: int, where: str) -> None:
-        """Somebody is told where the log starts."""
+    def start_registered(self, log_start: int) -> None:
+        """The metadata store has a registration with this log start."""
         if log_start < self.log_start:
-            raise PromiseBroken(f"{where}: the log starts at {log_start} again, after {self.log_start}")
+            raise PromiseBroken(f"the log starts at {log_start} again, after {self.log_start}")
         self.trims += log_start > self.log_start
         self.log_start = log_start
+
+    def start_told(self, log_start: int, where: str) -> None:
+        """A client is told where the log starts: what lies in front never comes back."""
+        if log_start > self.log_start:
+            raise PromiseBroken(f"{where}: a client was told {log_start}, and the log starts at {self.log_start}")
 
     def _note(self, offset: int, data: bytes, how: str) -> None:
         other = self.at_offset.setdefault(offset, data)
