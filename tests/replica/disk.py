@@ -79,6 +79,8 @@ class ReplicaDisk:
         self.fences: dict[str, int] = {}
         self.fails = False
         """Every write fails from now on, until the host starts again."""
+        self.is_full = False
+        """There is no room for entries."""
         self._pending: dict[Key, deque[DiskOperation]] = {}
         self._pending_fences: list[WriteFence] = []
 
