@@ -158,6 +158,6 @@ class EpochsHome:
                 self._changed.notify()
 
     def _made(self, ledger: EpochsLedger, delivery: GroupDelivery, clock: Clock, report: Report) -> Epochs:
-        publisher = RemotePublisher(ledger.staging, delivery, clock, report)
+        publisher = RemotePublisher(ledger.staging, delivery, report)
         parts = EpochParts(ledger, ledger.staging, publisher, _Space(), clock)
         return Epochs(parts, report, staged_age_ms=self._limits.staged_age_ms)

@@ -5,6 +5,8 @@ Invariants:
   noted as it is acknowledged, what lies in front was searched from the offset at which the epoch was decided.
 * Between that certainty and the append nothing else runs. A group that is under way is not appended again: whoever
   sends it meanwhile waits for the first.
+* Where a stream has had another owner since an epoch was decided, and was trimmed behind the offset where it ended
+  then, and no END is found, the epoch counts as one that was there and was trimmed: nothing is ever there twice.
 * When the ownership ends, all that is known of the stream goes with it. The next owner searches what this one has left.
 
 So a group that a former home of epochs has sent, and that arrives late, is acknowledged and changes nothing.
@@ -45,12 +47,12 @@ _INT32_MAX: Final = 2**31 - 1
 
 @dataclass(slots=True)
 class _OwnedStream:
-    """What is known of a stream during one ownership. `under_way`: by query and epoch, settles with the end offset."""
+    """What is known of a stream during one ownership. `under_way`: groups that are not acknowledged."""
 
     ownership: int
     ends: StreamEnds
     searching: trio.Lock = field(default_factory=trio.Lock)
-    under_way: dict[tuple[str, int], Ticket[int]] = field(default_factory=dict)
+    under_way: dict[tuple[str, int], Ticket[None]] = field(default_factory=dict)
 
 
 class GroupAppends:
@@ -78,19 +80,25 @@ class GroupAppends:
         stream.check_leader()
         return stream
 
-    async def append(self, order: GroupOrder) -> int:
-        """Append a group unless the stream has its epoch; the offset where the stream ended then, or before.
+    async def append(self, order: GroupOrder) -> None:
+        """Append a group unless the stream has its epoch; returns when it has.
 
         Raises NotLeader, UnknownTopicOrPartition, GroupTooLarge, NotEnoughReplicas, CorruptChunk, OSError.
         """
         stream = self.stream(order.target.topic_id, order.target.partition)
         owned = self._owned_stream(stream)
-        if owned.ends.must_search(order.target.start_offset):
-            await self._search(stream, owned, order.target.start_offset)
-        if owned.ends.has(order.query, order.epoch, order.target.start_offset):
-            self.known += 1
-            return stream.high_watermark
-        return await _result(owned.under_way.get((order.query, order.epoch)) or self._append(stream, owned, order))
+        decided_at = order.target.start_offset
+        is_searched = decided_at < stream.led_from or owned.ends.must_search(decided_at)
+        if is_searched:
+            await self._search(stream, owned, decided_at)
+        under_way = owned.under_way.get((order.query, order.epoch))
+        if under_way is None:
+            is_trimmed = is_searched and decided_at < stream.log_start_offset
+            if is_trimmed or owned.ends.has(order.query, order.epoch, decided_at):
+                self.known += 1
+                return
+            under_way = self._append(stream, owned, order)
+        await _settled(under_way)
 
     def _owned_stream(self, stream: ReplicatedStream) -> _OwnedStream:
         """What is known of a stream now: nothing in front of an ownership that has just begun."""
@@ -108,10 +116,10 @@ class GroupAppends:
         if stream.ownership != owned.ownership:
             raise NotLeader(f"{stream.name}: its ownership ended while it was searched for epochs")
 
-    def _append(self, stream: ReplicatedStream, owned: _OwnedStream, order: GroupOrder) -> Ticket[int]:
+    def _append(self, stream: ReplicatedStream, owned: _OwnedStream, order: GroupOrder) -> Ticket[None]:
         now_ms = self._clock.wall_ms()
         ticket = stream.append_group(order.group(now_ms), now_ms=now_ms)
-        done = owned.under_way[order.query, order.epoch] = Ticket[int]()
+        done = owned.under_way[order.query, order.epoch] = Ticket[None]()
 
         def settle(appended: Ticket[AppendResult]) -> None:
             # In the call that acknowledges the group: nobody finds it neither under way nor noted.
@@ -122,7 +130,7 @@ class GroupAppends:
             end_offset = appended.result().base_offset + order.record_count
             owned.ends.note(order.query, order.epoch, end_offset - 1)
             self.appended += 1
-            done.succeed(end_offset)
+            done.succeed(None)
 
         ticket.add_callback(settle)
         return done
@@ -136,7 +144,8 @@ class GroupAppends:
 
     async def _append_group(self, _: str, payload: memoryview) -> Sequence[Buffer]:
         async def append() -> Mapping[str, object]:
-            return {"end": await self.append(decode_order(payload))}
+            await self.append(decode_order(payload))
+            return {}
 
         return await answered(append)
 
@@ -155,8 +164,9 @@ class GroupAppends:
         self._owned = {name: owned for name, owned in self._owned.items() if live.get(name) == owned.ownership}
 
 
-async def _result(ticket: Ticket[int]) -> int:
+async def _settled(ticket: Ticket[None]) -> None:
+    """Wait for a ticket. Raises its error."""
     settled = trio.Event()
     ticket.add_callback(lambda _: settled.set())
     await settled.wait()
-    return ticket.result()
+    ticket.result()

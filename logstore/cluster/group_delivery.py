@@ -21,7 +21,7 @@ from logstore.cluster.owner_calls import APPEND_GROUP, FIND_END, OwnerCalls, fie
 from logstore.cluster.replicated_stream import StreamPlace
 from logstore.cluster.topics import ClusterTopics
 from logstore.epochs.group_order import GroupOrder, encode_order
-from logstore.epochs.remote_publisher import Place, TargetStream
+from logstore.epochs.remote_publisher import Place, StreamEnd, TargetStream
 from logstore.errors import (
     CairnError,
     CorruptBatch,
@@ -32,7 +32,7 @@ from logstore.errors import (
     UnknownTopicOrPartition,
 )
 from logstore.events import GROUP_WAITS
-from logstore.format.fields import encode_fields, get_int
+from logstore.format.fields import Fields, encode_fields, get_int
 from logstore.interfaces import Buffer
 from logstore.log.ticket import Ticket
 
@@ -81,11 +81,11 @@ class GroupDelivery:
         """See Streams."""
         check_group_bytes(name, size_bytes)
 
-    def ends(self, places: Sequence[Place]) -> Ticket[Mapping[Place, int]]:
+    def ends(self, places: Sequence[Place]) -> Ticket[Mapping[Place, StreamEnd]]:
         """See Streams."""
         return self._start(lambda: self._ends(places))
 
-    def append(self, order: GroupOrder) -> Ticket[int]:
+    def append(self, order: GroupOrder) -> Ticket[None]:
         """See Streams."""
         return self._start(lambda: self._append(order))
 
@@ -107,8 +107,8 @@ class GroupDelivery:
 
     # ---- ends
 
-    async def _ends(self, places: Sequence[Place]) -> Mapping[Place, int]:
-        found: dict[Place, int] = {}
+    async def _ends(self, places: Sequence[Place]) -> Mapping[Place, StreamEnd]:
+        found: dict[Place, StreamEnd | None] = {}
         with trio.move_on_after(LOCATE_S):
             async with trio.open_nursery() as nursery:
                 for place in places:
@@ -116,32 +116,32 @@ class GroupDelivery:
         missing = [f"{topic}-{partition}" for topic, partition in places if (topic, partition) not in found]
         if missing:
             raise TryAgain(f"the owners of {', '.join(missing[:5])} did not answer in {LOCATE_S:g} s; retry")
-        return {place: end for place, end in found.items() if end >= 0}
+        return {place: end for place, end in found.items() if end is not None}
 
-    async def _end(self, place: Place, found: dict[Place, int]) -> None:
-        """Where a stream ends; -1: it is gone."""
+    async def _end(self, place: Place, found: dict[Place, StreamEnd | None]) -> None:
+        """Where a stream ends; None: it is gone."""
         try:
             topic_id = self.find(*place).topic_id
             payload = encode_fields({"topic_id": topic_id, "partition": place[1]})
-            found[place] = await self._until_answered(place, topic_id, FIND_END, [payload])
+            answer = await self._until_answered(place, topic_id, FIND_END, [payload])
+            found[place] = StreamEnd(topic_id, get_int(answer, "end", 0, _INT64_MAX))
         except UnknownTopicOrPartition:
-            found[place] = -1
+            found[place] = None
 
     # ---- groups
 
-    async def _append(self, order: GroupOrder) -> int:
+    async def _append(self, order: GroupOrder) -> None:
         target = order.target
         place = (target.topic, target.partition)
-        return await self._until_answered(place, target.topic_id, APPEND_GROUP, encode_order(order))
+        await self._until_answered(place, target.topic_id, APPEND_GROUP, encode_order(order))
 
-    async def _until_answered(self, place: Place, topic_id: str, kind: int, payload: Sequence[Buffer]) -> int:
-        """Ask the owner of a stream until it says where the stream ends. Raises UnknownTopicOrPartition, FOR_GOOD."""
+    async def _until_answered(self, place: Place, topic_id: str, kind: int, payload: Sequence[Buffer]) -> Fields:
+        """Ask the owner of a stream until it answers. Raises UnknownTopicOrPartition, FOR_GOOD."""
         stream = StreamPlace(place[0], uuid.UUID(topic_id).hex, place[1]).stream
         pause_s, tries = FIRST_PAUSE_S, 0
         while True:
             try:
-                answer = await self._owners.call(stream, kind, payload)
-                return get_int(fields_of(answer), "end", 0, _INT64_MAX)
+                return fields_of(await self._owners.call(stream, kind, payload))
             except FOR_GOOD:
                 raise
             except CairnError as error:

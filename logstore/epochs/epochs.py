@@ -50,14 +50,13 @@ from logstore.epochs.ledger_entries import (
     encode_incarnations,
     encode_last_epoch,
 )
-from logstore.epochs.parts import Attempt, EpochParts
+from logstore.epochs.parts import EpochParts, check_complete
 from logstore.epochs.query import Query, QueryProgress, Search
 from logstore.errors import (
     CairnError,
     CorruptFile,
     FencedIncarnation,
     MalformedRequest,
-    StagedMissing,
     StaleEpoch,
     StorageFailed,
 )
@@ -231,8 +230,7 @@ class Epochs:
     async def _commit(self, query: Query, request: EpochCommitRequest, now_ms: int) -> EpochCommitReply:
         """Take an epoch from the request to the answer."""
         await query.admitted
-        await self._publisher.locate(self._places(request))
-        await self._wait_for_turn(query)
+        await self._take_turn(query, request)
         self._refuse_fenced(request.query, request.incarnation)
         if query.last is not None and request.epoch <= query.last.epoch:
             return self._answer_old(query, request, query.last)
@@ -244,6 +242,15 @@ class Epochs:
         query.carried_out = start(self._carry_out(query, commit))
         await query.carried_out
         return EpochCommitReply("committed", request.epoch)
+
+    async def _take_turn(self, query: Query, request: EpochCommitRequest) -> None:
+        """Wait for the query's turn, and find out what a commit record needs of the streams, as it is then."""
+        while True:
+            await self._wait_for_turn(query)
+            last = query.last
+            await self._publisher.locate(self._places(request))
+            if query.state not in BUSY and query.last is last:
+                return
 
     async def _wait_for_turn(self, query: Query) -> None:
         """Wait until no epoch of the query is in progress. Raises the error of the epoch before, if it failed."""
@@ -414,7 +421,7 @@ class Epochs:
                 continue
             key = AttemptKey(*_epoch_of(request), task.task, task.attempt)
             attempt = self._staging.get(key)
-            self._check_complete(key, attempt, task.segments)
+            check_complete(key, attempt, task.segments)
             if attempt is not None:
                 for part in (part for segment in attempt.segments for part in segment.header.parts):
                     size_bytes[part.topic, part.partition] += part.length_bytes
@@ -432,14 +439,6 @@ class Epochs:
             tasks=tuple(sorted((task for task in request.tasks if task.segments), key=lambda task: task.task)),
             targets=tuple(targets),
         )
-
-    def _check_complete(self, key: AttemptKey, attempt: Attempt | None, segments: int) -> None:
-        here = attempt.durable_segments if attempt is not None and attempt.failure is None else 0
-        if attempt is None or here != segments or len(attempt.segments) != segments:
-            raise StagedMissing(
-                f"task {key.task} of epoch {key.epoch} of query {key.query!r}: attempt {key.attempt!r} should have "
-                f"{segments} staged segments, {here} are here; nothing was committed, run the epoch again"
-            )
 
     def _replace_commit(self, query: Query, commit: CommitInProgress) -> None:
         """Set `commit` as the query's commit; it takes over earlier commits whose record may still be on disk."""

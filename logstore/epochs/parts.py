@@ -19,7 +19,7 @@ from logstore.epochs.epoch_block import EpochBlock
 from logstore.epochs.ledger_entries import CommitRecord, Target
 from logstore.epochs.publisher import EpochPublisher
 from logstore.epochs.staging import Staging
-from logstore.errors import StorageFailed
+from logstore.errors import StagedMissing, StorageFailed
 from logstore.format.epoch_api import Part
 from logstore.format.staged import AttemptKey, SegmentHeader
 from logstore.interfaces import Buffer
@@ -107,10 +107,10 @@ class Publisher(Protocol):
         """The settings that staged batches of a stream have to keep. Raises UnknownTopicOrPartition."""
 
     async def locate(self, places: Collection[tuple[str, int]]) -> None:
-        """Find out what `target` needs of these streams. Raises StorageFailed."""
+        """Find out what `target` needs of these streams. Raises TryAgain."""
 
     def target(self, topic: str, partition: int) -> Target:
-        """A stream, after `locate`, as a target of an epoch. Raises UnknownTopicOrPartition, StorageFailed."""
+        """A stream, after `locate`, as a target of an epoch. Raises UnknownTopicOrPartition, TryAgain."""
 
     def check_group(self, target: Target, size_bytes: int) -> None:
         """Check that a stream can take so much of an epoch. Raises MessageTooLarge."""
@@ -156,3 +156,13 @@ class EpochParts(NamedTuple):
 def of_host(store: Store, staging: Staging, report: Report) -> EpochParts:
     """The parts on a host alone."""
     return EpochParts(store.epochs, staging, EpochPublisher(staging, store, report), store.space, store.clock)
+
+
+def check_complete(key: AttemptKey, attempt: Attempt | None, segments: int) -> None:
+    """Check that an attempt has exactly so many segments, durably. Raises StagedMissing."""
+    here = attempt.durable_segments if attempt is not None and attempt.failure is None else 0
+    if attempt is None or here != segments or len(attempt.segments) != segments:
+        raise StagedMissing(
+            f"task {key.task} of epoch {key.epoch} of query {key.query!r}: attempt {key.attempt!r} should have "
+            f"{segments} staged segments, {here} are here; nothing was committed, run the epoch again"
+        )

@@ -4,8 +4,8 @@ Invariants:
 * A target leaves `CommitInProgress.remaining` only when the stream's owner has said that the whole group is in the
   stream, durably, or that the topic is deleted. So a group may be delivered again and again: the owner appends it once
   (`stream_ends`).
-* The start offset of a target is one at which the stream ended at most KNOWN_FOR_S before the commit record was made:
-  END of the epoch lies at or behind it.
+* The start offset of a target is where the stream ended when its owner was asked, just before the commit record was
+  made: END of the epoch lies at or behind it, and what was trimmed behind it was appended after the decision.
 * Groups of one epoch that are in memory at the same time have MAX_GROUPS_BYTES, or are one larger one.
 * No stream is asked to take what it refuses for its size (`check_group`): a decided epoch could not be published.
 
@@ -18,7 +18,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-from logstore.base.clock import Clock
 from logstore.base.events import Report
 from logstore.epochs.commit_in_progress import CommitInProgress
 from logstore.epochs.epoch_block import EpochBlock
@@ -26,7 +25,7 @@ from logstore.epochs.group_order import GroupOrder
 from logstore.epochs.ledger_entries import CommitRecord, Target
 from logstore.epochs.publisher import output_gone
 from logstore.epochs.replicated_staging import ReplicatedSegment, ReplicatedStaging
-from logstore.errors import StorageFailed, UnknownTopicOrPartition
+from logstore.errors import TryAgain, UnknownTopicOrPartition
 from logstore.events import EPOCH_TOPIC_GONE
 from logstore.format.staged import AttemptKey
 from logstore.log.coroutines import for_each
@@ -34,8 +33,6 @@ from logstore.log.stream_state import Pin
 from logstore.log.ticket import Ticket
 from logstore.log.topics import TopicConfig
 
-KNOWN_FOR_S: Final = 60.0
-"""Far less than the time after which a query's name may begin again at its first epoch."""
 MAX_GROUPS_BYTES: Final = 8 << 20
 
 Place = tuple[str, int]
@@ -49,6 +46,13 @@ class TargetStream(NamedTuple):
     config: TopicConfig
 
 
+class StreamEnd(NamedTuple):
+    """Where the stream of a topic ends, as its owner says. A topic of the same name may have another id later."""
+
+    topic_id: str
+    offset: int
+
+
 class Streams(Protocol):
     """The streams of a cluster, wherever they are."""
 
@@ -58,32 +62,25 @@ class Streams(Protocol):
     def check_group(self, name: str, size_bytes: int) -> None:
         """Raise MessageTooLarge if no stream takes a group of so many bytes. `name`: for the message."""
 
-    def ends(self, places: Sequence[Place]) -> Ticket[Mapping[Place, int]]:
-        """Where these streams end, as their owners say. A stream that is gone is left out. Fails with StorageFailed."""
+    def ends(self, places: Sequence[Place]) -> Ticket[Mapping[Place, StreamEnd]]:
+        """Where these streams end. A stream that is gone is left out. Fails with TryAgain."""
 
-    def append(self, order: GroupOrder) -> Ticket[int]:
-        """Have a group appended once; settles with the offset behind it. Tries until it is known to be in the stream.
+    def append(self, order: GroupOrder) -> Ticket[None]:
+        """Have a group appended once. Tries until it is known to be in the stream.
 
         Fails with UnknownTopicOrPartition if the topic is deleted, or with what the stream refuses it for.
         """
 
 
-class _Known(NamedTuple):
-    """Where a stream ended, and when that was."""
-
-    offset: int
-    seen_s: float
-
-
 class RemotePublisher:
     """See the module, and `logstore.epochs.parts.Publisher`."""
 
-    def __init__(self, staging: ReplicatedStaging, streams: Streams, clock: Clock, report: Report) -> None:
+    def __init__(self, staging: ReplicatedStaging, streams: Streams, report: Report) -> None:
         self._staging = staging
         self._streams = streams
-        self._clock = clock
         self._report = report
-        self._ends: dict[Place, _Known] = {}
+        self._ends: dict[Place, StreamEnd] = {}
+        """Of the streams that were asked for last."""
 
     # ---- before a decision
 
@@ -92,27 +89,16 @@ class RemotePublisher:
         return self._streams.find(topic, partition).config
 
     async def locate(self, places: Collection[Place]) -> None:
-        """Ask for the ends of the streams that were not heard of for KNOWN_FOR_S. Raises StorageFailed."""
-        now_s = self._clock.monotonic_s()
-        old = [place for place, known in self._ends.items() if known.seen_s + KNOWN_FOR_S < now_s]
-        for place in old:
-            del self._ends[place]
-        missing = sorted(place for place in places if place not in self._ends)
-        if missing:
-            for place, offset in (await self._streams.ends(missing)).items():
-                self._note_end(place, offset, now_s)
-
-    def _note_end(self, place: Place, offset: int, now_s: float) -> None:
-        known = self._ends.get(place)
-        if known is None or known.offset < offset:
-            self._ends[place] = _Known(offset, now_s)
+        """Ask the owners where these streams end now. Raises TryAgain."""
+        if places:
+            self._ends = dict(await self._streams.ends(sorted(places)))
 
     def target(self, topic: str, partition: int) -> Target:
-        """See Publisher."""
-        stream, known = self._streams.find(topic, partition), self._ends.get((topic, partition))
-        if known is None:
-            raise StorageFailed(f"{topic}-{partition}: where it ends is not known; commit again")
-        return Target(topic, stream.topic_id, partition, known.offset)
+        """See Publisher. Raises UnknownTopicOrPartition, TryAgain."""
+        stream, end = self._streams.find(topic, partition), self._ends.get((topic, partition))
+        if end is None or end.topic_id != stream.topic_id:
+            raise TryAgain(f"{topic}-{partition}: where it ends is not known; commit again")
+        return Target(topic, stream.topic_id, partition, end.offset)
 
     def check_group(self, target: Target, size_bytes: int) -> None:
         """See Publisher."""
@@ -156,12 +142,10 @@ class RemotePublisher:
     async def _append(self, commit: CommitInProgress, order: GroupOrder) -> None:
         target = order.target
         try:
-            end = await self._streams.append(order)
+            await self._streams.append(order)
         except UnknownTopicOrPartition:
             fields = {"query": order.query, "epoch": order.epoch, "topic": target.topic, "partition": target.partition}
             self._report(EPOCH_TOPIC_GONE, **fields)
-        else:
-            self._note_end((target.topic, target.partition), end, self._clock.monotonic_s())
         del commit.remaining[target]
 
     def _segments(self, record: CommitRecord) -> list[tuple[str, ReplicatedSegment]]:
