@@ -117,7 +117,9 @@ class ReplicaDisk:
             if key not in self.chunks:
                 self.chunks[key] = ChunkFile(operation.at.next_offset, founding=operation.founding)
             chunk = self.chunks[key]
-            assert not self.knows_founding or chunk.founding == founding_of(chunk.base_offset), "a copy has what its owner gave it at its start"
+            assert not self.knows_founding or chunk.founding == founding_of(chunk.base_offset), (
+                "a copy has what its owner gave it at its start"
+            )
             chunk.write(operation.entries)
         elif isinstance(operation, CutChunk):
             self._cut(self.chunks[key], operation.end)
