@@ -21,7 +21,7 @@ Invariants:
 
 import struct
 import traceback
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -31,13 +31,14 @@ from crc32c import crc32c
 from logstore.base.connected_socket import ConnectedSocket
 from logstore.base.errors import TlsError
 from logstore.cluster.connecting import connect, greet
+from logstore.cluster.owner_calls import Handler
 from logstore.cluster.peers import OwnEnd, Peer
 from logstore.cluster.wire import FRAME, FrameBuffer
 from logstore.errors import HostUnreachable, LinkRefused, MalformedMessage
 from logstore.events import PEER_MESSAGE_CRASHED
 from logstore.interfaces import Buffer
 
-MAX_CALLS: Final = 64
+MAX_CALLS: Final = 256
 MAX_KIND_BYTES: Final = 8 << 20
 """Of calls of one kind to one host that have no answer: two segments of staged output."""
 MAX_SERVED: Final = 1024
@@ -45,9 +46,6 @@ MAX_SERVED: Final = 1024
 RECEIVE_BYTES: Final = 256 * 1024
 _HEAD: Final = struct.Struct(">BBQ")
 _SIZES: Final = struct.Struct(">II")
-
-Handler = Callable[[str, memoryview], Awaitable[Sequence[Buffer]]]
-"""Serves a call of a host: its payload, to keep, to the payload of the answer. An exception is a defect."""
 
 
 class CallHead(NamedTuple):

@@ -20,8 +20,7 @@ from typing import Final, Protocol
 import trio
 
 from logstore.base.clock import Clock
-from logstore.cluster.calls import HostCalls
-from logstore.cluster.owner_calls import APPEND_GROUP, FIND_END, answered
+from logstore.cluster.owner_calls import APPEND_GROUP, FIND_END, CallServer, answered
 from logstore.cluster.replicated_stream import ReplicatedStream
 from logstore.cluster.topics import ClusterTopics
 from logstore.epochs.group_order import GroupOrder, decode_order
@@ -137,7 +136,7 @@ class GroupAppends:
 
     # ---- for other hosts
 
-    def serve(self, calls: HostCalls) -> None:
+    def serve(self, calls: CallServer) -> None:
         """Serve calls of kind APPEND_GROUP and FIND_END from now on."""
         calls.handle(APPEND_GROUP, self._append_group)
         calls.handle(FIND_END, self._find_end)

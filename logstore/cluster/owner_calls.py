@@ -54,6 +54,17 @@ class Calls(Protocol):
         """Call a host, and return the payload of its answer. Raises HostUnreachable."""
 
 
+Handler = Callable[[str, memoryview], Awaitable[Sequence[Buffer]]]
+"""Serves a call of a host: its payload, to keep, to the payload of the answer. An exception is a defect."""
+
+
+class CallServer(Protocol):
+    """See `logstore.cluster.calls.HostCalls`."""
+
+    def handle(self, kind: int, handler: Handler, /) -> None:
+        """Serve calls of this kind from now on."""
+
+
 class OwnerCalls:
     """See the module."""
 

@@ -13,10 +13,9 @@ import trio
 from logstore.base.clock import Clock
 from logstore.base.events import Report
 from logstore.base.tls import PeerTls
-from logstore.cluster.calls import HostCalls
 from logstore.cluster.epochs_home import EpochLimits, EpochsHome
 from logstore.cluster.figures import ClusterMeter
-from logstore.cluster.owner_calls import OwnerCalls
+from logstore.cluster.owner_calls import CallServer, OwnerCalls
 from logstore.cluster.placement import Placement
 from logstore.cluster.reader_holds import ReaderHolds
 from logstore.cluster.readers_home import ReadersHome
@@ -50,7 +49,7 @@ class Homes(NamedTuple):
     readers: ReadersHome
     holds: ReaderHolds
     owners: OwnerCalls
-    calls: HostCalls
+    calls: CallServer
     topics: ClusterTopics
 
 

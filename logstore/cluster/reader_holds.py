@@ -13,8 +13,7 @@ from typing import Final
 
 import trio
 
-from logstore.cluster.calls import HostCalls
-from logstore.cluster.owner_calls import BOUNDS, HOLDERS, TRIM_LIMIT, OwnerCalls, answered, fields_of
+from logstore.cluster.owner_calls import BOUNDS, HOLDERS, TRIM_LIMIT, CallServer, OwnerCalls, answered, fields_of
 from logstore.cluster.replicated_stream import ReplicatedStream
 from logstore.cluster.topics import ClusterTopics
 from logstore.errors import HostUnreachable, MalformedRequest, TryAgain
@@ -79,7 +78,7 @@ class ReaderHolds:
 
     # ---- bounds
 
-    def answer_home(self, calls: HostCalls) -> None:
+    def answer_home(self, calls: CallServer) -> None:
         """Serve calls of kind BOUNDS from now on."""
         calls.handle(BOUNDS, self._bounds)
 

@@ -21,8 +21,7 @@ import trio
 
 from logstore.base.events import Report
 from logstore.base.metadata.local_watch import ChangeSignal
-from logstore.cluster.calls import HostCalls
-from logstore.cluster.owner_calls import HOLDERS, TRIM_LIMIT, answered
+from logstore.cluster.owner_calls import HOLDERS, TRIM_LIMIT, CallServer, answered
 from logstore.cluster.replicated_ledger import LedgerHome, ReplicatedLedger
 from logstore.cluster.topics import ClusterTopics
 from logstore.errors import CairnError, NotLeader
@@ -167,7 +166,7 @@ class ReadersHome:
 
     # ---- what owners of streams ask
 
-    def answer_owners(self, calls: HostCalls) -> None:
+    def answer_owners(self, calls: CallServer) -> None:
         """Serve calls of kind HOLDERS and TRIM_LIMIT from now on."""
         calls.handle(HOLDERS, self._holders)
         calls.handle(TRIM_LIMIT, self._trim_limit)

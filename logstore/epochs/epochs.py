@@ -10,8 +10,9 @@ Invariants:
   committed epoch exactly once, from the named attempts.
 * A new incarnation of a query is durable before its first request is answered; from then on no older incarnation can
   stage or commit.
-* `commit` answers "committed" only when END is synced in every stream. Staged data is removed only after that; until
-  the ledger says durably that the epoch is over, streams are pinned from where a restart would search for the END.
+* `commit` answers "committed" only when END is synced in every stream. Staged data is removed only after that, and in a
+  cluster only when the ledger says durably that the epoch is over; until it does, the streams of a host alone are
+  pinned from where a restart would search for the END.
 * A commit whose record failed counts as possible until a later put of the ledger succeeds; its staged data stays.
 * A commit whose block failed counts as made: the same record goes to the ledger, until that succeeds, and is published
   as any other. It is never taken back, and no block is tried while a record of another commit may be in the ledger.
@@ -116,7 +117,7 @@ class Epochs:
         """
         for key, value in self._ledger.items(INCARNATIONS):
             name = key.removeprefix(INCARNATIONS)
-            self._queries[name] = Query(name, decode_incarnations(name, value), Ticket.succeeded(None))
+            self._new_query(name, decode_incarnations(name, value), Ticket.succeeded(None))
         for key, value in self._ledger.items(LAST):
             name = key.removeprefix(LAST)
             self._known(name, key).last = decode_last_epoch(name, value)
@@ -128,14 +129,16 @@ class Epochs:
             query.commit = CommitInProgress(decode_commit_record(name, value), query.last)
             query.move(EpochEvent.RECOVERED)
             query.commit.pins += self._publisher.pins(query.commit.record)
-        for attempt in self._staging.all_attempts():
-            owner = self._queries.get(attempt.key.query)
-            if owner is None or (
-                attempt.key.incarnation != owner.incarnations.tokens[-1] and not owner.covers(attempt.key)
-            ):
-                self._staging.drop([attempt.key])
+        for staged in [attempt.key for attempt in self._staging.all_attempts()]:
+            owner = self._queries.get(staged.query)
+            if owner is None or (staged.incarnation != owner.incarnations.tokens[-1] and not owner.covers(staged)):
+                self._staging.drop([staged])
         for query in self._queries.values():
             self._drop_old(query)
+
+    def _new_query(self, name: str, incarnations: Incarnations, admitted: Ticket[None]) -> Query:
+        keeps_published = not self._publisher.finds_published
+        return self._queries.setdefault(name, Query(name, incarnations, admitted, keeps_published=keeps_published))
 
     def _known(self, name: str, key: str) -> Query:
         query = self._queries.get(name)
@@ -368,7 +371,7 @@ class Epochs:
         """The query, with `incarnation` as its newest; `admitted` settles when the incarnation is durable."""
         query = self._queries.get(name)
         if query is None:
-            query = self._queries[name] = Query(name, Incarnations((incarnation,), 1, now_ms), Ticket())
+            query = self._new_query(name, Incarnations((incarnation,), 1, now_ms), Ticket())
         elif query.incarnations.tokens[-1] != incarnation:
             former = query.incarnations
             remembered = (*former.tokens, incarnation)[-MAX_INCARNATIONS:]
@@ -556,6 +559,7 @@ class Epochs:
         if await self._remove_record(query) and query.commit is commit and query.state is EpochState.PUBLISHED:
             query.move(EpochEvent.FINISHED)
             self._let_go(query)
+            self._drop_old(query)
 
     def _let_go(self, query: Query) -> None:
         if query.commit is not None:

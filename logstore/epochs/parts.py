@@ -101,7 +101,11 @@ class StagingArea(Protocol):
 
 
 class Publisher(Protocol):
-    """Brings committed epochs into their streams."""
+    """Brings committed epochs into their streams. `finds_published`: a start finds for itself which streams have an
+    epoch (`search_from`), and needs no staged data of those.
+    """
+
+    finds_published: bool
 
     def config(self, topic: str, partition: int) -> TopicConfig:
         """The settings that staged batches of a stream have to keep. Raises UnknownTopicOrPartition."""

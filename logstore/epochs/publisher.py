@@ -42,6 +42,8 @@ LARGE_GROUPS: Final = 4
 class EpochPublisher:
     """Builds append groups from staged data and appends them."""
 
+    finds_published = True
+
     def __init__(self, staging: Staging, store: Store, report: Report) -> None:
         self._staging = staging
         self._store = store

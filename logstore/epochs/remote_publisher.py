@@ -75,6 +75,8 @@ class Streams(Protocol):
 class RemotePublisher:
     """See the module, and `logstore.epochs.parts.Publisher`."""
 
+    finds_published = False
+
     def __init__(self, staging: ReplicatedStaging, streams: Streams, report: Report) -> None:
         self._staging = staging
         self._streams = streams

@@ -16,8 +16,7 @@ from typing import Final
 
 import trio
 
-from logstore.cluster.calls import HostCalls
-from logstore.cluster.owner_calls import ASK_READERS, OwnerCalls
+from logstore.cluster.owner_calls import ASK_READERS, CallServer, OwnerCalls
 from logstore.cluster.reader_holds import ReaderHolds
 from logstore.cluster.readers_home import ReadersHome
 from logstore.cluster.topics import ClusterTopics
@@ -108,7 +107,7 @@ class ReaderRouting:
         """The requests that are served."""
         return ReaderFront(self._broker, self._ask).apis()
 
-    def serve(self, calls: HostCalls) -> None:
+    def serve(self, calls: CallServer) -> None:
         """Serve calls of kind ASK_READERS from now on."""
         calls.handle(ASK_READERS, self._passed_on)
 

@@ -19,13 +19,12 @@ from typing import Any, TypeVar, cast
 
 import trio
 
-from logstore.cluster.calls import Handler, HostCalls
 from logstore.cluster.chunk_reads import ChunkReads
 from logstore.cluster.engine import ClusterEngine
 from logstore.cluster.epochs_home import EpochLimits, EpochsHome
 from logstore.cluster.group_appends import GroupAppends
 from logstore.cluster.interfaces import ReplicaFiles
-from logstore.cluster.owner_calls import APPEND_GROUP, FORWARD, OwnerCalls
+from logstore.cluster.owner_calls import APPEND_GROUP, FORWARD, Handler, OwnerCalls
 from logstore.cluster.producer_ids import ProducerIds
 from logstore.cluster.replicated_ledger import LedgerServices
 from logstore.cluster.replicated_stream import StreamServices
@@ -162,7 +161,7 @@ class EpochsWorld:
         self.steps: list[str] = []
         self.is_counting = False
         self.kill_at: dict[int, str] = {}
-        self.killing: list[str] = []
+        self.lost: list[str] = []
         self.outcomes: list[str] = []
 
     # ---- hosts
@@ -190,7 +189,7 @@ class EpochsWorld:
                 home = EpochsHome(LedgerServices(topics, reads, store, self.clock, reports), owners, EpochLimits())
                 engine = ClusterEngine(local, topics, reads)
                 appends = GroupAppends(topics, engine, self.clock)
-                appends.serve(cast(HostCalls, calls))
+                appends.serve(calls)
                 routing = EpochRouting(
                     Broker(engine, self.clock, BrokerSettings(auto_create_topics=False)), home, owners
                 )
@@ -212,8 +211,8 @@ class EpochsWorld:
         host = self.hosts.pop(name, None)
         if host is not None:
             host.ended.set()
-            host.nursery.cancel_scope.cancel()
             await self.cluster.kill(name)
+            host.nursery.cancel_scope.cancel()
 
     async def again(self, host: str, payload: bytes) -> None:
         """A group comes once more, from a home that is slow or gone, at the host that has the stream then."""
@@ -229,8 +228,15 @@ class EpochsWorld:
         victim = self.kill_at.get(len(self.steps))
         self.steps.append(name)
         if victim is not None and victim in self.hosts:
-            self.killing.append(victim)
+            self.lost.append(victim)
             self.nursery.start_soon(self.kill, victim)
+
+    async def bring_back(self) -> None:
+        """The hosts that were lost start again, with their disks."""
+        for name in self.lost:
+            while name in self.cluster.hosts:  # noqa: ASYNC110  it is being killed
+                await trio.sleep(0.01)
+            await self.start(name)
 
     # ---- the client
 

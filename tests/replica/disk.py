@@ -148,7 +148,7 @@ class ReplicaDisk:
             if prefixes[number].length_bytes >= limit.length_bytes:
                 break
             entry = chunk.entries[number]
-            if b"!" in entry.data:
+            if entry.data.startswith(b"!"):
                 raise Damage(f"a bit has flipped in {entry.data!r}")
             entries.append(entry)
             size += len(entry.data)
