@@ -238,10 +238,11 @@ class RunningHost:
     scope: trio.CancelScope
     ended: trio.Event = field(default_factory=trio.Event)
     listeners: dict[str, Heard] = field(default_factory=dict)
+    chunk_bytes: int = 64 << 20
 
     def listen(self, stream: str) -> Heard:
         """Hear of a stream."""
-        heard = self.listeners[stream] = Heard()
+        heard = self.listeners[stream] = Heard(chunk_bytes=self.chunk_bytes)
         self.host.listen(stream, heard)
         return heard
 
@@ -308,6 +309,7 @@ class MemoryCluster:
                 parts = HostParts(identity, store, view, MemoryLinks(self.network, name), files, self.reports)
                 host = ClusterHost(parts, membership, self.limits)
                 running = RunningHost(host, store, identity, membership, view, files, scope)
+                running.chunk_bytes = self.limits.chunk_bytes
                 self.network.attach(name, host.receive, host.peer_refused)
                 nursery.start_soon(view.run)
                 await nursery.start(host.run)
@@ -389,7 +391,7 @@ class MemoryCluster:
         return found
 
 
-LIMITS = OwnerLimits(suspect_ms=1_500, repair_timeout_ms=1_000)
+LIMITS = OwnerLimits(min_chunk_ms=0, suspect_ms=1_500, repair_timeout_ms=1_000)
 Test = Callable[[MemoryCluster], Awaitable[None]]
 
 

@@ -331,9 +331,9 @@ async def test_a_known_registration_is_read_as_far_as_it_has_changed(make: Make)
         await plant(stores.store, registration)
         owner, store = StoredRegistrations(stores.other), Counting(stores.store)
         reader = StoredRegistrations(cast(MetadataStore, store))
-        seen = await read(owner)
+        planted = await read(owner)
         registration = changed_somehow(registration, random)
-        seen = await swap(owner, seen.revision, registration)
+        seen = await swap(owner, planted.revision, registration)
         assert (await read(reader)).registration == registration
         assert store.pages == 3
         for _ in range(40):
