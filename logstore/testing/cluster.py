@@ -1,11 +1,14 @@
-"""A cluster of real sidecar processes on loopback addresses, with an etcd of its own: started, killed, paused, wiped.
+"""A cluster of real sidecar processes on one machine, with an etcd of its own: started, killed, paused, wiped, cut off.
 
     with Cluster(directory) as cluster:
         producer = KafkaProducer(bootstrap_servers=cluster.bootstrap)
         cluster["a"].kill()
 
-Invariants: everything listens on loopback alone. At the end of the context every process is gone. A host keeps its
-ports over restarts. Needs `etcd` in the PATH (Debian's `etcd-server`), and the extra `cluster`.
+`network` (network.py) says how the hosts reach each other; without it they are on loopback addresses, and nothing can
+be cut between them.
+
+Invariants: nothing listens where other machines reach it. At the end of the context every process is gone. A host keeps
+its addresses over restarts. Needs `etcd` in the PATH (Debian's `etcd-server`), and the extra `cluster`.
 """
 
 import os
@@ -22,12 +25,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from logstore.testing.network import HostPlace, Loopback, Network, NotStarted
+
+__all__ = ["Cluster", "ClusterHostProcess", "Etcd", "NotStarted"]
 PATIENCE_S = 60.0
 """For a process to start or to end, on a loaded machine."""
-
-
-class NotStarted(Exception):
-    """A process did not start; the message has what it said."""
 
 
 class _Process:
@@ -96,11 +98,11 @@ class _Process:
 class Etcd(_Process):
     """One etcd process."""
 
-    def __init__(self, directory: Path, client_port: int, peer_port: int) -> None:
+    def __init__(self, directory: Path, endpoint: str, peer: str) -> None:
         super().__init__("etcd", directory / "etcd.log")
         self._directory = directory / "etcd"
-        self.endpoint = f"127.0.0.1:{client_port}"
-        self._peer = f"http://127.0.0.1:{peer_port}"
+        self.endpoint = endpoint
+        self._peer = f"http://{peer}"
 
     def start(self) -> None:
         """Start it. Raises NotStarted if there is no etcd here."""
@@ -121,12 +123,16 @@ class Etcd(_Process):
 class ClusterHostProcess(_Process):
     """One sidecar of the cluster."""
 
-    def __init__(self, name: str, directory: Path, ports: tuple[int, int], flags: Sequence[str]) -> None:
+    def __init__(self, name: str, directory: Path, place: HostPlace, flags: Sequence[str]) -> None:
         super().__init__(name, directory / f"{name}.log")
         self.data_dir = directory / name
-        self.port, peer_port = ports
-        self.address = f"127.0.0.1:{self.port}"
-        self._flags = [*flags, "--host-name", name, "--peer-listen", f"127.0.0.1:{peer_port}"]
+        self.address = place.kafka
+        self.port = int(place.kafka.rpartition(":")[2])
+        self._wrapper = place.wrapper
+        self._flags = [
+            *("--cluster", f"etcd://{place.etcd}", "--host-name", name, "--peer-listen", place.peer_listen),
+            *("--peer-advertise", place.peer_advertise, *place.flags, *flags),
+        ]
 
     def start(self) -> None:
         """Start it, and wait until it is ready. Raises NotStarted."""
@@ -136,7 +142,7 @@ class ClusterHostProcess(_Process):
     def begin(self) -> None:
         """Start it, without waiting."""
         command = [sys.executable, "-m", "logstore.cli", "serve", "--data-dir", str(self.data_dir)]
-        self._launch([*command, "--kafka", self.address, *self._flags])
+        self._launch([*self._wrapper, *command, "--kafka", self.address, *self._flags])
 
     def wait_ready(self) -> None:
         """Wait until it says that it is ready. Raises NotStarted."""
@@ -159,23 +165,24 @@ class ClusterHostProcess(_Process):
 class Cluster:
     """See the module. `flags` are further flags of every host."""
 
-    def __init__(self, directory: Path, names: Sequence[str] = ("a", "b", "c"), *flags: str) -> None:
+    def __init__(
+        self, directory: Path, names: Sequence[str] = ("a", "b", "c"), *flags: str, network: Network | None = None
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        ports = _free_ports(2 + 2 * len(names))
-        self.etcd = Etcd(directory, ports[0], ports[1])
+        self.network = network or Loopback()
+        self.network.plan(names)
+        self.etcd = Etcd(directory, *self.network.etcd)
         self.hosts = {
             name: ClusterHostProcess(
-                name,
-                directory,
-                (ports[2 + 2 * number], ports[3 + 2 * number]),
-                ["--cluster", f"etcd://{self.etcd.endpoint}", "--node-id", str(number + 1), *flags],
+                name, directory, self.network.place(name), ["--node-id", str(number), *flags]
             )
-            for number, name in enumerate(names)
+            for number, name in enumerate(names, 1)
         }
 
     def __enter__(self) -> "Cluster":
         """Start the etcd, then all hosts at once."""
         try:
+            self.network.start()
             self.etcd.start()
             for host in self:
                 host.begin()
@@ -201,7 +208,7 @@ class Cluster:
         running = [host for host in self if host.is_running]
         deadline_s = time.monotonic() + PATIENCE_S
         for host in running:
-            while (found := _brokers(host.port)) != len(running):
+            while (found := _brokers(host.address)) != len(running):
                 if time.monotonic() > deadline_s:
                     raise NotStarted(f"host {host.name} knows {found} members, {len(running)} run")
                 time.sleep(0.02)
@@ -209,6 +216,7 @@ class Cluster:
     def _kill_all(self) -> None:
         for process in (*self, self.etcd):
             process.kill()
+        self.network.stop()
 
     def __iter__(self) -> Iterator[ClusterHostProcess]:
         return iter(self.hosts.values())
@@ -226,23 +234,12 @@ class Cluster:
         return list(self)[node_id - 1]
 
 
-def _brokers(port: int) -> int:
+def _brokers(address: str) -> int:
     """How many brokers a host tells its clients of: Metadata 1, about no topics."""
     request = struct.pack(">hhihi", 3, 1, 0, -1, 0)
-    with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as connection:
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
         connection.sendall(struct.pack(">i", len(request)) + request)
         with connection.makefile("rb") as answer:
             (size,) = struct.unpack(">i", answer.read(4))
             return int.from_bytes(answer.read(size)[4:8], "big")
-
-
-def _free_ports(number: int) -> list[int]:
-    """Ports on loopback that are free at the moment."""
-    sockets = [socket.socket() for _ in range(number)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
