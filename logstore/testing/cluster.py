@@ -173,9 +173,7 @@ class Cluster:
         self.network.plan(names)
         self.etcd = Etcd(directory, *self.network.etcd)
         self.hosts = {
-            name: ClusterHostProcess(
-                name, directory, self.network.place(name), ["--node-id", str(number), *flags]
-            )
+            name: ClusterHostProcess(name, directory, self.network.place(name), ["--node-id", str(number), *flags])
             for number, name in enumerate(names, 1)
         }
 

@@ -4,8 +4,9 @@
         cluster.network.cut("a", "b")       # what a sends to b does not arrive; b's messages reach a
         cluster.network.heal()
 
-`Loopback` has no faults. `RelayedNetwork` works everywhere: relays (relay.py) stand between hosts, and between hosts and
-etcd. `logstore.testing.namespaces.NamespaceNetwork` gives each host a network namespace, with nft and tc; it needs root.
+`Loopback` has no faults. `RelayedNetwork` works everywhere: relays (relay.py) stand between hosts, and between hosts
+and etcd. `logstore.testing.namespaces.NamespaceNetwork` gives each host a network namespace, with nft and tc; it needs
+root.
 
 Invariants:
 * A fault has a direction, and names two hosts, or a host and `ETCD`. Faults add up until `heal`.
@@ -200,7 +201,9 @@ class RelayedNetwork:
     def _change(self, source: str, target: str, **changes: float) -> None:
         for name in (source, target):
             if name != ETCD and name not in self._places:
-                raise NetworkUnavailable(f"{name!r} is no host of this network: {', '.join(self._names)} are, and {ETCD}")
+                raise NetworkUnavailable(
+                    f"{name!r} is no host of this network: {', '.join(self._names)} are, and {ETCD}"
+                )
         state = self._states.setdefault((source, target), {"cut": False, "delay_s": 0.0, "bytes_s": 0.0})
         state.update(changes)
         self._tell({"source": source, "target": target, **state})

@@ -1,4 +1,4 @@
-"""A relay of TCP connections between the hosts of a test cluster, which cuts, delays and slows each direction by itself.
+"""A relay of TCP connections between the hosts of a test cluster; it cuts, delays and slows each direction by itself.
 
 `python -m logstore.testing.relay ROUTES` listens at the ports of the routes (JSON). Then each line of standard input is
 a command (JSON), answered by the line `done`; the end of the input ends the relay. It needs no right of its own, so it
@@ -92,7 +92,7 @@ class Relay:
         async with trio.open_nursery() as nursery:
             for route in routes:
                 await nursery.start(self._listen, route)
-            print("relay ready", flush=True)
+            _say("relay ready")
             await self._obey()
             nursery.cancel_scope.cancel()
 
@@ -104,7 +104,7 @@ class Relay:
                 while b"\n" in text:
                     line, _, text = text.partition(b"\n")
                     self.command(line.decode())
-                    print("done", flush=True)
+                    _say("done")
 
     async def _listen(self, route: Route, task_status: trio.TaskStatus[None]) -> None:
         async def connected(near: trio.SocketStream) -> None:
@@ -182,6 +182,11 @@ async def _pump(source: trio.SocketStream, target: trio.SocketStream, way: Direc
             await target.send_all(piece)
         await way.wait_open()
         await target.send_eof()
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 def as_json(routes: Sequence[Route]) -> str:
