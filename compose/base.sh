@@ -6,5 +6,5 @@ suite=${1:-trixie}
 root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
 debootstrap --variant=minbase --include=ca-certificates "$suite" "$root"
-rm -rf "$root"/var/cache/apt/archives/*.deb "$root"/var/lib/apt/lists/*
+rm -rf "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/*
 tar --directory "$root" --create . | docker import --change 'CMD ["/bin/sh"]' - cairn-base

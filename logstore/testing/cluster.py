@@ -11,155 +11,18 @@ Invariants: nothing listens where other machines reach it. At the end of the con
 its addresses over restarts. Needs `etcd` in the PATH (Debian's `etcd-server`), and the extra `cluster`.
 """
 
-import os
-import select
-import shutil
-import signal
 import socket
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO
 
-from logstore.testing.network import HostPlace, Loopback, Network, NotStarted
+from logstore.testing.network import Loopback, Network
+from logstore.testing.processes import PATIENCE_S, ClusterHostProcess, NotStarted
 
-__all__ = ["Cluster", "ClusterHostProcess", "Etcd", "NotStarted"]
-PATIENCE_S = 60.0
-"""For a process to start or to end, on a loaded machine."""
-
-
-class _Process:
-    """A process with a log file, and signals."""
-
-    def __init__(self, name: str, log: Path) -> None:
-        self.name = name
-        self.log_path = log
-        self._process: subprocess.Popen[str] | None = None
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it was started and not ended."""
-        return self._process is not None and self._process.poll() is None
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        if self._process is None:
-            raise NotStarted(f"{self.name} does not run")
-        return self._process.pid
-
-    @property
-    def log(self) -> str:
-        """What it has written to standard error."""
-        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
-
-    def _launch(self, command: Sequence[str]) -> subprocess.Popen[str]:
-        log: IO[str]
-        with self.log_path.open("a") as log:
-            self._process = subprocess.Popen(  # noqa: S603  our own programs
-                command, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
-            )
-        return self._process
-
-    def kill(self) -> None:
-        """SIGKILL: no chance to write anything down. Nothing is left of the process."""
-        self._end(signal.SIGKILL)
-
-    def stop(self) -> int:
-        """SIGTERM; returns the exit status."""
-        return self._end(signal.SIGTERM)
-
-    def pause(self) -> None:
-        """SIGSTOP: its connections stay open and are silent."""
-        os.kill(self.pid, signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        """SIGCONT."""
-        os.kill(self.pid, signal.SIGCONT)
-
-    def _end(self, number: signal.Signals) -> int:
-        process, self._process = self._process, None
-        if process is None:
-            return 0
-        process.send_signal(number)
-        try:
-            return process.wait(PATIENCE_S)
-        finally:
-            process.kill()
-            process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
-
-
-class Etcd(_Process):
-    """One etcd process."""
-
-    def __init__(self, directory: Path, endpoint: str, peer: str) -> None:
-        super().__init__("etcd", directory / "etcd.log")
-        self._directory = directory / "etcd"
-        self.endpoint = endpoint
-        self._peer = f"http://{peer}"
-
-    def start(self) -> None:
-        """Start it. Raises NotStarted if there is no etcd here."""
-        etcd = shutil.which("etcd")
-        if etcd is None:
-            raise NotStarted("no etcd is installed: apt-get install etcd-server")
-        client = f"http://{self.endpoint}"
-        self._launch(
-            [
-                etcd, "--name", "e", "--data-dir", str(self._directory), "--logger", "zap",
-                "--listen-client-urls", client, "--advertise-client-urls", client,
-                "--listen-peer-urls", self._peer, "--initial-advertise-peer-urls", self._peer,
-                "--initial-cluster", f"e={self._peer}", "--log-outputs", str(self.log_path),
-            ]
-        )  # fmt: skip
-
-
-class ClusterHostProcess(_Process):
-    """One sidecar of the cluster."""
-
-    def __init__(self, name: str, directory: Path, place: HostPlace, flags: Sequence[str]) -> None:
-        super().__init__(name, directory / f"{name}.log")
-        self.data_dir = directory / name
-        self.address = place.kafka
-        self.port = int(place.kafka.rpartition(":")[2])
-        self._wrapper = place.wrapper
-        self._flags = [
-            *("--cluster", f"etcd://{place.etcd}", "--host-name", name, "--peer-listen", place.peer_listen),
-            *("--peer-advertise", place.peer_advertise, *place.flags, *flags),
-        ]
-
-    def start(self) -> None:
-        """Start it, and wait until it is ready. Raises NotStarted."""
-        self.begin()
-        self.wait_ready()
-
-    def begin(self) -> None:
-        """Start it, without waiting."""
-        command = [sys.executable, "-m", "logstore.cli", "serve", "--data-dir", str(self.data_dir)]
-        self._launch([*self._wrapper, *command, "--kafka", self.address, *self._flags])
-
-    def wait_ready(self) -> None:
-        """Wait until it says that it is ready. Raises NotStarted."""
-        process = self._process
-        if process is None or process.stdout is None:
-            raise NotStarted(f"host {self.name} was not begun")
-        readable, _, _ = select.select([process.stdout], [], [], PATIENCE_S)
-        line = process.stdout.readline() if readable else ""
-        if not line.startswith("cairn ready"):
-            self.kill()
-            raise NotStarted(f"host {self.name} did not start: {line!r}\n{self.log[-4000:]}")
-
-    def wipe(self) -> None:
-        """Replace its disk by an empty one; it must not run."""
-        if self.is_running:
-            raise NotStarted(f"host {self.name} runs: stop it before its disk is replaced")
-        shutil.rmtree(self.data_dir, ignore_errors=True)
+__all__ = ["PATIENCE_S", "Cluster", "ClusterHostProcess", "NotStarted"]
 
 
 class Cluster:
@@ -171,9 +34,9 @@ class Cluster:
         directory.mkdir(parents=True, exist_ok=True)
         self.network = network or Loopback()
         self.network.plan(names)
-        self.etcd = Etcd(directory, *self.network.etcd)
+        self.etcd = self.network.make_etcd(directory)
         self.hosts = {
-            name: ClusterHostProcess(name, directory, self.network.place(name), ["--node-id", str(number), *flags])
+            name: self.network.make_host(name, directory, ["--node-id", str(number), *flags])
             for number, name in enumerate(names, 1)
         }
 

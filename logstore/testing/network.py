@@ -20,33 +20,18 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import permutations
-from typing import Final, NamedTuple, Protocol
+from pathlib import Path
+from typing import Final, Protocol
 
+from logstore.testing.processes import ClusterHostProcess, Etcd, HostPlace, LocalHost, Node, NotStarted
 from logstore.testing.relay import Route, as_json
 
 ETCD: Final = "etcd"
 """The name that stands for etcd where a host is named."""
 
 
-class NotStarted(Exception):
-    """A process did not start; the message has what it said."""
-
-
 class NetworkUnavailable(Exception):
     """This machine or user cannot have the network; the message says what is missing."""
-
-
-class HostPlace(NamedTuple):
-    """Where a host listens and is reached, as HOST:PORT, and how its process is started."""
-
-    kafka: str
-    peer_listen: str
-    peer_advertise: str
-    etcd: str
-    """Where it finds etcd."""
-    flags: Sequence[str] = ()
-    wrapper: Sequence[str] = ()
-    """What stands in front of the command."""
 
 
 class Network(Protocol):
@@ -64,13 +49,12 @@ class Network(Protocol):
         """Remove it, whatever has become of it."""
         ...
 
-    @property
-    def etcd(self) -> tuple[str, str]:
-        """Where etcd listens for clients, and for its peers, as HOST:PORT."""
+    def make_etcd(self, directory: Path) -> Node:
+        """An etcd that does not run yet."""
         ...
 
-    def place(self, name: str) -> HostPlace:
-        """Where a host is."""
+    def make_host(self, name: str, directory: Path, flags: Sequence[str]) -> ClusterHostProcess:
+        """A sidecar that does not run yet."""
         ...
 
     def cut(self, source: str, target: str) -> None:
@@ -108,14 +92,13 @@ class Loopback:
     def stop(self) -> None:
         """See Network."""
 
-    @property
-    def etcd(self) -> tuple[str, str]:
+    def make_etcd(self, directory: Path) -> Etcd:
         """See Network."""
-        return self._etcd
+        return Etcd(directory, *self._etcd)
 
-    def place(self, name: str) -> HostPlace:
+    def make_host(self, name: str, directory: Path, flags: Sequence[str]) -> LocalHost:
         """See Network."""
-        return self._places[name]
+        return LocalHost(name, directory, self._places[name], flags)
 
     def cut(self, source: str, target: str) -> None:
         """Raises NetworkUnavailable: there is nothing between hosts here."""
@@ -170,14 +153,13 @@ class RelayedNetwork:
             relay.kill()
             relay.communicate()
 
-    @property
-    def etcd(self) -> tuple[str, str]:
+    def make_etcd(self, directory: Path) -> Etcd:
         """See Network."""
-        return self._etcd
+        return Etcd(directory, *self._etcd)
 
-    def place(self, name: str) -> HostPlace:
+    def make_host(self, name: str, directory: Path, flags: Sequence[str]) -> LocalHost:
         """See Network."""
-        return self._places[name]
+        return LocalHost(name, directory, self._places[name], flags)
 
     def cut(self, source: str, target: str) -> None:
         """See Network."""

@@ -1,22 +1,27 @@
 """Faults of the network between real processes: what one host sends does not reach another, or comes late."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from logstore.testing.cluster import Cluster
-from logstore.testing.network import ETCD, NetworkUnavailable, RelayedNetwork
+from logstore.testing.namespaces import NamespaceNetwork, why_not
+from logstore.testing.network import ETCD, Network, NetworkUnavailable, RelayedNetwork
 from tests.cluster.test_processes import AFTER, WARM, check, create, leader_of, producing, wait_for_more
 from tests.metadata.support import needs_etcd
 
+NO_NAMESPACES = why_not()
+needs_namespaces = pytest.mark.skipif(NO_NAMESPACES is not None, reason=NO_NAMESPACES or "")
 pytestmark = [needs_etcd, pytest.mark.clients]
 
 
-def test_a_host_that_is_cut_off_is_replaced(tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", [RelayedNetwork, pytest.param(NamespaceNetwork, marks=needs_namespaces)])
+def test_a_host_that_is_cut_off_is_replaced(tmp_path: Path, make: Callable[[], Network]) -> None:
     """The owner is cut off from the other hosts and from etcd, and clients still reach it: it acknowledges nothing that
     is lost, the others go on, and it is one of them when the cut heals.
     """
-    network = RelayedNetwork()
+    network = make()
     with Cluster(tmp_path / "cluster", network=network) as cluster:
         create(cluster)
         with producing(cluster) as load:

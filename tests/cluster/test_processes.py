@@ -20,7 +20,7 @@ from kafka.admin import NewTopic
 from kafka.errors import CommitFailedError, KafkaError
 
 from logstore.testing.cluster import Cluster, ClusterHostProcess, NotStarted
-from logstore.testing.network import HostPlace
+from logstore.testing.processes import Etcd, HostPlace, LocalHost
 from tests.metadata.support import needs_etcd
 from tests.support.limits import PATIENCE_S
 
@@ -371,8 +371,9 @@ def test_appends_go_on_without_the_metadata_store(tmp_path: Path) -> None:
 def test_a_name_of_the_cluster_is_not_given_twice(tmp_path: Path) -> None:
     """A second host with the number of one that lives ends with a line that says so."""
     with Cluster(tmp_path / "cluster", ("a", "b")) as cluster:
+        assert isinstance(cluster.etcd, Etcd)
         place = HostPlace("127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0", cluster.etcd.endpoint)
-        other = ClusterHostProcess("c", tmp_path, place, ["--node-id", "1"])
+        other = LocalHost("c", tmp_path, place, ["--node-id", "1"])
         with pytest.raises(NotStarted, match="node id 1 is taken by host 'a'"):
             other.start()
 
