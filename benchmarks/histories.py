@@ -27,6 +27,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import matplotlib as mpl
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from benchmarks.checked import producers, readers, topics
@@ -192,6 +194,20 @@ def tables(rows: Rows, checker: Checker, console: Console) -> None:
     print_rows(console, "Calls", ("call", "", "times"), calls)
 
 
+def draw(rows: Rows, path: Path) -> None:
+    """The time without an acknowledgement of each fault, by its kind."""
+    mpl.use("Agg")
+    kinds = sorted({row["kind"] for row in rows.all})
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axis = figure.subplots()
+    axis.plot([row["silence_s"] for row in rows.all], [kinds.index(row["kind"]) for row in rows.all], "o", alpha=0.5)
+    axis.set_yticks(range(len(kinds)), kinds)
+    axis.set_xlabel("longest time without an acknowledgement of a stream, s")
+    axis.set_xlim(left=0)
+    figure.suptitle("A cluster of sidecars under faults, until all streams acknowledge again")
+    figure.savefig(path, dpi=90)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run, judge, print, keep."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -250,6 +266,7 @@ def report(plan: Plan, run: Run, before: dict[str, Any], folder: Path, console: 
         "rows": run.rows.all,
     }
     write_json(folder / "histories.json", content)
+    draw(run.rows, folder / "histories.png")
     console.print(f"written: {folder / 'histories.json'}")
     return not violations and not run.trouble
 
