@@ -226,13 +226,14 @@ class ContainerNetwork:
             user = os.getuid() or SIDECAR_USER
             if os.getuid() == 0:
                 os.chown(data_dir, user, user)
-            return (
+            made = (
                 self._container(self._images[0], name, command)
-                .with_bind_ports(KAFKA_PORT, ("127.0.0.1", port))
                 .with_volume_mapping(str(data_dir.resolve()), DATA, "rw")
                 .with_volume_mapping(str(self._folder), CERTIFICATES, "ro")
                 .with_kwargs(user=user, hostname=name)
             )
+            made.ports[KAFKA_PORT] = ("127.0.0.1", port)  # `with_bind_ports` would publish it on every address
+            return made
 
         host = ContainerHost(name, make, port, data_dir)
         self._nodes[name] = host

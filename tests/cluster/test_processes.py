@@ -19,6 +19,8 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import NewTopic
 from kafka.errors import CommitFailedError, KafkaError
 
+from logstore.client.admin import Admin
+from logstore.client.blocking import Client, parse_addresses
 from logstore.testing.cluster import Cluster, ClusterHostProcess, NotStarted
 from logstore.testing.processes import Etcd, HostPlace, LocalHost
 from tests.metadata.support import needs_etcd
@@ -76,6 +78,13 @@ def until(is_so: Callable[[], bool], what: str) -> None:
     while not is_so():
         assert time.monotonic() < deadline_s, f"never: {what}"
         pause.wait(0.02)
+
+
+def lacks_nothing(cluster: Cluster) -> bool:
+    """Whether every chunk has as many copies as it should, as the hosts say."""
+    with Client(parse_addresses(cluster.bootstrap)) as client:
+        found = Admin(client).hosts()
+    return found.is_complete and found.ownerless == found.under_replicated == 0
 
 
 class Load:
@@ -329,6 +338,7 @@ def test_a_wiped_host_gets_its_copies_again(tmp_path: Path) -> None:
             host.start()
             wait_for_more(load, 200)
             wait_for_more(load, AFTER)
+            until(lambda: lacks_nothing(cluster), "every chunk has all its copies")
         others = [each for each in cluster if each is not host]
         for other in others:
             other.stop()
