@@ -16,7 +16,13 @@ needs_namespaces = pytest.mark.skipif(NO_NAMESPACES is not None, reason=NO_NAMES
 pytestmark = [needs_etcd, pytest.mark.clients]
 
 
-@pytest.mark.parametrize("make", [RelayedNetwork, pytest.param(NamespaceNetwork, marks=needs_namespaces)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(NamespaceNetwork, marks=needs_namespaces),
+        pytest.param(RelayedNetwork, marks=() if NO_NAMESPACES else pytest.mark.slow),
+    ],
+)
 def test_a_host_that_is_cut_off_is_replaced(tmp_path: Path, make: Callable[[], Network]) -> None:
     """The owner is cut off from the other hosts and from etcd, and clients still reach it: it acknowledges nothing that
     is lost, the others go on, and it is one of them when the cut heals.
