@@ -5,7 +5,7 @@ Bugs are planted in the code of the product, one at a time; losing a host at som
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +14,13 @@ import trio
 import trio.testing
 
 from logstore.base.failures import leaves
+from logstore.cluster.epochs_home import EpochsHome
 from logstore.cluster.group_appends import GroupAppends
 from logstore.cluster.group_delivery import GroupDelivery
 from logstore.cluster.owner_calls import OwnerCalls
 from logstore.epochs.epochs import Epochs
 from logstore.epochs.stream_ends import StreamEnds
-from logstore.errors import HostUnreachable
+from logstore.errors import HostUnreachable, UnknownTopicOrPartition
 from logstore.format.fields import encode_fields
 from tests.cluster.epochs_world import LATE_S, EpochsWorld, epochs_world
 
@@ -65,8 +66,15 @@ def run(kill_at: Mapping[int, str], *, seed: int = 0) -> Told:
             assert (await world.describe()).last_epoch == 2
             told.steps, told.outcomes = world.steps, world.outcomes
 
+    in_virtual_time(main)
+    return told
+
+
+def in_virtual_time(main: Callable[[], Awaitable[None]], limit_s: float = LIMIT_S) -> None:
+    """Run it. Raises AssertionError if it takes longer, or fails."""
+
     async def bounded() -> None:
-        with trio.move_on_after(LIMIT_S) as scope:
+        with trio.move_on_after(limit_s) as scope:
             try:
                 await main()
             except BaseExceptionGroup as failures:
@@ -75,7 +83,6 @@ def run(kill_at: Mapping[int, str], *, seed: int = 0) -> Told:
         assert not scope.cancel_called, "an epoch is stuck"
 
     trio.run(bounded, clock=trio.testing.MockClock(autojump_threshold=0))
-    return told
 
 
 async def owners(world: EpochsWorld) -> list[str]:
@@ -123,6 +130,83 @@ def test_two_hosts_are_lost_one_after_the_other(undisturbed: Told) -> None:
     """With three copies of which one is left, the cluster waits until hosts are back; nothing is there twice."""
     for step in range(0, len(undisturbed.steps), 3):
         run({step: "home", step + 10: "owner"}, seed=step % 5)
+
+
+async def isolated(world: EpochsWorld, name: str) -> None:
+    """Nothing passes between a host and the others, nor the metadata store, until another one has the epochs."""
+    for other in world.hosts:
+        if other != name:
+            world.cluster.network.cut(name, other)
+    world.cluster.metadata.cut_off(name)
+    others = [host for host_name, host in world.hosts.items() if host_name != name]
+    await world.cluster.until(lambda: any(host.home.epochs is not None for host in others))
+
+
+async def cut_off_home(world: EpochsWorld) -> None:
+    """A home that knows of nothing is asked for a query that has gone on elsewhere; then it is healed, and asked."""
+    await world.epoch(0, PARTITIONS)
+    home = await world.home()
+    await isolated(world, home)
+    old = world.hosts.pop(home)
+    assert old.home.epochs is not None
+    await world.epoch(1, PARTITIONS)
+    world.hosts = {home: old}
+    with trio.move_on_after(40) as patience:
+        assert (await world.describe()).last_epoch == 1, "an old answer"
+    assert patience.cancelled_caught
+    assert set(world.outcomes) == {"describe: TryAgain"}
+    world.cluster.network.heal()
+    world.cluster.metadata.heal(home)
+    assert (await world.describe()).last_epoch == 1
+
+
+def run_cut_off() -> None:
+    """See `cut_off_home`."""
+
+    async def main() -> None:
+        async with epochs_world("a", "b", "c", partitions=PARTITIONS) as world:
+            await cut_off_home(world)
+
+    in_virtual_time(main, 100.0)
+
+
+def test_a_home_that_is_cut_off_says_nothing_old() -> None:
+    """It still has the epochs as they were, and another host has committed one since: who asks it is told to ask again,
+    and gets the truth when it can be reached.
+    """
+    run_cut_off()
+
+
+def test_an_answer_that_is_not_confirmed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted bug: the home says what it has in memory."""
+
+    async def hasty(self: EpochsHome, epochs: Epochs) -> bool:
+        await trio.lowlevel.checkpoint()
+        return self.is_current(epochs)
+
+    monkeypatch.setattr(EpochsHome, "confirm", hasty)
+    with pytest.raises(AssertionError, match="an old answer"):
+        run_cut_off()
+
+
+def test_a_topic_that_is_made_anew_is_another_one() -> None:
+    """An epoch that was staged for a deleted topic is refused; the topic of the same name begins with the next ones."""
+
+    async def main() -> None:
+        async with epochs_world("a", "b", "c", partitions=PARTITIONS) as world:
+            await world.epoch(0, PARTITIONS)
+            home = await world.home()
+            host = world.hosts[home]
+            await host.running.host.topics.delete("out", host.topics.topic("out").topic_id.hex)
+            with pytest.raises(UnknownTopicOrPartition):
+                await world.epoch(1, PARTITIONS)
+            await world.cluster.create_topic("out", PARTITIONS)
+            await world.cluster.until(lambda: all("out" in each.topics.topics for each in world.hosts.values()))
+            await world.epoch(1, PARTITIONS)
+            await world.epoch(2, PARTITIONS)
+            await world.check(3, PARTITIONS, first=1)
+
+    in_virtual_time(main)
 
 
 # ---- planted bugs
