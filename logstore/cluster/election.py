@@ -8,7 +8,7 @@ Invariants:
 * A host that holds the last chunk claims before those that do not: it can go on alone.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
@@ -36,17 +36,23 @@ def _score(stream: str, host: str) -> bytes:
     return blake2b(f"{stream}@{host}".encode(), digest_size=8).digest()
 
 
-def claim_rank(stream: str, me: str, head: StreamHead | None, live: Mapping[str, schema.Member]) -> int | None:
+def claim_rank(
+    stream: str,
+    me: str,
+    head: StreamHead | None,
+    live: Mapping[str, schema.Member],
+    leaving: Container[str] = frozenset(),
+) -> int | None:
     """How many hosts should claim the stream before this one; None if this one should not, because it does not live.
 
-    The members of the open chunk come first, each on its disk, then all others.
+    The members of the open chunk come first, each on its disk, then all others; behind all of them those that leave.
     """
     if me not in live:
         return None
     chunk = head.open_chunk if head is not None else None
     members = chunk.members if chunk is not None else ()
     holders = {member.host for member in members if member.host in live and live[member.host].disk == member.disk}
-    order = sorted(preferred(stream, live), key=lambda host: host not in holders)
+    order = sorted(preferred(stream, live), key=lambda host: (host in leaving, host not in holders))
     return order.index(me)
 
 

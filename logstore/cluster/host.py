@@ -371,7 +371,8 @@ class ClusterHost:
         now_ms = self._now_ms()
         for stream, owner in list(self._owners.items()):
             if self._owners.get(stream) is owner:
-                self._drive(owner, owner.live_members(self._hosts.placement(stream), now_ms))
+                live = self._hosts.placement(stream)
+                self._drive(owner, owner.live_members(live, now_ms, self._hosts.departures))
         self._changed.notify()
 
     def topic_changed(self, name: str, before: KnownTopic | None, now: KnownTopic | None) -> None:
@@ -409,7 +410,7 @@ class ClusterHost:
 
         now_ms = self._now_ms()
         owner = self._owners[stream] = Owner(stream, self._parts.identity.owner_id, self._limits, founding)
-        owner.live_members(self._hosts.placement(stream), now_ms)
+        owner.live_members(self._hosts.placement(stream), now_ms, self._hosts.departures)
         read = owner.start(now_ms)
         head, known = self.view.heads.get(stream), self._requests.registrations.known(stream)
         if head is None:

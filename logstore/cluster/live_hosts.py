@@ -7,6 +7,7 @@
 | is a member, and not reachable for longer | yes | no |
 | is a member, and refused a connection after it was lost (its process is gone) | no | no |
 | is no member: its lease has ended | no | no |
+| is to leave, and lives | yes | where there are too few others |
 
 Invariants:
 * This host itself is always chosen: it knows that it lives.
@@ -26,6 +27,7 @@ from logstore.cluster.interfaces import Links
 from logstore.cluster.membership import Membership
 from logstore.cluster.view import ClusterView
 from logstore.replica.registrations import Member
+from logstore.replica.repair import NONE_LEAVE, Departures
 
 LOOK_S: Final = 0.2
 """Between two looks at which hosts are reachable."""
@@ -35,6 +37,12 @@ ISOLATED_S: Final = 3.0
 """A host that reaches none of several others for so long leaves the cluster, so that they take over its streams."""
 MIN_HOSTS_TO_LEAVE: Final = 3
 """Of two hosts that lose their link both would leave."""
+
+
+def departures_of(leaving: Mapping[str, schema.Leaving]) -> Departures:
+    """What the metadata store says of hosts that leave, as owners take it."""
+    removed = frozenset(host for host, entry in leaving.items() if entry.how == schema.REMOVE)
+    return Departures(frozenset(leaving), removed)
 
 
 class LiveHosts:
@@ -54,13 +62,19 @@ class LiveHosts:
         self._lost: frozenset[str] = frozenset()
         self._live: dict[str, schema.Member] = {}
         self.live: Mapping[str, schema.Member] = MappingProxyType({})
+        self._departures = NONE_LEAVE
         self.changed_s = trio.current_time()
-        """When `live` has changed last."""
+        """When `live` or `departures` has changed last."""
 
     def placement(self, stream: str) -> tuple[Member, ...]:
         """The members that are chosen for chunks, in the order in which a stream's sets should prefer them."""
         usable = {host: member for host, member in self.live.items() if host not in self._lost}
         return election.placement(stream, self._name, {**usable, self._name: self._membership.member})
+
+    @property
+    def departures(self) -> Departures:
+        """The hosts that leave, as an operator has said."""
+        return self._departures
 
     def reaches(self, hosts: set[str]) -> int:
         """How many of these hosts can be reached; this host itself can."""
@@ -73,8 +87,9 @@ class LiveHosts:
             if host not in members or members[host].start != start:
                 del self._refusing[host]
         live = {host: member for host, member in members.items() if host not in self._refusing}
-        if live != self.live:
-            self.live = MappingProxyType(live)
+        departures = departures_of(self._view.leaving)
+        if live != self.live or departures != self._departures:
+            self.live, self._departures = MappingProxyType(live), departures
             self.changed_s = trio.current_time()
         self._changed()
 

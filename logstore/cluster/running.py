@@ -67,7 +67,7 @@ class LocalParts(NamedTuple):
 
 
 class Views(NamedTuple):
-    """What shows the cluster to operators, and the certificates of links (None: links are plain)."""
+    """What operators ask of the cluster, and the certificates of links (None: links are plain)."""
 
     survey: Survey
     meter: HostMeter
@@ -173,7 +173,8 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     placement = Placement(host, lambda: view.members, addresses, topics.groups_topic)
     home = LedgerHome(topics, reads, metadata, local.clock, report)
     engine = ClusterEngine(local.engine, topics, reads)
-    views = Views(Survey(host, metadata, links.is_reachable, local.clock), HostMeter(host, links, metadata), tls)
+    survey = Survey(host, metadata, links.is_reachable, local.clock)
+    views = Views(survey, HostMeter(host, links, metadata), tls)
     return RunningCluster(engine, placement, home, host, membership, addresses, views)
 
 

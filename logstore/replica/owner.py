@@ -50,7 +50,7 @@ from logstore.replica.messages import (
 )
 from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
 from logstore.replica.registrations import MAX_CHUNKS, ChunkRegistration, Member, OwnerId, Prefix, StreamRegistration
-from logstore.replica.repair import Repair
+from logstore.replica.repair import NONE_LEAVE, Departures, Repair
 
 
 class OwnerState(Enum):
@@ -241,9 +241,9 @@ class Owner:
         self._step(OwnerEvent.READ)
         return self._swap_in(self.registration.claimed(self.me), now_ms)
 
-    def live_members(self, live: tuple[Member, ...], now_ms: int) -> list[Effect]:
-        """The members whose leases hold, in the order of preference for replica sets."""
-        self._live = live
+    def live_members(self, live: tuple[Member, ...], now_ms: int, departures: Departures = NONE_LEAVE) -> list[Effect]:
+        """The members whose leases hold, in the order of preference for replica sets, and the hosts that leave."""
+        self._live, self._repair.departures = live, departures
         return self._advance(now_ms)
 
     def append(self, data: bytes, record_count: int, now_ms: int) -> list[Effect]:
@@ -463,9 +463,12 @@ class Owner:
         return last.end.next_offset if last is not None and last.end is not None else 0
 
     def _choose_members(self, now_ms: int) -> tuple[Member, ...]:
-        """The set of the next chunk: this host first, then by preference, one for each host, no suspects."""
+        """The set of the next chunk: this host first, then by preference, hosts that leave last; one member for each
+        host, no suspects.
+        """
         chosen: dict[str, Member] = {}
-        for member in sorted(self._live, key=lambda member: member.host != self.me.host):
+        leaving = self._repair.departures.hosts
+        for member in sorted(self._live, key=lambda member: (member.host != self.me.host, member.host in leaving)):
             if len(chosen) < self.registration.copies and not self._suspects.is_suspect(member, now_ms):
                 chosen.setdefault(member.host, member)
         return tuple(chosen.values())
@@ -558,11 +561,15 @@ class Owner:
         return [*reports, *self._roll(chosen, now_ms)]
 
     def _roll_if_better(self, now_ms: int) -> list[Effect]:
-        """Roll a full chunk once it is drained, and one whose set is small once there are more hosts."""
+        """Roll a full chunk once it is drained, one whose set is small once there are more hosts, and one that a host
+        has that leaves and is not needed.
+        """
         chosen = self._choose_members(now_ms)
         appending = self._appending
-        has_grown = len(chosen) > len(appending.progress)
-        appending.is_draining = appending.is_draining or has_grown
+        leaving = self._repair.departures.hosts
+        has_left = any(member.host in leaving and member not in chosen for member in appending.progress)
+        is_better = len(chosen) > len(appending.progress) or (has_left and len(chosen) == len(appending.progress))
+        appending.is_draining = appending.is_draining or is_better
         if appending.is_draining and appending.window.is_all_acked and len(chosen) >= self.registration.min_copies:
             return self._roll(chosen, now_ms)
         return []

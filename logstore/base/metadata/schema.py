@@ -6,6 +6,7 @@
 | `disks/DISK` | `Disk`: the label of the disk's last start (`logstore/replica/identity.py`) | for good |
 | `members/HOST` | `Member` | as long as the host's lease |
 | `nodes/NODE-ID` | `Node`: the host that has this number | the same |
+| `leaving/HOST` | `Leaving`: what an operator has said of the host | until it is taken back, or the host is removed |
 | `topics/TOPIC` | `Topic` | until the topic is deleted |
 | `streams/TOPIC-ID/`, `chunks/TOPIC-ID/` | registrations of streams: `logstore/replica/registrations.py` | the same |
 
@@ -52,6 +53,10 @@ DISKS: Final = "disks/"
 MEMBERS: Final = "members/"
 NODES: Final = "nodes/"
 TOPICS: Final = "topics/"
+LEAVING: Final = "leaving/"
+DRAIN: Final = "drain"
+REMOVE: Final = "remove"
+LEAVING_HOW: Final = (DRAIN, REMOVE)
 STREAMS: Final = "streams/"
 CHUNKS: Final = "chunks/"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
@@ -78,6 +83,7 @@ _OBJECTS: Final = {
             "addresses": Field(MapOf(String()), "listener to HOST:PORT"),
         },
     ),
+    "Leaving": Object("Leaving", {"how": Field(_NAME_TYPE, "drain or remove")}),
     "Topic": Object(
         "Topic",
         {
@@ -128,6 +134,15 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """A host that is to hold nothing any more. `how`: DRAIN, it lives and gives away what it has; REMOVE, it is gone
+    for good.
+    """
+
+    how: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
     """A topic."""
 
@@ -137,14 +152,20 @@ class Topic:
     settings: Mapping[str, str]
 
 
-Value = Cluster | Disk | Member | Node | Topic
-V = TypeVar("V", Cluster, Disk, Member, Node, Topic)
+Value = Cluster | Disk | Leaving | Member | Node | Topic
+V = TypeVar("V", Cluster, Disk, Leaving, Member, Node, Topic)
 
 
 def member_key(host: str) -> str:
     """The key of a member. Raises InvalidMetadataCall."""
     _check_name("host", host)
     return f"{MEMBERS}{host}"
+
+
+def leaving_key(host: str) -> str:
+    """The key of what an operator has said of a host. Raises InvalidMetadataCall."""
+    _check_name("host", host)
+    return f"{LEAVING}{host}"
 
 
 def disk_key(disk: str) -> str:
@@ -198,11 +219,14 @@ def decode(kind: type[V], entry: Entry) -> V:
 
 
 def _check_sizes(document: Mapping[str, Any]) -> None:
-    """The limits of maps, which their type does not have. Raises FieldError."""
+    """The limits of maps and of words, which their types do not have. Raises FieldError."""
     for name, limit in (("addresses", MAX_ADDRESSES), ("settings", MAX_SETTINGS)):
         entries = document.get(name, {})
         if len(entries) > limit or any(len(each) > MAX_NAME_CHARACTERS for each in entries):
             raise refuse(name, entries, f"must have at most {limit} entries, with names of {MAX_NAME_CHARACTERS}")
+    how = document.get("how", DRAIN)
+    if how not in LEAVING_HOW:
+        raise refuse("how", how, f"must be one of {', '.join(LEAVING_HOW)}")
 
 
 def _check_name(noun: str, name: str) -> None:
@@ -224,6 +248,18 @@ def join(
     name, node = member_key(host), node_key(member.node_id)
     conditions = (Condition(name, member_revision), Condition(node, node_revision))
     return Transaction(conditions, (Put(name, encode(member), lease_id), Put(node, encode(Node(host=host)), lease_id)))
+
+
+def leave(host: str, leaving: Leaving, revision: int = ABSENT) -> Transaction:
+    """Say of a host that it is to hold nothing any more, if what is said of it has this revision."""
+    key = leaving_key(host)
+    return Transaction((Condition(key, revision),), (Put(key, encode(leaving)),))
+
+
+def stay(host: str, revision: int) -> Transaction:
+    """Take back what is said of a host, if that has this revision."""
+    key = leaving_key(host)
+    return Transaction((Condition(key, revision),), (Delete(key),))
 
 
 def create_topic(name: str, topic: Topic) -> Transaction:
