@@ -101,7 +101,7 @@ class Claims:
 
     def _rank(self, stream: str) -> int | None:
         live, head = self._hosts.live, self._head(stream)
-        rank = election.claim_rank(stream, self._me.host, head, live, self._hosts.departures.hosts)
+        rank = election.claim_rank(stream, self._me.host, head, live, self._hosts.placing.leaving)
         if rank is None:
             return None
         if head is not None and head.owner == self._me:
@@ -149,14 +149,14 @@ class Claims:
         """Claim, one after the other, what a host owns that leaves and this host should own."""
         while True:
             await trio.sleep(RELIEVE_AFTER_S)
-            for stream in list(self._view.heads) if self._hosts.departures.hosts else ():
+            for stream in list(self._view.heads) if self._hosts.placing.leaving else ():
                 if self._may_claim() and self._should_relieve(stream):
                     self._claim(stream)
                     await trio.sleep(BALANCE_STEP_S)
 
     def _should_relieve(self, stream: str) -> bool:
         """Whether the owner leaves, and this host comes first and reaches all that hold the open chunk."""
-        head, leaving = self._head(stream), self._hosts.departures.hosts
+        head, leaving = self._head(stream), self._hosts.placing.leaving
         if head is None or self._is_mine(stream) or self.topic_of(stream) is None:
             return False
         if head.owner.host not in leaving or self._me.host in leaving:

@@ -26,8 +26,8 @@ from logstore.cluster import election
 from logstore.cluster.interfaces import Links
 from logstore.cluster.membership import Membership
 from logstore.cluster.view import ClusterView
+from logstore.replica.placing import Choose, Placing, first_ones
 from logstore.replica.registrations import Member
-from logstore.replica.repair import NONE_LEAVE, Departures
 
 LOOK_S: Final = 0.2
 """Between two looks at which hosts are reachable."""
@@ -39,17 +39,23 @@ MIN_HOSTS_TO_LEAVE: Final = 3
 """Of two hosts that lose their link both would leave."""
 
 
-def departures_of(leaving: Mapping[str, schema.Leaving]) -> Departures:
+def placing_of(leaving: Mapping[str, schema.Leaving], choose: Choose) -> Placing:
     """What the metadata store says of hosts that leave, as owners take it."""
     removed = frozenset(host for host, entry in leaving.items() if entry.how == schema.REMOVE)
-    return Departures(frozenset(leaving), removed)
+    return Placing(frozenset(leaving), removed, choose)
 
 
 class LiveHosts:
     """See the module. `changed` is called when any of it has changed. `watch_links` must run."""
 
     def __init__(
-        self, name: str, view: ClusterView, links: Links, membership: Membership, changed: Callable[[], None]
+        self,
+        name: str,
+        view: ClusterView,
+        links: Links,
+        membership: Membership,
+        changed: Callable[[], None],
+        choose: Choose = first_ones,
     ) -> None:
         self._name = name
         self._view = view
@@ -62,19 +68,15 @@ class LiveHosts:
         self._lost: frozenset[str] = frozenset()
         self._live: dict[str, schema.Member] = {}
         self.live: Mapping[str, schema.Member] = MappingProxyType({})
-        self._departures = NONE_LEAVE
+        self.placing = Placing(choose=choose)
+        """Which hosts leave, as an operator has said, and who joins replica sets."""
         self.changed_s = trio.current_time()
-        """When `live` or `departures` has changed last."""
+        """When `live` or `placing` has changed last."""
 
     def placement(self, stream: str) -> tuple[Member, ...]:
         """The members that are chosen for chunks, in the order in which a stream's sets should prefer them."""
         usable = {host: member for host, member in self.live.items() if host not in self._lost}
         return election.placement(stream, self._name, {**usable, self._name: self._membership.member})
-
-    @property
-    def departures(self) -> Departures:
-        """The hosts that leave, as an operator has said."""
-        return self._departures
 
     def reaches(self, hosts: set[str]) -> int:
         """How many of these hosts can be reached; this host itself can."""
@@ -87,9 +89,9 @@ class LiveHosts:
             if host not in members or members[host].start != start:
                 del self._refusing[host]
         live = {host: member for host, member in members.items() if host not in self._refusing}
-        departures = departures_of(self._view.leaving)
-        if live != self.live or departures != self._departures:
-            self.live, self._departures = MappingProxyType(live), departures
+        placing = placing_of(self._view.leaving, self.placing.choose)
+        if live != self.live or placing != self.placing:
+            self.live, self.placing = MappingProxyType(live), placing
             self.changed_s = trio.current_time()
         self._changed()
 

@@ -48,9 +48,10 @@ from logstore.replica.messages import (
     Refused,
     ToOwner,
 )
+from logstore.replica.placing import ANYWHERE, Placing
 from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
 from logstore.replica.registrations import MAX_CHUNKS, ChunkRegistration, Member, OwnerId, Prefix, StreamRegistration
-from logstore.replica.repair import NONE_LEAVE, Departures, Repair
+from logstore.replica.repair import Repair
 
 
 class OwnerState(Enum):
@@ -241,9 +242,9 @@ class Owner:
         self._step(OwnerEvent.READ)
         return self._swap_in(self.registration.claimed(self.me), now_ms)
 
-    def live_members(self, live: tuple[Member, ...], now_ms: int, departures: Departures = NONE_LEAVE) -> list[Effect]:
-        """The members whose leases hold, in the order of preference for replica sets, and the hosts that leave."""
-        self._live, self._repair.departures = live, departures
+    def live_members(self, live: tuple[Member, ...], now_ms: int, placing: Placing = ANYWHERE) -> list[Effect]:
+        """The members whose leases hold, in an order of preference, and where chunks may lie."""
+        self._live, self._repair.placing = live, placing
         return self._advance(now_ms)
 
     def append(self, data: bytes, record_count: int, now_ms: int) -> list[Effect]:
@@ -446,11 +447,10 @@ class Owner:
         if self._swap is not None:
             return []
         last = self.registration.last_chunk
-        members = self._choose_members(now_ms)
         is_safe = last is None or len(last.members) >= self.registration.min_copies
         if len(self.registration.chunks) >= MAX_CHUNKS:
             return [*self._report_full(), *self._go_on_repairing(now_ms)]
-        if is_safe and len(members) >= self.registration.min_copies:
+        if is_safe and len(members := self._choose_members(now_ms)) >= self.registration.min_copies:
             self._step(OwnerEvent.OPEN)
             return self._swap_in(self.registration.opened(members, self._end_offset()), now_ms)
         return self._go_on_repairing(now_ms)
@@ -462,16 +462,25 @@ class Owner:
         last = self.registration.last_chunk
         return last.end.next_offset if last is not None and last.end is not None else 0
 
-    def _choose_members(self, now_ms: int) -> tuple[Member, ...]:
-        """The set of the next chunk: this host first, then by preference, hosts that leave last; one member for each
-        host, no suspects.
+    def _usable(self, now_ms: int) -> tuple[tuple[Member, ...], tuple[Member, ...]]:
+        """Who may be in the set of the next chunk, one member for each host, no suspects: this host, with the hosts
+        that stay; and those that leave.
         """
-        chosen: dict[str, Member] = {}
-        leaving = self._repair.departures.hosts
-        for member in sorted(self._live, key=lambda member: (member.host != self.me.host, member.host in leaving)):
-            if len(chosen) < self.registration.copies and not self._suspects.is_suspect(member, now_ms):
-                chosen.setdefault(member.host, member)
-        return tuple(chosen.values())
+        leaving = self._repair.placing.leaving
+        usable: dict[str, Member] = {}
+        for member in sorted(self._live, key=lambda member: member.host != self.me.host):
+            if not self._suspects.is_suspect(member, now_ms):
+                usable.setdefault(member.host, member)
+        staying = [member for host, member in usable.items() if host == self.me.host or host not in leaving]
+        return tuple(staying), tuple(member for member in usable.values() if member not in staying)
+
+    def _choose_members(self, now_ms: int) -> tuple[Member, ...]:
+        """The set of the next chunk: this host first; hosts that leave, if there are too few others."""
+        staying, leaving = self._usable(now_ms)
+        own = tuple(member for member in staying if member.host == self.me.host)
+        others = tuple(member for member in staying if member not in own)
+        copies, choose = self.registration.copies, self._repair.placing.choose
+        return (*own, *choose(self.stream, others, own, copies - len(own), is_new=True), *leaving)[:copies]
 
     def _begin_chunk(self) -> ChunkRegistration:
         """Start appending to the chunk that was just opened."""
@@ -564,14 +573,12 @@ class Owner:
         """Roll a full chunk once it is drained, one whose set is small once there are more hosts, and one that a host
         has that leaves and is not needed.
         """
-        chosen = self._choose_members(now_ms)
-        appending = self._appending
-        leaving = self._repair.departures.hosts
-        has_left = any(member.host in leaving and member not in chosen for member in appending.progress)
-        is_better = len(chosen) > len(appending.progress) or (has_left and len(chosen) == len(appending.progress))
-        appending.is_draining = appending.is_draining or is_better
-        if appending.is_draining and appending.window.is_all_acked and len(chosen) >= self.registration.min_copies:
-            return self._roll(chosen, now_ms)
+        (staying, leaving), appending = self._usable(now_ms), self._appending
+        count = min(self.registration.copies, len(staying) + len(leaving))
+        has_left = len(staying) >= len(appending.progress) and any(member in leaving for member in appending.progress)
+        appending.is_draining = appending.is_draining or has_left or count > len(appending.progress)
+        if appending.is_draining and appending.window.is_all_acked and count >= self.registration.min_copies:
+            return self._roll(self._choose_members(now_ms), now_ms)
         return []
 
     def _roll(self, members: tuple[Member, ...], now_ms: int) -> list[Effect]:

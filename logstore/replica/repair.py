@@ -18,14 +18,13 @@ Invariants:
 Without any live member a candidate may still have the chunk: it is asked. If none has, the chunk is reported as
 unavailable, and its records stay in the log's offsets.
 
-Costs: two swaps a copy, one small write a sync for each piece of 1 MiB. When copies may flow, and where to, is
-Peace's to say: here they go to the first live member in the given order.
+Costs: two swaps a copy, one small write a sync for each piece of 1 MiB. Where copies go is Peace's to say (`Placing`),
+and when they may flow.
 
 Sources: SGuard, section 5 (copies compete with what must be fast, so they are scheduled); HDFS's re-replication;
 Apache BookKeeper's auto-recovery, which changes the ledger's metadata after the copy.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
@@ -33,6 +32,7 @@ from typing import Final, NamedTuple
 from logstore.base.states import following
 from logstore.replica.effects import Effect, Send, Unavailable
 from logstore.replica.messages import CopyChunk, CopyDone, Reason, Refused
+from logstore.replica.placing import ANYWHERE, Placing
 from logstore.replica.registrations import ChunkRegistration, Member, StreamRegistration
 
 
@@ -70,16 +70,6 @@ TRANSITIONS: Final = {
     (RepairState.PROMOTING, RepairEvent.REGISTERED): RepairState.IDLE,
     (RepairState.DROPPING, RepairEvent.REGISTERED): RepairState.IDLE,
 }
-
-
-class Departures(NamedTuple):
-    """Hosts that are to hold nothing any more, by name; `removed`: those of them that are gone for good."""
-
-    hosts: frozenset[str] = frozenset()
-    removed: frozenset[str] = frozenset()
-
-
-NONE_LEAVE: Final = Departures()
 
 
 class Job(NamedTuple):
@@ -121,9 +111,9 @@ class Repair:
         """Targets and sources that failed, by chunk, until when they are not asked again."""
         self._damaged: dict[tuple[int, Member], None] = {}
         self._reported: dict[int, None] = {}
-        self.departures = NONE_LEAVE
-        self._seen: tuple[int, tuple[Member, ...], Departures] | None = None
-        """Revision, live members and departures with which there was nothing to do: no need to look through all chunks
+        self.placing = ANYWHERE
+        self._seen: tuple[int, tuple[Member, ...], Placing] | None = None
+        """Revision, live members and placing with which there was nothing to do: no need to look through all chunks
         again.
         """
 
@@ -132,7 +122,7 @@ class Repair:
 
     def is_at_rest(self, revision: int, live: tuple[Member, ...]) -> bool:
         """Whether there is nothing to do for this registration and these live members."""
-        is_seen = self._seen == (revision, live, self.departures)
+        is_seen = self._seen == (revision, live, self.placing)
         return self.state is RepairState.IDLE and is_seen and not self._damaged
 
     # ---- events
@@ -181,14 +171,14 @@ class Repair:
     def _choose(
         self, registration: StreamRegistration, revision: int, live: tuple[Member, ...], now_ms: int
     ) -> RepairStep:
-        if self._seen == (revision, live, self.departures):
+        if self._seen == (revision, live, self.placing):
             return NOTHING
         effects: list[Effect] = []
         for chunk in reversed(registration.chunks):
             holders = [member for member in chunk.members if member in live]
             if chunk.is_open:
                 continue
-            staying = self._staying(holders)
+            staying = self.placing.staying(holders)
             if len(staying) >= registration.copies:
                 if len(chunk.members) + len(chunk.candidates) > registration.copies:
                     self._step(RepairEvent.DROP)
@@ -216,7 +206,7 @@ class Repair:
             wanted = registration.with_copies(chunk.epoch, chunk.members, (*chunk.candidates, target))
             return RepairStep(tuple(effects), wanted)
         if not self._bad:
-            self._seen = (revision, live, self.departures)
+            self._seen = (revision, live, self.placing)
         return RepairStep(tuple(effects))
 
     def _target(
@@ -228,14 +218,14 @@ class Repair:
         candidates = [member for member in chunk.candidates if member in live]
         hosts = {member.host for member in chunk.members if member in live}
         if source is not None:
-            others = [member for member in live if member.host not in hosts]
-            candidates = list(self._staying([*candidates, *others]))
-        usable = (member for member in candidates if not self._is_bad(chunk.epoch, member, now_ms))
-        return next(usable, None)
-
-    def _staying(self, members: Iterable[Member]) -> tuple[Member, ...]:
-        """Those of the members that do not leave."""
-        return tuple(member for member in members if member.host not in self.departures.hosts)
+            candidates = list(self.placing.staying(candidates))
+        usable = [member for member in candidates if not self._is_bad(chunk.epoch, member, now_ms)]
+        if source is not None and not usable:
+            others = self.placing.staying(member for member in live if member.host not in hosts)
+            usable = [member for member in others if not self._is_bad(chunk.epoch, member, now_ms)]
+            holders = self.placing.staying(member for member in chunk.members if member in live)
+            usable = list(self.placing.choose(self._stream, usable, holders, 1, is_new=False))
+        return next(iter(usable), None)
 
     def _without_removed(
         self, registration: StreamRegistration, chunk: ChunkRegistration, live: tuple[Member, ...]
@@ -243,13 +233,13 @@ class Repair:
         """The registration without the removed hosts' copies of a chunk; None if none is named, or another host that is
         alive is still to get a copy.
         """
-        removed = self.departures.removed
+        removed = self.placing.removed
         members = tuple(member for member in chunk.members if member.host not in removed)
         candidates = tuple(member for member in chunk.candidates if member.host not in removed)
         holders = {member for member in members if member in live}
         if len(members) + len(candidates) == len(chunk.members) + len(chunk.candidates):
             return None
-        if not holders or any(member not in holders for member in self._staying(live)):
+        if not holders or any(member not in holders for member in self.placing.staying(live)):
             return None
         return registration.with_copies(chunk.epoch, members, candidates)
 
@@ -274,7 +264,7 @@ class Repair:
         candidates = tuple(member for member in chunk.candidates if member != job.target)
         alive = tuple(member for member in members if member in live)
         if len(alive) >= registration.copies:
-            staying = self._staying(alive)
+            staying = self.placing.staying(alive)
             members, candidates = staying if len(staying) >= registration.copies else alive, ()
         self._reported.pop(chunk.epoch, None)
         return RepairStep((), registration.with_copies(chunk.epoch, members, candidates))

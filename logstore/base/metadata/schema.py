@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeVar
 
 from logstore.base.errors import FieldError
-from logstore.base.fields import Field, Integer, MapOf, Object, String, refuse
+from logstore.base.fields import Field, Integer, ListOf, MapOf, Object, String, refuse
 from logstore.base.metadata.errors import InvalidMetadataCall, MetadataDamaged
 from logstore.base.metadata.interface import (
     ABSENT,
@@ -46,6 +46,11 @@ MAX_TOPIC_CHARACTERS: Final = 249
 MAX_PARTITIONS: Final = 10_000
 MAX_ADDRESSES: Final = 16
 MAX_SETTINGS: Final = 32
+MAX_RACK_CHARACTERS: Final = 255
+MAX_DOMAINS: Final = 8
+"""Of a host, within each other."""
+MAX_RATE: Final = (1 << 53) - 1
+"""Bytes per second."""
 MAX_NODE_ID: Final = (1 << 31) - 1
 """As in Kafka."""
 CLUSTER_KEY: Final = "cluster"
@@ -79,7 +84,11 @@ _OBJECTS: Final = {
             "start": Field(_NAME_TYPE, "random name of its last start"),
             "node_id": Field(Integer(0, MAX_NODE_ID), "its number, for Kafka's clients"),
             "link": Field(String(), "HOST:PORT where other hosts reach it"),
-            "rack": Field(String(MAX_NAME_CHARACTERS, 0), "its fault domain"),
+            "rack": Field(String(MAX_RACK_CHARACTERS, 0), "its fault domains, from the widest: /zone/rack"),
+            "disk_rate": Field(Integer(0, MAX_RATE), "bytes per second that its disk takes; 0: not known", 0),
+            "link_rates": Field(
+                ListOf(Integer(0, MAX_RATE), MAX_DOMAINS), "into each of its domains; 0: not known", ()
+            ),
             "addresses": Field(MapOf(String()), "listener to HOST:PORT"),
         },
     ),
@@ -131,6 +140,8 @@ class Member:
     link: str
     rack: str
     addresses: Mapping[str, str]
+    disk_rate: int = 0
+    link_rates: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
