@@ -84,13 +84,10 @@ class Departures:
                 f"host {host!r} cannot be removed: of {held.alone} chunks no other host that is alive has a copy, the "
                 f"first is {held.example}; bring the host back, or another one that has them"
             )
-        if held.chunks:
-            await self._write(host, schema.REMOVE)
-            return held.chunks
-        entry = (await self._store.get(schema.leaving_key(host))).entry
-        if entry is not None:
-            await self._commit(schema.stay(host, entry.revision))
-        return 0
+        await self._write(host, schema.REMOVE)
+        if not held.chunks:
+            await self.undrain(host)  # all hosts have seen that it was removed, and forget it
+        return held.chunks
 
     # ---- the entry
 

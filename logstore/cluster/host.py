@@ -186,13 +186,8 @@ class ClusterHost:
     @property
     def statistics(self) -> HostStatistics:
         """What the host does now."""
-        return HostStatistics(
-            len(self._owners),
-            len(self._restless),
-            self._claims.streams_without_owner,
-            self._takeovers,
-            self._member_failures,
-        )
+        owned, ticking, ownerless = len(self._owners), len(self._restless), self._claims.streams_without_owner
+        return HostStatistics(owned, ticking, ownerless, self._takeovers, self._member_failures)
 
     @property
     def owners(self) -> Mapping[str, Owner]:

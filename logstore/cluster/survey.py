@@ -96,7 +96,7 @@ class Survey:
         self._clock = clock
         self._known: Mapping[str, schema.Member] = dict(self._view.members)
         self._departed: dict[str, _Departed] = {}
-        self._removing: set[str] = set()
+        self._leaving: set[str] = set()
         self._staying = 0
         """Hosts that live and do not leave, as of the latest count."""
         self._walking = trio.Lock()
@@ -114,8 +114,8 @@ class Survey:
             self._departed[name] = _Departed(self._known[name], self._clock.wall_ms())
             if len(self._departed) > MAX_DEPARTED:
                 del self._departed[next(iter(self._departed))]
-        removing = {name for name, entry in self._view.leaving.items() if entry.how == schema.REMOVE}
-        removed, self._removing = self._removing - removing, removing
+        leaving = set(self._view.leaving)
+        removed, self._leaving = self._leaving - leaving, leaving
         for name in (members.keys() | removed) & self._departed.keys():
             del self._departed[name]
         self._known = dict(members)

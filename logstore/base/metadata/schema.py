@@ -209,6 +209,9 @@ def encode(value: Value) -> bytes:
         _check_sizes(document)
     except FieldError as error:
         raise InvalidMetadataCall(f"{name} {error}") from error
+    for field, part in _OBJECTS[name].fields.items():
+        if document[field] in (part.default, []):
+            del document[field]  # as `decode` gives it back
     return json.dumps({"v": VERSION, **document}, separators=(",", ":"), ensure_ascii=True).encode("ascii")
 
 
