@@ -86,7 +86,8 @@ class Departures:
             )
         await self._write(host, schema.REMOVE)
         if not held.chunks:
-            await self.undrain(host)  # all hosts have seen that it was removed, and forget it
+            with suppress(UnknownHost):  # somebody else has
+                await self.undrain(host)  # all hosts have seen that it was removed, and forget it
         return held.chunks
 
     # ---- the entry
