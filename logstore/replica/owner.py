@@ -48,7 +48,7 @@ from logstore.replica.messages import (
     Refused,
     ToOwner,
 )
-from logstore.replica.placing import ANYWHERE, Placing
+from logstore.replica.placing import ANYWHERE, NextSet, Placing
 from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
 from logstore.replica.registrations import MAX_CHUNKS, ChunkRegistration, Member, OwnerId, Prefix, StreamRegistration
 from logstore.replica.repair import Repair
@@ -462,25 +462,15 @@ class Owner:
         last = self.registration.last_chunk
         return last.end.next_offset if last is not None and last.end is not None else 0
 
-    def _usable(self, now_ms: int) -> tuple[tuple[Member, ...], tuple[Member, ...]]:
-        """Who may be in the set of the next chunk, one member for each host, no suspects: this host, with the hosts
-        that stay; and those that leave.
-        """
-        leaving = self._repair.placing.leaving
-        usable: dict[str, Member] = {}
-        for member in sorted(self._live, key=lambda member: member.host != self.me.host):
-            if not self._suspects.is_suspect(member, now_ms):
-                usable.setdefault(member.host, member)
-        staying = [member for host, member in usable.items() if host == self.me.host or host not in leaving]
-        return tuple(staying), tuple(member for member in usable.values() if member not in staying)
+    def _next_set(self, now_ms: int) -> NextSet:
+        """Who may be in the set of the next chunk, and how many are to be; no suspects."""
+        registration, placing = self.registration, self._repair.placing
+        usable = [member for member in self._live if not self._suspects.is_suspect(member, now_ms)]
+        return placing.next_set(self.me.host, self._live, usable, registration.copies, registration.min_copies)
 
     def _choose_members(self, now_ms: int) -> tuple[Member, ...]:
-        """The set of the next chunk: this host first; hosts that leave, if there are too few others."""
-        staying, leaving = self._usable(now_ms)
-        own = tuple(member for member in staying if member.host == self.me.host)
-        others = tuple(member for member in staying if member not in own)
-        copies, choose = self.registration.copies, self._repair.placing.choose
-        return (*own, *choose(self.stream, others, own, copies - len(own), is_new=True), *leaving)[:copies]
+        """The set of the next chunk."""
+        return self._repair.placing.members(self.stream, self._next_set(now_ms))
 
     def _begin_chunk(self) -> ChunkRegistration:
         """Start appending to the chunk that was just opened."""
@@ -573,11 +563,9 @@ class Owner:
         """Roll a full chunk once it is drained, one whose set is small once there are more hosts, and one that a host
         has that leaves and is not needed.
         """
-        (staying, leaving), appending = self._usable(now_ms), self._appending
-        count = min(self.registration.copies, len(staying) + len(leaving))
-        has_left = len(staying) >= len(appending.progress) and any(member in leaving for member in appending.progress)
-        appending.is_draining = appending.is_draining or has_left or count > len(appending.progress)
-        if appending.is_draining and appending.window.is_all_acked and count >= self.registration.min_copies:
+        following, appending = self._next_set(now_ms), self._appending
+        appending.is_draining = appending.is_draining or following.is_better_than(appending.progress)
+        if appending.is_draining and appending.window.is_all_acked and following.size >= self.registration.min_copies:
             return self._roll(self._choose_members(now_ms), now_ms)
         return []
 
