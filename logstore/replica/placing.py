@@ -35,8 +35,8 @@ def first_ones(  # one of the ways to choose, and the simplest
 
 
 class NextSet(NamedTuple):
-    """Who may be in the set of a stream's next chunk, and how many members it is to have: the owner's own member, others
-    that stay, and those that leave.
+    """Who may be in the set of a stream's next chunk, and how many members it is to have: the owner's own member,
+    others that stay, and those that leave.
     """
 
     own: tuple[Member, ...]
