@@ -41,10 +41,11 @@ from logstore.cluster.claims import Claims
 from logstore.cluster.disk_work import DiskWork
 from logstore.cluster.entry_reads import EntryReads
 from logstore.cluster.host_identity import HostIdentity
-from logstore.cluster.interfaces import Links, ReplicaFiles, StreamListener
+from logstore.cluster.interfaces import Links, PlanSets, ReplicaFiles, StreamListener
 from logstore.cluster.live_hosts import LiveHosts
 from logstore.cluster.membership import Membership
 from logstore.cluster.registration_requests import CreateRegistration, FirstRegistration, RegistrationRequests
+from logstore.cluster.set_choice import SetChoice
 from logstore.cluster.stored_topics import StoredTopics
 from logstore.cluster.view import ClusterView, KnownHead, KnownTopic, stream_name, topic_id_of
 from logstore.errors import NotLeader, UnknownTopicOrPartition
@@ -81,6 +82,7 @@ from logstore.replica.messages import (
     ReadEntries,
     Reason,
     Refused,
+    StreamRates,
     ToOwner,
 )
 from logstore.replica.owner import TAKING, Owner, OwnerState
@@ -111,6 +113,7 @@ class HostParts:
     links: Links
     files: ReplicaFiles
     report: Report
+    plan_sets: PlanSets | None = None
 
 
 @dataclass(slots=True)
@@ -149,7 +152,8 @@ class ClusterHost:
         self._takeovers = self._member_failures = 0
         self._full: set[str] = set()
         """Streams whose listeners wait for room."""
-        self._hosts = LiveHosts(self.name, parts.view, parts.links, membership, self._hosts_changed)
+        self._sets = SetChoice(self.name, lambda: self._hosts.live, parts.links, parts.plan_sets)
+        self._hosts = LiveHosts(self.name, parts.view, parts.links, membership, self._hosts_changed, self._sets.choose)
         self._claims = Claims(
             parts.identity.owner_id,
             parts.view,
@@ -173,6 +177,7 @@ class ClusterHost:
             EntriesRead: self._entries_read,
             Fence: self._fenced,
             LookAtRegistration: self._look_hint,
+            StreamRates: self._sets.heard,
             Refused: self._refused,
         }
         self._changed = ChangeSignal()
@@ -181,13 +186,8 @@ class ClusterHost:
     @property
     def statistics(self) -> HostStatistics:
         """What the host does now."""
-        return HostStatistics(
-            len(self._owners),
-            len(self._restless),
-            self._claims.streams_without_owner,
-            self._takeovers,
-            self._member_failures,
-        )
+        owned, ticking, ownerless = len(self._owners), len(self._restless), self._claims.streams_without_owner
+        return HostStatistics(owned, ticking, ownerless, self._takeovers, self._member_failures)
 
     @property
     def owners(self) -> Mapping[str, Owner]:
@@ -209,6 +209,7 @@ class ClusterHost:
             nursery.start_soon(self._claims.run)
             nursery.start_soon(self._show_again)
             nursery.start_soon(self._hosts.watch_links)
+            nursery.start_soon(self._sets.run)
             for stream in self._replica.streams():
                 self._requests.ask(ReadRegistration(stream))
             self.members_changed()
@@ -256,6 +257,7 @@ class ClusterHost:
         """Append a batch, which `may_append` allows; returns its offset. Raises NotLeader."""
         owner = self._taking(stream)
         offset = owner.next_offset
+        self._sets.rates.appended(stream, len(data))
         self._drive(owner, owner.append(data, record_count, self._now_ms()))
         return offset
 
@@ -371,7 +373,8 @@ class ClusterHost:
         now_ms = self._now_ms()
         for stream, owner in list(self._owners.items()):
             if self._owners.get(stream) is owner:
-                self._drive(owner, owner.live_members(self._hosts.placement(stream), now_ms))
+                live = self._hosts.placement(stream)
+                self._drive(owner, owner.live_members(live, now_ms, self._hosts.placing))
         self._changed.notify()
 
     def topic_changed(self, name: str, before: KnownTopic | None, now: KnownTopic | None) -> None:
@@ -384,6 +387,7 @@ class ClusterHost:
 
     def head_changed(self, stream: str, now: KnownHead | None) -> None:
         """See ViewListener."""
+        self._sets.head_changed(stream, now)
         self._claims.look_at(stream)
         has_replicas = self._replica.has_chunks_of(stream)
         before = self._heads.pop(stream, None)
@@ -409,7 +413,7 @@ class ClusterHost:
 
         now_ms = self._now_ms()
         owner = self._owners[stream] = Owner(stream, self._parts.identity.owner_id, self._limits, founding)
-        owner.live_members(self._hosts.placement(stream), now_ms)
+        owner.live_members(self._hosts.placement(stream), now_ms, self._hosts.placing)
         read = owner.start(now_ms)
         head, known = self.view.heads.get(stream), self._requests.registrations.known(stream)
         if head is None:
@@ -570,6 +574,7 @@ class ClusterHost:
         elif isinstance(effect, Deposed):
             report(STREAM_DEPOSED, stream=effect.stream, newer_epoch=effect.newer_epoch, unacked=effect.unacked_offset)
             self._owners.pop(effect.stream, None)
+            self._sets.rates.deposed(effect.stream)
             self._claims.look_at(effect.stream)
             if listener is not None:
                 listener.deposed(effect.newer_epoch)
