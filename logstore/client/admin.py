@@ -202,7 +202,7 @@ class Admin:
         return self._retry(ask)
 
     def _find_coordinator(self) -> Address:
-        request = admin_wire.find_coordinator_request("")
+        request = admin_wire.find_coordinator_request("cairn")
         error, address = self._client.call_once(wire.FIND_COORDINATOR, request, admin_wire.find_coordinator_reply, None)
         self._check(error, "the coordinator of groups")
         return address
