@@ -195,15 +195,17 @@ async def _serve(settings: SidecarConfig) -> None:
             facts = partial(_host_facts, settings.data_dir)
             if cluster is None:
                 handlers = _handlers(broker, engine, groups, epochs, callers, listeners, facts)
+                services: Callable[[], Sequence[GroupService]] = lambda: (groups.service,)  # noqa: E731
             else:
                 coordination = _coordination(settings, broker, report, cluster, groups.apis())
                 handlers = _cluster_handlers(broker, coordination, callers, listeners, cluster.survey)
                 nursery.start_soon(coordination.run)
+                services = coordination.services
             security = ServerSecurity(tls, Authenticator(callers.users, settings.login, report))
             server = KafkaServer(broker, handlers, security)
             state = _shared_state(settings, clock)
             meter, peer_tls = (None, None) if cluster is None else (cluster.meter, cluster.tls)
-            served = Served(engine, server, groups.service, epochs, staging, meter)
+            served = Served(engine, broker.engine.store, server, services, epochs, staging, meter)
             watched = Watched(served, files.meter, handlers.meter, report, health, state, settings.data_dir, clock)
             http = await _start_monitoring(settings, watched, tls, nursery)
             listeners += await nursery.start(server.serve, settings.listeners)

@@ -43,7 +43,7 @@ from logstore.log.topics import TopicConfig
 from logstore.log.validation import check_produced
 from logstore.log.waiters import Waitable
 from logstore.replica.messages import EntriesRead
-from logstore.replica.registrations import ChunkRegistration, StreamRegistration
+from logstore.replica.registrations import ChunkRegistration, Prefix, StreamRegistration
 
 MAX_BATCH_BYTES: Final = 16 << 20
 """Of one batch, whatever `max.message.bytes` says: a quarter of what a member keeps unsynced, and of a link's frame."""
@@ -64,6 +64,9 @@ class StreamOwners(Protocol):
 
     def next_offset(self, stream: str, /) -> int:
         """The offset of the next batch."""
+
+    def acked(self, stream: str, /) -> Prefix:
+        """How much of the open chunk is acknowledged. Raises NotLeader."""
 
     def registration(self, stream: str, /) -> StreamRegistration:
         """The registration of a stream that this host owns. Raises NotLeader."""
@@ -141,7 +144,7 @@ class ReplicatedStream(Waitable):
         self.producers: ProducerTable[AppendTicket] = ProducerTable()
         self.deleted = self.is_leader = False
         self.is_internal = place.is_internal
-        self.appended_bytes = self.fetched_bytes = 0
+        self.appended_bytes = self.appended_records = self.fetched_bytes = 0
         self._services = services
         self._waiting: deque[_Waiting] = deque()
         self._waiting_bytes = 0
@@ -256,6 +259,7 @@ class ReplicatedStream(Waitable):
             if batch.header.producer_id >= 0:
                 self.producers.synced(batch.header, batch.base_offset, now_ms)
             self.appended_bytes += batch.header.size_bytes
+            self.appended_records += batch.header.last_offset_delta + 1
             settled.append(batch)
         self.high_watermark = max(self.high_watermark, high_watermark)
         for batch in settled:
@@ -314,9 +318,16 @@ class ReplicatedStream(Waitable):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all sealed chunks."""
-        chunks = self.registration.chunks if self.is_leader else ()
-        return sum(chunk.end.length_bytes for chunk in chunks if chunk.end is not None)
+        """Bytes of all chunks, of the open one as far as it is acknowledged; 0 where another host owns the stream."""
+        if not self.is_leader:
+            return 0
+        sealed = (chunk.end.length_bytes for chunk in self.registration.chunks if chunk.end is not None)
+        return sum(sealed) + self._services.owners.acked(self.stream).length_bytes
+
+    @property
+    def chunk_count(self) -> int:
+        """The number of chunks; 0 where another host owns the stream."""
+        return len(self.registration.chunks) if self.is_leader else 0
 
     def check_offset(self, offset: int) -> None:
         """Raise OffsetOutOfRange unless `offset` lies between log start and high watermark, both included. Raises

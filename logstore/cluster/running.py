@@ -166,7 +166,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     home = LedgerHome(topics, reads, metadata, local.clock, report)
     engine = ClusterEngine(local.engine, topics, reads)
     survey = Survey(host, metadata, links.is_reachable, local.clock)
-    views = Views(survey, HostMeter(host, links, metadata), access, tls)
+    views = Views(survey, HostMeter(host, links, metadata, local.engine.store.replicas), access, tls)
     return RunningCluster(engine, placement, home, host, membership, addresses, views)
 
 

@@ -61,6 +61,12 @@ class MemoryOwner:
         self.window.append(Entry(data, record_count))
         return offset
 
+    def acked(self, stream: str) -> Prefix:
+        prefix = Prefix.empty(self.chunks[-1].registration.base_offset)
+        for entry in self.chunks[-1].entries:
+            prefix = prefix.followed_by(*entry)
+        return prefix
+
     def registration(self, stream: str) -> StreamRegistration:
         return StreamRegistration(2, 2, self.epoch, chunks=tuple(chunk.registration for chunk in self.chunks))
 
