@@ -39,8 +39,9 @@ from logstore.base.heap import Heap
 from logstore.base.report import Reporter
 from logstore.base.system import SystemClock
 from logstore.base.tls import ServerTls
+from logstore.cluster.epochs_home import EpochLimits
+from logstore.cluster.owner_calls import FORWARD
 from logstore.cluster.part import ClusterPart, LocalParts, StartCluster
-from logstore.cluster.survey import Survey
 from logstore.config import SidecarConfig
 from logstore.disk.files import MAX_DESCRIPTORS, OsFiles
 from logstore.disk.meter import DiskMeter
@@ -49,6 +50,7 @@ from logstore.disk.shared_state import Reclaimed, SharedState
 from logstore.engine import StoreEngine, open_engine
 from logstore.epochs.epochs import Epochs
 from logstore.epochs.journaled import decided_in_journal
+from logstore.epochs.parts import of_host
 from logstore.epochs.staging import Staging
 from logstore.errors import CairnError, ConfigError, StorageFailed
 from logstore.events import (
@@ -67,6 +69,7 @@ from logstore.kafka.acls import AclHandlers
 from logstore.kafka.api_types import Api, ApiHandlers, Broker, BrokerSettings, compose
 from logstore.kafka.cluster import ClusterHandlers
 from logstore.kafka.configs import ConfigHandlers
+from logstore.kafka.epoch_routing import EpochRouting
 from logstore.kafka.groups.coordination import GroupCoordination
 from logstore.kafka.groups.coordinator import GroupCoordinator
 from logstore.kafka.groups.handlers import GroupHandlers, TopicIds
@@ -165,7 +168,7 @@ def _recover(settings: SidecarConfig, files: OsFiles, clock: Clock, report: Repo
         LedgerEntries(store.access), LedgerEntries(Ledger.open(files, USERS_LEDGER, store.notify)), secrets.token_bytes
     )
     staging = Staging.open(files, store.notify, report, limit_bytes=settings.staging_bytes)
-    epochs = Epochs(store, staging, report, staged_age_ms=settings.staged_age_ms)
+    epochs = Epochs(of_host(store, staging, report), report, staged_age_ms=settings.staged_age_ms)
     report(RECOVERED, streams=len(store.streams()), seconds=round(clock.monotonic_s() - started_s, 3))
     return Recovered(store, staging, epochs, callers)
 
@@ -198,7 +201,7 @@ async def _serve(settings: SidecarConfig) -> None:
                 services: Callable[[], Sequence[GroupService]] = lambda: (groups.service,)  # noqa: E731
             else:
                 coordination = _coordination(settings, broker, report, cluster, groups.apis())
-                handlers = _cluster_handlers(broker, coordination, callers, listeners, cluster.survey)
+                handlers = _cluster_handlers(broker, coordination, callers, listeners, cluster)
                 nursery.start_soon(coordination.run)
                 services = coordination.services
             security = ServerSecurity(tls, Authenticator(callers.users, settings.login, report))
@@ -286,7 +289,9 @@ async def _start_cluster(
             f"--cluster needs the package {error.name}: pip install 'cairn[cluster]', or leave it out"
         ) from error
     random, clock = SystemRandom(), SystemClock()
-    return await start(settings.cluster, LocalParts(engine, files, clock, report, random, uuid.uuid4, nursery))
+    limits = EpochLimits(settings.staging_bytes, settings.staged_age_ms)
+    local = LocalParts(engine, files, clock, report, random, uuid.uuid4, nursery, limits)
+    return await start(settings.cluster, local)
 
 
 def _named(listeners: Sequence[Listener]) -> Mapping[str, str]:
@@ -490,7 +495,7 @@ def _handlers(
         *login_apis(),
         *UserHandlers(broker, stores.users).apis(),
     ]
-    own = [*epoch_requests.epoch_apis(broker, epochs), *scan_apis(broker, engine), *reader_apis(broker, engine.store)]
+    own = [*epoch_requests.epoch_apis(broker, epochs), *scan_apis(broker), *reader_apis(broker, engine.store)]
     return compose(apis, [*own, *operator_apis(broker, engine.store, epochs, facts)])
 
 
@@ -502,7 +507,7 @@ def _coordination(
     def make(ledger: OffsetLedger) -> GroupHandlers:
         return _group_handlers(settings, broker, report, OffsetStore(ledger))
 
-    return GroupCoordination(cluster.groups_home, make, known)
+    return GroupCoordination(cluster.homes.groups, make, known)
 
 
 def _cluster_handlers(
@@ -510,9 +515,11 @@ def _cluster_handlers(
     coordination: GroupCoordination,
     stores: CallerStores,
     listeners: Sequence[Listener],
-    survey: Survey,
+    cluster: ClusterPart,
 ) -> ApiHandlers:
-    """What a host of a cluster serves: what Cairn adds to Kafka is not among it yet."""
+    """What a host of a cluster serves: registered readers are not among it yet."""
+    routing = EpochRouting(broker, cluster.homes.epochs, cluster.homes.owners)
+    cluster.homes.calls.handle(FORWARD, routing.passed_on)
     apis: list[Api] = [
         *MetadataHandlers(broker).apis(),
         *OffsetHandlers(broker).apis(),
@@ -526,7 +533,7 @@ def _cluster_handlers(
         *login_apis(),
         *UserHandlers(broker, stores.users).apis(),
     ]
-    return compose(apis, cluster_apis(broker, survey))
+    return compose(apis, [*cluster_apis(broker, cluster.survey), *scan_apis(broker), *routing.apis()])
 
 
 def _host_facts(data_dir: Path) -> HostFacts:

@@ -14,9 +14,11 @@ import trio
 from logstore.base.clock import Clock
 from logstore.base.events import Report
 from logstore.base.tls import PeerTls
+from logstore.cluster.epochs_home import EpochLimits, EpochsHome
 from logstore.cluster.figures import ClusterMeter
+from logstore.cluster.owner_calls import CallServer, OwnerCalls
 from logstore.cluster.placement import Placement
-from logstore.cluster.replicated_ledger import LedgerHome
+from logstore.cluster.replicated_ledger import LedgerHome, ReplicatedLedger
 from logstore.cluster.settings import ClusterSecurity, ClusterSettings, EtcdUrl, SqliteUrl
 from logstore.cluster.stored_access import StoredAccess
 from logstore.cluster.survey import Survey
@@ -35,6 +37,16 @@ class LocalParts(NamedTuple):
     random: Random
     new_id: Callable[[], uuid.UUID]
     nursery: trio.Nursery
+    limits: EpochLimits = EpochLimits()
+
+
+class Homes(NamedTuple):
+    """What one host of the cluster has at a time, and how to reach that host."""
+
+    groups: LedgerHome[ReplicatedLedger]
+    epochs: EpochsHome
+    owners: OwnerCalls
+    calls: CallServer
 
 
 class ClusterPart(Protocol):
@@ -49,8 +61,8 @@ class ClusterPart(Protocol):
         """Where streams are."""
 
     @property
-    def groups_home(self) -> LedgerHome:
-        """The ledger of groups, while this host has it."""
+    def homes(self) -> Homes:
+        """The groups and the epochs, while this host has them."""
 
     @property
     def survey(self) -> Survey:

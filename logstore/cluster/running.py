@@ -23,23 +23,26 @@ from logstore.base.metadata.sqlite import open_sqlite
 from logstore.base.tls import PeerTls
 from logstore.cluster.chunk_reads import ChunkReads
 from logstore.cluster.engine import ClusterEngine
+from logstore.cluster.epochs_home import EpochsHome
+from logstore.cluster.group_appends import GroupAppends
 from logstore.cluster.host import ClusterHost, HostParts
 from logstore.cluster.host_identity import establish_identity
 from logstore.cluster.links import HostLinks
 from logstore.cluster.membership import Announcement, Membership
 from logstore.cluster.meter import HostMeter
-from logstore.cluster.part import LocalParts, OpenAccess, StartCluster
+from logstore.cluster.owner_calls import OwnerCalls
+from logstore.cluster.part import Homes, LocalParts, OpenAccess, StartCluster
 from logstore.cluster.peer_list import PeerList
 from logstore.cluster.peers import OwnEnd
 from logstore.cluster.placement import Placement
 from logstore.cluster.producer_ids import ProducerIds
 from logstore.cluster.replica_files import LocalReplicaFiles
-from logstore.cluster.replicated_ledger import LedgerHome
+from logstore.cluster.replicated_ledger import LedgerHome, LedgerServices, ReplicatedLedger
 from logstore.cluster.replicated_stream import StreamServices
 from logstore.cluster.settings import ClusterSecurity, ClusterSettings, EtcdUrl, SqliteUrl
 from logstore.cluster.stored_access import HEAD, StoredAccess
 from logstore.cluster.survey import Survey
-from logstore.cluster.topics import ClusterFacts, ClusterTopics
+from logstore.cluster.topics import GROUPS_TOPIC, ClusterFacts, ClusterTopics
 from logstore.cluster.view import ClusterView
 from logstore.errors import ConfigError
 from logstore.replica.messages import Message
@@ -68,7 +71,7 @@ class RunningCluster:
         self,
         engine: ClusterEngine,
         placement: Placement,
-        home: LedgerHome,
+        homes: Homes,
         host: ClusterHost,
         joins: Membership,
         addresses: dict[str, str],
@@ -76,7 +79,7 @@ class RunningCluster:
     ) -> None:
         self.engine = engine
         self.placement = placement
-        self.groups_home = home
+        self.homes = homes
         self._host = host
         self._membership = joins
         self._addresses = addresses
@@ -163,11 +166,20 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     topics.take_all()
     await nursery.start(host.run)
     placement = Placement(host, lambda: view.members, addresses, topics.groups_topic)
-    home = LedgerHome(topics, reads, metadata, local.clock, report)
+    ledgers = LedgerServices(topics, reads, metadata, local.clock, report)
     engine = ClusterEngine(local.engine, topics, reads)
+    owners = OwnerCalls(host, links.calls)
+    homes = Homes(
+        LedgerHome(GROUPS_TOPIC, ledgers, lambda stream: ReplicatedLedger(stream, local.clock)),
+        EpochsHome(ledgers, owners, local.limits),
+        owners,
+        links.calls,
+    )
+    GroupAppends(topics, engine, local.clock).serve(links.calls)
+    nursery.start_soon(homes.epochs.run)
     survey = Survey(host, metadata, links.is_reachable, local.clock)
     views = Views(survey, HostMeter(host, links, metadata, local.engine.store.replicas), access, tls)
-    return RunningCluster(engine, placement, home, host, membership, addresses, views)
+    return RunningCluster(engine, placement, homes, host, membership, addresses, views)
 
 
 START: Final[StartCluster] = start_cluster
