@@ -78,7 +78,7 @@ from logstore.kafka.groups.service import GroupService
 from logstore.kafka.hosts import cluster_apis
 from logstore.kafka.metadata import MetadataHandlers
 from logstore.kafka.offsets import OffsetHandlers
-from logstore.kafka.operators import HostFacts, operator_apis
+from logstore.kafka.operators import HostFacts, operator_apis, summary_api
 from logstore.kafka.producer_ids import ProducerIdHandlers
 from logstore.kafka.quotas import QuotaHandlers
 from logstore.kafka.readers import reader_apis
@@ -201,7 +201,7 @@ async def _serve(settings: SidecarConfig) -> None:
                 services: Callable[[], Sequence[GroupService]] = lambda: (groups.service,)  # noqa: E731
             else:
                 coordination = _coordination(settings, broker, report, cluster, groups.apis())
-                handlers = _cluster_handlers(broker, coordination, callers, listeners, cluster)
+                handlers = _cluster_handlers(broker, engine.store, coordination, callers, listeners, cluster, facts)
                 nursery.start_soon(coordination.run)
                 services = coordination.services
             security = ServerSecurity(tls, Authenticator(callers.users, settings.login, report))
@@ -512,10 +512,12 @@ def _coordination(
 
 def _cluster_handlers(
     broker: Broker,
+    own: Store,
     coordination: GroupCoordination,
     stores: CallerStores,
     listeners: Sequence[Listener],
     cluster: ClusterPart,
+    facts: Callable[[], HostFacts],
 ) -> ApiHandlers:
     """What a host of a cluster serves: registered readers are not among it yet."""
     routing = EpochRouting(broker, cluster.homes.epochs, cluster.homes.owners)
@@ -533,7 +535,8 @@ def _cluster_handlers(
         *login_apis(),
         *UserHandlers(broker, stores.users).apis(),
     ]
-    return compose(apis, [*cluster_apis(broker, cluster.survey), *scan_apis(broker), *routing.apis()])
+    summary = summary_api(broker, own, lambda: cluster.homes.epochs.epochs, facts)
+    return compose(apis, [summary, *cluster_apis(broker, cluster.survey), *scan_apis(broker), *routing.apis()])
 
 
 def _host_facts(data_dir: Path) -> HostFacts:

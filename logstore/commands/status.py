@@ -23,7 +23,9 @@ def _status(arguments: argparse.Namespace) -> int:
         admin = Admin(client)
         sidecar, cluster = admin.sidecar(), admin.cluster()
         groups = len(admin.group_names())
-        stuck = [query.query for query in admin.queries() if query.state == "stuck"]
+        queries = admin.queries()
+    stuck = [query.query for query in queries if query.state == "stuck"]
+    count = max(sidecar.queries, len(queries))  # one host of a cluster has all queries, and any answers about them
     if arguments.json:
         print_json(
             {
@@ -37,7 +39,7 @@ def _status(arguments: argparse.Namespace) -> int:
                 "log_bytes": sidecar.log_bytes,
                 "groups": groups,
                 "readers": sidecar.readers,
-                "queries": sidecar.queries,
+                "queries": count,
                 "queries_stuck": stuck,
                 "staged_bytes": sidecar.staged_bytes,
                 "disk_total_bytes": sidecar.disk_total_bytes,
@@ -54,11 +56,11 @@ def _status(arguments: argparse.Namespace) -> int:
             ("version", sidecar.version),
             ("cluster id", cluster.cluster_id),
             ("up for", show_age(sidecar.uptime_ms)),
-            ("topics", f"{sidecar.topics} with {sidecar.streams} partitions"),
+            ("topics", f"{sidecar.topics} with {sidecar.streams} partitions here"),
             ("log", show_bytes(sidecar.log_bytes)),
             ("groups", groups),
             ("readers", sidecar.readers),
-            ("queries", f"{sidecar.queries}, {len(stuck)} stuck" if stuck else sidecar.queries),
+            ("queries", f"{count}, {len(stuck)} stuck" if stuck else count),
             ("staged", show_bytes(sidecar.staged_bytes)),
             ("disk", f"{show_bytes(sidecar.disk_free_bytes)} free ({free_percent} %)"),
             *([] if sidecar.refused_since_ms is None else [("appends", _refusal(sidecar, sidecar.refused_since_ms))]),
