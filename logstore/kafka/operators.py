@@ -33,6 +33,7 @@ from logstore.kafka.api_types import Broker, Caller, PrivateApi
 from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.pace import Walkers
 from logstore.kafka.rights import table
+from logstore.log.readers import Readers
 from logstore.log.store import Store
 
 
@@ -51,15 +52,21 @@ def operator_apis(broker: Broker, store: Store, epochs: Epochs, facts: Callable[
 
 
 def summary_api(
-    broker: Broker, own: Store, epochs: Callable[[], Epochs | None], facts: Callable[[], HostFacts]
+    broker: Broker,
+    own: Store,
+    epochs: Callable[[], Epochs | None],
+    readers: Callable[[], Readers | None],
+    facts: Callable[[], HostFacts],
 ) -> PrivateApi:
-    """The handler that describes a host of a cluster. `own` is the host's store; `epochs` are those it has now."""
+    """The handler that describes a host of a cluster. `own` is the host's store; `epochs` and `readers` are those
+    that it has now.
+    """
     summary = _Summary(broker, own, facts)
 
     async def handle(body: memoryview, _: AnswerBudget, caller: Caller) -> tuple[list[Buffer], int]:
         try:
             decode_request(DESCRIBE_SIDECAR, body)
-            reply: OperatorReply | CairnError = await summary.reply(epochs(), caller)
+            reply: OperatorReply | CairnError = await summary.reply(epochs(), readers(), caller)
         except CairnError as error:
             reply = error
         return encode_reply_body(reply), 0
@@ -80,7 +87,7 @@ class _OperatorRequests:
 
     def __init__(self, broker: Broker, store: Store, epochs: Epochs, facts: Callable[[], HostFacts]) -> None:
         self._broker = broker
-        self._epochs = epochs
+        self._epochs, self._readers = epochs, store.readers
         self._summary = _Summary(broker, store, facts)
 
     async def handle(self, api_key: int, body: memoryview, _: AnswerBudget, caller: Caller) -> tuple[list[Buffer], int]:
@@ -92,7 +99,7 @@ class _OperatorRequests:
             if isinstance(request, DescribeQueriesRequest):
                 reply: OperatorReply | CairnError = queries_reply(self._broker, self._epochs, request.after, caller)
             else:
-                reply = await self._summary.reply(self._epochs, caller)
+                reply = await self._summary.reply(self._epochs, self._readers, caller)
         except CairnError as error:
             reply = error
         return encode_reply_body(reply), 0
@@ -107,7 +114,7 @@ class _Summary:
         self._facts = facts
         self._started_s = broker.clock.monotonic_s()
 
-    async def reply(self, epochs: Epochs | None, caller: Caller) -> SidecarReply:
+    async def reply(self, epochs: Epochs | None, readers: Readers | None, caller: Caller) -> SidecarReply:
         """The description; of queries and readers, what this host has of them. Raises NotAuthorized."""
         table.require(self._broker, DESCRIBE_SIDECAR, caller, CLUSTER_NAME)
         facts = await Walkers.run(self._facts)
@@ -119,7 +126,7 @@ class _Summary:
             streams=sum(stream.is_leader for stream in served.streams()),
             log_bytes=sum(stream.size_bytes for stream in own.streams()) + own.replicas.size_bytes,
             queries=0 if epochs is None else len(epochs.names()),
-            readers=len(own.readers.names()),
+            readers=0 if readers is None else len(readers.names()),
             staged_bytes=0 if epochs is None else epochs.staged_bytes,
             disk_total_bytes=facts.disk_total_bytes,
             disk_free_bytes=facts.disk_free_bytes,

@@ -91,6 +91,17 @@ class Look:
         return len(self.now.streams) if self.now.cluster is None else self.now.cluster.replicas_open
 
     @property
+    def reader_count(self) -> int:
+        """The registered readers that this host has."""
+        readers = self.watched.served.here.readers()
+        return 0 if readers is None else len(readers.names())
+
+    @property
+    def staged_bytes(self) -> int:
+        """Bytes of output that is staged and not committed, of the epochs that this host has."""
+        return sum(self.now.staged_bytes.values())
+
+    @property
     def log_bytes(self) -> int:
         """Bytes of the chunks on this host: of its streams, and of its copies of a cluster's chunks."""
         if self.now.cluster is not None:
@@ -288,19 +299,19 @@ METRICS: Final[tuple[MetricEntry, ...]] = (
         _one(lambda x: _groups_total(x.now.groups, x.now.groups_left_out)),
     ),
     MetricEntry("cairn_readers", "gauge", (), "registered readers",
-                _one(lambda x: len(x.watched.served.engine.store.readers.names()))),
+                _one(lambda x: x.reader_count)),
     MetricEntry(
         "cairn_reader_released_streams_total", "counter", (),
         "times that a registered reader was released from a stream because it held too much or for too long",
-        _one(lambda x: x.watched.served.engine.store.readers.released_streams),
+        _one(lambda x: 0 if (readers := x.watched.served.here.readers()) is None else readers.released_streams),
     ),
     # ---- epochs
     MetricEntry("cairn_epochs_committed_total", "counter", (), "epochs whose commit became durable",
-                _one(lambda x: x.watched.served.epochs.committed)),
+                _one(lambda x: 0 if (epochs := x.watched.served.here.epochs()) is None else epochs.committed)),
     MetricEntry("cairn_epochs_aborted_total", "counter", (), "aborts that dropped staged output",
-                _one(lambda x: x.watched.served.epochs.aborted)),
+                _one(lambda x: 0 if (epochs := x.watched.served.here.epochs()) is None else epochs.aborted)),
     MetricEntry("cairn_staged_bytes", "gauge", (), "bytes of output that is staged and not committed",
-                _one(lambda x: x.watched.served.staging.used_bytes)),
+                _one(lambda x: x.staged_bytes)),
     MetricEntry("cairn_queries", "gauge", (), "queries that are remembered",
                 _one(lambda x: len(x.now.queries) + x.now.queries_left_out)),
     MetricEntry("cairn_query_epoch", "gauge", ("query",), "last committed epoch", _epoch_of_queries),

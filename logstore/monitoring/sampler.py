@@ -23,13 +23,13 @@ from logstore.disk.shared_state import SharedState
 from logstore.engine import StoreEngine
 from logstore.epochs.epochs import Epochs
 from logstore.epochs.query import QueryProgress
-from logstore.epochs.staging import Staging
 from logstore.errors import NotLeader
 from logstore.kafka.groups.group import ConsumerGroup
 from logstore.kafka.groups.service import GroupService
 from logstore.kafka.pace import Pace
 from logstore.kafka.request_meter import RequestMeter
 from logstore.kafka.server import KafkaServer
+from logstore.log.readers import Readers
 from logstore.log.served import ServedStore, ServedStream, ServedTopic
 from logstore.monitoring.event_log import EventLog
 from logstore.monitoring.health import Health
@@ -46,18 +46,26 @@ MAX_OFFSETS: Final = 50_000
 MAX_QUERIES: Final = 1_000
 
 
+class Here(NamedTuple):
+    """What one host of a cluster has at a time, and a host alone always: groups that it coordinates, epochs, registered
+    readers. None: they are not here now.
+    """
+
+    groups: Callable[[], Sequence[GroupService]]
+    epochs: Callable[[], Epochs | None]
+    readers: Callable[[], Readers | None]
+
+
 class Served(NamedTuple):
     """The parts of a sidecar that clients use, and the host's own store, which has its disk and its memory.
 
-    `store` has what clients see; `groups` gives the groups that this host coordinates.
+    `store` has what clients see.
     """
 
     engine: StoreEngine
     store: ServedStore
     server: KafkaServer
-    groups: Callable[[], Sequence[GroupService]]
-    epochs: Epochs
-    staging: Staging
+    here: Here
     cluster: ClusterMeter | None = None
     """None: the sidecar is alone."""
 
@@ -193,10 +201,10 @@ class Sampler:
         index_bytes = await self._indexes()
         groups, groups_left_out = await self._groups()
         cluster = None if watched.served.cluster is None else await watched.served.cluster.take()
-        queries = watched.served.epochs.progress()
-        staged: dict[str, int] = {}
-        for attempt in watched.served.staging.all_attempts():
-            staged[attempt.key.query] = staged.get(attempt.key.query, 0) + attempt.size_bytes
+        epochs = watched.served.here.epochs()
+        queries = [] if epochs is None else epochs.progress()
+        found = () if epochs is None else epochs.summaries(epochs.names())
+        staged = {query.query: query.staged_bytes for query in found if query.staged_bytes}
         now_s = watched.clock.monotonic_s()
         return Snapshot(
             at_s=now_s,
@@ -249,7 +257,7 @@ class Sampler:
         pace, left = Pace(), MAX_OFFSETS
         found: list[GroupFigures] = []
         groups = [
-            (service, group) for service in self.watched.served.groups() for group in service.coordinator.groups()
+            (service, group) for service in self.watched.served.here.groups() for group in service.coordinator.groups()
         ]
         for service, group in groups:
             left -= 1 + service.count(group.group_id)

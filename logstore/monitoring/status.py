@@ -60,7 +60,7 @@ def status(look: Look, before: Snapshot | None, wanted: Wanted) -> dict[str, Any
             "free_bytes": now.disk.free_bytes,
             "total_bytes": now.disk.total_bytes,
             "log_bytes": look.log_bytes,
-            "staged_bytes": watched.served.staging.used_bytes,
+            "staged_bytes": look.staged_bytes,
             "error": watched.served.engine.disk_error,
             "needed_bytes": store.space.needed_bytes,
             "refused_since_ms": store.space.low_since_ms,
@@ -87,6 +87,7 @@ def status(look: Look, before: Snapshot | None, wanted: Wanted) -> dict[str, Any
 
 def _totals(look: Look) -> dict[str, int]:
     now, watched = look.now, look.watched
+    epochs = watched.served.here.epochs()
     return {
         "topics": len(now.messages),
         "partitions": len(now.streams),
@@ -98,8 +99,8 @@ def _totals(look: Look) -> dict[str, int]:
         "groups": len(now.groups) + now.groups_left_out,
         "lag": sum(group.lag for group in now.groups),
         "queries": len(now.queries) + now.queries_left_out,
-        "readers": len(watched.served.engine.store.readers.names()),
-        "epochs_committed": watched.served.epochs.committed,
+        "readers": look.reader_count,
+        "epochs_committed": 0 if epochs is None else epochs.committed,
         "open_files": now.process.open_files,
         "threads": now.process.threads,
     }

@@ -94,6 +94,10 @@ def test_a_cluster_is_shown(cluster: Cluster) -> None:
     sidecars = [described_by(host) for host in cluster]
     assert [each.streams for each in sidecars] == leading
     assert all(each.topics >= 1 and each.log_bytes > 0 and each.disk_free_bytes > 0 for each in sidecars)
+    status = said(b, "status")
+    assert (status["streams"], len(status["advertised"].split(","))) == (leading[1], 3)
+    assert sum(partition["latest"] for partition in said(c, "offsets", "orders")["partitions"]) == RECORDS
+    assert [topic["topic"] for topic in said(b, "topics")["topics"]] == ["orders"]
     shown = cairn("topics", "describe", "orders", "--servers", a.address, "--timeout", str(PATIENCE_S)).out
     assert f"0 of {PARTITIONS} chunks have fewer than 3 copies" in shown
 
