@@ -41,6 +41,8 @@ from logstore.log.topics import MAX_PARTITIONS, TopicConfig, check_name, parse_c
 DEFAULT_REPLICAS: Final = 3
 GROUPS_TOPIC: Final = "__cairn_groups"
 """Internal: what groups have committed. It is made when the first client looks for a coordinator."""
+GROUPS_CHUNK_BYTES: Final = 8 << 20
+"""Small chunks: what is behind the live entries goes soon. An owner rolls ten in a second at most."""
 GROUPS_MESSAGE_BYTES: Final = 16 << 20
 """A commit of all partitions that a request can have."""
 
@@ -228,6 +230,7 @@ class ClusterTopics:
             return None if found is None else found.topic_id
         settings = {
             "max.message.bytes": str(GROUPS_MESSAGE_BYTES),
+            "segment.bytes": str(GROUPS_CHUNK_BYTES),
             "min.insync.replicas": str(min(2, max(1, len(self._host.view.members)))),
         }
         topic_id = self._new_id().hex

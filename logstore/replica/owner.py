@@ -54,6 +54,7 @@ from logstore.replica.messages import (
 from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
 from logstore.replica.registrations import (
     MAX_CHUNKS,
+    SPARE_CHUNKS,
     UNKNOWN_TIME,
     ChunkRegistration,
     Member,
@@ -461,7 +462,7 @@ class Owner:
         last = self.registration.last_chunk
         members = self._choose_members(now_ms)
         is_safe = last is None or len(last.members) >= self.registration.min_copies
-        if len(self.registration.chunks) >= MAX_CHUNKS:
+        if len(self.registration.chunks) >= MAX_CHUNKS + SPARE_CHUNKS:
             return [*self._report_full(), *self._go_on_repairing(now_ms)]
         if is_safe and len(members) >= self.registration.min_copies:
             self._step(OwnerEvent.OPEN)

@@ -19,8 +19,8 @@ from tests.support.limits import PATIENCE_S
 pytestmark = [needs_etcd, pytest.mark.clients]
 TOPIC = "orders"
 PLACE = TopicPartition(TOPIC, 0)
-CHUNK_BYTES = 16 << 10
-RETENTION_BYTES = 64 << 10
+CHUNK_BYTES = 4 << 10
+RETENTION_BYTES = 32 << 10
 
 
 def offsets(cluster: Cluster) -> tuple[int, int]:
@@ -84,14 +84,14 @@ def test_retention_and_deleted_records_outlive_their_owner(tmp_path: Path) -> No
             leader_of(cluster).kill()
             wait_for_more(load, 200)
             assert offsets(cluster)[0] >= first
-            until(lambda: offsets(cluster)[0] > first + 500, "records go under the next owner")
+            until(lambda: offsets(cluster)[0] > first + 100, "records go under the next owner")
             for host in cluster:
                 if not host.is_running:
                     host.start()
             cluster.wait_members()
-            wait_for_more(load, 500)
+            wait_for_more(load, 200)
         check_log(cluster, load)
-        until(lambda: all(chunk_bytes(host) < 4 * RETENTION_BYTES for host in cluster), "disks are freed on all hosts")
+        until(lambda: all(chunk_bytes(host) < 8 * RETENTION_BYTES for host in cluster), "disks are freed on all hosts")
 
         start, end = offsets(cluster)
         middle = (start + end) // 2
