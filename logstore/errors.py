@@ -175,6 +175,10 @@ class InvalidQuota(CairnError):
     """A quota of an unknown kind, for an unknown kind of client, or out of range."""
 
 
+class AccessFull(CairnError):
+    """Users, ACLs and quotas of a cluster would take more room in its metadata store than they may."""
+
+
 # ---- epochs
 
 

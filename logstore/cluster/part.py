@@ -5,6 +5,7 @@ Invariant: a sidecar that is alone loads this module, and nothing that needs the
 
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from random import Random
 from typing import NamedTuple, Protocol
 
@@ -16,7 +17,8 @@ from logstore.base.tls import PeerTls
 from logstore.cluster.figures import ClusterMeter
 from logstore.cluster.placement import Placement
 from logstore.cluster.replicated_ledger import LedgerHome
-from logstore.cluster.settings import ClusterSettings
+from logstore.cluster.settings import ClusterSecurity, ClusterSettings, EtcdUrl, SqliteUrl
+from logstore.cluster.stored_access import StoredAccess
 from logstore.cluster.survey import Survey
 from logstore.engine import StoreEngine
 from logstore.interfaces import FileSystem
@@ -59,6 +61,10 @@ class ClusterPart(Protocol):
         """The figures of metrics."""
 
     @property
+    def access(self) -> StoredAccess:
+        """Users, access control lists and quotas."""
+
+    @property
     def tls(self) -> PeerTls | None:
         """The certificates of links; None: links are plain."""
 
@@ -69,5 +75,7 @@ class ClusterPart(Protocol):
         """Let other hosts take over, before an end."""
 
 
+OpenAccess = Callable[[EtcdUrl | SqliteUrl, ClusterSecurity, Random, Report], AbstractAsyncContextManager[StoredAccess]]
+"""Opens users, access control lists and quotas for who is no host. Raises CairnError."""
 StartCluster = Callable[[ClusterSettings, LocalParts], Awaitable[ClusterPart]]
 """Takes all steps of a start but `join`. Raises CairnError, OSError."""

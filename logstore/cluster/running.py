@@ -6,14 +6,16 @@ Order of a start: the metadata store, who this host is, the view of the cluster,
 Invariant: nothing of this is loaded by a sidecar that is alone.
 """
 
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from random import Random
 from typing import Final, NamedTuple
 
 import trio
 
 from logstore.base.certificates import follow_certificates
+from logstore.base.events import Report
 from logstore.base.metadata.etcd.settings import EtcdSettings, EtcdTls
 from logstore.base.metadata.etcd.store import open_etcd
 from logstore.base.metadata.interface import MetadataStore
@@ -26,7 +28,7 @@ from logstore.cluster.host_identity import establish_identity
 from logstore.cluster.links import HostLinks
 from logstore.cluster.membership import Announcement, Membership
 from logstore.cluster.meter import HostMeter
-from logstore.cluster.part import LocalParts, StartCluster
+from logstore.cluster.part import LocalParts, OpenAccess, StartCluster
 from logstore.cluster.peer_list import PeerList
 from logstore.cluster.peers import OwnEnd
 from logstore.cluster.placement import Placement
@@ -36,7 +38,8 @@ from logstore.cluster.replicated_ledger import LedgerHome
 from logstore.cluster.replicated_stream import StreamServices
 from logstore.cluster.retention import ClusterRetention
 from logstore.cluster.retention_clock import ClusterClock
-from logstore.cluster.settings import ClusterSettings, EtcdUrl
+from logstore.cluster.settings import ClusterSecurity, ClusterSettings, EtcdUrl, SqliteUrl
+from logstore.cluster.stored_access import HEAD, StoredAccess
 from logstore.cluster.survey import Survey
 from logstore.cluster.topics import ClusterFacts, ClusterTopics
 from logstore.cluster.view import ClusterView
@@ -52,10 +55,11 @@ FAREWELL_S: Final = 2.0
 
 
 class Views(NamedTuple):
-    """What shows the cluster to operators, and the certificates of links (None: links are plain)."""
+    """What shows the cluster to operators, who may do what, and the certificates of links (None: links are plain)."""
 
     survey: Survey
     meter: HostMeter
+    access: StoredAccess
     tls: PeerTls | None
 
 
@@ -78,7 +82,7 @@ class RunningCluster:
         self._host = host
         self._membership = joins
         self._addresses = addresses
-        self.survey, self.meter, self.tls = views
+        self.survey, self.meter, self.access, self.tls = views
         self._farewell = trio.Event()
         """Set when the membership has ended."""
         self._farewell.set()
@@ -131,7 +135,9 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     Raises DiskRefused, WrongCluster, CorruptFile, AddressError, OSError, MetadataError.
     """
     nursery, report = local.nursery, local.report
-    metadata: MetadataStore = await nursery.start(_hold, _opened(settings, local))
+    metadata: MetadataStore = await nursery.start(
+        _hold, open_metadata(settings.metadata, settings.security, local.random, report)
+    )
     identity = await establish_identity(metadata, local.files, settings.host, local.random, report)
     files = await LocalReplicaFiles.open(local.engine)
     view, observer = ClusterView(metadata, report), _Observer()
@@ -154,8 +160,11 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     services = StreamServices(host, local.clock, report, reads.load_producers, nursery.start_soon, retention)
     facts = ClusterFacts(identity.cluster_id, settings.node_id, store_settings)
     topics = ClusterTopics(host, facts, ProducerIds(metadata), services, local.new_id)
+    access = StoredAccess(metadata, report, nursery.start_soon)
     nursery.start_soon(view.run)
+    nursery.start_soon(access.run)
     await view.complete()
+    await access.complete()
     topics.take_all()
     await nursery.start(host.run)
     nursery.start_soon(age.run)
@@ -164,7 +173,8 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     placement = Placement(host, lambda: view.members, addresses, topics.groups_topic)
     home = LedgerHome(topics, reads, metadata, local.clock, report)
     engine = ClusterEngine(local.engine, topics, reads)
-    views = Views(Survey(host, metadata, links.is_reachable, local.clock), HostMeter(host, links, metadata), tls)
+    survey = Survey(host, metadata, links.is_reachable, local.clock)
+    views = Views(survey, HostMeter(host, links, metadata), access, tls)
     return RunningCluster(engine, placement, home, host, membership, addresses, views)
 
 
@@ -172,10 +182,11 @@ START: Final[StartCluster] = start_cluster
 """For who does not know this module's types."""
 
 
-def _opened(settings: ClusterSettings, local: LocalParts) -> AbstractAsyncContextManager[MetadataStore]:
-    where = settings.metadata
+def open_metadata(
+    where: EtcdUrl | SqliteUrl, security: ClusterSecurity, random: Random, report: Report
+) -> AbstractAsyncContextManager[MetadataStore]:
+    """The metadata store of a cluster. Raises ConfigError."""
     if isinstance(where, EtcdUrl):
-        security = settings.security
         etcd = EtcdSettings(
             endpoints=where.endpoints,
             namespace=where.namespace,
@@ -184,8 +195,26 @@ def _opened(settings: ClusterSettings, local: LocalParts) -> AbstractAsyncContex
             password=_password(security.etcd_password_file),
             tls=EtcdTls(security.etcd_ca) if security.etcd_ca else None,
         )
-        return open_etcd(etcd, local.random, local.report)
-    return open_sqlite(where.path, local.random)
+        return open_etcd(etcd, random, report)
+    return open_sqlite(where.path, random)
+
+
+@asynccontextmanager
+async def open_access(
+    where: EtcdUrl | SqliteUrl, security: ClusterSecurity, random: Random, report: Report
+) -> AsyncIterator[StoredAccess]:
+    """Users, access control lists and quotas of a cluster, for who is no host of it. Raises CairnError."""
+    async with open_metadata(where, security, random, report) as metadata, trio.open_nursery() as nursery:
+        await metadata.get(HEAD)  # raises what prevents it, where following would wait
+        access = StoredAccess(metadata, report, nursery.start_soon)
+        nursery.start_soon(access.run)
+        await access.complete()
+        yield access
+        nursery.cancel_scope.cancel()
+
+
+OPEN_ACCESS: Final[OpenAccess] = open_access
+"""For who does not know this module's types."""
 
 
 def _password(path: str) -> str:
