@@ -146,7 +146,7 @@ class RandomRun:
     async def _trim(self, stream: str) -> None:
         """Clients delete records, and chunks come of age, at whoever believes to own the stream."""
         while True:
-            await trio.sleep(self.random.choice((0.3, 1, 3)))
+            await trio.sleep(self.random.choice((1, 3, 5)))
             for name, running in list(self.cluster.hosts.items()):
                 listener = self._listener(name, stream)
                 if not running.host.owns(stream):
@@ -156,7 +156,7 @@ class RandomRun:
                     (end, self.random.randint(listener.log_start, max(end, listener.log_start)))
                 )
                 running.host.trim(stream, offset, keeps_last=True)
-                if self.random.random() < 0.5:
+                if self.random.random() < 0.3:
                     running.host.roll(stream)
 
     async def _read(self, host: str, stream: str) -> None:

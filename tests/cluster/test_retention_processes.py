@@ -71,13 +71,40 @@ def read_from(cluster: Cluster, offset: int) -> list[int]:
         return found
 
 
+def create(cluster: Cluster) -> None:
+    """The topic, with small chunks."""
+    settings = {"segment.bytes": str(CHUNK_BYTES), "retention.bytes": str(RETENTION_BYTES)}
+    settled(lambda admin: admin.create_topics([NewTopic(TOPIC, 1, 3, topic_configs=settings)]), cluster)
+
+
+def delete(cluster: Cluster) -> None:
+    """Delete half of the records that are there, and kill the owner: they stay deleted, and the others stay."""
+    start, end = offsets(cluster)
+    middle = (start + end) // 2
+    settled(lambda admin: admin.delete_records({PLACE: middle}), cluster)
+    leader_of(cluster).kill()
+    assert offsets(cluster) == (middle, end)
+    assert read_from(cluster, middle) == list(range(middle, end))
+    with pytest.raises(OffsetOutOfRangeError):
+        read_from(cluster, middle - 1)
+
+
 def test_retention_and_deleted_records_outlive_their_owner(tmp_path: Path) -> None:
-    """The first offset moves with the input, on the disks of all hosts; kill -9 of the owner brings nothing back, and
-    nothing of what clients deleted.
-    """
+    """The first offset moves with the input, on the disks of all hosts; kill -9 of the owner brings nothing back."""
     with Cluster(tmp_path / "cluster") as cluster:
-        settings = {"segment.bytes": str(CHUNK_BYTES), "retention.bytes": str(RETENTION_BYTES)}
-        settled(lambda admin: admin.create_topics([NewTopic(TOPIC, 1, 3, topic_configs=settings)]), cluster)
+        create(cluster)
+        with producing(cluster) as load:
+            until(lambda: offsets(cluster)[0] > 0, "records go")
+        check_log(cluster, load)
+        until(lambda: all(chunk_bytes(host) < 8 * RETENTION_BYTES for host in cluster), "disks are freed on all hosts")
+        delete(cluster)
+
+
+@pytest.mark.slow
+def test_retention_goes_on_while_hosts_and_etcd_go(tmp_path: Path) -> None:
+    """Under load, under the next owner, while etcd is away, and with other settings."""
+    with Cluster(tmp_path / "cluster") as cluster:
+        create(cluster)
         with producing(cluster) as load:
             until(lambda: offsets(cluster)[0] > 0, "records go")
             first = offsets(cluster)[0]
@@ -92,19 +119,19 @@ def test_retention_and_deleted_records_outlive_their_owner(tmp_path: Path) -> No
             wait_for_more(load, 200)
         check_log(cluster, load)
         until(lambda: all(chunk_bytes(host) < 8 * RETENTION_BYTES for host in cluster), "disks are freed on all hosts")
+        delete(cluster)
 
-        start, end = offsets(cluster)
-        middle = (start + end) // 2
-        settled(lambda admin: admin.delete_records({PLACE: middle}), cluster)
-        leader_of(cluster).kill()
-        assert offsets(cluster) == (middle, end)
-        assert read_from(cluster, middle) == list(range(middle, end))
-        with pytest.raises(OffsetOutOfRangeError):
-            read_from(cluster, middle - 1)
+        middle = offsets(cluster)[0]
+        cluster.etcd.kill()
+        with closing(KafkaAdminClient(bootstrap_servers=cluster.bootstrap)) as admin, pytest.raises(KafkaError):
+            admin.delete_records({PLACE: middle + 1}, timeout_ms=1_000)
+        assert offsets(cluster)[0] == middle, "what is not registered is not done"
+        cluster.etcd.start()
+        until(lambda: offsets(cluster)[0] == middle + 1, "what was asked for is done when it can be")
 
         resource = ConfigResource(ConfigResourceType.TOPIC, TOPIC, configs={"retention.bytes": "0"})
         settled(lambda admin: admin.alter_configs([resource]), cluster)
-        until(lambda: offsets(cluster)[0] > middle, "a changed setting counts at once")
+        until(lambda: offsets(cluster)[0] > middle + 1, "a changed setting counts at once")
 
 
 def check_log(cluster: Cluster, load: Load) -> None:
