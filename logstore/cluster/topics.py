@@ -41,9 +41,12 @@ from logstore.log.topics import MAX_PARTITIONS, TopicConfig, check_name, parse_c
 DEFAULT_REPLICAS: Final = 3
 GROUPS_TOPIC: Final = "__cairn_groups"
 """Internal: what groups have committed. It is made when the first client looks for a coordinator."""
-GROUPS_CHUNK_BYTES: Final = 8 << 20
-"""Small chunks: what is behind the live entries goes soon. An owner rolls ten in a second at most."""
-GROUPS_MESSAGE_BYTES: Final = 16 << 20
+EPOCHS_TOPIC: Final = "__cairn_epochs"
+"""Internal: queries, their epochs, and staged output. It is made with the first request about an epoch."""
+INTERNAL_TOPICS: Final = frozenset((GROUPS_TOPIC, EPOCHS_TOPIC))
+INTERNAL_CHUNK_BYTES: Final = 8 << 20
+"""Small chunks: what lies in front of the live entries goes soon."""
+INTERNAL_MESSAGE_BYTES: Final = 16 << 20
 """A commit of all partitions that a request can have."""
 
 T = TypeVar("T")
@@ -142,7 +145,7 @@ class ClusterTopics:
         topic = self.topics.get(name)
         overrides = dict(found.settings)
         config = parse_config(overrides, self.topic_defaults)
-        is_internal = name == GROUPS_TOPIC
+        is_internal = name in INTERNAL_TOPICS
         if is_internal:
             config = replace(config, retention_ms=-1, retention_bytes=-1)
         if topic is None:
@@ -196,6 +199,13 @@ class ClusterTopics:
             )
         return partitions[partition]
 
+    def stream_of(self, topic_id: str, partition: int) -> ReplicatedStream | None:
+        """A stream by its topic's id in hexadecimal; None: there is no such stream."""
+        topic = self._by_id.get(uuid.UUID(hex=topic_id))
+        if topic is None or not 0 <= partition < len(topic.partitions):
+            return None
+        return topic.partitions[partition]
+
     def streams(self) -> Sequence[ReplicatedStream]:
         """Every stream."""
         return [stream for topic in self.topics.values() for stream in topic.partitions]
@@ -220,23 +230,27 @@ class ClusterTopics:
 
     @staticmethod
     def _check_own(name: str) -> None:
-        if name == GROUPS_TOPIC:
+        if name in INTERNAL_TOPICS:
             raise InvalidTopic(f"topic {name!r} is the cluster's own: it is neither made nor changed by clients")
 
-    def groups_topic(self) -> uuid.UUID | None:
-        """The id of the topic of groups; None: it is not there, and is being made."""
-        found = self.topics.get(GROUPS_TOPIC)
-        if found is not None or GROUPS_TOPIC in self._creating:
+    def internal_topic(self, name: str) -> uuid.UUID | None:
+        """The id of a topic of the cluster's own; None: it is not there, and is being made."""
+        found = self.topics.get(name)
+        if found is not None or name in self._creating:
             return None if found is None else found.topic_id
         settings = {
-            "max.message.bytes": str(GROUPS_MESSAGE_BYTES),
-            "segment.bytes": str(GROUPS_CHUNK_BYTES),
+            "max.message.bytes": str(INTERNAL_MESSAGE_BYTES),
+            "segment.bytes": str(INTERNAL_CHUNK_BYTES),
             "min.insync.replicas": str(min(2, max(1, len(self._host.view.members)))),
         }
         topic_id = self._new_id().hex
         topic = schema.Topic(topic_id=topic_id, partitions=1, replicas=DEFAULT_REPLICAS, settings=settings)
-        self._make(GROUPS_TOPIC, topic)
+        self._make(name, topic)
         return None
+
+    def groups_topic(self) -> uuid.UUID | None:
+        """The id of the topic of groups; None: it is not there, and is being made."""
+        return self.internal_topic(GROUPS_TOPIC)
 
     def replicas_of(self, wanted: int) -> int:
         """The number of replicas of a new topic; -1: the cluster's choice. Raises InvalidReplicas."""

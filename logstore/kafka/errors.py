@@ -27,7 +27,9 @@ CODES: dict[type[Exception], ErrorCode] = {
     errors.NotEnoughReplicas: ErrorCode.not_enough_replicas,
     errors.InvalidReplicas: ErrorCode.invalid_replication_factor,
     errors.NotInCluster: ErrorCode.policy_violation,
+    errors.HostStays: ErrorCode.invalid_request,
     errors.NoCluster: ErrorCode.unsupported_version,
+    errors.UnknownHost: ErrorCode.invalid_request,
     errors.OffsetOutOfRange: ErrorCode.offset_out_of_range,
     errors.UnknownTopicOrPartition: ErrorCode.unknown_topic_or_partition,
     errors.UnknownTopicId: ErrorCode.unknown_topic_id,
@@ -47,6 +49,7 @@ CODES: dict[type[Exception], ErrorCode] = {
     OutcomeUnknown: ErrorCode.request_timed_out,
     errors.NotLeader: ErrorCode.not_leader_or_follower,
     errors.ChunkUnreachable: ErrorCode.kafka_storage_error,
+    errors.HostUnreachable: ErrorCode.request_timed_out,
 }
 
 

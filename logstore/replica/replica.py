@@ -81,9 +81,8 @@ class ReplicaState(Enum):
     SEALED = "sealed"
     """Holds the whole chunk, durably."""
     FAILED = "failed"
-    """A write or a sync has failed, or a read found damage: what is whole is served, nothing is added. The next start
-    of the host looks at it anew, and a copy takes its place when the registration has dropped it.
-    """
+    """A write or a sync has failed, or a read found damage: what is whole is served, nothing is added, until the next
+    start of the host, which looks at it anew; a copy takes its place when the registration has dropped it."""
     REMOVING = "removing"
     """The stream's registration does not list it."""
 
@@ -569,7 +568,8 @@ class Replica:
         self._tokens += 1
         self._loads[self._tokens] = (sender, message)
         limit_bytes = chunk.durable.length_bytes if message.for_copy else self._readable_bytes(chunk)
-        return [Load(self._tokens, chunk.stream, chunk.epoch, message.offset, limit_bytes, message.max_bytes)]
+        place = (chunk.stream, chunk.epoch, message.offset)
+        return [Load(self._tokens, *place, limit_bytes, message.max_bytes, for_copy=message.for_copy)]
 
     def _readable_bytes(self, chunk: _Chunk) -> int:
         """How much of a chunk readers may see."""
