@@ -168,13 +168,8 @@ class Owner:
 
     # ---- what the log sees
 
-    @property
-    def chunk_bytes(self) -> int:
-        """The size at which a chunk is full."""
-        return self._appending.chunk_bytes
-
-    @chunk_bytes.setter
-    def chunk_bytes(self, chunk_bytes: int) -> None:
+    def size_chunks(self, chunk_bytes: int) -> None:
+        """A chunk is full at this size from now on."""
         self._appending.chunk_bytes = chunk_bytes
 
     @property
@@ -326,11 +321,11 @@ class Owner:
         changed = Registered(self.stream, swap.wanted)
         if swap.is_repair:
             self._repair.registered(now_ms)
-            return [changed, *self._advance(now_ms)]
-        if swap.is_trim:
+        elif swap.is_trim:
             self._repair.chunks_dropped(swap.wanted)
-            return [changed, *self._advance(now_ms)]
-        return [changed, *self._registered(now_ms)]
+        else:
+            return [changed, *self._registered(now_ms)]
+        return [changed, *self._advance(now_ms)]
 
     def _overtaken(self, answer: SwapAnswer, now_ms: int) -> list[Effect]:
         """The register holds what another owner has written."""
@@ -433,9 +428,8 @@ class Owner:
         return self._report(fencing.chunk.epoch, f"no member of the open chunk has it: {members}; bring one back")
 
     def _report_full(self) -> list[Effect]:
-        return self._report(
-            self.registration.epoch, f"the stream has {MAX_CHUNKS} chunks; trim it, or make chunks larger"
-        )
+        reason = f"the stream has {MAX_CHUNKS} chunks; trim it, or make chunks larger"
+        return self._report(self.registration.epoch, reason)
 
     def _report(self, epoch: int, reason: str) -> list[Effect]:
         """Say why the stream waits, once for each reason."""
