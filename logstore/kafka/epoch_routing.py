@@ -53,7 +53,9 @@ class EpochRouting:
         return [PrivateApi(key, partial(self.handle, key)) for key in _KEYS]
 
     async def handle(self, api_key: int, body: memoryview, _: AnswerBudget, caller: Caller) -> tuple[list[Buffer], int]:
-        """Answer a client's request."""
+        """Answer a client's request. Who only looks makes no topic of epochs."""
+        if api_key == DESCRIBE_QUERIES and not self._home.is_made:
+            return encode_operator_reply(QueriesReply(())), 0
         with trio.move_on_after(PATIENCE_S):
             while True:
                 answer = await self._try(api_key, body, caller)
