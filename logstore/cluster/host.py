@@ -42,12 +42,13 @@ from logstore.cluster.claims import Claims
 from logstore.cluster.disk_work import DiskWork
 from logstore.cluster.entry_reads import EntryReads
 from logstore.cluster.host_identity import HostIdentity
-from logstore.cluster.interfaces import Links, ReplicaFiles, StreamListener
+from logstore.cluster.interfaces import Links, PlanSets, ReplicaFiles, StreamListener
 from logstore.cluster.live_hosts import LiveHosts
 from logstore.cluster.membership import Membership
 from logstore.cluster.owner_news import OwnerNews
 from logstore.cluster.owners_time import TICK_S, OwnersTime
 from logstore.cluster.registration_requests import CreateRegistration, FirstRegistration, RegistrationRequests
+from logstore.cluster.set_choice import SetChoice
 from logstore.cluster.stored_topics import StoredTopics
 from logstore.cluster.view import ClusterView, KnownHead, KnownTopic, stream_name, topic_id_of
 from logstore.errors import NotLeader, UnknownTopicOrPartition
@@ -68,6 +69,7 @@ from logstore.replica.messages import (
     ReadEntries,
     Reason,
     Refused,
+    StreamRates,
     ToOwner,
 )
 from logstore.replica.owner import TAKING, Owner, OwnerState
@@ -95,6 +97,7 @@ class HostParts:
     links: Links
     files: ReplicaFiles
     report: Report
+    plan_sets: PlanSets | None = None
 
 
 @dataclass(slots=True)
@@ -125,7 +128,8 @@ class ClusterHost:
         self._restless: dict[str, Owner] = {}
         self._restless_now = trio.Event()
         self._time = OwnersTime()
-        self._hosts = LiveHosts(self.name, parts.view, parts.links, membership, self._hosts_changed)
+        self._sets = SetChoice(self.name, lambda: self._hosts.live, parts.links, parts.plan_sets)
+        self._hosts = LiveHosts(self.name, parts.view, parts.links, membership, self._hosts_changed, self._sets.choose)
         self._claims = Claims(
             parts.identity.owner_id,
             parts.view,
@@ -149,6 +153,7 @@ class ClusterHost:
             EntriesRead: self._entries_read,
             Fence: self._fenced,
             LookAtRegistration: self._look_hint,
+            StreamRates: self._sets.heard,
             Refused: self._refused,
         }
         self._changed = ChangeSignal()
@@ -186,6 +191,7 @@ class ClusterHost:
             nursery.start_soon(self._claims.run)
             nursery.start_soon(self._show_again)
             nursery.start_soon(self._hosts.watch_links)
+            nursery.start_soon(self._sets.run)
             for stream in self._replica.streams():
                 self._requests.ask(ReadRegistration(stream))
             self.members_changed()
@@ -236,6 +242,7 @@ class ClusterHost:
         """Append a batch, which `may_append` allows; returns its offset. Raises NotLeader."""
         owner = self._taking(stream)
         offset = owner.next_offset
+        self._sets.rates.appended(stream, len(data))
         self._drive(owner, owner.append(data, record_count, self._time.now_ms()))
         return offset
 
@@ -366,7 +373,8 @@ class ClusterHost:
         now_ms = self._time.now_ms()
         for stream, owner in list(self._owners.items()):
             if self._owners.get(stream) is owner:
-                self._drive(owner, owner.live_members(self._hosts.placement(stream), now_ms))
+                live = self._hosts.placement(stream)
+                self._drive(owner, owner.live_members(live, now_ms, self._hosts.placing))
         self._changed.notify()
 
     def topic_changed(self, name: str, before: KnownTopic | None, now: KnownTopic | None) -> None:
@@ -379,6 +387,7 @@ class ClusterHost:
 
     def head_changed(self, stream: str, now: KnownHead | None) -> None:
         """See ViewListener."""
+        self._sets.head_changed(stream, now)
         self._claims.look_at(stream)
         has_replicas = self._replica.has_chunks_of(stream)
         before = self._heads.pop(stream, None)
@@ -402,7 +411,7 @@ class ClusterHost:
         founding, written_ms = partial(news.founding, stream), partial(news.written_ms, stream)
         owner = self._owners[stream] = Owner(stream, me, self._limits, founding, written_ms)
         owner.chunk_bytes = news.chunk_bytes(stream, self._limits.chunk_bytes)
-        owner.live_members(self._hosts.placement(stream), now_ms)
+        owner.live_members(self._hosts.placement(stream), now_ms, self._hosts.placing)
         read = owner.start(now_ms)
         head, known = self.view.heads.get(stream), self._requests.registrations.known(stream)
         if head is None:
@@ -532,6 +541,7 @@ class ClusterHost:
 
     def _deposed(self, stream: str) -> None:
         self._owners.pop(stream, None)
+        self._sets.rates.deposed(stream)
         self._claims.look_at(stream)
 
     def _reading_order(self, members: Sequence[Member]) -> list[Member]:

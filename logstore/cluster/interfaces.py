@@ -5,13 +5,14 @@
 | `Links` | carries messages between hosts |
 | `LinkObserver` | takes the messages that arrive, and hears which hosts can be reached |
 | `ReplicaFiles` | carries out what replicas ask of the disk, on the streams of the local store |
+| `SetPlanner` | says which hosts join a replica set |
 | `StreamListener` | the stream that clients append to, on its owner's host: hears what is acknowledged |
 
 Invariants: everything here runs on the event loop's thread. A message may be lost, so `send` never waits and never
 fails; whoever needs an answer asks again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from logstore.log.stream import Stream
@@ -27,6 +28,26 @@ Received = Callable[[str, Message], None]
 
 PeerRefused = Callable[[str], None]
 """Takes the name of a host whose connection was lost and whose address refuses connections."""
+
+
+class SetPlanner(Protocol):
+    """Plans replica sets for hosts at known places (Peace: `scheduler.peace.replica_sets`)."""
+
+    def choose(
+        self,
+        candidates: Sequence[str],
+        held: Sequence[str],
+        count: int,
+        bytes_s: float,
+        loads: Mapping[str, float],
+        /,
+    ) -> tuple[str, ...]:
+        """Hosts among the candidates that join those that are held."""
+
+
+PlanSets = Callable[[Mapping[str, tuple[tuple[str, ...], float]], Mapping[tuple[str, ...], float]], SetPlanner]
+"""Makes a planner from hosts' fault domains and disks, in bytes a second, and the links into domains, as far as known.
+"""
 
 
 class Links(Protocol):

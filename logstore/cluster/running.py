@@ -50,6 +50,7 @@ from logstore.cluster.topics import GROUPS_TOPIC, ClusterFacts, ClusterTopics
 from logstore.cluster.view import ClusterView
 from logstore.errors import ConfigError
 from logstore.replica.messages import Message
+from scheduler.peace.replica_sets import ReplicaSets
 
 ETCD_ATTEMPT_S: Final = 1.0
 """For an answer of an endpoint: a lease of three seconds outlasts an endpoint that is silent."""
@@ -60,7 +61,7 @@ FAREWELL_S: Final = 2.0
 
 
 class Views(NamedTuple):
-    """What shows the cluster to operators, who may do what, and the certificates of links (None: links are plain)."""
+    """What operators ask of the cluster, who may do what, and the certificates of links (None: links are plain)."""
 
     survey: Survey
     meter: HostMeter
@@ -157,7 +158,8 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     told = str(settings.advertise or link)
     announced = Announcement(settings.node_id, told, addresses, settings.rack)
     membership = Membership(metadata, identity, announced, report, settings.lease_s)
-    host = observer.host = ClusterHost(HostParts(identity, metadata, view, links, files, report), membership)
+    parts = HostParts(identity, metadata, view, links, files, report, ReplicaSets)
+    host = observer.host = ClusterHost(parts, membership)
     reads = ChunkReads(local.engine, host, files, local.clock, report)
     store_settings = local.engine.store.settings
     age = await ClusterClock.open(metadata, local.clock)

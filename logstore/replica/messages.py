@@ -195,6 +195,13 @@ class EntriesRead:
     """See `Append`."""
 
 
+@dataclass(frozen=True, slots=True)
+class StreamRates:
+    """What streams of the sender's write, in bytes a second: where new chunks go depends on it, and no promise does."""
+
+    rates: tuple[tuple[str, int], ...]
+
+
 ToReplica = Append | Fence | CopyChunk | ReadEntries | LookAtRegistration
 ToOwner = AppendDone | OutOfOrder | FenceDone | CopyDone | Refused
-Message = ToReplica | ToOwner | EntriesRead
+Message = ToReplica | ToOwner | EntriesRead | StreamRates

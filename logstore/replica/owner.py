@@ -51,6 +51,7 @@ from logstore.replica.messages import (
     Refused,
     ToOwner,
 )
+from logstore.replica.placing import ANYWHERE, NextSet, Placing
 from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
 from logstore.replica.registrations import (
     MAX_CHUNKS,
@@ -233,9 +234,9 @@ class Owner:
         self._step(OwnerEvent.READ)
         return self._swap_in(self.registration.claimed(self.me), now_ms)
 
-    def live_members(self, live: tuple[Member, ...], now_ms: int) -> list[Effect]:
-        """The members whose leases hold, in the order of preference for replica sets."""
-        self._live = live
+    def live_members(self, live: tuple[Member, ...], now_ms: int, placing: Placing = ANYWHERE) -> list[Effect]:
+        """The members whose leases hold, in an order of preference, and where chunks may lie."""
+        self._live, self._repair.placing = live, placing
         return self._advance(now_ms)
 
     def append(self, data: bytes, record_count: int, now_ms: int) -> list[Effect]:
@@ -459,11 +460,10 @@ class Owner:
         if self._swap is not None:
             return []
         last = self.registration.last_chunk
-        members = self._choose_members(now_ms)
         is_safe = last is None or len(last.members) >= self.registration.min_copies
         if len(self.registration.chunks) >= MAX_CHUNKS:
             return [*self._report_full(), *self._go_on_repairing(now_ms)]
-        if is_safe and len(members) >= self.registration.min_copies:
+        if is_safe and len(members := self._choose_members(now_ms)) >= self.registration.min_copies:
             self._step(OwnerEvent.OPEN)
             return self._swap_in(self.registration.opened(members, self._end_offset()), now_ms)
         return self._go_on_repairing(now_ms)
@@ -475,13 +475,15 @@ class Owner:
         last = self.registration.last_chunk
         return last.end.next_offset if last is not None and last.end is not None else self.registration.log_start
 
+    def _next_set(self, now_ms: int) -> NextSet:
+        """Who may be in the set of the next chunk, and how many are to be; no suspects."""
+        registration, placing = self.registration, self._repair.placing
+        usable = [member for member in self._live if not self._suspects.is_suspect(member, now_ms)]
+        return placing.next_set(self.me.host, self._live, usable, registration.copies, registration.min_copies)
+
     def _choose_members(self, now_ms: int) -> tuple[Member, ...]:
-        """The set of the next chunk: this host first, then by preference, one for each host, no suspects."""
-        chosen: dict[str, Member] = {}
-        for member in sorted(self._live, key=lambda member: member.host != self.me.host):
-            if len(chosen) < self.registration.copies and not self._suspects.is_suspect(member, now_ms):
-                chosen.setdefault(member.host, member)
-        return tuple(chosen.values())
+        """The set of the next chunk."""
+        return self._repair.placing.members(self.stream, self._next_set(now_ms))
 
     def _begin_chunk(self, now_ms: int) -> ChunkRegistration:
         """Start appending to the chunk that was just opened."""
@@ -578,13 +580,13 @@ class Owner:
         return [*reports, *self._roll(chosen, now_ms)]
 
     def _roll_if_better(self, now_ms: int) -> list[Effect]:
-        """Roll a full chunk once it is drained, and one whose set is small once there are more hosts."""
-        chosen = self._choose_members(now_ms)
-        appending = self._appending
-        has_grown = len(chosen) > len(appending.progress)
-        appending.is_draining = appending.is_draining or has_grown
-        if appending.is_draining and appending.window.is_all_acked and len(chosen) >= self.registration.min_copies:
-            return self._roll(chosen, now_ms)
+        """Roll a full chunk once it is drained, one whose set is small once there are more hosts, and one that a host
+        has that leaves and is not needed.
+        """
+        following, appending = self._next_set(now_ms), self._appending
+        appending.is_draining = appending.is_draining or following.is_better_than(appending.progress)
+        if appending.is_draining and appending.window.is_all_acked and following.size >= self.registration.min_copies:
+            return self._roll(self._choose_members(now_ms), now_ms)
         return []
 
     def _roll(self, members: tuple[Member, ...], now_ms: int) -> list[Effect]:

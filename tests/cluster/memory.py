@@ -34,6 +34,7 @@ from logstore.replica.replica import StoredReplicas
 from logstore.testing.reports import RecordedReports
 from logstore.testing.simdisk import SimDisk
 from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
+from scheduler.peace.replica_sets import ReplicaSets
 from tests.replica.disk import Damage, DiskError, ReplicaDisk
 
 TOPIC_ID = "0123456789abcdef0123456789abcdef"
@@ -306,7 +307,9 @@ class MemoryCluster:
                 announced = Announcement(number, f"{name}:9192", {"kafka": f"{name}:9092"}, rack)
                 membership = Membership(store, identity, announced, self.reports, LEASE_S)
                 files = MemoryFiles(disk, nursery)
-                parts = HostParts(identity, store, view, MemoryLinks(self.network, name), files, self.reports)
+                parts = HostParts(
+                    identity, store, view, MemoryLinks(self.network, name), files, self.reports, ReplicaSets
+                )
                 host = ClusterHost(parts, membership, self.limits)
                 running = RunningHost(host, store, identity, membership, view, files, scope)
                 running.chunk_bytes = self.limits.chunk_bytes

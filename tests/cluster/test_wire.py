@@ -29,6 +29,7 @@ from logstore.replica.messages import (
     ReadEntries,
     Reason,
     Refused,
+    StreamRates,
 )
 from logstore.replica.registrations import Member, Prefix
 
@@ -82,6 +83,10 @@ GOLDEN: tuple[tuple[Message, str], ...] = (
     (
         Refused("t/0", 2, A, Reason.SHORT, 9),
         f"0a 0009 0000000000000002 06 0000000000000009 {_STREAM_BYTES} {_MEMBER_BYTES}",
+    ),
+    (
+        StreamRates((("t/0", 1024), ("t/1", 0))),
+        f"0d 0008 00000002 {_STREAM_BYTES} 03742f31 0000000000000400 0000000000000000",
     ),
     (LookAtRegistration("t/0", 7), f"0b 0004 0000000000000007 {_STREAM_BYTES}"),
 )
@@ -137,6 +142,7 @@ FIELDS: dict[Any, st.SearchStrategy[Any]] = {
     Prefix: prefixes,
     Reason: st.sampled_from(Reason),
     tuple[Entry, ...]: entries,
+    tuple[tuple[str, int], ...]: st.lists(st.tuples(names, numbers), max_size=8).map(tuple),
     tuple[Member, ...]: st.lists(members, max_size=MAX_FORWARD).map(tuple),
 }
 
