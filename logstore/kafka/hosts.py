@@ -11,13 +11,14 @@ from functools import partial
 from logstore.access.acls import CLUSTER_NAME
 from logstore.cluster.departures import Departures
 from logstore.cluster.survey import Survey
-from logstore.errors import CairnError
+from logstore.errors import CairnError, NotInCluster
 from logstore.format.host_summaries import DRAIN, UNDRAIN, HostChanged
 from logstore.format.operator_api import (
     CHANGE_HOST,
     CLUSTER_API_KEYS,
     DESCRIBE_HOSTS,
     DESCRIBE_PLACES,
+    DESCRIBE_SIDECAR,
     ChangeHostRequest,
     DescribePlacesRequest,
     OperatorReply,
@@ -32,7 +33,15 @@ from logstore.kafka.rights import table
 
 def cluster_apis(broker: Broker, survey: Survey) -> list[PrivateApi]:
     """The handlers of a host of a cluster."""
-    return [PrivateApi(key, partial(_handle, broker, survey, key)) for key in sorted(CLUSTER_API_KEYS)]
+    shown = [PrivateApi(key, partial(_handle, broker, survey, key)) for key in sorted(CLUSTER_API_KEYS)]
+    return [*shown, PrivateApi(DESCRIBE_SIDECAR, _refuse)]
+
+
+async def _refuse(*_: object) -> tuple[list[Buffer], int]:
+    error = NotInCluster(
+        "this is a host of a cluster: `cairn hosts`, `cairn topics` and `cairn queries` show the cluster"
+    )
+    return encode_reply_body(error), 0
 
 
 async def _handle(

@@ -15,8 +15,7 @@ Invariants:
 
 How the owner finds out that it is a zombie: an append or a fence is refused as FENCED, a swap is refused, or the
 registration that it watches names another owner. It then reports `Deposed`, once; what was not acknowledged has an
-unknown fate, as with any lost connection. Until then it cannot acknowledge: the new owner has fenced a member of its
-chunk.
+unknown fate, as with any lost connection. It cannot acknowledge before: the new owner has fenced a member of its chunk.
 
 Bounded: `max_in_flight_bytes` of batches that are not acknowledged; `append_bytes` in a message; one swap in flight.
 
