@@ -190,7 +190,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     GroupAppends(topics, engine, local.clock).serve(links.calls)
     nursery.start_soon(homes.epochs.run)
     survey = Survey(host, metadata, links.is_reachable, local.clock)
-    views = Views(survey, HostMeter(host, links, metadata), access, tls)
+    views = Views(survey, HostMeter(host, links, metadata, local.engine.store.replicas), access, tls)
     return RunningCluster(engine, placement, homes, host, membership, addresses, views)
 
 
