@@ -11,14 +11,13 @@ from functools import partial
 from logstore.access.acls import CLUSTER_NAME
 from logstore.cluster.departures import Departures
 from logstore.cluster.survey import Survey
-from logstore.errors import CairnError, NotInCluster
+from logstore.errors import CairnError
 from logstore.format.host_summaries import DRAIN, UNDRAIN, HostChanged
 from logstore.format.operator_api import (
     CHANGE_HOST,
     CLUSTER_API_KEYS,
     DESCRIBE_HOSTS,
     DESCRIBE_PLACES,
-    DESCRIBE_SIDECAR,
     ChangeHostRequest,
     DescribePlacesRequest,
     OperatorReply,
@@ -33,15 +32,7 @@ from logstore.kafka.rights import table
 
 def cluster_apis(broker: Broker, survey: Survey) -> list[PrivateApi]:
     """The handlers of a host of a cluster."""
-    shown = [PrivateApi(key, partial(_handle, broker, survey, key)) for key in sorted(CLUSTER_API_KEYS)]
-    return [*shown, PrivateApi(DESCRIBE_SIDECAR, _refuse)]
-
-
-async def _refuse(*_: object) -> tuple[list[Buffer], int]:
-    error = NotInCluster(
-        "this is a host of a cluster: `cairn hosts`, `cairn topics` and `cairn queries` show the cluster"
-    )
-    return encode_reply_body(error), 0
+    return [PrivateApi(key, partial(_handle, broker, survey, key)) for key in sorted(CLUSTER_API_KEYS)]
 
 
 async def _handle(
