@@ -41,7 +41,7 @@ SCRIPT_S: Final = 30.0
 """For a script to end."""
 MAX_FILE_BYTES: Final = 64 << 20
 """The nodes of a large Kubernetes are some 20 KB each."""
-DESCRIPTIONS: Final = "scheduler.topology.racks"
+DESCRIPTIONS: Final = "scheduler.topology.host_places"
 """Loaded for a description alone: it needs the extra `scheduler`."""
 
 

@@ -21,7 +21,7 @@ from logstore.base.racks import (
     read_topology_of_hadoop,
 )
 from scheduler.topology.description import load_network
-from scheduler.topology.racks import places
+from scheduler.topology.host_places import places
 from tests.support.cli import cairn
 
 HADOOP = """Rack: /dc1/rack1
