@@ -66,6 +66,7 @@ REPLICAS_REMOVED: Final = LogEvent("replicas_removed")
 STREAM_LED: Final = LogEvent("stream_led", folded_by="stream")
 PRODUCERS_NOT_READ: Final = LogEvent("producers_not_read", Level.WARNING)
 LEDGER_NOT_READ: Final = LogEvent("ledger_not_read", Level.WARNING)
+RETENTION_WAITS: Final = LogEvent("retention_waits", Level.WARNING, folded_by="stream")
 TOPIC_UNREADABLE: Final = LogEvent("topic_unreadable", Level.ERROR)
 
 # ---- links to other hosts
@@ -110,4 +111,5 @@ STAGING_CUT: Final = LogEvent("staging_cut")
 STAGED_DATA_EXPIRED: Final = LogEvent("staged_data_expired")
 EPOCH_ROLLED_FORWARD: Final = LogEvent("epoch_rolled_forward")
 EPOCH_STUCK: Final = LogEvent("epoch_stuck", Level.WARNING)
+GROUP_WAITS: Final = LogEvent("group_waits", Level.WARNING)
 EPOCH_TOPIC_GONE: Final = LogEvent("epoch_topic_gone", Level.WARNING)

@@ -39,8 +39,10 @@ from logstore.base.heap import Heap
 from logstore.base.report import Reporter
 from logstore.base.system import SystemClock
 from logstore.base.tls import ServerTls
+from logstore.cluster.epochs_home import EpochLimits
+from logstore.cluster.owner_calls import FORWARD
 from logstore.cluster.part import ClusterPart, LocalParts, StartCluster
-from logstore.cluster.survey import Survey
+from logstore.cluster.replicated_ledger import ReplicatedLedger
 from logstore.config import SidecarConfig
 from logstore.disk.files import MAX_DESCRIPTORS, OsFiles
 from logstore.disk.meter import DiskMeter
@@ -49,6 +51,7 @@ from logstore.disk.shared_state import Reclaimed, SharedState
 from logstore.engine import StoreEngine, open_engine
 from logstore.epochs.epochs import Epochs
 from logstore.epochs.journaled import decided_in_journal
+from logstore.epochs.parts import of_host
 from logstore.epochs.staging import Staging
 from logstore.errors import CairnError, ConfigError, StorageFailed
 from logstore.events import (
@@ -61,16 +64,17 @@ from logstore.events import (
     STOPPED,
     STOPPING,
 )
-from logstore.format.topic_partition import TopicPartition
 from logstore.kafka import epochs as epoch_requests
 from logstore.kafka.acls import AclHandlers
 from logstore.kafka.api_types import Api, ApiHandlers, Broker, BrokerSettings, compose
 from logstore.kafka.cluster import ClusterHandlers
 from logstore.kafka.configs import ConfigHandlers
+from logstore.kafka.epoch_routing import EpochRouting
 from logstore.kafka.groups.coordination import GroupCoordination
 from logstore.kafka.groups.coordinator import GroupCoordinator
+from logstore.kafka.groups.followed import commits_by_stream, committed_offsets
 from logstore.kafka.groups.handlers import GroupHandlers, TopicIds
-from logstore.kafka.groups.offsets import CommittedOffset, OffsetLedger, OffsetStore
+from logstore.kafka.groups.offsets import OffsetLedger, OffsetStore
 from logstore.kafka.groups.service import GroupService
 from logstore.kafka.hosts import cluster_apis
 from logstore.kafka.metadata import MetadataHandlers
@@ -78,6 +82,7 @@ from logstore.kafka.offsets import OffsetHandlers
 from logstore.kafka.operators import HostFacts, operator_apis
 from logstore.kafka.producer_ids import ProducerIdHandlers
 from logstore.kafka.quotas import QuotaHandlers
+from logstore.kafka.reader_routing import ReaderRouting
 from logstore.kafka.readers import reader_apis
 from logstore.kafka.scans import scan_apis
 from logstore.kafka.security.handlers import UserHandlers
@@ -87,7 +92,6 @@ from logstore.kafka.security.users import LEDGER as USERS_LEDGER
 from logstore.kafka.server import KafkaServer, Listener, ServerSecurity
 from logstore.kafka.topics import TopicHandlers
 from logstore.log.ledger import Ledger
-from logstore.log.readers import StreamId
 from logstore.log.store import Store
 from logstore.monitoring.event_log import EventLog
 from logstore.monitoring.health import Health, Phase
@@ -165,7 +169,7 @@ def _recover(settings: SidecarConfig, files: OsFiles, clock: Clock, report: Repo
         LedgerEntries(store.access), LedgerEntries(Ledger.open(files, USERS_LEDGER, store.notify)), secrets.token_bytes
     )
     staging = Staging.open(files, store.notify, report, limit_bytes=settings.staging_bytes)
-    epochs = Epochs(store, staging, report, staged_age_ms=settings.staged_age_ms)
+    epochs = Epochs(of_host(store, staging, report), report, staged_age_ms=settings.staged_age_ms)
     report(RECOVERED, streams=len(store.streams()), seconds=round(clock.monotonic_s() - started_s, 3))
     return Recovered(store, staging, epochs, callers)
 
@@ -197,7 +201,7 @@ async def _serve(settings: SidecarConfig) -> None:
                 handlers = _handlers(broker, engine, groups, epochs, callers, listeners, facts)
             else:
                 coordination = _coordination(settings, broker, report, cluster, groups.apis())
-                handlers = _cluster_handlers(broker, coordination, callers, listeners, cluster.survey)
+                handlers = _cluster_handlers(broker, coordination, callers, listeners, cluster)
                 nursery.start_soon(coordination.run)
             security = ServerSecurity(tls, Authenticator(callers.users, settings.login, report))
             server = KafkaServer(broker, handlers, security)
@@ -284,7 +288,9 @@ async def _start_cluster(
             f"--cluster needs the package {error.name}: pip install 'cairn[cluster]', or leave it out"
         ) from error
     random, clock = SystemRandom(), SystemClock()
-    return await start(settings.cluster, LocalParts(engine, files, clock, report, random, uuid.uuid4, nursery))
+    limits = EpochLimits(settings.staging_bytes, settings.staged_age_ms)
+    local = LocalParts(engine, files, clock, report, random, uuid.uuid4, nursery, limits)
+    return await start(settings.cluster, local)
 
 
 def _named(listeners: Sequence[Listener]) -> Mapping[str, str]:
@@ -434,20 +440,9 @@ async def _tidy_state(state: SharedState, idle_s: float, report: Report) -> None
 
 
 def _groups(settings: SidecarConfig, broker: Broker, store: Store, report: Report) -> GroupHandlers:
-
-    def note_commits(group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
-        found = {StreamId(entry.topic_id, where.partition): entry.offset for where, entry in offsets.items()}
-        store.readers.note_commits(group, found)
-
-    handlers = _group_handlers(settings, broker, report, OffsetStore(store.groups, note_commits))
-
-    def committed(group: str, stream: StreamId) -> int | None:
-        topic = store.topic_by_id(uuid.UUID(hex=stream.topic_id))
-        where = None if topic is None else TopicPartition(topic.name, stream.partition)
-        found = None if where is None else handlers.service.committed(group, [where]).of(where)
-        return None if found is None else found.offset
-
-    store.readers.follow(committed)
+    offsets = OffsetStore(store.groups, commits_by_stream(store.readers.note_commits))
+    handlers = _group_handlers(settings, broker, report, offsets)
+    store.readers.follow(committed_offsets(store, handlers.service))
     return handlers
 
 
@@ -494,19 +489,24 @@ def _handlers(
         *login_apis(),
         *UserHandlers(broker, stores.users).apis(),
     ]
-    own = [*epoch_requests.epoch_apis(broker, epochs), *scan_apis(broker, engine), *reader_apis(broker, engine.store)]
+    own = [*epoch_requests.epoch_apis(broker, epochs), *scan_apis(broker), *reader_apis(broker, engine.store)]
     return compose(apis, [*own, *operator_apis(broker, engine.store, epochs, facts)])
 
 
 def _coordination(
     settings: SidecarConfig, broker: Broker, report: Report, cluster: ClusterPart, known: Sequence[Api]
 ) -> GroupCoordination:
-    """The groups of a cluster, on the host that coordinates them."""
+    """The groups of a cluster, on the host that coordinates them, and the registered readers beside them."""
+    readers = cluster.homes.readers
 
     def make(ledger: OffsetLedger) -> GroupHandlers:
-        return _group_handlers(settings, broker, report, OffsetStore(ledger))
+        offsets = OffsetStore(ledger, commits_by_stream(readers.note_commits))
+        return _group_handlers(settings, broker, report, offsets)
 
-    return GroupCoordination(cluster.groups_home, make, known)
+    async def beside(ledger: ReplicatedLedger, handlers: GroupHandlers) -> None:
+        await readers.serve(ledger, committed_offsets(broker.engine.store, handlers.service))
+
+    return GroupCoordination(cluster.homes.groups, make, known, beside)
 
 
 def _cluster_handlers(
@@ -514,9 +514,14 @@ def _cluster_handlers(
     coordination: GroupCoordination,
     stores: CallerStores,
     listeners: Sequence[Listener],
-    survey: Survey,
+    cluster: ClusterPart,
 ) -> ApiHandlers:
-    """What a host of a cluster serves: what Cairn adds to Kafka is not among it yet."""
+    """What a host of a cluster serves."""
+    homes = cluster.homes
+    routing = EpochRouting(broker, homes.epochs, homes.owners)
+    homes.calls.handle(FORWARD, routing.passed_on)
+    readers = ReaderRouting(broker, homes.topics, homes.readers, homes.holds, homes.owners)
+    readers.serve(homes.calls)
     apis: list[Api] = [
         *MetadataHandlers(broker).apis(),
         *OffsetHandlers(broker).apis(),
@@ -530,7 +535,7 @@ def _cluster_handlers(
         *login_apis(),
         *UserHandlers(broker, stores.users).apis(),
     ]
-    return compose(apis, cluster_apis(broker, survey))
+    return compose(apis, [*cluster_apis(broker, cluster.survey), *scan_apis(broker), *routing.apis(), *readers.apis()])
 
 
 def _host_facts(data_dir: Path) -> HostFacts:

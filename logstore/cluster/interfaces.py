@@ -19,7 +19,7 @@ from logstore.log.stream import Stream
 from logstore.log.ticket import Ticket
 from logstore.replica.effects import DiskOperation, Load
 from logstore.replica.messages import Entry, Message
-from logstore.replica.registrations import Prefix
+from logstore.replica.registrations import Prefix, StreamRegistration
 from logstore.replica.replica import StoredReplicas
 
 Received = Callable[[str, Message], None]
@@ -98,6 +98,9 @@ class ReplicaFiles(Protocol):
     def stored(self) -> StoredReplicas:
         """What the start has found."""
 
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether the disk may take so many bytes of entries now."""
+
     def perform(self, operation: DiskOperation) -> Ticket[None]:
         """Carry out an operation; the ticket settles when it is durable.
 
@@ -120,6 +123,16 @@ class StreamListener(Protocol):
         `logstore.format.snapshot` reads; asked when the first batch of a chunk is sent.
         """
 
+    @property
+    def chunk_bytes(self) -> int:
+        """The size at which a chunk is full."""
+
+    def written_ms(self) -> int:
+        """When the last batch was appended, or later, on the cluster's retention clock; asked to seal a chunk."""
+
+    def registered(self, registration: StreamRegistration) -> None:
+        """The registration of the owned stream has changed: a chunk was rolled or copied, or the front was trimmed."""
+
     def ready(self, epoch: int, high_watermark: int) -> None:
         """This host owns the stream, and takes appends from this offset on."""
 
@@ -134,3 +147,8 @@ class StreamListener(Protocol):
 
     def unavailable(self, reason: str) -> None:
         """The stream waits, for this reason."""
+
+    def crowded(self) -> None:
+        """A member has refused batches, because its disk has no room: what may go should go now. If other hosts live,
+        `registered` follows with a chunk that has other members.
+        """

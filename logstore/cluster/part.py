@@ -14,12 +14,17 @@ import trio
 from logstore.base.clock import Clock
 from logstore.base.events import Report
 from logstore.base.tls import PeerTls
+from logstore.cluster.epochs_home import EpochLimits, EpochsHome
 from logstore.cluster.figures import ClusterMeter
+from logstore.cluster.owner_calls import CallServer, OwnerCalls
 from logstore.cluster.placement import Placement
-from logstore.cluster.replicated_ledger import LedgerHome
+from logstore.cluster.reader_holds import ReaderHolds
+from logstore.cluster.readers_home import ReadersHome
+from logstore.cluster.replicated_ledger import LedgerHome, ReplicatedLedger
 from logstore.cluster.settings import ClusterSecurity, ClusterSettings, EtcdUrl, SqliteUrl
 from logstore.cluster.stored_access import StoredAccess
 from logstore.cluster.survey import Survey
+from logstore.cluster.topics import ClusterTopics
 from logstore.engine import StoreEngine
 from logstore.interfaces import FileSystem
 from logstore.log.served import ServingEngine
@@ -35,6 +40,19 @@ class LocalParts(NamedTuple):
     random: Random
     new_id: Callable[[], uuid.UUID]
     nursery: trio.Nursery
+    limits: EpochLimits = EpochLimits()
+
+
+class Homes(NamedTuple):
+    """What one host of the cluster has at a time, and how to reach that host."""
+
+    groups: LedgerHome[ReplicatedLedger]
+    epochs: EpochsHome
+    readers: ReadersHome
+    holds: ReaderHolds
+    owners: OwnerCalls
+    calls: CallServer
+    topics: ClusterTopics
 
 
 class ClusterPart(Protocol):
@@ -49,8 +67,8 @@ class ClusterPart(Protocol):
         """Where streams are."""
 
     @property
-    def groups_home(self) -> LedgerHome:
-        """The ledger of groups, while this host has it."""
+    def homes(self) -> Homes:
+        """The groups and the epochs, while this host has them."""
 
     @property
     def survey(self) -> Survey:

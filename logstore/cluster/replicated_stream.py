@@ -11,6 +11,10 @@ Invariants:
 * When another host takes over, every batch that is not acknowledged fails with NotLeader: it may be in the log or not,
   and an idempotent producer that sends it again finds out.
 * At most MAX_WAITING_BYTES wait for room (or one larger batch); more are refused, and nothing of them is appended.
+* An append group is one entry of the owner: it is in the log as a whole, in one chunk, or not at all, and nothing comes
+  between its batches. An epoch's group is under way once: whoever appends it again meanwhile waits for the first.
+
+* Readers see nothing below the log start, which is the registration's; a trim is answered when it is registered.
 
 Clients' leader epoch, and that in the bytes of a batch, is the one of the registration with which the ownership began:
 a chunk that is rolled under the same owner changes nothing for clients.
@@ -23,16 +27,18 @@ from typing import Final, NamedTuple, Protocol
 
 from logstore.base.clock import Clock
 from logstore.base.events import Report
+from logstore.cluster.group_entry import GroupKey, check_group, place_batches
 from logstore.errors import (
+    CairnError,
     InvalidTopic,
     MessageTooLarge,
     NotEnoughReplicas,
-    NotInCluster,
     NotLeader,
     OffsetOutOfRange,
+    StorageFailed,
     UnknownTopicOrPartition,
 )
-from logstore.events import STREAM_LED
+from logstore.events import STREAM_LED, TRIMMED
 from logstore.format.batch import BatchHeader, patch_base, stamp_append_time
 from logstore.format.index import NO_TIMESTAMP
 from logstore.format.snapshot import ProducerSnapshot, encode_snapshot
@@ -43,7 +49,7 @@ from logstore.log.topics import TopicConfig
 from logstore.log.validation import check_produced
 from logstore.log.waiters import Waitable
 from logstore.replica.messages import EntriesRead
-from logstore.replica.registrations import ChunkRegistration, StreamRegistration
+from logstore.replica.registrations import UNKNOWN_TIME, ChunkRegistration, Prefix, StreamRegistration
 
 MAX_BATCH_BYTES: Final = 16 << 20
 """Of one batch, whatever `max.message.bytes` says: a quarter of what a member keeps unsynced, and of a link's frame."""
@@ -65,6 +71,18 @@ class StreamOwners(Protocol):
     def next_offset(self, stream: str, /) -> int:
         """The offset of the next batch."""
 
+    def trim(self, stream: str, log_start: int, /, *, keeps_last: bool) -> None:
+        """Trim the stream's front. Raises NotLeader."""
+
+    def roll(self, stream: str, /) -> None:
+        """Seal the open chunk, and open the next one. Raises NotLeader."""
+
+    def size_chunks(self, stream: str, chunk_bytes: int, /) -> None:
+        """Chunks of the stream are full at another size."""
+
+    def acked(self, stream: str, /) -> Prefix:
+        """How much of the open chunk is acknowledged. Raises NotLeader."""
+
     def registration(self, stream: str, /) -> StreamRegistration:
         """The registration of a stream that this host owns. Raises NotLeader."""
 
@@ -72,12 +90,35 @@ class StreamOwners(Protocol):
         """Read a chunk's batches from any of its members."""
 
 
+CROWDED_S: Final = 1.0
+"""A chunk with other members is opened in a few milliseconds, if there are other hosts; producers hear of no more."""
+
 LoadProducers = Callable[[str, int], Awaitable[ProducerTable[AppendTicket] | None]]
 """The producers' last sequences of a stream as of an offset (`logstore.cluster.chunk_reads`). None: they could not be
 read; the function has waited a little, and may be called again.
 """
 Spawn = Callable[[Callable[[], Awaitable[None]]], None]
 """Runs a task of the host's."""
+
+
+class StreamRetention(Protocol):
+    """What streams need of retention (`logstore.cluster.retention`)."""
+
+    def now_ms(self) -> int:
+        """The cluster's retention clock."""
+
+    def due(self, stream: "ReplicatedStream", /) -> None:
+        """Something may go: look at the stream soon."""
+
+
+class _NoRetention:
+    """Nothing goes."""
+
+    def now_ms(self) -> int:
+        return UNKNOWN_TIME
+
+    def due(self, stream: "ReplicatedStream", /) -> None:
+        pass
 
 
 class StreamServices(NamedTuple):
@@ -88,6 +129,7 @@ class StreamServices(NamedTuple):
     report: Report
     load_producers: LoadProducers
     spawn: Spawn
+    retention: StreamRetention = _NoRetention()
 
 
 class StreamPlace(NamedTuple):
@@ -106,24 +148,31 @@ class StreamPlace(NamedTuple):
 
 @dataclass(slots=True)
 class _Waiting:
-    """A checked batch without an offset."""
+    """A checked batch, or a group, without an offset. `header`: None for a group."""
 
     buffer: memoryview | bytearray
-    header: BatchHeader
+    record_count: int
+    header: BatchHeader | None
     ticket: AppendTicket
 
 
 class _InFlight(NamedTuple):
-    """A batch that was given to the owner."""
+    """A batch or a group that was given to the owner."""
 
     base_offset: int
-    header: BatchHeader
+    next_offset: int
+    size_bytes: int
+    header: BatchHeader | None
     ticket: AppendTicket
     append_ms: int
 
-    @property
-    def next_offset(self) -> int:
-        return self.base_offset + self.header.last_offset_delta + 1
+
+class _Trim(NamedTuple):
+    """A trim that is not registered yet."""
+
+    offset: int
+    why: str
+    ticket: Ticket[int]
 
 
 class ReplicatedStream(Waitable):
@@ -146,7 +195,15 @@ class ReplicatedStream(Waitable):
         self._waiting: deque[_Waiting] = deque()
         self._waiting_bytes = 0
         self._in_flight: deque[_InFlight] = deque()
+        self._groups: dict[GroupKey, AppendTicket] = {}
+        """Groups under way."""
         self._ownership = 0
+        self._open_epoch = 0
+        self._opened_ms = self._written_ms = UNKNOWN_TIME
+        """When the first batch of the open chunk was appended, and the last batch of this ownership."""
+        self._trims: list[_Trim] = []
+        self._crowded_s: float | None = None
+        """Since when a member has no room, and no other chunk was opened."""
 
     # ---- appending
 
@@ -177,10 +234,7 @@ class ReplicatedStream(Waitable):
                 f"{self.name}: a batch of {header.size_bytes} bytes, a stream of a cluster takes {MAX_BATCH_BYTES}; "
                 "send smaller batches"
             )
-        if self._waiting and self._waiting_bytes + header.size_bytes > MAX_WAITING_BYTES:
-            raise NotEnoughReplicas(
-                f"{self.name}: {self._waiting_bytes} bytes wait for the stream's members already; send them again later"
-            )
+        self._check_room(header.size_bytes)
         ticket: AppendTicket = Ticket()
         if header.producer_id >= 0:
             duplicate = self.producers.admit(header, ticket)
@@ -188,10 +242,49 @@ class ReplicatedStream(Waitable):
                 if duplicate.ticket is not None:
                     return duplicate.ticket
                 return Ticket.succeeded(AppendResult(duplicate.base_offset, self.log_start_offset, True))
-        self._waiting.append(_Waiting(records, header, ticket))
+        self._waiting.append(_Waiting(records, header.last_offset_delta + 1, header, ticket))
         self._waiting_bytes += header.size_bytes
         self._offer()
         return ticket
+
+    def append_group(self, group: bytearray, *, now_ms: int) -> AppendTicket:
+        """Append a group, from BEGIN to END; the base offset of the result is BEGIN's. If its epoch's group is under
+        way, its ticket. The stream patches the buffer in place; the caller has checked the batches.
+
+        Raises at once, and appends nothing: NotLeader, UnknownTopicOrPartition, GroupTooLarge, CorruptBatch,
+        InvalidRecord (no BEGIN), NotEnoughReplicas. The ticket fails with NotLeader: the group is in the log or not,
+        and whoever owns the stream next knows by its END; with UnknownTopicOrPartition if the topic is deleted.
+        """
+        self.check_leader()
+        key, record_count = check_group(self.name, group)
+        known = self._groups.get(key)
+        if known is not None:
+            return known
+        self._check_room(len(group))
+        ticket = self._groups[key] = AppendTicket()
+        ticket.add_callback(lambda _: self._end_group(key))
+        self._waiting.append(_Waiting(group, record_count, None, ticket))
+        self._waiting_bytes += len(group)
+        self._offer()
+        return ticket
+
+    def _end_group(self, key: GroupKey) -> None:
+        del self._groups[key]
+
+    def _check_room(self, size_bytes: int) -> None:
+        """Raise StorageFailed if a member's disk has had no room for CROWDED_S, and the stream has no other members;
+        NotEnoughReplicas if too much waits already.
+        """
+        since_s = self._crowded_s
+        if since_s is not None and self._services.clock.monotonic_s() - since_s > CROWDED_S:
+            raise StorageFailed(
+                f"{self.name}: the disk of a host that has the stream's newest chunk has no room, and too few other "
+                "hosts live; delete topics or records, lower their retention, or make room on that disk"
+            )
+        if self._waiting and self._waiting_bytes + size_bytes > MAX_WAITING_BYTES:
+            raise NotEnoughReplicas(
+                f"{self.name}: {self._waiting_bytes} bytes wait for the stream's members already; send them again later"
+            )
 
     @property
     def ownership(self) -> int:
@@ -208,17 +301,24 @@ class ReplicatedStream(Waitable):
     def _offer(self) -> None:
         """Give the owner what waits, as far as it takes it."""
         owners = self._services.owners
-        while self._waiting and owners.may_append(self.stream, self._waiting[0].header.size_bytes):
+        if self._waiting:
+            self._written_ms = self._services.retention.now_ms()
+        while self._waiting and owners.may_append(self.stream, len(self._waiting[0].buffer)):
             waiting = self._waiting.popleft()
             header, append_ms = waiting.header, NO_TIMESTAMP
-            self._waiting_bytes -= header.size_bytes
-            if self.config.stamps_appends:
-                append_ms = self._services.clock.wall_ms()
-                header = stamp_append_time(waiting.buffer, header, append_ms)
-            offset = owners.next_offset(self.stream)
-            patch_base(waiting.buffer, 0, offset, self.leader_epoch)
-            self._in_flight.append(_InFlight(offset, header, waiting.ticket, append_ms))
-            owners.append(self.stream, bytes(waiting.buffer), header.last_offset_delta + 1)
+            stamp_ms = self._services.clock.wall_ms() if self.config.stamps_appends else NO_TIMESTAMP
+            offset, count, size_bytes = owners.next_offset(self.stream), waiting.record_count, len(waiting.buffer)
+            self._waiting_bytes -= size_bytes
+            if header is None:
+                place_batches(waiting.buffer, offset, self.leader_epoch, stamp_ms)
+            else:
+                if stamp_ms != NO_TIMESTAMP:
+                    append_ms, header = stamp_ms, stamp_append_time(waiting.buffer, header, stamp_ms)
+                patch_base(waiting.buffer, 0, offset, self.leader_epoch)
+            self._in_flight.append(_InFlight(offset, offset + count, size_bytes, header, waiting.ticket, append_ms))
+            if self._opened_ms == UNKNOWN_TIME:
+                self._opened_ms = self._written_ms
+            owners.append(self.stream, bytes(waiting.buffer), count)
 
     # ---- what the owner says (StreamListener)
 
@@ -228,6 +328,32 @@ class ReplicatedStream(Waitable):
             raise AssertionError(f"{self.name}: founding as of {base_offset}, acknowledged is {self.high_watermark}")
         entries = self.producers.entries()
         return encode_snapshot(ProducerSnapshot(0, base_offset, entries)) if entries else b""
+
+    @property
+    def chunk_bytes(self) -> int:
+        """See StreamListener: the topic's `segment.bytes`."""
+        return self.config.segment_bytes
+
+    def written_ms(self) -> int:
+        """See StreamListener. What a former owner has appended counts as appended now."""
+        return self._services.retention.now_ms() if self._written_ms == UNKNOWN_TIME else self._written_ms
+
+    def registered(self, registration: StreamRegistration) -> None:
+        """The registration has changed: readers see what it says, and trims that it holds are answered."""
+        first, self.log_start_offset = self.log_start_offset, registration.log_start
+        open_chunk = registration.open_chunk
+        if open_chunk is not None and open_chunk.epoch != self._open_epoch:
+            self._open_epoch, self._crowded_s = open_chunk.epoch, None
+            self._opened_ms = self._services.retention.now_ms() if self._in_flight else UNKNOWN_TIME
+            if self.config.retention_bytes >= 0:
+                self._services.retention.due(self)
+        done = [trim for trim in self._trims if trim.offset <= registration.log_start]
+        self._trims = [trim for trim in self._trims if trim.offset > registration.log_start]
+        if done and done[-1].why and first < registration.log_start:
+            last, why = registration.log_start - 1, done[-1].why
+            self._services.report(TRIMMED, stream=self.name, first=first, last=last, why=why)
+        for trim in done:
+            trim.ticket.succeed(registration.log_start)
 
     def ready(self, epoch: int, high_watermark: int) -> None:
         """This host owns the stream; it takes appends when the producers' table is there."""
@@ -248,14 +374,14 @@ class ReplicatedStream(Waitable):
 
     def acked(self, high_watermark: int) -> None:
         """All batches below are acknowledged: settle them, and give out what may now be sent."""
-        log_start = self.log_start_offset
+        log_start, self._crowded_s = self.log_start_offset, None
         settled: list[_InFlight] = []
         now_ms = self._services.clock.wall_ms() if self._in_flight else 0
         while self._in_flight and self._in_flight[0].next_offset <= high_watermark:
             batch = self._in_flight.popleft()
-            if batch.header.producer_id >= 0:
+            if batch.header is not None and batch.header.producer_id >= 0:
                 self.producers.synced(batch.header, batch.base_offset, now_ms)
-            self.appended_bytes += batch.header.size_bytes
+            self.appended_bytes += batch.size_bytes
             settled.append(batch)
         self.high_watermark = max(self.high_watermark, high_watermark)
         for batch in settled:
@@ -275,6 +401,12 @@ class ReplicatedStream(Waitable):
     def unavailable(self, reason: str) -> None:
         """The stream waits; the host reports it."""
 
+    def crowded(self) -> None:
+        """A member's disk has no room: see StreamListener."""
+        if self._crowded_s is None:
+            self._crowded_s = self._services.clock.monotonic_s()
+        self._services.retention.due(self)
+
     def abandon(self) -> None:
         """The topic is deleted."""
         self.deleted = True
@@ -286,12 +418,16 @@ class ReplicatedStream(Waitable):
         self._ownership += 1
         self.is_leader = False
         tickets = [batch.ticket for batch in self._in_flight] + [batch.ticket for batch in self._waiting]
+        trims, self._trims = self._trims, []
         self._in_flight.clear()
         self._waiting.clear()
+        self._written_ms, self._crowded_s = UNKNOWN_TIME, None
         self._waiting_bytes = 0
         self.producers = ProducerTable()
         for ticket in tickets:
             ticket.fail(reason)
+        for trim in trims:
+            trim.ticket.fail(reason)
 
     # ---- reading
 
@@ -318,6 +454,16 @@ class ReplicatedStream(Waitable):
         chunks = self.registration.chunks if self.is_leader else ()
         return sum(chunk.end.length_bytes for chunk in chunks if chunk.end is not None)
 
+    @property
+    def start_asked(self) -> int:
+        """The log start when all trims that were asked for are done."""
+        return max([self.log_start_offset, *(trim.offset for trim in self._trims)])
+
+    @property
+    def open_bytes(self) -> int:
+        """Bytes of the open chunk that are acknowledged. Raises NotLeader."""
+        return self._services.owners.acked(self.stream).length_bytes
+
     def check_offset(self, offset: int) -> None:
         """Raise OffsetOutOfRange unless `offset` lies between log start and high watermark, both included. Raises
         NotLeader, UnknownTopicOrPartition.
@@ -326,6 +472,64 @@ class ReplicatedStream(Waitable):
         if not self.log_start_offset <= offset <= self.high_watermark:
             raise OffsetOutOfRange(self.name, offset, self.log_start_offset, self.high_watermark)
 
+    # ---- the front of the stream
+
+    def reconfigure(self, config: TopicConfig) -> None:
+        """The topic's settings have changed."""
+        self.config = config
+        self._services.owners.size_chunks(self.stream, config.segment_bytes)
+        if self.is_leader:
+            self._services.retention.due(self)
+
+    @property
+    def needs_last_chunk(self) -> bool:
+        """Whether the last sealed chunk stays while the open one is empty: it tells a new owner the producers' last
+        sequences.
+        """
+        return bool(self.producers.entries())
+
     def delete_records(self, offset: int) -> Ticket[int]:
-        """Refused: chunks of a cluster are not trimmed yet."""
-        return Ticket.failed(NotInCluster(f"{self.name}: records of a cluster's topics cannot be deleted yet"))
+        """Delete the records in front of an offset, as a client asks; -1: all. Settles with the log start from then on.
+
+        Fails with NotLeader, UnknownTopicOrPartition, InvalidTopic, OffsetOutOfRange.
+        """
+        try:
+            if self.is_internal:
+                raise InvalidTopic(f"{self.topic} is the cluster's own: clients delete nothing of it")
+            self.check_leader()
+            if not -1 <= offset <= self.high_watermark:
+                raise OffsetOutOfRange(self.name, offset, self.log_start_offset, self.high_watermark)
+        except CairnError as error:
+            return Ticket.failed(error)
+        return self.trim(self.high_watermark if offset == -1 else offset, "deleted by a client")
+
+    def trim(self, offset: int, why: str = "") -> Ticket[int]:
+        """Let nobody see the records in front of an offset, and give up the chunks in front. Settles with the log start
+        when that is registered; an offset behind what is acknowledged counts as the end of that. `why`: for a report.
+
+        Fails with NotLeader, UnknownTopicOrPartition.
+        """
+        try:
+            self.check_leader()
+            self._services.owners.trim(self.stream, offset, keeps_last=self.needs_last_chunk)
+        except CairnError as error:
+            return Ticket.failed(error)
+        wanted = min(offset, self.high_watermark)
+        if wanted <= self.log_start_offset:
+            return Ticket.succeeded(self.log_start_offset)
+        ticket: Ticket[int] = Ticket()
+        self._trims.append(_Trim(wanted, why, ticket))
+        return ticket
+
+    def roll_if_old(self) -> None:
+        """Seal the open chunk if its first batch is older than the topic's settings allow, or if all its records are
+        trimmed. Raises NotLeader.
+        """
+        config, owners = self.config, self._services.owners
+        acked = owners.acked(self.stream)
+        if not acked.length_bytes or self._opened_ms == UNKNOWN_TIME:
+            return
+        oldest_ms = config.segment_ms if config.retention_ms < 0 else min(config.segment_ms, config.retention_ms)
+        is_old = self._services.retention.now_ms() - self._opened_ms > oldest_ms
+        if is_old or self.log_start_offset >= acked.next_offset:
+            owners.roll(self.stream)

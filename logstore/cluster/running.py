@@ -24,24 +24,31 @@ from logstore.base.metadata.sqlite import open_sqlite
 from logstore.base.tls import PeerTls
 from logstore.cluster.chunk_reads import ChunkReads
 from logstore.cluster.engine import ClusterEngine
+from logstore.cluster.epochs_home import EpochsHome
+from logstore.cluster.group_appends import GroupAppends
 from logstore.cluster.host import ClusterHost, HostParts
 from logstore.cluster.host_identity import establish_identity
 from logstore.cluster.links import HostLinks
 from logstore.cluster.membership import Announcement, Membership
 from logstore.cluster.meter import HostMeter
 from logstore.cluster.own_place import OwnPlace
-from logstore.cluster.part import LocalParts, OpenAccess, StartCluster
+from logstore.cluster.owner_calls import OwnerCalls
+from logstore.cluster.part import Homes, LocalParts, OpenAccess, StartCluster
 from logstore.cluster.peer_list import PeerList
 from logstore.cluster.peers import OwnEnd
 from logstore.cluster.placement import Placement
 from logstore.cluster.producer_ids import ProducerIds
+from logstore.cluster.reader_holds import ReaderHolds
+from logstore.cluster.readers_home import ReadersHome
 from logstore.cluster.replica_files import LocalReplicaFiles
-from logstore.cluster.replicated_ledger import LedgerHome
+from logstore.cluster.replicated_ledger import LedgerHome, LedgerServices, ReplicatedLedger
 from logstore.cluster.replicated_stream import StreamServices
+from logstore.cluster.retention import ClusterRetention
+from logstore.cluster.retention_clock import ClusterClock
 from logstore.cluster.settings import ClusterSecurity, ClusterSettings, EtcdUrl, SqliteUrl
 from logstore.cluster.stored_access import HEAD, StoredAccess
 from logstore.cluster.survey import Survey
-from logstore.cluster.topics import ClusterFacts, ClusterTopics
+from logstore.cluster.topics import GROUPS_TOPIC, ClusterFacts, ClusterTopics
 from logstore.cluster.view import ClusterView
 from logstore.errors import ConfigError
 from logstore.replica.messages import Message
@@ -74,7 +81,7 @@ class RunningCluster:
         self,
         engine: ClusterEngine,
         placement: Placement,
-        home: LedgerHome,
+        homes: Homes,
         host: ClusterHost,
         joins: Membership,
         addresses: dict[str, str],
@@ -82,7 +89,7 @@ class RunningCluster:
     ) -> None:
         self.engine = engine
         self.placement = placement
-        self.groups_home = home
+        self.homes = homes
         self._host = host
         self._membership = joins
         self._addresses = addresses
@@ -165,8 +172,11 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     parts = HostParts(identity, metadata, view, links, files, report, ReplicaSets)
     host = observer.host = ClusterHost(parts, membership)
     reads = ChunkReads(local.engine, host, files, local.clock, report)
-    services = StreamServices(host, local.clock, report, reads.load_producers, nursery.start_soon)
-    facts = ClusterFacts(identity.cluster_id, settings.node_id, local.engine.store.settings)
+    store_settings = local.engine.store.settings
+    age = await ClusterClock.open(metadata, local.clock)
+    retention = ClusterRetention(age, local.clock, store_settings, report)
+    services = StreamServices(host, local.clock, report, reads.load_producers, nursery.start_soon, retention)
+    facts = ClusterFacts(identity.cluster_id, settings.node_id, store_settings)
     topics = ClusterTopics(host, facts, ProducerIds(metadata), services, local.new_id)
     access = StoredAccess(metadata, report, nursery.start_soon)
     nursery.start_soon(own_place.follow, membership.move)
@@ -176,12 +186,24 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     await access.complete()
     topics.take_all()
     await nursery.start(host.run)
+    nursery.start_soon(age.run)
+    local.engine.store.space.when_short(retention.all_due)
     placement = Placement(host, lambda: view.members, addresses, topics.groups_topic)
-    home = LedgerHome(topics, reads, metadata, local.clock, report)
+    ledgers = LedgerServices(topics, reads, metadata, local.clock, report)
     engine = ClusterEngine(local.engine, topics, reads)
+    owners = OwnerCalls(host, links.calls)
+    groups = LedgerHome(GROUPS_TOPIC, ledgers, lambda stream: ReplicatedLedger(stream, local.clock))
+    readers = ReadersHome(topics, groups, store_settings.hold_limits, age.now_ms, report)
+    holds = retention.holds = ReaderHolds(topics, owners, lambda: readers.stream)
+    homes = Homes(groups, EpochsHome(ledgers, owners, local.limits), readers, holds, owners, links.calls, topics)
+    readers.answer_owners(links.calls)
+    holds.answer_home(links.calls)
+    nursery.start_soon(retention.run, topics.streams)
+    GroupAppends(topics, engine, local.clock).serve(links.calls)
+    nursery.start_soon(homes.epochs.run)
     survey = Survey(host, metadata, links.is_reachable, local.clock)
     views = Views(survey, HostMeter(host, links, metadata), access, tls, own_place)
-    return RunningCluster(engine, placement, home, host, membership, addresses, views)
+    return RunningCluster(engine, placement, homes, host, membership, addresses, views)
 
 
 START: Final[StartCluster] = start_cluster

@@ -88,6 +88,7 @@ _REASONS: Final = {
     Reason.SHORT: 6,
     Reason.DAMAGED: 7,
     Reason.ABSENT: 8,
+    Reason.DISK_FULL: 9,
 }
 _REASON_OF: Final = {number: reason for reason, number in _REASONS.items()}
 _Parts = list[Buffer]

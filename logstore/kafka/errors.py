@@ -49,6 +49,7 @@ CODES: dict[type[Exception], ErrorCode] = {
     OutcomeUnknown: ErrorCode.request_timed_out,
     errors.NotLeader: ErrorCode.not_leader_or_follower,
     errors.ChunkUnreachable: ErrorCode.kafka_storage_error,
+    errors.HostUnreachable: ErrorCode.request_timed_out,
 }
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from logstore.replica.messages import Entry, Message
 from logstore.replica.register import ReadRegistration, SwapRegistration
-from logstore.replica.registrations import Prefix
+from logstore.replica.registrations import Prefix, StreamRegistration
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,8 @@ class Store:
 @dataclass(frozen=True, slots=True)
 class Load:
     """Read entries of a chunk from an offset on, none behind `limit_bytes`; report `loaded`, or `load_failed`. The
-    chunk's founding state comes with entries from its start on.
+    chunk's founding state comes with entries from its start on. `for_copy`: what was appended as one entry and must
+    stay whole, however a copy is interrupted, comes as one entry.
     """
 
     token: int
@@ -86,6 +87,7 @@ class Load:
     offset: int
     limit_bytes: int
     max_bytes: int
+    for_copy: bool = False
 
 
 # ---- what the owner tells the log
@@ -107,6 +109,16 @@ class Acked:
     stream: str
     epoch: int
     high_watermark: int
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The registration of the owned stream has changed: a chunk was rolled or copied, or the front of the stream was
+    trimmed.
+    """
+
+    stream: str
+    registration: StreamRegistration
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,5 +150,15 @@ class MemberFailed:
 
 
 Effect = (
-    Send | Store | Load | ReadRegistration | SwapRegistration | Ready | Acked | Deposed | Unavailable | MemberFailed
+    Send
+    | Store
+    | Load
+    | ReadRegistration
+    | SwapRegistration
+    | Ready
+    | Registered
+    | Acked
+    | Deposed
+    | Unavailable
+    | MemberFailed
 )

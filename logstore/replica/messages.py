@@ -124,6 +124,7 @@ class Reason(Enum):
     SHORT = "the copy is shorter than the chunk"
     DAMAGED = "the copy does not match its checksum"
     ABSENT = "there is no such chunk"
+    DISK_FULL = "the disk has no room for entries"
 
 
 @dataclass(frozen=True, slots=True)

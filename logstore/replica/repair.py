@@ -56,7 +56,7 @@ class RepairEvent(Enum):
     PROMOTE = "swap asked for"
     DROP = "damaged copy, or one too many"
     REGISTERED = "swap done"
-    GIVE_UP = "target or source failed"
+    GIVE_UP = "target or source failed, or chunk dropped"
 
 
 TRANSITIONS: Final = {
@@ -67,6 +67,7 @@ TRANSITIONS: Final = {
     (RepairState.COPYING, RepairEvent.DONE): RepairState.CHECKED,
     (RepairState.COPYING, RepairEvent.GIVE_UP): RepairState.IDLE,
     (RepairState.CHECKED, RepairEvent.PROMOTE): RepairState.PROMOTING,
+    (RepairState.CHECKED, RepairEvent.GIVE_UP): RepairState.IDLE,
     (RepairState.PROMOTING, RepairEvent.REGISTERED): RepairState.IDLE,
     (RepairState.DROPPING, RepairEvent.REGISTERED): RepairState.IDLE,
 }
@@ -131,6 +132,8 @@ class Repair:
         self, registration: StreamRegistration, revision: int, live: tuple[Member, ...], now_ms: int
     ) -> RepairStep:
         """Go on: choose a chunk, ask for a copy again, give a target up. `revision` is that of the registration."""
+        if self._job is not None and registration.chunk(self._job.epoch) is None:
+            self._end_with_its_chunk()
         if self.state is RepairState.CHECKED:
             return self._promote(registration, live)
         if self.state is RepairState.COPYING and self._job is not None:
@@ -165,6 +168,21 @@ class Repair:
         self._since_ms, self._sent_ms = now_ms, now_ms - self._resend_ms
         if self.state is RepairState.IDLE:
             self._job = None
+
+    def chunks_dropped(self, registration: StreamRegistration) -> None:
+        """The stream was trimmed: forget what is known of chunks that are not listed any more."""
+        first = registration.chunks[0].epoch if registration.chunks else registration.epoch + 1
+        for key in [key for key in self._bad if key[0] < first]:
+            del self._bad[key]
+        for key in [key for key in self._damaged if key[0] < first]:
+            del self._damaged[key]
+        for epoch in [epoch for epoch in self._reported if epoch < first]:
+            del self._reported[epoch]
+
+    def _end_with_its_chunk(self) -> None:
+        """The chunk that is repaired was dropped; a swap for it cannot be in flight, because the drop was one."""
+        self._step(RepairEvent.GIVE_UP)
+        self._job = None
 
     # ---- steps
 

@@ -27,6 +27,7 @@ from logstore.disk.files import OsFiles
 from logstore.engine import open_engine
 from logstore.epochs.epochs import Epochs
 from logstore.epochs.journaled import decided_in_journal
+from logstore.epochs.parts import of_host
 from logstore.epochs.staging import Staging
 from logstore.errors import CairnError
 from logstore.format import epoch_api, operator_api, reader_api
@@ -186,7 +187,7 @@ async def world(
     files, clock = OsFiles(root), clock or SystemClock()
     store = Store.open(files, clock, settings.store, new_id=uuid.uuid4, report=reports, decided=decided_in_journal)
     staging = Staging.open(files, store.notify, reports, limit_bytes=settings.staging_bytes)
-    epochs = Epochs(store, staging, reports, staged_age_ms=settings.staged_age_ms)
+    epochs = Epochs(of_host(store, staging, reports), reports, staged_age_ms=settings.staged_age_ms)
     async with open_engine(store, files) as engine:
         if metadata is None:
             entries: AccessEntries = LedgerEntries(store.access)

@@ -235,7 +235,7 @@ def append_body(forward: int, founding_bytes: int, entries: int, rest: bytes = b
         (struct.pack(">BHq", 11, 3, 1) + b"\x00", "names of 3 bytes exceed"),
         (struct.pack(">BHq", 11, 2, 1) + b"\x00\x00", "2 names, not 1"),
         (struct.pack(">BHq", 11, 0, 1), "0 names, not 1"),
-        (struct.pack(">BHqBq", 10, 3, 1, 9, 0) + NO_NAMES, "reason 9"),
+        (struct.pack(">BHqBq", 10, 3, 1, 99, 0) + NO_NAMES, "reason 99"),
         (struct.pack(">BHqqIB", 8, 2, 1, 1, 1, 2) + bytes(2), "is 2, not 0 or 1"),
         (append_body(MAX_FORWARD + 1, 0, 0), "more members"),
         (append_body(0, 0, 2**32 - 1), "4294967295 entries"),
