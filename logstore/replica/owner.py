@@ -15,8 +15,7 @@ Invariants:
 
 How the owner finds out that it is a zombie: an append or a fence is refused as FENCED, a swap is refused, or the
 registration that it watches names another owner. It then reports `Deposed`, once; what was not acknowledged has an
-unknown fate, as with any lost connection. Until then it cannot acknowledge: the new owner has fenced a member of its
-chunk.
+unknown fate, as with any lost connection. Until then it cannot acknowledge: the new owner has fenced a member.
 
 Bounded: `max_in_flight_bytes` of batches that are not acknowledged; `append_bytes` in a message; one swap in flight.
 
@@ -575,9 +574,7 @@ class Owner:
         return [*reports, *self._roll(chosen, now_ms)]
 
     def _roll_if_better(self, now_ms: int) -> list[Effect]:
-        """Roll a full chunk once it is drained, one whose set is small once there are more hosts, and one that a host
-        has that leaves and is not needed.
-        """
+        """Roll a full chunk once it is drained, and one for which there is a better set now."""
         following, appending = self._next_set(now_ms), self._appending
         appending.is_draining = appending.is_draining or following.is_better_than(appending.progress)
         if appending.is_draining and appending.window.is_all_acked and following.size >= self.registration.min_copies:
