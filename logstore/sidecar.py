@@ -2,8 +2,8 @@
 
 Invariants: nothing is served before everything is recovered and committed epochs are rolled forward, and it is ready
 once all that it serves is there; at SIGTERM or SIGINT, ready or not, the listeners close, what is pending is finished
-and written down, and the exit status is 0; SIGHUP loads the certificates again and changes
-nothing else. What prevents a start is one clear line and status
+and written down, and the exit status is 0; SIGHUP loads the certificates again, and reads where a
+host of a cluster is, and changes nothing else. What prevents a start is one clear line and status
 2.
 """
 
@@ -228,7 +228,7 @@ async def _serve(settings: SidecarConfig) -> None:
                     service_manager.notify(service_manager.READY)
 
             nursery.start_soon(get_ready)
-            number = await _stop_signal(signals, (tls, peer_tls), report, nursery)
+            number = await _stop_signal(signals, (tls, peer_tls), cluster, report, nursery)
             report(STOPPING, signal=signal.Signals(number).name)
             health.phase = Phase.STOPPING
             service_manager.notify(service_manager.STOPPING)
@@ -305,14 +305,20 @@ def _named(listeners: Sequence[Listener]) -> Mapping[str, str]:
 
 
 async def _stop_signal(
-    signals: AsyncIterator[int], certificates: Sequence[ServerTls | None], report: Report, nursery: trio.Nursery
+    signals: AsyncIterator[int],
+    certificates: Sequence[ServerTls | None],
+    cluster: ClusterPart | None,
+    report: Report,
+    nursery: trio.Nursery,
 ) -> int:
-    """Wait for SIGTERM or SIGINT, and return it; SIGHUP reloads the certificates meanwhile."""
+    """Wait for SIGTERM or SIGINT, and return it; SIGHUP reloads certificates and this host's place meanwhile."""
     async for number in signals:
         if number != signal.SIGHUP:
             return number
         loaded = [each for each in certificates if each is not None]
-        if not loaded:
+        if cluster is not None:
+            cluster.read_place_again()
+        elif not loaded:
             report(HANGUP_IGNORED, why="settings are read at the start only, and there are no certificates")
         for tls in loaded:
             nursery.start_soon(partial(reload_certificates, tls, report, force=True))
