@@ -42,7 +42,7 @@ class _Sent:
 
 
 @dataclass
-class Listener(Heard):
+class LoadObserver(Heard):
     """A stream at one host: batches that wait for their acknowledgement."""
 
     history: History = field(default_factory=History)
@@ -111,22 +111,22 @@ class RandomRun:
 
     # ---- load
 
-    def _listener(self, host: str, stream: str) -> Listener:
+    def _observer(self, host: str, stream: str) -> LoadObserver:
         running = self.cluster.hosts[host]
         heard = running.observers.get(stream)
         if heard is None:
-            heard = running.observers[stream] = Listener(
+            heard = running.observers[stream] = LoadObserver(
                 history=self.histories[stream], chunk_bytes=running.chunk_bytes
             )
             running.host.observe(stream, heard)
-        assert isinstance(heard, Listener)
+        assert isinstance(heard, LoadObserver)
         return heard
 
     async def _produce(self, stream: str) -> None:
         while True:
             await trio.sleep(self.random.choice((0.001, 0.01, 0.1)))
             for name, running in list(self.cluster.hosts.items()):
-                observer = self._listener(name, stream)
+                observer = self._observer(name, stream)
                 if not running.host.owns(stream):
                     continue
                 for _ in range(self.random.randint(1, 4)):
@@ -148,7 +148,7 @@ class RandomRun:
         while True:
             await trio.sleep(self.random.choice((1, 3, 5)))
             for name, running in list(self.cluster.hosts.items()):
-                observer = self._listener(name, stream)
+                observer = self._observer(name, stream)
                 if not running.host.owns(stream):
                     continue
                 end = running.host.next_offset(stream)
