@@ -79,7 +79,7 @@ from logstore.kafka.groups.service import GroupService
 from logstore.kafka.hosts import cluster_apis
 from logstore.kafka.metadata import MetadataHandlers
 from logstore.kafka.offsets import OffsetHandlers
-from logstore.kafka.operators import HostFacts, operator_apis
+from logstore.kafka.operators import HostFacts, operator_apis, summary_api
 from logstore.kafka.producer_ids import ProducerIdHandlers
 from logstore.kafka.quotas import QuotaHandlers
 from logstore.kafka.reader_routing import ReaderRouting
@@ -95,7 +95,7 @@ from logstore.log.ledger import Ledger
 from logstore.log.store import Store
 from logstore.monitoring.event_log import EventLog
 from logstore.monitoring.health import Health, Phase
-from logstore.monitoring.sampler import Served, Watched
+from logstore.monitoring.sampler import Here, Served, Watched
 from logstore.refusals import COORDINATOR_DIRECTORY, refuse_foreign_files, refuse_other_kind, refuse_own_callers
 
 SWITCH_INTERVAL_S = 0.0005
@@ -147,7 +147,6 @@ class Recovered(NamedTuple):
     """What is on the disk, opened."""
 
     store: Store
-    staging: Staging
     epochs: Epochs
     callers: CallerStores
 
@@ -171,7 +170,7 @@ def _recover(settings: SidecarConfig, files: OsFiles, clock: Clock, report: Repo
     staging = Staging.open(files, store.notify, report, limit_bytes=settings.staging_bytes)
     epochs = Epochs(of_host(store, staging, report), report, staged_age_ms=settings.staged_age_ms)
     report(RECOVERED, streams=len(store.streams()), seconds=round(clock.monotonic_s() - started_s, 3))
-    return Recovered(store, staging, epochs, callers)
+    return Recovered(store, epochs, callers)
 
 
 async def _serve(settings: SidecarConfig) -> None:
@@ -180,7 +179,7 @@ async def _serve(settings: SidecarConfig) -> None:
     reporter = Reporter(clock, as_json=settings.log_as_json, level=settings.log_level)
     report, files, health = EventLog(reporter, clock), OsFiles(settings.data_dir), Health()
     tls = ServerTls(settings.tls) if settings.needs_tls else None
-    store, staging, epochs, callers = _recover(settings, files, clock, report)
+    store, epochs, callers = _recover(settings, files, clock, report)
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async with open_engine(store, files) as engine, trio.open_nursery() as nursery:
             await epoch_requests.roll_forward(engine, epochs)
@@ -199,15 +198,18 @@ async def _serve(settings: SidecarConfig) -> None:
             facts = partial(_host_facts, settings.data_dir)
             if cluster is None:
                 handlers = _handlers(broker, engine, groups, epochs, callers, listeners, facts)
+                here = Here(lambda: (groups.service,), lambda: epochs, lambda: store.readers)
             else:
                 coordination = _coordination(settings, broker, report, cluster, groups.apis())
-                handlers = _cluster_handlers(broker, coordination, callers, listeners, cluster)
+                handlers = _cluster_handlers(broker, engine.store, coordination, callers, listeners, cluster, facts)
                 nursery.start_soon(coordination.run)
+                homes = cluster.homes
+                here = Here(coordination.services, lambda: homes.epochs.epochs, lambda: homes.readers.readers)
             security = ServerSecurity(tls, Authenticator(callers.users, settings.login, report))
             server = KafkaServer(broker, handlers, security)
             state = _shared_state(settings, clock)
             meter, peer_tls = (None, None) if cluster is None else (cluster.meter, cluster.tls)
-            served = Served(engine, server, groups.service, epochs, staging, meter)
+            served = Served(engine, broker.engine.store, server, here, meter)
             watched = Watched(served, files.meter, handlers.meter, report, health, state, settings.data_dir, clock)
             http = await _start_monitoring(settings, watched, tls, nursery)
             listeners += await nursery.start(server.serve, settings.listeners)
@@ -511,10 +513,12 @@ def _coordination(
 
 def _cluster_handlers(
     broker: Broker,
+    own: Store,
     coordination: GroupCoordination,
     stores: CallerStores,
     listeners: Sequence[Listener],
     cluster: ClusterPart,
+    facts: Callable[[], HostFacts],
 ) -> ApiHandlers:
     """What a host of a cluster serves."""
     homes = cluster.homes
@@ -535,7 +539,9 @@ def _cluster_handlers(
         *login_apis(),
         *UserHandlers(broker, stores.users).apis(),
     ]
-    return compose(apis, [*cluster_apis(broker, cluster.survey), *scan_apis(broker), *routing.apis(), *readers.apis()])
+    summary = summary_api(broker, own, lambda: homes.epochs.epochs, lambda: homes.readers.readers, facts)
+    private = (summary, *cluster_apis(broker, cluster.survey), *scan_apis(broker), *routing.apis(), *readers.apis())
+    return compose(apis, private)
 
 
 def _host_facts(data_dir: Path) -> HostFacts:

@@ -202,7 +202,8 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     GroupAppends(topics, engine, local.clock).serve(links.calls)
     nursery.start_soon(homes.epochs.run)
     survey = Survey(host, metadata, links.is_reachable, local.clock)
-    views = Views(survey, HostMeter(host, links, metadata), access, tls, own_place)
+    meter = HostMeter(host, links, metadata, local.engine.store.replicas)
+    views = Views(survey, meter, access, tls, own_place)
     return RunningCluster(engine, placement, homes, host, membership, addresses, views)
 
 
