@@ -41,7 +41,7 @@ from logstore.base.system import SystemClock
 from logstore.base.tls import ServerTls
 from logstore.cluster.epochs_home import EpochLimits
 from logstore.cluster.owner_calls import FORWARD
-from logstore.cluster.part import ClusterPart, LocalParts, StartCluster
+from logstore.cluster.part import ClusterPart, Homes, LocalParts, StartCluster
 from logstore.cluster.replicated_ledger import ReplicatedLedger
 from logstore.config import SidecarConfig
 from logstore.disk.files import MAX_DESCRIPTORS, OsFiles
@@ -203,8 +203,7 @@ async def _serve(settings: SidecarConfig) -> None:
                 coordination = _coordination(settings, broker, report, cluster, groups.apis())
                 handlers = _cluster_handlers(broker, engine.store, coordination, callers, listeners, cluster, facts)
                 nursery.start_soon(coordination.run)
-                homes = cluster.homes
-                here = Here(coordination.services, lambda: homes.epochs.epochs, lambda: homes.readers.readers)
+                here = _here(coordination, cluster.homes)
             security = ServerSecurity(tls, Authenticator(callers.users, settings.login, report))
             server = KafkaServer(broker, handlers, security)
             state = _shared_state(settings, clock)
@@ -509,6 +508,11 @@ def _coordination(
         await readers.serve(ledger, committed_offsets(broker.engine.store, handlers.service))
 
     return GroupCoordination(cluster.homes.groups, make, known, beside)
+
+
+def _here(coordination: GroupCoordination, homes: Homes) -> Here:
+    """What a host of a cluster has of what one host has at a time."""
+    return Here(coordination.services, lambda: homes.epochs.epochs, lambda: homes.readers.readers)
 
 
 def _cluster_handlers(

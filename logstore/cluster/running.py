@@ -202,8 +202,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     GroupAppends(topics, engine, local.clock).serve(links.calls)
     nursery.start_soon(homes.epochs.run)
     survey = Survey(host, metadata, links.is_reachable, local.clock)
-    meter = HostMeter(host, links, metadata, local.engine.store.replicas)
-    views = Views(survey, meter, access, tls, own_place)
+    views = Views(survey, HostMeter(host, links, metadata, local.engine.store.replicas), access, tls, own_place)
     return RunningCluster(engine, placement, homes, host, membership, addresses, views)
 
 
