@@ -409,6 +409,8 @@ async def memory_cluster(*names: str, seed: int = 0, limits: OwnerLimits = LIMIT
             cluster = MemoryCluster(nursery, metadata, metadata.random, limits)
             for name in names:
                 await cluster.start(name)
+            # A stream that is made before all hosts know each other gets another owner at first.
+            await cluster.until(lambda: all(len(each.view.members) == len(names) for each in cluster.hosts.values()))
             yield cluster
             nursery.cancel_scope.cancel()
         service.cancel_scope.cancel()
