@@ -161,7 +161,9 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     told = str(settings.advertise or link)
     announced = Announcement(settings.node_id, told, addresses, settings.rack)
     membership = Membership(metadata, identity, announced, report, settings.lease_s)
-    host = observer.host = ClusterHost(HostParts(identity, metadata, view, links, files, report), membership)
+    host = observer.host = ClusterHost(
+        HostParts(identity, metadata, view, links, files, report, settings.copy_rates), membership
+    )
     reads = ChunkReads(local.engine, host, files, local.clock, report)
     services = StreamServices(host, local.clock, report, reads.load_producers, nursery.start_soon)
     facts = ClusterFacts(identity.cluster_id, settings.node_id, local.engine.store.settings)

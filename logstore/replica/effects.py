@@ -77,7 +77,7 @@ class Store:
 @dataclass(frozen=True, slots=True)
 class Load:
     """Read entries of a chunk from an offset on, none behind `limit_bytes`; report `loaded`, or `load_failed`. The
-    chunk's founding state comes with entries from its start on.
+    chunk's founding state comes with entries from its start on. `for_copy`: it may wait, unless it `is_urgent`.
     """
 
     token: int
@@ -86,6 +86,8 @@ class Load:
     offset: int
     limit_bytes: int
     max_bytes: int
+    for_copy: bool = False
+    is_urgent: bool = False
 
 
 # ---- what the owner tells the log

@@ -74,7 +74,8 @@ class CopyChunk:
 
     `revision`: of the registration when the copy began, which names the replica for it; a repeated order has the same.
 
-    Without a source the replica answers whether it has the chunk already.
+    Without a source the replica answers whether it has the chunk already. `is_urgent`: the stream takes no appends
+    until the copy is made.
     """
 
     stream: str
@@ -84,6 +85,7 @@ class CopyChunk:
     end: Prefix
     source: Member | None
     revision: int
+    is_urgent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ class ReadEntries:
     """Send entries from an offset on, about `max_bytes` of them.
 
     `for_copy`: another replica asks, for a chunk that it knows to be sealed. Otherwise a reader asks, who may see only
-    what is acknowledged.
+    what is acknowledged. `is_urgent`: see `CopyChunk`.
     """
 
     stream: str
@@ -100,6 +102,7 @@ class ReadEntries:
     offset: int
     max_bytes: int
     for_copy: bool
+    is_urgent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +173,17 @@ class CopyDone:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyProgress:
+    """The member copies, or waits until it may go on; so much is durable. `revision`: of the order."""
+
+    stream: str
+    epoch: int
+    member: Member
+    copied_bytes: int
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """The member does not do it. `fence_epoch`: the lowest epoch from which it takes appends."""
 
@@ -195,5 +209,5 @@ class EntriesRead:
 
 
 ToReplica = Append | Fence | CopyChunk | ReadEntries | LookAtRegistration
-ToOwner = AppendDone | OutOfOrder | FenceDone | CopyDone | Refused
+ToOwner = AppendDone | OutOfOrder | FenceDone | CopyDone | CopyProgress | Refused
 Message = ToReplica | ToOwner | EntriesRead

@@ -37,9 +37,11 @@ from logstore.base.states import following
 from logstore.replica.appending import Appending, Founding, OwnerLimits
 from logstore.replica.effects import Acked, Deposed, Effect, MemberFailed, Ready, Send, Unavailable
 from logstore.replica.fencing import Fencing, SealPlan
+from logstore.replica.host_state import HostState
 from logstore.replica.messages import (
     AppendDone,
     CopyDone,
+    CopyProgress,
     Entry,
     Fence,
     FenceDone,
@@ -164,7 +166,9 @@ class Owner:
         me: OwnerId,
         limits: OwnerLimits | None = None,
         founding: Founding = lambda base_offset: b"",
+        shared: HostState | None = None,
     ) -> None:
+        shared = shared or HostState()
         self.stream = stream
         self.me = me
         self.limits = limits or OwnerLimits()
@@ -177,9 +181,9 @@ class Owner:
         self._sent_ms = 0
         self._since_ms = 0
         self._reported = ""
-        self._appending = Appending(stream, me.host, self.limits, founding)
+        self._appending = Appending(stream, me.host, self.limits, founding, shared.progress)
         self._suspects = _Suspects()
-        self._repair = Repair(stream, self.limits.resend_ms * 4, self.limits.repair_timeout_ms)
+        self._repair = Repair(stream, self.limits.resend_ms * 4, self.limits.repair_timeout_ms, shared.copies)
 
     # ---- what the log sees
 
@@ -275,7 +279,7 @@ class Owner:
             return []
         if isinstance(message, Refused) and message.reason is Reason.FENCED:
             return self._fenced(message)
-        if isinstance(message, CopyDone):
+        if isinstance(message, CopyDone | CopyProgress):
             self._repair.receive(message, now_ms)
             return self._advance(now_ms)
         if isinstance(message, FenceDone):
@@ -347,6 +351,7 @@ class Owner:
     def _depose(self, newer_epoch: int) -> list[Effect]:
         self._step(OwnerEvent.OVERTAKEN)
         self._swap = None
+        self._repair.end()
         return [Deposed(self.stream, newer_epoch, self.high_watermark)]
 
     def _fenced(self, message: Refused) -> list[Effect]:
@@ -481,7 +486,8 @@ class Owner:
     def _go_on_repairing(self, now_ms: int) -> list[Effect]:
         if self._swap is not None:
             return []
-        step = self._repair.tick(self.registration, self.revision, self._live, now_ms)
+        is_urgent = self.state is OwnerState.RESTORING
+        step = self._repair.tick(self.registration, self.revision, self._live, now_ms, is_urgent=is_urgent)
         swap = self._swap_in(step.wanted, now_ms, is_repair=True) if step.wanted is not None else []
         return [*step.effects, *swap]
 
@@ -492,7 +498,7 @@ class Owner:
 
     def _confirmed(self, message: AppendDone, now_ms: int) -> list[Effect]:
         self._suspects.until_ms.pop(message.member, None)
-        if not self._appending.confirmed(message):
+        if not self._appending.confirmed(message, now_ms):
             return []
         acked = Acked(self.stream, self.registration.epoch, self.high_watermark)
         return [acked, *self._advance(now_ms)]
@@ -529,7 +535,7 @@ class Owner:
         gone = [member for member in self._appending.progress if self._live and member not in self._live]
         effects: list[Effect] = []
         if late:
-            effects = self._fail(late, f"no confirmation for {self.limits.member_timeout_ms} ms", now_ms)
+            effects = self._fail(late, self._appending.lateness(late[0], now_ms), now_ms)
         if self._state_is_appending() and gone:
             effects += self._fail(gone, "it is gone", now_ms)
         if self._state_is_appending():

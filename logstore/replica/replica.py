@@ -48,6 +48,7 @@ from logstore.replica.messages import (
     AppendDone,
     CopyChunk,
     CopyDone,
+    CopyProgress,
     EntriesRead,
     Entry,
     Fence,
@@ -66,7 +67,7 @@ from logstore.replica.registrations import Member, Prefix, StreamRegistration
 MAX_UNSYNCED_BYTES: Final = 64 << 20
 """Entries in memory that are not durable yet, for all streams of a host."""
 COPY_BYTES: Final = 1 << 20
-"""What a copy asks for at a time: a large read, and little memory for each copy."""
+"""What a copy asks for at a time, at most: the host may make it less."""
 
 
 class ReplicaState(Enum):
@@ -402,7 +403,8 @@ class Replica:
         if chunk.state is ReplicaState.REMOVING:
             return []
         if chunk.copy is not None:
-            return [*self._fence_answers(chunk), *self._continue_copy(chunk)]
+            progress = self.progress_of(chunk.stream, chunk.epoch)
+            return [*self._fence_answers(chunk), *progress, *self._continue_copy(chunk)]
         return [Send(owner, AppendDone(chunk.stream, chunk.epoch, self.me, chunk.durable)), *self._fence_answers(chunk)]
 
     def _forget_unsynced(self, operation: WriteEntries) -> None:
@@ -489,9 +491,18 @@ class Replica:
         if order.source is None:
             return self._end_copy(chunk, Reason.SHORT)
         asked = ReadEntries(
-            chunk.stream, order.source.disk, chunk.epoch, chunk.durable.next_offset, COPY_BYTES, for_copy=True
-        )
+            chunk.stream, order.source.disk, chunk.epoch, chunk.durable.next_offset, COPY_BYTES, for_copy=True,
+            is_urgent=order.is_urgent,
+        )  # fmt: skip
         return [Send(order.source.host, asked)]
+
+    def progress_of(self, stream: str, epoch: int) -> list[Effect]:
+        """Tells who has ordered a copy how far it is; nothing if there is none under way."""
+        chunk = self._chunks.get((stream, epoch))
+        if chunk is None or chunk.copy is None:
+            return []
+        copied_bytes, revision = chunk.durable.length_bytes, chunk.copy.order.revision
+        return [Send(chunk.copy.owner, CopyProgress(stream, epoch, self.me, copied_bytes, revision))]
 
     def _piece(self, sender: str, message: EntriesRead) -> list[Effect]:
         chunk = self._chunks.get((message.stream, message.epoch))
@@ -554,7 +565,8 @@ class Replica:
         self._tokens += 1
         self._loads[self._tokens] = (sender, message)
         limit_bytes = chunk.durable.length_bytes if message.for_copy else self._readable_bytes(chunk)
-        return [Load(self._tokens, chunk.stream, chunk.epoch, message.offset, limit_bytes, message.max_bytes)]
+        what = (chunk.stream, chunk.epoch, message.offset, limit_bytes, message.max_bytes)
+        return [Load(self._tokens, *what, message.for_copy, message.is_urgent)]
 
     def _readable_bytes(self, chunk: _Chunk) -> int:
         """How much of a chunk readers may see."""

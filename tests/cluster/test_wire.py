@@ -19,6 +19,7 @@ from logstore.replica.messages import (
     AppendDone,
     CopyChunk,
     CopyDone,
+    CopyProgress,
     EntriesRead,
     Entry,
     Fence,
@@ -82,6 +83,18 @@ GOLDEN: tuple[tuple[Message, str], ...] = (
     (
         Refused("t/0", 2, A, Reason.SHORT, 9),
         f"0a 0009 0000000000000002 06 0000000000000009 {_STREAM_BYTES} {_MEMBER_BYTES}",
+    ),
+    (
+        CopyChunk("t/0", "d1", 2, 1, AT, None, 7, is_urgent=True),
+        f"06 0007 0000000000000002 0000000000000001 {_AT_BYTES} 0000000000000007 02 {_STREAM_BYTES} 026431",
+    ),
+    (
+        ReadEntries("t/0", "d1", 2, 3, 4096, True, True),
+        f"08 0007 0000000000000002 0000000000000003 00001000 03 {_STREAM_BYTES} 026431",
+    ),
+    (
+        CopyProgress("t/0", 2, A, 4096, 7),
+        f"0c 0009 0000000000000002 0000000000001000 0000000000000007 {_STREAM_BYTES} {_MEMBER_BYTES}",
     ),
     (LookAtRegistration("t/0", 7), f"0b 0004 0000000000000007 {_STREAM_BYTES}"),
 )
@@ -222,7 +235,7 @@ def append_body(forward: int, founding_bytes: int, entries: int, rest: bytes = b
     [
         (b"", "a message of 0 bytes"),
         (b"\x00", "kind 0"),
-        (b"\x0c", "kind 12"),
+        (b"\x0d", "kind 13"),
         (struct.pack(">BHq", 11, 1, -1) + b"\x00", "negative: -1"),
         (struct.pack(">BHq", 11, 2, 1) + b"\x01\xff", "not UTF-8"),
         (struct.pack(">BHq", 11, 2, 1) + b"\x02\xff", "a name of 2 bytes exceeds the 2 bytes"),
@@ -230,7 +243,7 @@ def append_body(forward: int, founding_bytes: int, entries: int, rest: bytes = b
         (struct.pack(">BHq", 11, 2, 1) + b"\x00\x00", "2 names, not 1"),
         (struct.pack(">BHq", 11, 0, 1), "0 names, not 1"),
         (struct.pack(">BHqBq", 10, 3, 1, 9, 0) + NO_NAMES, "reason 9"),
-        (struct.pack(">BHqqIB", 8, 2, 1, 1, 1, 2) + bytes(2), "is 2, not 0 or 1"),
+        (struct.pack(">BHqqIB", 8, 2, 1, 1, 1, 4) + bytes(2), "of a read are 4, not 0 to 3"),
         (append_body(MAX_FORWARD + 1, 0, 0), "more members"),
         (append_body(0, 0, 2**32 - 1), "4294967295 entries"),
         (append_body(0, 2**32 - 1, 0), "of 4294967295 bytes"),

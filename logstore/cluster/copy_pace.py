@@ -1,0 +1,129 @@
+"""How fast copies may flow through this host, beside appends: as fast as these do not feel it.
+
+Copies of chunks read and write the same disk as appends. What an append feels of them is measured: how long it takes
+until it is durable here, with a piece of a copy under way at the same time or without one.
+
+Invariants:
+* An append that had a piece beside it, and took longer than nearly all that had none, is *harmed*. Each harmed append
+  halves the rate of copies, each other one raises it by GROWTH: so about one append in a hundred is harmed, whatever
+  the disk, the load and the size of batches. That is what a 99th percentile allows.
+* The rate stays between the two that the operator sets; without appends for BESIDE_S it is the higher one.
+* A piece is as large as the disk takes without making an append wait for long: from MIN_PIECE_BYTES, which is more than
+  what goes to the shared journal, to MAX_PIECE_BYTES.
+* What a stream waits for is not slowed down; it is paid for by the copies behind it.
+* No clock, no I/O: the caller says what time it is, in seconds that never go back.
+
+Sources: SGuard, section 5 (copies compete with what must be fast); RFC 6817 (a background transfer yields by the delay
+that it causes, not by a fixed rate).
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+MIN_PIECE_BYTES: Final = 96 << 10
+MAX_PIECE_BYTES: Final = 1 << 20
+BESIDE_S: Final = 0.5
+"""An append counts for so long: a producer that sends twice a second has its copies paced."""
+KEPT_CALM: Final = 64
+"""Appends without a piece beside them whose times are remembered."""
+HIGH_RANK: Final = 2
+"""Of them, the time that so many exceed or equal is a long one."""
+LONGER: Final = 1.2
+"""An append that takes so many times the long time is harmed."""
+LEAST_S: Final = 0.001
+"""What is shorter than this is never harm: it is the event loop's own unevenness."""
+GROWTH: Final = 1.007
+"""ln 2 per hundred appends."""
+HARM: Final = 0.5
+DEFAULT_MIN_RATE: Final = 8 << 20
+DEFAULT_MAX_RATE: Final = 1 << 30
+FIRST_RATE: Final = 32 << 20
+PIECE_SHARE: Final = 0.5
+"""Of a long append's time: a piece that takes longer is too large, and one that takes a quarter of that too small."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRates:
+    """Bytes a second that copies get on a host, reading and writing together: at least, and at most."""
+
+    min_bytes_per_s: int = DEFAULT_MIN_RATE
+    max_bytes_per_s: int = DEFAULT_MAX_RATE
+
+
+class CopyPace:
+    """See the module."""
+
+    def __init__(self, rates: CopyRates | None = None) -> None:
+        self._rates = rates or CopyRates()
+        self._rate = float(min(max(FIRST_RATE, self._rates.min_bytes_per_s), self._rates.max_bytes_per_s))
+        self._calm_s: deque[float] = deque(maxlen=KEPT_CALM)
+        self._appended_s = self._free_s = self._piece_ended_s = float("-inf")
+        self._pieces = 0
+        self.piece_bytes = MAX_PIECE_BYTES
+        self.harmed_appends = 0
+
+    @property
+    def long_s(self) -> float:
+        """How long an append takes when it takes long, without copies; infinite while too little is known."""
+        if not self._is_known:
+            return float("inf")
+        return max(sorted(self._calm_s)[-HIGH_RANK], LEAST_S)
+
+    def rate(self, now_s: float) -> float:
+        """Bytes a second that copies may have now: beside appends of which too little is known, the least."""
+        if not self._is_beside_appends(now_s):
+            return float(self._rates.max_bytes_per_s)
+        return self._rate if self._is_known else float(self._rates.min_bytes_per_s)
+
+    @property
+    def _is_known(self) -> bool:
+        return len(self._calm_s) >= KEPT_CALM // 4
+
+    def _is_beside_appends(self, now_s: float) -> bool:
+        return now_s - self._appended_s <= BESIDE_S
+
+    # ---- appends
+
+    def append_begun(self, now_s: float) -> None:
+        """An append was given to the disk."""
+        if not self._is_beside_appends(now_s):
+            self.piece_bytes = min(self.piece_bytes, MAX_PIECE_BYTES // 4)
+        self._appended_s = now_s
+
+    def append_durable(self, begun_s: float, now_s: float) -> None:
+        """An append that had begun at a time is durable."""
+        took_s = now_s - begun_s
+        if not self._pieces and self._piece_ended_s < begun_s:
+            self._calm_s.append(took_s)
+        elif took_s > LONGER * self.long_s:
+            self.harmed_appends += 1
+            self._rate = max(self._rate * HARM, float(self._rates.min_bytes_per_s))
+            return
+        self._rate = min(self._rate * GROWTH, float(self._rates.max_bytes_per_s))
+
+    # ---- pieces
+
+    def wait_s(self, now_s: float) -> float:
+        """For how long the next piece has to wait; 0: it may begin."""
+        return max(0.0, self._free_s - now_s) if self._is_beside_appends(now_s) else 0.0
+
+    def piece_begun(self) -> None:
+        """A piece is being read, or written."""
+        self._pieces += 1
+
+    def piece_ended(self, size_bytes: int, begun_s: float, now_s: float) -> None:
+        """It is done, or was given up; the pieces behind it pay for its bytes."""
+        self._pieces -= 1
+        self._piece_ended_s = now_s
+        self._free_s = max(self._free_s, begun_s) + size_bytes / self.rate(now_s)
+        if not size_bytes:
+            return
+        if not self._is_beside_appends(now_s):
+            self.piece_bytes = MAX_PIECE_BYTES
+            return
+        took_s, fits_s = now_s - begun_s, PIECE_SHARE * self.long_s
+        if took_s > fits_s:
+            self.piece_bytes = max(self.piece_bytes // 2, MIN_PIECE_BYTES)
+        elif took_s < fits_s / 4 and fits_s != float("inf"):
+            self.piece_bytes = min(2 * self.piece_bytes, MAX_PIECE_BYTES)
