@@ -92,7 +92,7 @@ class CopyFlow:
             if sum(piece.source == asked.source for piece in self._in_flight.values()) < SOURCE_PIECES:
                 del self._waiting[key]
                 self._in_flight[key] = _InFlight(asked.source, now_s)
-                size = self._pace.piece_bytes
+                size = self._pace.next_piece_bytes(now_s)
                 yield asked._replace(message=replace(asked.message, max_bytes=min(asked.message.max_bytes, size)))
 
     def wait_s(self, now_s: float) -> float | None:
@@ -121,6 +121,8 @@ class CopyFlow:
             return False
         if piece.arrived_s is not None:
             self._pace.piece_ended(size_bytes, piece.arrived_s, now_s)
+            if size_bytes:
+                self._pace.piece_written(size_bytes, now_s - piece.arrived_s)
             self.copied_bytes += size_bytes
         return True
 

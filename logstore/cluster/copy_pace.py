@@ -8,8 +8,9 @@ Invariants:
   halves the rate of copies, each other one raises it by GROWTH: so about one append in a hundred is harmed, whatever
   the disk, the load and the size of batches. That is what a 99th percentile allows.
 * The rate stays between the two that the operator sets; without appends for BESIDE_S it is the higher one.
-* A piece is as large as the disk takes without making an append wait for long: from MIN_PIECE_BYTES, which is more than
-  what goes to the shared journal, to MAX_PIECE_BYTES.
+* A piece is so large that its bytes take as long as what comes with every write: smaller ones would cost the disk more
+  syncs, larger ones make an append wait longer. From MIN_PIECE_BYTES, which is more than what goes to the shared journal,
+  to MAX_PIECE_BYTES.
 * What a stream waits for is not slowed down; it is paid for by the copies behind it.
 * No clock, no I/O: the caller says what time it is, in seconds that never go back.
 
@@ -39,8 +40,10 @@ HARM: Final = 0.5
 DEFAULT_MIN_RATE: Final = 8 << 20
 DEFAULT_MAX_RATE: Final = 1 << 30
 FIRST_RATE: Final = 32 << 20
-PIECE_SHARE: Final = 0.5
-"""Of a long append's time: a piece that takes longer is too large, and one that takes a quarter of that too small."""
+SMALL_EVERY: Final = 8
+"""Of so many pieces beside appends the first is a small one: what every write costs is seen by it."""
+WEIGHT: Final = 4
+"""Of the averages of pieces' times: each piece counts one part in so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,9 @@ class CopyPace:
         self._calm_s: deque[float] = deque(maxlen=KEPT_CALM)
         self._appended_s = self._free_s = self._piece_ended_s = float("-inf")
         self._pieces = 0
-        self.piece_bytes = MAX_PIECE_BYTES
+        self._small_s = self._byte_s = 0.0
+        """How long a small piece takes, and each byte more; 0: not known yet."""
+        self._asked = 0
         self.harmed_appends = 0
 
     @property
@@ -87,8 +92,6 @@ class CopyPace:
 
     def append_begun(self, now_s: float) -> None:
         """An append was given to the disk."""
-        if not self._is_beside_appends(now_s):
-            self.piece_bytes = min(self.piece_bytes, MAX_PIECE_BYTES // 4)
         self._appended_s = now_s
 
     def append_durable(self, begun_s: float, now_s: float) -> None:
@@ -117,13 +120,22 @@ class CopyPace:
         self._pieces -= 1
         self._piece_ended_s = now_s
         self._free_s = max(self._free_s, begun_s) + size_bytes / self.rate(now_s)
-        if not size_bytes:
-            return
+
+    def next_piece_bytes(self, now_s: float) -> int:
+        """How large the next piece should be."""
         if not self._is_beside_appends(now_s):
-            self.piece_bytes = MAX_PIECE_BYTES
-            return
-        took_s, fits_s = now_s - begun_s, PIECE_SHARE * self.long_s
-        if took_s > fits_s:
-            self.piece_bytes = max(self.piece_bytes // 2, MIN_PIECE_BYTES)
-        elif took_s < fits_s / 4 and fits_s != float("inf"):
-            self.piece_bytes = min(2 * self.piece_bytes, MAX_PIECE_BYTES)
+            return MAX_PIECE_BYTES
+        self._asked += 1
+        if self._asked % SMALL_EVERY == 1:
+            return MIN_PIECE_BYTES
+        if not self._small_s or not self._byte_s:
+            return MAX_PIECE_BYTES // 4
+        return max(MIN_PIECE_BYTES, min(int(self._small_s / self._byte_s), MAX_PIECE_BYTES))
+
+    def piece_written(self, size_bytes: int, took_s: float) -> None:
+        """A piece was written and synced, in this time."""
+        if size_bytes < 2 * MIN_PIECE_BYTES:
+            self._small_s += (took_s - self._small_s) / WEIGHT if self._small_s else took_s
+        elif self._small_s:
+            byte_s = max(took_s - self._small_s, 0.0) / (size_bytes - MIN_PIECE_BYTES)
+            self._byte_s += (byte_s - self._byte_s) / WEIGHT if self._byte_s else byte_s
