@@ -1,8 +1,9 @@
 """When the pieces of the copies that this host makes are asked for: tokens in flight, and the host's pace.
 
 A replica asks for the next piece of a chunk when it has the one before (`logstore.replica.replica`). Here that waits
-for its turn: there are PIECES_IN_FLIGHT tokens for this host, and SOURCE_PIECES for each host that pieces come from. A
-token is taken when a piece is asked for, and given back when the piece is durable, or was not sent within PIECE_S.
+for its turn: there are PIECES_IN_FLIGHT tokens for this host, one beside appends, and SOURCE_PIECES for each host that
+pieces come from. A token is taken when a piece is asked for, and given back when the piece is durable, or was not sent
+within PIECE_S.
 
 Invariants:
 * First come, first served, but for copies that a stream waits for, which go first, and for hosts whose tokens are
@@ -20,8 +21,6 @@ from typing import Final, NamedTuple
 from logstore.cluster.copy_pace import CopyPace
 from logstore.replica.messages import ReadEntries
 
-PIECES_IN_FLIGHT: Final = 2
-"""For one host: while one is being written, the next is on its way."""
 SOURCE_PIECES: Final = 1
 """From one host: its disk and its link serve readers and appends too."""
 PIECE_S: Final = 5.0
@@ -84,7 +83,7 @@ class CopyFlow:
 
     def _take(self, now_s: float) -> Iterator[Asked]:
         for key, asked in sorted(self._waiting.items(), key=lambda item: not item[1].message.is_urgent):
-            if len(self._in_flight) >= PIECES_IN_FLIGHT:
+            if len(self._in_flight) >= self._pace.pieces_at_once(now_s):
                 return
             is_urgent = asked.message.is_urgent
             if not is_urgent and self._pace.wait_s(now_s) > 0:
@@ -98,7 +97,7 @@ class CopyFlow:
     def wait_s(self, now_s: float) -> float | None:
         """After how many seconds `due` may have something by time alone; None: not before something happens."""
         lost_s = min((piece.asked_s + PIECE_S - now_s for piece in self._in_flight.values()), default=None)
-        if not self._waiting or len(self._in_flight) >= PIECES_IN_FLIGHT:
+        if not self._waiting or len(self._in_flight) >= self._pace.pieces_at_once(now_s):
             return lost_s
         paced_s = self._pace.wait_s(now_s)
         if paced_s <= 0:  # a host's token is what they wait for

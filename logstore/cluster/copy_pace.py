@@ -5,12 +5,14 @@ until it is durable here, with a piece of a copy under way at the same time or w
 
 Invariants:
 * An append that had a piece beside it, and took longer than nearly all that had none, is *harmed*. Each harmed append
-  halves the rate of copies, each other one raises it by GROWTH: so about one append in a hundred is harmed, whatever
-  the disk, the load and the size of batches. That is what a 99th percentile allows.
+  halves the rate of copies, each other one raises it by GROWTH: so less than one append in a hundred is harmed,
+  whatever the disk, the load and the size of batches. That is what a 99th percentile allows.
+* Copies begin at the least rate. It grows only while copies flow, and a harm halves what has really flowed: a rate that nothing has used says
+  nothing of what appends feel.
 * The rate stays between the two that the operator sets; without appends for BESIDE_S it is the higher one.
-* A piece is so large that its bytes take as long as what comes with every write: smaller ones would cost the disk more
-  syncs, larger ones make an append wait longer. From MIN_PIECE_BYTES, which is more than what goes to the shared journal,
-  to MAX_PIECE_BYTES.
+* A piece is so large that its bytes take half as long as what comes with every write: smaller ones would cost the disk
+  more syncs, larger ones make an append wait longer. From MIN_PIECE_BYTES, which is more than what goes to the shared
+  journal, to MAX_PIECE_BYTES.
 * What a stream waits for is not slowed down; it is paid for by the copies behind it.
 * No clock, no I/O: the caller says what time it is, in seconds that never go back.
 
@@ -22,6 +24,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
+PIECES_IN_FLIGHT: Final = 2
+"""For one host: while one is being written, the next is on its way."""
 MIN_PIECE_BYTES: Final = 96 << 10
 MAX_PIECE_BYTES: Final = 1 << 20
 BESIDE_S: Final = 0.5
@@ -32,18 +36,21 @@ HIGH_RANK: Final = 2
 """Of them, the time that so many exceed or equal is a long one."""
 LONGER: Final = 1.2
 """An append that takes so many times the long time is harmed."""
-LEAST_S: Final = 0.001
-"""What is shorter than this is never harm: it is the event loop's own unevenness."""
-GROWTH: Final = 1.007
-"""ln 2 per hundred appends."""
+LEAST_S: Final = 0.002
+"""What is shorter than this is no long time: the way of a request through two hosts is as uneven."""
+GROWTH: Final = 1.0035
+"""ln 2 per two hundred appends."""
 HARM: Final = 0.5
 DEFAULT_MIN_RATE: Final = 8 << 20
 DEFAULT_MAX_RATE: Final = 1 << 30
-FIRST_RATE: Final = 32 << 20
+FLOWING_S: Final = 1.0
+"""Copies flow for so long behind a piece."""
 SMALL_EVERY: Final = 8
 """Of so many pieces beside appends the first is a small one: what every write costs is seen by it."""
+BYTES_SHARE: Final = 0.5
+"""Of the time that every write takes: so much for the bytes of a piece."""
 WEIGHT: Final = 4
-"""Of the averages of pieces' times: each piece counts one part in so many."""
+"""Of averages: each piece counts one part in so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +66,8 @@ class CopyPace:
 
     def __init__(self, rates: CopyRates | None = None) -> None:
         self._rates = rates or CopyRates()
-        self._rate = float(min(max(FIRST_RATE, self._rates.min_bytes_per_s), self._rates.max_bytes_per_s))
+        self._rate = self._flow = float(self._rates.min_bytes_per_s)
+        """What copies may have, and what they have had of late, in bytes a second."""
         self._calm_s: deque[float] = deque(maxlen=KEPT_CALM)
         self._appended_s = self._free_s = self._piece_ended_s = float("-inf")
         self._pieces = 0
@@ -101,11 +109,16 @@ class CopyPace:
             self._calm_s.append(took_s)
         elif took_s > LONGER * self.long_s:
             self.harmed_appends += 1
-            self._rate = max(self._rate * HARM, float(self._rates.min_bytes_per_s))
+            self._rate = max(min(self._rate, self._flow) * HARM, float(self._rates.min_bytes_per_s))
             return
-        self._rate = min(self._rate * GROWTH, float(self._rates.max_bytes_per_s))
+        if self._pieces or now_s - self._piece_ended_s <= FLOWING_S:
+            self._rate = min(self._rate * GROWTH, float(self._rates.max_bytes_per_s))
 
     # ---- pieces
+
+    def pieces_at_once(self, now_s: float) -> int:
+        """How many pieces may be under way: beside appends one, so that an append waits for one at most."""
+        return 1 if self._is_beside_appends(now_s) else PIECES_IN_FLIGHT
 
     def wait_s(self, now_s: float) -> float:
         """For how long the next piece has to wait; 0: it may begin."""
@@ -118,7 +131,11 @@ class CopyPace:
     def piece_ended(self, size_bytes: int, begun_s: float, now_s: float) -> None:
         """It is done, or was given up; the pieces behind it pay for its bytes."""
         self._pieces -= 1
-        self._piece_ended_s = now_s
+        since_s, self._piece_ended_s = now_s - self._piece_ended_s, now_s
+        if since_s > FLOWING_S:
+            self._rate = self._flow = float(self._rates.min_bytes_per_s)
+        elif since_s > 0:
+            self._flow += (size_bytes / since_s - self._flow) / WEIGHT
         self._free_s = max(self._free_s, begun_s) + size_bytes / self.rate(now_s)
 
     def next_piece_bytes(self, now_s: float) -> int:
@@ -130,7 +147,8 @@ class CopyPace:
             return MIN_PIECE_BYTES
         if not self._small_s or not self._byte_s:
             return MAX_PIECE_BYTES // 4
-        return max(MIN_PIECE_BYTES, min(int(self._small_s / self._byte_s), MAX_PIECE_BYTES))
+        fitting = int(BYTES_SHARE * (self._small_s / self._byte_s - MIN_PIECE_BYTES))
+        return max(MIN_PIECE_BYTES, min(fitting, MAX_PIECE_BYTES))
 
     def piece_written(self, size_bytes: int, took_s: float) -> None:
         """A piece was written and synced, in this time."""

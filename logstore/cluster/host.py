@@ -70,7 +70,7 @@ from logstore.replica.effects import (
     Store,
     Unavailable,
 )
-from logstore.replica.host_state import CopyTokens, HostState
+from logstore.replica.host_state import HostState
 from logstore.replica.messages import (
     Append,
     AppendDone,
@@ -140,7 +140,7 @@ class ClusterHost:
         self._owners: dict[str, Owner] = {}
         self._listeners: dict[str, StreamListener] = {}
         self._ticks = OwnerTicks(self._owners, self._carry_out)
-        self._shared = HostState(copies=CopyTokens(wake=self._may_copy))
+        self._shared = HostState.waking(self._has_token)
         self._copies = Copies(parts.links, parts.copy_rates)
         self._waiting: dict[str, str] = {}
         """Why streams that this host owns wait."""
@@ -445,11 +445,11 @@ class ClusterHost:
         self._ticks.follow(owner)
         self._carry_out(effects)
 
-    def _may_copy(self, stream: str) -> None:
-        """A stream that waited for a copy's token has one."""
+    def _has_token(self, stream: str) -> None:
+        """A stream that waited for a token has one."""
         owner = self._owners.get(stream)
         if owner is None:
-            self._shared.copies.give_back(stream)
+            self._shared.leave(stream)
         else:
             self._ticks.follow(owner)
 
@@ -460,7 +460,7 @@ class ClusterHost:
         self._waiting.pop(stream, None)
         self._full.discard(stream)
         owner = self._owners.pop(stream, None)
-        self._shared.copies.give_back(stream)
+        self._shared.leave(stream)
         self._claims.look_at(stream)
         listener = self._listeners.get(stream)
         if owner is not None and listener is not None:

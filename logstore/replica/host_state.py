@@ -1,10 +1,10 @@
-"""What the owners of all streams on one host share: which hosts confirm, and how many copies are ordered at a time.
+"""What the owners of all streams on one host share: which hosts confirm, and who may do what is not urgent.
 
 Invariants:
 * `HostProgress` counts only confirmations of more than was durable before: a host whose process lives, and whose disk
   hangs, makes no progress.
-* `CopyTokens` gives at most `limit` tokens at a time; streams that wait get them first come, first served. A copy that
-  its stream waits for needs no token.
+* `Tokens` has at most `limit` tokens out at a time; streams that wait get them first come, first served. A copy that
+  its stream waits for needs none.
 * No clock: who calls says what time it is, in milliseconds of the owners' time.
 """
 
@@ -16,6 +16,8 @@ COPIES_AT_ONCE: Final = 8
 """Chunks that the owners of one host have copied at a time: enough to keep several targets at work, and few enough that
 orders which are repeated while targets make them wait cost nothing.
 """
+GROWTHS_AT_ONCE: Final = 1
+"""A host that comes is to be a member of all streams' next chunks: one chunk rolled after the other holds nobody up."""
 
 
 class HostProgress:
@@ -33,7 +35,7 @@ class HostProgress:
         return now_ms - max(since_ms, self._confirmed_ms.get(host, since_ms))
 
 
-class CopyTokens:
+class Tokens:
     """See the module. `wake` is told of a stream that waited and has a token now: its owner is to have a tick."""
 
     def __init__(self, limit: int = COPIES_AT_ONCE, wake: Callable[[str], None] = lambda stream: None) -> None:
@@ -44,7 +46,7 @@ class CopyTokens:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """How many streams have a chunk copied, and how many wait for that."""
+        """How many streams have a token, and how many wait for one."""
         return len(self._held), len(self._waiting)
 
     def take(self, stream: str) -> bool:
@@ -59,7 +61,7 @@ class CopyTokens:
         return True
 
     def give_back(self, stream: str) -> None:
-        """The stream has no copy under way, and does not wait for one: the next gets its token."""
+        """The stream does not need a token, and does not wait for one: the next gets it."""
         self._waiting.pop(stream, None)
         self._held.pop(stream, None)
         while self._waiting and len(self._held) < self._limit:
@@ -74,4 +76,17 @@ class HostState:
     """See the module."""
 
     progress: HostProgress = field(default_factory=HostProgress)
-    copies: CopyTokens = field(default_factory=CopyTokens)
+    copies: Tokens = field(default_factory=Tokens)
+    """For chunks that are copied."""
+    growths: Tokens = field(default_factory=lambda: Tokens(GROWTHS_AT_ONCE))
+    """For streams that go on with more members, because a host has come."""
+
+    @classmethod
+    def waking(cls, wake: Callable[[str], None]) -> "HostState":
+        """The state of a host that is told of streams that have waited."""
+        return cls(copies=Tokens(COPIES_AT_ONCE, wake), growths=Tokens(GROWTHS_AT_ONCE, wake))
+
+    def leave(self, stream: str) -> None:
+        """The stream is not owned here any more."""
+        self.copies.give_back(stream)
+        self.growths.give_back(stream)

@@ -168,7 +168,7 @@ class Owner:
         founding: Founding = lambda base_offset: b"",
         shared: HostState | None = None,
     ) -> None:
-        shared = shared or HostState()
+        self._shared = shared = shared or HostState()
         self.stream = stream
         self.me = me
         self.limits = limits or OwnerLimits()
@@ -339,6 +339,7 @@ class Owner:
             return [ready, *self._look_hints(), *self._advance(now_ms)]
         if self.state is OwnerState.ROLLING:
             self._step(OwnerEvent.ROLLED)
+            self._shared.growths.give_back(self.stream)
             self._begin_chunk()
             return [*self._look_hints(), *self._send_placed(now_ms)]
         raise AssertionError(f"owner of {self.stream}: a swap in state {self.state.value}")
@@ -351,7 +352,7 @@ class Owner:
     def _depose(self, newer_epoch: int) -> list[Effect]:
         self._step(OwnerEvent.OVERTAKEN)
         self._swap = None
-        self._repair.end()
+        self._shared.leave(self.stream)
         return [Deposed(self.stream, newer_epoch, self.high_watermark)]
 
     def _fenced(self, message: Refused) -> list[Effect]:
@@ -567,7 +568,10 @@ class Owner:
         """Roll a full chunk once it is drained, and one whose set is small once there are more hosts."""
         chosen = self._choose_members(now_ms)
         appending = self._appending
-        has_grown = len(chosen) > len(appending.progress)
+        may_grow = len(chosen) > len(appending.progress)
+        has_grown = may_grow and self._shared.growths.take(self.stream)
+        if not may_grow:
+            self._shared.growths.give_back(self.stream)
         appending.is_draining = appending.is_draining or has_grown
         if appending.is_draining and appending.window.is_all_acked and len(chosen) >= self.registration.min_copies:
             return self._roll(chosen, now_ms)

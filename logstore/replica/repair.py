@@ -11,7 +11,7 @@ Invariants:
 * A member is dropped only if `copies` live ones stay, or if its copy is damaged and another member is alive. So members
   that are gone leave the registration when there are enough others, and not before.
 * A target is a member only after it has said that it holds the chunk durably, as a whole.
-* A copy takes a token of the host's (`CopyTokens`), from its naming to its end; without one the repair is at rest. A
+* A copy takes a token of the host's (`Tokens`), from its naming to its end; without one the repair is at rest. A
   copy that the stream waits for takes none.
 * A target is given up when it has said nothing of progress for `timeout_ms`; to wait for its turn is progress.
 
@@ -31,7 +31,7 @@ from typing import Final, NamedTuple
 
 from logstore.base.states import following
 from logstore.replica.effects import Effect, Send, Unavailable
-from logstore.replica.host_state import CopyTokens
+from logstore.replica.host_state import Tokens
 from logstore.replica.messages import CopyChunk, CopyDone, CopyProgress, Reason, Refused
 from logstore.replica.registrations import ChunkRegistration, Member, StreamRegistration
 
@@ -101,9 +101,9 @@ ORDERS_PER_TIMEOUT: Final = 4
 class Repair:
     """The repair of one stream's sealed chunks."""
 
-    def __init__(self, stream: str, resend_ms: int, timeout_ms: int, tokens: CopyTokens | None = None) -> None:
+    def __init__(self, stream: str, resend_ms: int, timeout_ms: int, tokens: Tokens | None = None) -> None:
         self._stream = stream
-        self._tokens = tokens or CopyTokens()
+        self._tokens = tokens or Tokens()
         self._is_waiting = self._is_urgent = False
         """Whether there was no token for a copy; whether the stream waits for its copy."""
         self._resend_ms = resend_ms
@@ -156,10 +156,6 @@ class Repair:
         if dropped is not None:
             return dropped
         return self._choose(registration, revision, live, now_ms)
-
-    def end(self) -> None:
-        """The owner is deposed, or its stream is gone: nothing is repaired any more."""
-        self._tokens.give_back(self._stream)
 
     def receive(self, message: CopyDone | CopyProgress | Refused, now_ms: int) -> None:
         """An answer of a target, or of a source by way of the target. The next tick goes on."""

@@ -111,7 +111,7 @@ class MemoryLinks:
 class MemoryFiles:
     """See ReplicaFiles: operations on one chunk take DISK_S each, one after the other. They end with their host.
 
-    With a rate, the disk carries out one operation at a time, of any chunk, and each takes the time of its bytes as well.
+    With a rate, the disk carries out one operation at a time, of any chunk, and each takes the time of its bytes too.
     """
 
     def __init__(self, disk: ReplicaDisk, nursery: trio.Nursery) -> None:
@@ -257,6 +257,7 @@ class MemoryCluster:
         self.reports = RecordedReports()
         self.clock: trio.testing.MockClock | None = None
         self.bytes_per_s: float | None = None
+        self.write_s = DISK_S
         """Of the disks of hosts that start from now on."""
         self.copy_rates = CopyRates()
         self.disks: dict[str, ReplicaDisk] = {}
@@ -300,7 +301,7 @@ class MemoryCluster:
                 announced = Announcement(number, f"{name}:9192", {"kafka": f"{name}:9092"}, rack)
                 membership = Membership(store, identity, announced, self.reports, LEASE_S)
                 files = MemoryFiles(disk, nursery)
-                files.bytes_per_s = self.bytes_per_s
+                files.bytes_per_s, files.write_s = self.bytes_per_s, self.write_s
                 links = MemoryLinks(self.network, name)
                 parts = HostParts(identity, store, view, links, files, self.reports, self.copy_rates)
                 host = ClusterHost(parts, membership, self.limits)

@@ -23,19 +23,19 @@ def slow_disks(cluster: MemoryCluster, write_s: float) -> None:
         running.files.bytes_per_s, running.files.write_s = 100e6, write_s
 
 
-@pytest.mark.parametrize(("write_s", "may_fail"), [(0.015, False), (0.06, True)])
+@pytest.mark.parametrize(("write_s", "may_fail"), [(0.03, False), (0.12, True)])
 def test_the_first_load_over_many_streams(write_s: float, may_fail: bool) -> None:
     """Streams whose first batches take a second altogether cost that second, and no member. If they take longer than
     `busy_timeout_ms`, members fail.
     """
 
     async def test(cluster: MemoryCluster) -> None:
-        streams = await cluster.create_topic(partitions=60)
+        streams = await cluster.create_topic(partitions=30)
         for stream in streams:
             await cluster.owner(stream)
         slow_disks(cluster, write_s)
         with trio.move_on_after(3.5):
-            assert await load_all(cluster, streams) >= 60 * write_s
+            assert await load_all(cluster, streams) >= 30 * write_s
         assert ("member_failed" in cluster.reports.names()) == may_fail
 
     simulated(test, "a", "b", "c")
@@ -68,7 +68,7 @@ def test_progress_is_what_was_not_durable_before() -> None:
 
 
 def test_the_time_of_owners_passes_with_turns() -> None:
-    """However long a turn of the event loop takes, it counts for two ticks; idle time counts in full; none goes back."""
+    """However long a turn of the event loop takes, it counts for two ticks; idle time counts in full."""
     time = OwnerTime(100.0)
     assert time.now_ms(100.01) == 100_010
     assert time.now_ms(105.0) == 100_000 + int(TICKS_PER_TURN * TICK_S * 1000)
