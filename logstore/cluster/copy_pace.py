@@ -7,8 +7,8 @@ Invariants:
 * An append that had a piece beside it, and took longer than nearly all that had none, is *harmed*. Each harmed append
   halves the rate of copies, each other one raises it by GROWTH: so less than one append in a hundred is harmed,
   whatever the disk, the load and the size of batches. That is what a 99th percentile allows.
-* Copies begin at the least rate. It grows only while copies flow, and a harm halves what has really flowed: a rate that nothing has used says
-  nothing of what appends feel.
+* Copies begin at the least rate. It grows only while they flow, and a harm halves what has really flowed: a rate that
+  nothing has used says nothing of what appends feel.
 * The rate stays between the two that the operator sets; without appends for BESIDE_S it is the higher one.
 * A piece is so large that its bytes take half as long as what comes with every write: smaller ones would cost the disk
   more syncs, larger ones make an append wait longer. From MIN_PIECE_BYTES, which is more than what goes to the shared
