@@ -40,11 +40,12 @@ from logstore.log.reading import (
     TimeFound,
 )
 from logstore.log.scanning import ScanRange, ScanResult
+from logstore.log.served import ForeignStream, ServedStream
 from logstore.log.space import is_full
 from logstore.log.store import Store
 from logstore.log.stream import Stream
 from logstore.log.tail import TailEntry
-from logstore.log.ticket import Ticket
+from logstore.log.ticket import TicketView
 
 T = TypeVar("T")
 READERS = 4
@@ -96,7 +97,7 @@ class StoreEngine:
         if self.store.queue.may_start:
             self._kicked.set()
 
-    async def wait(self, ticket: Ticket[T]) -> T:
+    async def wait(self, ticket: TicketView[T]) -> T:
         """Wait for a ticket; returns its result or raises its error."""
         self.kick()
         if not ticket.done:
@@ -245,13 +246,22 @@ class StoreEngine:
         """Run blocking reads of the store's files on a reader thread."""
         return await self._readers.run(partial(work, self._fs))
 
-    async def read(self, stream: Stream, offset: int, max_bytes: int, *, include_control: bool = False) -> ReadResult:
+    def _own(self, stream: ServedStream) -> Stream:
+        """The stream as one of this store. Raises ForeignStream."""
+        if not isinstance(stream, Stream):
+            raise ForeignStream(stream, self)
+        return stream
+
+    async def read(
+        self, stream: ServedStream, offset: int, max_bytes: int, *, include_control: bool = False
+    ) -> ReadResult:
         """Read whole batches, starting with the batch that holds `offset`: at least one, up to `max_bytes`; none at the
         high watermark.
 
         Without `include_control`, control batches are replaced by empty ones. Raises OffsetOutOfRange, CorruptChunk,
         OSError.
         """
+        stream = self._own(stream)
         stream.check_offset(offset)
         entries = stream.read_tail(offset, max_bytes)
         if entries is not None:
@@ -349,11 +359,12 @@ class StoreEngine:
             raise _lost(stream.name, offset, following - 1)
         return view
 
-    async def find_timestamp(self, stream: Stream, timestamp_ms: int) -> TimeFound | None:
+    async def find_timestamp(self, stream: ServedStream, timestamp_ms: int) -> TimeFound | None:
         """The first record with this timestamp or a later one; None if there is none.
 
         Raises CorruptChunk, OSError.
         """
+        stream = self._own(stream)
         await self._written_out(stream)
         start = stream.log_start_offset
         late = [chunk for chunk in stream.chunks if chunk.max_timestamp >= timestamp_ms and chunk.size_bytes]
@@ -373,11 +384,12 @@ class StoreEngine:
                 return found
         return None
 
-    async def max_timestamp(self, stream: Stream) -> TimeFound | None:
+    async def max_timestamp(self, stream: ServedStream) -> TimeFound | None:
         """The record with the latest timestamp, the first if several have it; None: no records.
 
         Raises CorruptChunk, OSError.
         """
+        stream = self._own(stream)
         await self._written_out(stream)
         start = stream.log_start_offset
         newest: TimeFound | None = None

@@ -24,6 +24,7 @@ from logstore.base.events import LogEvent, Report
 from logstore.base.fields import shown
 from logstore.errors import (
     InvalidPartitions,
+    InvalidReplicas,
     StorageFailed,
     TopicExists,
     UnknownTopicOrPartition,
@@ -321,8 +322,15 @@ class Store:
         """Every stream."""
         return [stream for topic in self.topics.values() for stream in topic.partitions]
 
-    def check_topic(self, name: str, partitions: int, config: Mapping[str, str]) -> TopicConfig:
-        """Make the checks of `create_topic`. Raises InvalidTopic, TopicExists, InvalidPartitions, InvalidConfig."""
+    def replicas_of(self, wanted: int) -> int:
+        """The number of replicas of a new topic: 1. Raises InvalidReplicas."""
+        if wanted not in (1, -1):
+            raise InvalidReplicas(f"replication factor {wanted}: there is 1 node, so it must be 1 (or -1)")
+        return 1
+
+    def check_topic(self, name: str, partitions: int, config: Mapping[str, str], replicas: int = -1) -> TopicConfig:
+        """Make the checks of `create_topic`, and raise what it raises."""
+        self.replicas_of(replicas)
         check_name(name)
         if name in self.topics:
             raise TopicExists(f"topic {name!r} exists")
@@ -333,12 +341,13 @@ class Store:
         """The creation of this topic that is in progress, or None."""
         return self._creating.get(name)
 
-    def create_topic(self, name: str, partitions: int, config: Mapping[str, str]) -> Ticket[Topic]:
+    def create_topic(self, name: str, partitions: int, config: Mapping[str, str], replicas: int = -1) -> Ticket[Topic]:
         """Create a topic; settles once the topic is durable. Joins a creation of this name that is in progress.
 
-        Raises InvalidTopic, TopicExists, InvalidPartitions, InvalidConfig; the ticket fails with StorageFailed.
+        Raises InvalidTopic, TopicExists, InvalidPartitions, InvalidConfig, InvalidReplicas; the ticket fails with
+        StorageFailed.
         """
-        parsed = self.check_topic(name, partitions, config)
+        parsed = self.check_topic(name, partitions, config, replicas)
         if name in self._creating:
             return self._creating[name]
         topic_id = self._new_id()

@@ -41,6 +41,7 @@ from logstore.log.stream_state import (
     Pin,
     Pins,
     RecoveredStream,
+    SoleLeader,
     StreamHost,
     WriteInFlight,
     next_appends,
@@ -52,7 +53,7 @@ from logstore.log.validation import check_produced
 from logstore.log.waiters import Waitable
 
 
-class Stream(Waitable):
+class Stream(SoleLeader, Waitable):
     """A durable, ordered sequence of record batches with dense offsets."""
 
     def __init__(
