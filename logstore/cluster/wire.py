@@ -198,7 +198,7 @@ def _write_append(message: Append) -> _Parts:
 
 def _write_append_done(message: AppendDone) -> _Parts:
     names = _names(message.stream, *message.member)
-    return [_PLACE.pack(2, len(names), message.epoch, *message.durable) + names]
+    return [_PLACE.pack(13 if message.is_working else 2, len(names), message.epoch, *message.durable) + names]
 
 
 def _write_out_of_order(message: OutOfOrder) -> _Parts:
@@ -342,9 +342,9 @@ def _read_append(reader: _Reader) -> Append:
 
 
 def _read_append_done(reader: _Reader) -> AppendDone:
-    _, _, epoch, length, offset, checksum = reader.fixed(_PLACE)
+    kind, _, epoch, length, offset, checksum = reader.fixed(_PLACE)
     stream, member = _split_answer(reader.names)
-    return AppendDone(stream, epoch, member, Prefix(length, offset, checksum))
+    return AppendDone(stream, epoch, member, Prefix(length, offset, checksum), kind == 13)
 
 
 def _read_out_of_order(reader: _Reader) -> OutOfOrder:
@@ -446,6 +446,7 @@ _READERS: Final[dict[int, Callable[[_Reader], Message]]] = {
     10: _read_refused,
     11: _read_look,
     12: _read_progress,
+    13: _read_append_done,
 }
 
 

@@ -29,8 +29,10 @@ Founding = Callable[[int], bytes]
 the first batch of a chunk is sent.
 """
 NOTHING: Final = Prefix(0, 0, 0)
-LONGEST_RESEND: Final = 8
-"""Times `resend_ms`: what is sent again and again to a host that is busy keeps it busy."""
+LONGEST_RESEND: Final = 4
+"""Times `resend_ms`: what is sent again and again to a host that is busy keeps it busy. Shorter than the time for which
+a host may be silent, since the answer says whether its disk works.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +185,8 @@ class Appending:
             progress.durable = message.durable
             progress.is_doubtful = False
             progress.resends = 0
+            self._hosts.note(message.member.host, now_ms)
+        elif message.is_working:
             self._hosts.note(message.member.host, now_ms)
         return self.window.ack(self.confirmed_by_all())
 

@@ -131,12 +131,15 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AppendDone:
-    """The member has the chunk durably up to `durable`."""
+    """The member has the chunk durably up to `durable`. `is_working`: it has more, and its disk has made other things
+    durable since it was asked the last time.
+    """
 
     stream: str
     epoch: int
     member: Member
     durable: Prefix
+    is_working: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,6 +152,8 @@ class _Chunk:
     is_damaged: bool = False
     copy: _Copy | None = None
     copy_revision: int = 0
+    asked_at: int = 0
+    """How many operations of the disk were done when the owner was answered last."""
     fences: list[tuple[str, Fence]] = field(default_factory=list)
     """Fences that are not answered yet, with who asked."""
 
@@ -180,7 +182,7 @@ class Replica:
         self._tokens = 0
         self._stores: dict[int, tuple[DiskOperation, str]] = {}
         self._loads: dict[int, tuple[str, ReadEntries]] = {}
-        self._unsynced_bytes = 0
+        self._unsynced_bytes = self._operations = 0
         self._owner_hosts: dict[str, str] = {}
         """Who gets reports of damage."""
         self._handlers: dict[type, Callable[[str, Any], list[Effect]]] = {
@@ -238,7 +240,7 @@ class Replica:
         if chunk is None:
             chunk = self._new_chunk(message.stream, message.epoch, message.base_offset)
         forward = self._forward(message)
-        if not self._follows(chunk, message):
+        if message.at.length_bytes > chunk.end.length_bytes:  # something in front of it was lost
             return [*forward, Send(message.owner, OutOfOrder(message.stream, message.epoch, self.me, chunk.end))]
         entries = self._unknown_entries(chunk, message)
         if entries is None:
@@ -247,11 +249,12 @@ class Replica:
         if not message.entries:
             return forward
         if not entries:
-            return [*forward, Send(message.owner, AppendDone(message.stream, message.epoch, self.me, chunk.durable))]
+            return [*forward, Send(message.owner, self._append_done(chunk))]
         size = sum(len(entry.data) for entry in entries)
         if self._unsynced_bytes + size > self._max_unsynced_bytes:
             return forward
         self._unsynced_bytes += size
+        chunk.asked_at = self._operations
         founding = b"" if chunk.end.length_bytes else message.founding
         operation = WriteEntries(message.stream, message.epoch, chunk.end, entries, founding)
         chunk.end = end_after(chunk.end, entries)
@@ -263,20 +266,13 @@ class Replica:
         reason: Reason | None = None
         if message.disk != self.me.disk:
             reason = Reason.WRONG_DISK
-        elif self._is_fenced(message.stream, message.epoch):
+        elif message.epoch < self.fence_of(message.stream):
             reason = Reason.FENCED
         elif chunk is not None and chunk.state is ReplicaState.FAILED:
             reason = chunk.failure
         elif chunk is not None and (chunk.state is not ReplicaState.OPEN or chunk.copy is not None):
             reason = Reason.SEALED
         return None if reason is None else self._refused(message.stream, message.epoch, reason)
-
-    def _is_fenced(self, stream: str, epoch: int) -> bool:
-        return epoch < self.fence_of(stream)
-
-    def _follows(self, chunk: _Chunk, message: Append) -> bool:
-        """Whether there is no gap between what the replica has and the entries."""
-        return message.at.length_bytes <= chunk.end.length_bytes
 
     def _unknown_entries(self, chunk: _Chunk, message: Append) -> tuple[Entry, ...] | None:
         """The entries that the replica does not have yet; None if they contradict those it has."""
@@ -365,6 +361,7 @@ class Replica:
     def stored(self, token: int) -> list[Effect]:
         """An operation is done and durable."""
         operation, asker = self._stores.pop(token)
+        self._operations += 1
         if isinstance(operation, WriteFence):
             fence = max(operation.fence_epoch, self._durable_fences.get(operation.stream, 0))
             self._durable_fences[operation.stream] = fence
@@ -405,7 +402,12 @@ class Replica:
         if chunk.copy is not None:
             progress = self.progress_of(chunk.stream, chunk.epoch)
             return [*self._fence_answers(chunk), *progress, *self._continue_copy(chunk)]
-        return [Send(owner, AppendDone(chunk.stream, chunk.epoch, self.me, chunk.durable)), *self._fence_answers(chunk)]
+        return [Send(owner, self._append_done(chunk)), *self._fence_answers(chunk)]
+
+    def _append_done(self, chunk: _Chunk) -> AppendDone:
+        is_working = chunk.durable != chunk.end and chunk.asked_at < self._operations
+        chunk.asked_at = self._operations
+        return AppendDone(chunk.stream, chunk.epoch, self.me, chunk.durable, is_working)
 
     def _forget_unsynced(self, operation: WriteEntries) -> None:
         self._unsynced_bytes -= sum(len(entry.data) for entry in operation.entries)

@@ -4,7 +4,11 @@ import pytest
 import trio
 
 from logstore.cluster.owner_ticks import TICK_S, TICKS_PER_TURN, OwnerTime
+from logstore.replica.effects import Effect, Send, Store
 from logstore.replica.host_state import HostProgress
+from logstore.replica.messages import Append, AppendDone, Entry
+from logstore.replica.registrations import Member, Prefix
+from logstore.replica.replica import Replica, StoredReplicas
 from tests.cluster.memory import MemoryCluster, simulated
 
 
@@ -55,6 +59,32 @@ def test_a_disk_that_hangs_among_many_streams() -> None:
         assert {fields["host"] for name, fields in cluster.reports.events if name == "member_failed"} == {"c"}
 
     simulated(test, "a", "b", "c")
+
+
+def test_a_member_says_whether_its_disk_works() -> None:
+    """Asked again for a batch that is not durable, it says so if anything else has become durable meanwhile."""
+    me = Member("a", "disk")
+    replica = Replica(me, StoredReplicas())
+
+    def append(stream: str) -> list[Effect]:
+        message = Append(stream, "disk", 1, 0, "b", Prefix.empty(0), (Entry(b"x", 1),), 0)
+        return replica.receive("b", message)
+
+    def answer(stream: str) -> AppendDone:
+        (effect,) = append(stream)
+        assert isinstance(effect, Send)
+        assert isinstance(effect.message, AppendDone)
+        return effect.message
+
+    (first,), (second,) = append("t/0"), append("t/1")
+    assert isinstance(first, Store)
+    assert isinstance(second, Store)
+    assert not answer("t/0").is_working
+    replica.stored(second.token)
+    assert answer("t/0") == AppendDone("t/0", 1, me, Prefix.empty(0), is_working=True)
+    assert not answer("t/0").is_working, "nothing since"
+    replica.stored(first.token)
+    assert not answer("t/0").is_working, "all of it is durable"
 
 
 def test_progress_is_what_was_not_durable_before() -> None:

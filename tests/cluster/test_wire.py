@@ -49,6 +49,10 @@ GOLDEN: tuple[tuple[Message, str], ...] = (
         ),
     ),
     (AppendDone("t/0", 2, A, AT), f"02 0009 0000000000000002 {_AT_BYTES} {_STREAM_BYTES} {_MEMBER_BYTES}"),
+    (
+        AppendDone("t/0", 2, A, AT, is_working=True),
+        f"0d 0009 0000000000000002 {_AT_BYTES} {_STREAM_BYTES} {_MEMBER_BYTES}",
+    ),
     (OutOfOrder("t/0", 2, A, AT), f"03 0009 0000000000000002 {_AT_BYTES} {_STREAM_BYTES} {_MEMBER_BYTES}"),
     (
         Fence("t/0", "d1", 2, 1, 9),
@@ -235,7 +239,7 @@ def append_body(forward: int, founding_bytes: int, entries: int, rest: bytes = b
     [
         (b"", "a message of 0 bytes"),
         (b"\x00", "kind 0"),
-        (b"\x0d", "kind 13"),
+        (b"\x0e", "kind 14"),
         (struct.pack(">BHq", 11, 1, -1) + b"\x00", "negative: -1"),
         (struct.pack(">BHq", 11, 2, 1) + b"\x01\xff", "not UTF-8"),
         (struct.pack(">BHq", 11, 2, 1) + b"\x02\xff", "a name of 2 bytes exceeds the 2 bytes"),
