@@ -52,6 +52,8 @@ GROUP_REBALANCED: Final = LogEvent("group_rebalanced", caused_by_clients=True)
 
 CLUSTER_JOINED: Final = LogEvent("cluster_joined")
 CLUSTER_LEFT: Final = LogEvent("cluster_left", Level.WARNING)
+PLACE_CHANGED: Final = LogEvent("place_changed")
+PLACE_UNREADABLE: Final = LogEvent("place_unreadable", Level.ERROR)
 METADATA_AWAITED: Final = LogEvent("metadata_awaited", Level.WARNING, folded_by="host")
 METADATA_UNUSABLE: Final = LogEvent("metadata_unusable", Level.ERROR)
 METADATA_ENTRY_DAMAGED: Final = LogEvent("metadata_entry_damaged", Level.ERROR, folded_by="key")
@@ -64,6 +66,7 @@ REPLICAS_REMOVED: Final = LogEvent("replicas_removed")
 STREAM_LED: Final = LogEvent("stream_led", folded_by="stream")
 PRODUCERS_NOT_READ: Final = LogEvent("producers_not_read", Level.WARNING)
 LEDGER_NOT_READ: Final = LogEvent("ledger_not_read", Level.WARNING)
+RETENTION_WAITS: Final = LogEvent("retention_waits", Level.WARNING, folded_by="stream")
 TOPIC_UNREADABLE: Final = LogEvent("topic_unreadable", Level.ERROR)
 
 # ---- links to other hosts

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 import trio
 
+from logstore.base.addresses import parse_address
 from logstore.base.certificates import follow_certificates
 from logstore.base.events import Report
 from logstore.base.metadata.etcd.settings import EtcdSettings, EtcdTls
@@ -30,15 +31,20 @@ from logstore.cluster.host_identity import establish_identity
 from logstore.cluster.links import HostLinks
 from logstore.cluster.membership import Announcement, Membership
 from logstore.cluster.meter import HostMeter
+from logstore.cluster.own_place import OwnPlace
 from logstore.cluster.owner_calls import OwnerCalls
 from logstore.cluster.part import Homes, LocalParts, OpenAccess, StartCluster
 from logstore.cluster.peer_list import PeerList
 from logstore.cluster.peers import OwnEnd
 from logstore.cluster.placement import Placement
 from logstore.cluster.producer_ids import ProducerIds
+from logstore.cluster.reader_holds import ReaderHolds
+from logstore.cluster.readers_home import ReadersHome
 from logstore.cluster.replica_files import LocalReplicaFiles
 from logstore.cluster.replicated_ledger import LedgerHome, LedgerServices, ReplicatedLedger
 from logstore.cluster.replicated_stream import StreamServices
+from logstore.cluster.retention import ClusterRetention
+from logstore.cluster.retention_clock import ClusterClock
 from logstore.cluster.settings import ClusterSecurity, ClusterSettings, EtcdUrl, SqliteUrl
 from logstore.cluster.stored_access import HEAD, StoredAccess
 from logstore.cluster.survey import Survey
@@ -46,6 +52,7 @@ from logstore.cluster.topics import GROUPS_TOPIC, ClusterFacts, ClusterTopics
 from logstore.cluster.view import ClusterView
 from logstore.errors import ConfigError
 from logstore.replica.messages import Message
+from scheduler.peace.replica_sets import ReplicaSets
 
 ETCD_ATTEMPT_S: Final = 1.0
 """For an answer of an endpoint: a lease of three seconds outlasts an endpoint that is silent."""
@@ -56,12 +63,15 @@ FAREWELL_S: Final = 2.0
 
 
 class Views(NamedTuple):
-    """What shows the cluster to operators, who may do what, and the certificates of links (None: links are plain)."""
+    """What operators ask of the cluster, who may do what, the certificates of links (None: links are plain), and where
+    this host is.
+    """
 
     survey: Survey
     meter: HostMeter
     access: StoredAccess
     tls: PeerTls | None
+    own_place: OwnPlace
 
 
 class RunningCluster:
@@ -83,10 +93,14 @@ class RunningCluster:
         self._host = host
         self._membership = joins
         self._addresses = addresses
-        self.survey, self.meter, self.access, self.tls = views
+        self.survey, self.meter, self.access, self.tls, self._own_place = views
         self._farewell = trio.Event()
         """Set when the membership has ended."""
         self._farewell.set()
+
+    def read_place_again(self) -> None:
+        """Read again where this host is, soon."""
+        self._own_place.look_again()
 
     async def join(self, addresses: Mapping[str, str], nursery: trio.Nursery) -> None:
         """Become a member, with these listeners. Raises HostNameTaken, NodeIdTaken, DiskRefused, in groups."""
@@ -151,36 +165,44 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     PeerList(view, links, report)
     addresses: dict[str, str] = {}
     told = str(settings.advertise or link)
-    announced = Announcement(settings.node_id, told, addresses, settings.rack)
+    own_place = OwnPlace(settings.place, (settings.host, parse_address(told).host), report)
+    place = await trio.to_thread.run_sync(own_place.read)
+    announced = Announcement(settings.node_id, told, addresses, place)
     membership = Membership(metadata, identity, announced, report, settings.lease_s)
-    host = observer.host = ClusterHost(
-        HostParts(identity, metadata, view, links, files, report, settings.copy_rates), membership
-    )
+    parts = HostParts(identity, metadata, view, links, files, report, ReplicaSets, settings.copy_rates)
+    host = observer.host = ClusterHost(parts, membership)
     reads = ChunkReads(local.engine, host, files, local.clock, report)
-    services = StreamServices(host, local.clock, report, reads.load_producers, nursery.start_soon)
-    facts = ClusterFacts(identity.cluster_id, settings.node_id, local.engine.store.settings)
+    store_settings = local.engine.store.settings
+    age = await ClusterClock.open(metadata, local.clock)
+    retention = ClusterRetention(age, local.clock, store_settings, report)
+    services = StreamServices(host, local.clock, report, reads.load_producers, nursery.start_soon, retention)
+    facts = ClusterFacts(identity.cluster_id, settings.node_id, store_settings)
     topics = ClusterTopics(host, facts, ProducerIds(metadata), services, local.new_id)
     access = StoredAccess(metadata, report, nursery.start_soon)
+    nursery.start_soon(own_place.follow, membership.move)
     nursery.start_soon(view.run)
     nursery.start_soon(access.run)
     await view.complete()
     await access.complete()
     topics.take_all()
     await nursery.start(host.run)
+    nursery.start_soon(age.run)
+    local.engine.store.space.when_short(retention.all_due)
     placement = Placement(host, lambda: view.members, addresses, topics.groups_topic)
     ledgers = LedgerServices(topics, reads, metadata, local.clock, report)
     engine = ClusterEngine(local.engine, topics, reads)
     owners = OwnerCalls(host, links.calls)
-    homes = Homes(
-        LedgerHome(GROUPS_TOPIC, ledgers, lambda stream: ReplicatedLedger(stream, local.clock)),
-        EpochsHome(ledgers, owners, local.limits),
-        owners,
-        links.calls,
-    )
+    groups = LedgerHome(GROUPS_TOPIC, ledgers, lambda stream: ReplicatedLedger(stream, local.clock))
+    readers = ReadersHome(topics, groups, store_settings.hold_limits, age.now_ms, report)
+    holds = retention.holds = ReaderHolds(topics, owners, lambda: readers.stream)
+    homes = Homes(groups, EpochsHome(ledgers, owners, local.limits), readers, holds, owners, links.calls, topics)
+    readers.answer_owners(links.calls)
+    holds.answer_home(links.calls)
+    nursery.start_soon(retention.run, topics.streams)
     GroupAppends(topics, engine, local.clock).serve(links.calls)
     nursery.start_soon(homes.epochs.run)
     survey = Survey(host, metadata, links.is_reachable, local.clock)
-    views = Views(survey, HostMeter(host, links, metadata), access, tls)
+    views = Views(survey, HostMeter(host, links, metadata, local.engine.store.replicas), access, tls, own_place)
     return RunningCluster(engine, placement, homes, host, membership, addresses, views)
 
 

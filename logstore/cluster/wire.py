@@ -14,7 +14,7 @@ Invariants:
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, Final
 
@@ -38,6 +38,7 @@ from logstore.replica.messages import (
     ReadEntries,
     Reason,
     Refused,
+    StreamRates,
 )
 from logstore.replica.registrations import Member, Prefix
 
@@ -65,6 +66,8 @@ _READ: Final = struct.Struct(">BHqqIB")
 """epoch, offset, largest number of bytes, whether it is for a copy (1) and whether that is urgent (2)"""
 _LOOK: Final = struct.Struct(">BHq")
 """revision"""
+_RATES: Final = struct.Struct(">BHI")
+"""streams; their rates follow the names"""
 _PLACE: Final = struct.Struct(">BHqqqI")
 """epoch, a prefix"""
 _FENCE_DONE: Final = struct.Struct(">BHqqqqIq")
@@ -88,6 +91,7 @@ _REASONS: Final = {
     Reason.SHORT: 6,
     Reason.DAMAGED: 7,
     Reason.ABSENT: 8,
+    Reason.DISK_FULL: 9,
 }
 _REASON_OF: Final = {number: reason for reason, number in _REASONS.items()}
 _Parts = list[Buffer]
@@ -98,6 +102,10 @@ _Parts = list[Buffer]
 
 @lru_cache(maxsize=REMEMBERED_NAMES)
 def _names(*names: str) -> bytes:
+    return _joined(names)
+
+
+def _joined(names: Iterable[str]) -> bytes:
     parts = []
     for name in names:
         encoded = name.encode()
@@ -116,6 +124,11 @@ def _append_names(stream: str, disk: str, owner: str, forward: tuple[Member, ...
 
 @lru_cache(maxsize=REMEMBERED_NAMES)
 def _split(block: bytes, count: int) -> tuple[str, ...]:
+    """As `_parted`, for names that come again and again."""
+    return _parted(block, count)
+
+
+def _parted(block: bytes, count: int) -> tuple[str, ...]:
     """The names in a block. Raises MalformedMessage if it has not exactly so many."""
     found = []
     at = 0
@@ -175,6 +188,8 @@ def frame_head(size: int, checksum: int) -> bytes:
 
 
 def _named(message: Message) -> str:
+    if isinstance(message, StreamRates):
+        return f"StreamRates of {len(message.rates)} streams"
     return f"{type(message).__name__} of stream {message.stream[:80]!r}"
 
 
@@ -198,7 +213,7 @@ def _write_append(message: Append) -> _Parts:
 
 def _write_append_done(message: AppendDone) -> _Parts:
     names = _names(message.stream, *message.member)
-    return [_PLACE.pack(13 if message.is_working else 2, len(names), message.epoch, *message.durable) + names]
+    return [_PLACE.pack(14 if message.is_working else 2, len(names), message.epoch, *message.durable) + names]
 
 
 def _write_out_of_order(message: OutOfOrder) -> _Parts:
@@ -263,6 +278,12 @@ def _write_look(message: LookAtRegistration) -> _Parts:
 def _write_progress(message: CopyProgress) -> _Parts:
     names = _names(message.stream, *message.member)
     return [_PROGRESS.pack(12, len(names), message.epoch, message.copied_bytes, message.revision) + names]
+
+
+def _write_rates(message: StreamRates) -> _Parts:
+    names = _joined([stream for stream, _ in message.rates])
+    count = len(message.rates)
+    return [_RATES.pack(13, len(names), count) + names, struct.pack(f">{count}q", *[rate for _, rate in message.rates])]
 
 
 # ---- in
@@ -344,7 +365,7 @@ def _read_append(reader: _Reader) -> Append:
 def _read_append_done(reader: _Reader) -> AppendDone:
     kind, _, epoch, length, offset, checksum = reader.fixed(_PLACE)
     stream, member = _split_answer(reader.names)
-    return AppendDone(stream, epoch, member, Prefix(length, offset, checksum), kind == 13)
+    return AppendDone(stream, epoch, member, Prefix(length, offset, checksum), kind == 14)
 
 
 def _read_out_of_order(reader: _Reader) -> OutOfOrder:
@@ -419,6 +440,18 @@ def _read_progress(reader: _Reader) -> CopyProgress:
     return CopyProgress(stream, epoch, member, copied, revision)
 
 
+def _read_rates(reader: _Reader) -> StreamRates:
+    _, _, count = reader.fixed(_RATES)
+    streams = _parted(reader.names, count)
+    if len(reader.body) - reader.at != 8 * count:
+        raise MalformedMessage(f"{count} rates in {len(reader.body) - reader.at} bytes behind a message's names")
+    rates = struct.unpack_from(f">{count}q", reader.body, reader.at)
+    if min(rates, default=0) < 0:
+        raise MalformedMessage(f"the rate of a stream is negative: {min(rates)}")
+    reader.at = len(reader.body)
+    return StreamRates(tuple(zip(streams, rates, strict=True)))
+
+
 _WRITERS: Final[dict[type, Callable[[Any], _Parts]]] = {
     Append: _write_append,
     AppendDone: _write_append_done,
@@ -432,6 +465,7 @@ _WRITERS: Final[dict[type, Callable[[Any], _Parts]]] = {
     Refused: _write_refused,
     LookAtRegistration: _write_look,
     CopyProgress: _write_progress,
+    StreamRates: _write_rates,
 }
 _READERS: Final[dict[int, Callable[[_Reader], Message]]] = {
     1: _read_append,
@@ -446,7 +480,8 @@ _READERS: Final[dict[int, Callable[[_Reader], Message]]] = {
     10: _read_refused,
     11: _read_look,
     12: _read_progress,
-    13: _read_append_done,
+    13: _read_rates,
+    14: _read_append_done,
 }
 
 

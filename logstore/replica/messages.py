@@ -113,6 +113,18 @@ class LookAtRegistration:
     revision: int
 
 
+def unknown_entries(end: Prefix, message: Append) -> tuple[Entry, ...] | None:
+    """The entries of an append that a replica with this much of the chunk does not have yet; None if they contradict
+    what it has.
+    """
+    at = message.at
+    for number, entry in enumerate(message.entries):
+        if at.length_bytes >= end.length_bytes:
+            return message.entries[number:] if at == end else None
+        at = at.followed_by(*entry)
+    return () if at.length_bytes < end.length_bytes or at == end else None
+
+
 # ---- from a replica
 
 
@@ -127,6 +139,7 @@ class Reason(Enum):
     SHORT = "the copy is shorter than the chunk"
     DAMAGED = "the copy does not match its checksum"
     ABSENT = "there is no such chunk"
+    DISK_FULL = "the disk has no room for entries"
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +224,13 @@ class EntriesRead:
     """See `Append`."""
 
 
+@dataclass(frozen=True, slots=True)
+class StreamRates:
+    """What streams of the sender's write, in bytes a second: where new chunks go depends on it, and no promise does."""
+
+    rates: tuple[tuple[str, int], ...]
+
+
 ToReplica = Append | Fence | CopyChunk | ReadEntries | LookAtRegistration
 ToOwner = AppendDone | OutOfOrder | FenceDone | CopyDone | CopyProgress | Refused
-Message = ToReplica | ToOwner | EntriesRead
+Message = ToReplica | ToOwner | EntriesRead | StreamRates

@@ -10,6 +10,8 @@ Invariants:
   registration of a sealed chunk never changes its end, so an old registration does no harm. A chunk that the
   registration does not list is removed only if the registration's epoch is above the chunk's (it was listed before
   anything was appended to it), and its revision not below the one that named the replica for a copy.
+* Entries are refused while the disk has no room for them, and the chunk stays as it is. Fences, cuts and removals are
+  carried out: they make room, or let others go on.
 * A failed write or sync is final for the chunk: what was durable before is served, nothing is added.
 * A copy with damage in what was once durable says so, and never that it is shorter. Its owner drops it from the
   registration, which lets it go, and it is copied anew.
@@ -18,9 +20,6 @@ Invariants:
 
 Bounded: `max_unsynced_bytes` of entries that are not durable, over all chunks; what arrives beyond that is dropped, and
 the owner sends it again. One copy of each chunk at a time. Memory for each chunk does not depend on its size.
-
-Costs: an append is one write, one sync, one answer, and one message on along the chain, all of them at the same time. A
-fence is one small write and one sync. A registration seen costs one operation for each chunk that it seals or removes.
 
 Sources: Apache BookKeeper's bookies (fencing, last add confirmed); HDFS's pipeline (data along a chain); etcd's raft
 (messages that carry all that it takes to judge them).
@@ -60,6 +59,7 @@ from logstore.replica.messages import (
     Refused,
     ToReplica,
     end_after,
+    unknown_entries,
 )
 from logstore.replica.register import ReadRegistration
 from logstore.replica.registrations import Member, Prefix, StreamRegistration
@@ -80,9 +80,8 @@ class ReplicaState(Enum):
     SEALED = "sealed"
     """Holds the whole chunk, durably."""
     FAILED = "failed"
-    """A write or a sync has failed, or a read found damage: what is whole is served, nothing is added. The next start
-    of the host looks at it anew, and a copy takes its place when the registration has dropped it.
-    """
+    """A write or a sync has failed, or a read found damage: what is whole is served, nothing is added, until the next
+    start of the host, which looks at it anew; a copy takes its place when the registration has dropped it."""
     REMOVING = "removing"
     """The stream's registration does not list it."""
 
@@ -166,8 +165,16 @@ class _Chunk:
 class Replica:
     """All replicas of one host, on one disk."""
 
-    def __init__(self, me: Member, stored: StoredReplicas, max_unsynced_bytes: int = MAX_UNSYNCED_BYTES) -> None:
+    def __init__(
+        self,
+        me: Member,
+        stored: StoredReplicas,
+        max_unsynced_bytes: int = MAX_UNSYNCED_BYTES,
+        has_room: Callable[[int], bool] = lambda size_bytes: True,
+    ) -> None:
+        """`has_room`: whether the disk may take so many bytes of entries now."""
         self.me = me
+        self._has_room = has_room
         self._max_unsynced_bytes = max_unsynced_bytes
         self._fences = dict(stored.fences)
         self._durable_fences = dict(stored.fences)
@@ -235,8 +242,7 @@ class Replica:
         refused = self._refusal(message)
         if refused is not None:
             return [Send(message.owner, refused)]
-        key = (message.stream, message.epoch)
-        chunk = self._chunks.get(key)
+        chunk = self._chunks.get((message.stream, message.epoch))
         if chunk is None:
             chunk = self._new_chunk(message.stream, message.epoch, message.base_offset)
         forward = self._forward(message)
@@ -253,6 +259,8 @@ class Replica:
         size = sum(len(entry.data) for entry in entries)
         if self._unsynced_bytes + size > self._max_unsynced_bytes:
             return forward
+        if not self._has_room(size):
+            return [*forward, Send(message.owner, self._refused(message.stream, message.epoch, Reason.DISK_FULL))]
         self._unsynced_bytes += size
         chunk.asked_at = self._operations
         founding = b"" if chunk.end.length_bytes else message.founding
@@ -275,13 +283,7 @@ class Replica:
         return None if reason is None else self._refused(message.stream, message.epoch, reason)
 
     def _unknown_entries(self, chunk: _Chunk, message: Append) -> tuple[Entry, ...] | None:
-        """The entries that the replica does not have yet; None if they contradict those it has."""
-        at = message.at
-        for number, entry in enumerate(message.entries):
-            if at.length_bytes >= chunk.end.length_bytes:
-                return message.entries[number:] if at == chunk.end else None
-            at = at.followed_by(*entry)
-        return () if at.length_bytes < chunk.end.length_bytes or at == chunk.end else None
+        return unknown_entries(chunk.end, message)
 
     def _forward(self, message: Append) -> list[Effect]:
         if not message.forward:
@@ -513,26 +515,24 @@ class Replica:
         if chunk.state is not ReplicaState.OPEN or not self._is_settled(chunk):
             return []
         if message.at != chunk.end:
-            is_here = (
-                message.at.next_offset == chunk.end.next_offset or message.at.length_bytes == chunk.end.length_bytes
-            )
-            return self._diverged_copy(chunk) if is_here else []  # otherwise a repeated or late piece
-        entries = message.entries
-        if not entries:
+            at, end = message.at, chunk.end
+            if at.next_offset != end.next_offset and at.length_bytes != end.length_bytes:
+                return []  # a repeated or late piece
+            self._fail(chunk, is_damaged=True)  # the source has other bytes in front of this place
+            return self._end_copy(chunk, chunk.failure)
+        if not message.entries:
             return []
-        end = end_after(chunk.end, entries)
+        end = end_after(chunk.end, message.entries)
         if end.length_bytes > chunk.copy.order.end.length_bytes:
             return self._end_copy(chunk, Reason.DIVERGED)
-        self._unsynced_bytes += sum(len(entry.data) for entry in entries)
+        size = sum(len(entry.data) for entry in message.entries)
+        if not self._has_room(size):
+            return self._end_copy(chunk, Reason.DISK_FULL)
+        self._unsynced_bytes += size
         founding = b"" if chunk.end.length_bytes else message.founding
-        operation = WriteEntries(chunk.stream, chunk.epoch, chunk.end, entries, founding)
+        operation = WriteEntries(chunk.stream, chunk.epoch, chunk.end, message.entries, founding)
         chunk.end = end
         return [self._store(operation, chunk.copy.owner)]
-
-    def _diverged_copy(self, chunk: _Chunk) -> list[Effect]:
-        """The member that has the whole chunk has other bytes in front of this place: the copy counts for nothing."""
-        self._fail(chunk, is_damaged=True)
-        return self._end_copy(chunk, chunk.failure)
 
     def _piece_refused(self, sender: str, message: Refused) -> list[Effect]:
         """The source does not send: the owner hears of it, as if the source had told it."""
@@ -567,8 +567,8 @@ class Replica:
         self._tokens += 1
         self._loads[self._tokens] = (sender, message)
         limit_bytes = chunk.durable.length_bytes if message.for_copy else self._readable_bytes(chunk)
-        what = (chunk.stream, chunk.epoch, message.offset, limit_bytes, message.max_bytes)
-        return [Load(self._tokens, *what, message.for_copy, message.is_urgent)]
+        place = (chunk.stream, chunk.epoch, message.offset)
+        return [Load(self._tokens, *place, limit_bytes, message.max_bytes, message.for_copy, message.is_urgent)]
 
     def _readable_bytes(self, chunk: _Chunk) -> int:
         """How much of a chunk readers may see."""

@@ -27,6 +27,7 @@ from logstore.base.metadata.interface import (
     Condition,
     Conflict,
     Delete,
+    Entry,
     MetadataStore,
     Put,
     Transaction,
@@ -37,20 +38,26 @@ from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAn
 from logstore.replica.registrations import (
     HEAD,
     MAX_CHUNKS,
+    SPARE_CHUNKS,
+    ChunkRegistration,
+    Entries,
     StreamRegistration,
     changed_entries,
+    decode_changes,
     decode_registration,
+    decode_sealed_chunk,
     encode_registration,
 )
 
 MAX_CHANGED_CHUNKS: Final = MAX_CHANGES - 1
 """Of one swap; a transaction has the head too. A roll changes one chunk, a copy one, a trim as many as it drops."""
+MOST_CHUNKS: Final = MAX_CHUNKS + SPARE_CHUNKS
 READ_TRIES: Final = 8
 """A head changes a few times in a second at most, and a read takes milliseconds."""
 SWAP_TRIES: Final = 3
 """While answers are lost, each try takes as long as the store waits for an answer."""
-KEPT_CHUNKS: Final = 16 * MAX_CHUNKS
-"""32 MB at most; a stream counts for one more than its chunks."""
+KEPT_CHUNKS: Final = 4 * MAX_CHUNKS
+"""64 MB at most; a stream counts for one more than its chunks."""
 _STREAM: Final = re.compile(r"[A-Za-z0-9._-]{1,64}/[0-9]{1,5}")
 
 
@@ -72,9 +79,9 @@ def swap_transaction(before: StreamRegistration | None, swap: SwapRegistration) 
     Raises InvalidMetadataCall for a change that no single transaction holds, AssertionError for a broken invariant.
     """
     after = swap.registration
-    after.check()
-    if len(after.chunks) > MAX_CHUNKS:
-        raise InvalidMetadataCall(f"{swap.stream}: {len(after.chunks)} chunks, at most {MAX_CHUNKS} are kept; trim it")
+    after.check(before)
+    if len(after.chunks) > MOST_CHUNKS:
+        raise InvalidMetadataCall(f"{swap.stream}: {len(after.chunks)} chunks, at most {MOST_CHUNKS} are kept; trim it")
     written, removed = (encode_registration(after), []) if before is None else changed_entries(before, after)
     key, prefix = head_key(swap.stream), chunks_prefix(swap.stream)
     changes: list[Change] = [Put(key, written.pop(HEAD))]
@@ -117,16 +124,26 @@ class StoredRegistrations:
         return outcome.found[0] is not None
 
     async def read(self, request: ReadRegistration) -> RegistrationRead:
-        """A stream's registration, as of now at every host: two reads of the head, a page for 256 sealed chunks."""
+        """A stream's registration, as of now at every host: a read of the head if it is as it was kept. Otherwise two,
+        and a page for 256 sealed chunks, or for 256 that have changed since the kept one.
+        """
         stream, key = request.stream, head_key(request.stream)
-        before = await self._store.get(key)
+        before, known = await self._store.get(key), self._kept.get(stream)
+        if known is not None and known.registration is not None and known.revision == before.entry_revision:
+            return known
         for _ in range(READ_TRIES):
-            entries = await self._chunk_entries(stream)
+            is_newer = known is not None and known.registration is not None and known.revision < before.entry_revision
+            entries = await self._chunk_entries(stream, known.revision if known is not None and is_newer else 0)
             after = await self._store.get(key)
             if after.entry_revision == before.entry_revision:
                 if after.entry is not None:
                     entries[HEAD] = after.entry.value
-                return self._keep(_decoded(stream, after.entry_revision, entries))
+                if known is None or not is_newer:
+                    return self._keep(_decoded(stream, after.entry_revision, entries))
+                found = _changed(known, after.entry_revision, entries)
+                if found is not None:
+                    return self._keep(found)
+                known = None  # it does not follow from what was kept: read everything
             before = after
         raise MetadataUnavailable(f"{stream}: its head changed during {READ_TRIES} reads of its chunks; read it again")
 
@@ -170,16 +187,19 @@ class StoredRegistrations:
         except MetadataUnavailable as error:
             raise _unknown(request, error) from error
 
-    async def _chunk_entries(self, stream: str) -> dict[str, bytes]:
-        """The entries of the sealed chunks, by name. Raises CorruptRegister if a stream may not have so many."""
+    async def _chunk_entries(self, stream: str, newer_than: int) -> dict[str, bytes | ChunkRegistration]:
+        """The sealed chunks whose entries have revisions above one, by name. Each page is decoded when it comes, so
+        other tasks run in between. Raises CorruptRegister, also if a stream may not have so many.
+        """
         prefix = chunks_prefix(stream)
-        entries: dict[str, bytes] = {}
+        entries: dict[str, bytes | ChunkRegistration] = {}
         after, more = "", True
         while more:
-            page = await self._store.page(prefix, after=after, limit=MAX_PAGE_ENTRIES)
-            entries.update((entry.key.removeprefix(prefix), entry.value) for entry in page.entries)
-            if len(entries) > MAX_CHUNKS:
-                raise CorruptRegister(f"{stream}: more than {MAX_CHUNKS} sealed chunks below {prefix!r}; restore it")
+            page = await self._store.page(prefix, after=after, limit=MAX_PAGE_ENTRIES, newer_than=newer_than)
+            for entry in page.entries:
+                entries[entry.key.removeprefix(prefix)] = _decoded_chunk(stream, entry)
+            if len(entries) > MOST_CHUNKS:
+                raise CorruptRegister(f"{stream}: more than {MOST_CHUNKS} sealed chunks below {prefix!r}; restore it")
             more = page.more
             after = page.entries[-1].key if page.entries else ""
         return entries
@@ -209,7 +229,22 @@ def _unknown(request: SwapRegistration, error: MetadataUnavailable) -> OutcomeUn
     return OutcomeUnknown(f"{request.stream}: it is not known whether a swap was made ({error}); ask for it again")
 
 
-def _decoded(stream: str, revision: int, entries: dict[str, bytes]) -> RegistrationRead:
+def _decoded_chunk(stream: str, entry: Entry) -> ChunkRegistration:
+    try:
+        return decode_sealed_chunk(entry.value)
+    except (CorruptRegister, UnknownFormatVersion) as error:
+        raise type(error)(f"stream {stream}: {entry.key}: {error}") from error
+
+
+def _changed(known: RegistrationRead, revision: int, entries: Entries) -> RegistrationRead | None:
+    """A registration that follows from a kept one; None if it does not, or is gone."""
+    if known.registration is None or HEAD not in entries:
+        return None
+    registration = decode_changes(known.registration, entries)
+    return None if registration is None else RegistrationRead(known.stream, revision, registration)
+
+
+def _decoded(stream: str, revision: int, entries: Entries) -> RegistrationRead:
     if revision == ABSENT and not entries:
         return RegistrationRead(stream, ABSENT, None)
     try:

@@ -17,6 +17,7 @@ import trio.testing
 
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import MetadataStore
+from logstore.base.racks import HostPlace
 from logstore.cluster.copy_pace import CopyRates
 from logstore.cluster.host import ClusterHost, HostParts
 from logstore.cluster.host_identity import HostIdentity, establish_identity
@@ -30,10 +31,12 @@ from logstore.replica.appending import OwnerLimits
 from logstore.replica.effects import DiskOperation, Load, WriteEntries
 from logstore.replica.identity import DiskLabel
 from logstore.replica.messages import Message
+from logstore.replica.registrations import StreamRegistration
 from logstore.replica.replica import StoredReplicas
 from logstore.testing.reports import RecordedReports
 from logstore.testing.simdisk import SimDisk
 from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
+from scheduler.peace.replica_sets import ReplicaSets
 from tests.replica.disk import Damage, DiskError, ReplicaDisk
 
 TOPIC_ID = "0123456789abcdef0123456789abcdef"
@@ -126,6 +129,10 @@ class MemoryFiles:
         self.read_error = 0
         """Every read fails with this number."""
 
+    def has_room(self, size_bytes: int) -> bool:
+        """See ReplicaFiles."""
+        return not self.disk.is_full
+
     def perform(self, operation: DiskOperation) -> Ticket[None]:
         """See ReplicaFiles."""
         name = type(operation).__name__
@@ -186,6 +193,23 @@ class Heard:
     founded: Callable[[int], bytes] = lambda base_offset: b"state at %d" % base_offset
     news: list[tuple[str, object]] = field(default_factory=list)
     high_watermark: int = 0
+    log_start: int = 0
+    chunk_bytes: int = 64 << 20
+    time_ms: int = 0
+    crowds: int = 0
+
+    def written_ms(self) -> int:
+        """See StreamListener."""
+        return self.time_ms
+
+    def registered(self, registration: StreamRegistration) -> None:
+        """See StreamListener."""
+        assert registration.log_start >= self.log_start
+        self.log_start = registration.log_start
+
+    def crowded(self) -> None:
+        """See StreamListener."""
+        self.crowds += 1
 
     def founding(self, base_offset: int) -> bytes:
         """See StreamListener."""
@@ -230,10 +254,11 @@ class RunningHost:
     scope: trio.CancelScope
     ended: trio.Event = field(default_factory=trio.Event)
     listeners: dict[str, Heard] = field(default_factory=dict)
+    chunk_bytes: int = 64 << 20
 
     def listen(self, stream: str) -> Heard:
         """Hear of a stream."""
-        heard = self.listeners[stream] = Heard()
+        heard = self.listeners[stream] = Heard(chunk_bytes=self.chunk_bytes)
         self.host.listen(stream, heard)
         return heard
 
@@ -298,14 +323,15 @@ class MemoryCluster:
             async with trio.open_nursery() as nursery:
                 view = ClusterView(store, self.reports)
                 number = sorted({*self.hosts, name}).index(name) if node_id is None else node_id
-                announced = Announcement(number, f"{name}:9192", {"kafka": f"{name}:9092"}, rack)
+                announced = Announcement(number, f"{name}:9192", {"kafka": f"{name}:9092"}, HostPlace(rack))
                 membership = Membership(store, identity, announced, self.reports, LEASE_S)
                 files = MemoryFiles(disk, nursery)
                 files.bytes_per_s, files.write_s = self.bytes_per_s, self.write_s
                 links = MemoryLinks(self.network, name)
-                parts = HostParts(identity, store, view, links, files, self.reports, self.copy_rates)
+                parts = HostParts(identity, store, view, links, files, self.reports, ReplicaSets, self.copy_rates)
                 host = ClusterHost(parts, membership, self.limits)
                 running = RunningHost(host, store, identity, membership, view, files, scope)
+                running.chunk_bytes = self.limits.chunk_bytes
                 self.network.attach(name, host.receive, host.peer_refused)
                 nursery.start_soon(view.run)
                 await nursery.start(host.run)
@@ -391,7 +417,7 @@ class MemoryCluster:
         return found
 
 
-LIMITS = OwnerLimits(suspect_ms=1_500, repair_timeout_ms=1_000)
+LIMITS = OwnerLimits(min_chunk_ms=0, suspect_ms=1_500, repair_timeout_ms=1_000)
 Test = Callable[[MemoryCluster], Awaitable[None]]
 
 

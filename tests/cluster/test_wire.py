@@ -30,6 +30,7 @@ from logstore.replica.messages import (
     ReadEntries,
     Reason,
     Refused,
+    StreamRates,
 )
 from logstore.replica.registrations import Member, Prefix
 
@@ -51,7 +52,7 @@ GOLDEN: tuple[tuple[Message, str], ...] = (
     (AppendDone("t/0", 2, A, AT), f"02 0009 0000000000000002 {_AT_BYTES} {_STREAM_BYTES} {_MEMBER_BYTES}"),
     (
         AppendDone("t/0", 2, A, AT, is_working=True),
-        f"0d 0009 0000000000000002 {_AT_BYTES} {_STREAM_BYTES} {_MEMBER_BYTES}",
+        f"0e 0009 0000000000000002 {_AT_BYTES} {_STREAM_BYTES} {_MEMBER_BYTES}",
     ),
     (OutOfOrder("t/0", 2, A, AT), f"03 0009 0000000000000002 {_AT_BYTES} {_STREAM_BYTES} {_MEMBER_BYTES}"),
     (
@@ -99,6 +100,10 @@ GOLDEN: tuple[tuple[Message, str], ...] = (
     (
         CopyProgress("t/0", 2, A, 4096, 7),
         f"0c 0009 0000000000000002 0000000000001000 0000000000000007 {_STREAM_BYTES} {_MEMBER_BYTES}",
+    ),
+    (
+        StreamRates((("t/0", 1024), ("t/1", 0))),
+        f"0d 0008 00000002 {_STREAM_BYTES} 03742f31 0000000000000400 0000000000000000",
     ),
     (LookAtRegistration("t/0", 7), f"0b 0004 0000000000000007 {_STREAM_BYTES}"),
 )
@@ -154,6 +159,7 @@ FIELDS: dict[Any, st.SearchStrategy[Any]] = {
     Prefix: prefixes,
     Reason: st.sampled_from(Reason),
     tuple[Entry, ...]: entries,
+    tuple[tuple[str, int], ...]: st.lists(st.tuples(names, numbers), max_size=8).map(tuple),
     tuple[Member, ...]: st.lists(members, max_size=MAX_FORWARD).map(tuple),
 }
 
@@ -239,14 +245,14 @@ def append_body(forward: int, founding_bytes: int, entries: int, rest: bytes = b
     [
         (b"", "a message of 0 bytes"),
         (b"\x00", "kind 0"),
-        (b"\x0e", "kind 14"),
+        (b"\x0f", "kind 15"),
         (struct.pack(">BHq", 11, 1, -1) + b"\x00", "negative: -1"),
         (struct.pack(">BHq", 11, 2, 1) + b"\x01\xff", "not UTF-8"),
         (struct.pack(">BHq", 11, 2, 1) + b"\x02\xff", "a name of 2 bytes exceeds the 2 bytes"),
         (struct.pack(">BHq", 11, 3, 1) + b"\x00", "names of 3 bytes exceed"),
         (struct.pack(">BHq", 11, 2, 1) + b"\x00\x00", "2 names, not 1"),
         (struct.pack(">BHq", 11, 0, 1), "0 names, not 1"),
-        (struct.pack(">BHqBq", 10, 3, 1, 9, 0) + NO_NAMES, "reason 9"),
+        (struct.pack(">BHqBq", 10, 3, 1, 99, 0) + NO_NAMES, "reason 99"),
         (struct.pack(">BHqqIB", 8, 2, 1, 1, 1, 4) + bytes(2), "of a read are 4, not 0 to 3"),
         (append_body(MAX_FORWARD + 1, 0, 0), "more members"),
         (append_body(0, 0, 2**32 - 1), "4294967295 entries"),

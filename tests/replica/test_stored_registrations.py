@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -20,7 +21,6 @@ from logstore.errors import CorruptRegister
 from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
 from logstore.replica.registrations import (
     HEAD,
-    MAX_CHUNKS,
     ChunkRegistration,
     Member,
     OwnerId,
@@ -30,6 +30,7 @@ from logstore.replica.registrations import (
 )
 from logstore.replica.stored_registrations import (
     MAX_CHANGED_CHUNKS,
+    MOST_CHUNKS,
     READ_TRIES,
     StoredRegistrations,
     chunks_prefix,
@@ -54,6 +55,7 @@ STREAM = "0123456789abcdef0123456789abcdef/7"
 A, B, C = Member("host-001", "disk-001"), Member("host-002", "disk-002"), Member("host-003", "disk-003")
 NEW = StreamRegistration(3, 2)
 FIRST = NEW.claimed(OwnerId("host-001", "start-01")).opened((A, B, C), 0)
+THOUSANDS = 4_095
 KINDS = ["sqlite", "simulated", pytest.param("etcd", marks=needs_etcd)]
 
 
@@ -85,6 +87,12 @@ def registration_of(number: int) -> StreamRegistration:
     """A registration with many sealed chunks and an open one."""
     sealed = replace(NEW, epoch=number, owner=OwnerId("host-001", "start-01"), chunks=chunks(number))
     return sealed.opened((A, B, C), number * 10)
+
+
+def dropping(registration: StreamRegistration, count: int) -> StreamRegistration:
+    """A registration without its first chunks."""
+    chunks = registration.chunks[count:]
+    return replace(registration, chunks=chunks, log_start=chunks[0].base_offset)
 
 
 def entries_of(registration: StreamRegistration) -> list[Put]:
@@ -127,7 +135,13 @@ async def test_a_registration_is_made_changed_and_read(make: Make) -> None:
         revision, registration = ABSENT, FIRST
         rolled = FIRST.rolled(Prefix(100, 7, 1), (A, B), (C,), (A, B))
         copied = rolled.with_copies(1, (A, B, C))
-        for registration in (FIRST, rolled, copied, replace(copied, chunks=copied.chunks[1:])):
+        for registration in (
+            FIRST,
+            rolled,
+            copied,
+            copied.trimmed(5, keeps_last=False),
+            copied.trimmed(7, keeps_last=False),
+        ):
             answer = await swap(mine, revision, registration)
             assert answer.is_done
             revision = answer.revision
@@ -228,9 +242,9 @@ async def test_an_outcome_that_stays_unknown_is_asked_for_again(make: Make) -> N
 
 
 async def test_thousands_of_chunks(make: Make) -> None:
-    """A stream of MAX_CHUNKS chunks is read in pages, and a change of it is still a transaction of two entries."""
+    """A stream of thousands of chunks is read in pages; a change of it is still a transaction of two entries."""
     async with opened(make) as stores:
-        whole = registration_of(MAX_CHUNKS - 1)
+        whole = registration_of(THOUSANDS)
         await plant(stores.store, whole)
         registrations = StoredRegistrations(stores.store)
         seen = await read(registrations)
@@ -242,8 +256,8 @@ async def test_thousands_of_chunks(make: Make) -> None:
         assert answer.is_done
         assert stores.store.statistics.transactions == transactions + 1
         assert (await read(StoredRegistrations(stores.other))).registration == copied
-        with pytest.raises(InvalidMetadataCall, match="4097 chunks"):
-            await swap(registrations, answer.revision, registration_of(MAX_CHUNKS))
+        with pytest.raises(InvalidMetadataCall, match=f"{MOST_CHUNKS + 1} chunks"):
+            await swap(registrations, answer.revision, registration_of(MOST_CHUNKS))
 
 
 async def test_a_change_too_large_is_refused_whole(make: Make) -> None:
@@ -253,12 +267,12 @@ async def test_a_change_too_large_is_refused_whole(make: Make) -> None:
         await plant(stores.store, whole)
         registrations = StoredRegistrations(stores.store)
         seen = await read(registrations)
-        too_many = replace(whole, chunks=whole.chunks[MAX_CHANGED_CHUNKS + 1 :])
+        too_many = dropping(whole, MAX_CHANGED_CHUNKS + 1)
         with pytest.raises(InvalidMetadataCall, match=r"changes 64 sealed chunks, at most 63 .* several swaps"):
             await swap(registrations, seen.revision, too_many)
         assert await read(registrations) == seen
         for _ in range(2):
-            whole = replace(whole, chunks=whole.chunks[MAX_CHANGED_CHUNKS:])
+            whole = dropping(whole, MAX_CHANGED_CHUNKS)
             answer = await swap(registrations, seen.revision, whole)
             assert answer.is_done
             seen = await read(registrations)
@@ -305,7 +319,69 @@ async def test_a_read_never_mixes_two_registrations(make: Make) -> None:
         assert await read(reader) == await read(owner)
         changes_left = 1000
         with pytest.raises(MetadataUnavailable, match=f"changed during {READ_TRIES} reads"):
-            await read(reader)
+            await read(StoredRegistrations(unreliable))
+
+
+async def test_a_known_registration_is_read_as_far_as_it_has_changed(make: Make) -> None:
+    """Rolls, copies, claims and trims by another host, several between two reads: what is read is what is there, and a
+    read costs a page and no more, however many chunks there are.
+    """
+    random = Random(3)
+    async with opened(make) as stores:
+        registration = registration_of(600)
+        await plant(stores.store, registration)
+        owner, store = StoredRegistrations(stores.other), Counting(stores.store)
+        reader = StoredRegistrations(cast(MetadataStore, store))
+        planted = await read(owner)
+        registration = changed_somehow(registration, random)
+        seen = await swap(owner, planted.revision, registration)
+        assert (await read(reader)).registration == registration
+        assert store.pages == 3
+        for _ in range(40):
+            for _ in range(random.randint(0, 3)):
+                registration = changed_somehow(registration, random)
+                seen = await swap(owner, seen.revision, registration)
+                assert seen.is_done
+            store.pages = 0
+            found = await read(reader)
+            assert (found.revision, found.registration) == (seen.revision, registration)
+            assert store.pages <= 1
+        keys = [put.key for put in entries_of(registration)]
+        for begin in range(0, len(keys), 64):
+            await committed(stores.store, Transaction((), tuple(Delete(key) for key in keys[begin : begin + 64])))
+        assert await read(reader) == RegistrationRead(STREAM, ABSENT, None)
+
+
+@dataclass
+class Counting:
+    """A store that counts pages."""
+
+    store: MetadataStore
+    pages: int = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    async def page(self, prefix: str, **arguments: Any) -> Any:
+        """See MetadataStore."""
+        self.pages += 1
+        return await self.store.page(prefix, **arguments)
+
+
+def changed_somehow(registration: StreamRegistration, random: Random) -> StreamRegistration:
+    """The next registration, by a step that an owner may take."""
+    step = random.choice(("roll", "copy", "trim", "claim"))
+    end = registration.chunks[-1].base_offset
+    if step == "roll":
+        return registration.rolled(Prefix(100, end + 10, 7), (A, B), (), (A, B, C), end)
+    if step == "copy":
+        epoch = random.choice(registration.chunks[:-1]).epoch
+        return registration.with_copies(epoch, (A, B), (Member("d", f"{random.random()}"),))
+    if step == "trim":
+        return registration.trimmed(
+            random.randint(registration.log_start, registration.log_start + 99), keeps_last=True
+        )
+    return registration.claimed(OwnerId("b", f"{random.random()}"))
 
 
 @pytest.mark.parametrize("stream", ["s", "a/b", "a/1/2", "a b/1", "x" * 65 + "/1", "a/123456"])
@@ -332,7 +408,8 @@ def sizes(name_characters: int, members: int) -> tuple[int, int]:
     hosts = tuple(Member(name, name) for name in names)
     big = (1 << 53) - 2
     registration = replace(NEW, epoch=big - 1, owner=OwnerId(names[0], names[0])).opened(hosts, big - 2)
-    registration = registration.rolled(Prefix(1 << 40, big, (1 << 32) - 1), hosts, (), hosts)
+    registration = registration.rolled(Prefix(1 << 40, big, (1 << 32) - 1), hosts, (), hosts, 1 << 50)
+    registration = registration.trimmed(big - 1, keeps_last=True)
     topic_id = "f" * min(64, max(32, name_characters))
     transaction = swap_transaction(None, SwapRegistration(f"{topic_id}/9999", 1, registration))
     head, chunk = [len(put.key) + len(put.value) for put in transaction.changes if isinstance(put, Put)]
@@ -353,7 +430,8 @@ def test_the_bytes_of_the_format() -> None:
     text = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
     a, b, c = Member("a", "disk1"), Member("b", "disk2"), Member("c", "disk3")
     first = NEW.claimed(OwnerId("a", "a.1")).opened((a, b, c), 0)
-    for value in encode_registration(first.rolled(Prefix(100, 7, 12345), (a, b), (c,), (a, b))).values():
+    rolled = first.rolled(Prefix(100, 7, 12345), (a, b), (c,), (a, b), 5000)
+    for value in encode_registration(rolled.trimmed(3, keeps_last=True)).values():
         assert f"`{value.decode()}`" in text
 
 
@@ -370,7 +448,7 @@ async def test_etcd_grows_as_stated(tmp_path: Path) -> None:
             for number in range(rolls):
                 assert answer.registration is not None
                 end = Prefix(64 << 20, (number + 1) * 60_000, (1 << 32) - 1)
-                rolled = answer.registration.rolled(end, (A, B, C), (), (A, B, C))
+                rolled = answer.registration.rolled(end, (A, B, C), (), (A, B, C), 1 << 40)
                 answer = await swap(registrations, answer.revision, rolled)
                 assert answer.is_done
             assert store.statistics.transactions == calls + rolls
@@ -380,6 +458,34 @@ async def test_etcd_grows_as_stated(tmp_path: Path) -> None:
             print(f"bytes of etcd's database for a roll: {grown:.0f}, after a compaction {left:.0f}")
             assert grown <= stated(r"A roll adds at most ([\d,]+) bytes")
             assert left <= stated(r"of which at most ([\d,]+) stay")
+
+
+@needs_etcd
+async def test_etcd_stays_small_where_streams_are_trimmed(tmp_path: Path) -> None:
+    """With retention, a chunk rolled is two transactions, and what etcd holds of the stream does not grow."""
+    kept, rolls = 20, 200
+    with etcd_members(tmp_path) as members:
+        async with etcd_store(members) as store:
+            registrations = StoredRegistrations(store)
+            answer = await swap(registrations, ABSENT, FIRST)
+            sizes: list[float] = []
+            calls = store.statistics.transactions
+            for number in range(kept + 2 * rolls):
+                assert answer.registration is not None
+                end = Prefix(64 << 20, (number + 1) * 60_000, (1 << 32) - 1)
+                rolled = answer.registration.rolled(end, (A, B, C), (), (A, B, C), 1 << 40)
+                answer = await swap(registrations, answer.revision, rolled)
+                trimmed = rolled.trimmed(max(0, (number + 1 - kept) * 60_000), keeps_last=True)
+                if trimmed != rolled:
+                    answer = await swap(registrations, answer.revision, trimmed)
+                if number in (kept + rolls - 1, kept + 2 * rolls - 1):
+                    await ask(members[0], "kv/compaction", {"revision": str(answer.revision), "physical": True})
+                    sizes.append(await bytes_in_use(members[0]))
+            assert store.statistics.transactions == calls + kept + 2 * 2 * rolls
+            entries = (await store.page(chunks_prefix(STREAM))).entries
+            print(f"bytes of etcd's database behind compactions: {sizes}, {len(entries)} sealed chunks")
+            assert len(entries) == kept
+            assert sizes[1] <= sizes[0] + 16_384, "four of etcd's pages"
 
 
 async def bytes_in_use(member: EtcdMember) -> int:
