@@ -116,6 +116,8 @@ MONITORING_ROOM = "logstore.monitoring.running"
 """Loaded only where metrics and the status page are served."""
 CLUSTER_ROOM = "logstore.cluster.running"
 """Loaded only where a sidecar takes part in a cluster: it needs the extra `cluster`."""
+TIER_ROOM = "logstore.tier.running"
+"""Loaded only where sealed chunks go to a tier: it needs the extra `hdfs`."""
 COORDINATOR_DIRECTORY = "coordinator"
 STATE_SWEEP_S = 60.0
 """How often at least the queries' shared state is looked at."""
@@ -257,6 +259,7 @@ async def _serve(settings: SidecarConfig) -> None:
             cluster = await _start_cluster(settings, engine, files, report, nursery)
             broker = alone if cluster is None else alone._replace(engine=cluster.engine, placement=cluster.placement)
             groups = _groups(settings, alone, report)
+            tier = _start_tier(settings, engine, files, nursery)
             gc.freeze()
             gc.enable()
             listeners: list[Listener] = []
@@ -269,7 +272,7 @@ async def _serve(settings: SidecarConfig) -> None:
                 nursery.start_soon(coordination.run)
             server = KafkaServer(broker, handlers, ServerSecurity(tls, Authenticator(users, settings.login, report)))
             state = _shared_state(settings, clock)
-            served = Served(engine, server, groups.service, epochs, staging, cluster and cluster.meter)
+            served = Served(engine, server, groups.service, epochs, staging, cluster and cluster.meter, tier)
             watched = Watched(served, files.meter, handlers.meter, report, health, state, settings.data_dir, clock)
             http = await _start_monitoring(settings, watched, tls, nursery)
             listeners += await nursery.start(server.serve, settings.listeners)
@@ -339,6 +342,17 @@ async def _start_cluster(
     random, clock = SystemRandom(), SystemClock()
     local = room.LocalParts(engine, files, clock, report, random, uuid.uuid4, nursery)
     return await room.start_cluster(settings.cluster, local)
+
+
+def _start_tier(settings: SidecarConfig, engine: StoreEngine, files: OsFiles, nursery: trio.Nursery) -> Any:
+    """The tier, which begins to store chunks; None if there is none. Raises ConfigError."""
+    if settings.tier is None:
+        return None
+    try:
+        room = import_module(TIER_ROOM)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"--tier-url needs the package {error.name}: pip install 'cairn[hdfs]'") from error
+    return room.start_tier(settings.tier, engine, files, uuid.uuid4, nursery)
 
 
 def _named(listeners: Sequence[Listener]) -> Mapping[str, str]:

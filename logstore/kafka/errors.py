@@ -46,6 +46,9 @@ CODES: dict[type[Exception], ErrorCode] = {
     OutcomeUnknown: ErrorCode.request_timed_out,
     errors.NotLeader: ErrorCode.not_leader_or_follower,
     errors.ChunkUnreachable: ErrorCode.kafka_storage_error,
+    errors.TierUnavailable: ErrorCode.kafka_storage_error,
+    errors.TierRefused: ErrorCode.kafka_storage_error,
+    errors.ObjectMissing: ErrorCode.kafka_storage_error,
 }
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from logstore.errors import CorruptBatch, CorruptChunk, UnsupportedBatchFormat
 from logstore.format.batch import check_batch
 from logstore.format.control import known_type
-from logstore.interfaces import Buffer, FileSystem
+from logstore.interfaces import Buffer, ReadableFiles
 from logstore.log.chunks import ChunkView, ControlPlace, IndexCache, SparseIndex
 from logstore.log.reading import WINDOW_LIMIT_BYTES, damaged, load_index
 from logstore.log.tail import StreamTail
@@ -51,7 +51,7 @@ class ScanRange(NamedTuple):
 
 
 def scan_chunk(
-    fs: FileSystem, cache: IndexCache, view: ChunkView, wanted: ScanRange, max_bytes: int, *, at_least_one: bool
+    fs: ReadableFiles, cache: IndexCache, view: ChunkView, wanted: ScanRange, max_bytes: int, *, at_least_one: bool
 ) -> ScanResult:
     """Control batches of one chunk, newest first, up to `max_bytes`; `at_least_one`: one batch even if it is larger.
 
@@ -100,7 +100,7 @@ def _choose(
     return places, max(wanted.from_offset, view.base_offset)
 
 
-def _read(fs: FileSystem, view: ChunkView, places: Sequence[ControlPlace]) -> Iterator[tuple[int, memoryview]]:
+def _read(fs: ReadableFiles, view: ChunkView, places: Sequence[ControlPlace]) -> Iterator[tuple[int, memoryview]]:
     """Types and bytes of the batches at these places (in falling order), with few and large reads."""
     at = 0
     while at < len(places):

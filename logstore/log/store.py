@@ -69,7 +69,8 @@ from logstore.log.stream import Stream
 from logstore.log.stream_state import RecoveredStream, RollingStream, StreamName, TrimmedStream
 from logstore.log.tail import Tail
 from logstore.log.ticket import Ticket
-from logstore.log.topics import MAX_PARTITIONS, TopicConfig, check_name, parse_config
+from logstore.log.tiered import TierLedger
+from logstore.log.topics import MAX_PARTITIONS, TopicConfig, check_name, parse_config, require_tier
 
 PRODUCER_ID_BLOCK = 1000
 DEFAULT_TAIL_BYTES = 16 << 20
@@ -97,6 +98,7 @@ class StoreSettings:
     topic_defaults: TopicConfig = field(default_factory=TopicConfig)
     hold_limits: HoldLimits = field(default_factory=HoldLimits)
     cleaning: CleaningLimits = field(default_factory=CleaningLimits)
+    has_tier: bool = False
 
 
 @dataclass(slots=True)
@@ -157,6 +159,7 @@ class Store:
         self.epochs = Ledger.open(fs, "epochs", self.notify)
         self.groups = Ledger.open(fs, "groups", self.notify)
         self.access = Ledger.open(fs, "access", self.notify)
+        self.tier = TierLedger.open(fs, self.notify)
         self.readers = Readers(
             Ledger.open(fs, "readers", self.notify), settings.hold_limits, self.retention_clock.now_ms, self._bounds
         )
@@ -202,9 +205,9 @@ class Store:
             known.add(topic.directory)
             there = set(fs.list_directory(topic.directory))
             for partition in range(entry["partitions"]):
-                log_start = int(self.catalogue.get(_start_key(topic.topic_id, partition)) or 0)
+                first = max(self._log_start(topic, partition), self.tier.local_start(topic.topic_id.hex, partition))
                 directory = f"{topic.directory}/{partition}"
-                stored.append((topic, StoredStream(directory, log_start, str(partition) in there)))
+                stored.append((topic, StoredStream(directory, first, str(partition) in there)))
             self.topics[name] = self._by_id[topic.topic_id] = topic
         now_ms = self.clock.wall_ms()
         recover = partial(recover_from_files, fs, self.quiet, journal.parts, now_ms, self.report)
@@ -231,6 +234,7 @@ class Store:
         changed: dict[str, None] = {}
         for (topic, at), (recovered, is_quiet) in zip(stored, opened, strict=True):
             stream = Stream(topic.name, len(topic.partitions), at.directory, topic.config, self, recovered)
+            self.tier.adopt(stream, topic.topic_id.hex, self._log_start(topic, stream.partition))
             topic.partitions.append(stream)
             if is_quiet:
                 self.quiet.opened_asleep(stream)
@@ -241,6 +245,9 @@ class Store:
         for directory in changed:
             fs.sync_directory(directory)
         self.quiet.keep_only([*(at.directory for _, at in stored), *self.replicas.directories()])
+
+    def _log_start(self, topic: Topic, partition: int) -> int:
+        return int(self.catalogue.get(_start_key(topic.topic_id, partition)) or 0)
 
     def _set_retention_clock(self) -> None:
         """Continue the clock from the latest known time; data without an index block was written no later than now."""
@@ -279,7 +286,9 @@ class Store:
         if topic is None:
             return wanted
         stream_id = StreamId(topic.topic_id.hex, stream.partition)
-        return self.readers.trim_limit(stream_id, stream.log_start_offset, wanted, held_records(stream.chunks, wanted))
+        return self.readers.trim_limit(
+            stream_id, stream.log_start_offset, wanted, held_records(stream.kept_chunks, wanted)
+        )
 
     def _stream_of(self, stream_id: StreamId) -> Stream | None:
         topic = self._by_id.get(uuid.UUID(hex=stream_id.topic_id))
@@ -327,7 +336,7 @@ class Store:
         if name in self.topics:
             raise TopicExists(f"topic {name!r} exists")
         _check_partitions(partitions)
-        return parse_config(config, self.settings.topic_defaults)
+        return require_tier(parse_config(config, self.settings.topic_defaults), has_tier=self.settings.has_tier)
 
     def creation(self, name: str) -> Ticket[Topic] | None:
         """The creation of this topic that is in progress, or None."""
@@ -379,8 +388,10 @@ class Store:
         topic = self.topic(name)
         kept = {key: value for key, value in topic.overrides.items() if key not in changes}
         overrides = kept | {key: value for key, value in changes.items() if value is not None}
-        parse_config(changes)
+        parse_config({key: None for key, value in changes.items() if value is None})
         parsed = parse_config(overrides, self.settings.topic_defaults)
+        if "remote.storage.enable" in changes:  # others may be changed while a sidecar has no tier
+            require_tier(parsed, has_tier=self.settings.has_tier)
         await self.catalogue.put({_TOPIC + name: _describe(topic, len(topic.partitions), overrides)})
         topic.overrides, topic.config = overrides, parsed
         for stream in topic.partitions:
@@ -493,7 +504,9 @@ class Store:
         return self.cleaner.clean([(stream, partial(self._clean_limit, at, stream)) for at, stream in found])
 
     def _clean_limit(self, stream_id: StreamId, stream: Stream) -> CleanLimit | None:
-        return self.readers.clean_limit(stream_id, stream.log_start_offset)
+        # What is in the tier stays as it is, and records of state may be missing only in front of those that are there.
+        is_tiered = bool(stream.tiered) or stream.config.is_tiered
+        return None if is_tiered else self.readers.clean_limit(stream_id, stream.log_start_offset)
 
     def save_readers(self) -> None:
         """Make durable what readers acknowledged, report releases, let cleaning go on, and write out what streams have

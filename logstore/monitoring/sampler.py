@@ -33,6 +33,7 @@ from logstore.log.stream import Stream
 from logstore.monitoring.event_log import EventLog
 from logstore.monitoring.health import Health
 from logstore.monitoring.process import DiskFigures, ProcessFigures, disk_figures, process_figures
+from logstore.tier.service import TierService
 
 REUSE: Final = 20
 """A snapshot that took a millisecond is used for 20: at most a twentieth of the processor goes into snapshots."""
@@ -55,6 +56,8 @@ class Served(NamedTuple):
     staging: Staging
     cluster: ClusterMeter | None = None
     """None: the sidecar is alone."""
+    tier: TierService | None = None
+    """None: sealed chunks stay on the disk."""
 
 
 @dataclass(frozen=True, slots=True)
