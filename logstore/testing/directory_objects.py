@@ -26,7 +26,10 @@ class DirectoryObjects:
         self._fs = fs
         self._root = root
         self.before = before
+        self._durable: set[str] = set()
+        """Directories whose names are: those that a killed process has made may be in memory only."""
         fs.make_directory(root)
+        fs.sync_directory("")
 
     def put(self, key: str, size_bytes: int, pieces: Iterable[bytes], chain: Sequence[str] = ()) -> None:
         """See ObjectStore."""
@@ -90,6 +93,7 @@ class DirectoryObjects:
             while (path := path.rpartition("/")[0]) != self._root and path:
                 if self._fs.list_directory(path):
                     break
+                self._durable.discard(path)
                 self._fs.remove_directory(path)
         except OSError as error:
             raise _meaning(key, error) from error
@@ -104,9 +108,10 @@ class DirectoryObjects:
         parts = directory.split("/")
         for count in range(1, len(parts) + 1):
             parent, path = "/".join(parts[: count - 1]), "/".join(parts[:count])
-            if not self._fs.exists(path):
+            if path not in self._durable:
                 self._fs.make_directory(path)
                 self._fs.sync_directory(parent)
+                self._durable.add(path)
 
 
 def _meaning(key: str, error: OSError) -> TierUnavailable:

@@ -103,7 +103,15 @@ class HdfsObjects:
         """See ObjectStore."""
         if not length:
             return b""
-        return self._read(key, lambda client: b"".join(get(client, self._path(key), position, length)))
+        return self._read(key, partial(self._get, self._path(key), position, length))
+
+    def _get(self, path: str, position: int, length: int, client: ChunkClient) -> bytes:
+        try:
+            return b"".join(get(client, path, position, length))
+        except HdfsError as error:
+            if "out of the range" in str(error) and position >= _length(client, path) >= 0:
+                return b""
+            raise
 
     def checksum(self, key: str) -> StoredObject:
         """See ObjectStore: HDFS's own checksums depend on its settings, so the object is read."""
