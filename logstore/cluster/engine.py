@@ -37,7 +37,13 @@ class ClusterEngine:
         return self._local.after_settling(callback)
 
     async def read(
-        self, stream: ReplicatedStream, offset: int, max_bytes: int, *, include_control: bool = False
+        self,
+        stream: ReplicatedStream,
+        offset: int,
+        max_bytes: int,
+        *,
+        include_control: bool = False,
+        is_patient: bool = True,
     ) -> ReadResult:
         """Read whole batches; see `ChunkReads.read`. There are no control batches in a cluster's topics."""
         return await self._reads.read(stream, offset, max_bytes)

@@ -5,7 +5,7 @@ has one leader epoch; in a cluster, what clients have seen is never cut. So no l
 error of its partition alone.
 
 Sources: Kafka protocol guide; KIP-79 (by timestamp), KIP-734 (max timestamp), KIP-405, KIP-1005 and KIP-1023 (tiered
-storage, which Cairn does not have).
+storage).
 """
 
 from collections import Counter
@@ -89,10 +89,10 @@ class OffsetHandlers:
         """Offset and timestamp, -1 where there is none. Raises CorruptChunk, OSError."""
         if timestamp == LATEST:
             return stream.high_watermark, _UNKNOWN
-        if timestamp in (EARLIEST, EARLIEST_LOCAL):
+        if timestamp == EARLIEST:
             return stream.log_start_offset, _UNKNOWN
-        if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
-            return _UNKNOWN, _UNKNOWN
+        if timestamp in (EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
+            return _in_tier(stream, timestamp), _UNKNOWN
         if timestamp == MAX_TIMESTAMP:
             found = await self._broker.engine.max_timestamp(stream)
         else:
@@ -127,6 +127,18 @@ class OffsetHandlers:
             "leader_epoch": stream.leader_epoch,
             "end_offset": stream.high_watermark,
         }
+
+
+def _in_tier(stream: Stream | ReplicatedStream, timestamp: int) -> int:
+    """What KIP-405 and its followers ask of a stream; -1: nothing is in the tier, or nothing goes there."""
+    if isinstance(stream, ReplicatedStream):
+        return stream.log_start_offset if timestamp == EARLIEST_LOCAL else _UNKNOWN
+    if timestamp == EARLIEST_LOCAL:
+        local = stream.chunks[0].base_offset if stream.tiered and stream.chunks else stream.log_start_offset
+        return max(local, stream.log_start_offset)
+    if timestamp == LATEST_TIERED:
+        return stream.tiered.end_offset - 1 if stream.tiered else _UNKNOWN
+    return max(stream.tiered.end_offset, stream.log_start_offset) if stream.config.is_tiered else _UNKNOWN
 
 
 def refuse_leader_epoch(stream: Stream | ReplicatedStream, current: int) -> ErrorCode:

@@ -389,9 +389,8 @@ class Store:
         kept = {key: value for key, value in topic.overrides.items() if key not in changes}
         overrides = kept | {key: value for key, value in changes.items() if value is not None}
         parse_config({key: None for key, value in changes.items() if value is None})
-        parsed = parse_config(overrides, self.settings.topic_defaults)
-        if "remote.storage.enable" in changes:  # others may be changed while a sidecar has no tier
-            require_tier(parsed, has_tier=self.settings.has_tier)
+        has_tier = self.settings.has_tier or topic.config.is_tiered
+        parsed = require_tier(parse_config(overrides, self.settings.topic_defaults), has_tier=has_tier)
         await self.catalogue.put({_TOPIC + name: _describe(topic, len(topic.partitions), overrides)})
         topic.overrides, topic.config = overrides, parsed
         for stream in topic.partitions:

@@ -14,6 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
+from logstore.errors import CorruptFile
 from logstore.format.index import UNKNOWN_TIME
 from logstore.format.tiered_chunk import INDEX_SUFFIX, LOG_SUFFIX, TieredChunk, decode_entry, encode_entry
 from logstore.interfaces import FileSystem
@@ -34,6 +35,8 @@ class TieredChunks:
     def __init__(self, chunks: Iterable[TieredChunk] = ()) -> None:
         self._chunks = sorted(chunks, key=lambda chunk: chunk.base_offset)
         self._ends = [chunk.next_offset for chunk in self._chunks]
+        self.size_bytes = sum(chunk.size_bytes for chunk in self._chunks)
+        """Of their batches."""
 
     def __bool__(self) -> bool:
         return bool(self._chunks)
@@ -74,10 +77,12 @@ class TieredChunks:
         """Add the chunk that follows."""
         self._chunks.append(chunk)
         self._ends.append(chunk.next_offset)
+        self.size_bytes += chunk.size_bytes
 
     def drop_before(self, offset: int) -> None:
         """Forget those all of whose records are before `offset`."""
         number = bisect_right(self._ends, offset)
+        self.size_bytes -= sum(chunk.size_bytes for chunk in self._chunks[:number])
         del self._chunks[:number], self._ends[:number]
 
     def has(self, chunk: Chunk) -> bool:
@@ -114,20 +119,12 @@ class TierLedger:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._found = self._chunks()
+        self._found, _ = decode_ledger(ledger.items())
 
     @classmethod
     def open(cls, fs: FileSystem, notify: Callable[[JobSource], None]) -> "TierLedger":
         """Read the ledger. Raises CorruptFile, UnknownFormatVersion, OSError."""
         return cls(Ledger.open(fs, NAME, notify))
-
-    def _chunks(self) -> dict[StreamId, list[TieredChunk]]:
-        found: dict[StreamId, list[TieredChunk]] = {}
-        for key, value in self._ledger.items(_CHUNK):
-            topic_id, partition, base = key[len(_CHUNK) :].split("/")
-            chunk = decode_entry(int(base), value, f"ledger {NAME}, {key}")
-            found.setdefault(StreamId(topic_id, int(partition)), []).append(chunk)
-        return found
 
     def local_start(self, topic_id: str, partition: int) -> int:
         """The offset where the local copies of a stream begin; 0: at its first record."""
@@ -166,6 +163,26 @@ class TierLedger:
     def settle(self) -> Ticket[None]:
         """Make the file hold what is known here, whatever became of a put that failed. Fails with StorageFailed."""
         return self._ledger.put({})
+
+
+def decode_ledger(
+    entries: Iterable[tuple[str, bytes]],
+) -> tuple[dict[StreamId, list[TieredChunk]], dict[StreamId, int]]:
+    """The chunks in the tier, and the local starts, by stream. Raises CorruptFile, UnknownFormatVersion."""
+    chunks: dict[StreamId, list[TieredChunk]] = {}
+    starts: dict[StreamId, int] = {}
+    for key, value in entries:
+        kind, _, rest = key.partition("/")
+        try:
+            topic_id, partition, *base = rest.split("/")
+            stream = StreamId(topic_id, int(partition))
+            if f"{kind}/" == _LOCAL:
+                starts[stream] = int(value)
+            else:
+                chunks.setdefault(stream, []).append(decode_entry(int(base[0]), value, f"ledger {NAME}, {key}"))
+        except (ValueError, IndexError) as error:
+            raise CorruptFile(f"ledger {NAME}: {key!r} is no entry of it ({error}); restore the ledger") from error
+    return chunks, starts
 
 
 def _chunk_key(stream: StreamId, chunk: TieredChunk) -> str:

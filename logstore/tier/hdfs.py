@@ -88,9 +88,6 @@ class HdfsObjects:
             # The answer to an earlier try may have been lost.
             if _length(client, target) != size_bytes:
                 raise
-        found = _length(client, target)
-        if found != size_bytes:
-            raise TierUnavailable(f"{target} has {found} bytes, {size_bytes} were written")
 
     def _forget(self, directory: str) -> None:
         if self._table is not None:

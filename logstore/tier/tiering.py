@@ -110,6 +110,26 @@ class Tiering:
             if stream.tiered:
                 self._streams[stream_id] = stream
 
+    @property
+    def held_chunks(self) -> int:
+        """Chunks in the tier."""
+        return len(self._known)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the batches of all chunks in the tier."""
+        return sum(stream.tiered.size_bytes for stream in self._streams.values())
+
+    @property
+    def waiting_chunks(self) -> int:
+        """Sealed chunks that are to be stored."""
+        return sum(
+            chunk.base_offset >= stream.tiered.end_offset and (stream, chunk.base_offset) not in self._damaged
+            for _, stream in self._all_streams()
+            if stream.config.is_tiered
+            for chunk in stream.chunks[:-1]
+        )
+
     def round(self) -> Ticket[bool]:
         """Do what is due now. The result: whether there is more to do at once."""
         if self._round.done:

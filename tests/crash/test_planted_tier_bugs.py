@@ -21,7 +21,7 @@ from logstore.tier import upload
 from logstore.tier.tiering import Tiering
 from tests.crash import tiers
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.slow]
 Patch = pytest.MonkeyPatch
 PLAN = CrashPlan(
     bounds=CrashBounds(states=4, file_states=4, torn_bytes=8), second_share=2, recovery_share=200, kill_share=8

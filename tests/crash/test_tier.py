@@ -28,7 +28,7 @@ def test_no_crash_loses_a_record_or_leaves_an_object(
         recovery_share=20 if is_long else 400,
         kill_share=2 if is_long else 40,
         first_point=0 if is_long else TIER_POINT,
-        point_share=1 if is_long else 6,
+        point_share=1 if is_long else 12,
     )
     report = Enumerator(story, tiered(), plan).run()
     with capsys.disabled():

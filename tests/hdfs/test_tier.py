@@ -17,7 +17,7 @@ from logstore.tier.hdfs import HdfsObjects, HdfsSettings
 from logstore.tier.interface import ObjectStore
 from logstore.tier.settings import HdfsPlace
 from scheduler.coordinator.testing import running
-from tests.hdfs.writers import wait_until
+from tests.hdfs.writers import table_of, wait_until
 from tests.support.hdfs.cluster import HdfsCluster, network
 from tests.support.sidecar import Sidecar
 from tests.support.streams import create_topic, delete_topic, produce, read_all
@@ -40,10 +40,8 @@ def tier_url(hdfs: HdfsCluster, name: str) -> str:
 
 def log_files(hdfs: HdfsCluster, name: str) -> list[str]:
     """The files of chunks below a directory."""
-    client = InsecureClient(hdfs.webhdfs_url, user="cairn")
-    if client.status(f"/{name}", strict=False) is None:
-        return []
-    return [f"{where}/{at}" for where, _, names in client.walk(f"/{name}") for at in names if at.endswith(".log")]
+    with opened(hdfs, name) as store:
+        return [f"/{name}/{at.key}" for at in store.list_keys("") if at.key.endswith(".log")]
 
 
 def local_chunks(data_dir: Path, topic: str) -> list[Path]:
@@ -59,9 +57,9 @@ def fill(sidecar: Sidecar) -> None:
 
 
 @contextmanager
-def opened(hdfs: HdfsCluster) -> Iterator[ObjectStore]:
-    """An object store in the cluster."""
-    store = HdfsObjects(HdfsPlace(hdfs.webhdfs_url, "/objects"), HdfsSettings(replicas=2))
+def opened(hdfs: HdfsCluster, name: str = "objects") -> Iterator[ObjectStore]:
+    """An object store in a directory of the cluster."""
+    store = HdfsObjects(HdfsPlace(hdfs.webhdfs_url, f"/{name}"), HdfsSettings(replicas=2))
     yield store
     store.close()
 
@@ -134,7 +132,8 @@ def test_peace_places_the_chunks(hdfs: HdfsCluster, tmp_path: Path) -> None:
     """With a coordinator and a plan table, each chunk lies on the hosts that the coordinator chose, in their order."""
     token = tmp_path / "token"
     token.write_text(hdfs.plan_token)
-    with running(network(hdfs.nodes, 4)) as url:
+    with running(network(hdfs.nodes, 4)) as url, table_of(hdfs) as table:
+        refused = table.plans().refused
         flags = ["--tier-coordinator", url, "--tier-host", "r1h1", "--tier-plans", hdfs.plan_url]
         flags += ["--tier-plan-token-file", str(token), "--tier-url", tier_url(hdfs, "planned")]
         with Sidecar(tmp_path / "data", *flags) as sidecar:
@@ -142,10 +141,11 @@ def test_peace_places_the_chunks(hdfs: HdfsCluster, tmp_path: Path) -> None:
             fill(sidecar)
             wait_until(lambda: len(local_chunks(sidecar.data_dir, "kept")) == 1, "the chunks go to HDFS")
             assert [row.value for row in read_all(sidecar.address, "kept")] == VALUES
+        assert table.plans().refused == refused
     placed = {path: nodes[0] for path, nodes in hdfs.placements().items() if path.startswith("/planned/")}
     by_chunk: dict[str, set[tuple[str, ...]]] = {}
     for path, nodes in placed.items():
         by_chunk.setdefault(path.rpartition("/")[0], set()).add(tuple(nodes))
     assert by_chunk
     assert all(len(chains) == 1 for chains in by_chunk.values()), by_chunk
-    assert all(nodes[0] == "r1h1" for chains in by_chunk.values() for nodes in chains), by_chunk
+    assert all(len(set(nodes)) == 3 for chains in by_chunk.values() for nodes in chains), by_chunk
