@@ -22,7 +22,6 @@ from logstore.disk.writers import WriterThreads
 from logstore.errors import (
     CairnError,
     CorruptChunk,
-    ObjectMissing,
     OffsetOutOfRange,
     UnknownTopicOrPartition,
 )
@@ -48,10 +47,11 @@ from logstore.log.reading import (
     lost,
 )
 from logstore.log.scanning import ScanRange, ScanResult
+from logstore.log.served import ForeignStream, ServedStream
 from logstore.log.space import is_full
 from logstore.log.store import Store
 from logstore.log.stream import Stream
-from logstore.log.ticket import Ticket
+from logstore.log.ticket import TicketView
 from logstore.tier.reads import TierReads
 
 T = TypeVar("T")
@@ -105,7 +105,7 @@ class StoreEngine:
         if self.store.queue.may_start:
             self._kicked.set()
 
-    async def wait(self, ticket: Ticket[T]) -> T:
+    async def wait(self, ticket: TicketView[T]) -> T:
         """Wait for a ticket; returns its result or raises its error."""
         self.kick()
         if not ticket.done:
@@ -254,8 +254,20 @@ class StoreEngine:
         """Run blocking reads of the store's files on a reader thread."""
         return await self._readers.run(partial(work, self._fs))
 
+    def _own(self, stream: ServedStream) -> Stream:
+        """The stream as one of this store. Raises ForeignStream."""
+        if not isinstance(stream, Stream):
+            raise ForeignStream(stream, self)
+        return stream
+
     async def read(
-        self, stream: Stream, offset: int, max_bytes: int, *, include_control: bool = False, is_patient: bool = True
+        self,
+        stream: ServedStream,
+        offset: int,
+        max_bytes: int,
+        *,
+        include_control: bool = False,
+        is_patient: bool = True,
     ) -> ReadResult:
         """Read whole batches, starting with the batch that holds `offset`: at least one, up to `max_bytes`; none at the
         high watermark, nor, unless `is_patient`, while they are on their way from the tier: the stream's waiters are
@@ -264,14 +276,15 @@ class StoreEngine:
         Without `include_control`, control batches are replaced by empty ones. Raises OffsetOutOfRange, CorruptChunk,
         TierUnavailable, TierRefused, ObjectMissing, OSError.
         """
+        stream = self._own(stream)
         stream.check_offset(offset)
         entries = stream.read_tail(offset, max_bytes)
         if entries is not None:
             return from_tail(entries, offset, include_control=include_control)
-        if stream.tiered and stream.chunk_at(offset) is None:
-            return await self._read_tier(stream, offset, max_bytes, include_control, is_patient)
+        place, tiered = ReadPosition(stream, offset, include_control), stream.tiered.at(offset)
+        if tiered is not None and stream.chunk_at(offset) is None:
+            return await self.tier.serve(stream, tiered, place, max_bytes, is_patient=is_patient)
         await self._wait_for_share()
-        place = ReadPosition(stream, offset, include_control)
         under_way = self._reading_ahead.get(place)
         if under_way is not None:
             await under_way.wait()
@@ -283,10 +296,10 @@ class StoreEngine:
             try:
                 found = await self._read_chunk(stream, place, most_bytes)
             except (CorruptChunk, FileNotFoundError):
-                if stream.tiered.at(offset) is None:
+                if (tiered := stream.tiered.at(offset)) is None:
                     raise
                 # The local copy is damaged, or has gone since.
-                return await self._read_tier(stream, offset, max_bytes, include_control, is_patient)
+                return await self.tier.serve(stream, tiered, place, max_bytes, is_patient=is_patient)
             result, rest = split(found, max_bytes)
             self._ahead.put(place._replace(offset=result.next_offset), rest)
         self._share.note_read(result.size_bytes, trio.current_time())
@@ -294,23 +307,6 @@ class StoreEngine:
         if is_sequential:
             self._read_ahead(stream, place._replace(offset=result.next_offset))
         return result
-
-    async def _read_tier(
-        self, stream: Stream, offset: int, max_bytes: int, include_control: bool, is_patient: bool
-    ) -> ReadResult:
-        """Read batches of a chunk that has no local copy."""
-        chunk = stream.tiered.at(offset)
-        if chunk is None:
-            return await self._read_chunk(stream, ReadPosition(stream, offset, include_control), max_bytes)
-        try:
-            if is_patient:
-                return await self.tier.read(chunk, offset, max_bytes, include_control=include_control)
-            await trio.lowlevel.checkpoint()
-            found = self.tier.read_now(stream, chunk, offset, max_bytes, include_control=include_control)
-        except ObjectMissing:
-            stream.check_offset(offset)  # trimmed during the read: raise OffsetOutOfRange
-            raise
-        return ReadResult([], offset, 0) if found is None else found
 
     async def _wait_for_share(self) -> None:
         """Before a catch-up read: beside writes, wait until reads have their share again, first come, first served."""
@@ -387,11 +383,12 @@ class StoreEngine:
             raise lost(stream.name, offset, following - 1)
         return view
 
-    async def find_timestamp(self, stream: Stream, timestamp_ms: int) -> TimeFound | None:
+    async def find_timestamp(self, stream: ServedStream, timestamp_ms: int) -> TimeFound | None:
         """The first record with this timestamp or a later one; None if there is none.
 
         Raises CorruptChunk, OSError.
         """
+        stream = self._own(stream)
         await self._written_out(stream)
         start = stream.log_start_offset
         if stream.tiered:
@@ -415,11 +412,12 @@ class StoreEngine:
                 return found
         return None
 
-    async def max_timestamp(self, stream: Stream) -> TimeFound | None:
+    async def max_timestamp(self, stream: ServedStream) -> TimeFound | None:
         """The record with the latest timestamp, the first if several have it; None: no records.
 
         Raises CorruptChunk, OSError.
         """
+        stream = self._own(stream)
         await self._written_out(stream)
         start = stream.log_start_offset
         newest = self._reported(stream, await self.tier.max_timestamp(stream)) if stream.tiered else None

@@ -43,6 +43,8 @@ from logstore.base.report import Reporter
 from logstore.base.system import SystemClock
 from logstore.base.tls import ServerTls
 from logstore.cluster.host_identity import LABEL_FILE
+from logstore.cluster.part import ClusterPart, LocalParts, StartCluster
+from logstore.cluster.survey import Survey
 from logstore.config import SidecarConfig
 from logstore.disk.files import MAX_DESCRIPTORS, OsFiles
 from logstore.disk.meter import DiskMeter
@@ -100,6 +102,7 @@ from logstore.log.store import Store
 from logstore.monitoring.event_log import EventLog
 from logstore.monitoring.health import Health, Phase
 from logstore.monitoring.sampler import Served, Watched
+from logstore.tier.starting import start_tier
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a reader thread may keep the interpreter from the event loop; Python's default is ten times that."""
@@ -116,8 +119,6 @@ MONITORING_ROOM = "logstore.monitoring.running"
 """Loaded only where metrics and the status page are served."""
 CLUSTER_ROOM = "logstore.cluster.running"
 """Loaded only where a sidecar takes part in a cluster: it needs the extra `cluster`."""
-TIER_ROOM = "logstore.tier.running"
-"""Loaded only where sealed chunks go to a tier: it needs the extra `hdfs`."""
 COORDINATOR_DIRECTORY = "coordinator"
 STATE_SWEEP_S = 60.0
 """How often at least the queries' shared state is looked at."""
@@ -257,33 +258,28 @@ async def _serve(settings: SidecarConfig) -> None:
             alone = Broker(engine, clock, _within_open_files(settings.broker, report), authorizer, access.quotas.quotas)
             cluster = await _start_cluster(settings, engine, files, report, nursery)
             broker = alone if cluster is None else alone._replace(engine=cluster.engine, placement=cluster.placement)
-            groups = _groups(settings, alone, report)
-            tier = _start_tier(settings, engine, files, nursery)
+            groups = _groups(settings, alone, store, report)
+            tier = start_tier(settings.tier, engine, files, uuid.uuid4, nursery)
             gc.freeze()
             gc.enable()
             listeners: list[Listener] = []
             facts = partial(_host_facts, settings.data_dir)
             if cluster is None:
-                handlers = _handlers(broker, groups, epochs, Stores(access, users), listeners, facts)
+                handlers = _handlers(broker, engine, groups, epochs, Stores(access, users), listeners, facts)
             else:
                 coordination = _coordination(settings, broker, report, cluster, groups.apis())
                 handlers = _cluster_handlers(broker, coordination, users, listeners, cluster.survey)
                 nursery.start_soon(coordination.run)
             server = KafkaServer(broker, handlers, ServerSecurity(tls, Authenticator(users, settings.login, report)))
             state = _shared_state(settings, clock)
-            served = Served(engine, server, groups.service, epochs, staging, cluster and cluster.meter, tier)
+            meter, peer_tls = (None, None) if cluster is None else (cluster.meter, cluster.tls)
+            served = Served(engine, server, groups.service, epochs, staging, meter, tier)
             watched = Watched(served, files.meter, handlers.meter, report, health, state, settings.data_dir, clock)
             http = await _start_monitoring(settings, watched, tls, nursery)
             listeners += await nursery.start(server.serve, settings.listeners)
-            nursery.start_soon(reporter.run, trio.sleep)
-            nursery.start_soon(service_manager.run_watchdog, trio.sleep)
-            nursery.start_soon(_give_back_memory, files.meter)
+            _start_upkeep(watched, reporter, tls, settings, nursery)
             nursery.start_soon(groups.run)
             nursery.start_soon(epoch_requests.run_ticks, alone, epochs)
-            if tls is not None:
-                nursery.start_soon(follow_certificates, tls, clock, report)
-            if state is not None:
-                nursery.start_soon(_tidy_state, state, settings.state_idle_ms / 1000, report)
             if cluster is not None:
                 await cluster.join(_named(listeners), nursery)
             starting, coordinators = trio.CancelScope(), list[Any]()
@@ -297,7 +293,7 @@ async def _serve(settings: SidecarConfig) -> None:
                     service_manager.notify(service_manager.READY)
 
             nursery.start_soon(get_ready)
-            number = await _stop_signal(signals, (tls, cluster and cluster.tls), report, nursery)
+            number = await _stop_signal(signals, (tls, peer_tls), report, nursery)
             report(STOPPING, signal=signal.Signals(number).name)
             health.phase = Phase.STOPPING
             service_manager.notify(service_manager.STOPPING)
@@ -314,6 +310,19 @@ async def _serve(settings: SidecarConfig) -> None:
     gc.freeze()
 
 
+def _start_upkeep(
+    watched: Watched, reporter: Reporter, tls: ServerTls | None, settings: SidecarConfig, nursery: trio.Nursery
+) -> None:
+    """Start what runs beside the service: log lines, the service manager's watchdog, memory, certificates, state."""
+    nursery.start_soon(reporter.run, trio.sleep)
+    nursery.start_soon(service_manager.run_watchdog, trio.sleep)
+    nursery.start_soon(_give_back_memory, watched.disk)
+    if tls is not None:
+        nursery.start_soon(follow_certificates, tls, watched.clock, watched.events)
+    if watched.state is not None:
+        nursery.start_soon(_tidy_state, watched.state, settings.state_idle_ms / 1000, watched.events)
+
+
 async def _drain(*servers: Any) -> None:
     """Let servers finish what has come, for DRAIN_S at most."""
     async with trio.open_nursery() as drains:
@@ -323,7 +332,7 @@ async def _drain(*servers: Any) -> None:
 
 async def _start_cluster(
     settings: SidecarConfig, engine: StoreEngine, files: OsFiles, report: Report, nursery: trio.Nursery
-) -> Any:
+) -> ClusterPart | None:
     """The sidecar's part in a cluster, before it joins; None if it is alone. Raises CairnError, OSError."""
     if settings.cluster is None:
         return None
@@ -333,25 +342,13 @@ async def _start_cluster(
             "empty --data-dir"
         )
     try:
-        room = import_module(CLUSTER_ROOM)
+        start: StartCluster = import_module(CLUSTER_ROOM).START
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"--cluster needs the package {error.name}: pip install 'cairn[cluster]', or leave it out"
         ) from error
     random, clock = SystemRandom(), SystemClock()
-    local = room.LocalParts(engine, files, clock, report, random, uuid.uuid4, nursery)
-    return await room.start_cluster(settings.cluster, local)
-
-
-def _start_tier(settings: SidecarConfig, engine: StoreEngine, files: OsFiles, nursery: trio.Nursery) -> Any:
-    """The tier, which begins to store chunks; None if there is none. Raises ConfigError."""
-    if settings.tier is None:
-        return None
-    try:
-        room = import_module(TIER_ROOM)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"--tier-url needs the package {error.name}: pip install 'cairn[hdfs]'") from error
-    return room.start_tier(settings.tier, engine, files, uuid.uuid4, nursery)
+    return await start(settings.cluster, LocalParts(engine, files, clock, report, random, uuid.uuid4, nursery))
 
 
 def _named(listeners: Sequence[Listener]) -> Mapping[str, str]:
@@ -494,8 +491,7 @@ async def _tidy_state(state: SharedState, idle_s: float, report: Report) -> None
         await trio.sleep(min(max(idle_s / 10, 1.0), STATE_SWEEP_S))
 
 
-def _groups(settings: SidecarConfig, broker: Broker, report: Report) -> GroupHandlers:
-    store = broker.engine.store
+def _groups(settings: SidecarConfig, broker: Broker, store: Store, report: Report) -> GroupHandlers:
 
     def note_commits(group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         found = {StreamId(entry.topic_id, where.partition): entry.offset for where, entry in offsets.items()}
@@ -536,6 +532,7 @@ def _group_handlers(settings: SidecarConfig, broker: Broker, report: Report, off
 
 def _handlers(
     broker: Broker,
+    engine: StoreEngine,
     groups: GroupHandlers,
     epochs: Epochs,
     stores: Stores,
@@ -555,12 +552,12 @@ def _handlers(
         *login_apis(),
         *UserHandlers(broker, stores.users).apis(),
     ]
-    own = [*epoch_requests.epoch_apis(broker, epochs), *scan_apis(broker), *reader_apis(broker)]
-    return compose(apis, [*own, *operator_apis(broker, epochs, facts)])
+    own = [*epoch_requests.epoch_apis(broker, epochs), *scan_apis(broker, engine), *reader_apis(broker, engine.store)]
+    return compose(apis, [*own, *operator_apis(broker, engine.store, epochs, facts)])
 
 
 def _coordination(
-    settings: SidecarConfig, broker: Broker, report: Report, cluster: Any, known: Sequence[Api]
+    settings: SidecarConfig, broker: Broker, report: Report, cluster: ClusterPart, known: Sequence[Api]
 ) -> GroupCoordination:
     """The groups of a cluster, on the host that coordinates them."""
 
@@ -571,7 +568,7 @@ def _coordination(
 
 
 def _cluster_handlers(
-    broker: Broker, coordination: GroupCoordination, users: Users, listeners: Sequence[Listener], survey: Any
+    broker: Broker, coordination: GroupCoordination, users: Users, listeners: Sequence[Listener], survey: Survey
 ) -> ApiHandlers:
     """What a host of a cluster serves: rights, quotas, and what Cairn adds to Kafka, are not among it yet."""
     apis: list[Api] = [

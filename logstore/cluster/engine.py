@@ -11,7 +11,8 @@ from logstore.cluster.replicated_stream import ReplicatedStream
 from logstore.cluster.topics import ClusterTopics
 from logstore.engine import StoreEngine
 from logstore.log.reading import ReadResult, TimeFound
-from logstore.log.ticket import Ticket
+from logstore.log.served import ForeignStream, ServedStream
+from logstore.log.ticket import TicketView
 
 T = TypeVar("T")
 
@@ -28,7 +29,7 @@ class ClusterEngine:
         """Have the queued disk jobs started soon."""
         self._local.kick()
 
-    async def wait(self, ticket: Ticket[T]) -> T:
+    async def wait(self, ticket: TicketView[T]) -> T:
         """Wait for a ticket; returns its result or raises its error."""
         return await self._local.wait(ticket)
 
@@ -36,9 +37,15 @@ class ClusterEngine:
         """Call `callback` once the jobs that finished together have settled; see `StoreEngine`."""
         return self._local.after_settling(callback)
 
+    def _own(self, stream: ServedStream) -> ReplicatedStream:
+        """The stream as one of the cluster's. Raises ForeignStream."""
+        if not isinstance(stream, ReplicatedStream):
+            raise ForeignStream(stream, self)
+        return stream
+
     async def read(
         self,
-        stream: ReplicatedStream,
+        stream: ServedStream,
         offset: int,
         max_bytes: int,
         *,
@@ -46,12 +53,12 @@ class ClusterEngine:
         is_patient: bool = True,
     ) -> ReadResult:
         """Read whole batches; see `ChunkReads.read`. There are no control batches in a cluster's topics."""
-        return await self._reads.read(stream, offset, max_bytes)
+        return await self._reads.read(self._own(stream), offset, max_bytes)
 
-    async def find_timestamp(self, stream: ReplicatedStream, timestamp_ms: int) -> TimeFound | None:
+    async def find_timestamp(self, stream: ServedStream, timestamp_ms: int) -> TimeFound | None:
         """The first record with this timestamp or a later one; see `ChunkReads`."""
-        return await self._reads.find_timestamp(stream, timestamp_ms)
+        return await self._reads.find_timestamp(self._own(stream), timestamp_ms)
 
-    async def max_timestamp(self, stream: ReplicatedStream) -> TimeFound | None:
+    async def max_timestamp(self, stream: ServedStream) -> TimeFound | None:
         """The record with the latest timestamp; see `ChunkReads`."""
-        return await self._reads.max_timestamp(stream)
+        return await self._reads.max_timestamp(self._own(stream))

@@ -148,6 +148,16 @@ class ReplicatedStream(Waitable):
         self._in_flight: deque[_InFlight] = deque()
         self._ownership = 0
 
+    @property
+    def local_start_offset(self) -> int:
+        """The first offset that is not in the tier alone."""
+        return self.log_start_offset
+
+    @property
+    def tiered_end_offset(self) -> int:
+        """The offset after the last record in the tier; -1: nothing is there."""
+        return -1
+
     # ---- appending
 
     @property
@@ -300,12 +310,12 @@ class ReplicatedStream(Waitable):
         """The newest epoch that another host may have told clients: rolls under this owner have raised it."""
         return max(self.leader_epoch, self.registration.epoch) if self.is_leader else self.leader_epoch
 
-    def end_of_epoch(self, epoch: int) -> int:
-        """Where the records of a leader epoch and of those before it end at the latest, for clients of the leader.
+    def end_of_epoch(self, epoch: int) -> tuple[int, int] | None:
+        """The epoch, and where its records and those before it end at the latest, for clients of the leader.
 
         What clients have seen is never cut, so a later end than the true one tells them nothing wrong.
         """
-        return self.led_from if epoch < self.leader_epoch else self.high_watermark
+        return epoch, self.led_from if epoch < self.leader_epoch else self.high_watermark
 
     @property
     def registration(self) -> StreamRegistration:

@@ -6,18 +6,14 @@ Order of a start: the metadata store, who this host is, the view of the cluster,
 Invariant: nothing of this is loaded by a sidecar that is alone.
 """
 
-import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from random import Random
 from typing import Final, NamedTuple
 
 import trio
 
 from logstore.base.certificates import follow_certificates
-from logstore.base.clock import Clock
-from logstore.base.events import Report
 from logstore.base.metadata.etcd.settings import EtcdSettings, EtcdTls
 from logstore.base.metadata.etcd.store import open_etcd
 from logstore.base.metadata.interface import MetadataStore
@@ -30,6 +26,7 @@ from logstore.cluster.host_identity import establish_identity
 from logstore.cluster.links import HostLinks
 from logstore.cluster.membership import Announcement, Membership
 from logstore.cluster.meter import HostMeter
+from logstore.cluster.part import LocalParts, StartCluster
 from logstore.cluster.peer_list import PeerList
 from logstore.cluster.peers import OwnEnd
 from logstore.cluster.placement import Placement
@@ -41,9 +38,7 @@ from logstore.cluster.settings import ClusterSettings, EtcdUrl
 from logstore.cluster.survey import Survey
 from logstore.cluster.topics import ClusterFacts, ClusterTopics
 from logstore.cluster.view import ClusterView
-from logstore.engine import StoreEngine
 from logstore.errors import ConfigError
-from logstore.interfaces import FileSystem
 from logstore.replica.messages import Message
 
 ETCD_ATTEMPT_S: Final = 1.0
@@ -52,18 +47,6 @@ ETCD_ATTEMPT_S: Final = 1.0
 
 FAREWELL_S: Final = 2.0
 """How long an end waits for the end of the lease, which ends by itself otherwise."""
-
-
-class LocalParts(NamedTuple):
-    """What a host has without the cluster."""
-
-    engine: StoreEngine
-    files: FileSystem
-    clock: Clock
-    report: Report
-    random: Random
-    new_id: Callable[[], uuid.UUID]
-    nursery: trio.Nursery
 
 
 class Views(NamedTuple):
@@ -175,6 +158,10 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     engine = ClusterEngine(local.engine, topics, reads)
     views = Views(Survey(host, metadata, links.is_reachable, local.clock), HostMeter(host, links, metadata), tls)
     return RunningCluster(engine, placement, home, host, membership, addresses, views)
+
+
+START: Final[StartCluster] = start_cluster
+"""For who does not know this module's types."""
 
 
 def _opened(settings: ClusterSettings, local: LocalParts) -> AbstractAsyncContextManager[MetadataStore]:

@@ -1,7 +1,7 @@
 """The answers of one connection: a place for each request, and answers sent in the order of the requests.
 
 The steps of an answer: when a request's work ends, it calls `mark_ready`; once all tickets that settle together have
-settled (`StoreEngine.after_settling`), `_flush` hands all ready answers at the head of the line to the socket in one
+settled (`ServingEngine.after_settling`), `_flush` hands all ready answers at the head of the line to the socket in one
 system call; `send_answers` sends the bytes that the socket did not take, and waits for the client.
 
 Invariants:
@@ -23,12 +23,12 @@ import trio
 
 from logstore.base.connected_socket import ConnectedSocket
 from logstore.base.states import following
-from logstore.engine import StoreEngine
 from logstore.interfaces import Buffer
 from logstore.kafka import produce
 from logstore.kafka.budgets import AnswerBudget, RequestBudget
 from logstore.kafka.frames import ClosedError
 from logstore.kafka.framing import frame
+from logstore.log.served import ServingEngine
 
 SLOT_BYTES = 2048
 """Bytes that a request counts on top of its frame: for its place in the line of answers, and for its answer."""
@@ -119,7 +119,7 @@ class AnswerLine:
     def __init__(
         self,
         client: ConnectedSocket,
-        engine: StoreEngine,
+        engine: ServingEngine,
         requests: RequestBudget,
         answers: AnswerBudget,
         idle_s: float,

@@ -16,11 +16,11 @@ from logstore.access.authorizer import Authorizer
 from logstore.access.quotas import Quotas
 from logstore.base.clock import Clock
 from logstore.cluster.placement import Placement
-from logstore.engine import StoreEngine
 from logstore.interfaces import Buffer
 from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.codec import EncodedAnswer
 from logstore.kafka.request_meter import RequestMeter
+from logstore.log.served import ServingEngine
 from logstore.log.topics import TopicConfig
 
 
@@ -64,7 +64,7 @@ class Broker(NamedTuple):
     (without ACLs and users: all), their quotas, and where the streams of a cluster are (None: all are here).
     """
 
-    engine: StoreEngine
+    engine: ServingEngine
     clock: Clock
     settings: BrokerSettings
     authorizer: Authorizer = Authorizer()

@@ -25,7 +25,7 @@ from logstore.kafka.guard import MAX_ELEMENTS
 from logstore.kafka.offsets import refuse_leader_epoch
 from logstore.kafka.pace import LARGE_BYTES, Pace, Walkers
 from logstore.kafka.topic_keys import TopicKey, find_topic
-from logstore.log.stream import Stream
+from logstore.log.served import ServedStream
 
 _THROTTLE = struct.Struct(">i")
 KEY = 1
@@ -181,9 +181,9 @@ async def _answer(
                 stream.remove_waiter(changed.set)
 
 
-def _streams(broker: Broker, request: FetchRequest) -> list[list[Stream | None]]:
+def _streams(broker: Broker, request: FetchRequest) -> list[list[ServedStream | None]]:
     """The streams of the request's partitions, topic by topic; None: there is no such stream."""
-    found: list[list[Stream | None]] = []
+    found: list[list[ServedStream | None]] = []
     for key, partitions in request.topics:
         topic = None if key in request.refused else find_topic(broker.engine.store, key)
         streams = [] if topic is None else topic.partitions
@@ -192,7 +192,7 @@ def _streams(broker: Broker, request: FetchRequest) -> list[list[Stream | None]]
 
 
 async def _collect(
-    broker: Broker, request: FetchRequest, streams: list[list[Stream | None]], room: int
+    broker: Broker, request: FetchRequest, streams: list[list[ServedStream | None]], room: int
 ) -> tuple[list[tuple[TopicKey, list[_Answer]]], int, bool]:
     """Answers, their size in bytes, and whether waiting is useless (an error, or a request without partitions)."""
     topics: list[tuple[TopicKey, list[_Answer]]] = []
@@ -218,7 +218,9 @@ async def _collect(
     return topics, total, is_final
 
 
-async def _read(broker: Broker, stream: Stream, wanted: FetchPartition, room: int, *, must_advance: bool) -> _Answer:
+async def _read(
+    broker: Broker, stream: ServedStream, wanted: FetchPartition, room: int, *, must_advance: bool
+) -> _Answer:
     if wanted.leader_epoch >= 0 and wanted.leader_epoch != stream.leader_epoch:
         refused = refuse_leader_epoch(stream, wanted.leader_epoch).value
         if refused:
@@ -256,7 +258,7 @@ def _refused(wanted: FetchPartition, error: int) -> _Answer:
     return _Answer(wanted.partition, error, -1, -1, [], 0)
 
 
-def _empty(stream: Stream, wanted: FetchPartition, error: int = 0) -> _Answer:
+def _empty(stream: ServedStream, wanted: FetchPartition, error: int = 0) -> _Answer:
     """A stream's offsets without batches."""
     return _Answer(wanted.partition, error, stream.high_watermark, stream.log_start_offset, [], 0)
 

@@ -29,8 +29,7 @@ from logstore.kafka.metadata_answer import ShownCluster, ShownNode, ShownTopic, 
 from logstore.kafka.pace import LARGE_PARTS, Pace, Walkers
 from logstore.kafka.placed_metadata import PlacedTopic, controller_of, encode_placed
 from logstore.kafka.wire import respond
-from logstore.log.store import Topic
-from logstore.log.stream import Stream
+from logstore.log.served import ServedStream, ServedTopic
 
 GROUP_COORDINATOR, TRANSACTION_COORDINATOR = 0, 1
 BROKERS_ENDPOINT = 1
@@ -260,11 +259,11 @@ def _no_transactions(version: int) -> ErrorCode:
     return ErrorCode.transactional_id_authorization_failed
 
 
-def _shown(topic: Topic) -> ShownTopic:
+def _shown(topic: ServedTopic) -> ShownTopic:
     return ShownTopic(ErrorCode.none.value, topic.name, topic.topic_id, topic.internal, len(topic.partitions))
 
 
-def _partitions(streams: Sequence[Stream], node_id: int) -> Sequence[Mapping[str, Any]]:
+def _partitions(streams: Sequence[ServedStream], node_id: int) -> Sequence[Mapping[str, Any]]:
     return [
         {
             "error_code": ErrorCode.none,
@@ -282,7 +281,7 @@ def _partitions(streams: Sequence[Stream], node_id: int) -> Sequence[Mapping[str
 
 
 def _placed_partitions(
-    streams: Sequence[Stream], topic_id: uuid.UUID, placement: Placement
+    streams: Sequence[ServedStream], topic_id: uuid.UUID, placement: Placement
 ) -> Sequence[Mapping[str, Any]]:
     found = [(stream.partition, placement.placed(topic_id, stream.partition)) for stream in streams]
     return [

@@ -15,14 +15,13 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
-from logstore.cluster.replicated_stream import ReplicatedStream
 from logstore.errors import CairnError, StorageFailed
 from logstore.events import LOOK_UP_FAILED
 from logstore.kafka.api_types import Api, Broker, Caller
 from logstore.kafka.errors import error_code
 from logstore.kafka.pace import Pace
 from logstore.kafka.wire import respond
-from logstore.log.stream import Stream
+from logstore.log.served import ServedStream
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -1, -2, -3, -4, -5, -6
 _SINCE_VERSION = {
@@ -85,7 +84,7 @@ class OffsetHandlers:
             "leader_epoch": _UNKNOWN if offset == _UNKNOWN else stream.leader_epoch,
         }
 
-    async def _find(self, stream: Stream, timestamp: int) -> tuple[int, int]:
+    async def _find(self, stream: ServedStream, timestamp: int) -> tuple[int, int]:
         """Offset and timestamp, -1 where there is none. Raises CorruptChunk, OSError."""
         if timestamp == LATEST:
             return stream.high_watermark, _UNKNOWN
@@ -113,41 +112,32 @@ class OffsetHandlers:
 
     def _epoch_end(self, topic: str, part: Any) -> Mapping[str, Any]:
         try:
-            stream: Stream | ReplicatedStream = self._broker.engine.store.stream(topic, part.partition)
+            stream = self._broker.engine.store.stream(topic, part.partition)
         except CairnError as error:
             return {"error_code": error_code(error)}
         refused = refuse_leader_epoch(stream, part.current_leader_epoch)
-        if refused is ErrorCode.none and isinstance(stream, ReplicatedStream):
-            end_offset = stream.end_of_epoch(part.leader_epoch)
-            return {"error_code": ErrorCode.none, "leader_epoch": part.leader_epoch, "end_offset": end_offset}
-        if refused is not ErrorCode.none or part.leader_epoch != stream.leader_epoch:
+        found = stream.end_of_epoch(part.leader_epoch) if refused is ErrorCode.none else None
+        if found is None:
             return {"error_code": refused}
-        return {
-            "error_code": ErrorCode.none,
-            "leader_epoch": stream.leader_epoch,
-            "end_offset": stream.high_watermark,
-        }
+        epoch, end_offset = found
+        return {"error_code": ErrorCode.none, "leader_epoch": epoch, "end_offset": end_offset}
 
 
-def _in_tier(stream: Stream | ReplicatedStream, timestamp: int) -> int:
+def _in_tier(stream: ServedStream, timestamp: int) -> int:
     """What KIP-405 and its followers ask of a stream; -1: nothing is in the tier, or nothing goes there."""
-    if isinstance(stream, ReplicatedStream):
-        return stream.log_start_offset if timestamp == EARLIEST_LOCAL else _UNKNOWN
     if timestamp == EARLIEST_LOCAL:
-        local = stream.chunks[0].base_offset if stream.tiered and stream.chunks else stream.log_start_offset
-        return max(local, stream.log_start_offset)
+        return stream.local_start_offset
     if timestamp == LATEST_TIERED:
-        return stream.tiered.end_offset - 1 if stream.tiered else _UNKNOWN
-    return max(stream.tiered.end_offset, stream.log_start_offset) if stream.config.is_tiered else _UNKNOWN
+        return stream.tiered_end_offset - 1 if stream.tiered_end_offset >= 0 else _UNKNOWN
+    return max(stream.tiered_end_offset, stream.log_start_offset) if stream.config.is_tiered else _UNKNOWN
 
 
-def refuse_leader_epoch(stream: Stream | ReplicatedStream, current: int) -> ErrorCode:
+def refuse_leader_epoch(stream: ServedStream, current: int) -> ErrorCode:
     """The error for a client whose leader epoch is not the stream's (-1: the client gave none); `none` if it is."""
-    if isinstance(stream, ReplicatedStream):
-        if not stream.is_leader:
-            return ErrorCode.not_leader_or_follower
-        if stream.leader_epoch < current <= stream.newest_epoch:
-            return ErrorCode.none
+    if not stream.is_leader:
+        return ErrorCode.not_leader_or_follower
+    if stream.leader_epoch < current <= stream.newest_epoch:
+        return ErrorCode.none
     if current in (_UNKNOWN, stream.leader_epoch):
         return ErrorCode.none
     return ErrorCode.fenced_leader_epoch if current < stream.leader_epoch else ErrorCode.unknown_leader_epoch

@@ -33,6 +33,7 @@ from logstore.kafka.api_types import Broker, Caller, PrivateApi
 from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.pace import Walkers
 from logstore.kafka.rights import table
+from logstore.log.store import Store
 
 
 class HostFacts(NamedTuple):
@@ -43,17 +44,18 @@ class HostFacts(NamedTuple):
     disk_free_bytes: int
 
 
-def operator_apis(broker: Broker, epochs: Epochs, facts: Callable[[], HostFacts]) -> list[PrivateApi]:
+def operator_apis(broker: Broker, store: Store, epochs: Epochs, facts: Callable[[], HostFacts]) -> list[PrivateApi]:
     """The handlers of operators' requests. `facts` may block; it runs on a thread."""
-    requests = _OperatorRequests(broker, epochs, facts)
+    requests = _OperatorRequests(broker, store, epochs, facts)
     return [PrivateApi(key, partial(requests.handle, key)) for key in sorted(OPERATOR_API_KEYS)]
 
 
 class _OperatorRequests:
     """Decodes requests and encodes replies; knows when the sidecar started."""
 
-    def __init__(self, broker: Broker, epochs: Epochs, facts: Callable[[], HostFacts]) -> None:
+    def __init__(self, broker: Broker, store: Store, epochs: Epochs, facts: Callable[[], HostFacts]) -> None:
         self._broker = broker
+        self._store = store
         self._epochs = epochs
         self._facts = facts
         self._started_s = broker.clock.monotonic_s()
@@ -82,7 +84,7 @@ class _OperatorRequests:
 
     async def _sidecar(self) -> SidecarReply:
         facts = await Walkers.run(self._facts)
-        store = self._broker.engine.store
+        store = self._store
         streams = store.streams()
         return SidecarReply(
             version=facts.version,

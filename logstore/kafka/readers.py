@@ -35,40 +35,41 @@ from logstore.kafka.api_types import Broker, Caller, PrivateApi
 from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.rights import table
 from logstore.log.readers import StreamId
+from logstore.log.store import Store
 from logstore.log.stream import Stream
 
 
-def reader_apis(broker: Broker) -> list[PrivateApi]:
-    """The handlers of the requests of readers."""
-    return [PrivateApi(key, partial(_handle, broker, key)) for key in sorted(READER_API_KEYS)]
+def reader_apis(broker: Broker, store: Store) -> list[PrivateApi]:
+    """The handlers of the requests of readers of this store."""
+    return [PrivateApi(key, partial(_handle, broker, store, key)) for key in sorted(READER_API_KEYS)]
 
 
 async def _handle(
-    broker: Broker, api_key: int, body: memoryview, _: AnswerBudget, caller: Caller
+    broker: Broker, store: Store, api_key: int, body: memoryview, _: AnswerBudget, caller: Caller
 ) -> tuple[list[Buffer], int]:
     try:
-        reply: ReaderReply | CairnError = await _answer(broker, decode_request(api_key, body), caller)
+        reply: ReaderReply | CairnError = await _answer(broker, store, decode_request(api_key, body), caller)
     except CairnError as error:
         reply = error
     return encode_reply_body(reply), 0
 
 
-async def _answer(broker: Broker, request: ReaderRequest, caller: Caller) -> ReaderReply:
-    readers = broker.engine.store.readers
+async def _answer(broker: Broker, store: Store, request: ReaderRequest, caller: Caller) -> ReaderReply:
+    readers = store.readers
     if broker.authorizer.is_active:
         _authorize(broker, request, caller)
     match request:
         case RegisterReaderRequest():
-            return await _register(broker, request)
+            return await _register(broker, store, request)
         case AcknowledgeRequest():
-            positions = {_id_of(broker, entry): entry.offset for entry in request.streams}
+            positions = {_id_of(store, entry): entry.offset for entry in request.streams}
             await broker.engine.wait(readers.acknowledge(request.reader, positions, request.incarnation_number))
             return Done()
         case RemoveReaderRequest():
             await broker.engine.wait(readers.remove(request.reader))
             return Done()
         case DescribeReadersRequest():
-            return _describe(broker, request, caller)
+            return _describe(broker, store, request, caller)
 
 
 def _authorize(broker: Broker, request: ReaderRequest, caller: Caller) -> None:
@@ -91,18 +92,17 @@ def _authorize(broker: Broker, request: ReaderRequest, caller: Caller) -> None:
                 table.require(broker, DESCRIBE_READERS, caller, request.reader)
 
 
-async def _register(broker: Broker, request: RegisterReaderRequest) -> ReaderReply:
+async def _register(broker: Broker, store: Store, request: RegisterReaderRequest) -> ReaderReply:
     # Between the look-up of the log starts and the registration nothing else runs.
     placed = tuple(
-        ReaderOffset(entry.topic, entry.partition, _stream(broker, entry).start_asked)
+        ReaderOffset(entry.topic, entry.partition, _stream(store, entry).start_asked)
         if entry.offset == LOG_START
         else entry
         for entry in request.streams
     )
-    positions = {_id_of(broker, entry): entry.offset for entry in placed}
-    readers = broker.engine.store.readers
+    positions = {_id_of(store, entry): entry.offset for entry in placed}
     await broker.engine.wait(
-        readers.register(
+        store.readers.register(
             request.reader,
             positions,
             request.group,
@@ -114,8 +114,7 @@ async def _register(broker: Broker, request: RegisterReaderRequest) -> ReaderRep
     return RegisterReaderReply(placed)
 
 
-def _describe(broker: Broker, request: DescribeReadersRequest, caller: Caller) -> ReaderReply:
-    store = broker.engine.store
+def _describe(broker: Broker, store: Store, request: DescribeReadersRequest, caller: Caller) -> ReaderReply:
     if not request.reader:
         names = [
             name
@@ -140,10 +139,10 @@ def _describe(broker: Broker, request: DescribeReadersRequest, caller: Caller) -
     )
 
 
-def _id_of(broker: Broker, entry: ReaderOffset) -> StreamId:
-    stream = _stream(broker, entry)
-    return StreamId(broker.engine.store.topic(entry.topic).topic_id.hex, stream.partition)
+def _id_of(store: Store, entry: ReaderOffset) -> StreamId:
+    stream = _stream(store, entry)
+    return StreamId(store.topic(entry.topic).topic_id.hex, stream.partition)
 
 
-def _stream(broker: Broker, entry: ReaderOffset) -> Stream:
-    return broker.engine.store.stream(entry.topic, entry.partition)
+def _stream(store: Store, entry: ReaderOffset) -> Stream:
+    return store.stream(entry.topic, entry.partition)

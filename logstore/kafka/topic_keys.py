@@ -8,19 +8,18 @@ import uuid
 from typing import TypeAlias
 
 from logstore.errors import UnknownTopicId, UnknownTopicOrPartition
-from logstore.log.store import Store, Topic
-from logstore.log.stream import Stream
+from logstore.log.served import ServedStore, ServedStream, ServedTopic
 
 TopicKey: TypeAlias = str | uuid.UUID
 """A topic's name, or its id."""
 
 
-def find_topic(store: Store, key: TopicKey) -> Topic | None:
+def find_topic(store: ServedStore, key: TopicKey) -> ServedTopic | None:
     """The topic, or None."""
     return store.topics.get(key) if isinstance(key, str) else store.topic_by_id(key)
 
 
-def find_stream(store: Store, key: TopicKey, partition: int) -> Stream:
+def find_stream(store: ServedStore, key: TopicKey, partition: int) -> ServedStream:
     """One stream of a topic. Raises UnknownTopicOrPartition, and UnknownTopicId where no topic has the id."""
     if isinstance(key, str):
         return store.stream(key, partition)

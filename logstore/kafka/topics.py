@@ -17,14 +17,13 @@ from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
 from logstore.base.collector import Collector
-from logstore.cluster.topics import ClusterTopics, ReplicatedTopic
 from logstore.errors import CairnError, InvalidConfig, InvalidPartitions, StorageFailed, TopicExists
 from logstore.kafka.api_types import Api, Broker, Caller
 from logstore.kafka.configs import topic_entries
 from logstore.kafka.errors import error_code
 from logstore.kafka.pace import Pace
 from logstore.kafka.wire import respond
-from logstore.log.store import Store, Topic
+from logstore.log.served import ServedStore, ServedTopic
 from logstore.log.ticket import Ticket
 
 LOG_DIRECTORY = "data-dir"
@@ -32,7 +31,6 @@ LOG_DIRECTORY = "data-dir"
 ForgetOffsets = Callable[[str, str], Sequence[Ticket[None]]]
 """Removes the offsets that groups have committed for a deleted topic (name, id in hex)."""
 _DEFAULT = -1
-_REPLICATION_FACTOR = 1
 _NO_WATERMARK = -1
 
 
@@ -70,7 +68,7 @@ class TopicHandlers:
         ]
 
     @property
-    def _store(self) -> Store:
+    def _store(self) -> ServedStore:
         return self._broker.engine.store
 
     # ---- creating
@@ -99,12 +97,8 @@ class TopicHandlers:
             if entry.value is None:
                 raise InvalidConfig(f"topic setting {entry.name!r} has no value; leave it out to get the default")
             config[entry.name] = entry.value
-        cluster = self._cluster
-        if cluster is None:
-            replicas, parsed = _REPLICATION_FACTOR, self._store.check_topic(wanted.name, partitions, config)
-        else:
-            replicas = cluster.replicas_of(wanted.replication_factor)
-            parsed = cluster.check_topic(wanted.name, partitions, config, replicas)
+        replicas = self._store.replicas_of(wanted.replication_factor)
+        parsed = self._store.check_topic(wanted.name, partitions, config, replicas)
         if validate_only:
             topic_id = None
         else:
@@ -119,15 +113,7 @@ class TopicHandlers:
             "configs": [entry.described() for entry in shown],
         }
 
-    @property
-    def _cluster(self) -> ClusterTopics | None:
-        """The cluster's topics; None on a host alone."""
-        store: Store | ClusterTopics = self._store
-        return store if isinstance(store, ClusterTopics) else None
-
-    async def _make(
-        self, name: str, partitions: int, config: Mapping[str, str], replicas: int
-    ) -> Topic | ReplicatedTopic:
+    async def _make(self, name: str, partitions: int, config: Mapping[str, str], replicas: int) -> ServedTopic:
         """Create a topic. If another request is creating it, wait for that and raise TopicExists. Raises CairnError."""
         engine = self._broker.engine
         rival = self._store.creation(name)
@@ -135,9 +121,7 @@ class TopicHandlers:
             await engine.wait(rival)
             raise TopicExists(f"topic {name!r} exists")
         with self._collector.making(partitions):
-            if self._cluster is not None:
-                return await engine.wait(self._cluster.create_topic(name, partitions, config, replicas))
-            return await engine.wait(self._store.create_topic(name, partitions, config))
+            return await engine.wait(self._store.create_topic(name, partitions, config, replicas))
 
     def _partition_count(self, wanted: Any) -> int:
         """The number of partitions of a new topic. Raises _Refused if the request asks for other nodes than this."""
@@ -151,15 +135,12 @@ class TopicHandlers:
                 message = f"partitions must be numbered from 0 without gaps, not {indexes}"
                 raise _Refused(ErrorCode.invalid_replica_assignment, message)
             return len(indexes)
-        if self._cluster is None and wanted.replication_factor not in (_DEFAULT, _REPLICATION_FACTOR):
-            message = f"replication factor {wanted.replication_factor}: there is 1 node, so it must be 1 (or -1)"
-            raise _Refused(ErrorCode.invalid_replication_factor, message)
         if wanted.num_partitions == _DEFAULT:
             return self._broker.settings.default_partitions
         return int(wanted.num_partitions)
 
     def _check_assignments(self, assignments: Sequence[tuple[int, ...]]) -> None:
-        if self._cluster is not None:
+        if self._broker.placement is not None:
             message = "the cluster places replicas itself; give a replication factor instead of assignments"
             raise _Refused(ErrorCode.invalid_replica_assignment, message)
         node_id = self._store.node_id
@@ -223,7 +204,7 @@ class TopicHandlers:
             return {"name": name, "topic_id": topic_id, **_outcome(error)}
         return {"name": topic.name, "topic_id": topic.topic_id, "error_code": ErrorCode.none, "error_message": None}
 
-    async def _forget(self, topic: Topic) -> None:
+    async def _forget(self, topic: ServedTopic) -> None:
         """Remove the groups' offsets of a deleted topic. If the disk refuses, the next sweep removes them; until then
         no client gets them, because they belong to the deleted topic's id.
         """
@@ -231,7 +212,7 @@ class TopicHandlers:
             with suppress(StorageFailed):
                 await self._broker.engine.wait(ticket)
 
-    def _topic(self, name: str | None, topic_id: uuid.UUID | None) -> Topic:
+    def _topic(self, name: str | None, topic_id: uuid.UUID | None) -> ServedTopic:
         if name is not None:
             if topic_id is not None:
                 raise _Refused(ErrorCode.invalid_request, f"topic {name!r} is named by its id as well; give only one")

@@ -24,6 +24,7 @@ from logstore.base.events import LogEvent, Report
 from logstore.base.fields import shown
 from logstore.errors import (
     InvalidPartitions,
+    InvalidReplicas,
     StorageFailed,
     TopicExists,
     UnknownTopicOrPartition,
@@ -39,6 +40,14 @@ from logstore.events import (
 from logstore.format.index import UNKNOWN_TIME
 from logstore.interfaces import FileSystem
 from logstore.log.background import BackgroundJobs
+from logstore.log.catalogue import (
+    PRODUCER_IDS,
+    RETENTION_CLOCK,
+    TOPIC,
+    check_partitions,
+    start_key,
+    topic_entry,
+)
 from logstore.log.chunks import IndexCache
 from logstore.log.cleaning import CleaningLimits, LogCleaner
 from logstore.log.coroutines import all_settled, start
@@ -70,7 +79,7 @@ from logstore.log.stream_state import RecoveredStream, RollingStream, StreamName
 from logstore.log.tail import Tail
 from logstore.log.ticket import Ticket
 from logstore.log.tiered import TierLedger
-from logstore.log.topics import MAX_PARTITIONS, TopicConfig, check_name, parse_config, require_tier
+from logstore.log.topics import TopicConfig, check_name, parse_config, require_tier
 
 PRODUCER_ID_BLOCK = 1000
 DEFAULT_TAIL_BYTES = 16 << 20
@@ -155,7 +164,7 @@ class Store:
         self.catalogue = Ledger.open(fs, "catalogue", self.notify)
         self.quiet = QuietStreams.open(fs, self.notify, environment.report, self.indexes)
         self.cleaner = LogCleaner(self.notify, environment.report, self.indexes, settings.cleaning, self.quiet)
-        self.retention_clock = RetentionClock(self.clock, int(self.catalogue.get(_RETENTION_CLOCK) or 0))
+        self.retention_clock = RetentionClock(self.clock, int(self.catalogue.get(RETENTION_CLOCK) or 0))
         self.epochs = Ledger.open(fs, "epochs", self.notify)
         self.groups = Ledger.open(fs, "groups", self.notify)
         self.access = Ledger.open(fs, "access", self.notify)
@@ -196,9 +205,9 @@ class Store:
         if changes := decided(self.epochs, journal.changes_of(self.epochs.name)):
             self.epochs.put_now(fs, changes)
         stored: list[tuple[Topic, StoredStream]] = []
-        for key, value in self.catalogue.items(_TOPIC):
+        for key, value in self.catalogue.items(TOPIC):
             entry = json.loads(value)
-            name = key[len(_TOPIC) :]
+            name = key[len(TOPIC) :]
             overrides = dict(entry["config"])
             config = parse_config(overrides, self.settings.topic_defaults)
             topic = Topic(name, uuid.UUID(entry["id"]), entry["directory"], overrides, config, [])
@@ -247,7 +256,7 @@ class Store:
         self.quiet.keep_only([*(at.directory for _, at in stored), *self.replicas.directories()])
 
     def _log_start(self, topic: Topic, partition: int) -> int:
-        return int(self.catalogue.get(_start_key(topic.topic_id, partition)) or 0)
+        return int(self.catalogue.get(start_key(topic.topic_id, partition)) or 0)
 
     def _set_retention_clock(self) -> None:
         """Continue the clock from the latest known time; data without an index block was written no later than now."""
@@ -278,7 +287,7 @@ class Store:
         topic = self.topics.get(stream.topic)
         if topic is None:
             return Ticket.failed(UnknownTopicOrPartition(f"{stream.topic} has been deleted"))
-        return self.catalogue.put({_start_key(topic.topic_id, stream.partition): str(offset).encode()})
+        return self.catalogue.put({start_key(topic.topic_id, stream.partition): str(offset).encode()})
 
     def trim_limit(self, stream: TrimmedStream, wanted: int) -> int:
         """The offset up to which registered readers let retention trim a stream; releases those that hold too much."""
@@ -330,24 +339,32 @@ class Store:
         """Every stream."""
         return [stream for topic in self.topics.values() for stream in topic.partitions]
 
-    def check_topic(self, name: str, partitions: int, config: Mapping[str, str]) -> TopicConfig:
-        """Make the checks of `create_topic`. Raises InvalidTopic, TopicExists, InvalidPartitions, InvalidConfig."""
+    def replicas_of(self, wanted: int) -> int:
+        """The number of replicas of a new topic: 1. Raises InvalidReplicas."""
+        if wanted not in (1, -1):
+            raise InvalidReplicas(f"replication factor {wanted}: there is 1 node, so it must be 1 (or -1)")
+        return 1
+
+    def check_topic(self, name: str, partitions: int, config: Mapping[str, str], replicas: int = -1) -> TopicConfig:
+        """Make the checks of `create_topic`, and raise what it raises."""
+        self.replicas_of(replicas)
         check_name(name)
         if name in self.topics:
             raise TopicExists(f"topic {name!r} exists")
-        _check_partitions(partitions)
+        check_partitions(partitions)
         return require_tier(parse_config(config, self.settings.topic_defaults), has_tier=self.settings.has_tier)
 
     def creation(self, name: str) -> Ticket[Topic] | None:
         """The creation of this topic that is in progress, or None."""
         return self._creating.get(name)
 
-    def create_topic(self, name: str, partitions: int, config: Mapping[str, str]) -> Ticket[Topic]:
+    def create_topic(self, name: str, partitions: int, config: Mapping[str, str], replicas: int = -1) -> Ticket[Topic]:
         """Create a topic; settles once the topic is durable. Joins a creation of this name that is in progress.
 
-        Raises InvalidTopic, TopicExists, InvalidPartitions, InvalidConfig; the ticket fails with StorageFailed.
+        Raises InvalidTopic, TopicExists, InvalidPartitions, InvalidConfig, InvalidReplicas; the ticket fails with
+        StorageFailed.
         """
-        parsed = self.check_topic(name, partitions, config)
+        parsed = self.check_topic(name, partitions, config, replicas)
         if name in self._creating:
             return self._creating[name]
         topic_id = self._new_id()
@@ -372,7 +389,7 @@ class Store:
 
     async def _add_partitions(self, name: str, total: int) -> Topic:
         topic = self.topic(name)
-        _check_partitions(total)
+        check_partitions(total)
         if total <= len(topic.partitions):
             raise InvalidPartitions(f"topic {name!r} has {len(topic.partitions)} partitions; {total} would not be more")
         return await self._save_topic(topic, total, [])
@@ -391,7 +408,7 @@ class Store:
         parse_config({key: None for key, value in changes.items() if value is None})
         has_tier = self.settings.has_tier or topic.config.is_tiered
         parsed = require_tier(parse_config(overrides, self.settings.topic_defaults), has_tier=has_tier)
-        await self.catalogue.put({_TOPIC + name: _describe(topic, len(topic.partitions), overrides)})
+        await self.catalogue.put({TOPIC + name: topic_entry(topic, len(topic.partitions), overrides)})
         topic.overrides, topic.config = overrides, parsed
         for stream in topic.partitions:
             stream.config = parsed
@@ -408,8 +425,8 @@ class Store:
 
     async def _delete_topic(self, name: str) -> None:
         topic = self.topic(name)
-        gone: dict[str, bytes | None] = {_TOPIC + name: None}
-        gone.update({_start_key(topic.topic_id, stream.partition): None for stream in topic.partitions})
+        gone: dict[str, bytes | None] = {TOPIC + name: None}
+        gone.update({start_key(topic.topic_id, stream.partition): None for stream in topic.partitions})
         try:
             await self.catalogue.put(gone)
         except StorageFailed:
@@ -442,7 +459,7 @@ class Store:
         other work runs. Clients see all of them at once.
         """
         await self._background.run(operations)
-        await self.catalogue.put({_TOPIC + topic.name: _describe(topic, total, topic.overrides)})
+        await self.catalogue.put({TOPIC + topic.name: topic_entry(topic, total, topic.overrides)})
         before = len(topic.partitions)
         added: list[Stream] = []
         for partition in range(before, total):
@@ -474,9 +491,9 @@ class Store:
         return first
 
     async def _reserve_producer_ids(self) -> None:
-        first = int(self.catalogue.get(_PRODUCER_IDS) or 0)
+        first = int(self.catalogue.get(PRODUCER_IDS) or 0)
         block = range(first, first + PRODUCER_ID_BLOCK)
-        await self.catalogue.put({_PRODUCER_IDS: str(block.stop).encode()})
+        await self.catalogue.put({PRODUCER_IDS: str(block.stop).encode()})
         self._producer_ids = block
 
     # ---- time and end
@@ -555,7 +572,7 @@ class Store:
             self.report(READER_REMOVED, reader=name, why="it held nothing and acknowledged nothing for too long")
 
     def _save_retention_clock(self) -> Ticket[None]:
-        return self.catalogue.put({_RETENTION_CLOCK: str(self.retention_clock.now_ms()).encode()})
+        return self.catalogue.put({RETENTION_CLOCK: str(self.retention_clock.now_ms()).encode()})
 
     def close(self) -> Ticket[None]:
         """Refuse appends, finish pending ones, leave nothing to scan at the next start. Settles when all streams are
@@ -575,27 +592,3 @@ class Store:
         await self.quiet.rest().settled()  # a round under way
         await self.quiet.rest(at_once=True).settled()
         await self.journal.close()
-
-
-_TOPIC = "topic/"
-_PRODUCER_IDS = "producer-ids"
-_RETENTION_CLOCK = "retention-clock"
-
-
-def _start_key(topic_id: uuid.UUID, partition: int) -> str:
-    return f"start/{topic_id.hex}/{partition}"
-
-
-def _describe(topic: Topic, partitions: int, overrides: Mapping[str, str]) -> bytes:
-    entry: dict[str, Any] = {
-        "id": topic.topic_id.hex,
-        "directory": topic.directory,
-        "partitions": partitions,
-        "config": dict(overrides),
-    }
-    return json.dumps(entry).encode()
-
-
-def _check_partitions(count: int) -> None:
-    if not 1 <= count <= MAX_PARTITIONS:
-        raise InvalidPartitions(f"{count} partitions: must be from 1 to {MAX_PARTITIONS}")

@@ -31,7 +31,7 @@ from logstore.log.chunk_writer import ChunkWriter
 from logstore.log.chunks import WRITE_BYTES, ChunkView, newest
 from logstore.log.coroutines import start
 from logstore.log.jobs import DiskJob, Operation, Sync
-from logstore.log.retention import RetainedChunk, RetentionTime, excess
+from logstore.log.retention import RetentionTime, excess
 from logstore.log.stream_state import (
     AppendGroup,
     AppendResult,
@@ -41,19 +41,19 @@ from logstore.log.stream_state import (
     Pin,
     Pins,
     RecoveredStream,
+    SoleLeader,
     StreamHost,
     WriteInFlight,
     next_appends,
 )
 from logstore.log.tail import StreamTail, TailEntry
 from logstore.log.ticket import Ticket
-from logstore.log.tiered import TieredChunks
+from logstore.log.tiered import TieredLog
 from logstore.log.topics import TopicConfig
 from logstore.log.validation import check_produced
-from logstore.log.waiters import Waitable
 
 
-class Stream(Waitable):
+class Stream(SoleLeader, TieredLog):
     """A durable, ordered sequence of record batches with dense offsets."""
 
     def __init__(
@@ -76,7 +76,7 @@ class Stream(Waitable):
         self.log_start_offset = recovered.log_start_offset
         self.start_asked = self.log_start_offset
         self.high_watermark = recovered.next_offset
-        self.tail, self.tiered = StreamTail(), TieredChunks()
+        self.tail = StreamTail()
         self._host = host
         self._pending: deque[PendingAppend | OpenGroup] = deque()
         self._flight: WriteInFlight | None = None
@@ -496,11 +496,6 @@ class Stream(Waitable):
         found = excess(self.kept_chunks, self.config, pinned_offset, now, lambda to: self._host.trim_limit(self, to))
         if found is not None and found.before_offset > self.log_start_offset:
             start(self._trim(found.before_offset, found.why))
-
-    @property
-    def kept_chunks(self) -> Sequence[RetainedChunk]:
-        """All chunks in order: those that are in the tier alone, then the local ones."""
-        return [*self.tiered.before(self.chunks[0].base_offset), *self.chunks] if self.tiered else self.chunks
 
     @property
     def size_bytes(self) -> int:

@@ -6,7 +6,7 @@ Invariants: plain data; all rules are in `stream`.
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from logstore.base.clock import Clock
 from logstore.base.events import LogEvent
@@ -71,6 +71,23 @@ class RecoveredStream:
     """Above that of all other streams: a replica of a chunk, whose batches have their offsets, and leader epochs up to
     this one.
     """
+
+
+class SoleLeader:
+    """What a stream says of its leaders where one host has it for good."""
+
+    is_leader: Final = True
+    leader_epoch: int
+    high_watermark: int
+
+    @property
+    def newest_epoch(self) -> int:
+        """The newest leader epoch."""
+        return self.leader_epoch
+
+    def end_of_epoch(self, epoch: int) -> tuple[int, int] | None:
+        """The leader epoch and where its records end, for who asks for `epoch`; None: there is no such epoch."""
+        return (epoch, self.high_watermark) if epoch == self.leader_epoch else None
 
 
 class StreamName(Protocol):

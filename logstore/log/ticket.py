@@ -7,9 +7,24 @@ the order they were added. Coroutines await tickets (`logstore.log.coroutines`),
 
 import types
 from collections.abc import Callable, Generator
-from typing import Generic, TypeVar, cast
+from typing import Generic, Protocol, TypeVar, cast
 
 T = TypeVar("T")
+Result = TypeVar("Result", covariant=True)
+
+
+class TicketView(Protocol[Result]):
+    """A ticket as it is for who waits: it cannot be settled, and one of a narrower result is one of a wider."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it has settled."""
+
+    def add_callback(self, callback: "Callable[[TicketView[Result]], None]", /) -> None:
+        """Call `callback(ticket)` once the ticket settles (now, if it has settled)."""
+
+    def result(self) -> Result:
+        """The result; raises the error the ticket settled with."""
 
 
 class Ticket(Generic[T]):

@@ -22,8 +22,10 @@ from logstore.log.chunks import Chunk, ChunkView
 from logstore.log.jobs import JobSource
 from logstore.log.ledger import Ledger
 from logstore.log.readers import StreamId
+from logstore.log.retention import RetainedChunk
 from logstore.log.ticket import Ticket
 from logstore.log.topics import TopicConfig
+from logstore.log.waiters import Waitable
 
 NAME: Final = "tier"
 _CHUNK, _LOCAL = "chunk/", "local/"
@@ -89,6 +91,34 @@ class TieredChunks:
         """Whether all of a local chunk is in the tier."""
         found = self.at(chunk.base_offset)
         return found is not None and (found.base_offset, found.next_offset) == (chunk.base_offset, chunk.next_offset)
+
+
+class TieredLog(Waitable):
+    """A stream with chunks in the tier, or without: what it has in all."""
+
+    chunks: list[Chunk]
+    config: TopicConfig
+    log_start_offset: int
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tiered = TieredChunks()
+
+    @property
+    def kept_chunks(self) -> Sequence[RetainedChunk]:
+        """All chunks in order: those that are in the tier alone, then the local ones."""
+        return [*self.tiered.before(self.chunks[0].base_offset), *self.chunks] if self.tiered else self.chunks
+
+    @property
+    def local_start_offset(self) -> int:
+        """The first offset that is on the disk."""
+        has_older = self.tiered and self.chunks
+        return max(self.log_start_offset, self.chunks[0].base_offset) if has_older else self.log_start_offset
+
+    @property
+    def tiered_end_offset(self) -> int:
+        """The offset after the last record in the tier; -1: nothing is there."""
+        return self.tiered.end_offset
 
 
 def tiered_view(chunk: TieredChunk) -> ChunkView:

@@ -14,11 +14,12 @@ from typing import Final, TypeVar
 
 import trio
 
-from logstore.errors import CairnError, TierUnavailable
+from logstore.errors import CairnError, ObjectMissing, TierUnavailable
 from logstore.format.tiered_chunk import TieredChunk
 from logstore.interfaces import ReadableFiles
 from logstore.log import reading, scanning
 from logstore.log.chunks import ChunkView, IndexCache
+from logstore.log.read_ahead import ReadPosition
 from logstore.log.reading import QUICK_READ_BATCHES, QUICK_READ_BYTES, NotQuick, ReadResult, TimeFound
 from logstore.log.scanning import ScanRange, ScanResult
 from logstore.log.stream import Stream
@@ -74,6 +75,22 @@ class TierReads:
             include_control=include_control,
             max_batches=max_batches,
         )
+
+    async def serve(
+        self, stream: Stream, chunk: TieredChunk, place: ReadPosition, max_bytes: int, *, is_patient: bool
+    ) -> ReadResult:
+        """Batches of a stream that are in the tier; none, unless `is_patient`, while they are on their way. Raises
+        OffsetOutOfRange if the records were trimmed meanwhile.
+        """
+        try:
+            if is_patient:
+                return await self.read(chunk, place.offset, max_bytes, include_control=place.include_control)
+            await trio.lowlevel.checkpoint()
+            found = self.read_now(stream, chunk, place.offset, max_bytes, include_control=place.include_control)
+        except ObjectMissing:
+            stream.check_offset(place.offset)
+            raise
+        return ReadResult([], place.offset, 0) if found is None else found
 
     def read_now(
         self, stream: Stream, chunk: TieredChunk, offset: int, max_bytes: int, *, include_control: bool

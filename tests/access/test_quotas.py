@@ -304,7 +304,7 @@ async def test_a_damaged_ledger_is_named(tmp_path: Path) -> None:
         root = tmp_path / str(abs(hash(key)))
         root.mkdir()
         async with world(root) as here:
-            await here.broker.engine.wait(here.broker.engine.store.access.put({key: b"{}"}))
+            await here.broker.engine.wait(here.store.access.put({key: b"{}"}))
         with pytest.raises(ExceptionGroup) as caught:
             async with world(root):
                 pass

@@ -430,7 +430,7 @@ async def test_readers_need_their_group_and_topics(tmp_path: Path) -> None:
         held = (await client.reader(DescribeReadersRequest("r", ""))).streams
         assert {entry.topic for entry in held} == {"t"}
         await client.reader(RemoveReaderRequest("r"))
-        assert list(here.broker.engine.store.readers.names()) == ["secret"]
+        assert list(here.store.readers.names()) == ["secret"]
 
 
 # ---- names that only look alike

@@ -46,9 +46,16 @@ class World:
     """A running front, its lists, and the port."""
 
     def __init__(
-        self, broker: Broker, handlers: ApiHandlers, access: sidecar.AccessStores, kafka: KafkaServer, port: int
+        self,
+        broker: Broker,
+        store: Store,
+        handlers: ApiHandlers,
+        access: sidecar.AccessStores,
+        kafka: KafkaServer,
+        port: int,
     ) -> None:
         self.broker = broker
+        self.store = store
         self.handlers = handlers
         self.acls = access.acls
         self.quotas = access.quotas
@@ -179,17 +186,17 @@ async def world(
         access = sidecar.AccessStores(AclStore(store.access), QuotaStore(store.access))
         authorizer = Authorizer(access.acls.index, super_users, lambda: has_users)
         broker = Broker(engine, clock, settings.broker, authorizer, access.quotas.quotas)
-        groups = sidecar._groups(settings, broker, cast(Any, reports))
+        groups = sidecar._groups(settings, broker, store, cast(Any, reports))
         listeners: Sequence[Listener] = [Listener("127.0.0.1", 0)]
         facts = partial(sidecar._host_facts, root)
         users = Users(Ledger.open(files, USERS_LEDGER, store.notify), secrets.token_bytes)
         stores = sidecar.Stores(access, users)
-        handlers = sidecar._handlers(broker, groups, epochs, stores, listeners, facts)
+        handlers = sidecar._handlers(broker, engine, groups, epochs, stores, listeners, facts)
         server = KafkaServer(broker, handlers)
         async with trio.open_nursery() as nursery:
             (listener,) = await nursery.start(server.serve, listeners)
             nursery.start_soon(groups.run)
-            here = World(broker, handlers, access, server, listener.port)
+            here = World(broker, store, handlers, access, server, listener.port)
             here.reports = reports
             yield here
             nursery.cancel_scope.cancel()

@@ -9,9 +9,9 @@ from tests.crash import workloads
 
 pytestmark = pytest.mark.crash
 
-STATES = 12
+STATES = 8
 """Combinations of files and names per point; --long tries 1024. Tails torn at every byte come on top."""
-FILE_STATES = 12
+FILE_STATES = 8
 UNITS = (64, 512)
 """Granularity at which un-synced data survives; small, so that a few hundred bytes are many units."""
 

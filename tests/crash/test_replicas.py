@@ -235,7 +235,7 @@ def use(world: ReplicaWorld) -> None:
 def plan(**changes: int) -> CrashPlan:
     """What to try at each point."""
     bounds = CrashBounds(states=24, file_states=8, torn_bytes=30, name_changes=4)
-    shares = {"second_share": 8, "recovery_share": 60, "point_share": 5, "kill_share": 2}
+    shares = {"second_share": 8, "recovery_share": 60, "point_share": 8, "kill_share": 2}
     if is_long():
         bounds = CrashBounds(states=512, file_states=64, torn_bytes=1000)
         shares = {"second_share": 4, "recovery_share": 40}

@@ -1,0 +1,73 @@
+"""A sidecar's part in a cluster, as the sidecar sees it; `logstore.cluster.running` puts it together.
+
+Invariant: a sidecar that is alone loads this module, and nothing that needs the extra `cluster`.
+"""
+
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from random import Random
+from typing import NamedTuple, Protocol
+
+import trio
+
+from logstore.base.clock import Clock
+from logstore.base.events import Report
+from logstore.base.tls import PeerTls
+from logstore.cluster.figures import ClusterMeter
+from logstore.cluster.placement import Placement
+from logstore.cluster.replicated_ledger import LedgerHome
+from logstore.cluster.settings import ClusterSettings
+from logstore.cluster.survey import Survey
+from logstore.engine import StoreEngine
+from logstore.interfaces import FileSystem
+from logstore.log.served import ServingEngine
+
+
+class LocalParts(NamedTuple):
+    """What a host has without the cluster."""
+
+    engine: StoreEngine
+    files: FileSystem
+    clock: Clock
+    report: Report
+    random: Random
+    new_id: Callable[[], uuid.UUID]
+    nursery: trio.Nursery
+
+
+class ClusterPart(Protocol):
+    """A host that takes part in a cluster."""
+
+    @property
+    def engine(self) -> ServingEngine:
+        """What serves clients: the topics of the cluster."""
+
+    @property
+    def placement(self) -> Placement:
+        """Where streams are."""
+
+    @property
+    def groups_home(self) -> LedgerHome:
+        """The ledger of groups, while this host has it."""
+
+    @property
+    def survey(self) -> Survey:
+        """What operators' commands are told of hosts and places."""
+
+    @property
+    def meter(self) -> ClusterMeter:
+        """The figures of metrics."""
+
+    @property
+    def tls(self) -> PeerTls | None:
+        """The certificates of links; None: links are plain."""
+
+    async def join(self, addresses: Mapping[str, str], nursery: trio.Nursery) -> None:
+        """Become a member, with these listeners. Raises HostNameTaken, NodeIdTaken, DiskRefused, in groups."""
+
+    async def resign(self) -> None:
+        """Let other hosts take over, before an end."""
+
+
+StartCluster = Callable[[ClusterSettings, LocalParts], Awaitable[ClusterPart]]
+"""Takes all steps of a start but `join`. Raises CairnError, OSError."""

@@ -1,0 +1,227 @@
+"""What serves clients: an engine, its store of topics, and their streams, as the front that speaks to clients asks.
+
+| role | on a host alone | on a host of a cluster |
+|---|---|---|
+| `ServingEngine` | `logstore.engine.StoreEngine` | `logstore.cluster.engine.ClusterEngine` |
+| `ServedStore` | `logstore.log.store.Store` | `logstore.cluster.topics.ClusterTopics` |
+| `ServedTopic` | `logstore.log.store.Topic` | `logstore.cluster.topics.ReplicatedTopic` |
+| `ServedStream` | `logstore.log.stream.Stream` | `logstore.cluster.replicated_stream.ReplicatedStream` |
+
+Invariants: a front knows these roles alone, so it is the same for both. What one of the two has and the other has not
+(registered readers, the room on the disk) is no part of a role: who needs it is given the class that has it. An engine
+takes the streams of its own store; another stream is a defect, which it says (`ForeignStream`).
+"""
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+from logstore.base.events import LogEvent
+from logstore.log.reading import ReadResult, TimeFound
+from logstore.log.store import StoreSettings
+from logstore.log.stream_state import AppendTicket
+from logstore.log.ticket import Ticket, TicketView
+from logstore.log.topics import TopicConfig
+
+T = TypeVar("T")
+
+
+class ServedStream(Protocol):
+    """A stream that clients append to and read."""
+
+    fetched_bytes: int
+    """Given to clients since the start; the front counts them."""
+
+    @property
+    def name(self) -> str:
+        """Topic and partition, as reports have them."""
+
+    @property
+    def partition(self) -> int:
+        """The number of the partition."""
+
+    @property
+    def deleted(self) -> bool:
+        """Whether the topic is gone."""
+
+    @property
+    def log_start_offset(self) -> int:
+        """The first offset that is there."""
+
+    @property
+    def high_watermark(self) -> int:
+        """The offset after the last record that clients see."""
+
+    @property
+    def local_start_offset(self) -> int:
+        """The first offset that is not in the tier alone."""
+
+    @property
+    def tiered_end_offset(self) -> int:
+        """The offset after the last record in the tier; -1: nothing is there."""
+
+    @property
+    def config(self) -> TopicConfig:
+        """The settings of its topic."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its chunks."""
+
+    @property
+    def appended_bytes(self) -> int:
+        """Acknowledged since the start."""
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this host serves the stream's clients."""
+
+    @property
+    def leader_epoch(self) -> int:
+        """The epoch that clients are told."""
+
+    @property
+    def newest_epoch(self) -> int:
+        """The newest epoch that any host may have told clients."""
+
+    def end_of_epoch(self, epoch: int) -> tuple[int, int] | None:
+        """A leader epoch and where its records end, for who asks for `epoch`; None: no such epoch is known."""
+
+    def append(self, records: bytearray | memoryview, *, now_ms: int, are_times_checked: bool = False) -> AppendTicket:
+        """Append one RecordBatch v2, which the stream patches in place and keeps. Raises CairnError."""
+
+    def check_offset(self, offset: int) -> None:
+        """Raise OffsetOutOfRange unless `offset` may be read; NotLeader, UnknownTopicOrPartition in a cluster."""
+
+    def delete_records(self, before_offset: int) -> Ticket[int]:
+        """Trim all records before an offset (-1: all); the result is the new log start. Raises OffsetOutOfRange."""
+
+    def add_waiter(self, callback: Callable[[], None]) -> None:
+        """Call `callback` with every change."""
+
+    def remove_waiter(self, callback: Callable[[], None]) -> None:
+        """Undo `add_waiter`."""
+
+
+class ServedTopic(Protocol):
+    """A topic and its streams, one for each partition."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def topic_id(self) -> uuid.UUID:
+        """Its id, which no other topic ever has."""
+
+    @property
+    def overrides(self) -> Mapping[str, str]:
+        """The settings that are its own."""
+
+    @property
+    def config(self) -> TopicConfig:
+        """All its settings."""
+
+    @property
+    def partitions(self) -> Sequence[ServedStream]:
+        """Its streams."""
+
+    @property
+    def internal(self) -> bool:
+        """Whether clients only look at it."""
+
+
+class ServedStore(Protocol):
+    """The topics that clients see, and their changes. Tickets fail with CairnError."""
+
+    @property
+    def cluster_id(self) -> str:
+        """The cluster that clients are told."""
+
+    @property
+    def node_id(self) -> int:
+        """The node that clients are told."""
+
+    @property
+    def settings(self) -> StoreSettings:
+        """Limits and defaults."""
+
+    @property
+    def topics(self) -> Mapping[str, ServedTopic]:
+        """All topics, by name."""
+
+    def report(self, event: LogEvent, /, **fields: object) -> None:
+        """Report an event to the operator."""
+
+    def topic(self, name: str) -> ServedTopic:
+        """The topic called `name`. Raises UnknownTopicOrPartition."""
+
+    def topic_by_id(self, topic_id: uuid.UUID) -> ServedTopic | None:
+        """The topic with this id, or None."""
+
+    def stream(self, topic: str, partition: int) -> ServedStream:
+        """One stream. Raises UnknownTopicOrPartition."""
+
+    def streams(self) -> Sequence[ServedStream]:
+        """Every stream."""
+
+    def replicas_of(self, wanted: int) -> int:
+        """The number of replicas of a new topic; -1: the default. Raises InvalidReplicas."""
+
+    def check_topic(self, name: str, partitions: int, config: Mapping[str, str], replicas: int = -1) -> TopicConfig:
+        """Make the checks of `create_topic`, and raise what it raises."""
+
+    def creation(self, name: str) -> TicketView[ServedTopic] | None:
+        """The creation of this topic that is in progress, or None."""
+
+    def create_topic(
+        self, name: str, partitions: int, config: Mapping[str, str], replicas: int = -1
+    ) -> TicketView[ServedTopic]:
+        """Create a topic. Raises InvalidTopic, TopicExists, InvalidPartitions, InvalidConfig, InvalidReplicas."""
+
+    def add_partitions(self, name: str, total: int) -> TicketView[ServedTopic]:
+        """Grow a topic to `total` partitions."""
+
+    def alter_topic(self, name: str, changes: Mapping[str, str | None]) -> TicketView[ServedTopic]:
+        """Change settings of a topic; None resets a setting to its default."""
+
+    def delete_topic(self, name: str) -> TicketView[None]:
+        """Delete a topic."""
+
+    def allocate_producer_id(self) -> TicketView[int]:
+        """Allocate a producer id that was never allocated before."""
+
+
+class ServingEngine(Protocol):
+    """Runs the store's work, lets tasks wait for it, and reads streams."""
+
+    @property
+    def store(self) -> ServedStore:
+        """The topics and streams."""
+
+    def kick(self) -> None:
+        """Have the queued disk jobs started soon. Call it after a burst of appends."""
+
+    async def wait(self, ticket: TicketView[T]) -> T:
+        """Wait for a ticket; returns its result or raises its error."""
+
+    def after_settling(self, callback: Callable[[], None]) -> bool:
+        """Call `callback` once all jobs that finished together have settled; False, and never, if none settles now."""
+
+    async def read(self, stream: ServedStream, offset: int, max_bytes: int, *, is_patient: bool = True) -> ReadResult:
+        """Read whole batches, starting with the batch that holds `offset`; none, unless `is_patient`, while they are on
+        their way from the tier: the stream's waiters are woken then. Raises CairnError, OSError.
+        """
+
+    async def find_timestamp(self, stream: ServedStream, timestamp_ms: int) -> TimeFound | None:
+        """The first record with this timestamp or a later one; None if there is none. Raises CairnError, OSError."""
+
+    async def max_timestamp(self, stream: ServedStream) -> TimeFound | None:
+        """The record with the latest timestamp; None: no records. Raises CairnError, OSError."""
+
+
+class ForeignStream(TypeError):
+    """A defect: an engine was given a stream that another one serves."""
+
+    def __init__(self, stream: ServedStream, engine: ServingEngine) -> None:
+        super().__init__(f"{stream.name} is a {type(stream).__name__}, which a {type(engine).__name__} does not serve")
