@@ -38,8 +38,11 @@ from logstore.log.store import StoreSettings
 from logstore.log.ticket import Ticket
 from logstore.log.topics import MAX_PARTITIONS, TopicConfig, check_name, parse_config
 
-ONE_HOST_ONLY: Final = ("retention.ms", "retention.bytes", "segment.bytes", "segment.ms")
-"""Settings without effect here: chunks of a cluster are not trimmed yet, and all have one size."""
+ONE_HOST_ONLY: Final = (
+    *("retention.ms", "retention.bytes", "segment.bytes", "segment.ms"),
+    *("remote.storage.enable", "local.retention.ms", "local.retention.bytes"),
+)
+"""Settings without effect here: chunks of a cluster are not trimmed yet, all have one size, and none goes to a tier."""
 DEFAULT_REPLICAS: Final = 3
 GROUPS_TOPIC: Final = "__cairn_groups"
 """Internal: what groups have committed. It is made when the first client looks for a coordinator."""

@@ -47,6 +47,7 @@ class TierStores(NamedTuple):
     turns: UploadTurns
     uploads: int = DEFAULT_UPLOADS
     cache_bytes: int = DEFAULT_CACHE_BYTES
+    interval_s: float = ROUND_INTERVAL_S
 
 
 class TierService:
@@ -64,6 +65,7 @@ class TierService:
         self._engine = engine
         self._stores = stores
         self._nursery = nursery
+        self._is_stopped = False
         self._threads = trio.CapacityLimiter(stores.uploads + 1)
         parts = TierParts(files, stores.objects, stores.turns, self._work, new_id)
         self.tiering = Tiering(engine.store, parts, stores.uploads)
@@ -79,14 +81,16 @@ class TierService:
         try:
             while True:
                 has_more = await self._engine.wait(self.tiering.round())
-                await trio.sleep(0 if has_more else ROUND_INTERVAL_S)
+                await trio.sleep(0 if has_more else self._stores.interval_s)
         finally:
+            self._is_stopped = True
             self._stores.turns.close()
             self._stores.objects.close()
 
     def _work(self, work: Callable[[], T]) -> Ticket[T]:
         ticket: Ticket[T] = Ticket()
-        self._nursery.start_soon(self._run, work, ticket)
+        if not self._is_stopped:  # else the store still writes what waits, and nothing here begins again
+            self._nursery.start_soon(self._run, work, ticket)
         return ticket
 
     async def _run(self, work: Callable[[], T], ticket: Ticket[T]) -> None:

@@ -73,6 +73,10 @@ def parse_tier(values: Mapping[str, Any]) -> TierSettings | None:
     )
     if not values["tier_url"]:
         return None
+    if values["cluster"]:
+        raise ConfigError(
+            "--tier-url is for a sidecar alone: a host of a cluster has no tier yet; leave out one of both"
+        )
     return TierSettings(
         parse_url(values["tier_url"]),
         values["tier_user"],
