@@ -26,8 +26,6 @@ from logstore.errors import (
     UnknownTopicOrPartition,
 )
 from logstore.events import DISK_FULL, DISK_FULL_OVER, LOOK_UP_INEXACT
-from logstore.format.batch import iterate_batches
-from logstore.format.control import END_TYPE
 from logstore.interfaces import FileSystem
 from logstore.log import reading, scanning
 from logstore.log.chunks import ChunkView
@@ -46,7 +44,7 @@ from logstore.log.reading import (
     from_tail,
     lost,
 )
-from logstore.log.scanning import ScanRange, ScanResult
+from logstore.log.scanning import ScanRange, ScanResult, find_ends
 from logstore.log.served import ForeignStream, ServedStream
 from logstore.log.space import is_full
 from logstore.log.store import Store
@@ -462,7 +460,7 @@ class StoreEngine:
         return found
 
     async def scan_controls(
-        self, stream: Stream, before_offset: int, types: Collection[int], max_bytes: int, *, from_offset: int = 0
+        self, stream: ServedStream, before_offset: int, types: Collection[int], max_bytes: int, *, from_offset: int = 0
     ) -> ScanResult:
         """Control batches before an offset (-1: the high watermark), newest first, down to the log start or
         `from_offset`: at least one, up to `max_bytes`.
@@ -470,6 +468,7 @@ class StoreEngine:
         May return none before it reaches that end; continue from `next_before`. Raises OffsetOutOfRange
         (above the high watermark), CorruptChunk (the newest of them is damaged), UnknownTopicOrPartition, OSError.
         """
+        stream = self._own(stream)
         before = stream.high_watermark if before_offset == -1 else before_offset
         if before > stream.high_watermark:
             raise OffsetOutOfRange(stream.name, before, stream.log_start_offset, stream.high_watermark)
@@ -537,14 +536,7 @@ class StoreEngine:
 
         Raises CorruptChunk, OSError.
         """
-        found: list[tuple[int, bytes]] = []
-        before = stream.high_watermark
-        while before > max(from_offset, stream.log_start_offset):
-            piece = await self.scan_controls(stream, before, (END_TYPE,), AHEAD_BYTES, from_offset=from_offset)
-            whole = b"".join(piece.buffers)
-            found += [(head.base_offset, whole[at : at + head.size_bytes]) for at, head in iterate_batches(whole)]
-            before = piece.next_before
-        return found
+        return await find_ends(partial(self.scan_controls, stream), stream, from_offset)
 
 
 @asynccontextmanager

@@ -17,8 +17,9 @@ settings.register_profile(
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --long and --peer."""
+    """Add --long, --docker and --peer."""
     parser.addoption("--long", action="store_true", help="also run the tests marked slow, and many more examples")
+    parser.addoption("--docker", action="store_true", help="clusters run in containers, from the images of compose/")
     parser.addoption(
         "--peer",
         choices=("cairn", "kafka"),

@@ -76,7 +76,7 @@ PARTS = (
     Part("cluster", ("cluster",), 300, 60 * 60, Lane.SPARK),
     Part("clients", ("foreign_clients",), 105, 30 * 60, Lane.SPARK),
     Part("rest", (), 300, 30 * 60, Lane.SPARK),
-    Part("figures", ("figures",), 10, 3 * 60 * 60, Lane.SPARK, is_alone=True),
+    Part("figures", ("figures",), 10, 4 * 60 * 60, Lane.SPARK, is_alone=True),
 )
 
 CHECKS = (
@@ -288,6 +288,9 @@ def main() -> int:
     parser.add_argument("--long", action="store_true", help="also what is marked slow, and many more examples")
     parser.add_argument("--seed", help="repeat a run's order and examples: the number that pytest printed")
     parser.add_argument("--peer", choices=("cairn", "kafka"), default="cairn", help="the server of the client tests")
+    parser.add_argument(
+        "--docker", action="store_true", help="clusters run in containers, from the images that compose/ builds"
+    )
     arguments = parser.parse_args()
     unknown = set(arguments.parts) - {part.name for part in PARTS}
     if unknown:
@@ -295,6 +298,8 @@ def main() -> int:
     options = [f"--peer={arguments.peer}"]
     if arguments.long:
         options += ["--long", f"--timeout={LONG_TEST_S}"]
+    if arguments.docker:
+        options.append("--docker")
     if arguments.seed:
         options.append(f"--randomly-seed={arguments.seed}")
     wanted = [part for part in PARTS if not arguments.parts or part.name in arguments.parts]

@@ -37,6 +37,7 @@ MEASURED: Final[Mapping[str, tuple[str, ...]]] = {
     "cluster": _SIDECAR,
     "long_state": (*_SIDECAR, *_OPERATORS, "spe_adapter/checkpoint", "spe_adapter/pages", "spe_adapter/microbatch"),
     "epoch_commits": (*_SIDECAR, "spe_adapter/epochs"),
+    "histories": ("logstore",),
     "long_run": (*_SIDECAR, "spe_adapter/epochs", "spe_adapter/continuous"),
     "many_partitions": _SIDECAR,
     "tls": _SIDECAR,

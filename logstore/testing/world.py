@@ -11,6 +11,7 @@ from random import Random
 
 from logstore.epochs.epochs import Epochs
 from logstore.epochs.journaled import decided_in_journal
+from logstore.epochs.parts import of_host
 from logstore.epochs.staging import Staging
 from logstore.errors import CairnError
 from logstore.format.control import FOOTPRINTS_TYPE, Begin, End, encode_control, encode_control_record
@@ -120,7 +121,7 @@ class SimulatedStore:
             decided=decided_in_journal,
         )
         self.staging = Staging.open(self.fs, self.store.notify, self.reports)
-        self.epochs = Epochs(self.store, self.staging, self.reports)
+        self.epochs = Epochs(of_host(self.store, self.staging, self.reports), self.reports)
         self.tier: TieredStore | None = None
         if self.setup.tier is not None:
             objects = self.setup.tier(self.fs)

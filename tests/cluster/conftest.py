@@ -10,10 +10,17 @@ import sys
 
 import pytest
 
+from logstore.testing.containers import why_not
+from tests.support.cluster_network import choose_containers
+
 
 def pytest_configure(config: pytest.Config) -> None:
-    """In tests: a mark of each would not do, for the collector runs when it likes."""
+    """In tests: a mark of each would not do, for the collector runs when it likes. Choose containers, if asked."""
     config.addinivalue_line("filterwarnings", "ignore::ResourceWarning")
+    if config.getoption("--docker"):
+        if problem := why_not():
+            raise pytest.UsageError(f"--docker: {problem}")
+        choose_containers()
 
 
 def pytest_sessionstart() -> None:

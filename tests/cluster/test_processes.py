@@ -19,8 +19,12 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import NewTopic
 from kafka.errors import CommitFailedError, KafkaError
 
+from logstore.client.admin import Admin
+from logstore.client.blocking import Client, parse_addresses
 from logstore.testing.cluster import Cluster, ClusterHostProcess, NotStarted
+from logstore.testing.processes import Etcd, HostPlace, LocalHost
 from tests.metadata.support import needs_etcd
+from tests.support.cluster_network import new_network
 from tests.support.limits import PATIENCE_S
 
 pytestmark = [
@@ -74,6 +78,13 @@ def until(is_so: Callable[[], bool], what: str) -> None:
     while not is_so():
         assert time.monotonic() < deadline_s, f"never: {what}"
         pause.wait(0.02)
+
+
+def lacks_nothing(cluster: Cluster) -> bool:
+    """Whether every chunk has as many copies as it should, as the hosts say."""
+    with Client(parse_addresses(cluster.bootstrap)) as client:
+        found = Admin(client).hosts()
+    return found.is_complete and found.ownerless == found.under_replicated == 0
 
 
 class Load:
@@ -238,7 +249,7 @@ def test_a_killed_owner_loses_nothing(tmp_path: Path, client: str) -> None:
     """kill -9 of the host that leads, under load, and of the one that leads then when the first is back: every record
     that was sent is acknowledged, and in the log once.
     """
-    with Cluster(tmp_path / "cluster") as cluster:
+    with Cluster(tmp_path / "cluster", network=new_network()) as cluster:
         create(cluster)
         with producing(cluster, CLIENTS[client]) as load:
             for _ in range(2):
@@ -260,7 +271,7 @@ def test_a_killed_member_is_replaced(tmp_path: Path) -> None:
     """Of four hosts three have the chunk: kill -9 of one that does not lead only delays what is under way, and the
     fourth takes its place.
     """
-    with Cluster(tmp_path / "cluster", ("a", "b", "c", "d")) as cluster:
+    with Cluster(tmp_path / "cluster", ("a", "b", "c", "d"), network=new_network()) as cluster:
         create(cluster)
         with producing(cluster) as load:
             partition = partitions_of(cluster)[0]
@@ -277,7 +288,7 @@ def test_a_killed_member_is_replaced(tmp_path: Path) -> None:
 
 def test_a_paused_owner_is_replaced_and_acknowledges_nothing_more(tmp_path: Path) -> None:
     """SIGSTOP for longer than a lease: another host owns the stream, and the old one finds out when it goes on."""
-    with Cluster(tmp_path / "cluster") as cluster:
+    with Cluster(tmp_path / "cluster", network=new_network()) as cluster:
         create(cluster)
         with producing(cluster) as load:
             host = leader_of(cluster)
@@ -295,7 +306,7 @@ def test_a_paused_owner_is_replaced_and_acknowledges_nothing_more(tmp_path: Path
 
 def test_a_host_that_stops_hands_over(tmp_path: Path) -> None:
     """SIGTERM of the owner: the others take over before it ends, and it ends with status 0."""
-    with Cluster(tmp_path / "cluster") as cluster:
+    with Cluster(tmp_path / "cluster", network=new_network()) as cluster:
         create(cluster)
         with producing(cluster) as load:
             wait_for_more(load, WARM)
@@ -309,7 +320,7 @@ def test_a_host_that_stops_hands_over(tmp_path: Path) -> None:
 
 def test_hosts_that_own_nothing_stop_cleanly(tmp_path: Path) -> None:
     """SIGTERM ends each with status 0, and its lease with it: the others do not wait for that."""
-    with Cluster(tmp_path / "cluster", ("a", "b")) as cluster:
+    with Cluster(tmp_path / "cluster", ("a", "b"), network=new_network()) as cluster:
         assert cluster["a"].stop() == 0
         cluster.wait_members()
         assert cluster["b"].stop() == 0
@@ -318,7 +329,7 @@ def test_hosts_that_own_nothing_stop_cleanly(tmp_path: Path) -> None:
 
 def test_a_wiped_host_gets_its_copies_again(tmp_path: Path) -> None:
     """kill -9 and an empty disk: the host is a new member, and then the two others may go."""
-    with Cluster(tmp_path / "cluster") as cluster:
+    with Cluster(tmp_path / "cluster", network=new_network()) as cluster:
         create(cluster, min_insync_replicas="1")
         with producing(cluster) as load:
             host = leader_of(cluster)
@@ -327,6 +338,7 @@ def test_a_wiped_host_gets_its_copies_again(tmp_path: Path) -> None:
             host.start()
             wait_for_more(load, 200)
             wait_for_more(load, AFTER)
+            until(lambda: lacks_nothing(cluster), "every chunk has all its copies")
         others = [each for each in cluster if each is not host]
         for other in others:
             other.stop()
@@ -335,7 +347,7 @@ def test_a_wiped_host_gets_its_copies_again(tmp_path: Path) -> None:
 
 def test_a_cluster_that_was_killed_as_a_whole_has_everything(tmp_path: Path) -> None:
     """kill -9 of all hosts at once; they start again with what was acknowledged."""
-    with Cluster(tmp_path / "cluster") as cluster:
+    with Cluster(tmp_path / "cluster", network=new_network()) as cluster:
         create(cluster)
         with producing(cluster) as load:
             wait_for_more(load, WARM)
@@ -351,7 +363,7 @@ def test_a_cluster_that_was_killed_as_a_whole_has_everything(tmp_path: Path) -> 
 
 def test_appends_go_on_without_the_metadata_store(tmp_path: Path) -> None:
     """While etcd is away, what needs no change of it goes on; so do takeovers when it is back."""
-    with Cluster(tmp_path / "cluster") as cluster:
+    with Cluster(tmp_path / "cluster", network=new_network()) as cluster:
         create(cluster)
         with producing(cluster) as load:
             away_s = time.monotonic()
@@ -369,10 +381,11 @@ def test_appends_go_on_without_the_metadata_store(tmp_path: Path) -> None:
 
 def test_a_name_of_the_cluster_is_not_given_twice(tmp_path: Path) -> None:
     """A second host with the number of one that lives ends with a line that says so."""
-    with Cluster(tmp_path / "cluster", ("a", "b")) as cluster:
-        other = ClusterHostProcess(
-            "c", tmp_path, (0, 0), ["--cluster", f"etcd://{cluster.etcd.endpoint}", "--node-id", "1"]
-        )
+    with Cluster(tmp_path / "cluster", ("a", "b"), network=new_network()) as cluster:
+        if not isinstance(cluster.etcd, Etcd):
+            pytest.skip("a process beside containers would not find their etcd")
+        place = HostPlace("127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0", cluster.etcd.endpoint)
+        other = LocalHost("c", tmp_path, place, ["--node-id", "1"])
         with pytest.raises(NotStarted, match="node id 1 is taken by host 'a'"):
             other.start()
 
@@ -381,7 +394,7 @@ def test_a_group_goes_on_when_its_coordinator_is_killed(tmp_path: Path) -> None:
     """What was committed is there, and a consumer that joins again reads on from it: every record once, here, because
     it commits after each poll.
     """
-    with Cluster(tmp_path / "cluster") as cluster:
+    with Cluster(tmp_path / "cluster", network=new_network()) as cluster:
         create(cluster)
         with producing(cluster) as load:
             consumer = KafkaConsumer(
@@ -423,7 +436,7 @@ def coordinator(cluster: Cluster) -> ClusterHostProcess:
 
 def test_topics_are_described_as_a_cluster_does(tmp_path: Path) -> None:
     """All brokers, leaders that differ, replicas; refusals by name."""
-    with Cluster(tmp_path / "cluster") as cluster:
+    with Cluster(tmp_path / "cluster", network=new_network()) as cluster:
         create(cluster, partitions=12, replicas=2)
         leaders = {leader_of(cluster, partition).name for partition in range(12)}
         assert len(leaders) > 1

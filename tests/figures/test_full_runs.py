@@ -26,6 +26,16 @@ def test_an_hour_of_mixed_load(tmp_path: Path) -> None:
     assert [goal["name"] for goal in found["goals"] if not goal["holds"]] == []
 
 
+def test_an_hour_of_checked_histories(tmp_path: Path) -> None:
+    """A cluster of three hosts under faults of all kinds breaks no promise, heals each time, and its clients go on."""
+    command = [sys.executable, "-m", "benchmarks.histories", "--minutes", "60", "--results", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=1.5 * HOUR_S)
+    found = json.loads((tmp_path / "histories.json").read_text(encoding="utf-8"))
+    assert (found["violations"], found["trouble"]) == ([], []), f"seed {found['plan']['seed']}"
+    assert [goal["name"] for goal in found["goals"] if not goal["holds"]] == []
+
+
 @pytest.mark.parametrize("name", CHECKED)
 def test_every_goal_that_held_is_held(name: str) -> None:
     """The benchmark in full, now: no goal of the kept result is missed by more than the margin."""

@@ -1,0 +1,203 @@
+"""Producers of three libraries, idempotent and not, which number their records and note every answer.
+
+Invariants:
+* A producer ends when `Work.ended` is set, and then waits for what is under way, for DRAIN_S at most.
+* What a library says about a lost host never ends a producer; a library that gives up is replaced by a producer of a
+  new name.
+* Producers that are not idempotent have one request in flight: the order of what is acknowledged is theirs.
+* A producer keeps WAITING_MAX records without an answer at most: without service it waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+import confluent_kafka
+from aiokafka import AIOKafkaProducer
+from kafka import KafkaProducer
+from kafka.errors import KafkaError
+
+from benchmarks.checked.history import Call
+from benchmarks.checked.work import Work, stream_name
+
+PACE_S = 0.03
+DRAIN_S = 60.0
+DELIVERY_MS = 600_000
+"""Longer than any fault: a record that a library gives up is a failure that nobody needs."""
+REQUEST_MS = 5_000
+WAITING_MAX = 500
+PAUSE_S = 0.5
+
+for _name in ("kafka", "aiokafka"):
+    logging.getLogger(_name).setLevel(logging.CRITICAL)  # of lost hosts they say much
+
+
+class Numbered:
+    """The records of one producer: numbers, and the calls that wait for an answer."""
+
+    def __init__(self, work: Work, library: str, partition: int, *, is_idempotent: bool) -> None:
+        self.work = work
+        self.partition = partition
+        kind = "idempotent" if is_idempotent else "plain"
+        self.who = work.new_name(f"{library}-{kind}")
+        self.stream = stream_name(work.topic, partition)
+        self.waiting: set[int] = set()
+        self._next = 0
+        work.recorder.add(what="producer", who=self.who, stream=self.stream, idempotent=is_idempotent)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether enough records wait for their answers."""
+        return len(self.waiting) >= WAITING_MAX
+
+    def begin(self) -> tuple[bytes, Call]:
+        """The next record."""
+        number, self._next = self._next, self._next + 1
+        self.waiting.add(number)
+        call = self.work.recorder.begin("produce", self.who, stream=self.stream, number=number)
+        return f"{self.who}:{number}".encode(), Answered(self, number, call)
+
+    def acked(self) -> None:
+        """A record was acknowledged."""
+        self.work.acked(self.stream)
+
+
+class Answered(Call):
+    """A call that leaves the producer's waiting ones when it is answered."""
+
+    def __init__(self, numbered: Numbered, number: int, call: Call) -> None:
+        self._numbered, self._call, self._of = numbered, call, number
+
+    def ok(self, **answer: object) -> None:
+        """See Call."""
+        self._call.ok(**answer)
+        self._numbered.waiting.discard(self._of)
+        self._numbered.acked()
+
+    def failed(self, error: object) -> None:
+        """See Call."""
+        self._call.failed(error)
+        self._numbered.waiting.discard(self._of)
+
+
+def run_kafka_python(work: Work, partition: int, *, is_idempotent: bool) -> None:
+    """kafka-python."""
+    numbered = Numbered(work, "kafka-python", partition, is_idempotent=is_idempotent)
+    producer = KafkaProducer(
+        bootstrap_servers=work.bootstrap, acks="all", linger_ms=5, enable_idempotence=is_idempotent,
+        max_in_flight_requests_per_connection=5 if is_idempotent else 1, retries=1_000_000, max_block_ms=DELIVERY_MS,
+        delivery_timeout_ms=DELIVERY_MS, request_timeout_ms=REQUEST_MS, metadata_max_age_ms=5_000,
+    )  # fmt: skip
+    try:
+        while not work.ended.wait(PACE_S):
+            if not numbered.is_full:
+                value, call = numbered.begin()
+                sent = producer.send(work.topic, value, partition=partition)
+                sent.add_callback(lambda found, call=call: call.ok(offset=found.offset))
+                sent.add_errback(call.failed)
+        with suppress(KafkaError):
+            producer.flush(DRAIN_S)
+    finally:
+        producer.close(DRAIN_S)
+
+
+def run_confluent(work: Work, partition: int, *, is_idempotent: bool) -> None:
+    """librdkafka."""
+    numbered = Numbered(work, "librdkafka", partition, is_idempotent=is_idempotent)
+    producer = confluent_kafka.Producer(
+        {
+            "bootstrap.servers": ",".join(work.bootstrap), "enable.idempotence": is_idempotent, "acks": "all",
+            "linger.ms": 5, "message.timeout.ms": DELIVERY_MS, "socket.timeout.ms": 10_000, "log_level": 0,
+            "max.in.flight.requests.per.connection": 5 if is_idempotent else 1,
+        }
+    )  # fmt: skip
+
+    def delivered(call: Call) -> Callable[[object, confluent_kafka.Message], None]:
+        def note(error: object, message: confluent_kafka.Message) -> None:
+            if error is None:
+                call.ok(offset=message.offset())
+            else:
+                call.failed(error)
+
+        return note
+
+    while not work.ended.wait(PACE_S):
+        if not numbered.is_full:
+            value, call = numbered.begin()
+            producer.produce(work.topic, value, partition=partition, on_delivery=delivered(call))
+        producer.poll(0)
+    producer.flush(DRAIN_S)
+
+
+def run_aiokafka(work: Work, partition: int, *, is_idempotent: bool) -> None:
+    """aiokafka."""
+    numbered = Numbered(work, "aiokafka", partition, is_idempotent=is_idempotent)
+
+    async def produce() -> None:
+        producer = AIOKafkaProducer(
+            bootstrap_servers=work.bootstrap, acks="all", enable_idempotence=is_idempotent, linger_ms=5,
+            request_timeout_ms=REQUEST_MS, metadata_max_age_ms=1_000,
+        )  # fmt: skip
+        await producer.start()
+        sent = set[asyncio.Task[None]]()
+
+        async def send() -> None:
+            value, call = numbered.begin()
+            try:
+                found = await producer.send_and_wait(work.topic, value, partition=partition)
+            except Exception as error:  # noqa: BLE001  whatever a library says is its answer
+                call.failed(repr(error))
+            else:
+                call.ok(offset=found.offset)
+
+        try:
+            while not work.ended.is_set():
+                if not numbered.is_full:
+                    task = asyncio.create_task(send())
+                    sent.add(task)
+                    task.add_done_callback(sent.discard)
+                await asyncio.sleep(PACE_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(producer.flush(), DRAIN_S)
+        finally:
+            for task in sent:
+                task.cancel()
+            await producer.stop()
+
+    asyncio.run(produce())
+
+
+Producer = Callable[..., None]
+LIBRARIES: tuple[Producer, ...] = (run_kafka_python, run_confluent, run_aiokafka)
+
+
+def keep_producing(run: Producer, work: Work, partition: int, *, is_idempotent: bool) -> None:
+    """A producer after another, until the work ends: what ends in an error is counted and begun anew."""
+    while not work.ended.is_set():
+        try:
+            run(work, partition, is_idempotent=is_idempotent)
+        except Exception as error:  # noqa: BLE001  whatever a library raises
+            work.noted(f"{run.__name__} was begun anew", error)
+            work.ended.wait(PAUSE_S)
+
+
+def begin_all(work: Work) -> list[threading.Thread]:
+    """Each library, idempotent and not, over all partitions in turn."""
+    threads = []
+    for place, (run, is_idempotent) in enumerate((run, flag) for run in LIBRARIES for flag in (True, False)):
+        threads.append(
+            threading.Thread(
+                target=keep_producing,
+                args=(run, work, place % work.partitions),
+                kwargs={"is_idempotent": is_idempotent},
+                name=f"{run.__name__} {is_idempotent}",
+                daemon=True,
+            )
+        )
+    for thread in threads:
+        thread.start()
+    return threads

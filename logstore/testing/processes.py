@@ -1,0 +1,225 @@
+"""The processes of a test cluster: an etcd and sidecars on this machine, which are started, killed, paused, wiped.
+
+Invariant: a process that was killed or stopped is gone, with all that it had inherited.
+"""
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Final, NamedTuple, Protocol
+
+PATIENCE_S: Final = 60.0
+"""For a process to start or to end, on a loaded machine."""
+
+
+class NotStarted(Exception):
+    """A process did not start; the message has what it said."""
+
+
+class HostPlace(NamedTuple):
+    """Where a host listens and is reached, as HOST:PORT, and how its process is started."""
+
+    kafka: str
+    peer_listen: str
+    peer_advertise: str
+    etcd: str
+    """Where it finds etcd."""
+    flags: Sequence[str] = ()
+    wrapper: Sequence[str] = ()
+    """What stands in front of the command."""
+
+
+class Node(Protocol):
+    """An etcd or a sidecar, wherever it runs."""
+
+    name: str
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and has not ended."""
+        ...
+
+    @property
+    def pid(self) -> int:
+        """Its process id. Raises NotStarted."""
+        ...
+
+    @property
+    def log(self) -> str:
+        """What it has written to standard error."""
+        ...
+
+    def start(self) -> None:
+        """Start it. Raises NotStarted."""
+        ...
+
+    def kill(self) -> None:
+        """SIGKILL: no chance to write anything down. Nothing is left of the process."""
+        ...
+
+    def stop(self) -> int:
+        """SIGTERM; returns the exit status."""
+        ...
+
+    def pause(self) -> None:
+        """Freeze it: its connections stay open and are silent."""
+        ...
+
+    def go_on(self) -> None:
+        """End the pause."""
+        ...
+
+
+class ClusterHostProcess(Node, Protocol):
+    """A sidecar, wherever it runs. `data_dir`: its directory, as this machine sees it."""
+
+    address: str
+    port: int
+    data_dir: Path
+
+    def begin(self) -> None:
+        """Start it, without waiting."""
+        ...
+
+    def wait_ready(self) -> None:
+        """Wait until it says that it is ready. Raises NotStarted."""
+        ...
+
+    def wipe(self) -> None:
+        """Replace its disk by an empty one; it must not run."""
+        ...
+
+
+class LocalProcess:
+    """A process with a log file, and signals."""
+
+    def __init__(self, name: str, log: Path) -> None:
+        self.name = name
+        self.log_path = log
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        if self._process is None:
+            raise NotStarted(f"{self.name} does not run")
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        """What it has written to standard error."""
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    def _launch(self, command: Sequence[str]) -> subprocess.Popen[str]:
+        log: IO[str]
+        with self.log_path.open("a") as log:
+            self._process = subprocess.Popen(  # noqa: S603  our own programs
+                command, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+            )
+        return self._process
+
+    def kill(self) -> None:
+        """SIGKILL: no chance to write anything down. Nothing is left of the process."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """SIGTERM; returns the exit status."""
+        return self._end(signal.SIGTERM)
+
+    def pause(self) -> None:
+        """SIGSTOP: its connections stay open and are silent."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def _end(self, number: signal.Signals) -> int:
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        process.send_signal(number)
+        try:
+            return process.wait(PATIENCE_S)
+        finally:
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+class Etcd(LocalProcess):
+    """One etcd process."""
+
+    def __init__(self, directory: Path, endpoint: str, peer: str) -> None:
+        super().__init__("etcd", directory / "etcd.log")
+        self._directory = directory / "etcd"
+        self.endpoint = endpoint
+        self._peer = f"http://{peer}"
+
+    def start(self) -> None:
+        """Start it. Raises NotStarted if there is no etcd here."""
+        etcd = shutil.which("etcd")
+        if etcd is None:
+            raise NotStarted("no etcd is installed: apt-get install etcd-server")
+        client = f"http://{self.endpoint}"
+        self._launch(
+            [
+                etcd, "--name", "e", "--data-dir", str(self._directory), "--logger", "zap",
+                "--listen-client-urls", client, "--advertise-client-urls", client,
+                "--listen-peer-urls", self._peer, "--initial-advertise-peer-urls", self._peer,
+                "--initial-cluster", f"e={self._peer}", "--log-outputs", str(self.log_path),
+            ]
+        )  # fmt: skip
+
+
+class LocalHost(LocalProcess):
+    """One sidecar of the cluster."""
+
+    def __init__(self, name: str, directory: Path, place: HostPlace, flags: Sequence[str]) -> None:
+        super().__init__(name, directory / f"{name}.log")
+        self.data_dir = directory / name
+        self.address = place.kafka
+        self.port = int(place.kafka.rpartition(":")[2])
+        self._wrapper = place.wrapper
+        self._flags = [
+            *("--cluster", f"etcd://{place.etcd}", "--host-name", name, "--peer-listen", place.peer_listen),
+            *("--peer-advertise", place.peer_advertise, *place.flags, *flags),
+        ]
+
+    def start(self) -> None:
+        """Start it, and wait until it is ready. Raises NotStarted."""
+        self.begin()
+        self.wait_ready()
+
+    def begin(self) -> None:
+        """Start it, without waiting."""
+        command = [sys.executable, "-m", "logstore.cli", "serve", "--data-dir", str(self.data_dir)]
+        self._launch([*self._wrapper, *command, "--kafka", self.address, *self._flags])
+
+    def wait_ready(self) -> None:
+        """Wait until it says that it is ready. Raises NotStarted."""
+        process = self._process
+        if process is None or process.stdout is None:
+            raise NotStarted(f"host {self.name} was not begun")
+        readable, _, _ = select.select([process.stdout], [], [], PATIENCE_S)
+        line = process.stdout.readline() if readable else ""
+        if not line.startswith("cairn ready"):
+            self.kill()
+            raise NotStarted(f"host {self.name} did not start: {line!r}\n{self.log[-4000:]}")
+
+    def wipe(self) -> None:
+        """Replace its disk by an empty one; it must not run."""
+        if self.is_running:
+            raise NotStarted(f"host {self.name} runs: stop it before its disk is replaced")
+        shutil.rmtree(self.data_dir, ignore_errors=True)

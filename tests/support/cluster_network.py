@@ -1,0 +1,21 @@
+"""Where the clusters of tests run: on loopback, or in containers with `./run test cluster --docker`."""
+
+from logstore.testing.containers import ContainerNetwork
+from logstore.testing.network import Loopback, Network
+
+_chosen: list[type[Loopback] | type[ContainerNetwork]] = [Loopback]
+
+
+def choose_containers() -> None:
+    """From now on."""
+    _chosen[0] = ContainerNetwork
+
+
+def new_network() -> Network:
+    """A network of the kind that was chosen, for one cluster."""
+    return _chosen[0]()
+
+
+def are_containers() -> bool:
+    """Whether containers were chosen."""
+    return _chosen[0] is ContainerNetwork
