@@ -24,15 +24,17 @@ from logstore.format.fields import (
     get_text,
 )
 from logstore.format.host_summaries import HostsReply, PlacesReply, get_hosts, get_places, hosts_fields, places_fields
+from logstore.format.tier_summaries import TierReply, get_tier, tier_fields
 from logstore.interfaces import Buffer
 
 DESCRIBE_QUERIES: Final = 30009
 DESCRIBE_SIDECAR: Final = 30010
 DESCRIBE_HOSTS: Final = 30011
 DESCRIBE_PLACES: Final = 30012
+DESCRIBE_TIER: Final = 30020
 CLUSTER_API_KEYS: Final = frozenset((DESCRIBE_HOSTS, DESCRIBE_PLACES))
 """What hosts of a cluster say; a sidecar that is alone refuses them with NoCluster."""
-OPERATOR_API_KEYS: Final = frozenset((DESCRIBE_QUERIES, DESCRIBE_SIDECAR, *CLUSTER_API_KEYS))
+OPERATOR_API_KEYS: Final = frozenset((DESCRIBE_QUERIES, DESCRIBE_SIDECAR, DESCRIBE_TIER, *CLUSTER_API_KEYS))
 
 QUERIES_PER_REPLY: Final = 1_000
 """Bounds the answer and the work of one request; the next are asked for with `after`."""
@@ -117,14 +119,25 @@ class DescribePlacesRequest:
     first: int = 0
 
 
-OperatorRequest = DescribeQueriesRequest | DescribeSidecarRequest | DescribeHostsRequest | DescribePlacesRequest
-OperatorReply = QueriesReply | SidecarReply | HostsReply | PlacesReply
+@dataclass(frozen=True, slots=True)
+class DescribeTierRequest:
+    """Ask a sidecar that is alone what of a topic is in the tier, from this partition on."""
+
+    topic: str
+    first: int = 0
+
+
+OperatorRequest = (
+    DescribeQueriesRequest | DescribeSidecarRequest | DescribeHostsRequest | DescribePlacesRequest | DescribeTierRequest
+)
+OperatorReply = QueriesReply | SidecarReply | HostsReply | PlacesReply | TierReply
 
 _KEYS: Final[dict[type, int]] = {
     DescribeQueriesRequest: DESCRIBE_QUERIES,
     DescribeSidecarRequest: DESCRIBE_SIDECAR,
     DescribeHostsRequest: DESCRIBE_HOSTS,
     DescribePlacesRequest: DESCRIBE_PLACES,
+    DescribeTierRequest: DESCRIBE_TIER,
 }
 
 _COUNTS: Final = (
@@ -151,7 +164,7 @@ def encode_request(request: OperatorRequest, *, correlation_id: int, client_id: 
     fields: dict[str, object] = {}
     if isinstance(request, DescribeQueriesRequest):
         fields = {"after": request.after}
-    elif isinstance(request, DescribePlacesRequest):
+    elif isinstance(request, DescribePlacesRequest | DescribeTierRequest):
         fields = {"topic": request.topic, "first": request.first}
     return encode_own_request(api_key_of(request), fields, correlation_id, client_id)
 
@@ -169,6 +182,8 @@ def decode_request(api_key: int, body: Buffer) -> OperatorRequest:
         return DescribeHostsRequest()
     if api_key == DESCRIBE_PLACES:
         return DescribePlacesRequest(get_name(fields, "topic"), get_int(fields, "first", 0, _INT32_MAX))
+    if api_key == DESCRIBE_TIER:
+        return DescribeTierRequest(get_name(fields, "topic"), get_int(fields, "first", 0, _INT32_MAX))
     raise MalformedRequest(f"{api_key} is none of the requests of operators ({sorted(OPERATOR_API_KEYS)})")
 
 
@@ -188,6 +203,8 @@ def encode_reply_body(reply: OperatorReply | CairnError) -> list[Buffer]:
             fields |= hosts_fields(reply)
         case PlacesReply():
             fields |= places_fields(reply)
+        case TierReply():
+            fields |= tier_fields(reply)
     return [encode_fields(fields)]
 
 
@@ -202,6 +219,8 @@ def decode_reply(api_key: int, frame: Buffer) -> tuple[int, OperatorReply | Cair
         return correlation_id, get_hosts(fields)
     if api_key == DESCRIBE_PLACES:
         return correlation_id, get_places(fields)
+    if api_key == DESCRIBE_TIER:
+        return correlation_id, get_tier(fields)
     counts = {name: get_int(fields, name, 0, _INT64_MAX) for name in _COUNTS}
     since_ms = get_int(fields, "refused_since_ms", _NONE, _INT64_MAX)
     version = get_text(fields, "version", MAX_NAME_CHARACTERS)

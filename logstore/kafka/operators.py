@@ -19,15 +19,18 @@ from logstore.format.operator_api import (
     CLUSTER_API_KEYS,
     DESCRIBE_QUERIES,
     DESCRIBE_SIDECAR,
+    DESCRIBE_TIER,
     OPERATOR_API_KEYS,
     QUERIES_PER_REPLY,
     DescribeQueriesRequest,
+    DescribeTierRequest,
     OperatorReply,
     QueriesReply,
     SidecarReply,
     decode_request,
     encode_reply_body,
 )
+from logstore.format.tier_summaries import TIERED_PER_REPLY, TieredPartition, TierReply
 from logstore.interfaces import Buffer
 from logstore.kafka.api_types import Broker, Caller, PrivateApi
 from logstore.kafka.budgets import AnswerBudget
@@ -76,12 +79,30 @@ class _OperatorRequests:
                 raise NoCluster("this sidecar is alone: ask a host of a cluster (`cairn serve --cluster URL`)")
             if isinstance(request, DescribeQueriesRequest):
                 reply: OperatorReply | CairnError = queries_reply(self._broker, self._epochs, request.after, caller)
+            elif isinstance(request, DescribeTierRequest):
+                table.require(self._broker, DESCRIBE_TIER, caller, request.topic)
+                reply = self._tier(request)
             else:
                 table.require(self._broker, DESCRIBE_SIDECAR, caller, CLUSTER_NAME)
                 reply = await self._sidecar()
         except CairnError as error:
             reply = error
         return encode_reply_body(reply), 0
+
+    def _tier(self, request: DescribeTierRequest) -> TierReply:
+        streams = self._store.topic(request.topic).partitions[request.first : request.first + TIERED_PER_REPLY]
+        return TierReply(
+            tuple(
+                TieredPartition(
+                    stream.partition,
+                    stream.local_start_offset,
+                    stream.tiered_end_offset,
+                    len(stream.tiered),
+                    stream.tiered.size_bytes,
+                )
+                for stream in streams
+            )
+        )
 
     async def _sidecar(self) -> SidecarReply:
         facts = await Walkers.run(self._facts)

@@ -4,6 +4,9 @@ becomes of it when HDFS is in safe mode.
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +22,7 @@ from logstore.tier.settings import HdfsPlace
 from scheduler.coordinator.testing import running
 from tests.hdfs.writers import table_of, wait_until
 from tests.support.hdfs.cluster import HdfsCluster, network
+from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
 from tests.support.streams import create_topic, delete_topic, produce, read_all
 
@@ -36,6 +40,12 @@ TIERED = {
 def tier_url(hdfs: HdfsCluster, name: str) -> str:
     """A directory of the test's own."""
     return f"{hdfs.webhdfs_url.replace('http', 'webhdfs')}/{name}"
+
+
+def cairn(*arguments: str) -> str:
+    """What a command prints; it succeeds."""
+    command = [sys.executable, "-m", "logstore.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S).stdout
 
 
 def log_files(hdfs: HdfsCluster, name: str) -> list[str]:
@@ -100,7 +110,13 @@ def test_a_sidecar_keeps_its_log_in_hdfs(hdfs: HdfsCluster, tmp_path: Path) -> N
         client = InsecureClient(hdfs.webhdfs_url, user="cairn")
         with client.read(sorted(files, key=lambda path: path.rpartition("/")[2])[0]) as reader:
             assert reader.read()[: len(first)] == first
+        described = json.loads(cairn("topics", "describe", "kept", "--servers", sidecar.address, "--json"))
+        tier = described["partitions"][0]["tier"]
+        assert tier["up_to"] == tier["local_from"] - 1
+        assert tier["chunks"] == len(files)
+        assert "on disk from" in cairn("topics", "describe", "kept", "--servers", sidecar.address)
         sidecar.kill()
+        assert "no damage" in cairn("verify", str(sidecar.data_dir), "--tier", tier_url(hdfs, "alone"))
         sidecar.restart()
         assert [row.value for row in read_all(sidecar.address, "kept")] == expected
         delete_topic(sidecar.address, "kept")
