@@ -49,6 +49,7 @@ CODES: dict[type[Exception], ErrorCode] = {
     errors.ChunkUnreachable: ErrorCode.kafka_storage_error,
     errors.HostUnreachable: ErrorCode.request_timed_out,
     errors.TierUnavailable: ErrorCode.kafka_storage_error,
+    errors.TierFull: ErrorCode.kafka_storage_error,
     errors.TierRefused: ErrorCode.kafka_storage_error,
     errors.ObjectMissing: ErrorCode.kafka_storage_error,
 }

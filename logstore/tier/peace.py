@@ -7,8 +7,9 @@ Invariants:
 * A coordinator that does not answer for its client's patience stops nothing: the chunk is then stored without a plan.
 """
 
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import TypeVar
 
@@ -38,16 +39,30 @@ class PeaceTurns:
         except CoordinatorError as error:
             raise TierUnavailable(f"the coordinator refuses a request of host {self._host!r}: {error}") from error
         latest: Future[T] | None = None
-        with ThreadPoolExecutor(1, thread_name_prefix="tier-upload") as pool:
-            try:
-                for go in request.goes():
-                    latest = pool.submit(self._attempt, request, go, store)
-            except CoordinatorError as error:
-                if latest is None:
-                    raise TierUnavailable(f"no turn for a chunk of host {self._host!r}: {error}") from error
+        try:
+            for go in request.goes():
+                if latest is not None:
+                    latest.exception()  # the attempt before has ended
+                latest = self._begin(request, go, store)
+        except CoordinatorError as error:
+            if latest is None:
+                raise TierUnavailable(f"no turn for a chunk of host {self._host!r}: {error}") from error
         if latest is None:
             raise TierUnavailable(f"request {request.name} of host {self._host!r} ended without a turn")
         return latest.result()
+
+    def _begin(self, request: CoordinatorRequest, go: Go, store: Callable[[Turn], T]) -> "Future[T]":
+        """Begin an attempt on a thread of its own, which no exit of the process waits for."""
+        outcome: Future[T] = Future()
+
+        def attempt() -> None:
+            try:
+                outcome.set_result(self._attempt(request, go, store))
+            except BaseException as error:  # noqa: BLE001  raised where it is waited for
+                outcome.set_exception(error)
+
+        threading.Thread(target=attempt, name="tier-upload", daemon=True).start()
+        return outcome
 
     def _attempt(self, request: CoordinatorRequest, go: Go, store: Callable[[Turn], T]) -> T:
         addresses = [address or name for name, address in zip(go.hosts, go.addresses, strict=True)][1:]

@@ -51,7 +51,7 @@ class RangeCache:
     def read(self, key: str, size_bytes: int, position: int, length: int) -> bytes:
         """Bytes of an object of `size_bytes`. Blocks. Raises TierUnavailable, TierRefused, ObjectMissing."""
         end = min(position + length, size_bytes)
-        if end - position > self._max_bytes // 2:
+        if not self.keeps(end - position):
             return self._get(key, position, end - position)
         parts: list[bytes] = []
         for number in range(position // BLOCK_BYTES, -(-end // BLOCK_BYTES)):
@@ -59,6 +59,10 @@ class RangeCache:
             start = number * BLOCK_BYTES
             parts.append(block[max(0, position - start) : end - start])
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def keeps(self, length: int) -> bool:
+        """Whether so many bytes that were read are in memory afterwards, until others take their place."""
+        return length <= self._max_bytes // 2
 
     def cached(self, key: str, size_bytes: int, position: int, length: int) -> bytes | None:
         """What `read` gives, if all of it is in memory."""

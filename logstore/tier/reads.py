@@ -41,6 +41,8 @@ class TierReads:
         self._limiter = trio.CapacityLimiter(READERS)
         self._fetching: set[tuple[Stream, int]] = set()
         self._failed: dict[tuple[Stream, int], Exception] = {}
+        self._large: tuple[tuple[Stream, int], ReadResult] | None = None
+        """What was fetched last of what the cache does not keep: a batch that is too large for it."""
 
     async def run(self, chunk: TieredChunk, work: Callable[[ReadableFiles, ChunkView], T]) -> T:
         """Run blocking reads of one chunk. Raises TierUnavailable, and what `work` raises."""
@@ -101,6 +103,9 @@ class TierReads:
         failed = self._failed.pop((stream, offset), None)
         if failed is not None:
             raise failed
+        if self._large is not None and self._large[0] == (stream, offset):
+            found, self._large = self._large[1], None
+            return found
         files = CachedTierFiles(self._cache(chunk), chunk)
         limit = min(max_bytes, QUICK_READ_BYTES)
         try:
@@ -116,13 +121,17 @@ class TierReads:
             place = (stream, offset)
             if place not in self._fetching and len(self._fetching) < WAITING:
                 self._fetching.add(place)
-                self._nursery.start_soon(self._fetch, place, chunk, limit)
+                self._nursery.start_soon(self._fetch, place, chunk, limit, include_control)
             return None
 
-    async def _fetch(self, place: tuple[Stream, int], chunk: TieredChunk, max_bytes: int) -> None:
+    async def _fetch(
+        self, place: tuple[Stream, int], chunk: TieredChunk, max_bytes: int, include_control: bool
+    ) -> None:
         stream, offset = place
         try:
-            await self.read(chunk, offset, max_bytes, include_control=False)
+            found = await self.read(chunk, offset, max_bytes, include_control=include_control)
+            if self.cache is not None and not self.cache.keeps(found.size_bytes):
+                self._large = place, found
         except (CairnError, OSError) as error:
             while len(self._failed) >= WAITING:
                 del self._failed[next(iter(self._failed))]

@@ -22,7 +22,8 @@ class HdfsPlace(NamedTuple):
     root: str
 
 
-class PlanAccess(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PlanAccess:
     """Who plans the chunks: the coordinator's address and this host's name in its network, the NameNode's plan table,
     and the files with the tokens of both (empty: none).
     """
@@ -73,10 +74,6 @@ def parse_tier(values: Mapping[str, Any]) -> TierSettings | None:
     )
     if not values["tier_url"]:
         return None
-    if values["cluster"]:
-        raise ConfigError(
-            "--tier-url is for a sidecar alone: a host of a cluster has no tier yet; leave out one of both"
-        )
     return TierSettings(
         parse_url(values["tier_url"]),
         values["tier_user"],

@@ -27,6 +27,7 @@ from logstore.testing.directory_objects import DirectoryObjects
 from logstore.testing.reports import RecordedReports
 from logstore.testing.world import ListGroup
 from logstore.tier.interface import NoTurns
+from logstore.tier.range_cache import RangeCache
 from logstore.tier.service import TierService, TierStores
 from tests.support.limits import PATIENCE_S
 
@@ -169,6 +170,28 @@ async def test_a_store_that_fails_says_so_to_its_readers(tmp_path: Path) -> None
             await at.values(stream)
         at.objects.before = lambda *_: None
         assert await at.values(stream) == list(range(BATCHES))
+
+
+async def test_a_batch_that_the_cache_does_not_keep_is_read(tmp_path: Path) -> None:
+    """A reader that does not wait gets a batch of more than half of the cache, once it has come."""
+    async with running(tmp_path) as at:
+        at.engine.tier.cache = RangeCache(at.objects, 1 << 20)
+        config = {**TIERED, "max.message.bytes": "2000000"}
+        topic = await at.engine.wait(at.engine.store.create_topic("t", 1, config))
+        stream = topic.partitions[0]
+        value = b"x" * 900_000
+        for number in range(3):
+            batch = encode_batch([Record(0, FIRST_MS + number, None, value)])
+            await at.engine.wait(stream.append(batch, now_ms=FIRST_MS))
+        await until(lambda: len(stream.chunks) == 1)
+        stream.tail.reset()
+        woken = trio.Event()
+        stream.add_waiter(woken.set)
+        assert not (await at.engine.read(stream, 0, 1 << 20, is_patient=False)).buffers
+        with trio.fail_after(PATIENCE_S):
+            await woken.wait()
+        found = await at.engine.read(stream, 0, 1 << 20, is_patient=False)
+        assert [record.value for record in decode_batch(bytes(found.buffers[0]))] == [value]
 
 
 async def test_a_damaged_local_copy_is_read_from_the_tier(tmp_path: Path) -> None:

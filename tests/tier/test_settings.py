@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from logstore.config import add_arguments, parse
 from logstore.errors import ConfigError, InvalidConfig
 from logstore.log.topics import TopicConfig, parse_config, require_tier
+from logstore.refusals import refuse_other_kind
 from logstore.tier.settings import parse_tier, parse_url
 
-VALUES = {
+VALUES: dict[str, Any] = {
     "tier_url": "webhdfs://namenode:9870/cairn",
     "tier_user": "cairn",
     "tier_replicas": 3,
@@ -19,7 +25,6 @@ VALUES = {
     "tier_host": "",
     "tier_plans": "",
     "tier_plan_token_file": "",
-    "cluster": "",
 }
 
 
@@ -46,10 +51,14 @@ def test_peace_needs_all_its_parts() -> None:
         parse_tier({**VALUES, "tier_coordinator": "http://c:1"})
 
 
-def test_a_cluster_has_no_tier() -> None:
-    """A host of a cluster is refused with a tier."""
+def test_a_cluster_has_no_tier(tmp_path: Path) -> None:
+    """A host of a cluster does not start with a tier."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    flags = ["--tier-url", VALUES["tier_url"], "--cluster", "sqlite:m", "--host-name", "a", "--node-id", "1"]
+    settings = parse(parser.parse_args([*flags, "--peer-listen", "127.0.0.1:1", "--data-dir", str(tmp_path)]))
     with pytest.raises(ConfigError, match="for a sidecar alone"):
-        parse_tier({**VALUES, "cluster": "etcd://h:1"})
+        refuse_other_kind(settings)
 
 
 def test_a_topic_needs_a_tier() -> None:
