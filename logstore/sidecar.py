@@ -42,6 +42,7 @@ from logstore.base.tls import ServerTls
 from logstore.cluster.epochs_home import EpochLimits
 from logstore.cluster.owner_calls import FORWARD
 from logstore.cluster.part import ClusterPart, LocalParts, StartCluster
+from logstore.cluster.replicated_ledger import ReplicatedLedger
 from logstore.config import SidecarConfig
 from logstore.disk.files import MAX_DESCRIPTORS, OsFiles
 from logstore.disk.meter import DiskMeter
@@ -63,7 +64,6 @@ from logstore.events import (
     STOPPED,
     STOPPING,
 )
-from logstore.format.topic_partition import TopicPartition
 from logstore.kafka import epochs as epoch_requests
 from logstore.kafka.acls import AclHandlers
 from logstore.kafka.api_types import Api, ApiHandlers, Broker, BrokerSettings, compose
@@ -72,8 +72,9 @@ from logstore.kafka.configs import ConfigHandlers
 from logstore.kafka.epoch_routing import EpochRouting
 from logstore.kafka.groups.coordination import GroupCoordination
 from logstore.kafka.groups.coordinator import GroupCoordinator
+from logstore.kafka.groups.followed import commits_by_stream, committed_offsets
 from logstore.kafka.groups.handlers import GroupHandlers, TopicIds
-from logstore.kafka.groups.offsets import CommittedOffset, OffsetLedger, OffsetStore
+from logstore.kafka.groups.offsets import OffsetLedger, OffsetStore
 from logstore.kafka.groups.service import GroupService
 from logstore.kafka.hosts import cluster_apis
 from logstore.kafka.metadata import MetadataHandlers
@@ -81,6 +82,7 @@ from logstore.kafka.offsets import OffsetHandlers
 from logstore.kafka.operators import HostFacts, operator_apis
 from logstore.kafka.producer_ids import ProducerIdHandlers
 from logstore.kafka.quotas import QuotaHandlers
+from logstore.kafka.reader_routing import ReaderRouting
 from logstore.kafka.readers import reader_apis
 from logstore.kafka.scans import scan_apis
 from logstore.kafka.security.handlers import UserHandlers
@@ -90,7 +92,6 @@ from logstore.kafka.security.users import LEDGER as USERS_LEDGER
 from logstore.kafka.server import KafkaServer, Listener, ServerSecurity
 from logstore.kafka.topics import TopicHandlers
 from logstore.log.ledger import Ledger
-from logstore.log.readers import StreamId
 from logstore.log.store import Store
 from logstore.monitoring.event_log import EventLog
 from logstore.monitoring.health import Health, Phase
@@ -435,20 +436,9 @@ async def _tidy_state(state: SharedState, idle_s: float, report: Report) -> None
 
 
 def _groups(settings: SidecarConfig, broker: Broker, store: Store, report: Report) -> GroupHandlers:
-
-    def note_commits(group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
-        found = {StreamId(entry.topic_id, where.partition): entry.offset for where, entry in offsets.items()}
-        store.readers.note_commits(group, found)
-
-    handlers = _group_handlers(settings, broker, report, OffsetStore(store.groups, note_commits))
-
-    def committed(group: str, stream: StreamId) -> int | None:
-        topic = store.topic_by_id(uuid.UUID(hex=stream.topic_id))
-        where = None if topic is None else TopicPartition(topic.name, stream.partition)
-        found = None if where is None else handlers.service.committed(group, [where]).of(where)
-        return None if found is None else found.offset
-
-    store.readers.follow(committed)
+    offsets = OffsetStore(store.groups, commits_by_stream(store.readers.note_commits))
+    handlers = _group_handlers(settings, broker, report, offsets)
+    store.readers.follow(committed_offsets(store, handlers.service))
     return handlers
 
 
@@ -502,12 +492,17 @@ def _handlers(
 def _coordination(
     settings: SidecarConfig, broker: Broker, report: Report, cluster: ClusterPart, known: Sequence[Api]
 ) -> GroupCoordination:
-    """The groups of a cluster, on the host that coordinates them."""
+    """The groups of a cluster, on the host that coordinates them, and the registered readers beside them."""
+    readers = cluster.homes.readers
 
     def make(ledger: OffsetLedger) -> GroupHandlers:
-        return _group_handlers(settings, broker, report, OffsetStore(ledger))
+        offsets = OffsetStore(ledger, commits_by_stream(readers.note_commits))
+        return _group_handlers(settings, broker, report, offsets)
 
-    return GroupCoordination(cluster.homes.groups, make, known)
+    async def beside(ledger: ReplicatedLedger, handlers: GroupHandlers) -> None:
+        await readers.serve(ledger, committed_offsets(broker.engine.store, handlers.service))
+
+    return GroupCoordination(cluster.homes.groups, make, known, beside)
 
 
 def _cluster_handlers(
@@ -517,9 +512,12 @@ def _cluster_handlers(
     listeners: Sequence[Listener],
     cluster: ClusterPart,
 ) -> ApiHandlers:
-    """What a host of a cluster serves: registered readers are not among it yet."""
-    routing = EpochRouting(broker, cluster.homes.epochs, cluster.homes.owners)
-    cluster.homes.calls.handle(FORWARD, routing.passed_on)
+    """What a host of a cluster serves."""
+    homes = cluster.homes
+    routing = EpochRouting(broker, homes.epochs, homes.owners)
+    homes.calls.handle(FORWARD, routing.passed_on)
+    readers = ReaderRouting(broker, homes.topics, homes.readers, homes.holds, homes.owners)
+    readers.serve(homes.calls)
     apis: list[Api] = [
         *MetadataHandlers(broker).apis(),
         *OffsetHandlers(broker).apis(),
@@ -533,7 +531,7 @@ def _cluster_handlers(
         *login_apis(),
         *UserHandlers(broker, stores.users).apis(),
     ]
-    return compose(apis, [*cluster_apis(broker, cluster.survey), *scan_apis(broker), *routing.apis()])
+    return compose(apis, [*cluster_apis(broker, cluster.survey), *scan_apis(broker), *routing.apis(), *readers.apis()])
 
 
 def _host_facts(data_dir: Path) -> HostFacts:

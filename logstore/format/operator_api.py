@@ -23,7 +23,17 @@ from logstore.format.fields import (
     get_objects,
     get_text,
 )
-from logstore.format.host_summaries import HostsReply, PlacesReply, get_hosts, get_places, hosts_fields, places_fields
+from logstore.format.host_summaries import (
+    HostChanged,
+    HostsReply,
+    PlacesReply,
+    get_action,
+    get_changed,
+    get_hosts,
+    get_places,
+    hosts_fields,
+    places_fields,
+)
 from logstore.format.tier_summaries import TierReply, get_tier, tier_fields
 from logstore.interfaces import Buffer
 
@@ -32,8 +42,9 @@ DESCRIBE_SIDECAR: Final = 30010
 DESCRIBE_HOSTS: Final = 30011
 DESCRIBE_PLACES: Final = 30012
 DESCRIBE_TIER: Final = 30020
-CLUSTER_API_KEYS: Final = frozenset((DESCRIBE_HOSTS, DESCRIBE_PLACES))
-"""What hosts of a cluster say; a sidecar that is alone refuses them with NoCluster."""
+CHANGE_HOST: Final = 30013
+CLUSTER_API_KEYS: Final = frozenset((DESCRIBE_HOSTS, DESCRIBE_PLACES, CHANGE_HOST))
+"""What hosts of a cluster say and do; a sidecar that is alone refuses them with NoCluster."""
 OPERATOR_API_KEYS: Final = frozenset((DESCRIBE_QUERIES, DESCRIBE_SIDECAR, DESCRIBE_TIER, *CLUSTER_API_KEYS))
 
 QUERIES_PER_REPLY: Final = 1_000
@@ -127,16 +138,30 @@ class DescribeTierRequest:
     first: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class ChangeHostRequest:
+    """Have a host drained, kept after all, or removed: `action` is one of HOST_ACTIONS. May be sent again."""
+
+    host: str
+    action: str
+
+
 OperatorRequest = (
-    DescribeQueriesRequest | DescribeSidecarRequest | DescribeHostsRequest | DescribePlacesRequest | DescribeTierRequest
+    DescribeQueriesRequest
+    | DescribeSidecarRequest
+    | DescribeHostsRequest
+    | DescribePlacesRequest
+    | ChangeHostRequest
+    | DescribeTierRequest
 )
-OperatorReply = QueriesReply | SidecarReply | HostsReply | PlacesReply | TierReply
+OperatorReply = QueriesReply | SidecarReply | HostsReply | PlacesReply | HostChanged | TierReply
 
 _KEYS: Final[dict[type, int]] = {
     DescribeQueriesRequest: DESCRIBE_QUERIES,
     DescribeSidecarRequest: DESCRIBE_SIDECAR,
     DescribeHostsRequest: DESCRIBE_HOSTS,
     DescribePlacesRequest: DESCRIBE_PLACES,
+    ChangeHostRequest: CHANGE_HOST,
     DescribeTierRequest: DESCRIBE_TIER,
 }
 
@@ -166,6 +191,8 @@ def encode_request(request: OperatorRequest, *, correlation_id: int, client_id: 
         fields = {"after": request.after}
     elif isinstance(request, DescribePlacesRequest | DescribeTierRequest):
         fields = {"topic": request.topic, "first": request.first}
+    elif isinstance(request, ChangeHostRequest):
+        fields = {"host": request.host, "action": request.action}
     return encode_own_request(api_key_of(request), fields, correlation_id, client_id)
 
 
@@ -182,6 +209,8 @@ def decode_request(api_key: int, body: Buffer) -> OperatorRequest:
         return DescribeHostsRequest()
     if api_key == DESCRIBE_PLACES:
         return DescribePlacesRequest(get_name(fields, "topic"), get_int(fields, "first", 0, _INT32_MAX))
+    if api_key == CHANGE_HOST:
+        return ChangeHostRequest(get_name(fields, "host"), get_action(fields))
     if api_key == DESCRIBE_TIER:
         return DescribeTierRequest(get_name(fields, "topic"), get_int(fields, "first", 0, _INT32_MAX))
     raise MalformedRequest(f"{api_key} is none of the requests of operators ({sorted(OPERATOR_API_KEYS)})")
@@ -203,6 +232,8 @@ def encode_reply_body(reply: OperatorReply | CairnError) -> list[Buffer]:
             fields |= hosts_fields(reply)
         case PlacesReply():
             fields |= places_fields(reply)
+        case HostChanged():
+            fields |= {"host": reply.host, "chunks": reply.chunks}
         case TierReply():
             fields |= tier_fields(reply)
     return [encode_fields(fields)]
@@ -219,6 +250,8 @@ def decode_reply(api_key: int, frame: Buffer) -> tuple[int, OperatorReply | Cair
         return correlation_id, get_hosts(fields)
     if api_key == DESCRIBE_PLACES:
         return correlation_id, get_places(fields)
+    if api_key == CHANGE_HOST:
+        return correlation_id, get_changed(fields)
     if api_key == DESCRIBE_TIER:
         return correlation_id, get_tier(fields)
     counts = {name: get_int(fields, name, 0, _INT64_MAX) for name in _COUNTS}

@@ -24,30 +24,6 @@ from logstore.log.readers import HeldRecords
 from logstore.log.topics import TopicConfig
 
 
-class RetainedChunk(Protocol):
-    """What retention must know of a chunk, wherever it lies."""
-
-    @property
-    def base_offset(self) -> int:
-        """The offset of its first record."""
-
-    @property
-    def next_offset(self) -> int:
-        """The offset after its last record."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of its batches."""
-
-    @property
-    def max_timestamp(self) -> int:
-        """Of its records, in ms; -1: none."""
-
-    @property
-    def written_ms(self) -> int:
-        """The retention clock at the last append to it; -1: not known."""
-
-
 class RetentionClock:
     """Counts the ms that sidecars have run on a data directory. The clock never goes back within a life. A crash loses
     the time since the clock was last saved, so records then stay longer.
@@ -67,6 +43,30 @@ class RetentionClock:
         self._past_ms = max(self._past_ms, past_ms)
 
 
+class AgedChunk(Protocol):
+    """What retention asks of a chunk: its records, its bytes, when it was last written, its newest record's time."""
+
+    @property
+    def base_offset(self) -> int:
+        """Of the first record."""
+
+    @property
+    def next_offset(self) -> int:
+        """Behind the last record."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all batches."""
+
+    @property
+    def written_ms(self) -> int:
+        """Of the last append, on the retention clock; UNKNOWN_TIME: not known."""
+
+    @property
+    def max_timestamp(self) -> int:
+        """Of the newest record."""
+
+
 class RetentionTime(NamedTuple):
     """The present time on both clocks, in ms."""
 
@@ -82,7 +82,7 @@ class Excess(NamedTuple):
 
 
 def excess(
-    chunks: Sequence[RetainedChunk],
+    chunks: Sequence[AgedChunk],
     config: TopicConfig,
     pinned_offset: int,
     now: RetentionTime,
@@ -99,9 +99,7 @@ def excess(
     return wanted if allowed_offset >= wanted.before_offset else _excess(chunks, config, allowed_offset, now)
 
 
-def _excess(
-    chunks: Sequence[RetainedChunk], config: TopicConfig, pinned_offset: int, now: RetentionTime
-) -> Excess | None:
+def _excess(chunks: Sequence[AgedChunk], config: TopicConfig, pinned_offset: int, now: RetentionTime) -> Excess | None:
     written_ms = _written(chunks)
     total = sum(chunk.size_bytes for chunk in chunks)
     before_offset = None
@@ -120,7 +118,7 @@ def _excess(
     return None if before_offset is None else Excess(before_offset, " and ".join(sorted(reasons)))
 
 
-def _written(chunks: Sequence[RetainedChunk]) -> list[int]:
+def _written(chunks: Sequence[AgedChunk]) -> list[int]:
     """When each chunk was last written; a chunk without a known time gets that of the next chunk that has one."""
     known = UNKNOWN_TIME
     found: list[int] = []
@@ -150,7 +148,7 @@ def must_roll(chunks: Sequence[Chunk], config: TopicConfig, log_start_offset: in
     return served_ms - opened_ms > oldest_ms and not is_beyond_retention
 
 
-def held_records(chunks: Sequence[RetainedChunk], end_offset: int) -> Callable[[int], HeldRecords]:
+def held_records(chunks: Sequence[AgedChunk], end_offset: int) -> Callable[[int], HeldRecords]:
     """The chunks with records from an offset up to `end_offset`; whole chunks, for only these are trimmed."""
     found = [chunk for chunk in chunks if chunk.base_offset < end_offset]
     ends = [chunk.next_offset for chunk in found]

@@ -22,7 +22,7 @@ from logstore.log.chunks import Chunk, ChunkView
 from logstore.log.jobs import JobSource
 from logstore.log.ledger import Ledger
 from logstore.log.readers import StreamId
-from logstore.log.retention import RetainedChunk
+from logstore.log.retention import AgedChunk
 from logstore.log.ticket import Ticket
 from logstore.log.topics import TopicConfig
 from logstore.log.waiters import Waitable
@@ -105,7 +105,7 @@ class TieredLog(Waitable):
         self.tiered = TieredChunks()
 
     @property
-    def kept_chunks(self) -> Sequence[RetainedChunk]:
+    def kept_chunks(self) -> Sequence[AgedChunk]:
         """All chunks in order: those that are in the tier alone, then the local ones."""
         return [*self.tiered.before(self.chunks[0].base_offset), *self.chunks] if self.tiered else self.chunks
 

@@ -27,6 +27,11 @@ _BY_GROUP: Final = 8
 """The version of OffsetFetch from which on a request has several groups."""
 
 Answer = ResponsePayload | EncodedAnswer
+Beside = Callable[[ReplicatedLedger, GroupHandlers], Awaitable[None]]
+
+
+async def nothing_beside(ledger: ReplicatedLedger, handlers: GroupHandlers) -> None:
+    """Nothing else is in the ledger."""
 
 
 class _Coordinating:
@@ -43,17 +48,21 @@ class _Coordinating:
 
 
 class GroupCoordination:
-    """Answers group requests on every host; `run` must run. `make` makes the handlers over a ledger."""
+    """Answers group requests on every host; `run` must run. `make` makes the handlers over a ledger; `beside` runs with
+    them: what else is in the ledger.
+    """
 
     def __init__(
         self,
         home: LedgerHome[ReplicatedLedger],
         make: Callable[[OffsetLedger], GroupHandlers],
         known: Sequence[Api],
+        beside: Beside,
     ) -> None:
         self._home = home
         self._make = make
         self._known = known
+        self._beside = beside
         self._now: _Coordinating | None = None
 
     def apis(self) -> list[Api]:
@@ -67,7 +76,9 @@ class GroupCoordination:
     async def _serve(self, ledger: ReplicatedLedger) -> None:
         now = self._now = _Coordinating(self._make(ledger))
         try:
-            await now.handlers.run()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._beside, ledger, now.handlers)
+                await now.handlers.run()
         finally:
             self._now = None
             now.end()

@@ -16,6 +16,7 @@ from logstore.access.acls import Operation, ResourceType
 from logstore.errors import ClusterAuthorizationFailed
 from logstore.format.epoch_api import ABORT, DESCRIBE, EPOCH_COMMIT, SCAN, STAGE
 from logstore.format.operator_api import (
+    CHANGE_HOST,
     DESCRIBE_HOSTS,
     DESCRIBE_PLACES,
     DESCRIBE_QUERIES,
@@ -125,6 +126,7 @@ RULES: Final[Mapping[int, Rule]] = {
     DESCRIBE_SIDECAR: Rule((_cluster(_DESCRIBE),), None),
     DESCRIBE_HOSTS: Rule((_cluster(_DESCRIBE),), None),
     DESCRIBE_PLACES: Rule((_topic(_DESCRIBE),), None),
+    CHANGE_HOST: Rule((_cluster(_ALTER),), None),
     DESCRIBE_TIER: Rule((_topic(_DESCRIBE),), None),
 }
 
