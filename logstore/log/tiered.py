@@ -20,7 +20,7 @@ from logstore.format.tiered_chunk import INDEX_SUFFIX, LOG_SUFFIX, TieredChunk, 
 from logstore.interfaces import FileSystem
 from logstore.log.chunks import Chunk, ChunkView
 from logstore.log.jobs import JobSource
-from logstore.log.ledger import Ledger
+from logstore.log.ledger import DIRECTORY, Ledger
 from logstore.log.readers import StreamId
 from logstore.log.retention import AgedChunk
 from logstore.log.ticket import Ticket
@@ -154,7 +154,8 @@ class TierLedger:
     @classmethod
     def open(cls, fs: FileSystem, notify: Callable[[JobSource], None]) -> "TierLedger":
         """Read the ledger. Raises CorruptFile, UnknownFormatVersion, OSError."""
-        return cls(Ledger.open(fs, NAME, notify))
+        is_used = any(name.startswith(f"{NAME}.") for name in fs.list_directory(DIRECTORY))
+        return cls(Ledger.open(fs, NAME, notify) if is_used else Ledger(NAME, notify))
 
     def local_start(self, topic_id: str, partition: int) -> int:
         """The offset where the local copies of a stream begin; 0: at its first record."""
