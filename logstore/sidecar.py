@@ -2,8 +2,8 @@
 
 Invariants: nothing is served before everything is recovered and committed epochs are rolled forward, and it is ready
 once all that it serves is there; at SIGTERM or SIGINT, ready or not, the listeners close, what is pending is finished
-and written down, and the exit status is 0; SIGHUP loads the certificates again and changes
-nothing else. What prevents a start is one clear line and status
+and written down, and the exit status is 0; SIGHUP loads the certificates again, and reads where a
+host of a cluster is, and changes nothing else. What prevents a start is one clear line and status
 2.
 """
 
@@ -41,7 +41,7 @@ from logstore.base.system import SystemClock
 from logstore.base.tls import ServerTls
 from logstore.cluster.epochs_home import EpochLimits
 from logstore.cluster.owner_calls import FORWARD
-from logstore.cluster.part import ClusterPart, LocalParts, StartCluster
+from logstore.cluster.part import ClusterPart, Homes, LocalParts, StartCluster
 from logstore.cluster.replicated_ledger import ReplicatedLedger
 from logstore.config import SidecarConfig
 from logstore.disk.files import MAX_DESCRIPTORS, OsFiles
@@ -79,7 +79,7 @@ from logstore.kafka.groups.service import GroupService
 from logstore.kafka.hosts import cluster_apis
 from logstore.kafka.metadata import MetadataHandlers
 from logstore.kafka.offsets import OffsetHandlers
-from logstore.kafka.operators import HostFacts, operator_apis
+from logstore.kafka.operators import HostFacts, operator_apis, summary_api
 from logstore.kafka.producer_ids import ProducerIdHandlers
 from logstore.kafka.quotas import QuotaHandlers
 from logstore.kafka.reader_routing import ReaderRouting
@@ -95,7 +95,7 @@ from logstore.log.ledger import Ledger
 from logstore.log.store import Store
 from logstore.monitoring.event_log import EventLog
 from logstore.monitoring.health import Health, Phase
-from logstore.monitoring.sampler import Served, Watched
+from logstore.monitoring.sampler import Here, Served, Watched
 from logstore.refusals import COORDINATOR_DIRECTORY, refuse_foreign_files, refuse_other_kind, refuse_own_callers
 from logstore.tier.starting import start_tier
 
@@ -148,7 +148,6 @@ class Recovered(NamedTuple):
     """What is on the disk, opened."""
 
     store: Store
-    staging: Staging
     epochs: Epochs
     callers: CallerStores
 
@@ -172,7 +171,7 @@ def _recover(settings: SidecarConfig, files: OsFiles, clock: Clock, report: Repo
     staging = Staging.open(files, store.notify, report, limit_bytes=settings.staging_bytes)
     epochs = Epochs(of_host(store, staging, report), report, staged_age_ms=settings.staged_age_ms)
     report(RECOVERED, streams=len(store.streams()), seconds=round(clock.monotonic_s() - started_s, 3))
-    return Recovered(store, staging, epochs, callers)
+    return Recovered(store, epochs, callers)
 
 
 async def _serve(settings: SidecarConfig) -> None:
@@ -181,7 +180,7 @@ async def _serve(settings: SidecarConfig) -> None:
     reporter = Reporter(clock, as_json=settings.log_as_json, level=settings.log_level)
     report, files, health = EventLog(reporter, clock), OsFiles(settings.data_dir), Health()
     tls = ServerTls(settings.tls) if settings.needs_tls else None
-    store, staging, epochs, callers = _recover(settings, files, clock, report)
+    store, epochs, callers = _recover(settings, files, clock, report)
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async with open_engine(store, files) as engine, trio.open_nursery() as nursery:
             await epoch_requests.roll_forward(engine, epochs)
@@ -201,15 +200,17 @@ async def _serve(settings: SidecarConfig) -> None:
             facts = partial(_host_facts, settings.data_dir)
             if cluster is None:
                 handlers = _handlers(broker, engine, groups, epochs, callers, listeners, facts)
+                here = Here(lambda: (groups.service,), lambda: epochs, lambda: store.readers)
             else:
                 coordination = _coordination(settings, broker, report, cluster, groups.apis())
-                handlers = _cluster_handlers(broker, coordination, callers, listeners, cluster)
+                handlers = _cluster_handlers(broker, engine.store, coordination, callers, listeners, cluster, facts)
                 nursery.start_soon(coordination.run)
+                here = _here(coordination, cluster.homes)
             security = ServerSecurity(tls, Authenticator(callers.users, settings.login, report))
             server = KafkaServer(broker, handlers, security)
             state = _shared_state(settings, clock)
             meter, peer_tls = (None, None) if cluster is None else (cluster.meter, cluster.tls)
-            served = Served(engine, server, groups.service, epochs, staging, meter, tier)
+            served = Served(engine, broker.engine.store, server, here, meter, tier)
             watched = Watched(served, files.meter, handlers.meter, report, health, state, settings.data_dir, clock)
             http = await _start_monitoring(settings, watched, tls, nursery)
             listeners += await nursery.start(server.serve, settings.listeners)
@@ -229,7 +230,7 @@ async def _serve(settings: SidecarConfig) -> None:
                     service_manager.notify(service_manager.READY)
 
             nursery.start_soon(get_ready)
-            number = await _stop_signal(signals, (tls, peer_tls), report, nursery)
+            number = await _stop_signal(signals, (tls, peer_tls), cluster, report, nursery)
             report(STOPPING, signal=signal.Signals(number).name)
             health.phase = Phase.STOPPING
             service_manager.notify(service_manager.STOPPING)
@@ -306,14 +307,20 @@ def _named(listeners: Sequence[Listener]) -> Mapping[str, str]:
 
 
 async def _stop_signal(
-    signals: AsyncIterator[int], certificates: Sequence[ServerTls | None], report: Report, nursery: trio.Nursery
+    signals: AsyncIterator[int],
+    certificates: Sequence[ServerTls | None],
+    cluster: ClusterPart | None,
+    report: Report,
+    nursery: trio.Nursery,
 ) -> int:
-    """Wait for SIGTERM or SIGINT, and return it; SIGHUP reloads the certificates meanwhile."""
+    """Wait for SIGTERM or SIGINT, and return it; SIGHUP reloads certificates and this host's place meanwhile."""
     async for number in signals:
         if number != signal.SIGHUP:
             return number
         loaded = [each for each in certificates if each is not None]
-        if not loaded:
+        if cluster is not None:
+            cluster.read_place_again()
+        elif not loaded:
             report(HANGUP_IGNORED, why="settings are read at the start only, and there are no certificates")
         for tls in loaded:
             nursery.start_soon(partial(reload_certificates, tls, report, force=True))
@@ -505,12 +512,19 @@ def _coordination(
     return GroupCoordination(cluster.homes.groups, make, known, beside)
 
 
+def _here(coordination: GroupCoordination, homes: Homes) -> Here:
+    """What a host of a cluster has of what one host has at a time."""
+    return Here(coordination.services, lambda: homes.epochs.epochs, lambda: homes.readers.readers)
+
+
 def _cluster_handlers(
     broker: Broker,
+    own: Store,
     coordination: GroupCoordination,
     stores: CallerStores,
     listeners: Sequence[Listener],
     cluster: ClusterPart,
+    facts: Callable[[], HostFacts],
 ) -> ApiHandlers:
     """What a host of a cluster serves."""
     homes = cluster.homes
@@ -531,7 +545,9 @@ def _cluster_handlers(
         *login_apis(),
         *UserHandlers(broker, stores.users).apis(),
     ]
-    return compose(apis, [*cluster_apis(broker, cluster.survey), *scan_apis(broker), *routing.apis(), *readers.apis()])
+    summary = summary_api(broker, own, lambda: homes.epochs.epochs, lambda: homes.readers.readers, facts)
+    private = (summary, *cluster_apis(broker, cluster.survey), *scan_apis(broker), *routing.apis(), *readers.apis())
+    return compose(apis, private)
 
 
 def _host_facts(data_dir: Path) -> HostFacts:

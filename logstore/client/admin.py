@@ -49,7 +49,7 @@ class Admin:
         self._coordinator: Address | None = None
 
     def cluster(self) -> ClusterInfo:
-        """The cluster id, and the address that the sidecar tells its clients."""
+        """The cluster id, and the addresses that the sidecar tells its clients."""
         return self._client.call(wire.METADATA, wire.metadata_request((), create=False), admin_wire.cluster_reply)
 
     # ---- the sidecar's own

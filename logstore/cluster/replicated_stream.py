@@ -190,7 +190,7 @@ class ReplicatedStream(Waitable):
         self.producers: ProducerTable[AppendTicket] = ProducerTable()
         self.deleted = self.is_leader = False
         self.is_internal = place.is_internal
-        self.appended_bytes = self.fetched_bytes = 0
+        self.appended_bytes = self.appended_records = self.fetched_bytes = 0
         self._services = services
         self._waiting: deque[_Waiting] = deque()
         self._waiting_bytes = 0
@@ -392,6 +392,7 @@ class ReplicatedStream(Waitable):
             if batch.header is not None and batch.header.producer_id >= 0:
                 self.producers.synced(batch.header, batch.base_offset, now_ms)
             self.appended_bytes += batch.size_bytes
+            self.appended_records += batch.next_offset - batch.base_offset
             settled.append(batch)
         self.high_watermark = max(self.high_watermark, high_watermark)
         for batch in settled:
@@ -460,9 +461,16 @@ class ReplicatedStream(Waitable):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all sealed chunks."""
-        chunks = self.registration.chunks if self.is_leader else ()
-        return sum(chunk.end.length_bytes for chunk in chunks if chunk.end is not None)
+        """Bytes of all chunks, of the open one as far as it is acknowledged; 0 where another host owns the stream."""
+        if not self.is_leader:
+            return 0
+        sealed = (chunk.end.length_bytes for chunk in self.registration.chunks if chunk.end is not None)
+        return sum(sealed) + self.open_bytes
+
+    @property
+    def chunk_count(self) -> int:
+        """The number of chunks; 0 where another host owns the stream."""
+        return len(self.registration.chunks) if self.is_leader else 0
 
     @property
     def start_asked(self) -> int:

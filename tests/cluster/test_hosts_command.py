@@ -11,7 +11,9 @@ import pytest
 from confluent_kafka import Producer as ConfluentProducer
 from kafka import KafkaProducer
 
+from logstore.client.admin import Admin
 from logstore.client.blocking import Client, parse_addresses
+from logstore.format.operator_api import SidecarReply
 from logstore.monitoring.cluster_metrics import CLUSTER_METRICS
 from logstore.testing.cluster import Cluster, ClusterHostProcess
 from tests.metadata.support import needs_etcd
@@ -48,6 +50,12 @@ def said(host: ClusterHostProcess, *words: str) -> Any:
     return cairn(*words, "--servers", host.address, "--timeout", str(PATIENCE_S), "--json").json
 
 
+def described_by(host: ClusterHostProcess) -> SidecarReply:
+    """What `cairn status` is told by a host."""
+    with Client(parse_addresses(host.address), limit_s=PATIENCE_S) as client:
+        return Admin(client).sidecar()
+
+
 def scraped(host: ClusterHostProcess) -> dict[str, float]:
     """Sums of a host's metrics by name."""
     port = re.search(r"http=127\.0\.0\.1:(\d+)", host.log)
@@ -65,6 +73,8 @@ def test_a_cluster_is_shown(cluster: Cluster) -> None:
     moves with its cause.
     """
     a, b, c = cluster
+    # On a loaded machine members may have been late; what they lack is copied.
+    until(lambda: said(b, "hosts")["under_replicated"] == 0, "all copies are there")
     first = scraped(a)
     alive = set(moved({}, first))
     assert (first["kafka_controller_kafkacontroller_activebrokercount"], first["cairn_link_up"]) == (3, 2)
@@ -83,6 +93,11 @@ def test_a_cluster_is_shown(cluster: Cluster) -> None:
     assert sum(partition["latest"] for partition in described) == RECORDS
     assert {tuple(sorted(partition["replicas"])) for partition in described} == {("a", "b", "c")}
     assert [sum(partition["owner"] == host for partition in described) for host in "abc"] == leading
+    sidecars = [described_by(host) for host in cluster]
+    assert [each.streams for each in sidecars] == leading
+    assert all(each.topics >= 1 and each.log_bytes > 0 and each.disk_free_bytes > 0 for each in sidecars)
+    assert sum(partition["latest"] for partition in said(c, "offsets", "orders")["partitions"]) == RECORDS
+    assert [topic["topic"] for topic in said(b, "topics")["topics"]] == ["orders"]
     shown = cairn("topics", "describe", "orders", "--servers", a.address, "--timeout", str(PATIENCE_S)).out
     assert f"0 of {PARTITIONS} chunks have fewer than 3 copies" in shown
 

@@ -20,6 +20,7 @@ from logstore.kafka.api_types import Api, Caller
 from logstore.kafka.codec import EncodedAnswer
 from logstore.kafka.groups.handlers import GroupHandlers
 from logstore.kafka.groups.offsets import NO_EPOCH, NO_OFFSET, OffsetLedger
+from logstore.kafka.groups.service import GroupService
 from logstore.kafka.wire import respond
 
 OFFSET_COMMIT, OFFSET_FETCH, DESCRIBE, LIST, DELETE, OFFSET_DELETE = 8, 9, 15, 16, 42, 47
@@ -68,6 +69,10 @@ class GroupCoordination:
     def apis(self) -> list[Api]:
         """What to offer in ApiVersions, and how to answer it."""
         return [api._replace(handle=partial(self._handle, api.key)) for api in self._known]
+
+    def services(self) -> Sequence[GroupService]:
+        """The groups that this host coordinates now."""
+        return () if self._now is None else (self._now.handlers.service,)
 
     async def run(self) -> None:
         """Coordinate while this host owns the stream; until cancelled."""
