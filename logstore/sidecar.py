@@ -196,8 +196,7 @@ async def _serve(settings: SidecarConfig) -> None:
             tier = start_tier(settings.tier, engine, files, uuid.uuid4, nursery)
             gc.freeze()
             gc.enable()
-            listeners: list[Listener] = []
-            facts = partial(_host_facts, settings.data_dir)
+            listeners, facts = list[Listener](), partial(_host_facts, settings.data_dir)
             if cluster is None:
                 handlers = _handlers(broker, engine, groups, epochs, callers, listeners, facts)
                 here = Here(lambda: (groups.service,), lambda: epochs, lambda: store.readers)
@@ -206,8 +205,8 @@ async def _serve(settings: SidecarConfig) -> None:
                 handlers = _cluster_handlers(broker, engine.store, coordination, callers, listeners, cluster, facts)
                 nursery.start_soon(coordination.run)
                 here = _here(coordination, cluster.homes)
-            security = ServerSecurity(tls, Authenticator(callers.users, settings.login, report))
-            server = KafkaServer(broker, handlers, security)
+            login = Authenticator(callers.users, settings.login, report)
+            server = KafkaServer(broker, handlers, ServerSecurity(tls, login))
             state = _shared_state(settings, clock)
             meter, peer_tls = (None, None) if cluster is None else (cluster.meter, cluster.tls)
             served = Served(engine, broker.engine.store, server, here, meter, tier)

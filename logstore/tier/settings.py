@@ -5,7 +5,7 @@ Invariant: settings are complete and valid; nothing here needs what only the tie
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from logstore.errors import ConfigError
@@ -15,7 +15,8 @@ SCHEME: Final = "webhdfs"
 DEFAULT_UPLOADS: Final = 2
 
 
-class HdfsPlace(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class HdfsPlace:
     """Where objects lie: the NameNode's address for WebHDFS, and a directory."""
 
     url: str

@@ -114,7 +114,7 @@ def test_a_sidecar_keeps_its_log_in_hdfs(hdfs: HdfsCluster, tmp_path: Path) -> N
         tier = described["partitions"][0]["tier"]
         assert tier["up_to"] == tier["local_from"] - 1
         assert tier["chunks"] == len(files)
-        assert "on disk from" in cairn("topics", "describe", "kept", "--servers", sidecar.address)
+        assert "ON DISK FROM" in cairn("topics", "describe", "kept", "--servers", sidecar.address)
         sidecar.kill()
         assert "no damage" in cairn("verify", str(sidecar.data_dir), "--tier", tier_url(hdfs, "alone"))
         sidecar.restart()

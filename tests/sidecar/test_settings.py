@@ -30,7 +30,7 @@ OTHER_TEXTS = {
     "cluster": '"etcd://127.0.0.1:2"',
     "peer-listen": '"127.0.0.1:3"',
     "peer-advertise": '"127.0.0.1:4"',
-    "tier-url": '"webhdfs://127.0.0.1:5/cairn"',
+    "tier-url": '"webhdfs://127.0.0.1:5/other"',
 }
 """Values of texts that may not be any text."""
 CLUSTER = {

@@ -12,7 +12,7 @@ from logstore.config import add_arguments, parse
 from logstore.errors import ConfigError, InvalidConfig
 from logstore.log.topics import TopicConfig, parse_config, require_tier
 from logstore.refusals import refuse_other_kind
-from logstore.tier.settings import parse_tier, parse_url
+from logstore.tier.settings import HdfsPlace, parse_tier, parse_url
 
 VALUES: dict[str, Any] = {
     "tier_url": "webhdfs://namenode:9870/cairn",
@@ -30,7 +30,7 @@ VALUES: dict[str, Any] = {
 
 def test_an_url_names_host_port_and_directory() -> None:
     """webhdfs://HOST:PORT/DIRECTORY is the NameNode's HTTP address and a directory."""
-    assert parse_url("webhdfs://namenode:9870/a/b/") == ("http://namenode:9870", "/a/b")
+    assert parse_url("webhdfs://namenode:9870/a/b/") == HdfsPlace("http://namenode:9870", "/a/b")
 
 
 @pytest.mark.parametrize(
