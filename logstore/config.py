@@ -34,6 +34,7 @@ from logstore.log.readers import HoldLimits
 from logstore.log.space import DEFAULT_RESERVE
 from logstore.log.store import DEFAULT_TAIL_BYTES, StoreSettings
 from logstore.log.topics import TopicConfig
+from logstore.tier.settings import TierSettings, parse_tier
 
 DEFAULT_KAFKA = "127.0.0.1:9092"
 STATE_DIRECTORY = "/dev/shm/cairn-{uid}"  # noqa: S108  its owner is checked before anything in it is touched
@@ -207,6 +208,16 @@ SETTINGS: tuple[Setting, ...] = (
         *("cluster", "copy-max-bytes-per-s", DEFAULT_MAX_RATE, 1 << 16, 1 << 40),
         "bytes a second that it reads and writes for copies at most",
     ),
+    Setting("tier", "tier-url", "", 0, 0, "webhdfs://NAMENODE:PORT/DIRECTORY for sealed chunks; empty: no tier"),
+    Setting("tier", "tier-user", "cairn", 0, 0, "user of HDFS who owns the tier's files"),
+    Setting("tier", "tier-replicas", 3, 1, 16, "replicas of the tier's files in HDFS"),
+    Setting("tier", "tier-uploads", 2, 1, 64, "chunks that are stored in the tier at a time"),
+    Setting("tier", "tier-cache-bytes", 32 * _MIB, 8 * _MIB, 1 << 40, "memory for what was read from the tier"),
+    Setting("tier", "tier-coordinator", "", 0, 0, "URL of the coordinator that plans the tier's chunks; empty: none"),
+    Setting("tier", "tier-coordinator-token-file", "", 0, 0, "file with that coordinator's token; empty: it has none"),
+    Setting("tier", "tier-host", "", 0, 0, "name of this host in that coordinator's network"),
+    Setting("tier", "tier-plans", "", 0, 0, "URL of the plan table in the NameNode that follows these plans"),
+    Setting("tier", "tier-plan-token-file", "", 0, 0, "file with the token of that plan table"),
     Setting("epochs", "staging-bytes", 4 << 30, _MIB, 1 << 50, "staged output that is not committed yet"),
     Setting(
         "epochs", "staged-age-ms", _DAY_MS, 1000, _LARGEST, "the age at which uncommitted staged output is dropped"
@@ -267,6 +278,8 @@ class SidecarConfig:
     login: LoginSettings
     cluster: ClusterSettings | None
     """None: this host is alone."""
+    tier: TierSettings | None
+    """None: sealed chunks stay here."""
     http: HttpListener | None
     """Where metrics, health and the status page are served; None: nowhere."""
 
@@ -360,6 +373,7 @@ def _build(
             hold_limits=HoldLimits(values["reader_hold_bytes"], values["reader_hold_ms"]),
             topic_defaults=topic_defaults,
             node_id=max(0, values["node_id"]),
+            has_tier=bool(values["tier_url"]),
         ),
         BrokerSettings(
             max_frame_bytes=values["max_frame_bytes"],
@@ -392,6 +406,7 @@ def _build(
         tls=_tls(_encrypted(listeners, http, coordinator), values),
         login=_login(values),
         cluster=_cluster(values),
+        tier=parse_tier(values),
         http=http,
     )
 

@@ -12,18 +12,21 @@ Invariants:
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import trio
 
 from logstore.disk.patience import Patience
 from logstore.disk.readers import ReaderThreads
 from logstore.disk.writers import WriterThreads
-from logstore.errors import CairnError, CorruptChunk, OffsetOutOfRange, UnknownTopicOrPartition
+from logstore.errors import (
+    CairnError,
+    CorruptChunk,
+    OffsetOutOfRange,
+    UnknownTopicOrPartition,
+)
 from logstore.events import DISK_FULL, DISK_FULL_OVER, LOOK_UP_INEXACT
-from logstore.format.batch import empty_batch, iterate_batches, parse_header
-from logstore.format.control import END_TYPE
-from logstore.interfaces import Buffer, FileSystem
+from logstore.interfaces import FileSystem
 from logstore.log import reading, scanning
 from logstore.log.chunks import ChunkView
 from logstore.log.jobs import DiskJob, WriteFile
@@ -38,14 +41,16 @@ from logstore.log.reading import (
     NotQuick,
     ReadResult,
     TimeFound,
+    from_tail,
+    lost,
 )
-from logstore.log.scanning import ScanRange, ScanResult
+from logstore.log.scanning import ScanRange, ScanResult, find_ends
 from logstore.log.served import ForeignStream, ServedStream
 from logstore.log.space import is_full
 from logstore.log.store import Store
 from logstore.log.stream import Stream
-from logstore.log.tail import TailEntry
 from logstore.log.ticket import TicketView
+from logstore.tier.reads import TierReads
 
 T = TypeVar("T")
 READERS = 4
@@ -82,6 +87,7 @@ class StoreEngine:
         self._ahead = ReadAhead(AHEAD_TOTAL_BYTES)
         self._reading_ahead: dict[ReadPosition, trio.Event] = {}
         self._nursery = nursery
+        self.tier = TierReads(store.indexes, nursery)
         self._share = ReadShare()
         self._share_turn = trio.Lock()
         self._syncing = 0
@@ -253,21 +259,30 @@ class StoreEngine:
         return stream
 
     async def read(
-        self, stream: ServedStream, offset: int, max_bytes: int, *, include_control: bool = False
+        self,
+        stream: ServedStream,
+        offset: int,
+        max_bytes: int,
+        *,
+        include_control: bool = False,
+        is_patient: bool = True,
     ) -> ReadResult:
         """Read whole batches, starting with the batch that holds `offset`: at least one, up to `max_bytes`; none at the
-        high watermark.
+        high watermark, nor, unless `is_patient`, while they are on their way from the tier: the stream's waiters are
+        woken when they are there.
 
         Without `include_control`, control batches are replaced by empty ones. Raises OffsetOutOfRange, CorruptChunk,
-        OSError.
+        TierUnavailable, TierRefused, ObjectMissing, OSError.
         """
         stream = self._own(stream)
         stream.check_offset(offset)
         entries = stream.read_tail(offset, max_bytes)
         if entries is not None:
-            return _from_tail(entries, offset, include_control=include_control)
+            return from_tail(entries, offset, include_control=include_control)
+        place, tiered = ReadPosition(stream, offset, include_control), stream.tiered.at(offset)
+        if tiered is not None and stream.chunk_at(offset) is None:
+            return await self.tier.serve(stream, tiered, place, max_bytes, is_patient=is_patient)
         await self._wait_for_share()
-        place = ReadPosition(stream, offset, include_control)
         under_way = self._reading_ahead.get(place)
         if under_way is not None:
             await under_way.wait()
@@ -275,7 +290,14 @@ class StoreEngine:
         result = self._ahead.take(place, max_bytes)
         is_sequential = result is not None or self._ahead.is_sequential(place)
         if result is None:
-            found = await self._read_chunk(stream, place, max(max_bytes, AHEAD_BYTES) if is_sequential else max_bytes)
+            most_bytes = max(max_bytes, AHEAD_BYTES) if is_sequential else max_bytes
+            try:
+                found = await self._read_chunk(stream, place, most_bytes)
+            except (CorruptChunk, FileNotFoundError):
+                if (tiered := stream.tiered.at(offset)) is None:
+                    raise
+                # The local copy is damaged, or has gone since.
+                return await self.tier.serve(stream, tiered, place, max_bytes, is_patient=is_patient)
             result, rest = split(found, max_bytes)
             self._ahead.put(place._replace(offset=result.next_offset), rest)
         self._share.note_read(result.size_bytes, trio.current_time())
@@ -356,7 +378,7 @@ class StoreEngine:
         view = stream.chunk_at(offset)
         if view is None:
             following = min((c.base_offset for c in stream.chunks if c.base_offset > offset), default=offset + 1)
-            raise _lost(stream.name, offset, following - 1)
+            raise lost(stream.name, offset, following - 1)
         return view
 
     async def find_timestamp(self, stream: ServedStream, timestamp_ms: int) -> TimeFound | None:
@@ -367,6 +389,10 @@ class StoreEngine:
         stream = self._own(stream)
         await self._written_out(stream)
         start = stream.log_start_offset
+        if stream.tiered:
+            older = await self.tier.find_timestamp(stream, timestamp_ms)
+            if older is not None:
+                return self._reported(stream, older)
         late = [chunk for chunk in stream.chunks if chunk.max_timestamp >= timestamp_ms and chunk.size_bytes]
         for view in (chunk.view() for chunk in late if chunk.next_offset > start):
             find = partial(
@@ -379,7 +405,7 @@ class StoreEngine:
             try:
                 found: TimeFound | None = find(quick, view=view, max_records=QUICK_LOOK_UP_RECORDS)
             except (NotQuick, CorruptChunk):  # a chunk that was cleaned meanwhile looks damaged: `_look_up` finds out
-                found = await self._look_up(stream, view, partial(find, self._fs))
+                found = await self._look_up(stream, view, find)
             if found is not None:
                 return found
         return None
@@ -392,15 +418,15 @@ class StoreEngine:
         stream = self._own(stream)
         await self._written_out(stream)
         start = stream.log_start_offset
-        newest: TimeFound | None = None
+        newest = self._reported(stream, await self.tier.max_timestamp(stream)) if stream.tiered else None
         for view in sorted(stream.chunk_views(start), key=lambda view: view.max_timestamp, reverse=True):
             if view.max_timestamp < 0 or (newest is not None and view.max_timestamp < newest.timestamp):
                 break
             from_offset = max(start, view.base_offset)
 
-            find = partial(reading.find_newest, self._fs, self.store.indexes, from_offset=from_offset)
+            find = partial(reading.find_newest, cache=self.store.indexes, from_offset=from_offset)
             found = await self._look_up(stream, view, find)
-            if found is not None and (newest is None or _rank(found) > _rank(newest)):
+            if found is not None and (newest is None or found.rank > newest.rank):
                 newest = found
         return newest
 
@@ -415,13 +441,20 @@ class StoreEngine:
         """Run one look-up at a time, because each may decompress a batch to many times its size."""
         while True:
             try:
-                found = await self._look_ups.run(partial(find, view=view))
+                found = await self._look_ups.run(partial(find, self._fs, view=view))
                 break
             except (CorruptChunk, FileNotFoundError):
                 cleaned = await self._cleaned_since(stream, view)
+                if cleaned is None and (tiered := stream.tiered.at(view.base_offset)) is not None:
+                    found = await self.tier.run(tiered, lambda files, at: find(files, view=at))
+                    break
                 if cleaned is None:
                     raise
                 view = cleaned
+        return self._reported(stream, found)
+
+    def _reported(self, stream: Stream, found: TimeFound | None) -> TimeFound | None:
+        """What a look-up has found; it is reported if it is not exact."""
         if found is not None and not found.exact:
             self.store.report(LOOK_UP_INEXACT, stream=stream.name, offset=found.offset, why=_INEXACT)
         return found
@@ -474,21 +507,24 @@ class StoreEngine:
         scan = scanning.scan_chunk
         try:
             if view is None or view.next_offset < wanted.before_offset:
+                older = stream.tiered.below(wanted.before_offset)
+                if older is not None and older.next_offset >= wanted.before_offset:
+                    return await self.tier.scan(older, wanted, max_bytes, at_least_one=at_least_one)
                 first_offset = wanted.from_offset if view is None else view.next_offset
-                raise _lost(stream.name, first_offset, wanted.before_offset - 1)
+                raise lost(stream.name, first_offset, wanted.before_offset - 1)
             indexes = self.store.indexes
             return await self.offload(
                 partial(scan, self._fs, indexes, view, wanted, max_bytes, at_least_one=at_least_one)
             )
-        except CorruptChunk:
+        except (CorruptChunk, FileNotFoundError) as error:
             if view is not None and await self._cleaned_since(stream, view) is not None:
                 return await self._scan_chunk(stream, wanted, max_bytes, at_least_one=at_least_one)
-            if not at_least_one:
+            if view is not None and (tiered := stream.tiered.at(view.base_offset)) is not None:
+                return await self.tier.scan(tiered, wanted, max_bytes, at_least_one=at_least_one)
+            if isinstance(error, CorruptChunk) and not at_least_one:
                 return None
-            raise
-        except FileNotFoundError:
-            if view is not None and await self._cleaned_since(stream, view) is not None:
-                return await self._scan_chunk(stream, wanted, max_bytes, at_least_one=at_least_one)
+            if isinstance(error, CorruptChunk):
+                raise
             if stream.deleted:
                 raise UnknownTopicOrPartition(f"{stream.name} has been deleted") from None
             if view is not None and view.next_offset <= stream.log_start_offset:
@@ -501,56 +537,6 @@ class StoreEngine:
         Raises CorruptChunk, OSError.
         """
         return await find_ends(partial(self.scan_controls, stream), stream, from_offset)
-
-
-class ScannedStream(Protocol):
-    """A stream whose control batches are looked for."""
-
-    high_watermark: int
-    log_start_offset: int
-
-
-async def find_ends(
-    scan_controls: Callable[..., Awaitable[ScanResult]],
-    stream: ScannedStream,
-    from_offset: int,
-    before_offset: int = -1,
-) -> list[tuple[int, bytes]]:
-    """Base offsets and bytes of a stream's END control batches at or after `from_offset`, and before `before_offset`
-    (-1: the high watermark), newest first, by the scan of an engine.
-    """
-    found: list[tuple[int, bytes]] = []
-    before = stream.high_watermark if before_offset == -1 else before_offset
-    while before > max(from_offset, stream.log_start_offset):
-        piece = await scan_controls(before, (END_TYPE,), AHEAD_BYTES, from_offset=from_offset)
-        whole = b"".join(piece.buffers)
-        found += [(head.base_offset, whole[at : at + head.size_bytes]) for at, head in iterate_batches(whole)]
-        before = piece.next_before
-    return found
-
-
-def _rank(found: TimeFound) -> tuple[int, int]:
-    """A sort key: higher for a later timestamp, and for the lower offset of two equal timestamps."""
-    return found.timestamp, -found.offset
-
-
-def _lost(name: str, first_offset: int, last_offset: int) -> CorruptChunk:
-    return CorruptChunk(
-        f"{name}: offsets {first_offset} to {last_offset} were lost; move past them or restore the chunk",
-        first_offset=first_offset,
-        last_offset=last_offset,
-    )
-
-
-def _from_tail(entries: list[TailEntry], offset: int, *, include_control: bool) -> ReadResult:
-    buffers: list[Buffer] = []
-    size = 0
-    for entry in entries:
-        hidden = entry.is_control and not include_control
-        buffer: Buffer = empty_batch(parse_header(entry.buffer)) if hidden else entry.buffer
-        buffers.append(buffer)
-        size += len(buffer)
-    return ReadResult(buffers, entries[-1].next_offset if entries else offset, size)
 
 
 @asynccontextmanager

@@ -270,6 +270,27 @@ class ChunkUnreachable(TryAgain):
     """No member of a chunk has answered a read: the hosts that hold it are away. They may be asked again."""
 
 
+# ---- the tier
+
+
+class TierUnavailable(CairnError):
+    """The object store of sealed chunks does not answer, is in safe mode, or has lost what it needs: a later try may
+    succeed.
+    """
+
+
+class TierFull(TierUnavailable):
+    """The object store has no room, or a quota is reached: what makes room is up to whoever runs it."""
+
+
+class TierRefused(CairnError):
+    """The object store refuses, and a later try would be refused too: rights, a wrong address, another program."""
+
+
+class ObjectMissing(CairnError):
+    """An object that the log knows is not in the store."""
+
+
 # ---- the process
 
 

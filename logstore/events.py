@@ -105,6 +105,15 @@ QUIET_STREAM_DIFFERS: Final = LogEvent("quiet_stream_differs", Level.WARNING)
 REPLICA_FOUND_DAMAGED: Final = LogEvent("replica_found_damaged", Level.ERROR)
 PRODUCER_SNAPSHOTS_REBUILT: Final = LogEvent("producer_snapshots_rebuilt")
 
+# ---- the tier
+
+CHUNK_TIERED: Final = LogEvent("chunk_tiered")
+LOCAL_COPIES_REMOVED: Final = LogEvent("local_copies_removed")
+TIER_AWAY: Final = LogEvent("tier_away", Level.WARNING)
+TIER_BACK: Final = LogEvent("tier_back")
+TIER_CHUNK_NOT_STORED: Final = LogEvent("tier_chunk_not_stored", Level.ERROR, folded_by="stream")
+TIER_SWEPT: Final = LogEvent("tier_swept")
+
 # ---- epochs
 
 STAGING_CUT: Final = LogEvent("staging_cut")

@@ -97,6 +97,7 @@ from logstore.monitoring.event_log import EventLog
 from logstore.monitoring.health import Health, Phase
 from logstore.monitoring.sampler import Here, Served, Watched
 from logstore.refusals import COORDINATOR_DIRECTORY, refuse_foreign_files, refuse_other_kind, refuse_own_callers
+from logstore.tier.starting import start_tier
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a reader thread may keep the interpreter from the event loop; Python's default is ten times that."""
@@ -192,6 +193,7 @@ async def _serve(settings: SidecarConfig) -> None:
             alone = Broker(engine, clock, within, callers.authorizer(settings.super_users), callers.quotas.quotas)
             broker = alone if cluster is None else alone._replace(engine=cluster.engine, placement=cluster.placement)
             groups = _groups(settings, alone, store, report)
+            tier = start_tier(settings.tier, engine, files, uuid.uuid4, nursery)
             gc.freeze()
             gc.enable()
             listeners, facts = list[Listener](), partial(_host_facts, settings.data_dir)
@@ -203,11 +205,11 @@ async def _serve(settings: SidecarConfig) -> None:
                 handlers = _cluster_handlers(broker, engine.store, coordination, callers, listeners, cluster, facts)
                 nursery.start_soon(coordination.run)
                 here = _here(coordination, cluster.homes)
-            security = ServerSecurity(tls, Authenticator(callers.users, settings.login, report))
-            server = KafkaServer(broker, handlers, security)
+            login = Authenticator(callers.users, settings.login, report)
+            server = KafkaServer(broker, handlers, ServerSecurity(tls, login))
             state = _shared_state(settings, clock)
             meter, peer_tls = (None, None) if cluster is None else (cluster.meter, cluster.tls)
-            served = Served(engine, broker.engine.store, server, here, meter)
+            served = Served(engine, broker.engine.store, server, here, meter, tier)
             watched = Watched(served, files.meter, handlers.meter, report, health, state, settings.data_dir, clock)
             http = await _start_monitoring(settings, watched, tls, nursery)
             listeners += await nursery.start(server.serve, settings.listeners)

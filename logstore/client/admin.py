@@ -22,10 +22,12 @@ from logstore.format.operator_api import (
     DescribePlacesRequest,
     DescribeQueriesRequest,
     DescribeSidecarRequest,
+    DescribeTierRequest,
     QueriesReply,
     QuerySummary,
     SidecarReply,
 )
+from logstore.format.tier_summaries import TIERED_PER_REPLY, TieredPartition, TierReply
 from logstore.format.topic_partition import TopicPartition
 from logstore.interfaces import Buffer
 
@@ -64,6 +66,15 @@ class Admin:
             some = self._client.call_operator(DescribeQueriesRequest(after), QueriesReply).queries
             found += some
             if len(some) < QUERIES_PER_REPLY:
+                return found
+
+    def tiered(self, topic: str) -> dict[int, TieredPartition]:
+        """What of each partition of a topic is in the tier, at a sidecar that is alone."""
+        found: dict[int, TieredPartition] = {}
+        while True:
+            some = self._client.call_operator(DescribeTierRequest(topic, len(found)), TierReply).partitions
+            found |= {at.partition: at for at in some}
+            if len(some) < TIERED_PER_REPLY:
                 return found
 
     # ---- a cluster's own

@@ -10,10 +10,10 @@ from typing import TypeVar
 from logstore.cluster.chunk_reads import ChunkReads
 from logstore.cluster.replicated_stream import ReplicatedStream
 from logstore.cluster.topics import ClusterTopics
-from logstore.engine import SCAN_CHUNKS, StoreEngine, find_ends
+from logstore.engine import SCAN_CHUNKS, StoreEngine
 from logstore.errors import CorruptChunk, OffsetOutOfRange
 from logstore.log.reading import ReadResult, TimeFound
-from logstore.log.scanning import ScanRange, ScanResult
+from logstore.log.scanning import ScanRange, ScanResult, find_ends
 from logstore.log.served import ForeignStream, ServedStream
 from logstore.log.ticket import TicketView
 
@@ -47,7 +47,13 @@ class ClusterEngine:
         return stream
 
     async def read(
-        self, stream: ServedStream, offset: int, max_bytes: int, *, include_control: bool = False
+        self,
+        stream: ServedStream,
+        offset: int,
+        max_bytes: int,
+        *,
+        include_control: bool = False,
+        is_patient: bool = True,
     ) -> ReadResult:
         """Read whole batches; see `ChunkReads.read`."""
         return await self._reads.read(self._own(stream), offset, max_bytes, include_control=include_control)

@@ -205,6 +205,16 @@ class ReplicatedStream(Waitable):
         self._crowded_s: float | None = None
         """Since when a member has no room, and no other chunk was opened."""
 
+    @property
+    def local_start_offset(self) -> int:
+        """The first offset that is not in the tier alone."""
+        return self.log_start_offset
+
+    @property
+    def tiered_end_offset(self) -> int:
+        """The offset after the last record in the tier; -1: nothing is there."""
+        return -1
+
     # ---- appending
 
     @property

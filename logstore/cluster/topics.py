@@ -36,7 +36,7 @@ from logstore.errors import (
 from logstore.events import TOPIC_ALTERED, TOPIC_CREATED, TOPIC_DELETED, TOPIC_GROWN, TOPIC_UNREADABLE
 from logstore.log.store import StoreSettings
 from logstore.log.ticket import Ticket
-from logstore.log.topics import MAX_PARTITIONS, TopicConfig, check_name, parse_config
+from logstore.log.topics import MAX_PARTITIONS, TopicConfig, check_name, parse_config, require_tier
 
 DEFAULT_REPLICAS: Final = 3
 GROUPS_TOPIC: Final = "__cairn_groups"
@@ -220,7 +220,7 @@ class ClusterTopics:
             raise TopicExists(f"topic {name!r} exists")
         if not 1 <= partitions <= MAX_PARTITIONS:
             raise InvalidPartitions(f"{partitions} partitions: must be from 1 to {MAX_PARTITIONS}")
-        parsed = parse_config(config, self.topic_defaults)
+        parsed = require_tier(parse_config(config, self.topic_defaults), has_tier=False)
         wanted = self.replicas_of(replicas)
         if parsed.min_insync_replicas > wanted:
             raise InvalidConfig(
@@ -314,7 +314,8 @@ class ClusterTopics:
         def altered(topic: schema.Topic) -> schema.Topic:
             kept = {key: value for key, value in topic.settings.items() if key not in changes}
             settings = kept | {key: value for key, value in changes.items() if value is not None}
-            if parse_config(settings, self.topic_defaults).min_insync_replicas > topic.replicas:
+            parsed = require_tier(parse_config(settings, self.topic_defaults), has_tier=False)
+            if parsed.min_insync_replicas > topic.replicas:
                 raise InvalidConfig(f"min.insync.replicas is more than the topic's {topic.replicas} replicas")
             return replace(topic, settings=settings)
 

@@ -15,6 +15,7 @@ from logstore.client.wire import EARLIEST, LATEST
 from logstore.commands.connection import connect_to
 from logstore.commands.output import Cell, print_fields, print_json, print_table, show_bytes
 from logstore.format.host_summaries import PlacesReply, PlaceSummary
+from logstore.format.tier_summaries import TieredPartition
 
 
 def describe_topic(client: Client, arguments: argparse.Namespace) -> None:
@@ -28,15 +29,40 @@ def describe_topic(client: Client, arguments: argparse.Namespace) -> None:
         _describe_placed(places, _known_by_owners(topic, places.places, arguments), configs, arguments)
         return
     partitions = _known(client, streams)
+    tiered = Admin(client).tiered(topic)
+    for entry in partitions:
+        entry["tier"] = _tier(tiered.get(entry["partition"]))
     if arguments.json:
         print_json({"topic": topic, "partitions": partitions, "configs": configs})
         return
-    rows = [
+    titles: tuple[str, ...] = ("partition", "earliest", "latest", "size")
+    rows: list[tuple[Cell, ...]] = [
         (entry["partition"], entry["earliest"], entry["latest"], show_bytes(entry["bytes"])) for entry in partitions
     ]
-    print_table(("partition", "earliest", "latest", "size"), rows, nothing="no partitions")
+    if any(entry["tier"] for entry in partitions):
+        titles = (*titles, "on disk from", "in tier up to", "chunks in tier", "size in tier")
+        rows = [(*row, *_tier_row(entry["tier"])) for row, entry in zip(rows, partitions, strict=True)]
+    print_table(titles, rows, nothing="no partitions")
     print()
     print_fields(sorted(configs.items()))
+
+
+def _tier(found: TieredPartition | None) -> dict[str, int] | None:
+    """What of a partition is in the tier; None: nothing."""
+    if found is None or found.tiered_end < 0:
+        return None
+    return {
+        "local_from": found.local_start,
+        "up_to": found.tiered_end - 1,
+        "chunks": found.chunks,
+        "bytes": found.size_bytes,
+    }
+
+
+def _tier_row(tier: dict[str, int] | None) -> tuple[Cell, ...]:
+    if tier is None:
+        return (None,) * 4
+    return tier["local_from"], tier["up_to"], tier["chunks"], show_bytes(tier["bytes"])
 
 
 def _known(client: Client, streams: Sequence[TopicPartition]) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from logstore.commands.chunk_checkers import (
 )
 from logstore.commands.output import EXIT_FAILED, UsageError, print_json, run, show_bytes
 from logstore.commands.progress import Progress
+from logstore.commands.tier_check import check_tier
 from logstore.disk.files import OsFiles
 from logstore.errors import UnknownFormatVersion
 from logstore.verify.directory import conclude, is_data_directory, plan
@@ -38,6 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how many chunks are checked at once, each by a process (default: %(default)s)",
     )
+    parser.add_argument(
+        "--tier", metavar="URL", help="read back what is in this tier as well: webhdfs://NAMENODE:PORT/DIRECTORY"
+    )
+    parser.add_argument("--tier-user", default="cairn", metavar="USER", help="user of HDFS (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.add_argument("--quiet", action="store_true", help="show no progress, and damage only")
 
@@ -67,6 +72,8 @@ def _verify(arguments: argparse.Namespace) -> int:
                 Progress("verify", planned.size_bytes, is_shown=is_shown) as progress,
             ):
                 findings = conclude(planned, checkers.results(progress.advance))
+                if arguments.tier:
+                    findings.add(check_tier(arguments.tier, arguments.tier_user, planned))
                 seconds = progress.seconds
     except (UnknownFormatVersion, CheckerLost) as error:
         raise UsageError(f"{directory}: {error}") from error

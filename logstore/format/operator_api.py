@@ -34,16 +34,18 @@ from logstore.format.host_summaries import (
     hosts_fields,
     places_fields,
 )
+from logstore.format.tier_summaries import TierReply, get_tier, tier_fields
 from logstore.interfaces import Buffer
 
 DESCRIBE_QUERIES: Final = 30009
 DESCRIBE_SIDECAR: Final = 30010
 DESCRIBE_HOSTS: Final = 30011
 DESCRIBE_PLACES: Final = 30012
+DESCRIBE_TIER: Final = 30020
 CHANGE_HOST: Final = 30013
 CLUSTER_API_KEYS: Final = frozenset((DESCRIBE_HOSTS, DESCRIBE_PLACES, CHANGE_HOST))
 """What hosts of a cluster say and do; a sidecar that is alone refuses them with NoCluster."""
-OPERATOR_API_KEYS: Final = frozenset((DESCRIBE_QUERIES, DESCRIBE_SIDECAR, *CLUSTER_API_KEYS))
+OPERATOR_API_KEYS: Final = frozenset((DESCRIBE_QUERIES, DESCRIBE_SIDECAR, DESCRIBE_TIER, *CLUSTER_API_KEYS))
 
 QUERIES_PER_REPLY: Final = 1_000
 """Bounds the answer and the work of one request; the next are asked for with `after`."""
@@ -129,6 +131,14 @@ class DescribePlacesRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class DescribeTierRequest:
+    """Ask a sidecar that is alone what of a topic is in the tier, from this partition on."""
+
+    topic: str
+    first: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ChangeHostRequest:
     """Have a host drained, kept after all, or removed: `action` is one of HOST_ACTIONS. May be sent again."""
 
@@ -137,9 +147,14 @@ class ChangeHostRequest:
 
 
 OperatorRequest = (
-    DescribeQueriesRequest | DescribeSidecarRequest | DescribeHostsRequest | DescribePlacesRequest | ChangeHostRequest
+    DescribeQueriesRequest
+    | DescribeSidecarRequest
+    | DescribeHostsRequest
+    | DescribePlacesRequest
+    | ChangeHostRequest
+    | DescribeTierRequest
 )
-OperatorReply = QueriesReply | SidecarReply | HostsReply | PlacesReply | HostChanged
+OperatorReply = QueriesReply | SidecarReply | HostsReply | PlacesReply | HostChanged | TierReply
 
 _KEYS: Final[dict[type, int]] = {
     DescribeQueriesRequest: DESCRIBE_QUERIES,
@@ -147,6 +162,7 @@ _KEYS: Final[dict[type, int]] = {
     DescribeHostsRequest: DESCRIBE_HOSTS,
     DescribePlacesRequest: DESCRIBE_PLACES,
     ChangeHostRequest: CHANGE_HOST,
+    DescribeTierRequest: DESCRIBE_TIER,
 }
 
 _COUNTS: Final = (
@@ -173,7 +189,7 @@ def encode_request(request: OperatorRequest, *, correlation_id: int, client_id: 
     fields: dict[str, object] = {}
     if isinstance(request, DescribeQueriesRequest):
         fields = {"after": request.after}
-    elif isinstance(request, DescribePlacesRequest):
+    elif isinstance(request, DescribePlacesRequest | DescribeTierRequest):
         fields = {"topic": request.topic, "first": request.first}
     elif isinstance(request, ChangeHostRequest):
         fields = {"host": request.host, "action": request.action}
@@ -195,6 +211,8 @@ def decode_request(api_key: int, body: Buffer) -> OperatorRequest:
         return DescribePlacesRequest(get_name(fields, "topic"), get_int(fields, "first", 0, _INT32_MAX))
     if api_key == CHANGE_HOST:
         return ChangeHostRequest(get_name(fields, "host"), get_action(fields))
+    if api_key == DESCRIBE_TIER:
+        return DescribeTierRequest(get_name(fields, "topic"), get_int(fields, "first", 0, _INT32_MAX))
     raise MalformedRequest(f"{api_key} is none of the requests of operators ({sorted(OPERATOR_API_KEYS)})")
 
 
@@ -216,6 +234,8 @@ def encode_reply_body(reply: OperatorReply | CairnError) -> list[Buffer]:
             fields |= places_fields(reply)
         case HostChanged():
             fields |= {"host": reply.host, "chunks": reply.chunks}
+        case TierReply():
+            fields |= tier_fields(reply)
     return [encode_fields(fields)]
 
 
@@ -232,6 +252,8 @@ def decode_reply(api_key: int, frame: Buffer) -> tuple[int, OperatorReply | Cair
         return correlation_id, get_places(fields)
     if api_key == CHANGE_HOST:
         return correlation_id, get_changed(fields)
+    if api_key == DESCRIBE_TIER:
+        return correlation_id, get_tier(fields)
     counts = {name: get_int(fields, name, 0, _INT64_MAX) for name in _COUNTS}
     since_ms = get_int(fields, "refused_since_ms", _NONE, _INT64_MAX)
     version = get_text(fields, "version", MAX_NAME_CHARACTERS)

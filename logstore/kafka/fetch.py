@@ -237,7 +237,7 @@ async def _read(
         if limit <= 0 and not must_advance:
             stream.check_offset(wanted.offset)
             return _empty(stream, wanted)
-        result = await broker.engine.read(stream, wanted.offset, max(1, limit))
+        result = await broker.engine.read(stream, wanted.offset, max(1, limit), is_patient=False)
     except OffsetOutOfRange as error:
         return _empty(stream, wanted, int(error_code(error)))
     except NotLeader as error:

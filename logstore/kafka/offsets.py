@@ -5,7 +5,7 @@ has one leader epoch; in a cluster, what clients have seen is never cut. So no l
 error of its partition alone.
 
 Sources: Kafka protocol guide; KIP-79 (by timestamp), KIP-734 (max timestamp), KIP-405, KIP-1005 and KIP-1023 (tiered
-storage, which Cairn does not have).
+storage).
 """
 
 from collections import Counter
@@ -88,10 +88,10 @@ class OffsetHandlers:
         """Offset and timestamp, -1 where there is none. Raises CorruptChunk, OSError."""
         if timestamp == LATEST:
             return stream.high_watermark, _UNKNOWN
-        if timestamp in (EARLIEST, EARLIEST_LOCAL):
+        if timestamp == EARLIEST:
             return stream.log_start_offset, _UNKNOWN
-        if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
-            return _UNKNOWN, _UNKNOWN
+        if timestamp in (EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
+            return _in_tier(stream, timestamp), _UNKNOWN
         if timestamp == MAX_TIMESTAMP:
             found = await self._broker.engine.max_timestamp(stream)
         else:
@@ -121,6 +121,15 @@ class OffsetHandlers:
             return {"error_code": refused}
         epoch, end_offset = found
         return {"error_code": ErrorCode.none, "leader_epoch": epoch, "end_offset": end_offset}
+
+
+def _in_tier(stream: ServedStream, timestamp: int) -> int:
+    """What KIP-405 and its followers ask of a stream; -1: nothing is in the tier, or nothing goes there."""
+    if timestamp == EARLIEST_LOCAL:
+        return stream.local_start_offset
+    if timestamp == LATEST_TIERED:
+        return stream.tiered_end_offset - 1 if stream.tiered_end_offset >= 0 else _UNKNOWN
+    return max(stream.tiered_end_offset, stream.log_start_offset) if stream.config.is_tiered else _UNKNOWN
 
 
 def refuse_leader_epoch(stream: ServedStream, current: int) -> ErrorCode:

@@ -19,15 +19,18 @@ from logstore.format.operator_api import (
     CLUSTER_API_KEYS,
     DESCRIBE_QUERIES,
     DESCRIBE_SIDECAR,
+    DESCRIBE_TIER,
     OPERATOR_API_KEYS,
     QUERIES_PER_REPLY,
     DescribeQueriesRequest,
+    DescribeTierRequest,
     OperatorReply,
     QueriesReply,
     SidecarReply,
     decode_request,
     encode_reply_body,
 )
+from logstore.format.tier_summaries import TIERED_PER_REPLY, TieredPartition, TierReply
 from logstore.interfaces import Buffer
 from logstore.kafka.api_types import Broker, Caller, PrivateApi
 from logstore.kafka.budgets import AnswerBudget
@@ -87,7 +90,7 @@ class _OperatorRequests:
 
     def __init__(self, broker: Broker, store: Store, epochs: Epochs, facts: Callable[[], HostFacts]) -> None:
         self._broker = broker
-        self._epochs, self._readers = epochs, store.readers
+        self._store, self._epochs, self._readers = store, epochs, store.readers
         self._summary = _Summary(broker, store, facts)
 
     async def handle(self, api_key: int, body: memoryview, _: AnswerBudget, caller: Caller) -> tuple[list[Buffer], int]:
@@ -98,11 +101,29 @@ class _OperatorRequests:
                 raise NoCluster("this sidecar is alone: ask a host of a cluster (`cairn serve --cluster URL`)")
             if isinstance(request, DescribeQueriesRequest):
                 reply: OperatorReply | CairnError = queries_reply(self._broker, self._epochs, request.after, caller)
+            elif isinstance(request, DescribeTierRequest):
+                table.require(self._broker, DESCRIBE_TIER, caller, request.topic)
+                reply = self._tier(request)
             else:
                 reply = await self._summary.reply(self._epochs, self._readers, caller)
         except CairnError as error:
             reply = error
         return encode_reply_body(reply), 0
+
+    def _tier(self, request: DescribeTierRequest) -> TierReply:
+        streams = self._store.topic(request.topic).partitions[request.first : request.first + TIERED_PER_REPLY]
+        return TierReply(
+            tuple(
+                TieredPartition(
+                    stream.partition,
+                    stream.local_start_offset,
+                    stream.tiered_end_offset,
+                    len(stream.tiered),
+                    stream.tiered.size_bytes,
+                )
+                for stream in streams
+            )
+        )
 
 
 class _Summary:

@@ -7,7 +7,7 @@ Invariants:
   loop it runs with `CachedFiles` and within the limits of a quick read; the code, and so the result, is the same.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from logstore.errors import CorruptBatch, CorruptChunk, UnsupportedBatchFormat
@@ -25,6 +25,7 @@ from logstore.format.index import IndexEntry
 from logstore.format.records import iterate_times
 from logstore.interfaces import Buffer, FileSystem, ReadableFiles
 from logstore.log.chunks import ChunkView, IndexBuilder, IndexCache, SparseIndex
+from logstore.log.tail import TailEntry
 
 READ_BYTES = 256 * 1024
 """Smallest request of a catch-up read to the disk (CEC paper, section II.B)."""
@@ -274,6 +275,27 @@ def damaged(view: ChunkView, first_offset: int, last_offset: int, why: str) -> C
     )
 
 
+def lost(name: str, first_offset: int, last_offset: int) -> CorruptChunk:
+    """The error for records of a stream that are in no chunk any more."""
+    return CorruptChunk(
+        f"{name}: offsets {first_offset} to {last_offset} were lost; move past them or restore the chunk",
+        first_offset=first_offset,
+        last_offset=last_offset,
+    )
+
+
+def from_tail(entries: Sequence[TailEntry], offset: int, *, include_control: bool) -> ReadResult:
+    """Batches from memory as a read gives them."""
+    buffers: list[Buffer] = []
+    size = 0
+    for entry in entries:
+        hidden = entry.is_control and not include_control
+        buffer: Buffer = empty_batch(parse_header(entry.buffer)) if hidden else entry.buffer
+        buffers.append(buffer)
+        size += len(buffer)
+    return ReadResult(buffers, entries[-1].next_offset if entries else offset, size)
+
+
 class TimeFound(NamedTuple):
     """A record found by its time. `exact`: the record itself was read. Otherwise its batch could not be decompressed
     far enough: `offset` is at or before the record, and `timestamp` (ms) is the latest in its batch.
@@ -282,6 +304,11 @@ class TimeFound(NamedTuple):
     offset: int
     timestamp: int
     exact: bool = True
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """A sort key: higher for a later timestamp, and for the lower offset of two equal timestamps."""
+        return self.timestamp, -self.offset
 
 
 def find_timestamp(

@@ -12,13 +12,13 @@ Invariants:
 Source: CEC paper, section III (the output queue is read backwards until all open windows are found).
 """
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 from logstore.errors import CorruptBatch, CorruptChunk, UnsupportedBatchFormat
-from logstore.format.batch import check_batch
-from logstore.format.control import known_type
-from logstore.interfaces import Buffer, FileSystem
+from logstore.format.batch import check_batch, iterate_batches
+from logstore.format.control import END_TYPE, known_type
+from logstore.interfaces import Buffer, ReadableFiles
 from logstore.log.chunks import ChunkView, ControlPlace, IndexCache, SparseIndex
 from logstore.log.reading import WINDOW_LIMIT_BYTES, damaged, load_index
 from logstore.log.tail import StreamTail
@@ -28,6 +28,8 @@ GAP_BYTES = 16 * 1024
 JOIN_BELOW_BYTES = 16 * 1024
 LOOK_BYTES = 16 << 20
 """Most bytes that one scan of a chunk reads, data between the control batches included, unless one batch is larger."""
+ENDS_BYTES = 1 << 20
+"""Control batches that one step of a search for ENDs takes."""
 MAX_LOOKS = 50_000
 """Most control batches that one scan of a chunk, or of the tail, passes: then other requests get their turn."""
 
@@ -51,7 +53,7 @@ class ScanRange(NamedTuple):
 
 
 def scan_chunk(
-    fs: FileSystem, cache: IndexCache, view: ChunkView, wanted: ScanRange, max_bytes: int, *, at_least_one: bool
+    fs: ReadableFiles, cache: IndexCache, view: ChunkView, wanted: ScanRange, max_bytes: int, *, at_least_one: bool
 ) -> ScanResult:
     """Control batches of one chunk, newest first, up to `max_bytes`; `at_least_one`: one batch even if it is larger.
 
@@ -100,7 +102,7 @@ def _choose(
     return places, max(wanted.from_offset, view.base_offset)
 
 
-def _read(fs: FileSystem, view: ChunkView, places: Sequence[ControlPlace]) -> Iterator[tuple[int, memoryview]]:
+def _read(fs: ReadableFiles, view: ChunkView, places: Sequence[ControlPlace]) -> Iterator[tuple[int, memoryview]]:
     """Types and bytes of the batches at these places (in falling order), with few and large reads."""
     at = 0
     while at < len(places):
@@ -154,3 +156,29 @@ def scan_tail(tail: StreamTail, wanted: ScanRange, max_bytes: int) -> ScanResult
         buffers.append(entry.buffer)
         size += len(entry.buffer)
     return ScanResult(_joined(buffers, size), max(start, wanted.from_offset), size)
+
+
+class ScannedStream(Protocol):
+    """A stream whose control batches are looked for."""
+
+    high_watermark: int
+    log_start_offset: int
+
+
+async def find_ends(
+    scan_controls: Callable[..., Awaitable[ScanResult]],
+    stream: ScannedStream,
+    from_offset: int,
+    before_offset: int = -1,
+) -> list[tuple[int, bytes]]:
+    """Base offsets and bytes of a stream's END control batches at or after `from_offset`, and before `before_offset`
+    (-1: the high watermark), newest first, by the scan of an engine.
+    """
+    found: list[tuple[int, bytes]] = []
+    before = stream.high_watermark if before_offset == -1 else before_offset
+    while before > max(from_offset, stream.log_start_offset):
+        piece = await scan_controls(before, (END_TYPE,), ENDS_BYTES, from_offset=from_offset)
+        whole = b"".join(piece.buffers)
+        found += [(head.base_offset, whole[at : at + head.size_bytes]) for at, head in iterate_batches(whole)]
+        before = piece.next_before
+    return found

@@ -54,6 +54,18 @@ class ServedStream(Protocol):
         """The offset after the last record that clients see."""
 
     @property
+    def local_start_offset(self) -> int:
+        """The first offset that is not in the tier alone."""
+
+    @property
+    def tiered_end_offset(self) -> int:
+        """The offset after the last record in the tier; -1: nothing is there."""
+
+    @property
+    def config(self) -> TopicConfig:
+        """The settings of its topic."""
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of its chunks."""
 
@@ -205,8 +217,10 @@ class ServingEngine(Protocol):
     def after_settling(self, callback: Callable[[], None]) -> bool:
         """Call `callback` once all jobs that finished together have settled; False, and never, if none settles now."""
 
-    async def read(self, stream: ServedStream, offset: int, max_bytes: int) -> ReadResult:
-        """Read whole batches, starting with the batch that holds `offset`. Raises CairnError, OSError."""
+    async def read(self, stream: ServedStream, offset: int, max_bytes: int, *, is_patient: bool = True) -> ReadResult:
+        """Read whole batches, starting with the batch that holds `offset`; none, unless `is_patient`, while they are on
+        their way from the tier: the stream's waiters are woken then. Raises CairnError, OSError.
+        """
 
     async def find_timestamp(self, stream: ServedStream, timestamp_ms: int) -> TimeFound | None:
         """The first record with this timestamp or a later one; None if there is none. Raises CairnError, OSError."""

@@ -40,6 +40,14 @@ from logstore.events import (
 from logstore.format.index import UNKNOWN_TIME
 from logstore.interfaces import FileSystem
 from logstore.log.background import BackgroundJobs
+from logstore.log.catalogue import (
+    PRODUCER_IDS,
+    RETENTION_CLOCK,
+    TOPIC,
+    check_partitions,
+    start_key,
+    topic_entry,
+)
 from logstore.log.chunks import IndexCache
 from logstore.log.cleaning import CleaningLimits, LogCleaner
 from logstore.log.coroutines import all_settled, start
@@ -70,7 +78,8 @@ from logstore.log.stream import Stream
 from logstore.log.stream_state import RecoveredStream, RollingStream, StreamName, TrimmedStream
 from logstore.log.tail import Tail
 from logstore.log.ticket import Ticket
-from logstore.log.topics import MAX_PARTITIONS, TopicConfig, check_name, parse_config
+from logstore.log.tiered import TierLedger
+from logstore.log.topics import TopicConfig, check_name, parse_config, require_tier
 
 PRODUCER_ID_BLOCK = 1000
 DEFAULT_TAIL_BYTES = 16 << 20
@@ -98,6 +107,7 @@ class StoreSettings:
     topic_defaults: TopicConfig = field(default_factory=TopicConfig)
     hold_limits: HoldLimits = field(default_factory=HoldLimits)
     cleaning: CleaningLimits = field(default_factory=CleaningLimits)
+    has_tier: bool = False
 
 
 @dataclass(slots=True)
@@ -154,10 +164,11 @@ class Store:
         self.catalogue = Ledger.open(fs, "catalogue", self.notify)
         self.quiet = QuietStreams.open(fs, self.notify, environment.report, self.indexes)
         self.cleaner = LogCleaner(self.notify, environment.report, self.indexes, settings.cleaning, self.quiet)
-        self.retention_clock = RetentionClock(self.clock, int(self.catalogue.get(_RETENTION_CLOCK) or 0))
+        self.retention_clock = RetentionClock(self.clock, int(self.catalogue.get(RETENTION_CLOCK) or 0))
         self.epochs = Ledger.open(fs, "epochs", self.notify)
         self.groups = Ledger.open(fs, "groups", self.notify)
         self.access = Ledger.open(fs, "access", self.notify)
+        self.tier = TierLedger.open(fs, self.notify)
         self.readers = Readers(
             Ledger.open(fs, "readers", self.notify), settings.hold_limits, self.retention_clock.now_ms, self._bounds
         )
@@ -194,18 +205,18 @@ class Store:
         if changes := decided(self.epochs, journal.changes_of(self.epochs.name)):
             self.epochs.put_now(fs, changes)
         stored: list[tuple[Topic, StoredStream]] = []
-        for key, value in self.catalogue.items(_TOPIC):
+        for key, value in self.catalogue.items(TOPIC):
             entry = json.loads(value)
-            name = key[len(_TOPIC) :]
+            name = key[len(TOPIC) :]
             overrides = dict(entry["config"])
             config = parse_config(overrides, self.settings.topic_defaults)
             topic = Topic(name, uuid.UUID(entry["id"]), entry["directory"], overrides, config, [])
             known.add(topic.directory)
             there = set(fs.list_directory(topic.directory))
             for partition in range(entry["partitions"]):
-                log_start = int(self.catalogue.get(_start_key(topic.topic_id, partition)) or 0)
+                first = max(self._log_start(topic, partition), self.tier.local_start(topic.topic_id.hex, partition))
                 directory = f"{topic.directory}/{partition}"
-                stored.append((topic, StoredStream(directory, log_start, str(partition) in there)))
+                stored.append((topic, StoredStream(directory, first, str(partition) in there)))
             self.topics[name] = self._by_id[topic.topic_id] = topic
         now_ms = self.clock.wall_ms()
         recover = partial(recover_from_files, fs, self.quiet, journal.parts, now_ms, self.report)
@@ -232,6 +243,7 @@ class Store:
         changed: dict[str, None] = {}
         for (topic, at), (recovered, is_quiet) in zip(stored, opened, strict=True):
             stream = Stream(topic.name, len(topic.partitions), at.directory, topic.config, self, recovered)
+            self.tier.adopt(stream, topic.topic_id.hex, self._log_start(topic, stream.partition))
             topic.partitions.append(stream)
             if is_quiet:
                 self.quiet.opened_asleep(stream)
@@ -242,6 +254,9 @@ class Store:
         for directory in changed:
             fs.sync_directory(directory)
         self.quiet.keep_only([*(at.directory for _, at in stored), *self.replicas.directories()])
+
+    def _log_start(self, topic: Topic, partition: int) -> int:
+        return int(self.catalogue.get(start_key(topic.topic_id, partition)) or 0)
 
     def _set_retention_clock(self) -> None:
         """Continue the clock from the latest known time; data without an index block was written no later than now."""
@@ -272,7 +287,7 @@ class Store:
         topic = self.topics.get(stream.topic)
         if topic is None:
             return Ticket.failed(UnknownTopicOrPartition(f"{stream.topic} has been deleted"))
-        return self.catalogue.put({_start_key(topic.topic_id, stream.partition): str(offset).encode()})
+        return self.catalogue.put({start_key(topic.topic_id, stream.partition): str(offset).encode()})
 
     def trim_limit(self, stream: TrimmedStream, wanted: int) -> int:
         """The offset up to which registered readers let retention trim a stream; releases those that hold too much."""
@@ -280,7 +295,9 @@ class Store:
         if topic is None:
             return wanted
         stream_id = StreamId(topic.topic_id.hex, stream.partition)
-        return self.readers.trim_limit(stream_id, stream.log_start_offset, wanted, held_records(stream.chunks, wanted))
+        return self.readers.trim_limit(
+            stream_id, stream.log_start_offset, wanted, held_records(stream.kept_chunks, wanted)
+        )
 
     def _stream_of(self, stream_id: StreamId) -> Stream | None:
         topic = self._by_id.get(uuid.UUID(hex=stream_id.topic_id))
@@ -334,8 +351,8 @@ class Store:
         check_name(name)
         if name in self.topics:
             raise TopicExists(f"topic {name!r} exists")
-        _check_partitions(partitions)
-        return parse_config(config, self.settings.topic_defaults)
+        check_partitions(partitions)
+        return require_tier(parse_config(config, self.settings.topic_defaults), has_tier=self.settings.has_tier)
 
     def creation(self, name: str) -> Ticket[Topic] | None:
         """The creation of this topic that is in progress, or None."""
@@ -372,7 +389,7 @@ class Store:
 
     async def _add_partitions(self, name: str, total: int) -> Topic:
         topic = self.topic(name)
-        _check_partitions(total)
+        check_partitions(total)
         if total <= len(topic.partitions):
             raise InvalidPartitions(f"topic {name!r} has {len(topic.partitions)} partitions; {total} would not be more")
         return await self._save_topic(topic, total, [])
@@ -388,9 +405,10 @@ class Store:
         topic = self.topic(name)
         kept = {key: value for key, value in topic.overrides.items() if key not in changes}
         overrides = kept | {key: value for key, value in changes.items() if value is not None}
-        parse_config(changes)
-        parsed = parse_config(overrides, self.settings.topic_defaults)
-        await self.catalogue.put({_TOPIC + name: _describe(topic, len(topic.partitions), overrides)})
+        parse_config({key: None for key, value in changes.items() if value is None})
+        has_tier = self.settings.has_tier or topic.config.is_tiered
+        parsed = require_tier(parse_config(overrides, self.settings.topic_defaults), has_tier=has_tier)
+        await self.catalogue.put({TOPIC + name: topic_entry(topic, len(topic.partitions), overrides)})
         topic.overrides, topic.config = overrides, parsed
         for stream in topic.partitions:
             stream.config = parsed
@@ -407,8 +425,8 @@ class Store:
 
     async def _delete_topic(self, name: str) -> None:
         topic = self.topic(name)
-        gone: dict[str, bytes | None] = {_TOPIC + name: None}
-        gone.update({_start_key(topic.topic_id, stream.partition): None for stream in topic.partitions})
+        gone: dict[str, bytes | None] = {TOPIC + name: None}
+        gone.update({start_key(topic.topic_id, stream.partition): None for stream in topic.partitions})
         try:
             await self.catalogue.put(gone)
         except StorageFailed:
@@ -441,7 +459,7 @@ class Store:
         other work runs. Clients see all of them at once.
         """
         await self._background.run(operations)
-        await self.catalogue.put({_TOPIC + topic.name: _describe(topic, total, topic.overrides)})
+        await self.catalogue.put({TOPIC + topic.name: topic_entry(topic, total, topic.overrides)})
         before = len(topic.partitions)
         added: list[Stream] = []
         for partition in range(before, total):
@@ -473,9 +491,9 @@ class Store:
         return first
 
     async def _reserve_producer_ids(self) -> None:
-        first = int(self.catalogue.get(_PRODUCER_IDS) or 0)
+        first = int(self.catalogue.get(PRODUCER_IDS) or 0)
         block = range(first, first + PRODUCER_ID_BLOCK)
-        await self.catalogue.put({_PRODUCER_IDS: str(block.stop).encode()})
+        await self.catalogue.put({PRODUCER_IDS: str(block.stop).encode()})
         self._producer_ids = block
 
     # ---- time and end
@@ -502,7 +520,9 @@ class Store:
         return self.cleaner.clean([(stream, partial(self._clean_limit, at, stream)) for at, stream in found])
 
     def _clean_limit(self, stream_id: StreamId, stream: Stream) -> CleanLimit | None:
-        return self.readers.clean_limit(stream_id, stream.log_start_offset)
+        # What is in the tier stays as it is, and records of state may be missing only in front of those that are there.
+        is_tiered = bool(stream.tiered) or stream.config.is_tiered
+        return None if is_tiered else self.readers.clean_limit(stream_id, stream.log_start_offset)
 
     def save_readers(self) -> None:
         """Make durable what readers acknowledged, report releases, let cleaning go on, and write out what streams have
@@ -552,7 +572,7 @@ class Store:
             self.report(READER_REMOVED, reader=name, why="it held nothing and acknowledged nothing for too long")
 
     def _save_retention_clock(self) -> Ticket[None]:
-        return self.catalogue.put({_RETENTION_CLOCK: str(self.retention_clock.now_ms()).encode()})
+        return self.catalogue.put({RETENTION_CLOCK: str(self.retention_clock.now_ms()).encode()})
 
     def close(self) -> Ticket[None]:
         """Refuse appends, finish pending ones, leave nothing to scan at the next start. Settles when all streams are
@@ -572,27 +592,3 @@ class Store:
         await self.quiet.rest().settled()  # a round under way
         await self.quiet.rest(at_once=True).settled()
         await self.journal.close()
-
-
-_TOPIC = "topic/"
-_PRODUCER_IDS = "producer-ids"
-_RETENTION_CLOCK = "retention-clock"
-
-
-def _start_key(topic_id: uuid.UUID, partition: int) -> str:
-    return f"start/{topic_id.hex}/{partition}"
-
-
-def _describe(topic: Topic, partitions: int, overrides: Mapping[str, str]) -> bytes:
-    entry: dict[str, Any] = {
-        "id": topic.topic_id.hex,
-        "directory": topic.directory,
-        "partitions": partitions,
-        "config": dict(overrides),
-    }
-    return json.dumps(entry).encode()
-
-
-def _check_partitions(count: int) -> None:
-    if not 1 <= count <= MAX_PARTITIONS:
-        raise InvalidPartitions(f"{count} partitions: must be from 1 to {MAX_PARTITIONS}")

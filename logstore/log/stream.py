@@ -49,12 +49,12 @@ from logstore.log.stream_state import (
 )
 from logstore.log.tail import StreamTail, TailEntry
 from logstore.log.ticket import Ticket
+from logstore.log.tiered import TieredLog
 from logstore.log.topics import TopicConfig
 from logstore.log.validation import check_produced
-from logstore.log.waiters import Waitable
 
 
-class Stream(SoleLeader, Waitable):
+class Stream(SoleLeader, TieredLog):
     """A durable, ordered sequence of record batches with dense offsets."""
 
     def __init__(
@@ -320,7 +320,7 @@ class Stream(SoleLeader, Waitable):
         self._acknowledge(flight)
         if flight.is_new_chunk:
             self._roll_wanted = False
-            self._drop_chunks()
+            self.drop_chunks(self.log_start_offset)
             if self.config.retention_bytes >= 0:
                 self.apply_retention()  # otherwise a fast writer could fill the disk before the next check
 
@@ -499,13 +499,13 @@ class Stream(SoleLeader, Waitable):
     def _apply_retention(self) -> None:
         now = RetentionTime(self._host.retention_clock.now_ms(), self._host.clock.wall_ms())
         pinned_offset = self._pins.lowest(self.high_watermark)
-        found = excess(self.chunks, self.config, pinned_offset, now, lambda to: self._host.trim_limit(self, to))
+        found = excess(self.kept_chunks, self.config, pinned_offset, now, lambda to: self._host.trim_limit(self, to))
         if found is not None and found.before_offset > self.log_start_offset:
             start(self._trim(found.before_offset, found.why))
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all chunks, with those that are still to be written to the last one."""
+        """Bytes of all local chunks, with those that are still to be written to the last one."""
         return sum(chunk.size_bytes for chunk in self.chunks[:-1]) + self._writer.backlog.acked.position
 
     async def _trim(self, offset: int, why: str) -> int:
@@ -519,18 +519,18 @@ class Stream(SoleLeader, Waitable):
             self.start_asked = self.log_start_offset
             raise
         first, self.log_start_offset = self.log_start_offset, max(self.log_start_offset, offset)
-        freed_bytes, last = self._drop_chunks(), self.log_start_offset - 1
+        freed_bytes, last = self.drop_chunks(self.log_start_offset), self.log_start_offset - 1
         if first <= last:
             self._host.report(TRIMMED, stream=self.name, first=first, last=last, why=why, freed_bytes=freed_bytes)
         self._wake()
         return self.log_start_offset
 
-    def _drop_chunks(self) -> int:
-        """Remove the files of chunks before the log start; the last chunk stays, because its name tells where the log
-        ends. Returns the bytes of those chunks.
+    def drop_chunks(self, before_offset: int) -> int:
+        """Remove the files of chunks before the log start, or an offset up to which the tier has them; the last chunk
+        stays, because its name tells where the log ends. The stream is awake. Returns the bytes of those chunks.
         """
         freed_bytes = 0
-        while len(self.chunks) > 1 and self.chunks[0].next_offset <= self.log_start_offset:
+        while len(self.chunks) > 1 and self.chunks[0].next_offset <= before_offset:
             chunk = self.chunks.pop(0)
             freed_bytes += chunk.size_bytes
             self._host.indexes.forget(chunk.index_path)

@@ -19,7 +19,7 @@ from logstore.log.chunks import Chunk, IndexCache
 from logstore.log.jobs import DiskJob, JobSource, WriteFile
 from logstore.log.journal import Journal
 from logstore.log.producers import ProducerTable
-from logstore.log.retention import RetentionClock
+from logstore.log.retention import AgedChunk, RetentionClock
 from logstore.log.space import SpaceGuard
 from logstore.log.tail import Tail, TailEntry
 from logstore.log.ticket import Ticket
@@ -115,7 +115,10 @@ class TrimmedStream(StreamName, Protocol):
 
     name: str
     log_start_offset: int
-    chunks: list[Chunk]
+
+    @property
+    def kept_chunks(self) -> Sequence[AgedChunk]:
+        """All its chunks, in order."""
 
 
 class RollingStream(Protocol):

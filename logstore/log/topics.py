@@ -19,6 +19,8 @@ _NAME = re.compile(r"[a-zA-Z0-9._-]+")
 _INT64_MAX = (1 << 63) - 1
 _DAY_MS = 24 * 3600 * 1000
 NO_LIMIT_MS = _INT64_MAX
+LIKE_RETENTION = -2
+"""A local retention that is the topic's retention."""
 CREATE_TIME, LOG_APPEND_TIME = "CreateTime", "LogAppendTime"
 
 
@@ -35,6 +37,24 @@ class TopicConfig:
     timestamp_after_max_ms: int = 3_600_000
     timestamp_type: str = CREATE_TIME
     min_insync_replicas: int = 1
+    remote_storage: str = "false"
+    local_retention_ms: int = -2
+    local_retention_bytes: int = -2
+
+    @property
+    def is_tiered(self) -> bool:
+        """Whether sealed chunks go to the tier."""
+        return self.remote_storage == "true"
+
+    @property
+    def kept_local_ms(self) -> int:
+        """How long the local copy of a chunk in the tier stays; -1: no limit."""
+        return self.retention_ms if self.local_retention_ms == LIKE_RETENTION else self.local_retention_ms
+
+    @property
+    def kept_local_bytes(self) -> int:
+        """Size of local copies beyond which those that are in the tier go; -1: no limit."""
+        return self.retention_bytes if self.local_retention_bytes == LIKE_RETENTION else self.local_retention_bytes
 
     @property
     def stamps_appends(self) -> bool:
@@ -83,6 +103,25 @@ SETTINGS: Mapping[str, TopicSetting] = {
         (1 << 31) - 1,
         "How many replicas acks=all waits for, but no more than there are: one.",
     ),
+    "remote.storage.enable": TopicSetting(
+        "remote_storage",
+        0,
+        0,
+        "Whether sealed chunks are stored in the tier, which the sidecar's tier-url names.",
+        ("false", "true"),
+    ),
+    "local.retention.ms": TopicSetting(
+        "local_retention_ms",
+        LIKE_RETENTION,
+        _INT64_MAX,
+        "How long in ms a chunk in the tier stays on the local disk as well, from its last append; -2: retention.ms.",
+    ),
+    "local.retention.bytes": TopicSetting(
+        "local_retention_bytes",
+        LIKE_RETENTION,
+        _INT64_MAX,
+        "Size in bytes of local chunks beyond which those in the tier leave the local disk; -2: retention.bytes.",
+    ),
 }
 
 FIXED: Mapping[str, str] = {
@@ -90,7 +129,6 @@ FIXED: Mapping[str, str] = {
     "compression.type": "producer",
     "unclean.leader.election.enable": "false",
     "preallocate": "false",
-    "remote.storage.enable": "false",
 }
 """Settings that exist in Kafka and have only one allowed value here."""
 
@@ -125,12 +163,29 @@ def parse_config(changes: Mapping[str, str | None], base: TopicConfig = TopicCon
                 raise InvalidConfig(f"{name}={text!r} is not supported here; it can only be {FIXED[name]!r}{why}")
             continue
         values[setting.field] = getattr(defaults, setting.field) if text is None else _parse(name, setting, text)
-    return replace(base, **values)  # type: ignore[arg-type]  # each field's own type, by the table
+    config = replace(base, **values)  # type: ignore[arg-type]  # each field's own type, by the table
+    for kind, kept, local in (
+        ("ms", config.retention_ms, config.local_retention_ms),
+        ("bytes", config.retention_bytes, config.local_retention_bytes),
+    ):
+        if local != LIKE_RETENTION and kept >= 0 and not 0 <= local <= kept:
+            raise InvalidConfig(f"local.retention.{kind}={local} must be from 0 to {kept}, the retention, or -2 for it")
+    return config
+
+
+def require_tier(config: TopicConfig, *, has_tier: bool) -> TopicConfig:
+    """The settings of a new or changed topic. Raises InvalidConfig if they need a tier and there is none."""
+    if config.is_tiered and not has_tier:
+        raise InvalidConfig(
+            "remote.storage.enable=true needs a tier: start a sidecar with --tier-url webhdfs://… (a cluster has none)"
+        )
+    return config
 
 
 def _parse(name: str, setting: TopicSetting, text: str) -> int | str:
     """The value of a setting from its text. Raises InvalidConfig."""
     if setting.choices:
+        text = text.strip().lower() if "true" in setting.choices else text
         if text not in setting.choices:
             raise InvalidConfig(f"{name}={text!r} must be one of {', '.join(setting.choices)}")
         return text

@@ -22,6 +22,10 @@ class Waitable:
         """Undo `add_waiter`."""
         self._waiters.pop(callback, None)
 
+    def wake_waiters(self) -> None:
+        """Call them though nothing has changed: what they were told is on its way may have come."""
+        self._wake()
+
     def _wake(self) -> None:
         for callback in list(self._waiters):
             callback()

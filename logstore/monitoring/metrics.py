@@ -24,6 +24,7 @@ from logstore.format import epoch_api, reader_api
 from logstore.monitoring.cluster_metrics import read_cluster
 from logstore.monitoring.health import Phase
 from logstore.monitoring.sampler import GroupFigures, LagFigures, Snapshot, Watched
+from logstore.monitoring.tier_metrics import read_tier
 
 MAX_PARTITION_SERIES: Final = 1_000
 """Streams with series of their own: four metrics of each are some 400 KB of a scrape."""
@@ -365,4 +366,5 @@ METRICS: Final[tuple[MetricEntry, ...]] = (
 def read_all(look: Look) -> list[Metric]:
     """All metrics with their samples."""
     found = [Metric(entry.name, entry.kind, entry.says, list(entry.read(look))) for entry in METRICS]
-    return found if look.now.cluster is None else [*found, *read_cluster(look.now.cluster)]
+    found += [] if look.now.cluster is None else read_cluster(look.now.cluster)
+    return found if look.watched.served.tier is None else [*found, *read_tier(look.watched.served.tier)]

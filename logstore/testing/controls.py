@@ -4,14 +4,14 @@ Invariants: those of `logstore.log.scanning`.
 """
 
 from logstore.format.batch import iterate_batches
-from logstore.interfaces import FileSystem
+from logstore.interfaces import ReadableFiles
 from logstore.log.chunks import ChunkView, IndexCache
 from logstore.log.scanning import ScanRange, scan_chunk
 
 _PIECE_BYTES = 1 << 20
 
 
-def scan_all(fs: FileSystem, cache: IndexCache, view: ChunkView, from_offset: int) -> list[tuple[int, bytes]]:
+def scan_all(fs: ReadableFiles, cache: IndexCache, view: ChunkView, from_offset: int) -> list[tuple[int, bytes]]:
     """Base offsets and bytes of a chunk's control batches at or after `from_offset`, in order. Raises CorruptChunk."""
     found: list[tuple[int, bytes]] = []
     before = view.next_offset

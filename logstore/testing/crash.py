@@ -144,6 +144,8 @@ class Enumerator:
         world.run()
         for ticket in tickets:
             ticket.result()
+        if world.tier is not None:
+            world.tier.settle(world.run)
 
     def _crash_recovery(self, state: SimDisk, origin: str) -> None:
         """Lose power at every point of a recovery, and recover again."""

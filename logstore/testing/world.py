@@ -5,7 +5,7 @@ All parts are real; only threads, time and the disk are simulated. The client's 
 
 import json
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -17,7 +17,8 @@ from logstore.errors import CairnError
 from logstore.format.control import FOOTPRINTS_TYPE, Begin, End, encode_control, encode_control_record
 from logstore.format.epoch_api import AbortRequest, EpochCommitReply, EpochCommitRequest, Part, StageRequest, TaskOutput
 from logstore.format.records import Record, decode_batch, encode_batch
-from logstore.interfaces import FileSystem
+from logstore.interfaces import FileSystem, ReadableFiles
+from logstore.log.chunks import ChunkView
 from logstore.log.cleaning import CleaningLimits
 from logstore.log.jobs import Operation
 from logstore.log.journal import JournalLimits
@@ -33,6 +34,8 @@ from logstore.testing.driver import JobDriver
 from logstore.testing.history import FoundBatch, History, PromiseBroken, StreamHistory, content_of, found_batches
 from logstore.testing.reports import RecordedReports
 from logstore.testing.simdisk import SimDisk
+from logstore.testing.tiered_store import TieredStore
+from logstore.tier.interface import ObjectStore
 
 READ_BYTES = 1 << 20
 FIRST_TIMESTAMP = 1_700_000_000_000
@@ -57,6 +60,8 @@ class Setup:
     )
     plant: Callable[[FileSystem], FileSystem] = unchanged
     rewrite: Callable[[Sequence[Operation]], Sequence[Operation]] | None = None
+    tier: Callable[[FileSystem], ObjectStore] | None = None
+    """Opens the object store of sealed chunks, on the same disk; None: there is none."""
     seed: int | None = None
     """Order in which concurrent jobs take steps; None: oldest first."""
 
@@ -117,6 +122,10 @@ class SimulatedStore:
         )
         self.staging = Staging.open(self.fs, self.store.notify, self.reports)
         self.epochs = Epochs(of_host(self.store, self.staging, self.reports), self.reports)
+        self.tier: TieredStore | None = None
+        if self.setup.tier is not None:
+            objects = self.setup.tier(self.fs)
+            self.tier = TieredStore(self.store, self.fs, objects, lambda: uuid.UUID(int=ids.getrandbits(128)))
         order = None if self.setup.seed is None else Random(self.setup.seed)
         self.driver = JobDriver(self.store.queue, self.fs, order, self.setup.rewrite)
         for search in self.epochs.searches():
@@ -141,6 +150,12 @@ class SimulatedStore:
                 known.seen_high_watermark = stream.high_watermark
                 self.history.version += 1
 
+    def tier_round(self) -> None:
+        """Do what is due in the tier; runs all disk work."""
+        if self.tier is not None:
+            self.tier.tiering.round()
+        self.run()
+
     def restart(self, *, clean: bool) -> None:
         """End this life and start the next: after a clean shutdown, or after a kill (un-synced data is still there)."""
         if clean:
@@ -151,10 +166,10 @@ class SimulatedStore:
 
     # ---- the client
 
-    def create_topic(self, name: str, partitions: int) -> Ticket[object]:
+    def create_topic(self, name: str, partitions: int, config: Mapping[str, str] | None = None) -> Ticket[object]:
         """Create a topic."""
         self.history.topics_unsure[name] = partitions
-        ticket = self.store.create_topic(name, partitions, {})
+        ticket = self.store.create_topic(name, partitions, config or {})
 
         def settled(_: object) -> None:
             if ticket.error is None:
@@ -427,9 +442,13 @@ class SimulatedStore:
                 found.extend(found_batches([entry.buffer for entry in unwritten]))
                 offset = unwritten[-1].next_offset
                 continue
+            chunk = stream.tiered.at(offset) if view is None else None
+            files: ReadableFiles = self.fs
+            if chunk is not None and self.tier is not None:
+                files, view = self.tier.view(chunk)
             if view is None:
                 raise PromiseBroken(f"{stream.name}: no chunk holds offset {offset} below {stream.high_watermark}")
-            result = read_chunk(self.fs, self.store.indexes, view, offset, READ_BYTES, include_control=True)
+            result = read_chunk(files, self.store.indexes, view, offset, READ_BYTES, include_control=True)
             found.extend(found_batches(result.buffers))
             offset = result.next_offset
         return found
@@ -444,9 +463,13 @@ class SimulatedStore:
 
     def _indexed_controls(self, stream: Stream, from_offset: int) -> list[tuple[int, bytes]]:
         found: list[tuple[int, bytes]] = []
-        for view in stream.chunk_views(from_offset):
-            found.extend(scan_all(self.fs, self.store.indexes, view, from_offset))
+        for files, view in self._views(stream, from_offset):
+            found.extend(scan_all(files, self.store.indexes, view, from_offset))
         return found
+
+    def _views(self, stream: Stream, from_offset: int) -> list[tuple[ReadableFiles, ChunkView]]:
+        local: list[tuple[ReadableFiles, ChunkView]] = [(self.fs, view) for view in stream.chunk_views(from_offset)]
+        return local if self.tier is None else [*self.tier.views(stream, from_offset), *local]
 
     def find(self, stream: Stream, timestamp_ms: int) -> int | None:
         """The first offset with this timestamp or a later one, found through the indexes; as the engine does, once the
@@ -458,9 +481,9 @@ class SimulatedStore:
 
     def _indexed_find(self, stream: Stream, timestamp_ms: int) -> int | None:
         start = stream.log_start_offset
-        for view in stream.chunk_views(start):
+        for files, view in self._views(stream, start):
             if view.max_timestamp >= timestamp_ms:
-                found = find_timestamp(self.fs, self.store.indexes, view, timestamp_ms, max(start, view.base_offset))
+                found = find_timestamp(files, self.store.indexes, view, timestamp_ms, max(start, view.base_offset))
                 if found is not None:
                     return found[0]
         return None
@@ -483,6 +506,8 @@ class SimulatedStore:
             progress = self.epochs.progress()
             self.history.check_epochs(found, {at.name: -1 if at.epoch is None else at.epoch for at in progress})
         self._check_ledger()
+        if self.tier is not None:
+            self.tier.check()
 
     def adopt(self) -> None:
         """After a restart: batches that readers see now may be unacknowledged, but must stay from now on."""

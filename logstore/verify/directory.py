@@ -12,12 +12,14 @@ from typing import Final
 
 from logstore.epochs.ledger_entries import CommitRecord
 from logstore.epochs.staging import DIRECTORY as STAGING_DIRECTORY
+from logstore.format.tiered_chunk import TieredChunk
 from logstore.interfaces import FileSystem
 from logstore.log.chunks import CLEANED_SUFFIX, INDEX_SUFFIX, LOG_SUFFIX, chunk_name, parse_chunk_name
 from logstore.log.data_directory import IDENTITY_FILE, STREAMS_DIRECTORY
 from logstore.log.journal import DIRECTORY as JOURNAL_DIRECTORY
 from logstore.log.ledger import DIRECTORY as LEDGER_DIRECTORY
 from logstore.log.quiet import key_of
+from logstore.log.readers import StreamId
 from logstore.log.replica_chunk import DIRECTORY as REPLICAS_DIRECTORY
 from logstore.log.replica_chunk import name_of
 from logstore.log.replica_recovery import is_cut, parts_before
@@ -73,6 +75,11 @@ class Plan:
         entry = self.state.quiet.get(key_of(directory))
         return 0 if entry is None else entry.next_offset
 
+    def local_start(self, topic: CataloguedTopic, partition: int) -> int:
+        """Where the chunks of a stream on the disk have to begin: what is in front of that is in the tier."""
+        local = self.state.local_starts.get(StreamId(topic.topic_id, partition), 0)
+        return max(local, topic.log_starts.get(partition, 0))
+
     @property
     def wanted(self) -> frozenset[EpochEnd]:
         """The ENDs of epochs that are committed and may not be in all their streams."""
@@ -126,7 +133,7 @@ def _state(fs: FileSystem, findings: Findings, *, is_live: bool) -> DirectorySta
 def _plan_topic(fs: FileSystem, topic: CataloguedTopic, planned: Plan) -> None:
     for partition in range(topic.partitions):
         directory = f"{topic.directory}/{partition}"
-        log_start = topic.log_starts.get(partition, 0)
+        log_start = planned.local_start(topic, partition)
         reached = max(log_start, planned.reached(directory))
         if not fs.exists(directory):  # it comes with the first record
             is_journaled = directory in planned.journaled
@@ -141,6 +148,11 @@ def _plan_topic(fs: FileSystem, topic: CataloguedTopic, planned: Plan) -> None:
             planned.findings.damage(
                 "stream-missing", directory, f"{what}; a sidecar does not start with that; restore it"
             )
+        if (gap := _gap(topic, partition, planned)) is not None:
+            what = (
+                f"offsets {gap[0]} to {gap[1]} of {topic.name}-{partition} have left the disk and are not in the tier"
+            )
+            planned.findings.damage("offsets-missing", directory, what, lost=gap)
         if places and places[0].base_offset > log_start and not planned.is_live:
             lost = (log_start, places[0].base_offset - 1)
             what = f"offsets {lost[0]} to {lost[1]} of {topic.name}-{partition} are in no chunk"
@@ -151,6 +163,20 @@ def _plan_topic(fs: FileSystem, topic: CataloguedTopic, planned: Plan) -> None:
             planned.findings.damage("offsets-missing", directory, what, lost=newer)
         for place in places:
             planned.pieces.append(Piece(topic.name, partition, place, _size(fs, place.path(LOG_SUFFIX))))
+
+
+def _gap(topic: CataloguedTopic, partition: int, planned: Plan) -> tuple[int, int] | None:
+    """The first offsets in front of the local start that the ledger of the tier lacks."""
+    due, end = topic.log_starts.get(partition, 0), planned.local_start(topic, partition)
+    for chunk in sorted(planned.state.tiered.get(StreamId(topic.topic_id, partition), []), key=_base):
+        if chunk.base_offset > due:
+            break
+        due = max(due, chunk.next_offset)
+    return (due, end - 1) if due < end and not planned.is_live else None
+
+
+def _base(chunk: TieredChunk) -> int:
+    return chunk.base_offset
 
 
 def _plan_replicas(fs: FileSystem, planned: Plan) -> None:

@@ -22,17 +22,21 @@ from logstore.epochs.ledger_entries import (
 from logstore.errors import CorruptFile, UnknownFormatVersion
 from logstore.format.ledger_frame import KIND_SNAPSHOT, scan_frames
 from logstore.format.quiet_stream import ActiveStream, QuietStream, decode_entry
+from logstore.format.tiered_chunk import TieredChunk
 from logstore.interfaces import FileSystem
 from logstore.log.data_directory import FORMAT_VERSION, IDENTITY_FILE, parse_key
 from logstore.log.journal import DIRECTORY as JOURNAL_DIRECTORY
 from logstore.log.journal_replay import JournalContent
 from logstore.log.ledger import DIRECTORY
 from logstore.log.quiet import NAME as QUIET
+from logstore.log.readers import StreamId
 from logstore.log.replica_chunk import CHUNK_KEY, REMOVED_KEY, NotedReplica, decode_noted
 from logstore.log.replica_chunk import LEDGER as REPLICAS
+from logstore.log.tiered import NAME as TIER
+from logstore.log.tiered import decode_ledger
 from logstore.verify.findings import Findings
 
-LEDGERS: Final = ("catalogue", "epochs", "groups", "readers", "access", "users", REPLICAS)
+LEDGERS: Final = ("catalogue", "epochs", "groups", "readers", "access", "users", REPLICAS, TIER)
 _DIGITS: Final = 20
 _TOPIC, _START, _NUMBERS = "topic/", "start/", ("producer-ids", "retention-clock")
 T = TypeVar("T")
@@ -66,6 +70,10 @@ class DirectoryState:
     replicas: dict[str, NotedReplica] = field(default_factory=dict)
     """What was made durable of replicas, by directory."""
     removed_replicas: set[str] = field(default_factory=set)
+    tiered: dict[StreamId, list[TieredChunk]] = field(default_factory=dict)
+    """Chunks in the tier."""
+    local_starts: dict[StreamId, int] = field(default_factory=dict)
+    """Where the local copies of streams begin that have chunks in the tier."""
 
 
 def read_state(fs: FileSystem, findings: Findings, *, is_live: bool = False) -> DirectoryState:
@@ -83,6 +91,10 @@ def read_state(fs: FileSystem, findings: Findings, *, is_live: bool = False) -> 
             _entry(name, key, partial(json.loads, value), findings)
     state.quiet = _quiet(fs, findings, is_live=is_live)
     _read_replicas(ledgers[REPLICAS] or {}, state, findings)
+    try:
+        state.tiered, state.local_starts = decode_ledger((ledgers[TIER] or {}).items())
+    except CorruptFile as error:
+        findings.damage("ledger-entry-damaged", f"{DIRECTORY}/{TIER}", str(error))
     return state
 
 

@@ -318,7 +318,7 @@ def removed_before_it_is_recorded(patch: Patch) -> Setup:
 
     async def trim(self: Stream, offset: int, why: str) -> int:
         self.log_start_offset = max(self.log_start_offset, offset)
-        self._drop_chunks()
+        self.drop_chunks(self.log_start_offset)
         return await original(self, offset, why)
 
     patch.setattr(Stream, "_trim", trim)

@@ -16,8 +16,9 @@ from logstore.monitoring.metrics import (
     MetricEntry,
 )
 from logstore.monitoring.sampler import MAX_OFFSETS, REUSE
+from logstore.monitoring.tier_metrics import TIER_METRICS, TierMetricEntry
 
-ALL_METRICS: list[MetricEntry | ClusterMetricEntry] = [*METRICS, *CLUSTER_METRICS]
+ALL_METRICS: list[MetricEntry | ClusterMetricEntry | TierMetricEntry] = [*METRICS, *CLUSTER_METRICS, *TIER_METRICS]
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/metrics.md"
 DASHBOARD = ROOT / "docs/grafana/cairn.json"
@@ -53,6 +54,13 @@ leads, those of groups of the groups that it coordinates; a lag is known for str
 """
 
 
+TIER_INTRODUCTION = """
+## Of a tier
+
+Only a sidecar with a [tier](tier.md) has these, beside those above.
+"""
+
+
 def page() -> str:
     """What the document should say."""
     rows = [
@@ -63,8 +71,9 @@ def page() -> str:
         f"| `{entry.name}` | {entry.kind} | {', '.join(f'`{label}`' for label in entry.labels)} | {entry.says} |\n"
         for entry in CLUSTER_METRICS
     ]
+    tier = [f"| `{entry.name}` | {entry.kind} |  | {entry.says} |\n" for entry in TIER_METRICS]
     head = "\n| metric | kind | labels | what it says |\n|---|---|---|---|\n"
-    return "".join([INTRODUCTION, head, *rows, CLUSTER_INTRODUCTION, head, *more])
+    return "".join([INTRODUCTION, head, *rows, CLUSTER_INTRODUCTION, head, *more, TIER_INTRODUCTION, head, *tier])
 
 
 def known_names() -> set[str]:

@@ -30,6 +30,7 @@ OTHER_TEXTS = {
     "cluster": '"etcd://127.0.0.1:2"',
     "peer-listen": '"127.0.0.1:3"',
     "peer-advertise": '"127.0.0.1:4"',
+    "tier-url": '"webhdfs://127.0.0.1:5/other"',
 }
 """Values of texts that may not be any text."""
 CLUSTER = {
@@ -37,6 +38,12 @@ CLUSTER = {
     "peer-certificate": "host.pem", "peer-ca": "all.pem",
 }  # fmt: skip
 """What a host of a cluster must say."""
+TIER = {
+    "tier-url": "webhdfs://127.0.0.1:1/cairn", "tier-coordinator": "http://127.0.0.1:1", "tier-host": "a",
+    "tier-plans": "http://127.0.0.1:2", "tier-plan-token-file": "token",
+}  # fmt: skip
+"""What a sidecar must say whose tier is planned."""
+NEEDED = {"cluster": CLUSTER, "tier": TIER}
 
 
 def other_value(setting: Setting) -> str:
@@ -76,7 +83,7 @@ def test_defaults_are_enough() -> None:
 def test_every_setting_works_as_flag_and_in_the_file(tmp_path: Path, setting: Setting) -> None:
     """The same value by flag or by file makes the same configuration, one that differs from the default."""
     value = other_value(setting)
-    needed = CLUSTER if setting.table == "cluster" else {}
+    needed = NEEDED.get(setting.table, {})
     flags = [f"--{name}={text}" for name, text in needed.items() if name != setting.name]
     by_file = with_file(tmp_path, f"[{setting.table}]\n{setting.name} = {value}\n", *flags)
     by_flag = settings_of("--data-dir", "data", f"--{setting.name}={value.strip(chr(34))}", *flags)
@@ -97,7 +104,7 @@ def test_a_file_may_have_every_setting(tmp_path: Path) -> None:
     config = settings_of("--config", str(path))
     assert config.data_dir == Path("elsewhere")
     assert config.listeners == (Listener("127.0.0.1", 1, "a", 3), Listener("0.0.0.0", 2, "b", 4))
-    others = [f"--{name}={text}" for name, text in CLUSTER.items()]
+    others = [f"--{name}={text}" for name, text in {**CLUSTER, **TIER}.items()]
     defaults = settings_of("--data-dir", "elsewhere", *others)
     assert sum(a != b for a, b in zip(field_values(config), field_values(defaults), strict=True)) >= len(SETTINGS)
 

@@ -1,0 +1,53 @@
+"""The metrics that only a sidecar with a tier has, in one table, as `logstore.monitoring.metrics` has all others.
+
+Invariant: one sample of each.
+"""
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from logstore.base.prometheus import Metric, Sample
+from logstore.tier.service import TierService
+
+
+class TierMetricEntry(NamedTuple):
+    """One metric of the table. `read` gives its value."""
+
+    name: str
+    kind: str
+    says: str
+    read: Callable[[TierService], float]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """It has none."""
+        return ()
+
+
+TIER_METRICS: Final[tuple[TierMetricEntry, ...]] = (
+    TierMetricEntry("cairn_tier_chunks", "gauge", "chunks in the tier", lambda x: x.tiering.held_chunks),
+    TierMetricEntry("cairn_tier_bytes", "gauge", "bytes of their batches", lambda x: x.tiering.held_bytes),
+    TierMetricEntry("cairn_tier_waiting_chunks", "gauge", "sealed chunks that are to be stored there",
+                    lambda x: x.tiering.waiting_chunks),
+    TierMetricEntry("cairn_tier_stored_bytes_total", "counter", "bytes stored there and read back",
+                    lambda x: x.figures.stored_bytes),
+    TierMetricEntry("cairn_tier_removed_chunks_total", "counter", "chunks removed there",
+                    lambda x: x.figures.removed_chunks),
+    TierMetricEntry("cairn_tier_swept_keys_total", "counter", "objects removed that a crash or a failure had left",
+                    lambda x: x.figures.swept_keys),
+    TierMetricEntry("cairn_tier_dropped_bytes_total", "counter", "bytes of local copies removed, as they are there",
+                    lambda x: x.figures.dropped_bytes),
+    TierMetricEntry("cairn_tier_fetched_bytes_total", "counter", "bytes read there for readers",
+                    lambda x: x.cache.fetched_bytes),
+    TierMetricEntry("cairn_tier_cache_bytes", "gauge", "memory of what was read there",
+                    lambda x: x.cache.used_bytes),
+    TierMetricEntry("cairn_tier_failures_total", "counter", "rounds that ended because it was away or full",
+                    lambda x: x.figures.failures),
+    TierMetricEntry("cairn_tier_away", "gauge", "1: it is away or full, and chunks wait",
+                    lambda x: int(x.figures.away_since_ms is not None)),
+)  # fmt: skip
+
+
+def read_tier(tier: TierService) -> list[Metric]:
+    """All metrics of the tier with their samples."""
+    return [Metric(entry.name, entry.kind, entry.says, [Sample({}, entry.read(tier))]) for entry in TIER_METRICS]

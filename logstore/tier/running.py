@@ -1,0 +1,63 @@
+"""Puts the tier of a sidecar together: HDFS, Peace's turns where they are wanted, and the service. Needs the extra
+`hdfs`.
+"""
+
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import trio
+
+from logstore.errors import ConfigError
+from logstore.interfaces import ReadableFiles
+from logstore.tier.hdfs import HdfsObjects, HdfsSettings
+from logstore.tier.interface import NoTurns, UploadTurns
+from logstore.tier.peace import PeaceTurns
+from logstore.tier.service import TierEngine, TierService, TierStores
+from logstore.tier.settings import PlanAccess, TierSettings
+from scheduler.client import CoordinatorClient
+from scheduler.errors import SchedulerError
+from scheduler.hdfs.plan_table import PlanTable
+
+
+def start_tier(
+    settings: TierSettings,
+    engine: TierEngine,
+    files: ReadableFiles,
+    new_id: Callable[[], uuid.UUID],
+    nursery: trio.Nursery,
+) -> TierService:
+    """The tier, which runs in the nursery. Raises ConfigError for settings that cannot be used."""
+    turns, table = _planned(settings)
+    objects = HdfsObjects(settings.place, HdfsSettings(settings.user, settings.replicas), table)
+    stores = TierStores(objects, turns, settings.uploads, settings.cache_bytes)
+    service = TierService(engine, files, stores, new_id, nursery)
+    nursery.start_soon(service.run)
+    return service
+
+
+def open_objects(settings: TierSettings) -> HdfsObjects:
+    """The object store alone, to look at what is there."""
+    return HdfsObjects(settings.place, HdfsSettings(settings.user, settings.replicas))
+
+
+def _planned(settings: TierSettings) -> tuple[UploadTurns, PlanTable | None]:
+    access = settings.planned
+    if access is None:
+        return NoTurns(), None
+    try:
+        return _turns(access, settings.replicas), PlanTable(access.plans, _text(access.plan_token_file))
+    except SchedulerError as error:
+        raise ConfigError(f"tier: {error}") from error
+
+
+def _turns(access: PlanAccess, replicas: int) -> PeaceTurns:
+    token = _text(access.coordinator_token_file) if access.coordinator_token_file else None
+    return PeaceTurns(CoordinatorClient(access.coordinator, token=token), access.host, replicas)
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: the token cannot be read: {error}") from error

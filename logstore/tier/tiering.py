@@ -1,0 +1,343 @@
+"""Moves sealed chunks to the tier and out of it: the order of the steps, as coroutines over tickets.
+
+    stored and read back -> in the ledger -> local start in the ledger -> local files removed
+    log start in the catalogue -> out of the ledger -> objects removed
+
+Invariants:
+* A local copy goes only after its objects were read back and the ledger says so durably, and only by the topic's local
+  retention. Nothing of that needs the object store: it goes on while the store is away.
+* An object goes only when no durable entry of the ledger can name it. What a crash or a failure left in the store is
+  removed by the sweep: keys of this log that neither the ledger names nor an upload is storing.
+* The chunks of a stream are stored one at a time, from the oldest on; a chunk that is damaged on the disk is left out,
+  and it and all local chunks behind it stay.
+* While the object store is away or full, uploads and sweeps wait, longer each time up to MAX_PAUSE_S; removals come
+  first in each round, so that a full store gets room. Appends, reads of local chunks and retention do not know of it.
+"""
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+from logstore.errors import CairnError, CorruptChunk, TierRefused, TierUnavailable
+from logstore.events import (
+    CHUNK_TIERED,
+    LOCAL_COPIES_REMOVED,
+    TIER_AWAY,
+    TIER_BACK,
+    TIER_CHUNK_NOT_STORED,
+    TIER_SWEPT,
+)
+from logstore.format.tiered_chunk import INDEX_SUFFIX, ParsedKey, TieredChunk, parse_key
+from logstore.interfaces import ReadableFiles
+from logstore.log.chunks import Chunk
+from logstore.log.coroutines import for_each, start
+from logstore.log.data_directory import STREAMS_DIRECTORY
+from logstore.log.readers import StreamId
+from logstore.log.store import Store
+from logstore.log.stream import Stream
+from logstore.log.ticket import Ticket
+from logstore.log.tiered import local_excess
+from logstore.tier.interface import ListedObject, ObjectStore, UploadTurns
+from logstore.tier.upload import UploadSource, upload
+
+T = TypeVar("T")
+FIRST_PAUSE_S: Final = 1.0
+MAX_PAUSE_S: Final = 60.0
+SWEEP_INTERVAL_S: Final = 3600.0
+CHUNKS_PER_TURN: Final = 4
+"""Chunks of a stream that a round stores, so that a stream with many does not keep the others waiting."""
+PAGE_KEYS: Final = 1000
+
+
+class Work(Protocol):
+    """Runs blocking work somewhere; an OSError of it becomes StorageFailed."""
+
+    def __call__(self, work: Callable[[], T], /) -> Ticket[T]:
+        """Settles when the work is done."""
+
+
+class TierParts(NamedTuple):
+    """What the tier stands on. `files` are the log's own."""
+
+    files: ReadableFiles
+    objects: ObjectStore
+    turns: UploadTurns
+    work: Work
+    new_id: Callable[[], uuid.UUID]
+
+
+@dataclass(slots=True)
+class TierFigures:
+    """What has happened since the start. Bytes, and numbers of chunks or keys."""
+
+    stored_chunks: int = 0
+    stored_bytes: int = 0
+    removed_chunks: int = 0
+    dropped_bytes: int = 0
+    """Of local copies."""
+    swept_keys: int = 0
+    failures: int = 0
+    away_since_ms: int | None = None
+    away_because: str = ""
+
+
+class Tiering:
+    """The tier of one store. `round` does what is due; one round at a time."""
+
+    def __init__(self, store: Store, parts: TierParts, uploads: int) -> None:
+        self.figures = TierFigures()
+        self._store = store
+        self._parts = parts
+        self._uploads = uploads
+        self._streams: dict[StreamId, Stream] = {}
+        """Those that have, or had, chunks in the tier."""
+        self._known: set[ParsedKey] = set()
+        """The chunks of the ledger."""
+        self._in_flight: set[tuple[str, int]] = set()
+        self._gone = store.tier.strangers()
+        self._damaged: set[tuple[Stream, int]] = set()
+        self._sweep_at_s = 0.0
+        self._pause_s = 0.0
+        self._resume_at_s = 0.0
+        self._round: Ticket[bool] = Ticket.succeeded(False)
+        for chunks in self._gone.values():
+            self._known.update(chunk.parsed for chunk in chunks)
+        for stream_id, stream in self._all_streams():
+            self._known.update(chunk.parsed for chunk in stream.tiered.all())
+            if stream.tiered:
+                self._streams[stream_id] = stream
+
+    @property
+    def held_chunks(self) -> int:
+        """Chunks in the tier."""
+        return len(self._known)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the batches of all chunks in the tier."""
+        return sum(stream.tiered.size_bytes for stream in self._streams.values())
+
+    @property
+    def waiting_chunks(self) -> int:
+        """Sealed chunks that are to be stored."""
+        return sum(
+            chunk.base_offset >= stream.tiered.end_offset and (stream, chunk.base_offset) not in self._damaged
+            for _, stream in self._all_streams()
+            if stream.config.is_tiered
+            for chunk in stream.chunks[:-1]
+        )
+
+    def round(self) -> Ticket[bool]:
+        """Do what is due now. The result: whether there is more to do at once."""
+        if self._round.done:
+            self._round = start(self._do_round())
+        return self._round
+
+    async def _do_round(self) -> bool:
+        for stream_id, stream in self._all_streams():
+            await start(self._drop_local(stream_id, stream)).settled()  # a disk that refuses is reported as such
+        if self._store.clock.monotonic_s() < self._resume_at_s:
+            return False
+        done = start(self._do_remote())
+        await done.settled()
+        if isinstance(done.error, TierUnavailable | TierRefused):
+            self._note_away(done.error)
+            return False
+        if done.error is not None:  # the local disk refused, and says so itself
+            return False
+        self._note_back()
+        return done.result()
+
+    async def _do_remote(self) -> bool:
+        await self._remove()
+        if self._store.clock.monotonic_s() >= self._sweep_at_s:
+            await self._sweep()
+        waiting = [at for at in self._all_streams() if self._next(at[1]) is not None]
+        await for_each(waiting, self._store_some, max_in_flight=self._uploads)
+        return any(self._next(stream) is not None for _, stream in waiting)
+
+    def _all_streams(self) -> list[tuple[StreamId, Stream]]:
+        """The streams that have chunks in the tier, or are to have some."""
+        return [
+            (StreamId(topic.topic_id.hex, stream.partition), stream)
+            for topic in list(self._store.topics.values())
+            for stream in topic.partitions
+            if stream.tiered or (topic.config.is_tiered and stream.chunks)
+        ]
+
+    # ---- pauses
+
+    def _note_away(self, error: CairnError) -> None:
+        figures = self.figures
+        figures.failures += 1
+        if figures.away_since_ms is None:
+            figures.away_since_ms = self._store.clock.wall_ms()
+            self._store.report(TIER_AWAY, why=str(error))
+        figures.away_because = str(error)
+        self._pause_s = min(MAX_PAUSE_S, max(FIRST_PAUSE_S, 2 * self._pause_s))
+        self._resume_at_s = self._store.clock.monotonic_s() + self._pause_s
+        self._sweep_at_s = 0.0  # what the failure left
+
+    def _note_back(self) -> None:
+        self._pause_s = 0.0
+        if self.figures.away_since_ms is not None:
+            self.figures.away_since_ms, self.figures.away_because = None, ""
+            self._store.report(TIER_BACK)
+
+    # ---- storing
+
+    def _next(self, stream: Stream) -> Chunk | None:
+        """The next chunk of a stream to store."""
+        if not stream.config.is_tiered or stream.deleted:
+            return None
+        first_offset = max(stream.tiered.end_offset, stream.log_start_offset, stream.start_asked)
+        for chunk in stream.chunks[:-1]:
+            is_new = chunk.base_offset >= stream.tiered.end_offset and chunk.next_offset > first_offset
+            if is_new and chunk.size_bytes and (stream, chunk.base_offset) not in self._damaged:
+                return None if chunk.rewriting is not None else chunk
+        return None
+
+    async def _store_some(self, at: tuple[StreamId, Stream]) -> None:
+        stream_id, stream = at
+        self._streams[stream_id] = stream
+        for _ in range(CHUNKS_PER_TURN):
+            chunk = self._next(stream)
+            if chunk is None:
+                return
+            await self._store_chunk(stream_id, stream, chunk)
+
+    async def _store_chunk(self, stream_id: StreamId, stream: Stream, chunk: Chunk) -> None:
+        """Store one chunk; it counts once its entry is durable."""
+        place = f"{self._store.cluster_id}/{stream.directory.removeprefix(f'{STREAMS_DIRECTORY}/')}"
+        parts, view, revision = self._parts, chunk.view(is_cold=True), chunk.revision
+        source = UploadSource(view, chunk.producers_path, chunk.written_ms, place, parts.new_id)
+        self._in_flight.add((place, chunk.base_offset))
+        stored = parts.work(partial(upload, parts.files, parts.objects, parts.turns, source))
+        await stored.settled()
+        is_current = not stream.deleted and chunk in stream.chunks[:-1] and chunk.revision == revision
+        if stored.error is not None or not is_current:
+            self._in_flight.discard((place, chunk.base_offset))
+            if stored.error is None:
+                await self._remove_objects(stored.result().all_keys())
+            elif isinstance(stored.error, TierUnavailable | TierRefused):
+                raise stored.error
+            elif is_current:
+                self._leave_out(stream, chunk, stored.error)
+            return
+        found = stored.result()
+        noted = self._store.tier.add(stream_id, found)
+        await noted.settled()
+        self._in_flight.discard((place, chunk.base_offset))
+        if noted.error is not None:
+            self._sweep_at_s = 0.0  # the entry may be in the file all the same: the sweep finds out
+            raise noted.error
+        self._known.add(found.parsed)
+        stream.tiered.add(found)
+        self.figures.stored_chunks += 1
+        self.figures.stored_bytes += found.all_bytes
+        self._store.report(
+            CHUNK_TIERED,
+            stream=stream.name,
+            first=found.base_offset,
+            last=found.next_offset - 1,
+            key=found.all_keys()[-1],
+        )
+
+    def _leave_out(self, stream: Stream, chunk: Chunk, error: Exception) -> None:
+        if isinstance(error, CorruptChunk):
+            self._damaged.add((stream, chunk.base_offset))
+        self._store.report(TIER_CHUNK_NOT_STORED, stream=stream.name, first=chunk.base_offset, error=str(error))
+
+    # ---- local copies
+
+    async def _drop_local(self, stream_id: StreamId, stream: Stream) -> None:
+        offset = self._local_excess(stream)
+        if offset is None:
+            return
+        quiet = self._store.quiet
+        held = quiet.hold(stream)
+        await held.settled()
+        dropped = start(self._drop_held(stream_id, stream, held, offset))
+        await dropped.settled()
+        quiet.release(stream)
+        dropped.result()
+
+    def _local_excess(self, stream: Stream) -> int | None:
+        if not stream.config.is_tiered or not stream.tiered or stream.deleted:
+            return None
+        return local_excess(stream.chunks, stream.tiered, stream.config, self._store.retention_clock.now_ms())
+
+    async def _drop_held(self, stream_id: StreamId, stream: Stream, held: Ticket[None], offset: int) -> None:
+        held.result()
+        await self._store.tier.set_local_start(stream_id, offset)
+        if stream.deleted:
+            return
+        freed_bytes = stream.drop_chunks(offset)
+        self.figures.dropped_bytes += freed_bytes
+        self._store.report(LOCAL_COPIES_REMOVED, stream=stream.name, before=offset, freed_bytes=freed_bytes)
+
+    # ---- removing
+
+    async def _remove(self) -> None:
+        """Remove the objects of records before log starts, and of topics that are gone."""
+        for stream_id, stream in list(self._streams.items()):
+            if stream.deleted:
+                del self._streams[stream_id]
+                self._gone.setdefault(stream_id, []).extend(stream.tiered.all())
+            elif old := stream.tiered.before(stream.log_start_offset):
+                await self._forget(stream_id, old)
+                stream.tiered.drop_before(old[-1].next_offset)
+                await self._remove_chunks(old)
+        for stream_id, chunks in list(self._gone.items()):
+            await self._forget(stream_id, chunks)
+            await self._store.tier.forget([stream_id])
+            del self._gone[stream_id]
+            await self._remove_chunks(chunks)
+
+    async def _forget(self, stream_id: StreamId, chunks: Sequence[TieredChunk]) -> None:
+        await self._store.tier.drop(stream_id, chunks)
+        for chunk in chunks:
+            self._known.discard(chunk.parsed)
+            self._store.indexes.forget(chunk.key(INDEX_SUFFIX))
+
+    async def _remove_chunks(self, chunks: Sequence[TieredChunk]) -> None:
+        await self._remove_objects([key for chunk in chunks for key in chunk.all_keys()])
+        self.figures.removed_chunks += len(chunks)
+
+    async def _remove_objects(self, keys: Iterable[str]) -> None:
+        """Remove objects that no entry names. Raises TierUnavailable; the sweep then removes what is left."""
+        waiting = iter(keys)
+        while page := list(islice(waiting, PAGE_KEYS)):
+            await self._parts.work(partial(_delete_all, self._parts.objects, page))
+
+    async def _sweep(self) -> None:
+        """Remove what a crash or a failure left in the store."""
+        await self._store.tier.settle()
+        listed = self._parts.objects.list_keys(f"{self._store.cluster_id}/")
+        swept = 0
+        while page := await self._parts.work(partial(_take, listed)):
+            left = [at.key for at in page if self._is_left(parse_key(at.key))]
+            await self._remove_objects(left)
+            swept += len(left)
+        self._sweep_at_s = self._store.clock.monotonic_s() + SWEEP_INTERVAL_S
+        if swept:
+            self.figures.swept_keys += swept
+            self._store.report(TIER_SWEPT, keys=swept)
+
+    def _is_left(self, key: ParsedKey | None) -> bool:
+        """Whether no entry names a key and no upload is storing it; a key of another form is not the log's."""
+        if key is None or key in self._known:
+            return False
+        return (key.place, key.base_offset) not in self._in_flight
+
+
+def _take(listed: Iterator[ListedObject]) -> list[ListedObject]:
+    return list(islice(listed, PAGE_KEYS))
+
+
+def _delete_all(objects: ObjectStore, keys: Sequence[str]) -> None:
+    for key in keys:
+        objects.delete(key)
