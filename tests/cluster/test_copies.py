@@ -200,7 +200,7 @@ class Timed(Heard):
     took_s: list[float] = field(default_factory=list)
 
     def acked(self, high_watermark: int) -> None:
-        """See StreamListener: a batch has one record."""
+        """See StreamObserver: a batch has one record."""
         while self.high_watermark < high_watermark:
             self.high_watermark += 1
             self.took_s.append(trio.current_time() - self.begun_s.popleft())
