@@ -111,8 +111,8 @@ def run_confluent(work: Work, partition: int, *, is_idempotent: bool) -> None:
     producer = confluent_kafka.Producer(
         {
             "bootstrap.servers": ",".join(work.bootstrap), "enable.idempotence": is_idempotent, "acks": "all",
-            "linger.ms": 5, "message.timeout.ms": DELIVERY_MS, "socket.timeout.ms": 10_000, "log_level": 0,
-            "max.in.flight.requests.per.connection": 5 if is_idempotent else 1,
+            "linger.ms": 5, "message.timeout.ms": DELIVERY_MS, "socket.timeout.ms": 10_000, **work.librdkafka_logs,
+            "max.in.flight.requests.per.connection": 5 if is_idempotent else 1, "client.id": numbered.who,
         }
     )  # fmt: skip
 
@@ -186,18 +186,20 @@ def keep_producing(run: Producer, work: Work, partition: int, *, is_idempotent: 
 
 
 def begin_all(work: Work) -> list[threading.Thread]:
-    """Each library, idempotent and not, over all partitions in turn."""
+    """Each library, idempotent and not; each partition has two libraries, so one that waits is not the cluster."""
     threads = []
-    for place, (run, is_idempotent) in enumerate((run, flag) for run in LIBRARIES for flag in (True, False)):
-        threads.append(
-            threading.Thread(
-                target=keep_producing,
-                args=(run, work, place % work.partitions),
-                kwargs={"is_idempotent": is_idempotent},
-                name=f"{run.__name__} {is_idempotent}",
-                daemon=True,
+    for place, run in enumerate(LIBRARIES):
+        for is_idempotent in (True, False):
+            partition = (place + is_idempotent) % work.partitions
+            threads.append(
+                threading.Thread(
+                    target=keep_producing,
+                    args=(run, work, partition),
+                    kwargs={"is_idempotent": is_idempotent},
+                    name=f"{run.__name__}, {'idempotent' if is_idempotent else 'plain'}",
+                    daemon=True,
+                )
             )
-        )
     for thread in threads:
         thread.start()
     return threads
