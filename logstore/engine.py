@@ -12,7 +12,7 @@ Invariants:
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import trio
 
@@ -427,7 +427,7 @@ class StoreEngine:
         return found
 
     async def scan_controls(
-        self, stream: Stream, before_offset: int, types: Collection[int], max_bytes: int, *, from_offset: int = 0
+        self, stream: ServedStream, before_offset: int, types: Collection[int], max_bytes: int, *, from_offset: int = 0
     ) -> ScanResult:
         """Control batches before an offset (-1: the high watermark), newest first, down to the log start or
         `from_offset`: at least one, up to `max_bytes`.
@@ -435,6 +435,7 @@ class StoreEngine:
         May return none before it reaches that end; continue from `next_before`. Raises OffsetOutOfRange
         (above the high watermark), CorruptChunk (the newest of them is damaged), UnknownTopicOrPartition, OSError.
         """
+        stream = self._own(stream)
         before = stream.high_watermark if before_offset == -1 else before_offset
         if before > stream.high_watermark:
             raise OffsetOutOfRange(stream.name, before, stream.log_start_offset, stream.high_watermark)
@@ -499,14 +500,33 @@ class StoreEngine:
 
         Raises CorruptChunk, OSError.
         """
-        found: list[tuple[int, bytes]] = []
-        before = stream.high_watermark
-        while before > max(from_offset, stream.log_start_offset):
-            piece = await self.scan_controls(stream, before, (END_TYPE,), AHEAD_BYTES, from_offset=from_offset)
-            whole = b"".join(piece.buffers)
-            found += [(head.base_offset, whole[at : at + head.size_bytes]) for at, head in iterate_batches(whole)]
-            before = piece.next_before
-        return found
+        return await find_ends(partial(self.scan_controls, stream), stream, from_offset)
+
+
+class ScannedStream(Protocol):
+    """A stream whose control batches are looked for."""
+
+    high_watermark: int
+    log_start_offset: int
+
+
+async def find_ends(
+    scan_controls: Callable[..., Awaitable[ScanResult]],
+    stream: ScannedStream,
+    from_offset: int,
+    before_offset: int = -1,
+) -> list[tuple[int, bytes]]:
+    """Base offsets and bytes of a stream's END control batches at or after `from_offset`, and before `before_offset`
+    (-1: the high watermark), newest first, by the scan of an engine.
+    """
+    found: list[tuple[int, bytes]] = []
+    before = stream.high_watermark if before_offset == -1 else before_offset
+    while before > max(from_offset, stream.log_start_offset):
+        piece = await scan_controls(before, (END_TYPE,), AHEAD_BYTES, from_offset=from_offset)
+        whole = b"".join(piece.buffers)
+        found += [(head.base_offset, whole[at : at + head.size_bytes]) for at, head in iterate_batches(whole)]
+        before = piece.next_before
+    return found
 
 
 def _rank(found: TimeFound) -> tuple[int, int]:

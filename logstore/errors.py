@@ -69,6 +69,10 @@ class MessageTooLarge(CairnError):
     """A batch above the topic's max.message.bytes."""
 
 
+class GroupTooLarge(MessageTooLarge):
+    """An epoch has more for one stream of a cluster than the stream takes at once."""
+
+
 class InvalidTimestamp(CairnError):
     """A record's timestamp is further from the clock than the topic allows, or cannot be read."""
 
@@ -175,6 +179,10 @@ class InvalidQuota(CairnError):
     """A quota of an unknown kind, for an unknown kind of client, or out of range."""
 
 
+class AccessFull(CairnError):
+    """Users, ACLs and quotas of a cluster would take more room in its metadata store than they may."""
+
+
 # ---- epochs
 
 
@@ -201,6 +209,10 @@ class StagePosition(CairnError):
 # ---- clusters
 
 
+class TryAgain(CairnError):
+    """A host of a cluster cannot do it now: it was done or not, and may be asked for again, here or of another host."""
+
+
 class DiskRefused(CairnError):
     """The data directory is another host's, an old copy, or in use twice: the host must not start with it."""
 
@@ -217,7 +229,7 @@ class NodeIdTaken(CairnError):
     """Another host of the cluster, which is alive, has this node id."""
 
 
-class NotLeader(CairnError):
+class NotLeader(TryAgain):
     """Another host owns the stream. `leader` is its name, "" if nobody is known to own it; `epoch` its epoch."""
 
     def __init__(self, message: str, *, leader: str = "", epoch: int = 0) -> None:
@@ -226,7 +238,7 @@ class NotLeader(CairnError):
         self.epoch = epoch
 
 
-class NotEnoughReplicas(CairnError):
+class NotEnoughReplicas(TryAgain):
     """Too much waits for the stream's members already; nothing was appended."""
 
 
@@ -242,7 +254,11 @@ class NoCluster(CairnError):
     """What the hosts of a cluster say, asked of a sidecar that is alone."""
 
 
-class ChunkUnreachable(CairnError):
+class HostUnreachable(TryAgain):
+    """Another host of the cluster gave no answer to a call; whether it did what was asked for is not known."""
+
+
+class ChunkUnreachable(TryAgain):
     """No member of a chunk has answered a read: the hosts that hold it are away. They may be asked again."""
 
 

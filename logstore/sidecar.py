@@ -9,7 +9,6 @@ nothing else. What prevents a start is one clear line and status
 
 import argparse
 import gc
-import re
 import resource
 import secrets
 import shutil
@@ -27,14 +26,12 @@ from typing import Any, NamedTuple
 import trio
 
 from logstore import config
-from logstore.access.authorizer import Authorizer
-from logstore.access.ledger import AclStore
-from logstore.access.quota_ledger import QuotaStore
+from logstore.access.entries import LedgerEntries
 from logstore.base import service_manager
 from logstore.base.addresses import Address
 from logstore.base.certificates import follow_certificates, reload_certificates
 from logstore.base.clock import Clock
-from logstore.base.directory import LOCK_FILE, locked_directory
+from logstore.base.directory import locked_directory
 from logstore.base.errors import DirectoryInUse
 from logstore.base.events import Report
 from logstore.base.failures import leaves, sentence
@@ -42,9 +39,9 @@ from logstore.base.heap import Heap
 from logstore.base.report import Reporter
 from logstore.base.system import SystemClock
 from logstore.base.tls import ServerTls
-from logstore.cluster.host_identity import LABEL_FILE
+from logstore.cluster.epochs_home import EpochLimits
+from logstore.cluster.owner_calls import FORWARD
 from logstore.cluster.part import ClusterPart, LocalParts, StartCluster
-from logstore.cluster.survey import Survey
 from logstore.config import SidecarConfig
 from logstore.disk.files import MAX_DESCRIPTORS, OsFiles
 from logstore.disk.meter import DiskMeter
@@ -53,7 +50,7 @@ from logstore.disk.shared_state import Reclaimed, SharedState
 from logstore.engine import StoreEngine, open_engine
 from logstore.epochs.epochs import Epochs
 from logstore.epochs.journaled import decided_in_journal
-from logstore.epochs.staging import DIRECTORY as STAGING_DIRECTORY
+from logstore.epochs.parts import of_host
 from logstore.epochs.staging import Staging
 from logstore.errors import CairnError, ConfigError, StorageFailed
 from logstore.events import (
@@ -72,6 +69,7 @@ from logstore.kafka.acls import AclHandlers
 from logstore.kafka.api_types import Api, ApiHandlers, Broker, BrokerSettings, compose
 from logstore.kafka.cluster import ClusterHandlers
 from logstore.kafka.configs import ConfigHandlers
+from logstore.kafka.epoch_routing import EpochRouting
 from logstore.kafka.groups.coordination import GroupCoordination
 from logstore.kafka.groups.coordinator import GroupCoordinator
 from logstore.kafka.groups.handlers import GroupHandlers, TopicIds
@@ -87,21 +85,17 @@ from logstore.kafka.readers import reader_apis
 from logstore.kafka.scans import scan_apis
 from logstore.kafka.security.handlers import UserHandlers
 from logstore.kafka.security.login import Authenticator, login_apis
+from logstore.kafka.security.stores import CallerStores, open_stores
 from logstore.kafka.security.users import LEDGER as USERS_LEDGER
-from logstore.kafka.security.users import Users
 from logstore.kafka.server import KafkaServer, Listener, ServerSecurity
 from logstore.kafka.topics import TopicHandlers
-from logstore.log.data_directory import IDENTITY_FILE, STREAMS_DIRECTORY
-from logstore.log.journal import DIRECTORY as JOURNAL_DIRECTORY
-from logstore.log.ledger import DIRECTORY as LEDGER_DIRECTORY
 from logstore.log.ledger import Ledger
 from logstore.log.readers import StreamId
-from logstore.log.replica_chunk import DIRECTORY as REPLICAS_DIRECTORY
-from logstore.log.space import SPARE_FILE
 from logstore.log.store import Store
 from logstore.monitoring.event_log import EventLog
 from logstore.monitoring.health import Health, Phase
 from logstore.monitoring.sampler import Served, Watched
+from logstore.refusals import COORDINATOR_DIRECTORY, refuse_foreign_files, refuse_other_kind, refuse_own_callers
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a reader thread may keep the interpreter from the event loop; Python's default is ten times that."""
@@ -118,49 +112,13 @@ MONITORING_ROOM = "logstore.monitoring.running"
 """Loaded only where metrics and the status page are served."""
 CLUSTER_ROOM = "logstore.cluster.running"
 """Loaded only where a sidecar takes part in a cluster: it needs the extra `cluster`."""
-COORDINATOR_DIRECTORY = "coordinator"
 STATE_SWEEP_S = 60.0
 """How often at least the queries' shared state is looked at."""
-OWN_NAMES = frozenset(
-    {
-        LOCK_FILE,
-        IDENTITY_FILE,
-        f"{IDENTITY_FILE}.new",
-        LEDGER_DIRECTORY,
-        JOURNAL_DIRECTORY,
-        STREAMS_DIRECTORY,
-        REPLICAS_DIRECTORY,
-        STAGING_DIRECTORY,
-        SPARE_FILE,
-        COORDINATOR_DIRECTORY,
-        LABEL_FILE,
-        f"{LABEL_FILE}.new",
-    }
-)
-"""What a data directory may hold."""
-MOUNT_NAME = "lost+found"
-"""What a fresh ext4 file system holds."""
-OWN_STREAMS = re.compile(r".+\.[0-9a-f]{32}")
 HEAP_INTERVAL_S = 2.0
 HEAP_BYTES = 16 << 20
 """About what the tail holds: when so much has been replaced, the heap may have other holes."""
-NAMES_SHOWN = 5
 OTHER_DESCRIPTORS = MAX_DESCRIPTORS + 256
 """Open files that are no connections: those written to, those read from, listeners, clients that are leaving."""
-
-
-class AccessStores(NamedTuple):
-    """The durable access control lists and quotas."""
-
-    acls: AclStore
-    quotas: QuotaStore
-
-
-class Stores(NamedTuple):
-    """What is known of those who ask: their rights and quotas, and the users who may log in."""
-
-    access: AccessStores
-    users: Users
 
 
 add_arguments = config.add_arguments
@@ -184,42 +142,13 @@ def main(arguments: argparse.Namespace) -> int:
     return status
 
 
-def refuse_foreign_files(data_dir: Path) -> None:
-    """Raises ConfigError if a data directory holds files that no sidecar has written.
-
-    Hidden files are passed over; file systems and backup programs leave such.
-    """
-    for directory, is_own in (
-        (data_dir, OWN_NAMES.__contains__),
-        (data_dir / STREAMS_DIRECTORY, OWN_STREAMS.fullmatch),
-    ):
-        names = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
-        foreign = [name for name in names if not is_own(name) and not name.startswith(".") and name != MOUNT_NAME]
-        if foreign:
-            more = f" and {len(foreign) - NAMES_SHOWN} more" if len(foreign) > NAMES_SHOWN else ""
-            raise ConfigError(
-                f"{directory} holds {', '.join(map(repr, foreign[:NAMES_SHOWN]))}{more}, which no sidecar has made: "
-                "choose another --data-dir, or move it away"
-            )
-
-
-def refuse_other_kind(settings: SidecarConfig) -> None:
-    """Raises ConfigError if a host of a cluster would start alone on its data directory."""
-    label = settings.data_dir / LABEL_FILE
-    if settings.cluster is None and label.exists():
-        raise ConfigError(
-            f"{label}: the data directory belongs to a host of a cluster: give --cluster URL as before, or another "
-            "--data-dir"
-        )
-
-
 class Recovered(NamedTuple):
     """What is on the disk, opened."""
 
     store: Store
     staging: Staging
     epochs: Epochs
-    users: Users
+    callers: CallerStores
 
 
 def _recover(settings: SidecarConfig, files: OsFiles, clock: Clock, report: Report) -> Recovered:
@@ -235,11 +164,13 @@ def _recover(settings: SidecarConfig, files: OsFiles, clock: Clock, report: Repo
         each=map_on_threads,
         decided=decided_in_journal,
     )
-    users = Users(Ledger.open(files, USERS_LEDGER, store.notify), secrets.token_bytes)
+    callers = open_stores(
+        LedgerEntries(store.access), LedgerEntries(Ledger.open(files, USERS_LEDGER, store.notify)), secrets.token_bytes
+    )
     staging = Staging.open(files, store.notify, report, limit_bytes=settings.staging_bytes)
-    epochs = Epochs(store, staging, report, staged_age_ms=settings.staged_age_ms)
+    epochs = Epochs(of_host(store, staging, report), report, staged_age_ms=settings.staged_age_ms)
     report(RECOVERED, streams=len(store.streams()), seconds=round(clock.monotonic_s() - started_s, 3))
-    return Recovered(store, staging, epochs, users)
+    return Recovered(store, staging, epochs, callers)
 
 
 async def _serve(settings: SidecarConfig) -> None:
@@ -248,15 +179,17 @@ async def _serve(settings: SidecarConfig) -> None:
     reporter = Reporter(clock, as_json=settings.log_as_json, level=settings.log_level)
     report, files, health = EventLog(reporter, clock), OsFiles(settings.data_dir), Health()
     tls = ServerTls(settings.tls) if settings.needs_tls else None
-    store, staging, epochs, users = _recover(settings, files, clock, report)
+    store, staging, epochs, callers = _recover(settings, files, clock, report)
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async with open_engine(store, files) as engine, trio.open_nursery() as nursery:
             await epoch_requests.roll_forward(engine, epochs)
-            access = AccessStores(AclStore(store.access), QuotaStore(store.access))
-            authorizer = Authorizer(access.acls.index, settings.super_users, lambda: not users.is_empty)
+            cluster = await _start_cluster(settings, engine, callers, files, report, nursery)
+            if cluster is not None:
+                callers = open_stores(
+                    cluster.access, cluster.access, secrets.token_bytes, lambda: cluster.access.is_damaged
+                )
             within = _within_open_files(settings.broker, report)
-            alone = Broker(engine, clock, within, authorizer, access.quotas.quotas)
-            cluster = await _start_cluster(settings, engine, files, report, nursery)
+            alone = Broker(engine, clock, within, callers.authorizer(settings.super_users), callers.quotas.quotas)
             broker = alone if cluster is None else alone._replace(engine=cluster.engine, placement=cluster.placement)
             groups = _groups(settings, alone, store, report)
             gc.freeze()
@@ -264,12 +197,13 @@ async def _serve(settings: SidecarConfig) -> None:
             listeners: list[Listener] = []
             facts = partial(_host_facts, settings.data_dir)
             if cluster is None:
-                handlers = _handlers(broker, engine, groups, epochs, Stores(access, users), listeners, facts)
+                handlers = _handlers(broker, engine, groups, epochs, callers, listeners, facts)
             else:
                 coordination = _coordination(settings, broker, report, cluster, groups.apis())
-                handlers = _cluster_handlers(broker, coordination, users, listeners, cluster.survey)
+                handlers = _cluster_handlers(broker, coordination, callers, listeners, cluster)
                 nursery.start_soon(coordination.run)
-            server = KafkaServer(broker, handlers, ServerSecurity(tls, Authenticator(users, settings.login, report)))
+            security = ServerSecurity(tls, Authenticator(callers.users, settings.login, report))
+            server = KafkaServer(broker, handlers, security)
             state = _shared_state(settings, clock)
             meter, peer_tls = (None, None) if cluster is None else (cluster.meter, cluster.tls)
             served = Served(engine, server, groups.service, epochs, staging, meter)
@@ -330,7 +264,12 @@ async def _drain(*servers: Any) -> None:
 
 
 async def _start_cluster(
-    settings: SidecarConfig, engine: StoreEngine, files: OsFiles, report: Report, nursery: trio.Nursery
+    settings: SidecarConfig,
+    engine: StoreEngine,
+    own: CallerStores,
+    files: OsFiles,
+    report: Report,
+    nursery: trio.Nursery,
 ) -> ClusterPart | None:
     """The sidecar's part in a cluster, before it joins; None if it is alone. Raises CairnError, OSError."""
     if settings.cluster is None:
@@ -340,6 +279,7 @@ async def _start_cluster(
             f"{settings.data_dir} holds topics of a sidecar that was alone, which a cluster does not serve: give an "
             "empty --data-dir"
         )
+    refuse_own_callers(settings.data_dir, own)
     try:
         start: StartCluster = import_module(CLUSTER_ROOM).START
     except ModuleNotFoundError as error:
@@ -347,7 +287,9 @@ async def _start_cluster(
             f"--cluster needs the package {error.name}: pip install 'cairn[cluster]', or leave it out"
         ) from error
     random, clock = SystemRandom(), SystemClock()
-    return await start(settings.cluster, LocalParts(engine, files, clock, report, random, uuid.uuid4, nursery))
+    limits = EpochLimits(settings.staging_bytes, settings.staged_age_ms)
+    local = LocalParts(engine, files, clock, report, random, uuid.uuid4, nursery, limits)
+    return await start(settings.cluster, local)
 
 
 def _named(listeners: Sequence[Listener]) -> Mapping[str, str]:
@@ -534,7 +476,7 @@ def _handlers(
     engine: StoreEngine,
     groups: GroupHandlers,
     epochs: Epochs,
-    stores: Stores,
+    stores: CallerStores,
     listeners: Sequence[Listener],
     facts: Callable[[], HostFacts],
 ) -> ApiHandlers:
@@ -545,13 +487,13 @@ def _handlers(
         *ConfigHandlers(broker, listeners).apis(),
         *ClusterHandlers(broker).apis(),
         *ProducerIdHandlers(broker).apis(),
-        *AclHandlers(broker, stores.access.acls).apis(),
-        *QuotaHandlers(broker, stores.access.quotas).apis(),
+        *AclHandlers(broker, stores.acls).apis(),
+        *QuotaHandlers(broker, stores.quotas).apis(),
         *groups.apis(),
         *login_apis(),
         *UserHandlers(broker, stores.users).apis(),
     ]
-    own = [*epoch_requests.epoch_apis(broker, epochs), *scan_apis(broker, engine), *reader_apis(broker, engine.store)]
+    own = [*epoch_requests.epoch_apis(broker, epochs), *scan_apis(broker), *reader_apis(broker, engine.store)]
     return compose(apis, [*own, *operator_apis(broker, engine.store, epochs, facts)])
 
 
@@ -563,13 +505,19 @@ def _coordination(
     def make(ledger: OffsetLedger) -> GroupHandlers:
         return _group_handlers(settings, broker, report, OffsetStore(ledger))
 
-    return GroupCoordination(cluster.groups_home, make, known)
+    return GroupCoordination(cluster.homes.groups, make, known)
 
 
 def _cluster_handlers(
-    broker: Broker, coordination: GroupCoordination, users: Users, listeners: Sequence[Listener], survey: Survey
+    broker: Broker,
+    coordination: GroupCoordination,
+    stores: CallerStores,
+    listeners: Sequence[Listener],
+    cluster: ClusterPart,
 ) -> ApiHandlers:
-    """What a host of a cluster serves: rights, quotas, and what Cairn adds to Kafka, are not among it yet."""
+    """What a host of a cluster serves: registered readers are not among it yet."""
+    routing = EpochRouting(broker, cluster.homes.epochs, cluster.homes.owners)
+    cluster.homes.calls.handle(FORWARD, routing.passed_on)
     apis: list[Api] = [
         *MetadataHandlers(broker).apis(),
         *OffsetHandlers(broker).apis(),
@@ -577,11 +525,13 @@ def _cluster_handlers(
         *ConfigHandlers(broker, listeners).apis(),
         *ClusterHandlers(broker).apis(),
         *ProducerIdHandlers(broker).apis(),
+        *AclHandlers(broker, stores.acls).apis(),
+        *QuotaHandlers(broker, stores.quotas).apis(),
         *coordination.apis(),
         *login_apis(),
-        *UserHandlers(broker, users).apis(),
+        *UserHandlers(broker, stores.users).apis(),
     ]
-    return compose(apis, cluster_apis(broker, survey))
+    return compose(apis, [*cluster_apis(broker, cluster.survey), *scan_apis(broker), *routing.apis()])
 
 
 def _host_facts(data_dir: Path) -> HostFacts:

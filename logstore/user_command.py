@@ -1,4 +1,5 @@
-"""`cairn user`: the users that may log in, of a sidecar that runs or of a data directory that no sidecar has open.
+"""`cairn user`: the users that may log in, of a sidecar or a cluster that runs, of a data directory that no sidecar has
+open, or of a cluster's metadata store.
 
 Invariants: a password comes from a prompt, from standard input or from a file, never from a flag; over the network goes
 only its salted hash, and nothing else is stored. `list` changes nothing; the others say what they did.
@@ -7,17 +8,28 @@ only its salted hash, and nothing else is stored. `list` changes nothing; the ot
 import argparse
 import getpass
 import hashlib
+import random
 import secrets
 import sys
 import uuid
 from collections.abc import Callable, Mapping
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
+import trio
+
+from logstore.access.entries import LedgerEntries
 from logstore.base.directory import locked_directory
+from logstore.base.events import ignore
+from logstore.base.failures import leaves
+from logstore.base.tls import TlsFiles
 from logstore.client import users as requests
 from logstore.client.commands import add_server_arguments, client_of
 from logstore.client.wire import ALTER_USERS, DESCRIBE_USERS
+from logstore.cluster.part import OpenAccess
+from logstore.cluster.settings import ClusterSecurity, EtcdUrl, SqliteUrl, parse_url
 from logstore.disk.files import OsFiles
 from logstore.errors import CairnError, ConfigError
 from logstore.kafka.security.credentials import (
@@ -34,12 +46,21 @@ from logstore.kafka.security.users import LEDGER, CredentialName, Users
 from logstore.log.data_directory import prepare_directory
 from logstore.log.jobs import JobQueue
 from logstore.log.ledger import Ledger
-from logstore.sidecar import refuse_foreign_files
+from logstore.log.ticket import Ticket
+from logstore.refusals import refuse_foreign_files
 
 DEFAULT_ITERATIONS: Final = 16_384
 """The most that Kafka itself takes; a login costs a client some 10 ms."""
 EXIT_FAILED: Final = 1
-T = TypeVar("T")
+CLUSTER_ROOM: Final = "logstore.cluster.running"
+"""Loaded only for `--cluster`: it needs the extra `cluster`."""
+ETCD_FLAGS: Final = {
+    "etcd-user": "with --cluster: user of etcd",
+    "etcd-password-file": "with --cluster: file with that user's password",
+    "etcd-ca": "with --cluster: PEM file with the authority of etcd's certificate",
+}
+Act = Callable[[Users], Ticket[None]]
+"""Looks at users or changes them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,10 +86,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             type=Path,
             help="instead of a sidecar that runs: a data directory, new or of a sidecar that is stopped",
         )
+        action.add_argument(
+            "--cluster", metavar="URL", help="instead of a host that runs: the metadata store of the cluster"
+        )
+        for name, what in ETCD_FLAGS.items():
+            action.add_argument(f"--{name}", default="", help=what)
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the command; the exit status."""
+    status = 0
     try:
         match arguments.action:
             case "add":
@@ -77,10 +104,11 @@ def main(arguments: argparse.Namespace) -> int:
                 _remove(arguments)
             case "list":
                 _list(arguments)
-    except (CairnError, OSError) as error:
-        print(f"cairn user {arguments.action}: {error}", file=sys.stderr)
-        return EXIT_FAILED
-    return 0
+    except* (CairnError, OSError) as failures:
+        for error in leaves(failures):
+            print(f"cairn user {arguments.action}: {error}", file=sys.stderr)
+        status = EXIT_FAILED
+    return status
 
 
 def _add(arguments: argparse.Namespace) -> None:
@@ -94,8 +122,9 @@ def _add(arguments: argparse.Namespace) -> None:
         CredentialName(user, mechanism): credential_of_password(mechanism, password, salt, iterations)
         for mechanism, salt in salts.items()
     }
-    if arguments.data_dir is not None:
-        _offline(arguments.data_dir, lambda users: users.change((), credentials))
+    act = _place(arguments)
+    if act is not None:
+        act(lambda users: users.change((), credentials))
     else:
         given = [
             requests.NewCredential(
@@ -116,9 +145,10 @@ def _remove(arguments: argparse.Namespace) -> None:
     mechanisms = _users(arguments).get(user)
     if not mechanisms:
         raise ConfigError(f"there is no user {user!r}; cairn user list shows all")
-    if arguments.data_dir is not None:
+    act = _place(arguments)
+    if act is not None:
         names = [CredentialName(user, mechanism) for mechanism in mechanisms]
-        _offline(arguments.data_dir, lambda users: users.change(names, {}))
+        act(lambda users: users.change(names, {}))
     else:
         numbers = [MECHANISM_NUMBERS[mechanism] for mechanism in mechanisms]
         with client_of(arguments) as client:
@@ -137,16 +167,20 @@ def _list(arguments: argparse.Namespace) -> None:
 
 def _users(arguments: argparse.Namespace) -> Mapping[str, Mapping[str, int]]:
     """Iterations by mechanism, for each user."""
-    if arguments.data_dir is not None:
-        if not arguments.data_dir.is_dir():
-            raise ConfigError(f"--data-dir {arguments.data_dir}: there is no such directory")
-        return _offline(
-            arguments.data_dir,
-            lambda users: {
-                name: {mechanism: found.iterations for mechanism, found in users.credentials_of(name).items()}
-                for name in users.names()
-            },
-        )
+    if arguments.data_dir is not None and not arguments.data_dir.is_dir():
+        raise ConfigError(f"--data-dir {arguments.data_dir}: there is no such directory")
+    act = _place(arguments)
+    if act is not None:
+        found_here: dict[str, Mapping[str, int]] = {}
+
+        def look(users: Users) -> Ticket[None]:
+            for name in users.names():
+                credentials = users.credentials_of(name)
+                found_here[name] = {mechanism: found.iterations for mechanism, found in credentials.items()}
+            return Ticket.succeeded(None)
+
+        act(look)
+        return found_here
     names = {number: mechanism for mechanism, number in MECHANISM_NUMBERS.items()}
     with client_of(arguments) as client:
         found = requests.describe_reply(client.ask(DESCRIBE_USERS, requests.describe_request()))
@@ -156,7 +190,41 @@ def _users(arguments: argparse.Namespace) -> Mapping[str, Mapping[str, int]]:
     }
 
 
-def _offline(data_dir: Path, act: Callable[[Users], T]) -> T:
+def _place(arguments: argparse.Namespace) -> Callable[[Act], None] | None:
+    """Where the users are, if no sidecar is asked: what opens them and acts on them. Raises ConfigError."""
+    security = ClusterSecurity(TlsFiles(""), arguments.etcd_user, arguments.etcd_password_file, arguments.etcd_ca)
+    if arguments.cluster is None:
+        if security.is_set:
+            raise ConfigError(f"{', '.join(f'--{name}' for name in ETCD_FLAGS)} go with --cluster URL")
+        return None if arguments.data_dir is None else partial(_offline, arguments.data_dir)
+    if arguments.data_dir is not None:
+        raise ConfigError(
+            "give --cluster URL or --data-dir, not both: the users of a cluster are in its metadata store"
+        )
+    return partial(_in_cluster, parse_url(arguments.cluster), security)
+
+
+def _in_cluster(where: EtcdUrl | SqliteUrl, security: ClusterSecurity, act: Act) -> None:
+    """Open the users of a cluster in its metadata store, and act. Raises CairnError, in groups."""
+    try:
+        open_access: OpenAccess = import_module(CLUSTER_ROOM).OPEN_ACCESS
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"--cluster needs the package {error.name}: pip install 'cairn[cluster]'") from error
+
+    async def run() -> None:
+        async with open_access(where, security, random.SystemRandom(), ignore) as access:
+            users = Users(access, secrets.token_bytes)
+            for why in access.damaged.values():
+                print(f"cairn user: {why}", file=sys.stderr)
+            ticket, settled = act(users), trio.Event()
+            ticket.add_callback(lambda _: settled.set())
+            await settled.wait()
+            ticket.result()
+
+    trio.run(run)
+
+
+def _offline(data_dir: Path, act: Act) -> None:
     """Open the users of a data directory, act, and make durable what was changed. Raises CairnError, OSError."""
     refuse_foreign_files(data_dir)
     with locked_directory(data_dir, "sidecar"):
@@ -164,13 +232,13 @@ def _offline(data_dir: Path, act: Callable[[Users], T]) -> T:
         try:
             prepare_directory(files, uuid.uuid4)
             queue = JobQueue(1)
-            found = act(Users(Ledger.open(files, LEDGER, queue.ready), secrets.token_bytes))
+            ticket = act(Users(LedgerEntries(Ledger.open(files, LEDGER, queue.ready)), secrets.token_bytes))
             while (job := queue.next_job()) is not None:
                 failure = job.run(files)
                 queue.finished(job, failure)
                 if failure is not None:
                     raise failure[1]
-            return found
+            ticket.result()
         finally:
             files.close()
 

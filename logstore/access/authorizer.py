@@ -3,6 +3,7 @@
 Invariants:
 * While there is neither a user nor an ACL, everything is allowed and nothing is looked up (`is_active`).
 * A super user may do everything, whatever is denied.
+* While any entry of users, ACLs or quotas cannot be read, nobody else may do anything: it may be one that forbids.
 * A remembered decision is one that the lists make now: every change of the lists forgets all of them. What is
   remembered is bounded in number and in bytes.
 """
@@ -85,23 +86,29 @@ class Authorizer:
         acls: AclIndex | None = None,
         super_users: Iterable[str] = (),
         has_users: Callable[[], bool] = _nobody,
+        is_damaged: Callable[[], bool] = _nobody,
     ) -> None:
-        """`super_users`: principals, such as `User:admin`. `has_users`: whether any user is known; it must be cheap."""
+        """`super_users`: principals, such as `User:admin`. `has_users`: whether any user is known;
+        `is_damaged`: whether an entry cannot be read. Both must be cheap.
+        """
         self._acls = acls if acls is not None else AclIndex()
         self._super_users = frozenset(super_users)
         self._has_users = has_users
+        self._is_damaged = is_damaged
         self._revision = self._acls.revision
         self._remembered: dict[tuple[str, str, Operation, ResourceType, str], bool] = {}
 
     @property
     def is_active(self) -> bool:
         """Whether anything can be refused."""
-        return self._acls.size > 0 or self._has_users()
+        return self._acls.size > 0 or self._has_users() or self._is_damaged()
 
     def allows(self, who: Subject, operation: Operation, resource_type: ResourceType, name: str = CLUSTER_NAME) -> bool:
         """Whether `who` may do this."""
         if not self.is_active or who.principal in self._super_users:
             return True
+        if self._is_damaged():
+            return False
         if len(name) > MAX_REMEMBERED_CHARACTERS:
             return self._acls.allows(who.principal, who.host, operation, resource_type, name)
         if self._revision != self._acls.revision or len(self._remembered) >= MAX_REMEMBERED:
@@ -117,7 +124,7 @@ class Authorizer:
         """Whether `who` may do this with any resource of the type."""
         if not self.is_active or who.principal in self._super_users:
             return True
-        return self._acls.allows_any(who.principal, who.host, operation, resource_type)
+        return not self._is_damaged() and self._acls.allows_any(who.principal, who.host, operation, resource_type)
 
     def allows_creation(self, who: Subject, topic: str) -> bool:
         """Whether `who` may create a topic: CREATE on the cluster, or on the topic."""

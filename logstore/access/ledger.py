@@ -1,12 +1,13 @@
-"""The access control lists in their ledger.
+"""The access control lists and their entries.
 
-One ledger key per entry, `acl/` and the entry as JSON; the value is empty. Invariants: a change is in effect only once
-it is synced, and what is answered as done is in effect; one change is made or refused as a whole; at most MAX_ACLS.
+One key per list, `acl/` and the list as JSON; the value is empty. Invariants: a change is in effect only once it is
+durable, and what is answered as done is in effect; at most MAX_ACLS. What forbids comes first: a change that is made in
+part (in a cluster, one that is larger than a transaction) allows nothing that the whole change does not.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Sequence
+from typing import Final
 
 from logstore.access.acls import (
     ANY_PRINCIPAL,
@@ -19,8 +20,8 @@ from logstore.access.acls import (
     Permission,
     ResourceType,
 )
+from logstore.access.entries import AccessEntries, Changes
 from logstore.errors import CorruptFile, InvalidAcl
-from logstore.log.coroutines import start
 from logstore.log.ticket import Ticket
 
 MAX_ACLS: Final = 20_000
@@ -31,47 +32,42 @@ _ACL: Final = "acl/"
 _FIELDS: Final = 7
 
 
-class AccessLedger(Protocol):
-    """The methods that are needed of a ledger (`logstore.log.ledger.Ledger`)."""
-
-    def items(self, prefix: str = "") -> Iterator[tuple[str, bytes]]:
-        """All pairs under a prefix."""
-
-    def put(self, changes: Mapping[str, bytes | None]) -> Ticket[None]:
-        """Store entries atomically; None deletes. The ticket settles when synced."""
-
-
 class AclStore:
     """All access control lists: an index in memory of the durable entries."""
 
-    def __init__(self, ledger: AccessLedger) -> None:
+    def __init__(self, entries: AccessEntries) -> None:
         """Raises CorruptFile if an entry cannot be read."""
-        self._ledger = ledger
-        self.index = AclIndex(_parse(key) for key, _ in ledger.items(_ACL))
+        self._entries = entries
+        self.index = AclIndex()
+        entries.follow(_ACL, self._changed)
+
+    def _changed(self, key: str, value: bytes | None) -> None:
+        acl = _parse(key)
+        if value is None:
+            self.index.remove(acl)
+        else:
+            self.index.add(acl)
 
     def create(self, acls: Sequence[Acl]) -> Ticket[None]:
-        """Add entries. Raises InvalidAcl if they would be too many; the ticket fails with StorageFailed."""
-        if len(self.index) + len(set(acls)) > MAX_ACLS:
-            raise InvalidAcl(f"there are {len(self.index)} ACLs, and at most {MAX_ACLS} can be; use prefixes or groups")
-        return start(self._apply(acls, ()))
+        """Add lists. The ticket fails with InvalidAcl if they would be too many, and as `AccessEntries` says."""
+
+        def compute() -> Changes:
+            if len(self.index) + sum(acl not in self.index for acl in set(acls)) > MAX_ACLS:
+                raise InvalidAcl(
+                    f"there are {len(self.index)} ACLs, and at most {MAX_ACLS} can be; use prefixes or groups"
+                )
+            return dict.fromkeys(map(_key, sorted(acls, key=_forbids, reverse=True)), b"")
+
+        return self._entries.change(compute)
 
     def find(self, wanted: AclFilter) -> list[Acl]:
         """The entries that a filter means, in an order of their own."""
         return sorted(acl for acl in self.index if wanted.matches(acl))
 
     def delete(self, acls: Sequence[Acl]) -> Ticket[None]:
-        """Remove entries. The ticket fails with StorageFailed."""
-        return start(self._apply((), acls))
-
-    async def _apply(self, added: Sequence[Acl], removed: Sequence[Acl]) -> None:
-        changes: dict[str, bytes | None] = {_key(acl): b"" for acl in added}
-        changes |= {_key(acl): None for acl in removed}
-        if changes:
-            await self._ledger.put(changes)
-        for acl in added:
-            self.index.add(acl)
-        for acl in removed:
-            self.index.remove(acl)
+        """Remove lists. The ticket fails as `AccessEntries` says."""
+        gone = dict.fromkeys(map(_key, sorted(acls, key=_forbids)))
+        return self._entries.change(lambda: gone)
 
 
 def check_acl(acl: Acl) -> None:
@@ -92,6 +88,10 @@ def check_acl(acl: Acl) -> None:
     for what, text in (("resource name", acl.name), ("principal", acl.principal), ("host", acl.host)):
         if not 0 < len(text) <= MAX_TEXT_CHARACTERS:
             raise InvalidAcl(f"a {what} of {len(text)} characters; 1 to {MAX_TEXT_CHARACTERS} are allowed")
+
+
+def _forbids(acl: Acl) -> bool:
+    return acl.permission is Permission.DENY
 
 
 def _key(acl: Acl) -> str:

@@ -1,17 +1,17 @@
-"""Quotas in their ledger.
+"""The quotas and their entries.
 
-One ledger key per entity, `quota/` and its names as JSON (`{"user": NAME, "client-id": NAME}`, null for a default); the
-value is a JSON object of numbers. Invariants: a change is in effect only once it is synced; at most MAX_ENTITIES.
+One key per entity, `quota/` and its names as JSON (`{"user": NAME, "client-id": NAME}`, null for a default); the
+value is a JSON object of numbers. Invariants: a change is in effect only once it is durable; at most MAX_ENTITIES.
 """
 
 import json
 from collections.abc import Mapping
 from typing import Final
 
-from logstore.access.ledger import MAX_TEXT_CHARACTERS, AccessLedger
+from logstore.access.entries import AccessEntries, Changes
+from logstore.access.ledger import MAX_TEXT_CHARACTERS
 from logstore.access.quotas import DEFAULT, KEYS, Entity, Name, Quotas
 from logstore.errors import CorruptFile, InvalidQuota
-from logstore.log.coroutines import start
 from logstore.log.ticket import Ticket
 
 MAX_ENTITIES: Final = 10_000
@@ -24,26 +24,30 @@ _QUOTA: Final = "quota/"
 class QuotaStore:
     """All quotas: in memory what is durable."""
 
-    def __init__(self, ledger: AccessLedger) -> None:
+    def __init__(self, entries: AccessEntries) -> None:
         """Raises CorruptFile if an entry cannot be read."""
-        self._ledger = ledger
-        self.quotas = Quotas({_entity(key): _values(key, value) for key, value in ledger.items(_QUOTA)})
+        self._entries = entries
+        self.quotas = Quotas()
+        entries.follow(_QUOTA, self._changed)
+
+    def _changed(self, key: str, value: bytes | None) -> None:
+        self.quotas.set(_entity(key), {} if value is None else _values(key, value))
 
     def alter(self, entity: Entity, changes: Mapping[str, float | None]) -> Ticket[None]:
         """Set quotas of an entity, in bytes a second; None removes one. `check_change` has passed.
 
-        Raises InvalidQuota if there are too many entities; the ticket fails with StorageFailed.
+        The ticket fails with InvalidQuota if there are too many entities, and as `AccessEntries` says.
         """
-        if not self.quotas.of(entity) and len(self.quotas) >= MAX_ENTITIES:
-            raise InvalidQuota(f"{MAX_ENTITIES} users and clients have quotas, and no more can; use a default")
-        return start(self._alter(entity, changes))
 
-    async def _alter(self, entity: Entity, changes: Mapping[str, float | None]) -> None:
-        altered = {**self.quotas.of(entity), **changes}
-        values = {key: value for key, value in altered.items() if value is not None}
-        encoded = json.dumps(values, separators=(",", ":")).encode() if values else None
-        await self._ledger.put({_key(entity): encoded})
-        self.quotas.set(entity, values)
+        def compute() -> Changes:
+            if not self.quotas.of(entity) and len(self.quotas) >= MAX_ENTITIES:
+                raise InvalidQuota(f"{MAX_ENTITIES} users and clients have quotas, and no more can; use a default")
+            altered = {**self.quotas.of(entity), **changes}
+            values = {key: value for key, value in altered.items() if value is not None}
+            encoded = json.dumps(values, separators=(",", ":")).encode() if values else None
+            return {_key(entity): encoded}
+
+        return self._entries.change(compute)
 
 
 def check_entity(entity: Entity) -> None:

@@ -1,16 +1,18 @@
-"""What operators' commands ask of a sidecar: groups, settings, sizes, queries. Blocks, over a `Client`'s connection.
+"""What operators' commands ask of a sidecar: groups, settings, sizes, queries. Blocks, over a `Client`'s connections.
 
 Invariants: a Kafka error code raises Refused with the name of the code and of what was asked; every request here may be
-sent twice without harm, so the client sends it again after a lost connection.
+sent twice without harm, so the client sends it again after a lost connection. Of a cluster, groups are asked for at
+their coordinator, and sizes at every host.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, TypeVar
 
+from logstore.base.addresses import Address
 from logstore.client import admin_wire, wire
 from logstore.client.admin_wire import ClusterInfo, GroupInfo
 from logstore.client.blocking import Client
-from logstore.client.errors import MalformedReply, Refused
+from logstore.client.errors import NOT_COORDINATING, MalformedReply, Refused
 from logstore.errors import InvalidConfig, NoCluster
 from logstore.format.host_summaries import PLACES_PER_REPLY, HostsReply, PlacesReply, PlaceSummary
 from logstore.format.operator_api import (
@@ -24,7 +26,9 @@ from logstore.format.operator_api import (
     SidecarReply,
 )
 from logstore.format.topic_partition import TopicPartition
+from logstore.interfaces import Buffer
 
+T = TypeVar("T")
 GROUPS_PER_REQUEST: Final = 1_000
 STREAMS_PER_REQUEST: Final = 10_000
 """Below the number of elements that a sidecar takes in one request."""
@@ -38,6 +42,8 @@ class Admin:
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self._hosts: list[Address] | None = None
+        self._coordinator: Address | None = None
 
     def cluster(self) -> ClusterInfo:
         """The cluster id, and the address that the sidecar tells its clients."""
@@ -83,7 +89,7 @@ class Admin:
 
     def group_names(self) -> list[str]:
         """The names of all groups, sorted."""
-        error, names = self._client.call(wire.LIST_GROUPS, b"", admin_wire.list_groups_reply)
+        error, names = self._of_groups(wire.LIST_GROUPS, b"", admin_wire.list_groups_reply, lambda found: found[:1])
         self._check(error, "groups")
         return names
 
@@ -92,7 +98,13 @@ class Admin:
         found: dict[str, GroupInfo] = {}
         for at in range(0, len(names), GROUPS_PER_REQUEST):
             request = admin_wire.describe_groups_request(names[at : at + GROUPS_PER_REQUEST])
-            found |= self._client.call(wire.DESCRIBE_GROUPS, request, admin_wire.describe_groups_reply)
+            described = self._of_groups(
+                wire.DESCRIBE_GROUPS,
+                request,
+                admin_wire.describe_groups_reply,
+                _group_errors,
+            )
+            found |= described
         for name, group in found.items():
             if group.error != GROUP_ID_NOT_FOUND:
                 self._check(group.error, f"group {name!r}")
@@ -101,7 +113,9 @@ class Admin:
     def committed(self, group: str) -> dict[TopicPartition, int]:
         """The offsets that a group has committed, by stream."""
         request = admin_wire.offset_fetch_request(group)
-        error, offsets = self._client.call(wire.OFFSET_FETCH, request, admin_wire.offset_fetch_reply)
+        error, offsets = self._of_groups(
+            wire.OFFSET_FETCH, request, admin_wire.offset_fetch_reply, lambda found: found[:1]
+        )
         self._check(error, f"offsets of group {group!r}")
         return offsets
 
@@ -111,13 +125,18 @@ class Admin:
         for at in range(0, len(streams), STREAMS_PER_REQUEST):
             some = {stream: offsets[stream] for stream in streams[at : at + STREAMS_PER_REQUEST]}
             request = admin_wire.offset_commit_request(group, some)
-            for stream, error in self._client.call(wire.OFFSET_COMMIT, request, admin_wire.offset_commit_reply).items():
+            answers = self._of_groups(
+                wire.OFFSET_COMMIT, request, admin_wire.offset_commit_reply, lambda found: found.values()
+            )
+            for stream, error in answers.items():
                 self._check(error, f"offset of {stream} for group {group!r}")
 
     def delete_group(self, group: str) -> None:
         """Delete a group and its offsets. Raises Refused (NON_EMPTY_GROUP, GROUP_ID_NOT_FOUND)."""
         request = admin_wire.delete_groups_request([group])
-        answers = self._client.call(wire.DELETE_GROUPS, request, admin_wire.delete_groups_reply)
+        answers = self._of_groups(
+            wire.DELETE_GROUPS, request, admin_wire.delete_groups_reply, lambda found: found.values()
+        )
         self._check(self._only(answers, group), f"group {group!r}")
 
     # ---- topics
@@ -138,7 +157,60 @@ class Admin:
 
     def sizes(self) -> dict[TopicPartition, int]:
         """The bytes of each stream's chunks."""
-        return self._client.call(wire.DESCRIBE_LOG_DIRS, admin_wire.log_dirs_request(), admin_wire.log_dirs_reply)
+        request = admin_wire.log_dirs_request()
+
+        def ask() -> dict[TopicPartition, int]:
+            found: dict[TopicPartition, int] = {}
+            hosts: Sequence[Address | None] = self._asked_hosts() or [None]
+            for host in hosts:
+                sizes = self._client.call_once(wire.DESCRIBE_LOG_DIRS, request, admin_wire.log_dirs_reply, host)
+                found |= {stream: max(size, found.get(stream, 0)) for stream, size in sizes.items()}
+            return found
+
+        return self._retry(ask)
+
+    # ---- whom to ask in a cluster
+
+    def _asked_hosts(self) -> list[Address]:
+        """The hosts of a cluster; none, if there is one server only."""
+        if self._hosts is None:
+            request = wire.metadata_request((), create=False)
+            hosts, _ = self._client.call(wire.METADATA, request, wire.leaders_reply)
+            self._hosts = hosts if len(hosts) > 1 else []
+        return self._hosts
+
+    def _of_groups(
+        self, api_key: int, request: bytes, decode: Callable[[Buffer], T], errors: Callable[[T], Iterable[int]]
+    ) -> T:
+        """The answer of the coordinator of groups; `errors` are the error codes in an answer."""
+
+        def ask() -> T:
+            if self._coordinator is None and self._asked_hosts():
+                self._coordinator = self._find_coordinator()
+            found = self._client.call_once(api_key, request, decode, self._coordinator)
+            moved = next((error for error in errors(found) if error in NOT_COORDINATING), 0)
+            if moved:
+                self._coordinator = None
+                raise Refused(f"groups at {self._client.where}", code=moved)
+            return found
+
+        return self._retry(ask)
+
+    def _find_coordinator(self) -> Address:
+        request = admin_wire.find_coordinator_request("")
+        error, address = self._client.call_once(wire.FIND_COORDINATOR, request, admin_wire.find_coordinator_reply, None)
+        self._check(error, "the coordinator of groups")
+        return address
+
+    def _retry(self, ask: Callable[[], T]) -> T:
+        def once() -> T:
+            try:
+                return ask()
+            except OSError:
+                self._hosts = self._coordinator = None  # a host may be gone: look again
+                raise
+
+        return self._client.retry_until(once, self._client.deadline_s())
 
     # ---- checks
 
@@ -150,3 +222,7 @@ class Admin:
         if name not in answers:
             raise MalformedReply(f"{self._client.where} left {name!r} out of its answer")
         return answers[name]
+
+
+def _group_errors(found: Mapping[str, GroupInfo]) -> list[int]:
+    return [group.error for group in found.values()]

@@ -11,12 +11,14 @@ Source: Kafka's protocol guide, kafka.apache.org/protocol; KIP-339 (IncrementalA
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
+from logstore.base.addresses import Address
 from logstore.client.errors import MalformedReply
 from logstore.client.wire import WireReader, WireWriter
 from logstore.format.topic_partition import TopicPartition
 from logstore.interfaces import Buffer
 
 _TOPIC: Final = 2
+_GROUP: Final = 0
 _SET: Final = 0
 _DELETE: Final = 1
 _NO_GENERATION: Final = -1
@@ -59,6 +61,24 @@ def cluster_reply(body: Buffer) -> ClusterInfo:
         host, port = reader.string(), reader.int32()
         reader.nullable()  # rack
     return ClusterInfo(reader.nullable() or "", host, port)
+
+
+def find_coordinator_request(group: str) -> bytes:
+    """Ask who coordinates a group."""
+    writer = WireWriter()
+    writer.string(group)
+    writer.int8(_GROUP)
+    return bytes(writer.data)
+
+
+def find_coordinator_reply(body: Buffer) -> tuple[int, Address]:
+    """The error code, and the coordinator's address. Raises MalformedReply."""
+    reader = WireReader(body)
+    reader.int32()  # throttle time
+    error = reader.int16()
+    reader.nullable()  # message
+    reader.int32()  # node
+    return error, Address(reader.string(), reader.int32())
 
 
 # ---- groups

@@ -4,23 +4,23 @@ Invariants:
 * A call stops trying at the client's time limit; its last attempt may take a connection and an unanswered request more.
 * Every request except `produce` may be sent twice without harm: after a lost connection the client backs off,
   reconnects and sends it again, until the time limit. `produce` is never sent again once its bytes may have arrived.
-* One thread per client. The first bootstrap address that answers serves every request: a sidecar leads all its streams.
+* One thread per client. The first bootstrap address that answers serves every request, until a host of a cluster says
+  that another one leads a stream: requests for that stream go there then, and follow its leader over takeovers.
 """
 
-import contextlib
-import socket
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from importlib import import_module
 from typing import Final, Generic, Self, TypeVar
 
-from logstore.base.addresses import MAX_PORT, Address, parse_address
-from logstore.base.errors import AddressError
+from logstore.base.addresses import Address
 from logstore.client import wire
+from logstore.client.connections import Connections, parse_addresses, secured
 from logstore.client.errors import (
+    ELSEWHERE,
     INVALID_CONFIG,
     INVALID_PARTITIONS,
+    LEADER_NOT_AVAILABLE,
     RETRIABLE,
     TOPIC_ALREADY_EXISTS,
     UNKNOWN_TOPIC_OR_PARTITION,
@@ -32,7 +32,15 @@ from logstore.client.errors import (
 from logstore.client.network import HostNetwork, Network
 from logstore.client.security import PLAINTEXT, ClientSecurity
 from logstore.client.wire import Fetched, OffsetInfo, TopicInfo, TopicPartition
-from logstore.errors import CairnError, InvalidConfig, InvalidPartitions, MalformedRequest, TopicExists
+from logstore.errors import (
+    CairnError,
+    InvalidConfig,
+    InvalidPartitions,
+    MalformedRequest,
+    NotLeader,
+    TopicExists,
+    TryAgain,
+)
 from logstore.format import epoch_api, operator_api, reader_api
 from logstore.interfaces import Buffer
 
@@ -40,7 +48,6 @@ DEFAULT_LIMIT_S: Final = 60.0
 """How long a call may retry: a sidecar restarts in about a second, a host in less than a minute."""
 REQUEST_TIMEOUT_S: Final = 30.0
 """How long the client waits for the sidecar to send or take bytes before the connection counts as dead."""
-MAX_REPLY_BYTES: Final = 1024 * 1024 * 1024
 FETCH_WAIT_MS: Final = 500
 CREATION_WAIT_S: Final = 5.0
 """How long a topic that is created on demand may take to appear."""
@@ -50,39 +57,9 @@ _MAX_BACKOFF_S: Final = 0.5
 _LENGTH: Final = struct.Struct(">i")
 _CORRELATION_BYTES: Final = 4
 _MAX_CORRELATION: Final = 2**31 - 1
-_DEFAULT_PORT: Final = 9092
-
-SECURE_NETWORK: Final = "logstore.client.secure_network"
-"""Loaded only where connections are secured: new Spark workers start faster without it."""
 
 T = TypeVar("T")
 R = TypeVar("R", bound=epoch_api.Reply)
-
-
-def parse_addresses(servers: str) -> list[Address]:
-    """Parse `host:port,host:port` (IPv6 in brackets; the port is optional). Raises InvalidConfig, naming the entry."""
-    addresses: list[Address] = []
-    for entry in (part.strip() for part in servers.split(",")):
-        if not entry:
-            continue
-        try:
-            address = parse_address(entry, _DEFAULT_PORT)
-        except AddressError as error:
-            raise InvalidConfig(str(error)) from error
-        if not address.port:
-            raise InvalidConfig(f"{entry!r} is no address of a server: its port must be from 1 to {MAX_PORT}")
-        addresses.append(address)
-    if not addresses:
-        raise InvalidConfig(f"{servers!r} names no server; write host:port")
-    return addresses
-
-
-def secured(network: Network, security: ClientSecurity, client_id: str) -> Network:
-    """A network whose connections are encrypted and logged in, as `security` says. Raises InvalidConfig."""
-    if security == PLAINTEXT:
-        return network
-    secure: Network = import_module(SECURE_NETWORK).SecureNetwork(network, security, client_id)
-    return secure
 
 
 class Client:
@@ -100,13 +77,14 @@ class Client:
         client_id: str = "cairn",
         security: ClientSecurity = PLAINTEXT,
     ) -> None:
-        self._addresses = list(addresses)
         self._network = secured(network or HostNetwork(), security, client_id)
+        self._connections = Connections(addresses, self._network, request_timeout_s)
         self._limit_s = limit_s
         self._request_timeout_s = request_timeout_s
         self._client_id = client_id
-        self._socket: socket.socket | None = None
         self._correlation_id = 0
+        self._asked_for: TopicPartition | None = None
+        """The stream that the request under way is for; None: any host answers it."""
 
     def __enter__(self) -> Self:
         return self
@@ -117,18 +95,17 @@ class Client:
     @property
     def where(self) -> str:
         """The addresses, for messages."""
-        return ", ".join(map(str, self._addresses))
+        return self._connections.where
 
     def fileno(self) -> int:
-        """The connection's file descriptor, for waiting on several connections; -1 without a connection."""
-        return -1 if self._socket is None else self._socket.fileno()
+        """The file descriptor of the connection that the last request went to, for waiting on several connections; -1
+        without a connection.
+        """
+        return self._connections.at.fileno()
 
     def close(self) -> None:
-        """Close the connection; the next call opens a new one."""
-        if self._socket is not None:
-            with contextlib.suppress(OSError):
-                self._socket.close()
-            self._socket = None
+        """Close all connections; the next call opens a new one."""
+        self._connections.close()
 
     # ---- topics and offsets
 
@@ -154,18 +131,42 @@ class Client:
 
     def offsets(self, timestamps_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetInfo]:
         """Per stream, the first offset at or after a timestamp (or EARLIEST, LATEST), or the stream's own error."""
-        if not timestamps_ms:
-            return {}
-        body = wire.list_offsets_request(timestamps_ms)
+        known: dict[TopicPartition, OffsetInfo] = {}
 
         def ask() -> dict[TopicPartition, OffsetInfo]:
-            found = wire.list_offsets_reply(self._ask(wire.LIST_OFFSETS, [body]))
-            for stream, info in found.items():
-                if info.error in RETRIABLE:
-                    raise Refused(f"offsets of {stream} at {self.where}", code=info.error)
-            return found
+            left = [stream for stream in timestamps_ms if stream not in known]
+            failure: Refused | None = None
+            while left:
+                some = self._led_together(left)
+                body = wire.list_offsets_request({stream: timestamps_ms[stream] for stream in some})
+                found = wire.list_offsets_reply(self._ask(wire.LIST_OFFSETS, [body], some[0]))
+                self._asked_for = None  # several: each that went astray is noted here
+                for stream in some:
+                    info = found.get(stream)
+                    if info is None:
+                        raise MalformedReply(f"{self.where} left {stream} out of its answer")
+                    if info.error in RETRIABLE:
+                        failure = Refused(f"offsets of {stream} at {self.where}", code=info.error)
+                        if info.error in ELSEWHERE:
+                            self._connections.stray(stream)
+                    else:
+                        known[stream] = info
+                left = [stream for stream in left if stream not in some]
+            if failure is not None:
+                raise failure
+            return {stream: known[stream] for stream in timestamps_ms}
 
         return self._retry(ask)
+
+    def _led_together(self, streams: Sequence[TopicPartition]) -> list[TopicPartition]:
+        """The first stream and those that the same host leads, as far as is known."""
+        self._find_leader(streams[0])
+        leader = self._connections.leader(streams[0])
+        return [
+            stream
+            for stream in streams
+            if self._connections.leader(stream) == leader and not self._connections.is_astray(stream)
+        ]
 
     def create_topic(self, name: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
         """Create a topic. Raises TopicExists if the name is taken (after a lost connection, perhaps by this very call),
@@ -222,7 +223,7 @@ class Client:
         body = wire.delete_records_request(stream, before_offset, timeout_ms=int(self._request_timeout_s * 1000))
 
         def ask() -> int:
-            trimmed = wire.delete_records_reply(self._ask(wire.DELETE_RECORDS, [body]))
+            trimmed = wire.delete_records_reply(self._ask(wire.DELETE_RECORDS, [body], stream))
             if trimmed.error:
                 raise Refused(f"trimming {stream} at {self.where}", code=trimmed.error)
             return trimmed.log_start_offset
@@ -241,23 +242,30 @@ class Client:
                 raise Refused(f"fetch of {stream} at {self.where}", code=fetched.error)
             return fetched
 
-        return Pending(self, lambda: self._send_request(wire.FETCH, [body]), receive)
+        return Pending(self, lambda: self._send_request(wire.FETCH, [body], stream), receive)
 
     def produce(self, stream: TopicPartition, records: Buffer) -> int:
         """Append batches; returns the base offset. Never sent twice: after Unavailable, the batches may or may not have
         been appended. Raises Refused.
         """
         timeout_ms = int(self._request_timeout_s * 1000)
-        self._retry(self._connected)
+        self._retry(partial(self._reach_leader, stream))
         try:
-            body = self._ask(wire.PRODUCE, wire.produce_request(stream, records, timeout_ms=timeout_ms))
+            body = self._ask(wire.PRODUCE, wire.produce_request(stream, records, timeout_ms=timeout_ms), stream)
         except OSError as error:
-            self.close()
+            self._connections.fail()
             raise Unavailable(f"{self.where}: lost during a produce to {stream} ({error})") from error
         produced = wire.produce_reply(body)
+        if produced.error in ELSEWHERE:
+            self._connections.stray(stream)
         if produced.error:
             raise Refused(f"produce to {stream} at {self.where}", code=produced.error)
         return produced.base_offset
+
+    def _reach_leader(self, stream: TopicPartition) -> None:
+        self._find_leader(stream)
+        self._connections.use_leader(stream)
+        self._connections.at.connected()
 
     # ---- epochs
 
@@ -323,9 +331,10 @@ class Client:
 
     def start_scan(self, request: epoch_api.ScanRequest) -> "Pending[epoch_api.ScanReply]":
         """Send a scan and return at once, so that the next batches are read while the caller decodes these."""
+        stream = TopicPartition(request.topic, request.partition)
         return Pending(
             self,
-            lambda: self._send_epoch(request),
+            lambda: self._send_epoch(request, stream),
             lambda correlation_id: self._receive_epoch(epoch_api.SCAN, correlation_id, epoch_api.ScanReply),
         )
 
@@ -399,6 +408,7 @@ class Client:
 
     def _ask_readers(self, request: reader_api.ReaderRequest, kind: type[T]) -> T:
         def ask() -> T:
+            self._choose(None)
             correlation_id = self._next_correlation()
             self._send(reader_api.encode_request(request, correlation_id=correlation_id, client_id=self._client_id))
             decode = partial(reader_api.decode_reply, reader_api.api_key_of(request))
@@ -409,7 +419,8 @@ class Client:
     def _ask_epoch(self, api_key: int, request: epoch_api.Request, kind: type[R]) -> R:
         return self._retry(lambda: self._receive_epoch(api_key, self._send_epoch(request), kind))
 
-    def _send_epoch(self, request: epoch_api.Request) -> int:
+    def _send_epoch(self, request: epoch_api.Request, stream: TopicPartition | None = None) -> int:
+        self._choose(stream)
         correlation_id = self._next_correlation()
         self._send(epoch_api.encode_request(request, correlation_id=correlation_id, client_id=self._client_id))
         return correlation_id
@@ -420,7 +431,7 @@ class Client:
     def _receive_own(self, decode: Callable[[memoryview], tuple[int, object]], correlation_id: int, kind: type[T]) -> T:
         """The reply to one of Cairn's own requests. Raises the error inside it, or MalformedReply."""
         try:
-            found, reply = decode(self._receive_frame())
+            found, reply = decode(self._connections.at.receive())
         except MalformedRequest as error:
             raise MalformedReply(f"{self.where} does not answer as a Cairn sidecar: {error}") from error
         if found != correlation_id:
@@ -437,10 +448,17 @@ class Client:
         """The decoded answer to any request of `wire.VERSIONS` that may be sent twice without harm."""
         return self._retry(lambda: decode(self._ask(api_key, [body])))
 
+    def call_once(self, api_key: int, body: Buffer, decode: Callable[[Buffer], T], at: Address | None) -> T:
+        """The same from one host of a cluster (None: any), asked once: for `retry_until`. Raises OSError as well."""
+        self._connections.use_host(at)
+        self._asked_for = None
+        return decode(self._receive_reply(self._send_kafka(api_key, [body])))
+
     def call_operator(self, request: operator_api.OperatorRequest, kind: type[T]) -> T:
         """The answer to one of Cairn's own requests for operators."""
 
         def ask() -> T:
+            self._choose(None)
             correlation_id = self._next_correlation()
             self._send(operator_api.encode_request(request, correlation_id=correlation_id, client_id=self._client_id))
             decode = partial(operator_api.decode_reply, operator_api.api_key_of(request))
@@ -454,16 +472,20 @@ class Client:
         """Send a request of `wire.VERSIONS` that may be sent twice; returns what follows its reply's correlation id."""
         return self._retry(lambda: self._ask(api_key, body))
 
-    def _ask(self, api_key: int, body: Iterable[Buffer]) -> memoryview:
-        return self._receive_reply(self._send_request(api_key, body))
+    def _ask(self, api_key: int, body: Iterable[Buffer], stream: TopicPartition | None = None) -> memoryview:
+        return self._receive_reply(self._send_request(api_key, body, stream))
 
-    def _send_request(self, api_key: int, body: Iterable[Buffer]) -> int:
+    def _send_request(self, api_key: int, body: Iterable[Buffer], stream: TopicPartition | None = None) -> int:
+        self._choose(stream)
+        return self._send_kafka(api_key, body)
+
+    def _send_kafka(self, api_key: int, body: Iterable[Buffer]) -> int:
         correlation_id = self._next_correlation()
         self._send([wire.request_header(api_key, correlation_id, self._client_id), *body])
         return correlation_id
 
     def _receive_reply(self, correlation_id: int) -> memoryview:
-        frame = self._receive_frame()
+        frame = self._connections.at.receive()
         if len(frame) < _CORRELATION_BYTES:
             raise MalformedReply(f"a reply of {len(frame)} bytes from {self.where}")
         (found,) = _LENGTH.unpack_from(frame)
@@ -475,46 +497,30 @@ class Client:
         self._correlation_id = (self._correlation_id + 1) % _MAX_CORRELATION
         return self._correlation_id
 
-    def _connected(self) -> socket.socket:
-        if self._socket is None:
-            failure: OSError | None = None
-            for address in self._addresses:
-                try:
-                    self._socket = self._network.connect(address, self._request_timeout_s)
-                    break
-                except OSError as error:
-                    failure = error
-            else:
-                raise failure or OSError("no address")
-            self._socket.settimeout(self._request_timeout_s)
-        return self._socket
-
     def _send(self, pieces: Sequence[Buffer]) -> None:
-        connection = self._connected()
-        head = _LENGTH.pack(sum(len(piece) for piece in pieces)) + bytes(pieces[0])
-        if sum(len(piece) for piece in pieces[1:]) < 65536:
-            connection.sendall(b"".join([head, *pieces[1:]]))
+        self._connections.at.send(pieces)
+
+    # ---- whom to ask in a cluster
+
+    def _choose(self, stream: TopicPartition | None) -> None:
+        """The next request goes to the leader of a stream, or to any host."""
+        if stream is None:
+            self._connections.use_home()
+        else:
+            self._find_leader(stream)
+            self._connections.use_leader(stream)
+        self._asked_for = stream
+
+    def _find_leader(self, stream: TopicPartition) -> None:
+        """Look up the leaders of a topic's streams, if this one is astray. Raises Refused if it has no leader now."""
+        if not self._connections.is_astray(stream):
             return
-        connection.sendall(head)
-        for piece in pieces[1:]:
-            connection.sendall(piece)
-
-    def _receive_frame(self) -> memoryview:
-        (length,) = _LENGTH.unpack(self._receive_exactly(_LENGTH.size))
-        if not 0 <= length <= MAX_REPLY_BYTES:
-            raise MalformedReply(f"a reply of {length} bytes from {self.where}")
-        return self._receive_exactly(length)
-
-    def _receive_exactly(self, length: int) -> memoryview:
-        connection = self._connected()
-        whole = memoryview(bytearray(length))
-        at = 0
-        while at < length:
-            received = connection.recv_into(whole[at:])
-            if not received:
-                raise ConnectionResetError("the connection was closed")
-            at += received
-        return whole
+        self._connections.use_home()
+        body = wire.metadata_request([stream.topic], create=False)
+        hosts, leaders = wire.leaders_reply(self._receive_reply(self._send_kafka(wire.METADATA, [body])))
+        self._connections.learn(leaders, hosts)
+        if self._connections.is_astray(stream):
+            raise Refused(f"leader of {stream} at {self.where}", code=LEADER_NOT_AVAILABLE)
 
     # ---- trying again
 
@@ -534,10 +540,14 @@ class Client:
             except Refused as error:
                 if error.code not in RETRIABLE:
                     raise
+                self._note_elsewhere(is_so=error.code in ELSEWHERE)
                 failure: Exception = error
+            except TryAgain as error:
+                self._note_elsewhere(is_so=isinstance(error, NotLeader))
+                failure = error
             except OSError as error:
                 failure = error
-                self.close()
+                self._connections.fail()
             except MalformedReply:
                 self.close()
                 raise
@@ -547,6 +557,11 @@ class Client:
                 ) from failure
             self._network.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
+
+    def _note_elsewhere(self, *, is_so: bool) -> None:
+        """The host that was asked does not lead the stream."""
+        if is_so and self._asked_for is not None:
+            self._connections.stray(self._asked_for)
 
 
 class Pending(Generic[T]):
@@ -563,6 +578,8 @@ class Pending(Generic[T]):
         self._correlation_id: int | None = None
         try:
             self._correlation_id = send()
+        except Refused:
+            pass  # the stream has no leader now; `receive` looks again
         except OSError:
             client.close()  # a part of the request may have been sent; `receive` sends it again on a new connection
 

@@ -13,6 +13,8 @@ NONE: Final = 0
 OFFSET_OUT_OF_RANGE: Final = 1
 CORRUPT_MESSAGE: Final = 2
 UNKNOWN_TOPIC_OR_PARTITION: Final = 3
+LEADER_NOT_AVAILABLE: Final = 5
+NOT_LEADER: Final = 6
 TOPIC_ALREADY_EXISTS: Final = 36
 INVALID_PARTITIONS: Final = 37
 INVALID_CONFIG: Final = 40
@@ -22,8 +24,8 @@ _NAMES: Final = {
     OFFSET_OUT_OF_RANGE: "OFFSET_OUT_OF_RANGE",
     CORRUPT_MESSAGE: "CORRUPT_MESSAGE",
     UNKNOWN_TOPIC_OR_PARTITION: "UNKNOWN_TOPIC_OR_PARTITION",
-    5: "LEADER_NOT_AVAILABLE",
-    6: "NOT_LEADER_OR_FOLLOWER",
+    LEADER_NOT_AVAILABLE: "LEADER_NOT_AVAILABLE",
+    NOT_LEADER: "NOT_LEADER_OR_FOLLOWER",
     7: "REQUEST_TIMED_OUT",
     10: "MESSAGE_TOO_LARGE",
     17: "INVALID_TOPIC_EXCEPTION",
@@ -60,7 +62,10 @@ _HINTS: Final = {
     31: _ASK_FOR_RIGHTS,
 }
 # The same request may succeed later: the server is starting, the topic is being created, the disk was full.
-RETRIABLE: Final = frozenset((5, 6, 7, 56, 74, 75, 78))
+NOT_COORDINATING: Final = frozenset((14, 15, 16))
+RETRIABLE: Final = frozenset((LEADER_NOT_AVAILABLE, NOT_LEADER, 7, *NOT_COORDINATING, 56, 74, 75, 78))
+ELSEWHERE: Final = frozenset((LEADER_NOT_AVAILABLE, NOT_LEADER, 74, 75))
+"""Another host may lead the stream: its leader is looked up before the request is sent again."""
 
 
 def name_of(code: int) -> str:

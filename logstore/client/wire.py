@@ -4,8 +4,9 @@
 
 The module does not use kio, because loading kio's dataclasses costs each new Spark worker half a second. All versions
 precede the flexible encodings: Metadata 4, ListOffsets 2, Fetch 11, Produce 7, OffsetCommit 7, OffsetFetch 5,
-DescribeGroups 4, ListGroups 2, CreateTopics 4, DeleteTopics 3, DeleteRecords 1, DescribeConfigs 2, DescribeLogDirs 1,
-CreatePartitions 1, DeleteGroups 1, IncrementalAlterConfigs 0. Cairn and every Kafka since 2.3 serve them.
+FindCoordinator 2, DescribeGroups 4, ListGroups 2, CreateTopics 4, DeleteTopics 3, DeleteRecords 1, DescribeConfigs 2,
+DescribeLogDirs 1, CreatePartitions 1, DeleteGroups 1, IncrementalAlterConfigs 0. Cairn and every Kafka since 2.3 serve
+them.
 
 Invariants: a reply that is too short, or counts more elements than it holds, raises MalformedReply and no other error;
 record batches are views into the reply, never copied.
@@ -17,6 +18,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from logstore.base.addresses import Address
 from logstore.client.errors import MalformedReply
 from logstore.format.topic_partition import TopicPartition as TopicPartition
 from logstore.interfaces import Buffer
@@ -27,6 +29,7 @@ LIST_OFFSETS: Final = 2
 METADATA: Final = 3
 OFFSET_COMMIT: Final = 8
 OFFSET_FETCH: Final = 9
+FIND_COORDINATOR: Final = 10
 DESCRIBE_GROUPS: Final = 15
 LIST_GROUPS: Final = 16
 CREATE_TOPICS: Final = 19
@@ -46,6 +49,7 @@ VERSIONS: Final = {
     METADATA: 4,
     OFFSET_COMMIT: 7,
     OFFSET_FETCH: 5,
+    FIND_COORDINATOR: 2,
     DESCRIBE_GROUPS: 4,
     LIST_GROUPS: 2,
     CREATE_TOPICS: 4,
@@ -256,24 +260,48 @@ def metadata_request(topics: Sequence[str] | None, *, create: bool) -> bytes:
 
 def metadata_reply(body: Buffer) -> dict[str, TopicInfo]:
     """Topics by name. Raises MalformedReply."""
+    return _metadata(body).topics
+
+
+def leaders_reply(body: Buffer) -> tuple[list[Address], dict[TopicPartition, Address]]:
+    """The hosts of a cluster, and who leads which stream, by a metadata request. Raises MalformedReply."""
+    found = _metadata(body)
+    hosts = found.hosts
+    leaders = {stream: hosts[node] for stream, node in found.leaders.items() if node in hosts}
+    return list(hosts.values()), leaders
+
+
+class _Metadata(NamedTuple):
+    """Hosts by node id, topics by name, and the node ids of leaders."""
+
+    hosts: dict[int, Address]
+    topics: dict[str, TopicInfo]
+    leaders: dict[TopicPartition, int]
+
+
+def _metadata(body: Buffer) -> _Metadata:
     reader = WireReader(body)
     reader.int32()  # throttle time
+    hosts: dict[int, Address] = {}
     for _ in range(reader.count()):
-        reader.int32(), reader.string(), reader.int32(), reader.string()  # a broker
+        node, host, port = reader.int32(), reader.string(), reader.int32()
+        reader.string()  # rack
+        hosts[node] = Address(host, port)
     reader.string(), reader.int32()  # cluster, controller
     topics: dict[str, TopicInfo] = {}
+    leaders: dict[TopicPartition, int] = {}
     for _ in range(reader.count()):
         error, name, internal = reader.int16(), reader.string(), bool(reader.int8())
         partitions: list[int] = []
         for _ in range(reader.count()):
             reader.int16()  # its error code: a partition without a leader is listed too
             partitions.append(reader.int32())
-            reader.int32()  # leader
+            leaders[TopicPartition(name, partitions[-1])] = reader.int32()
             for _ in range(2):  # replicas, in-sync replicas
                 for _ in range(reader.count()):
                     reader.int32()
         topics[name] = TopicInfo(error, internal, tuple(sorted(partitions)))
-    return topics
+    return _Metadata(hosts, topics, leaders)
 
 
 def _grouped(streams: Iterable[TopicPartition]) -> dict[str, list[TopicPartition]]:

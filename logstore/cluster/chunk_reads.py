@@ -4,6 +4,7 @@ Invariants:
 * What is read ends at the stream's high watermark, and at the end that a sealed chunk has in the registration: a copy
   on this host may be longer for a moment.
 * Batches come checked: a local read checks them, and so does this module with those that a member has sent.
+* Control batches are replaced by empty batches over the same offsets unless the reader asks for them.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,13 +19,15 @@ from logstore.cluster.replicated_stream import ReplicatedStream, StreamOwners
 from logstore.engine import StoreEngine
 from logstore.errors import CairnError, CorruptBatch, CorruptChunk
 from logstore.events import PRODUCERS_NOT_READ
-from logstore.format.batch import HEADER_BYTES, BatchHeader, iterate_batches, parse_header
+from logstore.format.batch import HEADER_BYTES, BatchHeader, empty_batch, iterate_batches, parse_header
 from logstore.format.compression import open_records
+from logstore.format.control import known_type
 from logstore.format.records import iterate_times
 from logstore.format.snapshot import decode_snapshots
 from logstore.interfaces import Buffer
 from logstore.log.producers import ProducerTable
 from logstore.log.reading import MAX_OPENED_BYTES, ReadResult, TimeFound
+from logstore.log.scanning import ScanRange, ScanResult
 from logstore.log.stream import Stream
 from logstore.log.stream_state import AppendTicket
 from logstore.replica.messages import EntriesRead
@@ -32,6 +35,10 @@ from logstore.replica.registrations import ChunkRegistration
 
 PIECE_BYTES: Final = 1 << 20
 """Of a chunk that is walked through, at a time."""
+SCAN_BYTES: Final = 4 << 20
+"""Of a chunk on other hosts that one step of a scan looks at, about."""
+SCAN_OFFSETS: Final = 10_000
+"""The same of an open chunk, whose length nobody knows."""
 PAUSE_S: Final = 0.05
 """Before what could not be read is tried again."""
 
@@ -97,9 +104,11 @@ class ChunkReads:
 
     # ---- records
 
-    async def read(self, stream: ReplicatedStream, offset: int, max_bytes: int) -> ReadResult:
+    async def read(
+        self, stream: ReplicatedStream, offset: int, max_bytes: int, *, include_control: bool = False
+    ) -> ReadResult:
         """Whole batches from the one that holds `offset` on: at least one, up to about `max_bytes`; none at the high
-        watermark.
+        watermark. Without `include_control`, control batches are replaced by empty ones.
 
         Raises NotLeader, OffsetOutOfRange, UnknownTopicOrPartition, CorruptChunk, OSError.
         """
@@ -113,24 +122,84 @@ class ChunkReads:
                 first_offset=offset,
                 last_offset=stream.high_watermark - 1,
             )
-        return await self._read(stream, chunk, offset, max_bytes)
+        return await self._read(stream, chunk, offset, max_bytes, include_control=include_control)
 
     async def _read(
-        self, stream: ReplicatedStream, chunk: ChunkRegistration, offset: int, max_bytes: int
+        self,
+        stream: ReplicatedStream,
+        chunk: ChunkRegistration,
+        offset: int,
+        max_bytes: int,
+        *,
+        include_control: bool = False,
     ) -> ReadResult:
         limit = _limit(stream, chunk)
         local = self._local(stream, chunk, offset)
         if local is not None:
             try:
-                found = await self._engine.read(local, offset, max_bytes)
+                found = await self._engine.read(local, offset, max_bytes, include_control=include_control)
                 return found if found.next_offset <= limit else _cut(found, offset, limit)
             except (CorruptChunk, OSError):
                 if len(chunk.members) == 1:
                     raise
         answer = await self._owners.read_entries(stream.stream, chunk, offset, max_bytes)
         piece = _checked(answer, offset, limit, stream.name)
-        buffers = [buffer for _, buffer in piece.batches]
+        buffers = [
+            buffer if include_control or not header.is_control else empty_batch(header)
+            for header, buffer in piece.batches
+        ]
         return ReadResult(buffers, piece.next_offset, sum(map(len, buffers)))
+
+    async def scan(self, stream: ReplicatedStream, wanted: ScanRange, max_bytes: int) -> ScanResult:
+        """Control batches of the newest chunk that begins in front of `wanted.before_offset`, newest first: at least
+        one, if the part of the chunk that is looked at has any; see `StoreEngine.scan_controls`. Raises as `read` does.
+        """
+        stream.check_offset(wanted.before_offset)
+        chunks = [chunk for chunk in self._chunks(stream) if chunk.base_offset < wanted.before_offset]
+        if not chunks or _limit(stream, chunks[-1]) < wanted.before_offset:
+            raise CorruptChunk(
+                f"{stream.name}: no chunk is registered for offset {wanted.before_offset - 1}; move past it",
+                first_offset=wanted.from_offset,
+                last_offset=wanted.before_offset - 1,
+            )
+        chunk = chunks[-1]
+        wanted = wanted._replace(from_offset=max(wanted.from_offset, chunk.base_offset))
+        local = self._local(stream, chunk, wanted.before_offset - 1)
+        if local is not None and local.log_start_offset <= wanted.from_offset:
+            try:
+                return await self._engine.scan_controls(
+                    local, wanted.before_offset, wanted.types, max_bytes, from_offset=wanted.from_offset
+                )
+            except (CorruptChunk, OSError):
+                if len(chunk.members) == 1:
+                    raise
+        return await self._scan_window(stream, chunk, wanted, max_bytes)
+
+    async def _scan_window(
+        self, stream: ReplicatedStream, chunk: ChunkRegistration, wanted: ScanRange, max_bytes: int
+    ) -> ScanResult:
+        """The same by reading all batches of about SCAN_BYTES: other hosts do not tell where control batches are."""
+        end = chunk.end
+        count = 1 if end is None else end.next_offset - chunk.base_offset
+        offsets = SCAN_OFFSETS if end is None else max(1, SCAN_BYTES * count // max(1, end.length_bytes))
+        first = max(wanted.from_offset, wanted.before_offset - offsets)
+        found: list[tuple[int, Buffer]] = []
+
+        def look(header: BatchHeader, batch: Buffer) -> bool:
+            is_here = header.is_control and first <= header.base_offset < wanted.before_offset
+            if is_here and (not wanted.types or known_type(batch) in wanted.types):
+                found.append((header.base_offset, batch))
+            return header.next_offset >= wanted.before_offset
+
+        await self._walk(stream, chunk, look, from_offset=first)
+        buffers: list[Buffer] = []
+        size = 0
+        for offset, batch in reversed(found):
+            if buffers and size + len(batch) > max_bytes:
+                return ScanResult(buffers, offset + 1, size)
+            buffers.append(batch)
+            size += len(batch)
+        return ScanResult(buffers, first, size)
 
     def _local(self, stream: ReplicatedStream, chunk: ChunkRegistration, offset: int) -> Stream | None:
         """This host's copy of a chunk, if it has the offset."""
@@ -152,7 +221,7 @@ class ChunkReads:
             late: list[TimeFound] = []
 
             def look(header: BatchHeader, batch: Buffer, late: list[TimeFound] = late) -> bool:
-                if header.max_timestamp >= timestamp_ms:
+                if header.max_timestamp >= timestamp_ms and not header.is_control:
                     late += [each for each in _times(header, batch) if each.timestamp >= timestamp_ms]
                 return bool(late)
 
@@ -180,7 +249,7 @@ class ChunkReads:
         newest: list[TimeFound] = []
 
         def look(header: BatchHeader, batch: Buffer) -> bool:
-            if not newest or header.max_timestamp > newest[0].timestamp:
+            if not header.is_control and (not newest or header.max_timestamp > newest[0].timestamp):
                 newest[:] = [max((*newest, *_times(header, batch)), key=lambda each: each.timestamp)]
             return False
 
@@ -192,12 +261,16 @@ class ChunkReads:
         return [chunk for chunk in stream.registration.chunks if chunk.base_offset < stream.high_watermark]
 
     async def _walk(
-        self, stream: ReplicatedStream, chunk: ChunkRegistration, look: Callable[[BatchHeader, Buffer], bool]
+        self,
+        stream: ReplicatedStream,
+        chunk: ChunkRegistration,
+        look: Callable[[BatchHeader, Buffer], bool],
+        from_offset: int = 0,
     ) -> None:
-        """Show each batch of a chunk to `look`, until it returns True."""
-        offset, limit = chunk.base_offset, _limit(stream, chunk)
+        """Show each batch of a chunk, control batches too, to `look`, until it returns True."""
+        offset, limit = max(chunk.base_offset, from_offset), _limit(stream, chunk)
         while offset < limit:
-            found = await self._read(stream, chunk, offset, PIECE_BYTES)
+            found = await self._read(stream, chunk, offset, PIECE_BYTES, include_control=True)
             if found.next_offset <= offset:
                 raise _short(stream.name, chunk, offset, limit)
             for buffer in found.buffers:

@@ -3,14 +3,17 @@
 It stands in the place of `logstore.engine.StoreEngine`, whose store holds this host's copies of chunks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import TypeVar
 
 from logstore.cluster.chunk_reads import ChunkReads
 from logstore.cluster.replicated_stream import ReplicatedStream
 from logstore.cluster.topics import ClusterTopics
-from logstore.engine import StoreEngine
+from logstore.engine import SCAN_CHUNKS, StoreEngine, find_ends
+from logstore.errors import CorruptChunk, OffsetOutOfRange
 from logstore.log.reading import ReadResult, TimeFound
+from logstore.log.scanning import ScanRange, ScanResult
 from logstore.log.served import ForeignStream, ServedStream
 from logstore.log.ticket import TicketView
 
@@ -46,8 +49,8 @@ class ClusterEngine:
     async def read(
         self, stream: ServedStream, offset: int, max_bytes: int, *, include_control: bool = False
     ) -> ReadResult:
-        """Read whole batches; see `ChunkReads.read`. There are no control batches in a cluster's topics."""
-        return await self._reads.read(self._own(stream), offset, max_bytes)
+        """Read whole batches; see `ChunkReads.read`."""
+        return await self._reads.read(self._own(stream), offset, max_bytes, include_control=include_control)
 
     async def find_timestamp(self, stream: ServedStream, timestamp_ms: int) -> TimeFound | None:
         """The first record with this timestamp or a later one; see `ChunkReads`."""
@@ -56,3 +59,48 @@ class ClusterEngine:
     async def max_timestamp(self, stream: ServedStream) -> TimeFound | None:
         """The record with the latest timestamp; see `ChunkReads`."""
         return await self._reads.max_timestamp(self._own(stream))
+
+    async def scan_controls(
+        self,
+        stream: ServedStream,
+        before_offset: int,
+        types: Collection[int],
+        max_bytes: int,
+        *,
+        from_offset: int = 0,
+    ) -> ScanResult:
+        """Control batches before an offset (-1: the high watermark), newest first; see `StoreEngine.scan_controls`.
+
+        Raises NotLeader as well.
+        """
+        replicated = self._own(stream)
+        replicated.check_leader()
+        before = stream.high_watermark if before_offset == -1 else before_offset
+        if before > stream.high_watermark:
+            raise OffsetOutOfRange(stream.name, before, stream.log_start_offset, stream.high_watermark)
+        found, lowest = ScanResult([], before, 0), max(from_offset, stream.log_start_offset)
+        for _ in range(SCAN_CHUNKS):
+            if found.next_before <= lowest or (found.buffers and found.size_bytes >= max_bytes):
+                break
+            wanted = ScanRange(lowest, found.next_before, types)
+            try:
+                piece = await self._reads.scan(replicated, wanted, max_bytes - found.size_bytes)
+            except CorruptChunk:
+                if not found.buffers:
+                    raise
+                break  # what is newer is an answer; the next request gets the error
+            size_bytes = found.size_bytes + piece.size_bytes
+            if found.buffers and size_bytes > max_bytes:
+                break
+            found = ScanResult(found.buffers + piece.buffers, piece.next_before, size_bytes)
+        return found
+
+    async def find_ends(
+        self, stream: ReplicatedStream, from_offset: int, before_offset: int = -1
+    ) -> list[tuple[int, bytes]]:
+        """Base offsets and bytes of the END control batches from one offset on and before another (-1: the high
+        watermark), newest first.
+
+        Raises NotLeader, CorruptChunk, ChunkUnreachable, OSError.
+        """
+        return await find_ends(partial(self.scan_controls, stream), stream, from_offset, before_offset)

@@ -21,6 +21,8 @@ from logstore.errors import LinkRefused, MalformedMessage
 from logstore.replica.registrations import Member
 
 HELLO: Final = b"CLNK"
+CALLS: Final = b"CLNC"
+"""Of a hello for a connection of calls (`logstore.cluster.calls`)."""
 REFUSAL: Final = b"CLNO"
 HEAD: Final = struct.Struct(">4sHI")
 """Magic, bytes of the body, CRC-32C of the body."""
@@ -32,13 +34,16 @@ _VERSIONS: Final = struct.Struct(">HH")
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What an end of a link says. `peer`: the host that it means. `oldest`, `newest`: the versions that it speaks."""
+    """What an end of a link says. `peer`: the host that it means. `oldest`, `newest`: the versions that it speaks.
+    `for_calls`: calls and their answers follow, not messages of replication.
+    """
 
     cluster: str
     me: Member
     peer: str
     oldest: int = VERSION
     newest: int = VERSION
+    for_calls: bool = False
 
 
 def encode_hello(hello: Hello) -> bytes:
@@ -47,7 +52,7 @@ def encode_hello(hello: Hello) -> bytes:
     if max(map(len, names)) > MAX_NAME_BYTES:
         raise LinkRefused(f"a cluster, host or disk of {max(map(len, names))} bytes: at most {MAX_NAME_BYTES}")
     body = _VERSIONS.pack(hello.oldest, hello.newest) + b"".join(bytes((len(name),)) + name for name in names)
-    return HEAD.pack(HELLO, len(body), crc32c(body)) + body
+    return HEAD.pack(CALLS if hello.for_calls else HELLO, len(body), crc32c(body)) + body
 
 
 def encode_refusal(why: str) -> bytes:
@@ -59,7 +64,7 @@ def encode_refusal(why: str) -> bytes:
 def body_bytes(head: bytes) -> int:
     """How many bytes follow the head of a hello or of a refusal. Raises MalformedMessage."""
     magic, size, _ = HEAD.unpack(head)
-    if magic not in (HELLO, REFUSAL):
+    if magic not in (HELLO, CALLS, REFUSAL):
         raise MalformedMessage(f"{shown(head)} begins no hello: is this the address of a link of Cairn?")
     if size > MAX_BYTES:
         raise MalformedMessage(f"a hello of {size} bytes, at most {MAX_BYTES}")
@@ -87,7 +92,8 @@ def decode_hello(data: bytes) -> Hello:
     if at > size:
         raise MalformedMessage(f"a hello of {size} bytes ends inside a name")
     cluster, host, disk, peer = names
-    return Hello(cluster, Member(host, disk), peer, oldest, newest)  # a later version may add what follows
+    # A later version may add what follows.
+    return Hello(cluster, Member(host, disk), peer, oldest, newest, magic == CALLS)
 
 
 def agreed_version(own: Hello, found: Hello) -> int:
@@ -105,6 +111,8 @@ def check_hello(own: Hello, found: Hello, disk: str | None) -> int:
     """The version to speak with the host that said `found`. `disk`: the disk that it is known to have; None: it is no
     member. Raises LinkRefused.
     """
+    if found.for_calls != own.for_calls:
+        raise LinkRefused(f"host {shown(found.me.host)} answers a hello of another kind than it was sent")
     if found.cluster != own.cluster:
         raise LinkRefused(f"host {own.me.host!r} is in cluster {own.cluster!r}, not in {shown(found.cluster)}")
     if found.peer != own.me.host:

@@ -1,7 +1,7 @@
 """The connections from other hosts to this one, on which it receives.
 
 Invariants:
-* Each host has one connection: a new one ends the older one, which may be dead.
+* Each host has one connection for messages, and one for calls: a new one ends the older one, which may be dead.
 * Connections that have not said who they are have `max_strangers` places and `handshake_s` seconds, and make this host
   keep a hello each. One more takes the place of the oldest, of the address
   (`address_group`) that has most of them.
@@ -11,7 +11,7 @@ Invariants:
 """
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 import trio
@@ -63,6 +63,10 @@ async def open_listener(address: Address) -> trio.socket.SocketType:
     return listener
 
 
+ServeCalls = Callable[[str, ConnectedSocket], Awaitable[None]]
+"""Serves a host's calls to the end of the connection. Raises OSError, MalformedMessage."""
+
+
 class Strangers:
     """Connections that have not said who they are."""
 
@@ -89,14 +93,20 @@ class Strangers:
 
 
 class IncomingLinks:
-    """Listens for the other hosts. `greeted` is called with a host that has connected."""
+    """Listens for the other hosts. `greeted` is called with a host that has connected; `serve_calls` serves a
+    connection of calls to its end.
+    """
 
-    def __init__(self, own: OwnEnd, peers: Mapping[str, Peer], greeted: Callable[[str], None]) -> None:
+    def __init__(
+        self, own: OwnEnd, peers: Mapping[str, Peer], greeted: Callable[[str], None], serve_calls: ServeCalls
+    ) -> None:
         self._own = own
         self._peers = peers
         self._greeted = greeted
         self._strangers = Strangers(own.settings.max_strangers)
+        self._serve_calls = serve_calls
         self._links: dict[str, trio.CancelScope] = {}
+        self._calls: dict[str, trio.CancelScope] = {}
 
     async def serve(self, listener: trio.socket.SocketType) -> None:
         """Take connections, until cancelled."""
@@ -117,13 +127,14 @@ class IncomingLinks:
             return
         scope = trio.CancelScope()
         self._strangers.enter(source, scope.cancel)
-        host = ""
+        host, links = "", self._links
         try:
             with scope:
-                host = await self._welcome(link)
+                hello = await self._welcome(link)
+                host, links = hello.me.host, self._calls if hello.for_calls else self._links
                 self._strangers.leave(scope.cancel)
-                self._take_over(host, scope)
-                await self._receive(link, host)
+                self._take_over(host, links, scope)
+                await (self._serve_calls(host, link) if hello.for_calls else self._receive(link, host))
             if scope.cancelled_caught and not host:
                 self._own.report(LINK_CLOSED, client=source, why="its place went to a newer connection")
         except (OSError, MalformedMessage, LinkRefused, TlsError) as error:
@@ -133,25 +144,25 @@ class IncomingLinks:
                 self._own.report(PEER_DISCONNECTED, host=host, why=str(error))
         finally:
             self._strangers.leave(scope.cancel)
-            if self._links.get(host) is scope:
-                del self._links[host]
+            if links.get(host) is scope:
+                del links[host]
             link.close()
 
-    def _take_over(self, host: str, scope: trio.CancelScope) -> None:
-        older = self._links.get(host)
-        self._links[host] = scope
+    def _take_over(self, host: str, links: dict[str, trio.CancelScope], scope: trio.CancelScope) -> None:
+        older = links.get(host)
+        links[host] = scope
         if older is not None:
             older.cancel()
         self._greeted(host)
 
-    async def _welcome(self, link: ConnectedSocket) -> str:
-        """Exchange hellos; returns the host's name. Raises OSError, MalformedMessage, LinkRefused, TlsError."""
+    async def _welcome(self, link: ConnectedSocket) -> Hello:
+        """Exchange hellos; returns the host's. Raises OSError, MalformedMessage, LinkRefused, TlsError."""
         patience_s = self._own.settings.handshake_s
         with trio.move_on_after(patience_s):
             await link.handshake()
             head = await receive_exactly(link, HEAD.size)
             found = decode_hello(head + await receive_exactly(link, body_bytes(head)))
-            own = self._own.hello_to(found.me.host)
+            own = self._own.hello_to(found.me.host, for_calls=found.for_calls)
             try:
                 self._own.check_name(link, found.me.host)
                 self._check(own, found)
@@ -159,7 +170,7 @@ class IncomingLinks:
                 link.send_nowait([encode_refusal(str(error))])
                 raise
             await link.send([encode_hello(own)], patience_s)
-            return found.me.host
+            return found
         raise OSError(f"it did not say within {patience_s:g} s who it is")
 
     def _check(self, own: Hello, found: Hello) -> None:

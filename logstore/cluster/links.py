@@ -1,4 +1,5 @@
-"""The links of a host: one connection to each other host to send on, one from each to receive on, and itself.
+"""The links of a host: one connection to each other host to send on, one from each to receive on, and itself. Calls
+have connections of their own.
 
 Invariants: `send` neither waits nor fails, and never calls the observer; everything runs on the event loop's thread.
 Links without TLS are for loopback addresses alone.
@@ -12,6 +13,7 @@ import trio
 
 from logstore.base.addresses import Address, is_loopback
 from logstore.base.errors import AddressError, TlsError
+from logstore.cluster.calls import HostCalls
 from logstore.cluster.incoming import IncomingLinks, open_listener
 from logstore.cluster.outgoing import OutgoingLink
 from logstore.cluster.peers import LinkCounts, OwnEnd, Peer
@@ -31,7 +33,8 @@ class HostLinks:
         self._own = own
         self._peers: dict[str, Peer] = {}
         self._outgoing: dict[str, OutgoingLink] = {}
-        self._incoming = IncomingLinks(own, self._peers, self._greeted)
+        self.calls = HostCalls(own, self._peers)
+        self._incoming = IncomingLinks(own, self._peers, self._greeted, self.calls.serve)
         self._local: deque[Message] = deque()
         self._more_local = trio.lowlevel.ParkingLot()
         self._nursery: trio.Nursery | None = None
@@ -54,6 +57,7 @@ class HostLinks:
                 async with trio.open_nursery() as self._nursery:
                     self._nursery.start_soon(self._incoming.serve, listener)
                     self._nursery.start_soon(self._deliver_local)
+                    self._nursery.start_soon(self.calls.run)
                     for link in self._outgoing.values():
                         self._nursery.start_soon(self._run, link)
                     task_status.started(Address(address.host, listener.getsockname()[1]))

@@ -10,18 +10,15 @@ Invariants:
 * A host that leaves the members keeps its connection as long as the connection lasts, and is not connected to again.
 """
 
-import socket
 from collections import deque
 from typing import Final
 
 import trio
 
-from logstore.base.addresses import Address, is_loopback
 from logstore.base.connected_socket import ConnectedSocket
 from logstore.base.errors import TlsError
-from logstore.cluster.hello import HEAD, body_bytes, check_hello, decode_hello, encode_hello, shown
+from logstore.cluster.connecting import connect, greet
 from logstore.cluster.peers import OwnEnd, Peer
-from logstore.cluster.sockets import receive_exactly
 from logstore.cluster.wire import encode
 from logstore.errors import LinkRefused, MalformedMessage, UnsendableMessage
 from logstore.events import PEER_CONNECTED, PEER_LOST, PEER_MESSAGE_UNSENT, PEER_NOT_REACHED, PEER_SLOW, PEER_SLOW_OVER
@@ -30,8 +27,6 @@ from logstore.replica.messages import Message
 
 BURST_BYTES: Final = 256 * 1024
 """About so much is handed to the socket before other tasks run."""
-MAX_TRIED: Final = 4
-"""Addresses of a host's name that are tried: `localhost` has two."""
 
 
 class OutgoingLink:
@@ -128,7 +123,7 @@ class OutgoingLink:
     async def _try(self, peer: Peer) -> float | None:
         """One connection, to its end; returns for how many seconds it was up, None if it never was."""
         try:
-            link = await self._connected(peer.address)
+            link = await connect(self._own, peer.address)
         except ConnectionRefusedError:
             self._note_trouble(peer, "nobody listens there: is the host's process running?")
             if peer is self._peer:  # otherwise the host has moved meanwhile
@@ -138,7 +133,7 @@ class OutgoingLink:
             self._note_trouble(peer, error.strerror or str(error))
             return None
         try:
-            await self._greet(link, peer)
+            await greet(link, self._own, self.host, peer)
             since_s = trio.current_time()
             await self._serve(link, peer)
             return trio.current_time() - since_s
@@ -152,40 +147,6 @@ class OutgoingLink:
         if why != self._trouble:
             self._trouble = why
             self._own.report(PEER_NOT_REACHED, host=self.host, address=str(peer.address), why=why)
-
-    async def _connected(self, address: Address) -> ConnectedSocket:
-        """A connection to the address. Raises OSError, ConnectionRefusedError if nobody listens there."""
-        if self._own.tls is None and not is_loopback(address.host):
-            raise OSError(f"{address} is no loopback address, and links without TLS are for those alone")
-        trouble: OSError | None = None
-        with trio.move_on_after(self._own.settings.connect_s):
-            found = await trio.socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-            for family, kind, protocol, _, target in found[:MAX_TRIED]:
-                sock = trio.socket.socket(family, kind, protocol)
-                try:
-                    await sock.connect(target)
-                    return self._own.wrapped(socket.socket(fileno=sock.detach()), is_server=False)
-                except OSError as error:
-                    if trouble is None or not isinstance(error, ConnectionRefusedError):
-                        trouble = error  # a host is gone if all of its addresses refuse
-                finally:
-                    sock.close()
-        raise trouble or OSError(f"no connection within {self._own.settings.connect_s:g} s")
-
-    async def _greet(self, link: ConnectedSocket, peer: Peer) -> None:
-        """Exchange hellos. Raises OSError, MalformedMessage, LinkRefused, TlsError."""
-        own = self._own.hello_to(self.host)
-        with trio.move_on_after(self._own.settings.handshake_s):
-            await link.handshake()
-            self._own.check_name(link, self.host)
-            await link.send([encode_hello(own)], self._own.settings.handshake_s)
-            head = await receive_exactly(link, HEAD.size)
-            found = decode_hello(head + await receive_exactly(link, body_bytes(head)))
-            if found.me.host != self.host:
-                raise LinkRefused(f"at {peer.address} is host {shown(found.me.host)}, not {self.host!r}")
-            check_hello(own, found, peer.disk)
-            return
-        raise OSError(f"no hello within {self._own.settings.handshake_s:g} s")
 
     async def _serve(self, link: ConnectedSocket, peer: Peer) -> None:
         """Send until the connection ends. Raises OSError."""

@@ -5,6 +5,7 @@ Invariant: a sidecar that is alone loads this module, and nothing that needs the
 
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from random import Random
 from typing import NamedTuple, Protocol
 
@@ -13,10 +14,13 @@ import trio
 from logstore.base.clock import Clock
 from logstore.base.events import Report
 from logstore.base.tls import PeerTls
+from logstore.cluster.epochs_home import EpochLimits, EpochsHome
 from logstore.cluster.figures import ClusterMeter
+from logstore.cluster.owner_calls import CallServer, OwnerCalls
 from logstore.cluster.placement import Placement
-from logstore.cluster.replicated_ledger import LedgerHome
-from logstore.cluster.settings import ClusterSettings
+from logstore.cluster.replicated_ledger import LedgerHome, ReplicatedLedger
+from logstore.cluster.settings import ClusterSecurity, ClusterSettings, EtcdUrl, SqliteUrl
+from logstore.cluster.stored_access import StoredAccess
 from logstore.cluster.survey import Survey
 from logstore.engine import StoreEngine
 from logstore.interfaces import FileSystem
@@ -33,6 +37,16 @@ class LocalParts(NamedTuple):
     random: Random
     new_id: Callable[[], uuid.UUID]
     nursery: trio.Nursery
+    limits: EpochLimits = EpochLimits()
+
+
+class Homes(NamedTuple):
+    """What one host of the cluster has at a time, and how to reach that host."""
+
+    groups: LedgerHome[ReplicatedLedger]
+    epochs: EpochsHome
+    owners: OwnerCalls
+    calls: CallServer
 
 
 class ClusterPart(Protocol):
@@ -47,8 +61,8 @@ class ClusterPart(Protocol):
         """Where streams are."""
 
     @property
-    def groups_home(self) -> LedgerHome:
-        """The ledger of groups, while this host has it."""
+    def homes(self) -> Homes:
+        """The groups and the epochs, while this host has them."""
 
     @property
     def survey(self) -> Survey:
@@ -57,6 +71,10 @@ class ClusterPart(Protocol):
     @property
     def meter(self) -> ClusterMeter:
         """The figures of metrics."""
+
+    @property
+    def access(self) -> StoredAccess:
+        """Users, access control lists and quotas."""
 
     @property
     def tls(self) -> PeerTls | None:
@@ -69,5 +87,7 @@ class ClusterPart(Protocol):
         """Let other hosts take over, before an end."""
 
 
+OpenAccess = Callable[[EtcdUrl | SqliteUrl, ClusterSecurity, Random, Report], AbstractAsyncContextManager[StoredAccess]]
+"""Opens users, access control lists and quotas for who is no host. Raises CairnError."""
 StartCluster = Callable[[ClusterSettings, LocalParts], Awaitable[ClusterPart]]
 """Takes all steps of a start but `join`. Raises CairnError, OSError."""

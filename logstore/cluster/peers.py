@@ -114,9 +114,9 @@ class OwnEnd:
                 "the host's name"
             )
 
-    def hello_to(self, peer: str) -> Hello:
+    def hello_to(self, peer: str, *, for_calls: bool = False) -> Hello:
         """What this host says to another one."""
-        return Hello(self.cluster, self.me, peer)
+        return Hello(self.cluster, self.me, peer, for_calls=for_calls)
 
     def deliver(self, host: str, message: Message) -> bool:
         """Hand over a message; returns False, and reports it, if that met a defect."""

@@ -16,7 +16,8 @@ from typing import Final
 from logstore.cluster.interfaces import Loaded
 from logstore.engine import StoreEngine
 from logstore.errors import CorruptChunk, OffsetOutOfRange, UnknownTopicOrPartition
-from logstore.format.batch import iterate_batches
+from logstore.format.batch import iterate_batches, parse_header
+from logstore.format.control import BEGIN_TYPE, END_TYPE, known_type
 from logstore.format.snapshot import BLOCK, decode_snapshots
 from logstore.interfaces import Buffer, FileSystem
 from logstore.log.replica_chunk import ChunkPrefix, LocalReplica
@@ -98,16 +99,17 @@ class LocalReplicaFiles:
     async def _load(self, replica: LocalReplica, load: Load) -> Loaded:
         limit = await self._limit(replica, load.limit_bytes)
         at = await self._prefix_at(replica, min(load.offset, limit.next_offset))
-        entries, end, most = list[Entry](), at, at.length_bytes + max(1, load.max_bytes)
-        while end.length_bytes < min(limit.length_bytes, most):
-            for batch, behind in await self._read(replica, end, most - end.length_bytes):
-                if behind.length_bytes > limit.length_bytes or end.length_bytes >= most:
+        found, end, most = _LoadedEntries(has_groups=load.for_copy), at, at.length_bytes + max(1, load.max_bytes)
+        while end.length_bytes < limit.length_bytes and (end.length_bytes < most or found.is_in_group):
+            wanted_bytes = WALK_BYTES if found.is_in_group else most - end.length_bytes
+            for batch, behind in await self._read(replica, end, wanted_bytes):
+                if behind.length_bytes > limit.length_bytes or (end.length_bytes >= most and not found.is_in_group):
                     break
-                entries.append(Entry(bytes(batch), behind.next_offset - end.next_offset))
+                found.add(Entry(bytes(batch), behind.next_offset - end.next_offset))
                 end = behind
         replica.note_read(end)
         founding = b"" if at.length_bytes else await self._founding(replica)
-        return Loaded(Prefix(*at), tuple(entries), limit.next_offset, founding)
+        return Loaded(Prefix(*at), found.taken(), limit.next_offset, founding)
 
     async def _limit(self, replica: LocalReplica, limit_bytes: int) -> ChunkPrefix:
         """The longest prefix of whole batches with at most so many bytes."""
@@ -180,6 +182,40 @@ class LocalReplicaFiles:
         if end != len(block) or not snapshots or snapshots[0][:2] != (0, replica.base_offset):
             raise _unreadable(replica, ChunkPrefix.empty(replica.base_offset), "the producers' state is damaged")
         return block
+
+
+class _LoadedEntries:
+    """The batches of a load as entries; with `has_groups`, those of an append group as one.
+
+    A copy that is interrupted inside a group would leave a part of it, which the next start cuts: the copy would be
+    shorter than what its host has confirmed.
+    """
+
+    def __init__(self, *, has_groups: bool) -> None:
+        self._has_groups = has_groups
+        self._entries: list[Entry] = []
+        self._group: list[Entry] = []
+
+    @property
+    def is_in_group(self) -> bool:
+        """Whether the END of a group is still to come."""
+        return bool(self._group)
+
+    def add(self, batch: Entry) -> None:
+        """The next batch."""
+        kind = known_type(batch.data) if self._has_groups and parse_header(batch.data).is_control else 0
+        if not self._group and kind != BEGIN_TYPE:
+            self._entries.append(batch)
+            return
+        self._group.append(batch)
+        if kind == END_TYPE:
+            whole = b"".join(each.data for each in self._group)
+            self._entries.append(Entry(whole, sum(each.record_count for each in self._group)))
+            self._group.clear()
+
+    def taken(self) -> tuple[Entry, ...]:
+        """All entries."""
+        return (*self._entries, *self._group)
 
 
 def _unreadable(replica: LocalReplica, at: ChunkPrefix, why: str) -> CorruptChunk:

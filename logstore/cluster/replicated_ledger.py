@@ -1,21 +1,22 @@
 """A small map that survives its host: kept in memory by the owner of an internal stream, and in that stream.
 
-It has the methods of `logstore.log.ledger.Ledger` that groups' offsets use. `LedgerHome` has it on the host that owns
-the stream, and nowhere else.
+It has the methods of `logstore.log.ledger.Ledger` that groups' offsets and epochs use. `LedgerHome` has it on the host
+that owns the stream, and nowhere else.
 
 Invariants:
 * A put is one batch of the stream: all or nothing; its ticket settles when the batch is acknowledged.
 * Entries in memory are those of the stream up to its end, in its order. A put that fails leaves a map that is not used
   any more: the stream has another owner then, who reads its own.
-* All live entries are written anew from time to time (`tidy`), and the metadata store has the offset where that began.
-  Reading from there gives every live entry, so an owner reads a bounded multiple of them. Older batches stay: chunks of
-  a cluster are not trimmed yet.
+* All live entries are written anew from time to time (`tidy`), and the metadata store has the offset where that began,
+  or an earlier one that other records of the stream still need. Reading from there gives all that lives, so an owner
+  reads a bounded multiple of it. Older batches stay: chunks of a cluster are not trimmed yet.
 
-Each record's value is a frame of changes, as in a ledger's file (`logstore.format.ledger_frame`).
+A record without a key is a frame of changes, as in a ledger's file (`logstore.format.ledger_frame`). A record with a
+key is not the ledger's: `OtherRecords` get it.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Final
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 import trio
 
@@ -25,7 +26,7 @@ from logstore.base.metadata.errors import MetadataDamaged, MetadataError
 from logstore.base.metadata.interface import MetadataStore, Put, Transaction
 from logstore.cluster.chunk_reads import ChunkReads
 from logstore.cluster.replicated_stream import ReplicatedStream
-from logstore.cluster.topics import GROUPS_TOPIC, ClusterTopics
+from logstore.cluster.topics import ClusterTopics
 from logstore.errors import CairnError, StorageFailed
 from logstore.events import LEDGER_NOT_READ
 from logstore.format.batch import iterate_batches
@@ -44,35 +45,57 @@ TIDY_ENTRIES: Final = 2_000
 TIDY_INTERVAL_S: Final = 5.0
 PAUSE_S: Final = 0.1
 """Before what could not be read is tried again."""
-KEY: Final = f"ledgers/{GROUPS_TOPIC}"
-"""In the metadata store: the offset to read from, in decimal."""
+KEY_PREFIX: Final = "ledgers/"
+"""In the metadata store, before the topic's name: the offset to read from, in decimal."""
+
+
+class OtherRecords(Protocol):
+    """Has what is in the stream beside the ledger."""
+
+    @property
+    def first_offset(self) -> int | None:
+        """Where an owner has to begin to read for what lives; None: nothing does."""
+
+    @property
+    def used_bytes(self) -> int:
+        """Of what lives."""
+
+    def take(self, offset: int, record: Record) -> None:
+        """A record with a key, in the order of the stream, from a batch at an offset."""
 
 
 class ReplicatedLedger:
     """See the module."""
 
-    def __init__(self, stream: ReplicatedStream, clock: Clock) -> None:
-        self._stream = stream
+    def __init__(self, stream: ReplicatedStream, clock: Clock, others: OtherRecords | None = None) -> None:
+        self.stream = stream
         self._clock = clock
+        self._others = others
         self._entries: dict[str, bytes] = {}
         self._put_bytes = 0
 
     async def load(self, reads: ChunkReads, offset: int) -> None:
         """Read the stream from an offset on. Raises what `ChunkReads.read` raises, CorruptFile."""
-        end = self._stream.high_watermark
+        end = self.stream.high_watermark
         while offset < end:
-            found = await reads.read(self._stream, offset, READ_BYTES)
+            found = await reads.read(self.stream, offset, READ_BYTES)
             if found.next_offset <= offset:
-                raise StorageFailed(f"{self._stream.name} gives nothing from offset {offset} on, {end} is its end")
+                raise StorageFailed(f"{self.stream.name} gives nothing from offset {offset} on, {end} is its end")
             for buffer in found.buffers:
                 for at, header in iterate_batches(buffer):
                     batch = memoryview(buffer)[at : at + header.size_bytes]
                     self._put_bytes += header.size_bytes
                     for record in decode_batch(batch):
-                        for frame in scan_frames(record.value or b"", self._stream.name).frames:
-                            self._apply(frame.changes)
+                        self._take(header.base_offset, record)
             offset = found.next_offset
             await trio.lowlevel.checkpoint()
+
+    def _take(self, offset: int, record: Record) -> None:
+        if record.key is None:
+            for frame in scan_frames(record.value or b"", self.stream.name).frames:
+                self._apply(frame.changes)
+        elif self._others is not None:
+            self._others.take(offset, record)
 
     def _apply(self, changes: Mapping[str, bytes | None]) -> None:
         for key, value in changes.items():
@@ -105,16 +128,21 @@ class ReplicatedLedger:
         return done
 
     def _append(self, changes: Mapping[str, bytes | None]) -> AppendTicket:
+        return self.append_record(None, encode_frame(LedgerFrame(KIND_CHANGES, 0, changes)))
+
+    def append_record(self, key: bytes | None, value: bytes) -> AppendTicket:
+        """Append a record; one with a key is not the ledger's. Raises as `ReplicatedStream.append_own`."""
         now_ms = self._clock.wall_ms()
-        frame = encode_frame(LedgerFrame(KIND_CHANGES, 0, changes))
-        batch = encode_batch([Record(0, now_ms, None, frame)])
+        batch = encode_batch([Record(0, now_ms, key, value)])
+        ticket = self.stream.append_own(batch, now_ms=now_ms)
         self._put_bytes += len(batch)
-        return self._stream.append_own(batch, now_ms=now_ms)
+        return ticket
 
     @property
     def is_untidy(self) -> bool:
         """Whether much more was put than lives."""
         live_bytes = sum(len(key) + len(value) for key, value in self._entries.items())
+        live_bytes += 0 if self._others is None else self._others.used_bytes
         return self._put_bytes > max(TIDY_BYTES, TIDY_FACTOR * live_bytes)
 
     async def tidy(self, settled: Callable[[AppendTicket], Awaitable[None]]) -> int:
@@ -122,7 +150,7 @@ class ReplicatedLedger:
 
         A batch has the entries as they are when it is appended, so it undoes no change that came meanwhile.
         """
-        start, self._put_bytes = self._stream.end_offset, 0
+        start, self._put_bytes = self.stream.end_offset, 0
         keys = list(self._entries)
         for first in range(0, len(keys), TIDY_ENTRIES):
             some = keys[first : first + TIDY_ENTRIES]
@@ -130,35 +158,51 @@ class ReplicatedLedger:
             await settled(ticket)
             ticket.result()
         self._put_bytes = 0
-        return start
+        needed = None if self._others is None else self._others.first_offset
+        return start if needed is None else min(start, needed)
 
 
-class LedgerHome:
-    """Has the ledger while this host owns its stream."""
+L = TypeVar("L", bound=ReplicatedLedger)
 
-    def __init__(
-        self, topics: ClusterTopics, reads: ChunkReads, metadata: MetadataStore, clock: Clock, report: Report
-    ) -> None:
+
+class LedgerServices(NamedTuple):
+    """What the homes of ledgers share."""
+
+    topics: ClusterTopics
+    reads: ChunkReads
+    metadata: MetadataStore
+    clock: Clock
+    report: Report
+
+
+class LedgerHome(Generic[L]):
+    """Has the ledger in a topic while this host owns the topic's stream. `make` makes an empty one over the stream."""
+
+    def __init__(self, topic: str, services: LedgerServices, make: Callable[[ReplicatedStream], L]) -> None:
+        topics, reads, metadata, _, report = services
+        self.topic = topic
+        self._make = make
         self._topics = topics
         self._reads = reads
         self._metadata = metadata
-        self._clock = clock
         self._report = report
 
     @property
     def is_leader(self) -> bool:
         """Whether this host owns the stream."""
-        stream = self._stream()
+        stream = self.stream
         return stream is not None and stream.is_leader
 
-    def _stream(self) -> ReplicatedStream | None:
-        topic = self._topics.topics.get(GROUPS_TOPIC)
+    @property
+    def stream(self) -> ReplicatedStream | None:
+        """The stream, whoever owns it; None: the topic is not there."""
+        topic = self._topics.topics.get(self.topic)
         return None if topic is None else topic.partitions[0]
 
-    async def run(self, serve: Callable[[ReplicatedLedger], Awaitable[None]]) -> None:
+    async def run(self, serve: Callable[[L], Awaitable[None]]) -> None:
         """For each ownership of the stream: read the ledger, and run `serve` until it ends; until cancelled."""
         while True:
-            stream = self._stream()
+            stream = self.stream
             if stream is None:
                 await self._topics.changed.wait()
             elif not stream.is_leader:
@@ -168,24 +212,22 @@ class LedgerHome:
             else:
                 await self._one_ownership(stream, serve)
 
-    async def _one_ownership(
-        self, stream: ReplicatedStream, serve: Callable[[ReplicatedLedger], Awaitable[None]]
-    ) -> None:
+    async def _one_ownership(self, stream: ReplicatedStream, serve: Callable[[L], Awaitable[None]]) -> None:
         ownership = stream.ownership
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._serve, stream, serve)
             await self._news(stream, lambda stream: stream.ownership != ownership)
             nursery.cancel_scope.cancel()
 
-    async def _serve(self, stream: ReplicatedStream, serve: Callable[[ReplicatedLedger], Awaitable[None]]) -> None:
+    async def _serve(self, stream: ReplicatedStream, serve: Callable[[L], Awaitable[None]]) -> None:
         ledger = await self._loaded(stream)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(serve, ledger)
             nursery.start_soon(self._keep_tidy, ledger)
 
-    async def _loaded(self, stream: ReplicatedStream) -> ReplicatedLedger:
+    async def _loaded(self, stream: ReplicatedStream) -> L:
         while True:
-            ledger = ReplicatedLedger(stream, self._clock)
+            ledger = self._make(stream)
             try:
                 await ledger.load(self._reads, await self._first_offset())
             except (CairnError, OSError) as error:
@@ -195,10 +237,11 @@ class LedgerHome:
             return ledger
 
     async def _first_offset(self) -> int:
-        entry = (await self._metadata.get(KEY)).entry
+        key = f"{KEY_PREFIX}{self.topic}"
+        entry = (await self._metadata.get(key)).entry
         text = b"0" if entry is None else entry.value
         if not text.isdigit():
-            raise MetadataDamaged(f"the entry {KEY!r} is {text[:40]!r}, not an offset; remove it")
+            raise MetadataDamaged(f"the entry {key!r} is {text[:40]!r}, not an offset; remove it")
         return int(text)
 
     async def _keep_tidy(self, ledger: ReplicatedLedger) -> None:
@@ -207,9 +250,11 @@ class LedgerHome:
             if ledger.is_untidy:
                 try:
                     offset = await ledger.tidy(_settled)
-                    await self._metadata.commit(Transaction((), (Put(KEY, str(offset).encode()),)))
+                    await self._metadata.commit(
+                        Transaction((), (Put(f"{KEY_PREFIX}{self.topic}", str(offset).encode()),))
+                    )
                 except (CairnError, MetadataError) as error:
-                    self._report(LEDGER_NOT_READ, stream=GROUPS_TOPIC, error=str(error))
+                    self._report(LEDGER_NOT_READ, stream=self.topic, error=str(error))
 
     @staticmethod
     async def _news(stream: ReplicatedStream, is_so: Callable[[ReplicatedStream], bool]) -> None:

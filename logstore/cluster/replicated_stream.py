@@ -11,6 +11,8 @@ Invariants:
 * When another host takes over, every batch that is not acknowledged fails with NotLeader: it may be in the log or not,
   and an idempotent producer that sends it again finds out.
 * At most MAX_WAITING_BYTES wait for room (or one larger batch); more are refused, and nothing of them is appended.
+* An append group is one entry of the owner: it is in the log as a whole, in one chunk, or not at all, and nothing comes
+  between its batches. An epoch's group is under way once: whoever appends it again meanwhile waits for the first.
 
 Clients' leader epoch, and that in the bytes of a batch, is the one of the registration with which the ownership began:
 a chunk that is rolled under the same owner changes nothing for clients.
@@ -23,6 +25,7 @@ from typing import Final, NamedTuple, Protocol
 
 from logstore.base.clock import Clock
 from logstore.base.events import Report
+from logstore.cluster.group_entry import GroupKey, check_group, place_batches
 from logstore.errors import (
     InvalidTopic,
     MessageTooLarge,
@@ -106,24 +109,23 @@ class StreamPlace(NamedTuple):
 
 @dataclass(slots=True)
 class _Waiting:
-    """A checked batch without an offset."""
+    """A checked batch, or a group, without an offset. `header`: None for a group."""
 
     buffer: memoryview | bytearray
-    header: BatchHeader
+    record_count: int
+    header: BatchHeader | None
     ticket: AppendTicket
 
 
 class _InFlight(NamedTuple):
-    """A batch that was given to the owner."""
+    """A batch or a group that was given to the owner."""
 
     base_offset: int
-    header: BatchHeader
+    next_offset: int
+    size_bytes: int
+    header: BatchHeader | None
     ticket: AppendTicket
     append_ms: int
-
-    @property
-    def next_offset(self) -> int:
-        return self.base_offset + self.header.last_offset_delta + 1
 
 
 class ReplicatedStream(Waitable):
@@ -146,6 +148,8 @@ class ReplicatedStream(Waitable):
         self._waiting: deque[_Waiting] = deque()
         self._waiting_bytes = 0
         self._in_flight: deque[_InFlight] = deque()
+        self._groups: dict[GroupKey, AppendTicket] = {}
+        """Groups under way."""
         self._ownership = 0
 
     # ---- appending
@@ -177,10 +181,7 @@ class ReplicatedStream(Waitable):
                 f"{self.name}: a batch of {header.size_bytes} bytes, a stream of a cluster takes {MAX_BATCH_BYTES}; "
                 "send smaller batches"
             )
-        if self._waiting and self._waiting_bytes + header.size_bytes > MAX_WAITING_BYTES:
-            raise NotEnoughReplicas(
-                f"{self.name}: {self._waiting_bytes} bytes wait for the stream's members already; send them again later"
-            )
+        self._check_room(header.size_bytes)
         ticket: AppendTicket = Ticket()
         if header.producer_id >= 0:
             duplicate = self.producers.admit(header, ticket)
@@ -188,10 +189,40 @@ class ReplicatedStream(Waitable):
                 if duplicate.ticket is not None:
                     return duplicate.ticket
                 return Ticket.succeeded(AppendResult(duplicate.base_offset, self.log_start_offset, True))
-        self._waiting.append(_Waiting(records, header, ticket))
+        self._waiting.append(_Waiting(records, header.last_offset_delta + 1, header, ticket))
         self._waiting_bytes += header.size_bytes
         self._offer()
         return ticket
+
+    def append_group(self, group: bytearray, *, now_ms: int) -> AppendTicket:
+        """Append a group, from BEGIN to END; the base offset of the result is BEGIN's. If its epoch's group is under
+        way, its ticket. The stream patches the buffer in place; the caller has checked the batches.
+
+        Raises at once, and appends nothing: NotLeader, UnknownTopicOrPartition, GroupTooLarge, CorruptBatch,
+        InvalidRecord (no BEGIN), NotEnoughReplicas. The ticket fails with NotLeader: the group is in the log or not,
+        and whoever owns the stream next knows by its END; with UnknownTopicOrPartition if the topic is deleted.
+        """
+        self.check_leader()
+        key, record_count = check_group(self.name, group)
+        known = self._groups.get(key)
+        if known is not None:
+            return known
+        self._check_room(len(group))
+        ticket = self._groups[key] = AppendTicket()
+        ticket.add_callback(lambda _: self._end_group(key))
+        self._waiting.append(_Waiting(group, record_count, None, ticket))
+        self._waiting_bytes += len(group)
+        self._offer()
+        return ticket
+
+    def _end_group(self, key: GroupKey) -> None:
+        del self._groups[key]
+
+    def _check_room(self, size_bytes: int) -> None:
+        if self._waiting and self._waiting_bytes + size_bytes > MAX_WAITING_BYTES:
+            raise NotEnoughReplicas(
+                f"{self.name}: {self._waiting_bytes} bytes wait for the stream's members already; send them again later"
+            )
 
     @property
     def ownership(self) -> int:
@@ -208,17 +239,20 @@ class ReplicatedStream(Waitable):
     def _offer(self) -> None:
         """Give the owner what waits, as far as it takes it."""
         owners = self._services.owners
-        while self._waiting and owners.may_append(self.stream, self._waiting[0].header.size_bytes):
+        while self._waiting and owners.may_append(self.stream, len(self._waiting[0].buffer)):
             waiting = self._waiting.popleft()
             header, append_ms = waiting.header, NO_TIMESTAMP
-            self._waiting_bytes -= header.size_bytes
-            if self.config.stamps_appends:
-                append_ms = self._services.clock.wall_ms()
-                header = stamp_append_time(waiting.buffer, header, append_ms)
-            offset = owners.next_offset(self.stream)
-            patch_base(waiting.buffer, 0, offset, self.leader_epoch)
-            self._in_flight.append(_InFlight(offset, header, waiting.ticket, append_ms))
-            owners.append(self.stream, bytes(waiting.buffer), header.last_offset_delta + 1)
+            stamp_ms = self._services.clock.wall_ms() if self.config.stamps_appends else NO_TIMESTAMP
+            offset, count, size_bytes = owners.next_offset(self.stream), waiting.record_count, len(waiting.buffer)
+            self._waiting_bytes -= size_bytes
+            if header is None:
+                place_batches(waiting.buffer, offset, self.leader_epoch, stamp_ms)
+            else:
+                if stamp_ms != NO_TIMESTAMP:
+                    append_ms, header = stamp_ms, stamp_append_time(waiting.buffer, header, stamp_ms)
+                patch_base(waiting.buffer, 0, offset, self.leader_epoch)
+            self._in_flight.append(_InFlight(offset, offset + count, size_bytes, header, waiting.ticket, append_ms))
+            owners.append(self.stream, bytes(waiting.buffer), count)
 
     # ---- what the owner says (StreamListener)
 
@@ -253,9 +287,9 @@ class ReplicatedStream(Waitable):
         now_ms = self._services.clock.wall_ms() if self._in_flight else 0
         while self._in_flight and self._in_flight[0].next_offset <= high_watermark:
             batch = self._in_flight.popleft()
-            if batch.header.producer_id >= 0:
+            if batch.header is not None and batch.header.producer_id >= 0:
                 self.producers.synced(batch.header, batch.base_offset, now_ms)
-            self.appended_bytes += batch.header.size_bytes
+            self.appended_bytes += batch.size_bytes
             settled.append(batch)
         self.high_watermark = max(self.high_watermark, high_watermark)
         for batch in settled:

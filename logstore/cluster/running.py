@@ -6,14 +6,16 @@ Order of a start: the metadata store, who this host is, the view of the cluster,
 Invariant: nothing of this is loaded by a sidecar that is alone.
 """
 
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from random import Random
 from typing import Final, NamedTuple
 
 import trio
 
 from logstore.base.certificates import follow_certificates
+from logstore.base.events import Report
 from logstore.base.metadata.etcd.settings import EtcdSettings, EtcdTls
 from logstore.base.metadata.etcd.store import open_etcd
 from logstore.base.metadata.interface import MetadataStore
@@ -21,22 +23,26 @@ from logstore.base.metadata.sqlite import open_sqlite
 from logstore.base.tls import PeerTls
 from logstore.cluster.chunk_reads import ChunkReads
 from logstore.cluster.engine import ClusterEngine
+from logstore.cluster.epochs_home import EpochsHome
+from logstore.cluster.group_appends import GroupAppends
 from logstore.cluster.host import ClusterHost, HostParts
 from logstore.cluster.host_identity import establish_identity
 from logstore.cluster.links import HostLinks
 from logstore.cluster.membership import Announcement, Membership
 from logstore.cluster.meter import HostMeter
-from logstore.cluster.part import LocalParts, StartCluster
+from logstore.cluster.owner_calls import OwnerCalls
+from logstore.cluster.part import Homes, LocalParts, OpenAccess, StartCluster
 from logstore.cluster.peer_list import PeerList
 from logstore.cluster.peers import OwnEnd
 from logstore.cluster.placement import Placement
 from logstore.cluster.producer_ids import ProducerIds
 from logstore.cluster.replica_files import LocalReplicaFiles
-from logstore.cluster.replicated_ledger import LedgerHome
+from logstore.cluster.replicated_ledger import LedgerHome, LedgerServices, ReplicatedLedger
 from logstore.cluster.replicated_stream import StreamServices
-from logstore.cluster.settings import ClusterSettings, EtcdUrl
+from logstore.cluster.settings import ClusterSecurity, ClusterSettings, EtcdUrl, SqliteUrl
+from logstore.cluster.stored_access import HEAD, StoredAccess
 from logstore.cluster.survey import Survey
-from logstore.cluster.topics import ClusterFacts, ClusterTopics
+from logstore.cluster.topics import GROUPS_TOPIC, ClusterFacts, ClusterTopics
 from logstore.cluster.view import ClusterView
 from logstore.errors import ConfigError
 from logstore.replica.messages import Message
@@ -50,10 +56,11 @@ FAREWELL_S: Final = 2.0
 
 
 class Views(NamedTuple):
-    """What shows the cluster to operators, and the certificates of links (None: links are plain)."""
+    """What shows the cluster to operators, who may do what, and the certificates of links (None: links are plain)."""
 
     survey: Survey
     meter: HostMeter
+    access: StoredAccess
     tls: PeerTls | None
 
 
@@ -64,7 +71,7 @@ class RunningCluster:
         self,
         engine: ClusterEngine,
         placement: Placement,
-        home: LedgerHome,
+        homes: Homes,
         host: ClusterHost,
         joins: Membership,
         addresses: dict[str, str],
@@ -72,11 +79,11 @@ class RunningCluster:
     ) -> None:
         self.engine = engine
         self.placement = placement
-        self.groups_home = home
+        self.homes = homes
         self._host = host
         self._membership = joins
         self._addresses = addresses
-        self.survey, self.meter, self.tls = views
+        self.survey, self.meter, self.access, self.tls = views
         self._farewell = trio.Event()
         """Set when the membership has ended."""
         self._farewell.set()
@@ -129,7 +136,9 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     Raises DiskRefused, WrongCluster, CorruptFile, AddressError, OSError, MetadataError.
     """
     nursery, report = local.nursery, local.report
-    metadata: MetadataStore = await nursery.start(_hold, _opened(settings, local))
+    metadata: MetadataStore = await nursery.start(
+        _hold, open_metadata(settings.metadata, settings.security, local.random, report)
+    )
     identity = await establish_identity(metadata, local.files, settings.host, local.random, report)
     files = await LocalReplicaFiles.open(local.engine)
     view, observer = ClusterView(metadata, report), _Observer()
@@ -149,25 +158,39 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     services = StreamServices(host, local.clock, report, reads.load_producers, nursery.start_soon)
     facts = ClusterFacts(identity.cluster_id, settings.node_id, local.engine.store.settings)
     topics = ClusterTopics(host, facts, ProducerIds(metadata), services, local.new_id)
+    access = StoredAccess(metadata, report, nursery.start_soon)
     nursery.start_soon(view.run)
+    nursery.start_soon(access.run)
     await view.complete()
+    await access.complete()
     topics.take_all()
     await nursery.start(host.run)
     placement = Placement(host, lambda: view.members, addresses, topics.groups_topic)
-    home = LedgerHome(topics, reads, metadata, local.clock, report)
+    ledgers = LedgerServices(topics, reads, metadata, local.clock, report)
     engine = ClusterEngine(local.engine, topics, reads)
-    views = Views(Survey(host, metadata, links.is_reachable, local.clock), HostMeter(host, links, metadata), tls)
-    return RunningCluster(engine, placement, home, host, membership, addresses, views)
+    owners = OwnerCalls(host, links.calls)
+    homes = Homes(
+        LedgerHome(GROUPS_TOPIC, ledgers, lambda stream: ReplicatedLedger(stream, local.clock)),
+        EpochsHome(ledgers, owners, local.limits),
+        owners,
+        links.calls,
+    )
+    GroupAppends(topics, engine, local.clock).serve(links.calls)
+    nursery.start_soon(homes.epochs.run)
+    survey = Survey(host, metadata, links.is_reachable, local.clock)
+    views = Views(survey, HostMeter(host, links, metadata), access, tls)
+    return RunningCluster(engine, placement, homes, host, membership, addresses, views)
 
 
 START: Final[StartCluster] = start_cluster
 """For who does not know this module's types."""
 
 
-def _opened(settings: ClusterSettings, local: LocalParts) -> AbstractAsyncContextManager[MetadataStore]:
-    where = settings.metadata
+def open_metadata(
+    where: EtcdUrl | SqliteUrl, security: ClusterSecurity, random: Random, report: Report
+) -> AbstractAsyncContextManager[MetadataStore]:
+    """The metadata store of a cluster. Raises ConfigError."""
     if isinstance(where, EtcdUrl):
-        security = settings.security
         etcd = EtcdSettings(
             endpoints=where.endpoints,
             namespace=where.namespace,
@@ -176,8 +199,26 @@ def _opened(settings: ClusterSettings, local: LocalParts) -> AbstractAsyncContex
             password=_password(security.etcd_password_file),
             tls=EtcdTls(security.etcd_ca) if security.etcd_ca else None,
         )
-        return open_etcd(etcd, local.random, local.report)
-    return open_sqlite(where.path, local.random)
+        return open_etcd(etcd, random, report)
+    return open_sqlite(where.path, random)
+
+
+@asynccontextmanager
+async def open_access(
+    where: EtcdUrl | SqliteUrl, security: ClusterSecurity, random: Random, report: Report
+) -> AsyncIterator[StoredAccess]:
+    """Users, access control lists and quotas of a cluster, for who is no host of it. Raises CairnError."""
+    async with open_metadata(where, security, random, report) as metadata, trio.open_nursery() as nursery:
+        await metadata.get(HEAD)  # raises what prevents it, where following would wait
+        access = StoredAccess(metadata, report, nursery.start_soon)
+        nursery.start_soon(access.run)
+        await access.complete()
+        yield access
+        nursery.cancel_scope.cancel()
+
+
+OPEN_ACCESS: Final[OpenAccess] = open_access
+"""For who does not know this module's types."""
 
 
 def _password(path: str) -> str:

@@ -43,7 +43,10 @@ ONE_HOST_ONLY: Final = ("retention.ms", "retention.bytes", "segment.bytes", "seg
 DEFAULT_REPLICAS: Final = 3
 GROUPS_TOPIC: Final = "__cairn_groups"
 """Internal: what groups have committed. It is made when the first client looks for a coordinator."""
-GROUPS_MESSAGE_BYTES: Final = 16 << 20
+EPOCHS_TOPIC: Final = "__cairn_epochs"
+"""Internal: queries, their epochs, and staged output. It is made with the first request about an epoch."""
+INTERNAL_TOPICS: Final = frozenset((GROUPS_TOPIC, EPOCHS_TOPIC))
+INTERNAL_MESSAGE_BYTES: Final = 16 << 20
 """A commit of all partitions that a request can have."""
 
 T = TypeVar("T")
@@ -144,7 +147,7 @@ class ClusterTopics:
         config = parse_config(overrides, self.topic_defaults)
         if topic is None:
             topic_id = uuid.UUID(hex=found.topic_id)
-            is_internal = name == GROUPS_TOPIC
+            is_internal = name in INTERNAL_TOPICS
             topic = ReplicatedTopic(name, topic_id, found.replicas, overrides, config, [], is_internal)
             self.report(TOPIC_CREATED, topic=name, id=topic.topic_id, partitions=found.partitions)
         elif found.partitions > len(topic.partitions):
@@ -218,22 +221,26 @@ class ClusterTopics:
 
     @staticmethod
     def _check_own(name: str) -> None:
-        if name == GROUPS_TOPIC:
+        if name in INTERNAL_TOPICS:
             raise InvalidTopic(f"topic {name!r} is the cluster's own: it is neither made nor changed by clients")
 
-    def groups_topic(self) -> uuid.UUID | None:
-        """The id of the topic of groups; None: it is not there, and is being made."""
-        found = self.topics.get(GROUPS_TOPIC)
-        if found is not None or GROUPS_TOPIC in self._creating:
+    def internal_topic(self, name: str) -> uuid.UUID | None:
+        """The id of a topic of the cluster's own; None: it is not there, and is being made."""
+        found = self.topics.get(name)
+        if found is not None or name in self._creating:
             return None if found is None else found.topic_id
         settings = {
-            "max.message.bytes": str(GROUPS_MESSAGE_BYTES),
+            "max.message.bytes": str(INTERNAL_MESSAGE_BYTES),
             "min.insync.replicas": str(min(2, max(1, len(self._host.view.members)))),
         }
         topic_id = self._new_id().hex
         topic = schema.Topic(topic_id=topic_id, partitions=1, replicas=DEFAULT_REPLICAS, settings=settings)
-        self._make(GROUPS_TOPIC, topic)
+        self._make(name, topic)
         return None
+
+    def groups_topic(self) -> uuid.UUID | None:
+        """The id of the topic of groups; None: it is not there, and is being made."""
+        return self.internal_topic(GROUPS_TOPIC)
 
     def replicas_of(self, wanted: int) -> int:
         """The number of replicas of a new topic; -1: the cluster's choice. Raises InvalidReplicas."""

@@ -87,11 +87,7 @@ class EpochGroup:
 
     def begin(self, now_ms: int) -> bytearray:
         """The BEGIN control batch."""
-        record = self._record
-        begin = Begin(
-            record.query, record.epoch, record.incarnation_number, self._attempts, self.byte_count, self.batch_count
-        )
-        return encode_control(begin, timestamp_ms=now_ms)
+        return begin_batch(self._record, self._attempts, self.byte_count, self.batch_count, now_ms)
 
     def next_batches(self) -> Ticket[bytearray | None]:
         """The next whole batches; None after the last."""
@@ -102,9 +98,21 @@ class EpochGroup:
 
     def end(self, now_ms: int) -> bytearray:
         """The END control batch: the epoch marker."""
-        record = self._record
-        end = End(record.query, record.epoch, record.incarnation_number, record.positions.encode())
-        return encode_control(end, timestamp_ms=now_ms)
+        return end_batch(self._record, now_ms)
+
+
+def begin_batch(
+    record: CommitRecord, attempts: tuple[str, ...], byte_count: int, batch_count: int, now_ms: int
+) -> bytearray:
+    """The BEGIN control batch of a group with so many bytes and batches of these attempts."""
+    begin = Begin(record.query, record.epoch, record.incarnation_number, attempts, byte_count, batch_count)
+    return encode_control(begin, timestamp_ms=now_ms)
+
+
+def end_batch(record: CommitRecord, now_ms: int) -> bytearray:
+    """The END control batch of a group: the epoch marker."""
+    end = End(record.query, record.epoch, record.incarnation_number, record.positions.encode())
+    return encode_control(end, timestamp_ms=now_ms)
 
 
 def holds_end(record: CommitRecord, controls: Iterable[tuple[int, Buffer]]) -> bool:

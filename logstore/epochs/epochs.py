@@ -10,8 +10,9 @@ Invariants:
   committed epoch exactly once, from the named attempts.
 * A new incarnation of a query is durable before its first request is answered; from then on no older incarnation can
   stage or commit.
-* `commit` answers "committed" only when END is synced in every stream. Staged data is removed only after that; until
-  the ledger says durably that the epoch is over, streams are pinned from where a restart would search for the END.
+* `commit` answers "committed" only when END is synced in every stream. Staged data is removed only after that, and in a
+  cluster only when the ledger says durably that the epoch is over; until it does, the streams of a host alone are
+  pinned from where a restart would search for the END.
 * A commit whose record failed counts as possible until a later put of the ledger succeeds; its staged data stays.
 * A commit whose block failed counts as made: the same record goes to the ledger, until that succeeds, and is published
   as any other. It is never taken back, and no block is tried while a record of another commit may be in the ledger.
@@ -30,6 +31,7 @@ from typing import Final
 
 from logstore.base.events import Report
 from logstore.epochs.append_group import check_part, holds_end
+from logstore.epochs.commit_in_progress import CommitInProgress
 from logstore.epochs.epoch_block import BlockOutcome
 from logstore.epochs.ledger_entries import (
     BUSY,
@@ -42,7 +44,6 @@ from logstore.epochs.ledger_entries import (
     EpochState,
     Incarnations,
     LastEpoch,
-    Target,
     decision_entries,
     decode_commit_record,
     decode_incarnations,
@@ -50,15 +51,13 @@ from logstore.epochs.ledger_entries import (
     encode_incarnations,
     encode_last_epoch,
 )
-from logstore.epochs.publisher import CommitInProgress, EpochPublisher
+from logstore.epochs.parts import EpochParts, check_complete
 from logstore.epochs.query import Query, QueryProgress, Search
-from logstore.epochs.staging import StagedAttempt, Staging
 from logstore.errors import (
     CairnError,
     CorruptFile,
     FencedIncarnation,
     MalformedRequest,
-    StagedMissing,
     StaleEpoch,
     StorageFailed,
 )
@@ -77,7 +76,6 @@ from logstore.format.operator_api import QuerySummary
 from logstore.format.staged import AttemptKey
 from logstore.interfaces import Buffer
 from logstore.log.coroutines import all_settled, start
-from logstore.log.store import Store
 from logstore.log.ticket import Ticket
 
 DEFAULT_STAGED_AGE_MS: Final = 24 * 3600 * 1000
@@ -91,17 +89,13 @@ class Epochs:
 
     def __init__(
         self,
-        store: Store,
-        staging: Staging,
+        parts: EpochParts,
         report: Report,
         *,
         staged_age_ms: int = DEFAULT_STAGED_AGE_MS,
         forget_ms: int = DEFAULT_FORGET_MS,
     ) -> None:
-        self._store = store
-        self._ledger = store.epochs
-        self._staging = staging
-        self._publisher = EpochPublisher(staging, store, report)
+        self._ledger, self._staging, self._publisher, self._space, self._clock = parts
         self._report = report
         self._staged_age_ms = staged_age_ms
         self._forget_ms = forget_ms
@@ -111,8 +105,8 @@ class Epochs:
         self.aborted = 0
         """Requests since the start that dropped an epoch's staged output."""
         self._recover()
-        store.space.promise(lambda: staging.used_bytes)
-        store.space.when_short(self._expire_all)
+        self._space.promise(lambda: self._staging.used_bytes)
+        self._space.when_short(self._expire_all)
 
     # ---- at start
 
@@ -123,7 +117,7 @@ class Epochs:
         """
         for key, value in self._ledger.items(INCARNATIONS):
             name = key.removeprefix(INCARNATIONS)
-            self._queries[name] = Query(name, decode_incarnations(name, value), Ticket.succeeded(None))
+            self._new_query(name, decode_incarnations(name, value), Ticket.succeeded(None))
         for key, value in self._ledger.items(LAST):
             name = key.removeprefix(LAST)
             self._known(name, key).last = decode_last_epoch(name, value)
@@ -134,15 +128,17 @@ class Epochs:
                 raise CorruptFile(f"the ledger has {key!r} without {LAST + name!r}; restore it from a copy")
             query.commit = CommitInProgress(decode_commit_record(name, value), query.last)
             query.move(EpochEvent.RECOVERED)
-            self._pin(query.commit)
-        for attempt in self._staging.all_attempts():
-            owner = self._queries.get(attempt.key.query)
-            if owner is None or (
-                attempt.key.incarnation != owner.incarnations.tokens[-1] and not owner.covers(attempt.key)
-            ):
-                self._staging.drop([attempt])
+            query.commit.pins += self._publisher.pins(query.commit.record)
+        for staged in [attempt.key for attempt in self._staging.all_attempts()]:
+            owner = self._queries.get(staged.query)
+            if owner is None or (staged.incarnation != owner.incarnations.tokens[-1] and not owner.covers(staged)):
+                self._staging.drop([staged])
         for query in self._queries.values():
             self._drop_old(query)
+
+    def _new_query(self, name: str, incarnations: Incarnations, admitted: Ticket[None]) -> Query:
+        keeps_published = not self._publisher.finds_published
+        return self._queries.setdefault(name, Query(name, incarnations, admitted, keeps_published=keeps_published))
 
     def _known(self, name: str, key: str) -> Query:
         query = self._queries.get(name)
@@ -156,10 +152,9 @@ class Epochs:
         for query in self._queries.values():
             if query.state is EpochState.COMMITTED and query.commit is not None:
                 for target in query.commit.remaining:
-                    stream = self._publisher.find(target)
-                    if stream is not None:
-                        offset = max(target.start_offset, stream.log_start_offset)
-                        searches.append(Search(query.name, target, min(offset, stream.high_watermark)))
+                    offset = self._publisher.search_from(target)
+                    if offset is not None:
+                        searches.append(Search(query.name, target, offset))
         return searches
 
     def found(self, search: Search, controls: Iterable[tuple[int, Buffer]]) -> None:
@@ -209,12 +204,12 @@ class Epochs:
         data = memoryview(request.data)
         position = 0
         for part in request.parts:
-            stream = self._store.stream(part.topic, part.partition)
-            check_part(part, data[position : position + part.length_bytes], stream.config, now_ms)
+            config = self._publisher.config(part.topic, part.partition)
+            check_part(part, data[position : position + part.length_bytes], config, now_ms)
             position += part.length_bytes
         if position != len(data):
             raise MalformedRequest(f"parts of {position} bytes in all, but {len(data)} bytes of data")
-        self._store.space.admit(len(data), promised_bytes=len(data))
+        self._space.admit(len(data), promised_bytes=len(data))
         query = self._admit(request.query, request.incarnation, now_ms)
         staged = self._staging.stage(key, request.position, request.parts, request.data, now_ms=now_ms)
         return start(self._answer_staged(query.admitted, staged))
@@ -238,7 +233,7 @@ class Epochs:
     async def _commit(self, query: Query, request: EpochCommitRequest, now_ms: int) -> EpochCommitReply:
         """Take an epoch from the request to the answer."""
         await query.admitted
-        await self._wait_for_turn(query)
+        await self._take_turn(query, request)
         self._refuse_fenced(request.query, request.incarnation)
         if query.last is not None and request.epoch <= query.last.epoch:
             return self._answer_old(query, request, query.last)
@@ -250,6 +245,15 @@ class Epochs:
         query.carried_out = start(self._carry_out(query, commit))
         await query.carried_out
         return EpochCommitReply("committed", request.epoch)
+
+    async def _take_turn(self, query: Query, request: EpochCommitRequest) -> None:
+        """Wait for the query's turn, and find out what a commit record needs of the streams, as it is then."""
+        while True:
+            await self._wait_for_turn(query)
+            last = query.last
+            await self._publisher.locate(self._places(request))
+            if query.state not in BUSY and query.last is last:
+                return
 
     async def _wait_for_turn(self, query: Query) -> None:
         """Wait until no epoch of the query is in progress. Raises the error of the epoch before, if it failed."""
@@ -283,7 +287,7 @@ class Epochs:
     async def _abort(self, query: Query, request: AbortRequest) -> AbortReply:
         await self._retract(query)
         attempts = [
-            attempt
+            attempt.key
             for attempt in self._staging.attempts(request.query)
             if (attempt.key.incarnation, attempt.key.epoch) == (request.incarnation, request.epoch)
             and not query.covers(attempt.key)
@@ -333,13 +337,14 @@ class Epochs:
 
     def output_topics(self, request: EpochCommitRequest) -> set[str]:
         """The topics that the attempts of a commit have staged output for; none for an epoch that is committed."""
-        topics: set[str] = set()
-        for task in request.tasks:
-            key = AttemptKey(request.query, request.incarnation, request.epoch, task.task, task.attempt)
-            attempt = self._staging.get(key)
-            if attempt is not None:
-                topics |= {part.topic for segment in attempt.segments for part in segment.header.parts}
-        return topics
+        return {topic for topic, _ in self._places(request)}
+
+    def _places(self, request: EpochCommitRequest) -> set[tuple[str, int]]:
+        """The streams that the attempts of a commit have staged output for, by topic and partition."""
+        keys = [AttemptKey(*_epoch_of(request), task.task, task.attempt) for task in request.tasks]
+        attempts = [attempt for key in keys if (attempt := self._staging.get(key)) is not None]
+        parts = [part for attempt in attempts for segment in attempt.segments for part in segment.header.parts]
+        return {(part.topic, part.partition) for part in parts}
 
     def tick(self, *, now_ms: int) -> None:
         """Retry failed steps, and drop staged data and queries that are too old. Call it every few seconds."""
@@ -366,12 +371,12 @@ class Epochs:
         """The query, with `incarnation` as its newest; `admitted` settles when the incarnation is durable."""
         query = self._queries.get(name)
         if query is None:
-            query = self._queries[name] = Query(name, Incarnations((incarnation,), 1, now_ms), Ticket())
+            query = self._new_query(name, Incarnations((incarnation,), 1, now_ms), Ticket())
         elif query.incarnations.tokens[-1] != incarnation:
             former = query.incarnations
             remembered = (*former.tokens, incarnation)[-MAX_INCARNATIONS:]
             query.incarnations = Incarnations(remembered, former.count + 1, now_ms)
-            fenced = [attempt for attempt in self._staging.attempts(name) if not query.covers(attempt.key)]
+            fenced = [each.key for each in self._staging.attempts(name) if not query.covers(each.key)]
             self._staging.drop(fenced)
         elif not (query.admitted.done and query.admitted.error is not None):
             return query
@@ -410,21 +415,24 @@ class Epochs:
         return EpochCommitReply("skipped", last.epoch)
 
     def _make_record(self, query: Query, request: EpochCommitRequest) -> CommitRecord:
-        """The record of the commit that a request asks for. Raises StagedMissing, UnknownTopicOrPartition."""
-        places: set[tuple[str, int]] = set()
+        """The record of the commit that a request asks for. Raises StagedMissing,
+        UnknownTopicOrPartition, MessageTooLarge.
+        """
+        size_bytes: Counter[tuple[str, int]] = Counter()
         for task in request.tasks:
             if not task.segments:
                 continue
-            key = AttemptKey(request.query, request.incarnation, request.epoch, task.task, task.attempt)
+            key = AttemptKey(*_epoch_of(request), task.task, task.attempt)
             attempt = self._staging.get(key)
-            self._check_complete(key, attempt, task.segments)
+            check_complete(key, attempt, task.segments)
             if attempt is not None:
-                for segment in attempt.segments:
-                    places.update((p.topic, p.partition) for p in segment.header.parts if p.length_bytes)
+                for part in (part for segment in attempt.segments for part in segment.header.parts):
+                    size_bytes[part.topic, part.partition] += part.length_bytes
         targets = []
-        for topic, partition in sorted(places):
-            start_offset = self._store.stream(topic, partition).high_watermark
-            targets.append(Target(topic, str(self._store.topic(topic).topic_id), partition, start_offset))
+        for place, group_bytes in sorted(size_bytes.items()):
+            if group_bytes:
+                targets.append(self._publisher.target(*place))
+                self._publisher.check_group(targets[-1], group_bytes)
         return CommitRecord(
             query=query.name,
             incarnation=request.incarnation,
@@ -435,17 +443,9 @@ class Epochs:
             targets=tuple(targets),
         )
 
-    def _check_complete(self, key: AttemptKey, attempt: StagedAttempt | None, segments: int) -> None:
-        here = attempt.durable_segments if attempt is not None and attempt.failure is None else 0
-        if attempt is None or here != segments or len(attempt.segments) != segments:
-            raise StagedMissing(
-                f"task {key.task} of epoch {key.epoch} of query {key.query!r}: attempt {key.attempt!r} should have "
-                f"{segments} staged segments, {here} are here; nothing was committed, run the epoch again"
-            )
-
     def _replace_commit(self, query: Query, commit: CommitInProgress) -> None:
         """Set `commit` as the query's commit; it takes over earlier commits whose record may still be on disk."""
-        self._pin(commit)
+        commit.pins += self._publisher.pins(commit.record)
         if query.commit is not None:
             commit.earlier = [query.commit, *query.commit.earlier]
             query.commit.earlier = []
@@ -518,12 +518,6 @@ class Epochs:
 
     # ---- publishing
 
-    def _pin(self, commit: CommitInProgress) -> None:
-        for target in commit.record.targets:
-            stream = self._publisher.find(target)
-            if stream is not None:
-                commit.pins.append(stream.pin(target.start_offset))
-
     async def _publish(self, query: Query, commit: CommitInProgress) -> None:
         """Append the epoch's groups; then start dropping its staged data and removing its commit record.
 
@@ -565,6 +559,7 @@ class Epochs:
         if await self._remove_record(query) and query.commit is commit and query.state is EpochState.PUBLISHED:
             query.move(EpochEvent.FINISHED)
             self._let_go(query)
+            self._drop_old(query)
 
     def _let_go(self, query: Query) -> None:
         if query.commit is not None:
@@ -578,16 +573,16 @@ class Epochs:
         if query.last is not None:
             last_epoch = query.last.epoch
             attempts = self._staging.attempts(query.name)
-            self._staging.drop([a for a in attempts if a.key.epoch <= last_epoch and not query.covers(a.key)])
+            self._staging.drop([a.key for a in attempts if a.key.epoch <= last_epoch and not query.covers(a.key)])
 
     def _expire_all(self) -> None:
-        now_ms = self._store.clock.wall_ms()
+        now_ms = self._clock.wall_ms()
         for query in list(self._queries.values()):
             self._expire(query, now_ms)
 
     def _expire(self, query: Query, now_ms: int) -> None:
         attempts = self._staging.attempts(query.name)
-        old = [a for a in attempts if a.last_staged_ms + self._staged_age_ms < now_ms and not query.covers(a.key)]
+        old = [a.key for a in attempts if a.last_staged_ms + self._staged_age_ms < now_ms and not query.covers(a.key)]
         if old:
             dropped_bytes = self._staging.drop(old)
             self._report(STAGED_DATA_EXPIRED, query=query.name, attempts=len(old), bytes=dropped_bytes)
@@ -597,3 +592,8 @@ class Epochs:
         if over and (unused or finished):
             del self._queries[query.name]
             self._ledger.put({f"{INCARNATIONS}{query.name}": None, f"{LAST}{query.name}": None})
+
+
+def _epoch_of(request: EpochCommitRequest) -> tuple[str, str, int]:
+    """The query, the incarnation and the epoch of a request, as a key of staged output begins."""
+    return request.query, request.incarnation, request.epoch

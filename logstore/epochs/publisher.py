@@ -9,14 +9,15 @@ Invariants:
 * A stream whose topic was deleted since the commit (or created again: another id) is skipped and reported.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Final
 
 from logstore.base.events import Report
 from logstore.epochs.append_group import EpochGroup
+from logstore.epochs.commit_in_progress import CommitInProgress
 from logstore.epochs.epoch_block import EpochBlock
-from logstore.epochs.ledger_entries import CommitRecord, LastEpoch, Target
+from logstore.epochs.ledger_entries import CommitRecord, Target
 from logstore.epochs.staged_reader import read_whole
 from logstore.epochs.staging import Extent, Staging
 from logstore.errors import CairnError, CorruptFile, UnknownTopicOrPartition
@@ -28,6 +29,7 @@ from logstore.log.store import Store
 from logstore.log.stream import Stream
 from logstore.log.stream_state import Pin
 from logstore.log.ticket import Ticket
+from logstore.log.topics import TopicConfig
 
 SMALL_GROUP_BYTES: Final = 64 << 10
 """As much as one stream may have in one write of the journal."""
@@ -37,46 +39,10 @@ LARGE_GROUPS: Final = 4
 """Larger groups that are published at the same time: each holds a few reads of 1 MiB."""
 
 
-class CommitInProgress:
-    """An epoch in progress: its commit record, and the streams that still lack it.
-
-    `earlier` are commits whose record may be on disk until the record of this commit is; their pins and staged data
-    are held too.
-    """
-
-    def __init__(self, record: CommitRecord, last: LastEpoch) -> None:
-        self.is_owed = False
-        """It counts as decided: its block failed and may be on the disk, and the ledger does not have it yet."""
-        self.record = record
-        self.last = last
-        self.remaining = dict.fromkeys(record.targets)
-        self.pins: list[Pin] = []
-        self.earlier: list[CommitInProgress] = []
-        self.reported_error: str | None = None
-        self._keys = frozenset(
-            AttemptKey(record.query, record.incarnation, record.epoch, task.task, task.attempt) for task in record.tasks
-        )
-
-    def covers(self, key: AttemptKey) -> bool:
-        """Whether this commit may need an attempt's staged data."""
-        return key in self._keys or any(commit.covers(key) for commit in self.earlier)
-
-    def forget_earlier(self) -> None:
-        """The earlier commits are surely over."""
-        for commit in self.earlier:
-            commit.release_pins()
-        self.earlier.clear()
-
-    def release_pins(self) -> None:
-        """Release the pins of this commit and of the earlier ones."""
-        self.forget_earlier()
-        for pin in self.pins:
-            pin.release()
-        self.pins.clear()
-
-
 class EpochPublisher:
     """Builds append groups from staged data and appends them."""
+
+    finds_published = True
 
     def __init__(self, staging: Staging, store: Store, report: Report) -> None:
         self._staging = staging
@@ -91,6 +57,33 @@ class EpochPublisher:
             return self._store.stream(target.topic, target.partition)
         except UnknownTopicOrPartition:
             return None
+
+    def config(self, topic: str, partition: int) -> TopicConfig:
+        """The settings that staged batches of a stream have to keep. Raises UnknownTopicOrPartition."""
+        return self._store.stream(topic, partition).config
+
+    async def locate(self, places: Collection[tuple[str, int]]) -> None:
+        """What `target` needs of these streams is here."""
+
+    def target(self, topic: str, partition: int) -> Target:
+        """A stream as a target of an epoch. Raises UnknownTopicOrPartition."""
+        start_offset = self._store.stream(topic, partition).high_watermark
+        return Target(topic, str(self._store.topic(topic).topic_id), partition, start_offset)
+
+    def check_group(self, target: Target, size_bytes: int) -> None:
+        """A group may have any size."""
+
+    def pins(self, record: CommitRecord) -> list[Pin]:
+        """Protect what a restart would search for the epoch's END."""
+        found = [(self.find(target), target) for target in record.targets]
+        return [stream.pin(target.start_offset) for stream, target in found if stream is not None]
+
+    def search_from(self, target: Target) -> int | None:
+        """Where a start begins to search a stream for the epoch's END; None: the stream is gone."""
+        stream = self.find(target)
+        if stream is None:
+            return None
+        return min(max(target.start_offset, stream.log_start_offset), stream.high_watermark)
 
     async def prepare(
         self, commit: CommitInProgress, changes: bytes, settle: Callable[[], Ticket[None]]
@@ -163,7 +156,7 @@ class EpochPublisher:
             key = AttemptKey(record.query, record.incarnation, record.epoch, task.task, task.attempt)
             attempt = self._staging.get(key)
             if attempt is None or attempt.durable_segments < task.segments:
-                raise _gone(key)
+                raise output_gone(key)
             for stream, found in attempt.extents(task.segments).items():
                 extents.setdefault(stream, []).extend(found)
                 attempts.setdefault(stream, []).append(f"{task.task}:{task.attempt}")
@@ -186,7 +179,8 @@ def _take(groups: list[tuple[Target, EpochGroup]]) -> list[tuple[Target, EpochGr
     return some
 
 
-def _gone(key: AttemptKey) -> CorruptFile:
+def output_gone(key: AttemptKey) -> CorruptFile:
+    """The error for staged output that a commit record names and that is not there."""
     return CorruptFile(
         f"epoch {key.epoch} of query {key.query!r} is committed, but the staged output of task {key.task}, attempt "
         f"{key.attempt!r}, is damaged or gone: the epoch cannot be published in full"

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from logstore.base.states import following
+from logstore.epochs.commit_in_progress import CommitInProgress
 from logstore.epochs.epoch_block import EpochBlock
 from logstore.epochs.ledger_entries import TRANSITIONS, EpochEvent, EpochState, Incarnations, LastEpoch, Target
-from logstore.epochs.publisher import CommitInProgress
 from logstore.format.operator_api import QuerySummary
 from logstore.format.staged import AttemptKey
 from logstore.log.ticket import Ticket
@@ -43,6 +43,7 @@ class Query:
     `admitted` settles once the newest incarnation is durable. `tried` settles once it is known whether a block of the
     journal has the commit in progress. `carried_out` settles once the epoch in progress is in all its streams, or fails
     with the error that prevented that. `block`: the last epoch's decision is in the journal, and not in the ledger.
+    `keeps_published`: an epoch's staged data is needed until the ledger says that the epoch is over.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Query:
     carried_out: Ticket[None] = field(default_factory=lambda: Ticket.succeeded(None))
     finished: Ticket[None] = field(default_factory=lambda: Ticket.succeeded(None))
     block: EpochBlock | None = None
+    keeps_published: bool = False
 
     def move(self, event: EpochEvent) -> None:
         """Take the step for `event` in TRANSITIONS."""
@@ -87,7 +89,8 @@ class Query:
 
     def covers(self, key: AttemptKey) -> bool:
         """Whether the commit in progress may still need an attempt's staged data."""
-        return self.commit is not None and self.state is not EpochState.PUBLISHED and self.commit.covers(key)
+        is_over = self.state is EpochState.PUBLISHED and not self.keeps_published
+        return self.commit is not None and not is_over and self.commit.covers(key)
 
     @property
     def progress(self) -> QueryProgress:

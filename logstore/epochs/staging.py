@@ -347,12 +347,12 @@ class Staging:
         """Every attempt."""
         return list(self._attempts.values())
 
-    def drop(self, attempts: Iterable[StagedAttempt]) -> int:
+    def drop(self, keys: Iterable[AttemptKey]) -> int:
         """Remove the files of these attempts in the background; returns their total bytes."""
         dropped_bytes = 0
-        for attempt in attempts:
-            if self._attempts.get(attempt.key) is attempt:
-                del self._attempts[attempt.key]
+        for key in keys:
+            attempt = self._attempts.pop(key, None)
+            if attempt is not None:
                 self._removing.add(attempt)
                 dropped_bytes += attempt.size_bytes
                 attempt.drop()

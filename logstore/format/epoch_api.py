@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, cast
 
 from logstore import errors
+from logstore.base.metadata.errors import MetadataUnavailable, OutcomeUnknown
 from logstore.errors import (
     CairnError,
     CorruptChunk,
@@ -403,7 +404,7 @@ def decode_reply(api_key: int, frame: Buffer) -> tuple[int, Reply | CairnError]:
     if len(raw):
         raise MalformedRequest(f"{len(raw)} bytes behind a response that carries none")
     if error is not None:
-        return correlation_id, _decode_error(error)
+        return correlation_id, decode_error(error)
     return correlation_id, _decode_reply_fields(api_key, fields)
 
 
@@ -416,7 +417,7 @@ def decode_own_reply(frame: Buffer) -> tuple[int, dict[str, object] | CairnError
     if len(raw):
         raise MalformedRequest(f"{len(raw)} bytes behind a response that carries none")
     error = fields["error"]
-    return correlation_id, fields if error is None else _decode_error(error)
+    return correlation_id, fields if error is None else decode_error(error)
 
 
 def _split_reply(frame: Buffer) -> tuple[int, dict[str, object], memoryview]:
@@ -475,10 +476,12 @@ _PLAIN_ERRORS: Final[Mapping[str, type[CairnError]]] = {
 } | {
     kind.__name__: kind
     for kind in (
+        errors.ChunkUnreachable,
         errors.ClusterAuthorizationFailed,
         errors.CorruptBatch,
         errors.CorruptFile,
         errors.GroupAuthorizationFailed,
+        errors.GroupTooLarge,
         errors.InvalidConfig,
         errors.InvalidPartitions,
         errors.InvalidRecord,
@@ -487,6 +490,9 @@ _PLAIN_ERRORS: Final[Mapping[str, type[CairnError]]] = {
         errors.MalformedRequest,
         errors.MessageTooLarge,
         errors.NoCluster,
+        errors.NotEnoughReplicas,
+        errors.NotInCluster,
+        errors.NotLeader,
         errors.ReaderReleased,
         errors.StagedMissing,
         errors.StaleEpoch,
@@ -494,6 +500,7 @@ _PLAIN_ERRORS: Final[Mapping[str, type[CairnError]]] = {
         errors.TooManyReaders,
         errors.TopicAuthorizationFailed,
         errors.TransactionalIdAuthorizationFailed,
+        errors.TryAgain,
         errors.UnknownReader,
         errors.UnknownTopicOrPartition,
         errors.UnsupportedBatchFormat,
@@ -504,6 +511,8 @@ _PLAIN_ERRORS: Final[Mapping[str, type[CairnError]]] = {
 def error_fields(error: CairnError) -> dict[str, object]:
     """The JSON fields of an error: the class name, the message and the class's other fields."""
     kind = _FENCED if isinstance(error, FencedIncarnation) else type(error).__name__
+    if kind not in _PLAIN_ERRORS and isinstance(error, errors.TryAgain | MetadataUnavailable | OutcomeUnknown):
+        kind = errors.TryAgain.__name__
     fields: dict[str, object] = {"kind": kind, "message": str(error)}
     if isinstance(error, StagePosition):
         fields["length"] = error.length
@@ -515,7 +524,8 @@ def error_fields(error: CairnError) -> dict[str, object]:
     return fields
 
 
-def _decode_error(value: object) -> CairnError:
+def decode_error(value: object) -> CairnError:
+    """The inverse of `error_fields`, as far as an error has a class of its own. Raises MalformedRequest."""
     fields = as_object(value, "'error'")
     kind = get_text(fields, "kind", MAX_NAME_CHARACTERS)
     message = get_text(fields, "message", MAX_FIELDS_BYTES)

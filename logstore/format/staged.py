@@ -86,6 +86,12 @@ def table_bytes(fixed: Buffer) -> int:
     return int(length)
 
 
+def segment_bytes(fixed: Buffer) -> int:
+    """Length of a whole segment, from its first HEADER_BYTES. Raises CorruptFile."""
+    length = table_bytes(fixed)
+    return HEADER_BYTES + length + int(_FIXED.unpack_from(fixed)[4])
+
+
 def decode_segment_header(buffer: Buffer) -> SegmentHeader:
     """The header of the segment at the start of `buffer`; `buffer` need not include the data.
 

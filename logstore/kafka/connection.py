@@ -43,6 +43,7 @@ from logstore.kafka.api_types import ApiHandlers, Broker, Caller
 from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.frames import SMALL_BYTES, Arrivals, ClosedError, Deadlines, FrameReader
 from logstore.kafka.framing import Reader
+from logstore.kafka.leaders import Leaders
 from logstore.kafka.pace import STEPS, Pace, collecting
 from logstore.kafka.rights import table
 from logstore.kafka.rights.data import fetch_allowed, produce_allowed
@@ -154,6 +155,10 @@ class ClientConnection:
         """The event that a cancellation of `_receiving` stands for; its deadline is the client's."""
         self._why_cut = PLACE_TAKEN
         self._produced = handlers.meter.of(produce.KEY)
+        self._leaders: Leaders | None = None
+        if broker.placement is not None:
+            listener = caller.advertised_host, caller.advertised_port
+            self._leaders = Leaders(broker.engine.store, broker.placement, *listener)
         self._muted_ms = 0
         """For how long no request is read after the current one: the client's quota is used up."""
         self._login: Login | None = None
@@ -281,7 +286,9 @@ class ClientConnection:
             if is_first:  # of those that arrived together
                 self._on_request(self.give_way)
                 is_first = False
-            if self._broker.has_checks or not single_batch.start(self._broker, self._line, self._produced, request):
+            if self._broker.has_checks or not single_batch.start(
+                self._broker, self._line, self._produced, request, self._leaders
+            ):
                 await self._begin(request)
             if self._muted_ms:
                 await self._stay_muted()
@@ -371,7 +378,7 @@ class ClientConnection:
         decoded = produce.decode(request, _body_at(request, header, flexible=flexible), header.version)
         if self._broker.authorizer.is_active:
             decoded = produce_allowed(self._broker, decoded, self._caller)
-        answer = produce.ProduceAnswer(decoded.version, decoded.acks)
+        answer = produce.ProduceAnswer(decoded.version, decoded.acks, self._leaders)
         slot = AnswerSlot(header.correlation_id, len(request) + SLOT_BYTES, flexible_header=flexible, answer=answer)
         self._line.push(slot)
         is_appended = False
@@ -425,7 +432,7 @@ class ClientConnection:
                 decoded = await fetch.decode_large(request, at, header.version)
                 if self._broker.authorizer.is_active:
                     decoded = fetch_allowed(self._broker, decoded, self._caller)
-                body, slot.reserved_bytes = await fetch.handle(self._broker, decoded, self._answers)
+                body, slot.reserved_bytes = await fetch.handle(self._broker, decoded, self._answers, self._leaders)
                 return fetch.throttled(body, self._count(header, _size(body)))
             with self._counted_waiting(len(request)) if header.api_key in GROUP_KEYS else nullcontext():
                 return await self._answer_decoded(request, header, slot)

@@ -39,12 +39,13 @@ from logstore.kafka.pace import LARGE_BYTES, Walkers
 from logstore.kafka.rights import table
 
 TICK_SECONDS: Final = 5.0
+EPOCH_KEYS: Final = (STAGE, EPOCH_COMMIT, ABORT, DESCRIBE)
 
 
 def epoch_apis(broker: Broker, epochs: Epochs) -> list[PrivateApi]:
     """The handlers of the epoch API."""
-    requests = _EpochRequests(broker, epochs)
-    return [PrivateApi(key, partial(requests.handle, key)) for key in (STAGE, EPOCH_COMMIT, ABORT, DESCRIBE)]
+    requests = EpochRequests(broker, epochs)
+    return [PrivateApi(key, partial(requests.handle, key)) for key in EPOCH_KEYS]
 
 
 async def roll_forward(engine: StoreEngine, epochs: Epochs) -> None:
@@ -66,7 +67,7 @@ async def run_ticks(broker: Broker, epochs: Epochs) -> None:
         broker.engine.kick()
 
 
-class _EpochRequests:
+class EpochRequests:
     """Decodes requests for `Epochs` and encodes its replies."""
 
     def __init__(self, broker: Broker, epochs: Epochs) -> None:
@@ -75,15 +76,18 @@ class _EpochRequests:
 
     async def handle(self, api_key: int, body: memoryview, _: AnswerBudget, caller: Caller) -> tuple[list[Buffer], int]:
         """Answer one request."""
+        return encode_reply_body(await self.reply(api_key, body, caller)), 0
+
+    async def reply(self, api_key: int, body: memoryview, caller: Caller) -> Reply | CairnError:
+        """What to answer to one request."""
         try:
             if int.from_bytes(body[:4]) > LARGE_BYTES:  # the size of its JSON part, which comes before the data
                 request = await Walkers.run(partial(decode_request, api_key, body))
             else:
                 request = decode_request(api_key, body)
-            reply: Reply | CairnError = await self._answer(request, caller)
+            return await self._answer(request, caller)
         except CairnError as error:
-            reply = error
-        return encode_reply_body(reply), 0
+            return error
 
     async def _answer(self, request: Request, caller: Caller) -> Reply:
         engine, now_ms = self._broker.engine, self._broker.clock.wall_ms()

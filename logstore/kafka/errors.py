@@ -42,10 +42,12 @@ CODES: dict[type[Exception], ErrorCode] = {
     errors.TransactionalIdAuthorizationFailed: ErrorCode.transactional_id_authorization_failed,
     errors.InvalidAcl: ErrorCode.invalid_request,
     errors.InvalidQuota: ErrorCode.invalid_request,
+    errors.AccessFull: ErrorCode.policy_violation,
     MetadataUnavailable: ErrorCode.request_timed_out,
     OutcomeUnknown: ErrorCode.request_timed_out,
     errors.NotLeader: ErrorCode.not_leader_or_follower,
     errors.ChunkUnreachable: ErrorCode.kafka_storage_error,
+    errors.HostUnreachable: ErrorCode.request_timed_out,
 }
 
 

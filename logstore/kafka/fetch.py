@@ -22,6 +22,7 @@ from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.errors import error_code
 from logstore.kafka.framing import Reader, Writer
 from logstore.kafka.guard import MAX_ELEMENTS
+from logstore.kafka.leaders import NOT_LEADER, CurrentLeader, Leaders, write_endpoints, write_leader
 from logstore.kafka.offsets import refuse_leader_epoch
 from logstore.kafka.pace import LARGE_BYTES, Pace, Walkers
 from logstore.kafka.topic_keys import TopicKey, find_topic
@@ -35,6 +36,9 @@ FIRST_WITH_IDS = 13
 """Topics are named by id from this version on."""
 _FIRST_WITHOUT_REPLICA = 15
 """The replica's id is a tagged field from this version on; consumers have none."""
+_FIRST_WITH_LEADER = 16
+"""The current leader is told with the addresses that it needs."""
+_LEADER_TAG = 1
 MAX_WAIT_MS = 60_000
 MAX_RESPONSE_BYTES = 16 << 20
 """Limit for any request: bounds the memory that one connection holds."""
@@ -131,8 +135,11 @@ def _bounded(count: int) -> int:
     return count
 
 
-async def handle(broker: Broker, request: FetchRequest, answers: AnswerBudget) -> tuple[list[Buffer], int]:
-    """Answer a request; waits up to its `max_wait_ms` until there are `min_bytes` bytes.
+async def handle(
+    broker: Broker, request: FetchRequest, answers: AnswerBudget, leaders: Leaders | None = None
+) -> tuple[list[Buffer], int]:
+    """Answer a request; waits up to its `max_wait_ms` until there are `min_bytes` bytes. `leaders` says who leads what
+    this host does not.
 
     Returns the body, and how many bytes of `answers` it holds until it is sent.
     """
@@ -142,16 +149,16 @@ async def handle(broker: Broker, request: FetchRequest, answers: AnswerBudget) -
         return await _encode(request.version, _INVALID_SESSION_EPOCH, []), 0
     deadline = trio.current_time()
     if not answers.begin_wait(request.weight, MAX_WAITING_PARTITIONS):
-        return await _answer(broker, request, answers, deadline)
+        return await _answer(broker, request, answers, deadline, leaders)
     try:
         deadline += min(max(0, request.max_wait_ms), MAX_WAIT_MS) / 1000
-        return await _answer(broker, request, answers, deadline)
+        return await _answer(broker, request, answers, deadline, leaders)
     finally:
         answers.end_wait(request.weight)
 
 
 async def _answer(
-    broker: Broker, request: FetchRequest, answers: AnswerBudget, deadline: float
+    broker: Broker, request: FetchRequest, answers: AnswerBudget, deadline: float, leaders: Leaders | None
 ) -> tuple[list[Buffer], int]:
     while True:
         # Register before reading, so that no change in between is missed.
@@ -168,7 +175,7 @@ async def _answer(
             topics, size, is_final = await _collect(broker, request, found, room)
             # The answer cannot exceed the granted bytes: if min_bytes is larger, waiting would be useless.
             if is_final or size >= min(request.min_bytes, room) or trio.current_time() >= deadline:
-                body = await _encode(request.version, 0, topics)
+                body = await _encode(request.version, 0, topics, leaders)
                 kept = size  # a request that is cancelled before this point keeps nothing
                 return body, size
             answers.give(room)
@@ -272,7 +279,10 @@ def throttled(body: list[Buffer], throttle_ms: int) -> list[Buffer]:
     return [_THROTTLE.pack(throttle_ms), memoryview(body[0])[_THROTTLE.size :], *body[1:]]
 
 
-async def _encode(version: int, error: int, topics: list[tuple[TopicKey, list[_Answer]]]) -> list[Buffer]:
+async def _encode(
+    version: int, error: int, topics: list[tuple[TopicKey, list[_Answer]]], leaders: Leaders | None = None
+) -> list[Buffer]:
+    told: list[CurrentLeader] = []
     writer = Writer(flexible=version >= FIRST_FLEXIBLE)
     writer.int32(0)
     if version >= 7:
@@ -298,7 +308,12 @@ async def _encode(version: int, error: int, topics: list[tuple[TopicKey, list[_A
             if version >= 11:
                 writer.int32(-1)
             writer.records(answer.buffers, answer.size)
-            writer.tags()
+            if answer.error == NOT_LEADER and leaders is not None and version >= _FIRST_WITH_LEADER:
+                leader = leaders.of(key, answer.partition)
+                told += [leader] if leader is not None else []
+                write_leader(writer, _LEADER_TAG, leader)
+            else:
+                writer.tags()
         writer.tags()
-    writer.tags()
+    write_endpoints(writer, leaders.endpoints(told) if leaders is not None and told else ())
     return writer.finish()

@@ -50,6 +50,14 @@ def operator_apis(broker: Broker, store: Store, epochs: Epochs, facts: Callable[
     return [PrivateApi(key, partial(requests.handle, key)) for key in sorted(OPERATOR_API_KEYS)]
 
 
+def queries_reply(broker: Broker, epochs: Epochs, after: str, caller: Caller) -> QueriesReply:
+    """The queries behind a name that a caller may describe."""
+    wanted = (name for name in epochs.names() if name > after)
+    if broker.authorizer.is_active:
+        wanted = (name for name in wanted if table.allows(broker, DESCRIBE_QUERIES, caller, name))
+    return QueriesReply(epochs.summaries(nsmallest(QUERIES_PER_REPLY, wanted)))
+
+
 class _OperatorRequests:
     """Decodes requests and encodes replies; knows when the sidecar started."""
 
@@ -67,20 +75,13 @@ class _OperatorRequests:
             if api_key in CLUSTER_API_KEYS:
                 raise NoCluster("this sidecar is alone: ask a host of a cluster (`cairn serve --cluster URL`)")
             if isinstance(request, DescribeQueriesRequest):
-                reply: OperatorReply | CairnError = self._queries(request.after, caller)
+                reply: OperatorReply | CairnError = queries_reply(self._broker, self._epochs, request.after, caller)
             else:
                 table.require(self._broker, DESCRIBE_SIDECAR, caller, CLUSTER_NAME)
                 reply = await self._sidecar()
         except CairnError as error:
             reply = error
         return encode_reply_body(reply), 0
-
-    def _queries(self, after: str, caller: Caller) -> QueriesReply:
-        wanted = (name for name in self._epochs.names() if name > after)
-        if self._broker.authorizer.is_active:
-            wanted = (name for name in wanted if table.allows(self._broker, DESCRIBE_QUERIES, caller, name))
-        names = nsmallest(QUERIES_PER_REPLY, wanted)
-        return QueriesReply(self._epochs.summaries(names))
 
     async def _sidecar(self) -> SidecarReply:
         facts = await Walkers.run(self._facts)

@@ -4,7 +4,8 @@ Invariants: requests of one connection enter the log in the order of their arriv
 only after `start` or `steps` has appended all of the current one; the answer is ready when every partition's ticket has
 settled. A refused partition does not affect the others. A request has at most MAX_PARTITIONS partitions.
 
-Source: Kafka protocol guide, Produce 3 to 13; acks=1 means the same as acks=all. KIP-516 (topic ids, from version 13).
+Source: Kafka protocol guide, Produce 3 to 13; acks=1 means the same as acks=all. KIP-516 (topic ids, from version 13);
+KIP-951 (the current leader, from version 10).
 """
 
 import struct
@@ -18,6 +19,7 @@ from logstore.interfaces import Buffer
 from logstore.kafka.api_types import Broker
 from logstore.kafka.errors import error_code
 from logstore.kafka.framing import Reader, Writer
+from logstore.kafka.leaders import NOT_LEADER, CurrentLeader, Leaders, write_endpoints, write_leader
 from logstore.kafka.pace import Walkers
 from logstore.kafka.topic_keys import TopicKey, find_stream, find_topic
 from logstore.log.stream_state import AppendResult, AppendTicket
@@ -30,7 +32,7 @@ FIRST_FLEXIBLE = 9
 FIRST_WITH_IDS = 13
 """Topics are named by id from this version on."""
 
-FIRST_WITH_LOG_START, FIRST_WITH_MESSAGE = 5, 8
+FIRST_WITH_LOG_START, FIRST_WITH_MESSAGE, FIRST_WITH_LEADER = 5, 8, 10
 """Versions of the answer."""
 KEEP_SHARE = 2
 """A batch smaller than 1/KEEP_SHARE of its frame is copied out of the frame: the tail counts the bytes of batches, and
@@ -41,6 +43,7 @@ _TRANSACTIONAL_REFUSED = 53
 _INVALID_REQUIRED_ACKS = 21
 _OUTCOME = struct.Struct(">ihqq")
 """Partition, error code, base offset, log append time."""
+_LEADER_TAG = 0
 _NOTHING = AppendResult(-1, -1, False, -1)
 """The result of a refused partition."""
 
@@ -78,11 +81,13 @@ class _Outcome:
 class ProduceAnswer:
     """The answer to one request: ready when every partition's append has settled."""
 
-    __slots__ = ("_on_ready", "_waiting", "acks", "throttle_ms", "topics", "version")
+    __slots__ = ("_on_ready", "_waiting", "acks", "leaders", "throttle_ms", "topics", "version")
 
-    def __init__(self, version: int, acks: int) -> None:
+    def __init__(self, version: int, acks: int, leaders: Leaders | None = None) -> None:
+        """`leaders` says who leads what this host does not; None on a host alone."""
         self.version = version
         self.acks = acks
+        self.leaders = leaders if version >= FIRST_WITH_LEADER else None
         self.topics: list[tuple[TopicKey, list[_Outcome]]] = []
         self.throttle_ms = 0
         """For how long the sidecar will not read from the client, whose quota is used up."""
@@ -241,15 +246,18 @@ def _refuse(outcome: _Outcome, error: Exception) -> None:
     outcome.message = str(error)
 
 
-def refusal_body(version: int, topic: str, partition: int, error: int, message: str | None) -> list[Buffer]:
+def refusal_body(
+    version: int, topic: str, partition: int, error: int, message: str | None, leaders: Leaders | None = None
+) -> list[Buffer]:
     """The body of the answer to a request with one partition that is refused."""
-    answer = ProduceAnswer(version, -1)
+    answer = ProduceAnswer(version, -1, leaders)
     answer.topics.append((topic, [_Outcome(partition, error, message)]))
     return _encode(answer)
 
 
 def _encode(answer: ProduceAnswer) -> list[Buffer]:
-    version = answer.version
+    version, leaders = answer.version, answer.leaders
+    told: list[CurrentLeader] = []
     writer = Writer(flexible=version >= FIRST_FLEXIBLE)
     writer.count(len(answer.topics))
     for key, outcomes in answer.topics:
@@ -267,8 +275,13 @@ def _encode(answer: ProduceAnswer) -> list[Buffer]:
             if version >= FIRST_WITH_MESSAGE:
                 writer.count(0)
                 writer.string(outcome.message)
-            writer.tags()
+            if outcome.error == NOT_LEADER and leaders is not None:
+                leader = leaders.of(key, outcome.partition)
+                told += [leader] if leader is not None else []
+                write_leader(writer, _LEADER_TAG, leader)
+            else:
+                writer.tags()
         writer.tags()
     writer.int32(answer.throttle_ms)
-    writer.tags()
+    write_endpoints(writer, leaders.endpoints(told) if leaders is not None and told else ())
     return writer.finish()

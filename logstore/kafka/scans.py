@@ -10,7 +10,6 @@ Source: CEC paper, section III; docs/format.md, "Private requests".
 from functools import partial
 from typing import Final
 
-from logstore.engine import StoreEngine
 from logstore.errors import CairnError, CorruptChunk, MalformedRequest, StorageFailed
 from logstore.events import READ_FAILED
 from logstore.format.epoch_api import SCAN, ScanRequest, decode_request, encode_reply_body, encode_scan_reply
@@ -18,30 +17,29 @@ from logstore.interfaces import Buffer
 from logstore.kafka.api_types import Broker, Caller, PrivateApi
 from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.rights import table
+from logstore.log.served import ServingEngine
 
 MAX_SCAN_BYTES: Final = 16 << 20
 """Limit for any request: bounds the memory that one connection holds."""
 
 
-def scan_apis(broker: Broker, engine: StoreEngine) -> list[PrivateApi]:
-    """The handler of the scan request; `engine` reads the streams."""
-    return [PrivateApi(SCAN, partial(_handle, broker, engine))]
+def scan_apis(broker: Broker) -> list[PrivateApi]:
+    """The handler of the scan request."""
+    return [PrivateApi(SCAN, partial(_handle, broker))]
 
 
-async def _handle(
-    broker: Broker, engine: StoreEngine, body: memoryview, answers: AnswerBudget, caller: Caller
-) -> tuple[list[Buffer], int]:
+async def _handle(broker: Broker, body: memoryview, answers: AnswerBudget, caller: Caller) -> tuple[list[Buffer], int]:
     try:
         request = decode_request(SCAN, body)
         if not isinstance(request, ScanRequest):
             raise MalformedRequest("not a scan")
         table.require(broker, SCAN, caller, request.topic)
-        return await _scan(engine, request, answers)
+        return await _scan(broker.engine, request, answers)
     except CairnError as error:
         return encode_reply_body(error), 0
 
 
-async def _scan(engine: StoreEngine, request: ScanRequest, answers: AnswerBudget) -> tuple[list[Buffer], int]:
+async def _scan(engine: ServingEngine, request: ScanRequest, answers: AnswerBudget) -> tuple[list[Buffer], int]:
     stream = engine.store.stream(request.topic, request.partition)
     room = answers.take(min(request.max_bytes, MAX_SCAN_BYTES))
     kept = 0

@@ -23,6 +23,7 @@ from logstore.kafka.answers import SLOT_BYTES, AnswerLine, AnswerSlot
 from logstore.kafka.api_types import Broker
 from logstore.kafka.errors import error_code
 from logstore.kafka.framing import MAX_UVARINT_BYTES, frame
+from logstore.kafka.leaders import Leaders
 from logstore.log.stream_state import AppendTicket
 from logstore.log.topics import NO_LIMIT_MS
 
@@ -49,6 +50,7 @@ class SingleBatch(AnswerSlot):
     __slots__ = (
         "_clock",
         "_error",
+        "_leaders",
         "_line",
         "_message",
         "_meter",
@@ -63,6 +65,7 @@ class SingleBatch(AnswerSlot):
     )
 
     _clock: Clock
+    _leaders: Leaders | None
     _line: AnswerLine
     _meter: Histogram
     _since_s: float
@@ -131,9 +134,11 @@ class SingleBatch(AnswerSlot):
         self.flexible_header = True
         return True
 
-    def append(self, broker: Broker, line: AnswerLine, meter: Histogram, frame_bytes: int) -> None:
+    def append(
+        self, broker: Broker, line: AnswerLine, meter: Histogram, frame_bytes: int, leaders: Leaders | None
+    ) -> None:
         """Take the place in the line of answers, and append the batch or note why it is refused."""
-        self._line, self._ticket, self._error, self._message = line, None, 0, None
+        self._line, self._ticket, self._error, self._message, self._leaders = line, None, 0, None, leaders
         self._clock, self._meter, self._since_s = broker.clock, meter, broker.clock.monotonic_s()
         line.push(self)
         records, self.records = self.records, _NOTHING
@@ -173,7 +178,8 @@ class SingleBatch(AnswerSlot):
         if self.acks == 0:
             return self._message
         if self._message is not None and self._version >= produce.FIRST_WITH_MESSAGE:
-            body = produce.refusal_body(self._version, self.topic, self._partition, self._error, self._message)
+            refused = (self._version, self.topic, self._partition, self._error, self._message, self._leaders)
+            body = produce.refusal_body(*refused)
             parts += frame(self.correlation_id, body, flexible_header=self.flexible_header)
             return None
         base_offset = log_start = append_ms = _NO_BASE
@@ -209,7 +215,9 @@ def _layout(version: int, name_bytes: int) -> struct.Struct:
     return struct.Struct(f">iiih{name_bytes}siihqq{log_start}{message}i")
 
 
-def start(broker: Broker, line: AnswerLine, meter: Histogram, request: memoryview) -> bool:
+def start(
+    broker: Broker, line: AnswerLine, meter: Histogram, request: memoryview, leaders: Leaders | None = None
+) -> bool:
     """Append the batch of a request of this form; its answer follows in `line`, its time in `meter`. False: the request
     has another form.
     """
@@ -219,5 +227,5 @@ def start(broker: Broker, line: AnswerLine, meter: Histogram, request: memoryvie
     topic = broker.engine.store.topics.get(slot.topic)
     if topic is not None and topic.config.timestamp_before_max_ms != NO_LIMIT_MS:
         return False
-    slot.append(broker, line, meter, len(request))
+    slot.append(broker, line, meter, len(request), leaders)
     return True

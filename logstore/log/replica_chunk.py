@@ -25,9 +25,10 @@ from crc32c import crc32c
 
 from logstore.errors import CorruptFile, InvalidRecord, StorageFailed, UnknownFormatVersion
 from logstore.format.batch import BatchHeader, check_batch
+from logstore.format.control import BEGIN_TYPE, known_type
 from logstore.interfaces import Buffer
 from logstore.log.stream import Stream
-from logstore.log.stream_state import AppendTicket, PendingAppend
+from logstore.log.stream_state import AppendTicket, PendingAppend, PlacedGroup
 from logstore.log.ticket import Ticket
 
 DIRECTORY: Final = "replicas"
@@ -235,29 +236,35 @@ class LocalReplica:
 
 
 class PlacedAppends(NamedTuple):
-    """Batches to be appended, and the prefix behind them."""
+    """Batches and whole append groups to be appended, and the prefix behind them."""
 
-    appends: list[PendingAppend]
+    appends: list[PendingAppend | PlacedGroup]
     end: ChunkPrefix
 
 
 def check_placed(name: ReplicaName, at: ChunkPrefix, batches: Sequence[tuple[Buffer, int]]) -> PlacedAppends:
     """Check batches that are to follow a prefix: whole, intact, with the offsets that are due. Each comes with the
-    number of its offsets; one of them may be several record batches end to end.
+    number of its offsets; one of them may be several record batches end to end. If the first of these is a BEGIN, they
+    are an append group, which is written so that a crash leaves all of it or nothing.
 
     A batch that is damaged must not be confirmed: the next start would take it for a torn end. Raises CorruptBatch,
     UnsupportedBatchFormat, InvalidRecord.
     """
-    appends: list[PendingAppend] = []
+    appends: list[PendingAppend | PlacedGroup] = []
     for data, count in batches:
         view, position, due = memoryview(data), 0, at.next_offset
+        found: list[PendingAppend] = []
         while position < len(view):
             header = check_batch(view, position)
             _check_place(name, header, due)
             due, end = header.next_offset, position + header.size_bytes
             ticket: AppendTicket = Ticket()
-            appends.append(PendingAppend(view[position:end], header, ticket))
+            found.append(PendingAppend(view[position:end], header, ticket))
             position = end
+        if len(found) > 1 and known_type(found[0].buffer) == BEGIN_TYPE:
+            appends.append(PlacedGroup([append.buffer for append in found]))
+        else:
+            appends += found
         if due != at.next_offset + count:
             raise InvalidRecord(f"{name.directory}: a batch at {at.next_offset} ends at {due}, not {count} behind it")
         at = at.followed_by(data, due)

@@ -13,11 +13,12 @@ takes the streams of its own store; another stream is a defect, which it says (`
 """
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from logstore.base.events import LogEvent
 from logstore.log.reading import ReadResult, TimeFound
+from logstore.log.scanning import ScanResult
 from logstore.log.store import StoreSettings
 from logstore.log.stream_state import AppendTicket
 from logstore.log.ticket import Ticket, TicketView
@@ -204,6 +205,17 @@ class ServingEngine(Protocol):
 
     async def max_timestamp(self, stream: ServedStream) -> TimeFound | None:
         """The record with the latest timestamp; None: no records. Raises CairnError, OSError."""
+
+    async def scan_controls(
+        self,
+        stream: ServedStream,
+        before_offset: int,
+        types: Collection[int],
+        max_bytes: int,
+        *,
+        from_offset: int = 0,
+    ) -> ScanResult:
+        """Control batches before an offset (-1: the high watermark), newest first. Raises CairnError, OSError."""
 
 
 class ForeignStream(TypeError):

@@ -40,6 +40,7 @@ from logstore.log.stream_state import (
     PendingAppend,
     Pin,
     Pins,
+    PlacedGroup,
     RecoveredStream,
     SoleLeader,
     StreamHost,
@@ -118,15 +119,17 @@ class Stream(SoleLeader, Waitable):
         self._host.notify(self)
         return ticket
 
-    def append_placed(self, batches: Sequence[PendingAppend]) -> None:
-        """Append to a replica batches that have their offsets, without a gap behind all that was appended before.
+    def append_placed(self, appends: Sequence[PendingAppend | PlacedGroup]) -> None:
+        """Append to a replica what has its offsets, without a gap behind all that was appended before.
         Raises UnknownTopicOrPartition, StorageFailed (no room for appends); tickets fail as those of `append`.
         """
         self._refuse_if_gone()
-        size_bytes = sum(append.header.size_bytes for append in batches)
-        self._host.space.admit(size_bytes)
-        self._pending.extend(batches)
-        self._pending_bytes += size_bytes
+        batch_bytes = sum(append.header.size_bytes for append in appends if isinstance(append, PendingAppend))
+        group_bytes = sum(append.byte_count for append in appends if isinstance(append, PlacedGroup))
+        self._host.space.admit(batch_bytes + group_bytes)
+        for append in appends:
+            self._pending.append(self._opened(append, append.ticket) if isinstance(append, PlacedGroup) else append)
+        self._pending_bytes += batch_bytes
         self._host.notify(self)
 
     def append_group(self, group: AppendGroup) -> AppendTicket:
@@ -136,10 +139,13 @@ class Stream(SoleLeader, Waitable):
         is deleted before the write, or with the error of `next_batches`.
         """
         self._refuse_if_gone()
-        opened = OpenGroup(group, Ticket(), lambda: self._host.notify(self))
+        opened = self._opened(group, Ticket())
         self._pending.append(opened)
         self._host.notify(self)
         return opened.ticket
+
+    def _opened(self, group: AppendGroup, ticket: AppendTicket) -> OpenGroup:
+        return OpenGroup(group, ticket, lambda: self._host.notify(self))
 
     def _refuse_if_gone(self) -> None:
         if self.deleted or self._closing is not None:

@@ -161,6 +161,29 @@ class PendingAppend:
     ticket: AppendTicket
 
 
+class PlacedGroup:
+    """An append group of a replica: its batches have their offsets (`AppendGroup`)."""
+
+    def __init__(self, batches: Sequence[Buffer]) -> None:
+        self.byte_count = sum(map(len, batches))
+        self.ticket: AppendTicket = Ticket()
+        self._batches = batches
+        self._between: bytearray | None = bytearray(b"".join(batches[1:-1]))
+
+    def begin(self, now_ms: int) -> bytearray:
+        """The BEGIN control batch."""
+        return bytearray(self._batches[0])
+
+    def next_batches(self) -> Ticket[bytearray | None]:
+        """All batches between BEGIN and END at once: they were one message."""
+        between, self._between = self._between, None
+        return Ticket.succeeded(between or None)
+
+    def end(self, now_ms: int) -> bytearray:
+        """The END control batch."""
+        return bytearray(self._batches[-1])
+
+
 @dataclass(slots=True, eq=False)
 class OpenGroup:
     """A group that is being written: its batches, and the state of what is written so far."""

@@ -77,7 +77,8 @@ class Store:
 @dataclass(frozen=True, slots=True)
 class Load:
     """Read entries of a chunk from an offset on, none behind `limit_bytes`; report `loaded`, or `load_failed`. The
-    chunk's founding state comes with entries from its start on.
+    chunk's founding state comes with entries from its start on. `for_copy`: what was appended as one entry and must
+    stay whole, however a copy is interrupted, comes as one entry.
     """
 
     token: int
@@ -86,6 +87,7 @@ class Load:
     offset: int
     limit_bytes: int
     max_bytes: int
+    for_copy: bool = False
 
 
 # ---- what the owner tells the log

@@ -554,7 +554,10 @@ class Replica:
         self._tokens += 1
         self._loads[self._tokens] = (sender, message)
         limit_bytes = chunk.durable.length_bytes if message.for_copy else self._readable_bytes(chunk)
-        return [Load(self._tokens, chunk.stream, chunk.epoch, message.offset, limit_bytes, message.max_bytes)]
+        load = Load(
+            self._tokens, chunk.stream, chunk.epoch, message.offset, limit_bytes, message.max_bytes, message.for_copy
+        )
+        return [load]
 
     def _readable_bytes(self, chunk: _Chunk) -> int:
         """How much of a chunk readers may see."""

@@ -11,6 +11,7 @@ from random import Random
 
 from logstore.epochs.epochs import Epochs
 from logstore.epochs.journaled import decided_in_journal
+from logstore.epochs.parts import of_host
 from logstore.epochs.staging import Staging
 from logstore.errors import CairnError
 from logstore.format.control import FOOTPRINTS_TYPE, Begin, End, encode_control, encode_control_record
@@ -115,7 +116,7 @@ class SimulatedStore:
             decided=decided_in_journal,
         )
         self.staging = Staging.open(self.fs, self.store.notify, self.reports)
-        self.epochs = Epochs(self.store, self.staging, self.reports)
+        self.epochs = Epochs(of_host(self.store, self.staging, self.reports), self.reports)
         order = None if self.setup.seed is None else Random(self.setup.seed)
         self.driver = JobDriver(self.store.queue, self.fs, order, self.setup.rewrite)
         for search in self.epochs.searches():

@@ -3,13 +3,16 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 from kio.schema.errors import ErrorCode
 
 from logstore.access.acls import Acl, Operation, PatternType, Permission, ResourceType
 from logstore.events import ACLS_CHANGED
 from logstore.kafka.server import KafkaServer, Listener
-from tests.access.world import ALICE, BOB, ROOT_USER, Client, allow, cluster, group, world
+from tests.access.world import ALICE, BOB, ROOT_USER, WORLDS, Client, Worlds, allow, cluster, group
+
+wherever_kept = pytest.mark.parametrize("world", WORLDS, ids=["alone", "cluster"])
 
 DESCRIBE, CREATE, DELETE = 29, 30, 31
 
@@ -65,7 +68,8 @@ async def create(client: Client, *creations: Any, version: int = 3) -> list[Erro
     return [result.error_code for result in (await client.kafka(CREATE, version, creations=creations)).results]
 
 
-async def test_created_described_and_deleted_in_every_version(tmp_path: Path) -> None:
+@wherever_kept
+async def test_created_described_and_deleted_in_every_version(tmp_path: Path, world: Worlds) -> None:
     """What is created is found by filters, again is no error, and is deleted by a filter that names what it matched."""
     prefixed = allow(ALICE, Operation.ALL, "orders-", pattern=PatternType.PREFIXED)
     denied = allow(BOB, Operation.READ, "*", permission=Permission.DENY, host="10.0.0.1")
@@ -90,7 +94,8 @@ async def test_created_described_and_deleted_in_every_version(tmp_path: Path) ->
         assert here.reports.of(ACLS_CHANGED)[0]["by"] == ROOT_USER
 
 
-async def test_what_several_filters_match_is_answered_once(tmp_path: Path) -> None:
+@wherever_kept
+async def test_what_several_filters_match_is_answered_once(tmp_path: Path, world: Worlds) -> None:
     """Each entry is answered with the first filter that matches it: an answer has no more entries than there are."""
     async with world(tmp_path) as here, here.client(ROOT_USER) as client:
         await create(client, *(creation(allow(ALICE, Operation.READ, f"t{number}")) for number in range(5)))
@@ -99,7 +104,8 @@ async def test_what_several_filters_match_is_answered_once(tmp_path: Path) -> No
         assert await described(client) == set()
 
 
-async def test_hosts_mean_addresses_however_they_are_written(tmp_path: Path) -> None:
+@wherever_kept
+async def test_hosts_mean_addresses_however_they_are_written(tmp_path: Path, world: Worlds) -> None:
     """An address is shown, found and compared in its shortest form; a client of a listener on all IPv6 addresses has
     its IPv4 address, so that what is denied to it is.
     """
@@ -122,7 +128,8 @@ async def test_hosts_mean_addresses_however_they_are_written(tmp_path: Path) -> 
             nursery.cancel_scope.cancel()
 
 
-async def test_what_says_nothing_is_refused(tmp_path: Path) -> None:
+@wherever_kept
+async def test_what_says_nothing_is_refused(tmp_path: Path, world: Worlds) -> None:
     """Each impossible entry is INVALID_REQUEST with its reason; the others of the request are made."""
     good = allow(ALICE, Operation.READ, "t")
     bad: list[dict[str, Any]] = [
@@ -148,7 +155,8 @@ async def test_what_says_nothing_is_refused(tmp_path: Path) -> None:
         assert answer.error_code is ErrorCode.invalid_request
 
 
-async def test_rights_on_the_lists_themselves(tmp_path: Path) -> None:
+@wherever_kept
+async def test_rights_on_the_lists_themselves(tmp_path: Path, world: Worlds) -> None:
     """DESCRIBE on the cluster shows the lists, ALTER changes them; without, nothing is shown and nothing changes."""
     async with world(tmp_path) as here:
         await here.allow(cluster(ALICE, Operation.ALTER), cluster(BOB, Operation.DESCRIBE))

@@ -176,4 +176,4 @@ async def test_kept_over_a_restart_and_bounded(tmp_path: Path, monkeypatch: pyte
         assert list(here.acls.index) == [kept]
         monkeypatch.setattr(ledger, "MAX_ACLS", 1)
         with pytest.raises(InvalidAcl, match="at most 1"):
-            here.acls.create([gone])
+            await here.allow(gone)

@@ -2,16 +2,20 @@
 
 from pathlib import Path
 
+import pytest
 from kio.schema.errors import ErrorCode
 
 from logstore.access.acls import Operation
-from tests.access.world import ALICE, BOB, ROOT_USER, allow, records, world
+from tests.access.world import ALICE, BOB, ROOT_USER, WORLDS, Worlds, allow, records
 from tests.kafka.front_driver import decode_answer, fetch_frame, produce_frame
+
+wherever_kept = pytest.mark.parametrize("world", WORLDS, ids=["alone", "cluster"])
 
 TOPIC_DENIED = ErrorCode.topic_authorization_failed
 
 
-async def test_without_users_and_acls_everything_is_allowed(tmp_path: Path) -> None:
+@wherever_kept
+async def test_without_users_and_acls_everything_is_allowed(tmp_path: Path, world: Worlds) -> None:
     """A sidecar that knows neither users nor ACLs serves anybody; the first ACL ends that, for all principals."""
     async with world(tmp_path) as here, here.client(ALICE) as client:
         await here.create_topic("t")
@@ -22,7 +26,8 @@ async def test_without_users_and_acls_everything_is_allowed(tmp_path: Path) -> N
             assert (await other.produce(records(b"2"), topic="t")).error_code is ErrorCode.none
 
 
-async def test_with_a_user_nothing_is_allowed_without_an_acl(tmp_path: Path) -> None:
+@wherever_kept
+async def test_with_a_user_nothing_is_allowed_without_an_acl(tmp_path: Path, world: Worlds) -> None:
     """Once there is a user, what no ACL allows is refused, but to super users."""
     async with world(tmp_path, has_users=True) as here:
         await here.create_topic("t")
@@ -32,7 +37,8 @@ async def test_with_a_user_nothing_is_allowed_without_an_acl(tmp_path: Path) -> 
             assert (await client.produce(records(b"1"), topic="t")).error_code is ErrorCode.none
 
 
-async def test_produce_and_fetch_topic_by_topic(tmp_path: Path) -> None:
+@wherever_kept
+async def test_produce_and_fetch_topic_by_topic(tmp_path: Path, world: Worlds) -> None:
     """WRITE and READ are asked for each topic: what is refused stays unwritten and unread, the rest is served."""
     async with world(tmp_path) as here:
         for name in ("mine", "other"):
@@ -52,7 +58,8 @@ async def test_produce_and_fetch_topic_by_topic(tmp_path: Path) -> None:
             assert decode_answer(0, 8, await client.ask(produce_frame([records(b"1")], topic="mine"))).responses
 
 
-async def test_metadata_shows_what_may_be_described(tmp_path: Path) -> None:
+@wherever_kept
+async def test_metadata_shows_what_may_be_described(tmp_path: Path, world: Worlds) -> None:
     """Of all topics, only those to describe are named; named ones are refused alike, there or not; none is created."""
     async with world(tmp_path) as here:
         ids = {name: await here.create_topic(name) for name in ("mine", "other")}

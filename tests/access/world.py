@@ -7,31 +7,34 @@ import secrets
 import struct
 import uuid
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from random import Random
+from typing import Any, Protocol, cast
 
 import trio
 
 from logstore import config, sidecar
 from logstore.access.acls import ANY_HOST, Acl, Operation, PatternType, Permission, ResourceType
 from logstore.access.authorizer import Authorizer
-from logstore.access.ledger import AclStore
-from logstore.access.quota_ledger import QuotaStore
+from logstore.access.entries import AccessEntries, LedgerEntries
 from logstore.base.clock import Clock
+from logstore.base.metadata.sqlite import open_sqlite
 from logstore.base.system import SystemClock
+from logstore.cluster.stored_access import StoredAccess
 from logstore.disk.files import OsFiles
 from logstore.engine import open_engine
 from logstore.epochs.epochs import Epochs
 from logstore.epochs.journaled import decided_in_journal
+from logstore.epochs.parts import of_host
 from logstore.epochs.staging import Staging
 from logstore.errors import CairnError
 from logstore.format import epoch_api, operator_api, reader_api
 from logstore.format.records import Record, encode_batch
 from logstore.kafka.api_types import ApiHandlers, Broker
+from logstore.kafka.security.stores import CallerStores, open_stores
 from logstore.kafka.security.users import LEDGER as USERS_LEDGER
-from logstore.kafka.security.users import Users
 from logstore.kafka.server import KafkaServer, Listener
 from logstore.log.ledger import Ledger
 from logstore.log.store import Store
@@ -50,15 +53,15 @@ class World:
         broker: Broker,
         store: Store,
         handlers: ApiHandlers,
-        access: sidecar.AccessStores,
+        stores: CallerStores,
         kafka: KafkaServer,
         port: int,
     ) -> None:
         self.broker = broker
         self.store = store
         self.handlers = handlers
-        self.acls = access.acls
-        self.quotas = access.quotas
+        self.acls = stores.acls
+        self.quotas = stores.quotas
         self.kafka = kafka
         self.port = port
         self.reports = RecordedReports()
@@ -172,8 +175,11 @@ async def world(
     super_users: Iterable[str] = (ROOT_USER,),
     has_users: bool = False,
     clock: Clock | None = None,
+    metadata: StoredAccess | None = None,
 ) -> AsyncIterator[World]:
-    """Everything that a sidecar serves, on a directory, at a free port."""
+    """Everything that a sidecar serves, on a directory, at a free port; `metadata` keeps users, lists and quotas if it
+    is given, as in a cluster.
+    """
     parser = argparse.ArgumentParser()
     config.add_arguments(parser)
     settings = config.parse(parser.parse_args(["--data-dir", str(root), *flags]))
@@ -181,23 +187,50 @@ async def world(
     files, clock = OsFiles(root), clock or SystemClock()
     store = Store.open(files, clock, settings.store, new_id=uuid.uuid4, report=reports, decided=decided_in_journal)
     staging = Staging.open(files, store.notify, reports, limit_bytes=settings.staging_bytes)
-    epochs = Epochs(store, staging, reports, staged_age_ms=settings.staged_age_ms)
+    epochs = Epochs(of_host(store, staging, reports), reports, staged_age_ms=settings.staged_age_ms)
     async with open_engine(store, files) as engine:
-        access = sidecar.AccessStores(AclStore(store.access), QuotaStore(store.access))
-        authorizer = Authorizer(access.acls.index, super_users, lambda: has_users)
-        broker = Broker(engine, clock, settings.broker, authorizer, access.quotas.quotas)
+        if metadata is None:
+            entries: AccessEntries = LedgerEntries(store.access)
+            users: AccessEntries = LedgerEntries(Ledger.open(files, USERS_LEDGER, store.notify))
+        else:
+            entries = users = metadata
+        stores = open_stores(entries, users, secrets.token_bytes)
+        authorizer = Authorizer(stores.acls.index, super_users, lambda: has_users)
+        broker = Broker(engine, clock, settings.broker, authorizer, stores.quotas.quotas)
         groups = sidecar._groups(settings, broker, store, cast(Any, reports))
         listeners: Sequence[Listener] = [Listener("127.0.0.1", 0)]
         facts = partial(sidecar._host_facts, root)
-        users = Users(Ledger.open(files, USERS_LEDGER, store.notify), secrets.token_bytes)
-        stores = sidecar.Stores(access, users)
         handlers = sidecar._handlers(broker, engine, groups, epochs, stores, listeners, facts)
         server = KafkaServer(broker, handlers)
         async with trio.open_nursery() as nursery:
             (listener,) = await nursery.start(server.serve, listeners)
             nursery.start_soon(groups.run)
-            here = World(broker, store, handlers, access, server, listener.port)
+            here = World(broker, store, handlers, stores, server, listener.port)
             here.reports = reports
             yield here
             nursery.cancel_scope.cancel()
     files.close()
+
+
+class Worlds(Protocol):
+    """Makes a world on a directory."""
+
+    def __call__(self, root: Path, *, has_users: bool = False) -> AbstractAsyncContextManager[World]: ...
+
+
+@asynccontextmanager
+async def world_of_cluster(root: Path, *, has_users: bool = False) -> AsyncIterator[World]:
+    """A world whose users, lists and quotas are in a metadata store."""
+    data = root / "data"
+    data.mkdir()
+    async with open_sqlite(root / "metadata.db", Random(0)) as store, trio.open_nursery() as nursery:
+        access = StoredAccess(store, RecordedReports(), nursery.start_soon)
+        nursery.start_soon(access.run)
+        await access.complete()
+        async with world(data, has_users=has_users, metadata=access) as here:
+            yield here
+        nursery.cancel_scope.cancel()
+
+
+WORLDS: Sequence[Worlds] = (world, world_of_cluster)
+"""For tests of what holds wherever rights are kept."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from logstore.format.batch import parse_header, patch_base
+from logstore.format.control import Begin, End, encode_control
 from logstore.format.records import Record, encode_batch
 from logstore.format.snapshot import ProducerBatch, ProducerEntry, ProducerSnapshot, encode_snapshot
 from logstore.replica.effects import WriteEntries
@@ -25,6 +26,16 @@ def entry(
     return Entry(bytes(batch), records)
 
 
+def group_entry(offset: int, epoch: int, *, batches: int = 1, value: bytes = b"value") -> Entry:
+    """An append group that begins at an offset: BEGIN, batches of one record, END."""
+    body = b"".join(entry(offset + 1 + number, epoch, value=value).data for number in range(batches))
+    begin = encode_control(Begin("query", offset, 1, ("0:a",), len(body), batches), timestamp_ms=FIRST_MS)
+    end = encode_control(End("query", offset, 1, b"{}"), timestamp_ms=FIRST_MS)
+    patch_base(begin, 0, offset, epoch)
+    patch_base(end, 0, offset + 1 + batches, epoch)
+    return Entry(bytes(begin) + body + bytes(end), batches + 2)
+
+
 def founding(base_offset: int, *producer_ids: int) -> bytes:
     """The producers' state as of the start of a chunk."""
     entries = [ProducerEntry(number, 0, FIRST_MS, (ProducerBatch(0, 0, 0),)) for number in producer_ids]
@@ -45,11 +56,17 @@ class ChunkOfOwner:
         """Behind everything that was sent."""
         return self.ends[-1]
 
-    def write(self, count: int = 1, *, records: int = 1, value: bytes = b"value") -> WriteEntries:
-        """The next entries."""
+    def write(
+        self, count: int = 1, *, records: int = 1, value: bytes = b"value", group_batches: int = -1
+    ) -> WriteEntries:
+        """The next entries; each is a group of so many batches, if `group_batches` is not negative."""
         at, made = self.end, []
         for _ in range(count):
-            made.append(entry(self.end.next_offset, self.epoch, records=records, value=value))
+            offset = self.end.next_offset
+            if group_batches < 0:
+                made.append(entry(offset, self.epoch, records=records, value=value))
+            else:
+                made.append(group_entry(offset, self.epoch, batches=group_batches, value=value))
             self.entries.append(made[-1])
             self.ends.append(end_after(self.end, (made[-1],)))
         return WriteEntries(self.stream, self.epoch, at, tuple(made), b"" if at.length_bytes else self.founding)

@@ -18,6 +18,7 @@ from typing import NamedTuple, TypeVar
 
 from logstore.base.events import ignore
 from logstore.epochs.epochs import Epochs
+from logstore.epochs.parts import of_host
 from logstore.epochs.staging import Staging
 from logstore.errors import StorageFailed
 from logstore.format.batch import iterate_batches
@@ -100,7 +101,7 @@ class Life:
             disk, clock, settings, new_id=lambda: uuid.UUID(int=ids.getrandbits(128)), report=ignore
         )
         self.staging = Staging.open(disk, self.store.notify, ignore)
-        self.epochs = Epochs(self.store, self.staging, ignore)
+        self.epochs = Epochs(of_host(self.store, self.staging, ignore), ignore)
         self.driver = JobDriver(self.store.queue, disk, random)
         for search in self.epochs.searches():
             stream = self.store.stream(search.target.topic, search.target.partition)

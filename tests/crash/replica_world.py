@@ -20,7 +20,7 @@ from logstore.events import (
     OFFSETS_LOST,
     QUIET_STREAM_DIFFERS,
 )
-from logstore.format.batch import check_batch
+from logstore.format.batch import iterate_batches
 from logstore.format.snapshot import ProducerEntry, decode_snapshots
 from logstore.log.producers import ProducerTable
 from logstore.log.reading import read_chunk
@@ -156,15 +156,16 @@ class ReplicaWorld:
             self.history.chunks[key] = ChunkHistory([ChunkOfOwner(key[1], 5 * key[1], key[0])])
         return self.history.chunks[key]
 
-    def write(self, key: Key, count: int = 1, *, value_bytes: int = 30) -> Ticket[None]:
-        """Append entries to a chunk."""
+    def write(self, key: Key, count: int = 1, *, value_bytes: int = 30, group_batches: int = -1) -> Ticket[None]:
+        """Append entries to a chunk: batches, or groups of so many batches."""
         chunk = self.chunk(key)
         asked = self.asked(chunk)
         incarnation = asked.incarnation if asked is not None else len(chunk.sent) - 1
         owner = chunk.sent[incarnation]
         begun = asked.length if asked is not None else 0
         while len(owner.entries) < begun + count:
-            owner.write(value=b"%d/%d/%d." % (key[1], incarnation, len(owner.entries)) + b"." * value_bytes)
+            value = b"%d/%d/%d." % (key[1], incarnation, len(owner.entries)) + b"." * value_bytes
+            owner.write(value=value, group_batches=group_batches)
         at = owner.ends[begun]
         entries = tuple(owner.entries[begun : begun + count])
         ticket = self.store.replicas.append(
@@ -306,9 +307,9 @@ def _producers(owner: ChunkOfOwner, entries: Sequence[Entry]) -> list[ProducerEn
     table: ProducerTable[object] = ProducerTable()
     table.load(decode_snapshots(owner.founding)[0][0].producers)
     for entry in entries:
-        header = check_batch(entry.data)
-        if header.producer_id >= 0:
-            table.synced(header, header.base_offset, 0)
+        for _, header in iterate_batches(entry.data):
+            if header.producer_id >= 0:
+                table.synced(header, header.base_offset, 0)
     return table.entries()
 
 

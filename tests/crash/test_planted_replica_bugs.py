@@ -7,21 +7,22 @@ from typing import Any
 
 import pytest
 
-import logstore.log.replica_chunk
+from logstore.format.batch import iterate_batches
 from logstore.interfaces import FileSystem
-from logstore.log import replica_recovery, replicas
+from logstore.log import replica_chunk, replica_recovery, replicas
 from logstore.log.coroutines import start
 from logstore.log.jobs import SyncDirectory, WorkOnFile
 from logstore.log.journal_replay import JournalContent
 from logstore.log.replica_chunk import CHUNK_KEY, DIRECTORY, ChunkPrefix, LocalReplica
 from logstore.log.replica_recovery import remove_replica
 from logstore.log.replicas import ReplicaChunks
+from logstore.log.stream_state import PendingAppend, PlacedGroup
 from logstore.log.ticket import Ticket
 from logstore.testing.crash import CrashPlan
 from logstore.testing.history import PromiseBroken
 from logstore.testing.simdisk import CrashBounds
 from logstore.testing.world import Setup, journaled
-from tests.crash.test_replicas import Enumerator, Workload, appends, cuts, removals, seals
+from tests.crash.test_replicas import Enumerator, Workload, appends, cuts, groups, removals, seals
 
 pytestmark = pytest.mark.crash
 Patch = pytest.MonkeyPatch
@@ -176,6 +177,21 @@ def replicas_after_the_journal(patch: Patch) -> None:
     patch.setattr(ReplicaChunks, "open", classmethod(opened))
 
 
+def group_as_single_batches(patch: Patch) -> None:
+    """The batches of an append group are written like any others: a crash leaves some of them."""
+    before = replica_chunk.check_placed
+
+    def check_placed(name: Any, at: ChunkPrefix, batches: Sequence[tuple[Any, int]]) -> Any:
+        placed, single = before(name, at, batches), list[PendingAppend | PlacedGroup]()
+        for data, _ in batches:
+            for position, header in iterate_batches(data):
+                view = memoryview(data)[position : position + header.size_bytes]
+                single.append(PendingAppend(view, header, Ticket()))
+        return placed._replace(appends=single)
+
+    patch.setattr(replicas, "check_placed", check_placed)
+
+
 PLANTED: Sequence[tuple[Callable[[Patch], None], Workload]] = (
     (entry_in_front_of_the_data, appends),
     (confirmed_without_entry, seals),
@@ -190,6 +206,7 @@ PLANTED: Sequence[tuple[Callable[[Patch], None], Workload]] = (
     (fence_not_awaited, appends),
     (no_founding, appends),
     (replicas_after_the_journal, appends),
+    (group_as_single_batches, groups),
 )
 
 
@@ -197,7 +214,7 @@ PLANTED: Sequence[tuple[Callable[[Patch], None], Workload]] = (
 @pytest.mark.parametrize(("plant", "workload"), PLANTED, ids=lambda each: each.__name__)
 def test_a_planted_bug_is_found(plant: Callable[[Patch], None], workload: Workload, monkeypatch: Patch) -> None:
     """The enumerator reports a broken promise."""
-    monkeypatch.setattr(logstore.log.replica_chunk, "KNOWN_INTERVAL_BYTES", 300)
+    monkeypatch.setattr(replica_chunk, "KNOWN_INTERVAL_BYTES", 300)
     plant(monkeypatch)
     bounds = CrashBounds(states=12, file_states=6, torn_bytes=10, name_changes=3)
     with pytest.raises(PromiseBroken):

@@ -123,7 +123,28 @@ def lives(world: ReplicaWorld) -> None:
     world.run()
 
 
-WORKLOADS = (appends, seals, cuts, removals, lives)
+def groups(world: ReplicaWorld) -> None:
+    """Append groups, small and large, between batches and as a chunk's first entry; a cut in front of some."""
+    world.write(FIRST, group_batches=2)
+    world.write(FIRST)
+    world.run()
+    world.write(FIRST, group_batches=3, value_bytes=150)
+    world.write(FIRST, 2, group_batches=0)
+    world.run()
+    world.tick()
+    world.write(FIRST, group_batches=4)
+    world.write(FIRST)
+    world.cut(FIRST, 5)
+    world.run()
+    world.write(SECOND)
+    world.run()
+    world.rest()
+    world.run()
+    world.write(SECOND, group_batches=3, value_bytes=400)
+    world.run()
+
+
+WORKLOADS = (appends, seals, cuts, removals, lives, groups)
 
 
 class Enumerator:

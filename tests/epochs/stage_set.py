@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from logstore.epochs.epochs import Epochs
 from logstore.epochs.journaled import decided_in_journal
+from logstore.epochs.parts import of_host
 from logstore.epochs.staging import Staging
 from logstore.format.batch import iterate_batches
 from logstore.format.control import decode_control
@@ -60,7 +61,7 @@ class Sidecar:
         )
         staging = Staging.open(fs, self.store.notify, report, limit_bytes=limit_bytes)
         self.staging = staging
-        self.epochs = Epochs(self.store, staging, report, staged_age_ms=age_ms)
+        self.epochs = Epochs(of_host(self.store, staging, report), report, staged_age_ms=age_ms)
 
     def run(self) -> None:
         """Do all disk work there is."""

@@ -116,7 +116,7 @@ def run_one(sidecar: Sidecar) -> tuple[DiskJob, tuple[Operation, OSError] | None
 
 def drop(sidecar: Sidecar, attempt: staging.StagedAttempt) -> None:
     """As the epochs would, when nobody needs the attempt."""
-    sidecar.staging.drop([attempt])
+    sidecar.staging.drop([attempt.key])
 
 
 def begin(sidecar: Sidecar) -> tuple[Ticket[StageReply], staging.StagedAttempt]:

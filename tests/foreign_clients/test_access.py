@@ -5,7 +5,7 @@ list ends that everything is allowed.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -27,13 +27,24 @@ from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
 
 ANONYMOUS = "User:ANONYMOUS"
+Test = Callable[[Sidecar], None]
 
 
-@pytest.fixture
-def sidecar(tmp_path: Path) -> Iterator[Sidecar]:
-    """A sidecar of the test's own."""
-    with Sidecar(tmp_path / "data") as running:
+@pytest.fixture(params=["alone", "cluster"])
+def sidecar(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Sidecar]:
+    """A sidecar of the test's own: alone, or the only host of a cluster."""
+    flags: Sequence[str] = ()
+    if request.param == "cluster":
+        metadata = f"sqlite:{tmp_path / 'metadata'}"
+        flags = ("--cluster", metadata, "--host-name", "a", "--node-id", "0", "--peer-listen", "127.0.0.1:0")
+    with Sidecar(tmp_path / "data", *flags) as running:
         yield running
+
+
+def with_java_tools(test: Test) -> Test:
+    """A test with Kafka's own tools: against a host alone, and in the long run against a cluster."""
+    kinds = ["alone", pytest.param("cluster", marks=pytest.mark.slow)]
+    return pytest.mark.kafka_peer(pytest.mark.parametrize("sidecar", kinds, indirect=True)(test))
 
 
 def binding(
@@ -154,7 +165,7 @@ def test_refused_administration(sidecar: Sidecar) -> None:
     assert TopicPartition("t", 0).topic not in admin.list_topics(timeout=PATIENCE_S).topics
 
 
-@pytest.mark.kafka_peer
+@with_java_tools
 def test_acls_tool(sidecar: Sidecar) -> None:
     """kafka-acls adds, lists and removes entries, with its shorthands for producers and consumers."""
     server = ("--bootstrap-server", sidecar.address)
@@ -193,7 +204,7 @@ def test_acls_tool(sidecar: Sidecar) -> None:
     assert "User:bob" in run_tool("acls", [*server, "--list", "--topic", "orders"])
 
 
-@pytest.mark.kafka_peer
+@with_java_tools
 def test_configs_tool_sets_quotas(sidecar: Sidecar) -> None:
     """kafka-configs sets, shows and deletes quotas of users and client ids; librdkafka's producer is then throttled."""
     server = ("--bootstrap-server", sidecar.address)

@@ -130,7 +130,7 @@ async def serving(
     async with open_engine(store, files) as engine:
         await engine.wait(store.create_topic(TOPIC, partitions, {}))
         broker = Broker(engine, clock, settings or BrokerSettings())
-        kafka = KafkaServer(broker, compose(apis, [*private, *scan_apis(broker, engine)]))
+        kafka = KafkaServer(broker, compose(apis, [*private, *scan_apis(broker)]))
         async with trio.open_nursery() as nursery:
             (listener,) = await nursery.start(kafka.serve, [Listener("127.0.0.1", 0)])
             yield Server(listener.port, engine, kafka, files, reports)

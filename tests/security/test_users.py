@@ -12,6 +12,7 @@ import confluent_kafka.admin
 import pytest
 import trio
 
+from logstore.access.entries import LedgerEntries
 from logstore.client.blocking import Client, parse_addresses
 from logstore.client.errors import SecurityFailed
 from logstore.client.security import ClientSecurity as Security
@@ -41,7 +42,7 @@ SALT = bytes(range(32))
 def open_users(disk: SimDisk, secret: bytes = bytes(32)) -> tuple[Users, JobQueue]:
     """The users on a simulated disk."""
     queue = JobQueue(1)
-    return Users(Ledger.open(disk, "users", queue.ready), lambda size: secret[:size]), queue
+    return Users(LedgerEntries(Ledger.open(disk, "users", queue.ready)), lambda size: secret[:size]), queue
 
 
 def run(queue: JobQueue, disk: SimDisk) -> None:

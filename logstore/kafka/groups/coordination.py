@@ -45,7 +45,12 @@ class _Coordinating:
 class GroupCoordination:
     """Answers group requests on every host; `run` must run. `make` makes the handlers over a ledger."""
 
-    def __init__(self, home: LedgerHome, make: Callable[[OffsetLedger], GroupHandlers], known: Sequence[Api]) -> None:
+    def __init__(
+        self,
+        home: LedgerHome[ReplicatedLedger],
+        make: Callable[[OffsetLedger], GroupHandlers],
+        known: Sequence[Api],
+    ) -> None:
         self._home = home
         self._make = make
         self._known = known

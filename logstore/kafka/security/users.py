@@ -1,7 +1,7 @@
-"""The users of a sidecar and their SCRAM credentials, durable in a ledger.
+"""The users of a sidecar, or of all hosts of a cluster, and their SCRAM credentials.
 
 Invariants:
-* The ledger holds credentials (`logstore.kafka.security.credentials`), never a password.
+* The entries hold credentials (`logstore.kafka.security.credentials`), never a password.
 * For a name that is no user's, `credential_or_decoy` gives a credential that nobody's password fits. It looks like a
   user's, is the same at every call and after a restart, and takes as long: who asks does not learn who is a user.
 * What a request or a login asks (`is_empty`, `credential_or_decoy`, `password_mechanism`) takes a time that does not
@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple, TypeVar
 
+from logstore.access.entries import AccessEntries, Changes
 from logstore.kafka.security.credentials import (
     MECHANISMS,
     MIN_ITERATIONS,
@@ -23,7 +24,6 @@ from logstore.kafka.security.credentials import (
     ScramCredential,
     UnacceptableCredential,
 )
-from logstore.log.ledger import Ledger
 from logstore.log.ticket import Ticket
 
 LEDGER: Final = "users"
@@ -55,29 +55,36 @@ class CredentialName(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Its key in the ledger. A mechanism has no slash, a user may."""
+        """Its key among the entries. A mechanism has no slash, a user may."""
         return f"{_CREDENTIAL}{self.mechanism}/{self.user}"
 
 
 class Users:
-    """All users. `new_secret` gives that many random bytes. Raises CorruptFile if the ledger's entries are damaged."""
+    """All users. `new_secret` gives that many random bytes. Raises CorruptFile if entries are damaged."""
 
     def __init__(
-        self, ledger: Ledger, new_secret: Callable[[int], bytes], default_iterations: int = MIN_ITERATIONS
+        self, entries: AccessEntries, new_secret: Callable[[int], bytes], default_iterations: int = MIN_ITERATIONS
     ) -> None:
-        self._ledger = ledger
+        self._entries = entries
         self._default_iterations = default_iterations
-        self._decoy_key = ledger.get(_DECOY_KEY) or new_secret(_DECOY_KEY_BYTES)
+        self._decoy_key = new_secret(_DECOY_KEY_BYTES)
+        """Of this process until the first change, which keeps it."""
         self._users: dict[str, dict[str, ScramCredential]] = {}
         self._forms: dict[str, Counter[_Form]] = {mechanism: Counter() for mechanism in MECHANISMS}
         """How many credentials of a mechanism have which form."""
         self._checked_by: Counter[str] = Counter()
         """How many users' PLAIN passwords are checked against which mechanism's credential."""
-        for key, value in ledger.items(_CREDENTIAL):
-            mechanism, _, user = key[len(_CREDENTIAL) :].partition("/")
-            if mechanism in MECHANISMS:
-                name = CredentialName(user, mechanism)
-                self._set(name, ScramCredential.decode(value, f"user {user!r}"))
+        entries.follow(_DECOY_KEY, self._decoy_key_changed)
+        entries.follow(_CREDENTIAL, self._credential_changed)
+
+    def _decoy_key_changed(self, _key: str, value: bytes | None) -> None:
+        self._decoy_key = value or self._decoy_key
+
+    def _credential_changed(self, key: str, value: bytes | None) -> None:
+        mechanism, _, user = key[len(_CREDENTIAL) :].partition("/")
+        if mechanism in MECHANISMS:
+            credential = None if value is None else ScramCredential.decode(value, f"user {user!r}")
+            self._set(CredentialName(user, mechanism), credential)
 
     def __len__(self) -> int:
         return len(self._users)
@@ -156,26 +163,19 @@ class Users:
     def change(
         self, removed: Iterable[CredentialName], set_to: Mapping[CredentialName, ScramCredential]
     ) -> Ticket[None]:
-        """Remove and set credentials, all or nothing; durable once the ticket settles. Raises UnacceptableCredential
-        if there would be more than MAX_USERS users.
+        """Remove and set credentials; durable once the ticket settles. It fails with UnacceptableCredential if there
+        would be more than MAX_USERS users, and as `AccessEntries` says.
         """
-        gone = list(removed)
-        more = {name.user for name in set_to} - self._users.keys()
-        if more and len(self) + len(more) > MAX_USERS:
-            raise UnacceptableCredential(f"there are {len(self)} users; {MAX_USERS} are allowed")
-        changes: dict[str, bytes | None] = {name.key: None for name in gone}
+        changes: dict[str, bytes | None] = dict.fromkeys(name.key for name in removed)
         changes |= {name.key: value.encode() for name, value in set_to.items()}
-        ticket = self._ledger.put({**changes, _DECOY_KEY: self._decoy_key})
 
-        def settled(done: Ticket[None]) -> None:
-            if done.error is None:
-                for name in gone:
-                    self._set(name, None)
-                for name, credential in set_to.items():
-                    self._set(name, credential)
+        def compute() -> Changes:
+            more = {name.user for name in set_to} - self._users.keys()
+            if more and len(self) + len(more) > MAX_USERS:
+                raise UnacceptableCredential(f"there are {len(self)} users; {MAX_USERS} are allowed")
+            return {**changes, _DECOY_KEY: self._decoy_key}
 
-        ticket.add_callback(settled)
-        return ticket
+        return self._entries.change(compute)
 
 
 def _form_of(credential: ScramCredential) -> _Form:

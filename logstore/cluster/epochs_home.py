@@ -1,0 +1,163 @@
+"""The home of epochs: on the host that owns the topic of epochs, the epochs of all queries; on others, nothing.
+
+With each ownership everything is read back from the topic's stream: queries, decisions, and what is staged. Committed
+epochs that may lack in some stream are delivered again, and requests are served meanwhile: those of a query wait for
+its epoch.
+
+Invariants:
+* There are epochs here only while this host owns the stream. Who asked them is given up when that ends (`entered`): the
+  next home has all that was acknowledged, and every request may be asked again.
+* Nothing is decided on what is not acknowledged: an entry of the ledger, a staged segment.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+import trio
+
+from logstore.base.clock import Clock
+from logstore.base.events import Report
+from logstore.base.metadata.local_watch import ChangeSignal
+from logstore.cluster.group_delivery import GroupDelivery
+from logstore.cluster.owner_calls import OwnerCalls
+from logstore.cluster.replicated_ledger import LedgerHome, LedgerServices, ReplicatedLedger
+from logstore.cluster.replicated_stream import ReplicatedStream
+from logstore.cluster.staged_records import StagedRecords
+from logstore.cluster.topics import EPOCHS_TOPIC
+from logstore.epochs.epochs import DEFAULT_STAGED_AGE_MS, Epochs
+from logstore.epochs.parts import EpochParts
+from logstore.epochs.remote_publisher import RemotePublisher
+from logstore.epochs.replicated_staging import ReplicatedStaging
+from logstore.epochs.staging import DEFAULT_LIMIT_BYTES
+from logstore.errors import CairnError
+from logstore.events import LEDGER_NOT_READ
+
+TICK_S: Final = 5.0
+
+
+class EpochLimits(NamedTuple):
+    """Bounds of staged output."""
+
+    staging_bytes: int = DEFAULT_LIMIT_BYTES
+    staged_age_ms: int = DEFAULT_STAGED_AGE_MS
+
+
+class EpochsLedger(ReplicatedLedger):
+    """The ledger of epochs, and what is staged beside it in the same stream."""
+
+    def __init__(self, stream: ReplicatedStream, services: LedgerServices, limits: EpochLimits) -> None:
+        self.records = StagedRecords(self, services.reads)
+        self.staging = ReplicatedStaging(self.records.append, self.records.read, limits.staging_bytes)
+        super().__init__(stream, services.clock, self.staging)
+        self._ownership = stream.ownership
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the ownership lasts in which it was read."""
+        return self.stream.ownership == self._ownership
+
+
+class _Space:
+    """The room for staged output is looked after by the hosts that keep it: a member without room fails."""
+
+    def promise(self, promised_bytes: object) -> None:
+        """See SpaceAdmission."""
+
+    def when_short(self, make_room: object) -> None:
+        """See SpaceAdmission."""
+
+    def admit(self, size_bytes: int, *, promised_bytes: int = 0) -> None:
+        """See SpaceAdmission."""
+
+
+class EpochsHome:
+    """See the module. `run` must run."""
+
+    def __init__(self, services: LedgerServices, owners: OwnerCalls, limits: EpochLimits) -> None:
+        self._services = services
+        self._owners = owners
+        self._limits = limits
+        self._home = LedgerHome(EPOCHS_TOPIC, services, lambda stream: EpochsLedger(stream, services, limits))
+        self._asking: dict[trio.CancelScope, None] = {}
+        self._ledger: EpochsLedger | None = None
+        self.epochs: Epochs | None = None
+        """Of this ownership; None: this host does not own the stream, or has not read it yet."""
+        self._changed = ChangeSignal()
+        """There are epochs here, or no more."""
+
+    # ---- who has them
+
+    @property
+    def stream(self) -> str | None:
+        """The name of the stream; None: the topic is not there, and is being made."""
+        if self._services.topics.internal_topic(EPOCHS_TOPIC) is None:
+            return None
+        stream = self._home.stream
+        return None if stream is None else stream.stream
+
+    async def changed(self) -> None:
+        """Wait until the epochs are here, or no more."""
+        await self._changed.wait()
+
+    def is_current(self, epochs: Epochs) -> bool:
+        """Whether these are the epochs, as far as this host knows."""
+        return self.epochs is epochs and self._ledger is not None and self._ledger.is_current
+
+    async def confirm(self, epochs: Epochs) -> bool:
+        """Whether these are the epochs for certain: an entry of the ledger is acknowledged that is put now.
+
+        An owner that was replaced may not know it yet, and then has only what was true before.
+        """
+        if not self.is_current(epochs) or self._ledger is None:
+            return False
+        confirmed = self._ledger.put({})
+        settled = trio.Event()
+        confirmed.add_callback(lambda _: settled.set())
+        await settled.wait()
+        return confirmed.error is None
+
+    @contextmanager
+    def entered(self) -> Iterator[trio.CancelScope]:
+        """For whoever asks the epochs: the scope is cancelled when they are here no more."""
+        with trio.CancelScope() as scope:
+            self._asking[scope] = None
+            try:
+                yield scope
+            finally:
+                self._asking.pop(scope, None)
+
+    # ---- ownerships
+
+    async def run(self) -> None:
+        """Have the epochs whenever this host owns the stream; until cancelled."""
+        await self._home.run(self._serve)
+
+    async def _serve(self, ledger: EpochsLedger) -> None:
+        topics, _, metadata, clock, report = self._services
+        delivery = GroupDelivery(topics, self._owners, metadata, report)
+        async with trio.open_nursery() as nursery:
+            ledger.records.nursery = nursery
+            await nursery.start(delivery.run)
+            try:
+                epochs = self._made(ledger, delivery, clock, report)
+            except CairnError as error:
+                report(LEDGER_NOT_READ, stream=ledger.stream.name, error=str(error))
+                await trio.sleep_forever()  # another host would find the same
+            epochs.roll_forward()
+            self.epochs, self._ledger = epochs, ledger
+            self._changed.notify()
+            try:
+                while True:
+                    await trio.sleep(TICK_S)
+                    epochs.tick(now_ms=clock.wall_ms())
+            finally:
+                self.epochs = self._ledger = ledger.records.nursery = None
+                for scope in self._asking:
+                    scope.cancel()
+                self._changed.notify()
+
+    def _made(self, ledger: EpochsLedger, delivery: GroupDelivery, clock: Clock, report: Report) -> Epochs:
+        publisher = RemotePublisher(ledger.staging, delivery, report)
+        parts = EpochParts(ledger, ledger.staging, publisher, _Space(), clock)
+        return Epochs(parts, report, staged_age_ms=self._limits.staged_age_ms)

@@ -1,0 +1,171 @@
+"""Appends the groups of epochs to the streams that this host owns, each once, whoever sends them and how often.
+
+Invariants:
+* Before a group is appended it is certain that the stream does not have its epoch: what this ownership has appended is
+  noted as it is acknowledged, what lies in front was searched from the offset at which the epoch was decided.
+* Between that certainty and the append nothing else runs. A group that is under way is not appended again: whoever
+  sends it meanwhile waits for the first.
+* Where a stream has had another owner since an epoch was decided, and was trimmed behind the offset where it ended
+  then, and no END is found, the epoch counts as one that was there and was trimmed: nothing is ever there twice.
+* When the ownership ends, all that is known of the stream goes with it. The next owner searches what this one has left.
+
+So a group that a former home of epochs has sent, and that arrives late, is acknowledged and changes nothing.
+"""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import trio
+
+from logstore.base.clock import Clock
+from logstore.cluster.owner_calls import APPEND_GROUP, FIND_END, CallServer, answered
+from logstore.cluster.replicated_stream import ReplicatedStream
+from logstore.cluster.topics import ClusterTopics
+from logstore.epochs.group_order import GroupOrder, decode_order
+from logstore.epochs.stream_ends import StreamEnds
+from logstore.errors import MalformedRequest, NotLeader, UnknownTopicOrPartition
+from logstore.format.fields import decode_fields, get_int, get_name
+from logstore.interfaces import Buffer
+from logstore.log.stream_state import AppendResult
+from logstore.log.ticket import Ticket
+
+
+class ControlReads(Protocol):
+    """Reads control batches of streams (`logstore.cluster.engine`)."""
+
+    async def find_ends(
+        self, stream: ReplicatedStream, from_offset: int, before_offset: int, /
+    ) -> list[tuple[int, bytes]]:
+        """Base offsets and bytes of the END control batches from one offset on and before another."""
+
+
+_INT32_MAX: Final = 2**31 - 1
+
+
+@dataclass(slots=True)
+class _OwnedStream:
+    """What is known of a stream during one ownership. `under_way`: groups that are not acknowledged."""
+
+    ownership: int
+    ends: StreamEnds
+    searching: trio.Lock = field(default_factory=trio.Lock)
+    under_way: dict[tuple[str, int], Ticket[None]] = field(default_factory=dict)
+
+
+class GroupAppends:
+    """See the module."""
+
+    def __init__(self, topics: ClusterTopics, reads: ControlReads, clock: Clock) -> None:
+        self._topics = topics
+        self._reads = reads
+        self._clock = clock
+        self._owned: dict[str, _OwnedStream] = {}
+        self.appended = self.known = 0
+        """Groups since the start that were appended, and that the stream had already."""
+
+    def stream(self, topic_id: str, partition: int) -> ReplicatedStream:
+        """The stream of a topic, if this host owns it. Raises NotLeader, UnknownTopicOrPartition,
+        MalformedRequest.
+        """
+        try:
+            topic = self._topics.topic_by_id(uuid.UUID(hex=topic_id))
+        except ValueError as error:
+            raise MalformedRequest(f"{topic_id!r} is no id of a topic") from error
+        if topic is None or partition >= len(topic.partitions):
+            raise UnknownTopicOrPartition(f"topic {topic_id} has no partition {partition} that this host knows")
+        stream = topic.partitions[partition]
+        stream.check_leader()
+        return stream
+
+    async def append(self, order: GroupOrder) -> None:
+        """Append a group unless the stream has its epoch; returns when it has.
+
+        Raises NotLeader, UnknownTopicOrPartition, GroupTooLarge, NotEnoughReplicas, CorruptChunk, OSError.
+        """
+        stream = self.stream(order.target.topic_id, order.target.partition)
+        owned = self._owned_stream(stream)
+        decided_at = order.target.start_offset
+        is_searched = decided_at < stream.led_from or owned.ends.must_search(decided_at)
+        if is_searched:
+            await self._search(stream, owned, decided_at)
+        under_way = owned.under_way.get((order.query, order.epoch))
+        if under_way is None:
+            is_trimmed = is_searched and decided_at < stream.log_start_offset
+            if is_trimmed or owned.ends.has(order.query, order.epoch, decided_at):
+                self.known += 1
+                return
+            under_way = self._append(stream, owned, order)
+        await _settled(under_way)
+
+    def _owned_stream(self, stream: ReplicatedStream) -> _OwnedStream:
+        """What is known of a stream now: nothing in front of an ownership that has just begun."""
+        owned = self._owned.get(stream.stream)
+        if owned is None or owned.ownership != stream.ownership:
+            owned = self._owned[stream.stream] = _OwnedStream(stream.ownership, StreamEnds(stream.led_from))
+        return owned
+
+    async def _search(self, stream: ReplicatedStream, owned: _OwnedStream, from_offset: int) -> None:
+        """Note every END from an offset on. Raises NotLeader if the ownership ends meanwhile."""
+        async with owned.searching:
+            if owned.ends.must_search(from_offset):
+                found = await self._reads.find_ends(stream, from_offset, owned.ends.known_from)
+                owned.ends.searched(from_offset, found)
+        if stream.ownership != owned.ownership:
+            raise NotLeader(f"{stream.name}: its ownership ended while it was searched for epochs")
+
+    def _append(self, stream: ReplicatedStream, owned: _OwnedStream, order: GroupOrder) -> Ticket[None]:
+        now_ms = self._clock.wall_ms()
+        ticket = stream.append_group(order.group(now_ms), now_ms=now_ms)
+        done = owned.under_way[order.query, order.epoch] = Ticket[None]()
+
+        def settle(appended: Ticket[AppendResult]) -> None:
+            # In the call that acknowledges the group: nobody finds it neither under way nor noted.
+            del owned.under_way[order.query, order.epoch]
+            if appended.error is not None:
+                done.fail(appended.error)
+                return
+            end_offset = appended.result().base_offset + order.record_count
+            owned.ends.note(order.query, order.epoch, end_offset - 1)
+            self.appended += 1
+            done.succeed(None)
+
+        ticket.add_callback(settle)
+        return done
+
+    # ---- for other hosts
+
+    def serve(self, calls: CallServer) -> None:
+        """Serve calls of kind APPEND_GROUP and FIND_END from now on."""
+        calls.handle(APPEND_GROUP, self._append_group)
+        calls.handle(FIND_END, self._find_end)
+
+    async def _append_group(self, _: str, payload: memoryview) -> Sequence[Buffer]:
+        async def append() -> Mapping[str, object]:
+            await self.append(decode_order(payload))
+            return {}
+
+        return await answered(append)
+
+    async def _find_end(self, _: str, payload: memoryview) -> Sequence[Buffer]:
+        async def find() -> Mapping[str, object]:
+            fields, _ = decode_fields(payload)
+            topic_id, partition = get_name(fields, "topic_id"), get_int(fields, "partition", 0, _INT32_MAX)
+            return {"end": self.stream(topic_id, partition).high_watermark}
+
+        return await answered(find)
+
+    def forget(self) -> None:
+        """Forget streams that this host does not own any more."""
+        known: Sequence[ReplicatedStream] = self._topics.streams()
+        live = {stream.stream: stream.ownership for stream in known if stream.is_leader}
+        self._owned = {name: owned for name, owned in self._owned.items() if live.get(name) == owned.ownership}
+
+
+async def _settled(ticket: Ticket[None]) -> None:
+    """Wait for a ticket. Raises its error."""
+    settled = trio.Event()
+    ticket.add_callback(lambda _: settled.set())
+    await settled.wait()
+    ticket.result()

@@ -1,0 +1,116 @@
+"""Staged output as records of the stream of epochs: appended with bounded bytes under way, and read back.
+
+Invariants:
+* Records are appended in the order in which they come. At most MAX_UNDER_WAY_BYTES of them are given to the stream and
+  not acknowledged, or one larger one: an entry of the ledger finds room behind them. The others wait here.
+* When an append fails, everything that waits fails: the stream has another owner.
+"""
+
+from collections import deque
+from functools import partial
+from typing import Final, NamedTuple
+
+import trio
+
+from logstore.cluster.chunk_reads import ChunkReads
+from logstore.cluster.replicated_ledger import ReplicatedLedger
+from logstore.epochs.replicated_staging import MORE, SEGMENT
+from logstore.errors import CairnError, StorageFailed
+from logstore.format.batch import iterate_batches
+from logstore.format.records import decode_batch
+from logstore.log.stream_state import AppendTicket
+from logstore.log.ticket import Ticket
+
+MAX_UNDER_WAY_BYTES: Final = 4 << 20
+"""As much as an owner has in flight; half of what a stream lets wait beyond that."""
+READ_BYTES: Final = 1 << 20
+
+
+class _Waiting(NamedTuple):
+    """A record that is not given to the stream yet."""
+
+    key: bytes
+    value: bytes
+    ticket: Ticket[int]
+
+
+class StagedRecords:
+    """Implements `AppendRecord` and `ReadValues` of `logstore.epochs.replicated_staging`. Reads run in the nursery."""
+
+    def __init__(self, ledger: ReplicatedLedger, reads: ChunkReads) -> None:
+        self._ledger = ledger
+        self._reads = reads
+        self._waiting: deque[_Waiting] = deque()
+        self._under_way_bytes = 0
+        self.nursery: trio.Nursery | None = None
+
+    # ---- appending
+
+    def append(self, key: bytes, value: bytes) -> Ticket[int]:
+        """Append a record; settles with its offset. Fails with StorageFailed."""
+        ticket: Ticket[int] = Ticket()
+        self._waiting.append(_Waiting(key, value, ticket))
+        self._offer()
+        return ticket
+
+    def _offer(self) -> None:
+        while self._waiting:
+            size_bytes = len(self._waiting[0].value)
+            if self._under_way_bytes and self._under_way_bytes + size_bytes > MAX_UNDER_WAY_BYTES:
+                return
+            waiting = self._waiting.popleft()
+            try:
+                appended = self._ledger.append_record(waiting.key, waiting.value)
+            except CairnError as error:
+                self._fail([waiting], error)
+                return
+            self._under_way_bytes += size_bytes
+            appended.add_callback(partial(self._settled, waiting, size_bytes))
+
+    def _settled(self, waiting: _Waiting, size_bytes: int, appended: AppendTicket) -> None:
+        self._under_way_bytes -= size_bytes
+        if appended.error is not None:
+            self._fail([waiting], appended.error)
+        else:
+            waiting.ticket.succeed(appended.result().base_offset)
+            self._offer()
+
+    def _fail(self, first: list[_Waiting], error: Exception) -> None:
+        failed = [*first, *self._waiting]
+        self._waiting.clear()
+        for waiting in failed:
+            waiting.ticket.fail(StorageFailed(str(error)))
+
+    # ---- reading
+
+    def read(self, offset: int, count: int) -> Ticket[list[bytes]]:
+        """The values of so many records of one segment, from an offset on. Fails with CairnError."""
+        ticket: Ticket[list[bytes]] = Ticket()
+
+        async def run() -> None:
+            try:
+                values = await self._read(offset, count)
+            except CairnError as error:
+                ticket.fail(error)
+            except OSError as error:
+                ticket.fail(StorageFailed(f"staged output at {offset} cannot be read: {error.strerror or error}"))
+            else:
+                ticket.succeed(values)
+
+        if self.nursery is None:
+            return Ticket.failed(StorageFailed("this host has the epochs of queries no more; retry"))
+        self.nursery.start_soon(run)
+        return ticket
+
+    async def _read(self, offset: int, count: int) -> list[bytes]:
+        values: list[bytes] = []
+        while len(values) < count:
+            found = await self._reads.read(self._ledger.stream, offset, READ_BYTES)
+            if found.next_offset <= offset:
+                raise StorageFailed(f"{self._ledger.stream.name} ends at {offset}, within a segment")
+            for buffer in found.buffers:
+                for at, header in iterate_batches(buffer):
+                    records = decode_batch(memoryview(buffer)[at : at + header.size_bytes])
+                    values += [record.value or b"" for record in records if record.key in (SEGMENT, MORE)]
+            offset = found.next_offset
+        return values[:count]

@@ -1,0 +1,46 @@
+"""A commit from its request to its end: the commit record, and the streams that still lack the epoch.
+
+Invariant: a target leaves `remaining` only when its stream holds the whole group durably, or is deleted.
+"""
+
+from logstore.epochs.ledger_entries import CommitRecord, LastEpoch
+from logstore.format.staged import AttemptKey
+from logstore.log.stream_state import Pin
+
+
+class CommitInProgress:
+    """An epoch in progress: its commit record, and the streams that still lack it.
+
+    `earlier` are commits whose record may be on disk until the record of this commit is; their pins and staged data
+    are held too.
+    """
+
+    def __init__(self, record: CommitRecord, last: LastEpoch) -> None:
+        self.is_owed = False
+        """It counts as decided: its block failed and may be on the disk, and the ledger does not have it yet."""
+        self.record = record
+        self.last = last
+        self.remaining = dict.fromkeys(record.targets)
+        self.pins: list[Pin] = []
+        self.earlier: list[CommitInProgress] = []
+        self.reported_error: str | None = None
+        self._keys = frozenset(
+            AttemptKey(record.query, record.incarnation, record.epoch, task.task, task.attempt) for task in record.tasks
+        )
+
+    def covers(self, key: AttemptKey) -> bool:
+        """Whether this commit may need an attempt's staged data."""
+        return key in self._keys or any(commit.covers(key) for commit in self.earlier)
+
+    def forget_earlier(self) -> None:
+        """The earlier commits are surely over."""
+        for commit in self.earlier:
+            commit.release_pins()
+        self.earlier.clear()
+
+    def release_pins(self) -> None:
+        """Release the pins of this commit and of the earlier ones."""
+        self.forget_earlier()
+        for pin in self.pins:
+            pin.release()
+        self.pins.clear()

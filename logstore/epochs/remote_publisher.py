@@ -1,0 +1,214 @@
+"""Publishes epochs in streams that other hosts own: it makes each stream's group, and gives it to be delivered.
+
+Invariants:
+* A target leaves `CommitInProgress.remaining` only when the stream's owner has said that the whole group is in the
+  stream, durably, or that the topic is deleted. So a group may be delivered again and again: the owner appends it once
+  (`stream_ends`).
+* The start offset of a target is where the stream ended when its owner was asked, just before the commit record was
+  made: END of the epoch lies at or behind it, and what was trimmed behind it was appended after the decision.
+* Groups of one epoch that are in memory at the same time have MAX_GROUPS_BYTES, or are one larger one.
+* No stream is asked to take what it refuses for its size (`check_group`): a decided epoch could not be published.
+
+A cluster has no block of a journal over several hosts, and nothing is pinned: owners know for themselves what their
+streams have.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
+
+from logstore.base.events import Report
+from logstore.epochs.commit_in_progress import CommitInProgress
+from logstore.epochs.epoch_block import EpochBlock
+from logstore.epochs.group_order import GroupOrder
+from logstore.epochs.ledger_entries import CommitRecord, Target
+from logstore.epochs.publisher import output_gone
+from logstore.epochs.replicated_staging import ReplicatedSegment, ReplicatedStaging
+from logstore.errors import TryAgain, UnknownTopicOrPartition
+from logstore.events import EPOCH_TOPIC_GONE
+from logstore.format.staged import AttemptKey
+from logstore.log.coroutines import for_each
+from logstore.log.stream_state import Pin
+from logstore.log.ticket import Ticket
+from logstore.log.topics import TopicConfig
+
+MAX_GROUPS_BYTES: Final = 8 << 20
+
+Place = tuple[str, int]
+"""A stream, by topic and partition."""
+
+
+class TargetStream(NamedTuple):
+    """A stream as the home of epochs knows it."""
+
+    topic_id: str
+    config: TopicConfig
+
+
+class StreamEnd(NamedTuple):
+    """Where the stream of a topic ends, as its owner says. A topic of the same name may have another id later."""
+
+    topic_id: str
+    offset: int
+
+
+class Streams(Protocol):
+    """The streams of a cluster, wherever they are."""
+
+    def find(self, topic: str, partition: int) -> TargetStream:
+        """A stream that queries may write to. Raises UnknownTopicOrPartition, InvalidTopic."""
+
+    def check_group(self, name: str, size_bytes: int) -> None:
+        """Raise MessageTooLarge if no stream takes a group of so many bytes. `name`: for the message."""
+
+    def ends(self, places: Sequence[Place]) -> Ticket[Mapping[Place, StreamEnd]]:
+        """Where these streams end. A stream that is gone is left out. Fails with TryAgain."""
+
+    def append(self, order: GroupOrder) -> Ticket[None]:
+        """Have a group appended once. Tries until it is known to be in the stream.
+
+        Fails with UnknownTopicOrPartition if the topic is deleted, or with what the stream refuses it for.
+        """
+
+
+class RemotePublisher:
+    """See the module, and `logstore.epochs.parts.Publisher`."""
+
+    finds_published = False
+
+    def __init__(self, staging: ReplicatedStaging, streams: Streams, report: Report) -> None:
+        self._staging = staging
+        self._streams = streams
+        self._report = report
+        self._ends: dict[Place, StreamEnd] = {}
+        """Of the streams that were asked for last."""
+
+    # ---- before a decision
+
+    def config(self, topic: str, partition: int) -> TopicConfig:
+        """See Publisher. Raises InvalidTopic as well."""
+        return self._streams.find(topic, partition).config
+
+    async def locate(self, places: Collection[Place]) -> None:
+        """Ask the owners where these streams end now. Raises TryAgain."""
+        if places:
+            self._ends = dict(await self._streams.ends(sorted(places)))
+
+    def target(self, topic: str, partition: int) -> Target:
+        """See Publisher. Raises UnknownTopicOrPartition, TryAgain."""
+        stream, end = self._streams.find(topic, partition), self._ends.get((topic, partition))
+        if end is None or end.topic_id != stream.topic_id:
+            raise TryAgain(f"{topic}-{partition}: where it ends is not known; commit again")
+        return Target(topic, stream.topic_id, partition, end.offset)
+
+    def check_group(self, target: Target, size_bytes: int) -> None:
+        """See Publisher."""
+        self._streams.check_group(f"{target.topic}-{target.partition}", size_bytes)
+
+    def pins(self, record: CommitRecord) -> list[Pin]:
+        """Nothing is searched by the home of epochs."""
+        return []
+
+    def search_from(self, target: Target) -> int | None:
+        """See `pins`."""
+        return None
+
+    async def prepare(
+        self, commit: CommitInProgress, changes: bytes, settle: Callable[[], Ticket[None]]
+    ) -> EpochBlock | None:
+        """There is no such block."""
+        return None
+
+    # ---- behind a decision
+
+    async def publish(self, commit: CommitInProgress) -> None:
+        """Have the epoch's group appended to every stream that lacks it.
+
+        Raises the first error of a stream, once all deliveries have settled; CorruptFile, StorageFailed or NotLeader if
+        staged output cannot be read.
+        """
+        segments = self._segments(commit.record)
+        sizes: Counter[Place] = Counter()
+        for place, part in (each for _, segment in segments for each in segment.parts()):
+            sizes[place] += part.length
+        waiting = list(commit.remaining)
+        while waiting:
+            groups = await self._groups(commit.record, _take(waiting, sizes), segments)
+
+            async def append(order: GroupOrder) -> None:
+                await self._append(commit, order)
+
+            await for_each(groups, append, max_in_flight=len(groups))
+
+    async def _append(self, commit: CommitInProgress, order: GroupOrder) -> None:
+        target = order.target
+        try:
+            await self._streams.append(order)
+        except UnknownTopicOrPartition:
+            fields = {"query": order.query, "epoch": order.epoch, "topic": target.topic, "partition": target.partition}
+            self._report(EPOCH_TOPIC_GONE, **fields)
+        del commit.remaining[target]
+
+    def _segments(self, record: CommitRecord) -> list[tuple[str, ReplicatedSegment]]:
+        """The epoch's segments in their order, each with its task and attempt. Raises CorruptFile."""
+        found: list[tuple[str, ReplicatedSegment]] = []
+        for task in record.tasks:
+            key = AttemptKey(record.query, record.incarnation, record.epoch, task.task, task.attempt)
+            attempt = self._staging.get(key)
+            if attempt is None or attempt.durable_segments < task.segments:
+                raise output_gone(key)
+            found += [(f"{task.task}:{task.attempt}", segment) for segment in attempt.segments[: task.segments]]
+        return found
+
+    async def _groups(
+        self, record: CommitRecord, targets: Sequence[Target], segments: Sequence[tuple[str, ReplicatedSegment]]
+    ) -> list[GroupOrder]:
+        """The groups of some streams; each segment is read once for all of them."""
+        groups = {(target.topic, target.partition): _Group([], bytearray(), 0) for target in targets}
+        for attempt, segment in segments:
+            parts = [(place, part) for place, part in segment.parts() if place in groups]
+            if not parts:
+                continue
+            data = memoryview(await self._staging.data(segment))
+            for place, part in parts:
+                group = groups[place]
+                group.attempts += [attempt] if attempt not in group.attempts[-1:] else []
+                group.batches += data[part.position : part.position + part.length]
+                group.batch_count += part.batches
+        return [
+            GroupOrder(
+                target,
+                record.query,
+                record.epoch,
+                record.incarnation_number,
+                record.positions,
+                tuple(group.attempts),
+                group.batches,
+                group.batch_count,
+            )
+            for target in targets
+            for group in (groups[target.topic, target.partition],)
+        ]
+
+
+@dataclass(slots=True)
+class _Group:
+    """A group while it is put together."""
+
+    attempts: list[str]
+    batches: bytearray
+    batch_count: int
+
+
+def _take(waiting: list[Target], sizes: Mapping[Place, int]) -> list[Target]:
+    """Take as many targets from the front as may be in memory, at least one."""
+    taken, size_bytes = 0, 0
+    for target in waiting:
+        group_bytes = sizes[target.topic, target.partition]
+        if taken and size_bytes + group_bytes > MAX_GROUPS_BYTES:
+            break
+        taken, size_bytes = taken + 1, size_bytes + group_bytes
+    some = waiting[:taken]
+    del waiting[:taken]
+    return some

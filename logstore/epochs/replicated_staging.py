@@ -1,0 +1,319 @@
+"""Staged output in a cluster: segments as records of the stream that has the ledger of epochs.
+
+A segment is its header and data as in a staging file (`logstore.format.staged`), cut into pieces of PIECE_BYTES: one
+record with the key SEGMENT, then those with the key MORE. A record with the key DROPPED names attempts that are no
+more. The owner of the stream appends all of them, and the next owner reads them back in their order (`take`).
+
+Invariants:
+* A ticket of `stage` settles only when all pieces of the segment are acknowledged: on every member, synced.
+* The pieces of a segment follow each other, whatever ledger entries are between them. A segment counts after a takeover
+  only if all pieces are there and its checksums match; one that the former owner has begun and not finished is passed
+  over.
+* The segments of an attempt count from the first on without a gap.
+* An append that fails ends everything here: the stream has another owner, who reads its own.
+* All staged bytes together stay below `limit_bytes` and one segment header. At most CACHE_BYTES of data are kept in
+  memory, for epochs that are committed soon; the rest is read from the stream.
+
+This module does not know which epochs are committed: `logstore.epochs.epochs` names the attempts to drop.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from logstore.errors import CorruptFile, MalformedRequest, StagePosition, StorageFailed
+from logstore.format.epoch_api import Part
+from logstore.format.fields import get_int, get_name, get_objects, parse_object
+from logstore.format.records import Record
+from logstore.format.staged import (
+    AttemptKey,
+    SegmentHeader,
+    decode_segment_header,
+    encode_segment_header,
+    segment_bytes,
+)
+from logstore.interfaces import Buffer
+from logstore.log.coroutines import start
+from logstore.log.ticket import Ticket
+
+SEGMENT: Final = b"segment"
+MORE: Final = b"more"
+DROPPED: Final = b"dropped"
+PIECE_BYTES: Final = 1 << 20
+"""Half of what the owner of a stream may have under way at the least, so that pieces are written while others wait."""
+CACHE_BYTES: Final = 16 << 20
+KEYS_AT_ONCE: Final = 1_000
+"""Of dropped attempts in one record."""
+_INT64_MAX: Final = 2**63 - 1
+
+AppendRecord = Callable[[bytes, bytes], Ticket[int]]
+"""Appends a record, by key and value, behind those before it; settles with the offset when it is acknowledged."""
+ReadValues = Callable[[int, int], Ticket[list[bytes]]]
+"""The values of so many staged records, SEGMENT first, from an offset on. Fails with StorageFailed, CorruptChunk, or
+NotLeader.
+"""
+
+
+class SegmentPart(NamedTuple):
+    """The batches of one stream in a segment: where they are in its data, and how many."""
+
+    position: int
+    length: int
+    batches: int
+
+
+class ReplicatedSegment:
+    """A segment in the stream."""
+
+    def __init__(self, header: SegmentHeader, ticket: Ticket[int]) -> None:
+        self.header = header
+        self.ticket = ticket
+        self.offset = -1
+        """Of its first piece; -1: not known yet."""
+
+    @property
+    def pieces(self) -> int:
+        """How many records have it."""
+        return -(-self.header.size_bytes // PIECE_BYTES)
+
+    def parts(self) -> Iterator[tuple[tuple[str, int], SegmentPart]]:
+        """The parts of its data that are not empty, by topic and partition."""
+        position = 0
+        for part in self.header.parts:
+            if part.length_bytes:
+                yield (part.topic, part.partition), SegmentPart(position, part.length_bytes, part.batches)
+            position += part.length_bytes
+
+
+class ReplicatedAttempt:
+    """The segments of one attempt."""
+
+    def __init__(self, key: AttemptKey) -> None:
+        self.key = key
+        self.segments: list[ReplicatedSegment] = []
+        self.durable_segments = 0
+        self.size_bytes = 0
+        self.failure: StorageFailed | None = None
+
+    @property
+    def last_staged_ms(self) -> int:
+        """Wall time of the newest segment, in ms."""
+        return self.segments[-1].header.staged_ms if self.segments else 0
+
+    def add(self, segment: ReplicatedSegment) -> None:
+        """The next segment."""
+        self.segments.append(segment)
+        self.size_bytes += segment.header.size_bytes
+
+    def known(self, position: int, data: Buffer) -> Ticket[int] | None:
+        """The ticket of the same segment, if it is here; None if it is the next one. Raises StagePosition."""
+        if position > len(self.segments):
+            raise StagePosition(
+                f"segment {position} of attempt {self.key.attempt!r} does not follow the {len(self.segments)} segments "
+                "here",
+                length=len(self.segments),
+            )
+        if position == len(self.segments):
+            return None
+        segment = self.segments[position]
+        if segment.header.data_bytes != len(data) or segment.header.data_crc != crc32c(data):
+            raise StagePosition(
+                f"segment {position} of attempt {self.key.attempt!r} is here with other bytes; an attempt's output "
+                "must not change: use a new attempt",
+                length=len(self.segments),
+            )
+        return segment.ticket
+
+
+class _Pieces:
+    """A segment while it is read back, piece by piece."""
+
+    def __init__(self, offset: int, value: bytes) -> None:
+        self.offset = offset
+        self.size_bytes = segment_bytes(value)
+        self.data = bytearray(value)
+
+    def header(self) -> SegmentHeader | None:
+        """The header, if the segment is whole."""
+        if len(self.data) != self.size_bytes:
+            return None
+        header = decode_segment_header(self.data)
+        whole = memoryview(self.data)[header.header_bytes :]
+        return header if crc32c(whole) == header.data_crc else None
+
+
+class ReplicatedStaging:
+    """The staged output of all attempts (`logstore.epochs.parts.StagingArea`)."""
+
+    def __init__(self, append: AppendRecord, read: ReadValues, limit_bytes: int) -> None:
+        self._append = append
+        self._read = read
+        self._limit_bytes = limit_bytes
+        self._attempts: dict[AttemptKey, ReplicatedAttempt] = {}
+        self._reading: _Pieces | None = None
+        self._cache: dict[ReplicatedSegment, bytes] = {}
+        self._cached_bytes = 0
+        self.used_bytes = 0
+
+    # ---- what the stream has, at a takeover
+
+    @property
+    def first_offset(self) -> int | None:
+        """The offset of the first piece of a live attempt; None: there is none. One that is not known yet comes later
+        than all that are.
+        """
+        known = [a.segments[0].offset for a in self._attempts.values() if a.segments and a.segments[0].offset >= 0]
+        return min(known, default=None)
+
+    def take(self, offset: int, record: Record) -> None:
+        """Read back a record. Raises CorruptFile, UnknownFormatVersion."""
+        value = record.value or b""
+        if record.key == SEGMENT:
+            self._reading = _Pieces(offset, value)
+        elif record.key == MORE and self._reading is not None:
+            self._reading.data += value
+        elif record.key == DROPPED:
+            self._forget(_decode_keys(value))
+        if self._reading is not None and len(self._reading.data) >= self._reading.size_bytes:
+            pieces, self._reading = self._reading, None
+            header = pieces.header()
+            if header is not None:
+                self._take_segment(header, pieces.offset)
+
+    def _take_segment(self, header: SegmentHeader, offset: int) -> None:
+        attempt = self._attempts.get(header.key) or ReplicatedAttempt(header.key)
+        if header.position != len(attempt.segments):
+            return  # its attempt was dropped, or began before what is read
+        segment = ReplicatedSegment(header, Ticket.succeeded(header.position + 1))
+        segment.offset = offset
+        attempt.add(segment)
+        attempt.durable_segments += 1
+        self._attempts[header.key] = attempt
+        self.used_bytes += header.size_bytes
+
+    # ---- staging
+
+    def stage(
+        self, key: AttemptKey, position: int, parts: tuple[Part, ...], data: Buffer, *, now_ms: int
+    ) -> Ticket[int]:
+        """Stage the segment `position` of an attempt; the result is `position` + 1, once the segment is durable.
+
+        The caller has checked the batches. Raises StagePosition, or StorageFailed if the area is full.
+        """
+        attempt = self._attempts.get(key) or ReplicatedAttempt(key)
+        known = attempt.known(position, data)
+        if known is not None:
+            return known
+        if self.used_bytes + len(data) > self._limit_bytes:
+            raise StorageFailed(
+                f"{self.used_bytes} bytes are staged, and {len(data)} more would exceed staging.limit_bytes = "
+                f"{self._limit_bytes}; commit or stop queries, or raise the limit"
+            )
+        head, header = encode_segment_header(key, position=position, staged_ms=now_ms, parts=parts, data=data)
+        segment = ReplicatedSegment(header, Ticket())
+        attempt.add(segment)
+        self._attempts[key] = attempt
+        self.used_bytes += header.size_bytes
+        whole = head + data
+        self._keep(segment, whole[len(head) :])
+        pieces = [whole[at : at + PIECE_BYTES] for at in range(0, len(whole), PIECE_BYTES)]
+        appended = [self._append(MORE if number else SEGMENT, piece) for number, piece in enumerate(pieces)]
+        start(self._settle(attempt, segment, appended))
+        return segment.ticket
+
+    async def _settle(
+        self, attempt: ReplicatedAttempt, segment: ReplicatedSegment, appended: Sequence[Ticket[int]]
+    ) -> None:
+        failure: StorageFailed | None = None
+        for ticket in appended:
+            await ticket.settled()
+            if ticket.error is not None:
+                failure = failure or StorageFailed(f"staging for epoch {attempt.key.epoch}: {ticket.error}; retry")
+            elif segment.offset < 0:
+                segment.offset = ticket.result()  # from now on an owner has to read from here
+        if failure is not None:
+            attempt.failure = failure
+            segment.ticket.fail(failure)
+            return
+        attempt.durable_segments += 1
+        segment.ticket.succeed(segment.header.position + 1)
+
+    def _keep(self, segment: ReplicatedSegment, data: bytes) -> None:
+        """Keep data in memory; the oldest makes room."""
+        self._cache[segment] = data
+        self._cached_bytes += len(data)
+        while self._cached_bytes > CACHE_BYTES and len(self._cache) > 1:
+            self._cached_bytes -= len(self._cache.pop(next(iter(self._cache))))
+
+    # ---- reading back
+
+    async def data(self, segment: ReplicatedSegment) -> bytes:
+        """The data of a durable segment, checked. Raises StorageFailed, CorruptFile, NotLeader."""
+        cached = self._cache.get(segment)
+        if cached is not None:
+            return cached
+        header = segment.header
+        whole = b"".join(await self._read(segment.offset, segment.pieces))
+        data = whole[header.header_bytes :]
+        if len(data) != header.data_bytes or crc32c(data) != header.data_crc:
+            raise CorruptFile(
+                f"segment {header.position} of attempt {header.key.attempt!r} of query {header.key.query!r}, at offset "
+                f"{segment.offset} of the topic of epochs, is damaged: {header.data_bytes} bytes were staged"
+            )
+        return data
+
+    # ---- attempts
+
+    def get(self, key: AttemptKey) -> ReplicatedAttempt | None:
+        """The attempt with this key, or None if it has staged nothing."""
+        return self._attempts.get(key)
+
+    def attempts(self, query: str) -> list[ReplicatedAttempt]:
+        """The attempts of a query."""
+        return [attempt for attempt in self._attempts.values() if attempt.key.query == query]
+
+    def all_attempts(self) -> list[ReplicatedAttempt]:
+        """Every attempt."""
+        return list(self._attempts.values())
+
+    def drop(self, keys: Iterable[AttemptKey]) -> int:
+        """Forget these attempts; the stream hears of it, and nobody waits for that. Returns their total bytes."""
+        dropped = [key for key in keys if key in self._attempts]
+        if not dropped:
+            return 0
+        for first in range(0, len(dropped), KEYS_AT_ONCE):
+            self._append(DROPPED, _encode_keys(dropped[first : first + KEYS_AT_ONCE]))
+        return self._forget(dropped)
+
+    def _forget(self, keys: Iterable[AttemptKey]) -> int:
+        forgotten = [attempt for key in keys if (attempt := self._attempts.pop(key, None)) is not None]
+        for segment in (segment for attempt in forgotten for segment in attempt.segments):
+            self._cached_bytes -= len(self._cache.pop(segment, b""))
+        dropped_bytes = sum(attempt.size_bytes for attempt in forgotten)
+        self.used_bytes -= dropped_bytes
+        return dropped_bytes
+
+
+def _encode_keys(keys: Sequence[AttemptKey]) -> bytes:
+    fields = ("query", "run", "epoch", "task", "attempt")  # as in the header of a segment
+    named = [dict(zip(fields, key, strict=True)) for key in keys]
+    return json.dumps({"attempts": named}, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _decode_keys(value: bytes) -> list[AttemptKey]:
+    """Raises CorruptFile."""
+    try:
+        return [
+            AttemptKey(
+                get_name(entry, "query"),
+                get_name(entry, "run"),
+                get_int(entry, "epoch", 0, _INT64_MAX),
+                get_int(entry, "task", 0, _INT64_MAX),
+                get_name(entry, "attempt"),
+            )
+            for entry in get_objects(parse_object(value), "attempts")
+        ]
+    except MalformedRequest as error:
+        raise CorruptFile(f"a record of dropped attempts in the topic of epochs: {error}") from error

@@ -1,0 +1,63 @@
+"""Which epochs a stream of a cluster has: the newest END of each query, as the stream's owner knows them.
+
+Invariants:
+* Every END at or behind `known_from` is noted, or a newer one of the same query is. What lies in front has to be
+  searched for before a group may be appended whose epoch was decided when the stream ended there.
+* `has` is never wrong about an epoch whose decision is newer than what was searched: the epochs of a query come in
+  order, each in all its streams before the next is decided; and END of an epoch lies behind the offset where the stream
+  ended when the epoch was decided.
+* At most MAX_QUERIES are kept: the END that lies furthest back is forgotten first, and `known_from` moves behind it.
+"""
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from logstore.format.control import End, decode_control
+from logstore.interfaces import Buffer
+
+MAX_QUERIES: Final = 10_000
+
+
+class NewestEnd(NamedTuple):
+    """The newest END of a query: its offset and its epoch."""
+
+    offset: int
+    epoch: int
+
+
+class StreamEnds:
+    """See the module. It begins with what lies at or behind an offset, which is nothing yet."""
+
+    def __init__(self, known_from: int) -> None:
+        self.known_from = known_from
+        self._ends: dict[str, NewestEnd] = {}
+
+    def note(self, query: str, epoch: int, offset: int) -> None:
+        """END of an epoch is at this offset."""
+        known = self._ends.get(query)
+        if known is None or known.offset < offset:
+            self._ends[query] = NewestEnd(offset, epoch)
+        if len(self._ends) > MAX_QUERIES:
+            oldest = min(self._ends, key=lambda each: self._ends[each])
+            self.known_from = max(self.known_from, self._ends.pop(oldest).offset + 1)
+
+    def must_search(self, decided_at: int) -> bool:
+        """Whether an END at or behind this offset may not be noted."""
+        return decided_at < self.known_from
+
+    def searched(self, from_offset: int, controls: Iterable[tuple[int, Buffer]]) -> None:
+        """These control batches (offset, bytes), and no other END, lie at or behind an offset. Raises CorruptBatch,
+        UnknownFormatVersion.
+        """
+        self.known_from = min(self.known_from, from_offset)
+        for offset, batch in sorted(controls, key=lambda each: each[0], reverse=True):
+            control = decode_control(batch)
+            if isinstance(control, End):
+                self.note(control.query, control.epoch, offset)
+
+    def has(self, query: str, epoch: int, decided_at: int) -> bool:
+        """Whether the stream has an epoch that was decided when the stream ended at an offset, or had ended there a
+        little before.
+        """
+        known = self._ends.get(query)
+        return known is not None and known.offset >= decided_at and known.epoch >= epoch
