@@ -31,7 +31,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from benchmarks.checked import producers, readers, topics
+from benchmarks.checked import epochs, producers, readers, topics
 from benchmarks.checked.checker import Checker
 from benchmarks.checked.faults import NO_FAULT, Disk, Faults, NotHealed, silences_s
 from benchmarks.checked.history import Recorder, read_history
@@ -151,6 +151,9 @@ class Run:
         if not topics.list_topics(work):
             self.trouble.append("no host lists the topics at the end")
         readers.ask_commits(work, GROUPS)
+        for partition, stream in enumerate(epochs.STREAMS):
+            if not readers.read_log(work, epochs.TOPIC, partition, stream):
+                self.trouble.append(f"stream {stream} could not be read at the end")
         for partition in range(work.partitions):
             stream = stream_name(work.topic, partition)
             if not readers.read_log(work, work.topic, partition, stream):
@@ -171,6 +174,7 @@ def _clients(chance: Random) -> list[tuple[Callable[..., None], tuple[Any, ...]]
         *((readers.be_member, (group, Random(chance.random()))) for group in GROUPS for _ in range(2)),
         (readers.commit_alone, ()),
         (topics.make_topics, (Random(chance.random()),)),
+        (epochs.commit_epochs, (Random(chance.random()),)),
     ]
 
 

@@ -165,7 +165,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     await access.complete()
     topics.take_all()
     await nursery.start(host.run)
-    placement = Placement(host, lambda: view.members, addresses, topics.groups_topic)
+    placement = Placement(host, lambda: view.members, addresses, topics.groups_topic, settings.node_id)
     ledgers = LedgerServices(topics, reads, metadata, local.clock, report)
     engine = ClusterEngine(local.engine, topics, reads)
     owners = OwnerCalls(host, links.calls)
