@@ -185,7 +185,7 @@ def find_goals(rows: Rows, checker: Checker, trouble: Sequence[str], kinds: int)
         at_most("what did not heal, end or stay up", len(trouble), "", 0),
         at_least("kinds of faults", len({row["kind"] for row in rows.all}), "", kinds),
     ]
-    wanted = ("produce", "read", "deliver", "commit", "committed", "create", "grow", "delete", "log")
+    wanted = ("produce", "read", "deliver", "commit", "committed", "create", "grow", "delete", "log", "epoch")
     goals += [
         at_least(f"calls: {call}", checker.counts[call] - checker.counts[f"{call}, failed"], "", 1) for call in wanted
     ]

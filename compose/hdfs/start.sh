@@ -1,5 +1,6 @@
 #!/bin/sh
 # `start-hdfs namenode|datanode NAMENODE`: one server of an HDFS without passwords, for a network of its own.
+# `start-hdfs fs NAMENODE -ls /`: Hadoop's commands for files.
 set -eu
 role=$1
 namenode=$2
@@ -24,8 +25,12 @@ namenode)
     more="" run $server.namenode.NameNode exec
     ;;
 datanode) more="" run $server.datanode.DataNode exec ;;
+fs)
+    shift 2
+    more="$*" run org.apache.hadoop.fs.FsShell exec
+    ;;
 *)
-    echo "start-hdfs namenode|datanode NAMENODE" >&2
+    echo "start-hdfs namenode|datanode|fs NAMENODE" >&2
     exit 2
     ;;
 esac
