@@ -1,4 +1,4 @@
-"""The query of the compose file: averages per customer from topic `payments` to topic `averages`, on the three sidecars.
+"""The query of the compose file: averages per customer, from topic `payments` to topic `averages`.
 
 `python query.py SERVERS CHECKPOINT` makes the topics, and runs until it is stopped. CHECKPOINT is a directory that
 outlives the container, such as hdfs://namenode:8020/averages. Send payments with any Kafka client, one JSON object in

@@ -122,5 +122,6 @@ def test_a_sidecar_is_not_root() -> None:
 
 def test_tests_use_the_images_that_compose_builds() -> None:
     """By the same names."""
+    assert CONTENT["services"]["spark"]["command"][0].split(",") == [f"{name}:9092" for name in SIDECARS]
     images = {service["image"] for service in CONTENT["services"].values()}
     assert {containers.SIDECAR_IMAGE, containers.ETCD_IMAGE} <= images
