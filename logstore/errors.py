@@ -250,6 +250,14 @@ class NotInCluster(CairnError):
     """What one host does alone, and a cluster of hosts does not do yet."""
 
 
+class UnknownHost(CairnError):
+    """No host of the cluster has this name, or none that lives."""
+
+
+class HostStays(CairnError):
+    """A host that cannot be drained or removed as things are; the message says why, and what to do first."""
+
+
 class NoCluster(CairnError):
     """What the hosts of a cluster say, asked of a sidecar that is alone."""
 

@@ -64,6 +64,7 @@ REPLICAS_REMOVED: Final = LogEvent("replicas_removed")
 STREAM_LED: Final = LogEvent("stream_led", folded_by="stream")
 PRODUCERS_NOT_READ: Final = LogEvent("producers_not_read", Level.WARNING)
 LEDGER_NOT_READ: Final = LogEvent("ledger_not_read", Level.WARNING)
+RETENTION_WAITS: Final = LogEvent("retention_waits", Level.WARNING, folded_by="stream")
 TOPIC_UNREADABLE: Final = LogEvent("topic_unreadable", Level.ERROR)
 
 # ---- links to other hosts

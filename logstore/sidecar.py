@@ -42,6 +42,7 @@ from logstore.base.tls import ServerTls
 from logstore.cluster.epochs_home import EpochLimits
 from logstore.cluster.owner_calls import FORWARD
 from logstore.cluster.part import ClusterPart, LocalParts, StartCluster
+from logstore.cluster.replicated_ledger import ReplicatedLedger
 from logstore.config import SidecarConfig
 from logstore.disk.files import MAX_DESCRIPTORS, OsFiles
 from logstore.disk.meter import DiskMeter
@@ -63,7 +64,6 @@ from logstore.events import (
     STOPPED,
     STOPPING,
 )
-from logstore.format.topic_partition import TopicPartition
 from logstore.kafka import epochs as epoch_requests
 from logstore.kafka.acls import AclHandlers
 from logstore.kafka.api_types import Api, ApiHandlers, Broker, BrokerSettings, compose
@@ -72,15 +72,17 @@ from logstore.kafka.configs import ConfigHandlers
 from logstore.kafka.epoch_routing import EpochRouting
 from logstore.kafka.groups.coordination import GroupCoordination
 from logstore.kafka.groups.coordinator import GroupCoordinator
+from logstore.kafka.groups.followed import commits_by_stream, committed_offsets
 from logstore.kafka.groups.handlers import GroupHandlers, TopicIds
-from logstore.kafka.groups.offsets import CommittedOffset, OffsetLedger, OffsetStore
+from logstore.kafka.groups.offsets import OffsetLedger, OffsetStore
 from logstore.kafka.groups.service import GroupService
 from logstore.kafka.hosts import cluster_apis
 from logstore.kafka.metadata import MetadataHandlers
 from logstore.kafka.offsets import OffsetHandlers
-from logstore.kafka.operators import HostFacts, operator_apis
+from logstore.kafka.operators import HostFacts, operator_apis, summary_api
 from logstore.kafka.producer_ids import ProducerIdHandlers
 from logstore.kafka.quotas import QuotaHandlers
+from logstore.kafka.reader_routing import ReaderRouting
 from logstore.kafka.readers import reader_apis
 from logstore.kafka.scans import scan_apis
 from logstore.kafka.security.handlers import UserHandlers
@@ -90,11 +92,10 @@ from logstore.kafka.security.users import LEDGER as USERS_LEDGER
 from logstore.kafka.server import KafkaServer, Listener, ServerSecurity
 from logstore.kafka.topics import TopicHandlers
 from logstore.log.ledger import Ledger
-from logstore.log.readers import StreamId
 from logstore.log.store import Store
 from logstore.monitoring.event_log import EventLog
 from logstore.monitoring.health import Health, Phase
-from logstore.monitoring.sampler import Served, Watched
+from logstore.monitoring.sampler import Here, Served, Watched
 from logstore.refusals import COORDINATOR_DIRECTORY, refuse_foreign_files, refuse_other_kind, refuse_own_callers
 
 SWITCH_INTERVAL_S = 0.0005
@@ -146,7 +147,6 @@ class Recovered(NamedTuple):
     """What is on the disk, opened."""
 
     store: Store
-    staging: Staging
     epochs: Epochs
     callers: CallerStores
 
@@ -170,7 +170,7 @@ def _recover(settings: SidecarConfig, files: OsFiles, clock: Clock, report: Repo
     staging = Staging.open(files, store.notify, report, limit_bytes=settings.staging_bytes)
     epochs = Epochs(of_host(store, staging, report), report, staged_age_ms=settings.staged_age_ms)
     report(RECOVERED, streams=len(store.streams()), seconds=round(clock.monotonic_s() - started_s, 3))
-    return Recovered(store, staging, epochs, callers)
+    return Recovered(store, epochs, callers)
 
 
 async def _serve(settings: SidecarConfig) -> None:
@@ -179,7 +179,7 @@ async def _serve(settings: SidecarConfig) -> None:
     reporter = Reporter(clock, as_json=settings.log_as_json, level=settings.log_level)
     report, files, health = EventLog(reporter, clock), OsFiles(settings.data_dir), Health()
     tls = ServerTls(settings.tls) if settings.needs_tls else None
-    store, staging, epochs, callers = _recover(settings, files, clock, report)
+    store, epochs, callers = _recover(settings, files, clock, report)
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async with open_engine(store, files) as engine, trio.open_nursery() as nursery:
             await epoch_requests.roll_forward(engine, epochs)
@@ -198,15 +198,18 @@ async def _serve(settings: SidecarConfig) -> None:
             facts = partial(_host_facts, settings.data_dir)
             if cluster is None:
                 handlers = _handlers(broker, engine, groups, epochs, callers, listeners, facts)
+                here = Here(lambda: (groups.service,), lambda: epochs, lambda: store.readers)
             else:
                 coordination = _coordination(settings, broker, report, cluster, groups.apis())
-                handlers = _cluster_handlers(broker, coordination, callers, listeners, cluster)
+                handlers = _cluster_handlers(broker, engine.store, coordination, callers, listeners, cluster, facts)
                 nursery.start_soon(coordination.run)
+                homes = cluster.homes
+                here = Here(coordination.services, lambda: homes.epochs.epochs, lambda: homes.readers.readers)
             security = ServerSecurity(tls, Authenticator(callers.users, settings.login, report))
             server = KafkaServer(broker, handlers, security)
             state = _shared_state(settings, clock)
             meter, peer_tls = (None, None) if cluster is None else (cluster.meter, cluster.tls)
-            served = Served(engine, server, groups.service, epochs, staging, meter)
+            served = Served(engine, broker.engine.store, server, here, meter)
             watched = Watched(served, files.meter, handlers.meter, report, health, state, settings.data_dir, clock)
             http = await _start_monitoring(settings, watched, tls, nursery)
             listeners += await nursery.start(server.serve, settings.listeners)
@@ -433,20 +436,9 @@ async def _tidy_state(state: SharedState, idle_s: float, report: Report) -> None
 
 
 def _groups(settings: SidecarConfig, broker: Broker, store: Store, report: Report) -> GroupHandlers:
-
-    def note_commits(group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
-        found = {StreamId(entry.topic_id, where.partition): entry.offset for where, entry in offsets.items()}
-        store.readers.note_commits(group, found)
-
-    handlers = _group_handlers(settings, broker, report, OffsetStore(store.groups, note_commits))
-
-    def committed(group: str, stream: StreamId) -> int | None:
-        topic = store.topic_by_id(uuid.UUID(hex=stream.topic_id))
-        where = None if topic is None else TopicPartition(topic.name, stream.partition)
-        found = None if where is None else handlers.service.committed(group, [where]).of(where)
-        return None if found is None else found.offset
-
-    store.readers.follow(committed)
+    offsets = OffsetStore(store.groups, commits_by_stream(store.readers.note_commits))
+    handlers = _group_handlers(settings, broker, report, offsets)
+    store.readers.follow(committed_offsets(store, handlers.service))
     return handlers
 
 
@@ -500,24 +492,34 @@ def _handlers(
 def _coordination(
     settings: SidecarConfig, broker: Broker, report: Report, cluster: ClusterPart, known: Sequence[Api]
 ) -> GroupCoordination:
-    """The groups of a cluster, on the host that coordinates them."""
+    """The groups of a cluster, on the host that coordinates them, and the registered readers beside them."""
+    readers = cluster.homes.readers
 
     def make(ledger: OffsetLedger) -> GroupHandlers:
-        return _group_handlers(settings, broker, report, OffsetStore(ledger))
+        offsets = OffsetStore(ledger, commits_by_stream(readers.note_commits))
+        return _group_handlers(settings, broker, report, offsets)
 
-    return GroupCoordination(cluster.homes.groups, make, known)
+    async def beside(ledger: ReplicatedLedger, handlers: GroupHandlers) -> None:
+        await readers.serve(ledger, committed_offsets(broker.engine.store, handlers.service))
+
+    return GroupCoordination(cluster.homes.groups, make, known, beside)
 
 
 def _cluster_handlers(
     broker: Broker,
+    own: Store,
     coordination: GroupCoordination,
     stores: CallerStores,
     listeners: Sequence[Listener],
     cluster: ClusterPart,
+    facts: Callable[[], HostFacts],
 ) -> ApiHandlers:
-    """What a host of a cluster serves: registered readers are not among it yet."""
-    routing = EpochRouting(broker, cluster.homes.epochs, cluster.homes.owners)
-    cluster.homes.calls.handle(FORWARD, routing.passed_on)
+    """What a host of a cluster serves."""
+    homes = cluster.homes
+    routing = EpochRouting(broker, homes.epochs, homes.owners)
+    homes.calls.handle(FORWARD, routing.passed_on)
+    readers = ReaderRouting(broker, homes.topics, homes.readers, homes.holds, homes.owners)
+    readers.serve(homes.calls)
     apis: list[Api] = [
         *MetadataHandlers(broker).apis(),
         *OffsetHandlers(broker).apis(),
@@ -531,7 +533,9 @@ def _cluster_handlers(
         *login_apis(),
         *UserHandlers(broker, stores.users).apis(),
     ]
-    return compose(apis, [*cluster_apis(broker, cluster.survey), *scan_apis(broker), *routing.apis()])
+    summary = summary_api(broker, own, lambda: homes.epochs.epochs, lambda: homes.readers.readers, facts)
+    private = (summary, *cluster_apis(broker, cluster.survey), *scan_apis(broker), *routing.apis(), *readers.apis())
+    return compose(apis, private)
 
 
 def _host_facts(data_dir: Path) -> HostFacts:

@@ -14,9 +14,10 @@ from logstore.client.admin_wire import ClusterInfo, GroupInfo
 from logstore.client.blocking import Client
 from logstore.client.errors import NOT_COORDINATING, MalformedReply, Refused
 from logstore.errors import InvalidConfig, NoCluster
-from logstore.format.host_summaries import PLACES_PER_REPLY, HostsReply, PlacesReply, PlaceSummary
+from logstore.format.host_summaries import PLACES_PER_REPLY, HostChanged, HostsReply, PlacesReply, PlaceSummary
 from logstore.format.operator_api import (
     QUERIES_PER_REPLY,
+    ChangeHostRequest,
     DescribeHostsRequest,
     DescribePlacesRequest,
     DescribeQueriesRequest,
@@ -46,7 +47,7 @@ class Admin:
         self._coordinator: Address | None = None
 
     def cluster(self) -> ClusterInfo:
-        """The cluster id, and the address that the sidecar tells its clients."""
+        """The cluster id, and the addresses that the sidecar tells its clients."""
         return self._client.call(wire.METADATA, wire.metadata_request((), create=False), admin_wire.cluster_reply)
 
     # ---- the sidecar's own
@@ -70,6 +71,10 @@ class Admin:
     def hosts(self) -> HostsReply:
         """The hosts of the cluster. Raises NoCluster at a sidecar that is alone."""
         return self._client.call_operator(DescribeHostsRequest(), HostsReply)
+
+    def change_host(self, host: str, action: str) -> HostChanged:
+        """Have a host drained, kept or removed. Raises UnknownHost, HostStays, NoCluster."""
+        return self._client.call_operator(ChangeHostRequest(host, action), HostChanged)
 
     def places(self, topic: str) -> PlacesReply | None:
         """Where all partitions of a topic are; None at a sidecar that is alone."""
@@ -197,7 +202,7 @@ class Admin:
         return self._retry(ask)
 
     def _find_coordinator(self) -> Address:
-        request = admin_wire.find_coordinator_request("")
+        request = admin_wire.find_coordinator_request("cairn")
         error, address = self._client.call_once(wire.FIND_COORDINATOR, request, admin_wire.find_coordinator_reply, None)
         self._check(error, "the coordinator of groups")
         return address

@@ -26,11 +26,10 @@ _NO_EPOCH: Final = -1
 
 
 class ClusterInfo(NamedTuple):
-    """Metadata's answer about the cluster: its id ("" if it has none), and the broker's advertised host and port."""
+    """Metadata's answer about the cluster: its id ("" if it has none), and the advertised HOST:PORT of each host."""
 
     cluster_id: str
-    host: str
-    port: int
+    hosts: tuple[str, ...]
 
 
 class GroupMember(NamedTuple):
@@ -55,12 +54,12 @@ def cluster_reply(body: Buffer) -> ClusterInfo:
     """The cluster part of a reply to `wire.metadata_request`. Raises MalformedReply."""
     reader = WireReader(body)
     reader.int32()  # throttle time
-    host, port = "", -1
+    hosts: list[str] = []
     for _ in range(reader.count()):
         reader.int32()  # node
-        host, port = reader.string(), reader.int32()
+        hosts.append(str(Address(reader.string(), reader.int32())))
         reader.nullable()  # rack
-    return ClusterInfo(reader.nullable() or "", host, port)
+    return ClusterInfo(reader.nullable() or "", tuple(hosts))
 
 
 def find_coordinator_request(group: str) -> bytes:

@@ -115,6 +115,15 @@ class ChunkReads:
         stream.check_offset(offset)
         if offset == stream.high_watermark:
             return ReadResult([], offset, 0)
+        try:
+            return await self._read_at(stream, offset, max_bytes, include_control=include_control)
+        except (CairnError, OSError):
+            stream.check_offset(offset)  # it may have been trimmed meanwhile
+            raise
+
+    async def _read_at(
+        self, stream: ReplicatedStream, offset: int, max_bytes: int, *, include_control: bool
+    ) -> ReadResult:
         chunk = stream.registration.chunk_at(offset)
         if chunk is None:
             raise CorruptChunk(
@@ -213,16 +222,19 @@ class ChunkReads:
         for chunk in self._chunks(stream):
             limit = _limit(stream, chunk)
             local = self._local(stream, chunk, limit - 1)
+            start = stream.log_start_offset
             if local is not None:
                 found = await self._engine.find_timestamp(local, timestamp_ms)
-                if found is not None and found.offset < limit:
+                if found is not None and start <= found.offset < limit:
                     return found
-                continue
+                if found is None or found.offset >= limit:
+                    continue
             late: list[TimeFound] = []
 
-            def look(header: BatchHeader, batch: Buffer, late: list[TimeFound] = late) -> bool:
+            def look(header: BatchHeader, batch: Buffer, late: list[TimeFound] = late, start: int = start) -> bool:
                 if header.max_timestamp >= timestamp_ms and not header.is_control:
-                    late += [each for each in _times(header, batch) if each.timestamp >= timestamp_ms]
+                    times = (each for each in _times(header, batch) if each.offset >= start)
+                    late += [each for each in times if each.timestamp >= timestamp_ms]
                 return bool(late)
 
             await self._walk(stream, chunk, look)
@@ -238,7 +250,7 @@ class ChunkReads:
             local = self._local(stream, chunk, limit - 1)
             found = None if local is None else await self._engine.max_timestamp(local)
             candidates: Sequence[TimeFound] = () if found is None else (found,)
-            if found is None or found.offset >= limit:
+            if found is None or not stream.log_start_offset <= found.offset < limit:
                 candidates = await self._newest(stream, chunk)
             for each in candidates:
                 if newest is None or each.timestamp > newest.timestamp:
@@ -247,10 +259,12 @@ class ChunkReads:
 
     async def _newest(self, stream: ReplicatedStream, chunk: ChunkRegistration) -> Sequence[TimeFound]:
         newest: list[TimeFound] = []
+        start = stream.log_start_offset
 
         def look(header: BatchHeader, batch: Buffer) -> bool:
             if not header.is_control and (not newest or header.max_timestamp > newest[0].timestamp):
-                newest[:] = [max((*newest, *_times(header, batch)), key=lambda each: each.timestamp)]
+                times = (each for each in _times(header, batch) if each.offset >= start)
+                newest[:] = sorted((*newest, *times), key=lambda each: -each.timestamp)[:1]
             return False
 
         await self._walk(stream, chunk, look)
@@ -258,7 +272,9 @@ class ChunkReads:
 
     def _chunks(self, stream: ReplicatedStream) -> Sequence[ChunkRegistration]:
         stream.check_leader()
-        return [chunk for chunk in stream.registration.chunks if chunk.base_offset < stream.high_watermark]
+        first, end = stream.log_start_offset, stream.high_watermark
+        chunks = stream.registration.chunks
+        return [chunk for chunk in chunks if chunk.base_offset < end and not (chunk.end and chunk.end[1] <= first)]
 
     async def _walk(
         self,
@@ -268,7 +284,7 @@ class ChunkReads:
         from_offset: int = 0,
     ) -> None:
         """Show each batch of a chunk, control batches too, to `look`, until it returns True."""
-        offset, limit = max(chunk.base_offset, from_offset), _limit(stream, chunk)
+        offset, limit = max(chunk.base_offset, from_offset, stream.log_start_offset), _limit(stream, chunk)
         while offset < limit:
             found = await self._read(stream, chunk, offset, PIECE_BYTES, include_control=True)
             if found.next_offset <= offset:

@@ -6,6 +6,7 @@ Invariants:
   comes behind all that may.
 * A stream goes to the host that should own it, among the members of its open chunk, once the live hosts have been the
   same for BALANCE_AFTER_S: one stream in BALANCE_STEP_S, so that a takeover disturbs few producers at a time.
+* A stream of a host that leaves goes to the host that should own it, whether or not that has the open chunk.
 """
 
 from collections.abc import Callable
@@ -23,6 +24,8 @@ LOOK_S: Final = 0.05
 """Between two looks at streams without an owner, while there are any."""
 BALANCE_AFTER_S: Final = 10.0
 BALANCE_STEP_S: Final = 0.1
+RELIEVE_AFTER_S: Final = 1.0
+"""Between two looks at the streams of hosts that leave."""
 
 
 class Claims:
@@ -98,7 +101,7 @@ class Claims:
 
     def _rank(self, stream: str) -> int | None:
         live, head = self._hosts.live, self._head(stream)
-        rank = election.claim_rank(stream, self._me.host, head, live)
+        rank = election.claim_rank(stream, self._me.host, head, live, self._hosts.placing.leaving)
         if rank is None:
             return None
         if head is not None and head.owner == self._me:
@@ -114,6 +117,7 @@ class Claims:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._claim_vacant)
             nursery.start_soon(self._balance)
+            nursery.start_soon(self._relieve)
 
     def _may_claim(self) -> bool:
         return self._membership.is_held and not self.is_over
@@ -141,6 +145,25 @@ class Claims:
                     self._claim(stream)
                     await trio.sleep(BALANCE_STEP_S)
 
+    async def _relieve(self) -> None:
+        """Claim, one after the other, what a host owns that leaves and this host should own."""
+        while True:
+            await trio.sleep(RELIEVE_AFTER_S)
+            for stream in list(self._view.heads) if self._hosts.placing.leaving else ():
+                if self._may_claim() and self._should_relieve(stream):
+                    self._claim(stream)
+                    await trio.sleep(BALANCE_STEP_S)
+
+    def _should_relieve(self, stream: str) -> bool:
+        """Whether the owner leaves, and this host comes first and reaches all that hold the open chunk."""
+        head, leaving = self._head(stream), self._hosts.placing.leaving
+        if head is None or self._is_mine(stream) or self.topic_of(stream) is None:
+            return False
+        if head.owner.host not in leaving or self._me.host in leaving:
+            return False
+        members = {member.host for member in head.open_chunk.members} if head.open_chunk is not None else set()
+        return self._rank(stream) == 0 and self._hosts.reaches(members) == len(members)
+
     def _is_settled(self) -> bool:
         return self._may_claim() and trio.current_time() - self._hosts.changed_s >= BALANCE_AFTER_S
 
@@ -150,5 +173,5 @@ class Claims:
         if head is None or head.open_chunk is None or self._is_mine(stream) or self.topic_of(stream) is None:
             return False
         members = {member.host for member in head.open_chunk.members}
-        is_first = election.claim_rank(stream, self._me.host, head, self._hosts.live) == 0
+        is_first = self._rank(stream) == 0
         return is_first and self._me.host in members and self._hosts.reaches(members) == len(members)

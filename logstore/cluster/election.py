@@ -4,13 +4,14 @@ Invariants:
 * Safety never depends on what is decided here: a claim is a swap, and two hosts that claim at once are told apart by it
   (`logstore.replica.owner`). An order only saves work.
 * Every host computes the same order from the same members, without asking. Orders are by rendezvous hash, so a host
-  that comes or goes moves only what it has, and streams spread evenly.
+  that comes or goes moves only what it has, and streams spread in proportion to what hosts' disks take.
 * A host that holds the last chunk claims before those that do not: it can go on alone.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Mapping
 from functools import lru_cache
 from hashlib import blake2b
+from math import log
 from typing import Final
 
 from logstore.base.metadata import schema
@@ -26,27 +27,47 @@ KEPT_SCORES: Final = 1 << 16
 MIN_COPIES_SETTING: Final = "min.insync.replicas"
 
 
-def preferred(stream: str, hosts: Iterable[str]) -> list[str]:
-    """Hosts in the order in which they should own the stream."""
-    return sorted(hosts, key=lambda host: (_score(stream, host), host), reverse=True)
+def preferred(stream: str, hosts: Mapping[str, schema.Member]) -> list[str]:
+    """Hosts in the order in which they should own the stream: as many streams as is in proportion to their disks."""
+    rates = disk_rates(hosts)
+    return sorted(hosts, key=lambda host: (_score(stream, host) / rates[host], host))
+
+
+def disk_rates(hosts: Mapping[str, schema.Member]) -> dict[str, float]:
+    """What each host's disk takes, in bytes per second; a host that does not say counts as the middle one of the rest,
+    and as 1 if none says.
+    """
+    known = sorted(member.disk_rate for member in hosts.values() if member.disk_rate)
+    middle = known[len(known) // 2] if known else 1
+    return {host: float(member.disk_rate or middle) for host, member in hosts.items()}
 
 
 @lru_cache(maxsize=KEPT_SCORES)
-def _score(stream: str, host: str) -> bytes:
-    return blake2b(f"{stream}@{host}".encode(), digest_size=8).digest()
+def _score(stream: str, host: str) -> float:
+    """A time of an exponential distribution: the smallest one, each divided by a rate, is a host's as often as is in
+    proportion to the rates (weighted rendezvous hashing).
+    """
+    drawn = int.from_bytes(blake2b(f"{stream}@{host}".encode(), digest_size=8).digest(), "big")
+    return -log((drawn + 1) / (1 << 64))
 
 
-def claim_rank(stream: str, me: str, head: StreamHead | None, live: Mapping[str, schema.Member]) -> int | None:
+def claim_rank(
+    stream: str,
+    me: str,
+    head: StreamHead | None,
+    live: Mapping[str, schema.Member],
+    leaving: Container[str] = frozenset(),
+) -> int | None:
     """How many hosts should claim the stream before this one; None if this one should not, because it does not live.
 
-    The members of the open chunk come first, each on its disk, then all others.
+    The members of the open chunk come first, each on its disk, then all others; behind all of them those that leave.
     """
     if me not in live:
         return None
     chunk = head.open_chunk if head is not None else None
     members = chunk.members if chunk is not None else ()
     holders = {member.host for member in members if member.host in live and live[member.host].disk == member.disk}
-    order = sorted(preferred(stream, live), key=lambda host: host not in holders)
+    order = sorted(preferred(stream, live), key=lambda host: (host in leaving, host not in holders))
     return order.index(me)
 
 

@@ -20,6 +20,23 @@ class LinkFigures(NamedTuple):
     queued_bytes: int
 
 
+class HostFigures(NamedTuple):
+    """A host that is a member: its number, its rack, and how many streams it owns."""
+
+    host: str
+    node_id: int
+    rack: str
+    owned_streams: int
+
+
+class ShortStream(NamedTuple):
+    """A stream of this host some of whose chunks have fewer live members than copies are wanted."""
+
+    topic: str
+    partition: int
+    chunks: int
+
+
 class ClusterFigures(NamedTuple):
     """The figures of one moment. Counts of calls, failures and takeovers are since the start."""
 
@@ -33,10 +50,15 @@ class ClusterFigures(NamedTuple):
     """Chunks of owned streams with fewer live members than copies are wanted."""
     replicas_open: int
     replicas_sealed: int
+    replica_bytes: int
+    """Of all copies of chunks on this host."""
     waiting_batches: int
     takeovers: int
     member_failures: int
     links: tuple[LinkFigures, ...]
+    hosts: tuple[HostFigures, ...]
+    short: tuple[ShortStream, ...]
+    """The first MAX_SHORT of them."""
     is_metadata_away: bool
     metadata_calls: int
     metadata_failures: int

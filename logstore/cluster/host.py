@@ -28,6 +28,7 @@ Invariants:
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import trio
@@ -41,32 +42,19 @@ from logstore.cluster.claims import Claims
 from logstore.cluster.disk_work import DiskWork
 from logstore.cluster.entry_reads import EntryReads
 from logstore.cluster.host_identity import HostIdentity
-from logstore.cluster.interfaces import Links, ReplicaFiles, StreamListener
+from logstore.cluster.interfaces import Links, PlanSets, ReplicaFiles, StreamListener
 from logstore.cluster.live_hosts import LiveHosts
 from logstore.cluster.membership import Membership
+from logstore.cluster.owner_news import OwnerNews
+from logstore.cluster.owners_time import TICK_S, OwnersTime
 from logstore.cluster.registration_requests import CreateRegistration, FirstRegistration, RegistrationRequests
+from logstore.cluster.set_choice import SetChoice
 from logstore.cluster.stored_topics import StoredTopics
 from logstore.cluster.view import ClusterView, KnownHead, KnownTopic, stream_name, topic_id_of
 from logstore.errors import NotLeader, UnknownTopicOrPartition
-from logstore.events import (
-    MEMBER_FAILED,
-    REPLICAS_REMOVED,
-    STREAM_DEPOSED,
-    STREAM_OWNED,
-    STREAM_UNAVAILABLE,
-)
+from logstore.events import REPLICAS_REMOVED
 from logstore.replica.appending import OwnerLimits
-from logstore.replica.effects import (
-    Acked,
-    Deposed,
-    Effect,
-    Load,
-    MemberFailed,
-    Ready,
-    Send,
-    Store,
-    Unavailable,
-)
+from logstore.replica.effects import Acked, Effect, Load, Send, Store
 from logstore.replica.messages import (
     Append,
     AppendDone,
@@ -81,6 +69,7 @@ from logstore.replica.messages import (
     ReadEntries,
     Reason,
     Refused,
+    StreamRates,
     ToOwner,
 )
 from logstore.replica.owner import TAKING, Owner, OwnerState
@@ -89,12 +78,9 @@ from logstore.replica.registrations import ChunkRegistration, Member, Prefix, St
 from logstore.replica.replica import Replica
 from logstore.replica.stored_registrations import StoredRegistrations
 
-TICK_S: Final = 0.02
 TICKS_AT_ONCE: Final = 64
 PAUSE_PER_TICK: Final = 3
 """Ticks take a quarter of the time at most."""
-STANDSTILL_TICKS: Final = 4
-"""A host that asks for no time in so many ticks has stood still, or was idle."""
 SHOW_AGAIN_S: Final = 2.0
 """Between two tries to seal or remove a replica that could not be."""
 RESIGN_S: Final = 5.0
@@ -111,6 +97,7 @@ class HostParts:
     links: Links
     files: ReplicaFiles
     report: Report
+    plan_sets: PlanSets | None = None
 
 
 @dataclass(slots=True)
@@ -136,20 +123,13 @@ class ClusterHost:
         self._parts = parts
         self._membership = membership
         self._limits = limits or OwnerLimits()
-        self._replica = Replica(parts.identity.member, parts.files.stored)
+        self._replica = Replica(parts.identity.member, parts.files.stored, has_room=parts.files.has_room)
         self._owners: dict[str, Owner] = {}
-        self._listeners: dict[str, StreamListener] = {}
         self._restless: dict[str, Owner] = {}
         self._restless_now = trio.Event()
-        self._last_s = trio.current_time()
-        self._stood_still_s = 0.0
-        self._longest_gap_s = STANDSTILL_TICKS * TICK_S
-        self._waiting: dict[str, str] = {}
-        """Why streams that this host owns wait."""
-        self._takeovers = self._member_failures = 0
-        self._full: set[str] = set()
-        """Streams whose listeners wait for room."""
-        self._hosts = LiveHosts(self.name, parts.view, parts.links, membership, self._hosts_changed)
+        self._time = OwnersTime()
+        self._sets = SetChoice(self.name, lambda: self._hosts.live, parts.links, parts.plan_sets)
+        self._hosts = LiveHosts(self.name, parts.view, parts.links, membership, self._hosts_changed, self._sets.choose)
         self._claims = Claims(
             parts.identity.owner_id,
             parts.view,
@@ -173,9 +153,11 @@ class ClusterHost:
             EntriesRead: self._entries_read,
             Fence: self._fenced,
             LookAtRegistration: self._look_hint,
+            StreamRates: self._sets.heard,
             Refused: self._refused,
         }
         self._changed = ChangeSignal()
+        self._news = OwnerNews(parts.report, self._deposed, self._changed.notify)
         parts.view.add_listener(self)
 
     @property
@@ -185,8 +167,8 @@ class ClusterHost:
             len(self._owners),
             len(self._restless),
             self._claims.streams_without_owner,
-            self._takeovers,
-            self._member_failures,
+            self._news.takeovers,
+            self._news.member_failures,
         )
 
     @property
@@ -209,6 +191,7 @@ class ClusterHost:
             nursery.start_soon(self._claims.run)
             nursery.start_soon(self._show_again)
             nursery.start_soon(self._hosts.watch_links)
+            nursery.start_soon(self._sets.run)
             for stream in self._replica.streams():
                 self._requests.ask(ReadRegistration(stream))
             self.members_changed()
@@ -218,16 +201,19 @@ class ClusterHost:
 
     def listen(self, stream: str, listener: StreamListener) -> None:
         """Tell a listener what becomes of a stream from now on, and what it is now: `ready`, or `unavailable`."""
-        self._listeners[stream] = listener
+        self._news.listeners[stream] = listener
         owner = self._owners.get(stream)
+        if owner is not None:
+            owner.chunk_bytes = listener.chunk_bytes
         if owner is not None and owner.state in TAKING:
+            listener.registered(owner.registration)
             listener.ready(owner.registration.epoch, owner.high_watermark)
-        elif stream in self._waiting:
-            listener.unavailable(self._waiting[stream])
+        elif stream in self._news.waiting:
+            listener.unavailable(self._news.waiting[stream])
 
     def unlisten(self, stream: str) -> None:
         """Tell nobody any more."""
-        self._listeners.pop(stream, None)
+        self._news.listeners.pop(stream, None)
 
     def owner_of(self, stream: str) -> str | None:
         """The host that owns a stream and lives, by the newest registration known here; None if there is none."""
@@ -249,15 +235,31 @@ class ClusterHost:
         """Whether `append` takes a batch of this size now. Raises NotLeader."""
         may = self._taking(stream).may_append(size_bytes)
         if not may:
-            self._full.add(stream)
+            self._news.full.add(stream)
         return may
 
     def append(self, stream: str, data: bytes, record_count: int) -> int:
         """Append a batch, which `may_append` allows; returns its offset. Raises NotLeader."""
         owner = self._taking(stream)
         offset = owner.next_offset
-        self._drive(owner, owner.append(data, record_count, self._now_ms()))
+        self._sets.rates.appended(stream, len(data))
+        self._drive(owner, owner.append(data, record_count, self._time.now_ms()))
         return offset
+
+    def trim(self, stream: str, log_start: int, *, keeps_last: bool) -> None:
+        """Let readers see nothing below an offset, and drop the chunks in front: see `Owner.trim`. Raises NotLeader."""
+        owner = self._taking(stream)
+        self._drive(owner, owner.trim(log_start, self._time.now_ms(), keeps_last=keeps_last))
+
+    def roll(self, stream: str) -> None:
+        """Seal the stream's open chunk, if it has anything, and open the next one. Raises NotLeader."""
+        owner = self._taking(stream)
+        self._drive(owner, owner.roll(self._time.now_ms()))
+
+    def size_chunks(self, stream: str, chunk_bytes: int) -> None:
+        """Chunks of a stream are full at another size, if this host owns the stream."""
+        if stream in self._owners:
+            self._owners[stream].chunk_bytes = chunk_bytes
 
     def next_offset(self, stream: str) -> int:
         """The offset of the next batch. Raises NotLeader."""
@@ -333,7 +335,7 @@ class ClusterHost:
     def _to_owner(self, sender: str, message: ToOwner) -> None:
         owner = self._owners.get(message.stream)
         if owner is not None:
-            self._drive(owner, owner.receive(message, self._now_ms()))
+            self._drive(owner, owner.receive(message, self._time.now_ms()))
 
     def _fenced(self, sender: str, message: Fence) -> None:
         """Somebody claims the stream: this host's owner knows it before an append of its own is refused."""
@@ -368,10 +370,11 @@ class ClusterHost:
     def _hosts_changed(self) -> None:
         """Who lives, or can be reached, has changed."""
         self._claims.look_at_all()
-        now_ms = self._now_ms()
+        now_ms = self._time.now_ms()
         for stream, owner in list(self._owners.items()):
             if self._owners.get(stream) is owner:
-                self._drive(owner, owner.live_members(self._hosts.placement(stream), now_ms))
+                live = self._hosts.placement(stream)
+                self._drive(owner, owner.live_members(live, now_ms, self._hosts.placing))
         self._changed.notify()
 
     def topic_changed(self, name: str, before: KnownTopic | None, now: KnownTopic | None) -> None:
@@ -384,6 +387,7 @@ class ClusterHost:
 
     def head_changed(self, stream: str, now: KnownHead | None) -> None:
         """See ViewListener."""
+        self._sets.head_changed(stream, now)
         self._claims.look_at(stream)
         has_replicas = self._replica.has_chunks_of(stream)
         before = self._heads.pop(stream, None)
@@ -402,14 +406,12 @@ class ClusterHost:
 
     def _claim(self, stream: str) -> None:
         """Become the owner of a stream."""
-
-        def founding(base_offset: int) -> bytes:
-            listener = self._listeners.get(stream)
-            return listener.founding(base_offset) if listener is not None else b""
-
-        now_ms = self._now_ms()
-        owner = self._owners[stream] = Owner(stream, self._parts.identity.owner_id, self._limits, founding)
-        owner.live_members(self._hosts.placement(stream), now_ms)
+        now_ms = self._time.now_ms()
+        news, me = self._news, self._parts.identity.owner_id
+        founding, written_ms = partial(news.founding, stream), partial(news.written_ms, stream)
+        owner = self._owners[stream] = Owner(stream, me, self._limits, founding, written_ms)
+        owner.chunk_bytes = news.chunk_bytes(stream, self._limits.chunk_bytes)
+        owner.live_members(self._hosts.placement(stream), now_ms, self._hosts.placing)
         read = owner.start(now_ms)
         head, known = self.view.heads.get(stream), self._requests.registrations.known(stream)
         if head is None:
@@ -430,14 +432,6 @@ class ClusterHost:
 
     # ---- owners
 
-    def _now_ms(self) -> int:
-        """The time of owners: it does not pass while this host stands still, and so cannot hear its members."""
-        now_s = trio.current_time()
-        gap_s, self._last_s = now_s - self._last_s, now_s
-        if gap_s > self._longest_gap_s:
-            self._stood_still_s += gap_s - TICK_S
-        return int((now_s - self._stood_still_s) * 1000)
-
     def _drive(self, owner: Owner, effects: Iterable[Effect]) -> None:
         """Carry out what an owner asks for after an event: it gets ticks until it is at rest."""
         if owner.state is not OwnerState.DEPOSED:
@@ -454,7 +448,7 @@ class ClusterHost:
                 await self._restless_now.wait()
             await trio.sleep(pause_s)
             begin_s = trio.current_time()
-            now_ms = self._now_ms()
+            now_ms = self._time.now_ms()
             for number, (stream, owner) in enumerate(list(self._restless.items()), start=1):
                 if self._owners.get(stream) is owner:
                     self._carry_out(owner.tick(now_ms))
@@ -463,19 +457,15 @@ class ClusterHost:
                 if number % TICKS_AT_ONCE == 0:
                     await trio.lowlevel.checkpoint()
             pause_s = max(TICK_S, PAUSE_PER_TICK * (trio.current_time() - begin_s))
-            self._longest_gap_s = STANDSTILL_TICKS * pause_s
+            self._time.expect(pause_s)
 
     def _forget(self, stream: str) -> None:
         """The stream's topic was deleted."""
         self._seen.pop(stream, None)
         self._heads.pop(stream, None)
-        self._waiting.pop(stream, None)
-        self._full.discard(stream)
         owner = self._owners.pop(stream, None)
         self._claims.look_at(stream)
-        listener = self._listeners.get(stream)
-        if owner is not None and listener is not None:
-            listener.deposed(0)
+        self._news.stream_deleted(stream, is_owned=owner is not None)
         if self._replica.has_chunks_of(stream):
             self._requests.ask(ReadRegistration(stream))
         self._changed.notify()
@@ -506,9 +496,9 @@ class ClusterHost:
         if owner is None:
             return
         if isinstance(answer, SwapAnswer):
-            self._drive(owner, owner.swap_answered(answer, self._now_ms()))
+            self._drive(owner, owner.swap_answered(answer, self._time.now_ms()))
         else:
-            self._drive(owner, owner.registration_read(answer, self._now_ms()))
+            self._drive(owner, owner.registration_read(answer, self._time.now_ms()))
 
     def _deleted(self, stream: str) -> None:
         """There is no registration. Its replicas go if the topic is gone too: a registration is there before any."""
@@ -541,47 +531,18 @@ class ClusterHost:
             elif isinstance(effect, Store):
                 self._disk.store(effect)
             elif isinstance(effect, Acked):
-                self._acked(effect)
+                self._news.acked(effect)
             elif isinstance(effect, Load):
                 self._disk.load(effect)
             elif isinstance(effect, ReadRegistration | SwapRegistration):
                 self._requests.ask(effect)
             else:
-                self._tell(effect)
+                self._news.tell(effect)
 
-    def _acked(self, effect: Acked) -> None:
-        listener = self._listeners.get(effect.stream)
-        if listener is not None:
-            listener.acked(effect.high_watermark)
-            if effect.stream in self._full:
-                self._full.discard(effect.stream)
-                listener.room()
-
-    def _tell(self, effect: Ready | Deposed | Unavailable | MemberFailed) -> None:
-        """What an owner says to the stream's listener, and to the operator."""
-        listener, report = self._listeners.get(effect.stream), self._parts.report
-        if isinstance(effect, Ready | Deposed):
-            self._waiting.pop(effect.stream, None)
-        if isinstance(effect, Ready):
-            self._takeovers += effect.epoch > 1
-            report(STREAM_OWNED, stream=effect.stream, epoch=effect.epoch, offset=effect.high_watermark)
-            if listener is not None:
-                listener.ready(effect.epoch, effect.high_watermark)
-        elif isinstance(effect, Deposed):
-            report(STREAM_DEPOSED, stream=effect.stream, newer_epoch=effect.newer_epoch, unacked=effect.unacked_offset)
-            self._owners.pop(effect.stream, None)
-            self._claims.look_at(effect.stream)
-            if listener is not None:
-                listener.deposed(effect.newer_epoch)
-        elif isinstance(effect, Unavailable):
-            self._waiting[effect.stream] = effect.reason
-            report(STREAM_UNAVAILABLE, stream=effect.stream, epoch=effect.epoch, reason=effect.reason)
-            if listener is not None:
-                listener.unavailable(effect.reason)
-        else:
-            self._member_failures += 1
-            report(MEMBER_FAILED, stream=effect.stream, epoch=effect.epoch, host=effect.host, reason=effect.reason)
-        self._changed.notify()
+    def _deposed(self, stream: str) -> None:
+        self._owners.pop(stream, None)
+        self._sets.rates.deposed(stream)
+        self._claims.look_at(stream)
 
     def _reading_order(self, members: Sequence[Member]) -> list[Member]:
         """This host first, then those that can be reached, then the rest."""

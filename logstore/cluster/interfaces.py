@@ -5,20 +5,21 @@
 | `Links` | carries messages between hosts |
 | `LinkObserver` | takes the messages that arrive, and hears which hosts can be reached |
 | `ReplicaFiles` | carries out what replicas ask of the disk, on the streams of the local store |
+| `SetPlanner` | says which hosts join a replica set |
 | `StreamListener` | the stream that clients append to, on its owner's host: hears what is acknowledged |
 
 Invariants: everything here runs on the event loop's thread. A message may be lost, so `send` never waits and never
 fails; whoever needs an answer asks again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from logstore.log.stream import Stream
 from logstore.log.ticket import Ticket
 from logstore.replica.effects import DiskOperation, Load
 from logstore.replica.messages import Entry, Message
-from logstore.replica.registrations import Prefix
+from logstore.replica.registrations import Prefix, StreamRegistration
 from logstore.replica.replica import StoredReplicas
 
 Received = Callable[[str, Message], None]
@@ -27,6 +28,26 @@ Received = Callable[[str, Message], None]
 
 PeerRefused = Callable[[str], None]
 """Takes the name of a host whose connection was lost and whose address refuses connections."""
+
+
+class SetPlanner(Protocol):
+    """Plans replica sets for hosts at known places (Peace: `scheduler.peace.replica_sets`)."""
+
+    def choose(
+        self,
+        candidates: Sequence[str],
+        held: Sequence[str],
+        count: int,
+        bytes_s: float,
+        loads: Mapping[str, float],
+        /,
+    ) -> tuple[str, ...]:
+        """Hosts among the candidates that join those that are held."""
+
+
+PlanSets = Callable[[Mapping[str, tuple[tuple[str, ...], float]], Mapping[tuple[str, ...], float]], SetPlanner]
+"""Makes a planner from hosts' fault domains and disks, in bytes a second, and the links into domains, as far as known.
+"""
 
 
 class Links(Protocol):
@@ -77,6 +98,9 @@ class ReplicaFiles(Protocol):
     def stored(self) -> StoredReplicas:
         """What the start has found."""
 
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether the disk may take so many bytes of entries now."""
+
     def perform(self, operation: DiskOperation) -> Ticket[None]:
         """Carry out an operation; the ticket settles when it is durable.
 
@@ -99,6 +123,16 @@ class StreamListener(Protocol):
         `logstore.format.snapshot` reads; asked when the first batch of a chunk is sent.
         """
 
+    @property
+    def chunk_bytes(self) -> int:
+        """The size at which a chunk is full."""
+
+    def written_ms(self) -> int:
+        """When the last batch was appended, or later, on the cluster's retention clock; asked to seal a chunk."""
+
+    def registered(self, registration: StreamRegistration) -> None:
+        """The registration of the owned stream has changed: a chunk was rolled or copied, or the front was trimmed."""
+
     def ready(self, epoch: int, high_watermark: int) -> None:
         """This host owns the stream, and takes appends from this offset on."""
 
@@ -113,3 +147,8 @@ class StreamListener(Protocol):
 
     def unavailable(self, reason: str) -> None:
         """The stream waits, for this reason."""
+
+    def crowded(self) -> None:
+        """A member has refused batches, because its disk has no room: what may go should go now. If other hosts live,
+        `registered` follows with a chunk that has other members.
+        """

@@ -7,6 +7,7 @@
 | is a member, and not reachable for longer | yes | no |
 | is a member, and refused a connection after it was lost (its process is gone) | no | no |
 | is no member: its lease has ended | no | no |
+| is to leave, and lives | yes | where there are too few others |
 
 Invariants:
 * This host itself is always chosen: it knows that it lives.
@@ -25,6 +26,7 @@ from logstore.cluster import election
 from logstore.cluster.interfaces import Links
 from logstore.cluster.membership import Membership
 from logstore.cluster.view import ClusterView
+from logstore.replica.placing import Choose, Placing, first_ones
 from logstore.replica.registrations import Member
 
 LOOK_S: Final = 0.2
@@ -37,11 +39,23 @@ MIN_HOSTS_TO_LEAVE: Final = 3
 """Of two hosts that lose their link both would leave."""
 
 
+def placing_of(leaving: Mapping[str, schema.Leaving], choose: Choose) -> Placing:
+    """What the metadata store says of hosts that leave, as owners take it."""
+    removed = frozenset(host for host, entry in leaving.items() if entry.how == schema.REMOVE)
+    return Placing(frozenset(leaving), removed, choose)
+
+
 class LiveHosts:
     """See the module. `changed` is called when any of it has changed. `watch_links` must run."""
 
     def __init__(
-        self, name: str, view: ClusterView, links: Links, membership: Membership, changed: Callable[[], None]
+        self,
+        name: str,
+        view: ClusterView,
+        links: Links,
+        membership: Membership,
+        changed: Callable[[], None],
+        choose: Choose = first_ones,
     ) -> None:
         self._name = name
         self._view = view
@@ -54,8 +68,10 @@ class LiveHosts:
         self._lost: frozenset[str] = frozenset()
         self._live: dict[str, schema.Member] = {}
         self.live: Mapping[str, schema.Member] = MappingProxyType({})
+        self.placing = Placing(choose=choose)
+        """Which hosts leave, as an operator has said, and who joins replica sets."""
         self.changed_s = trio.current_time()
-        """When `live` has changed last."""
+        """When `live` or `placing` has changed last."""
 
     def placement(self, stream: str) -> tuple[Member, ...]:
         """The members that are chosen for chunks, in the order in which a stream's sets should prefer them."""
@@ -73,8 +89,9 @@ class LiveHosts:
             if host not in members or members[host].start != start:
                 del self._refusing[host]
         live = {host: member for host, member in members.items() if host not in self._refusing}
-        if live != self.live:
-            self.live = MappingProxyType(live)
+        placing = placing_of(self._view.leaving, self.placing.choose)
+        if live != self.live or placing != self.placing:
+            self.live, self.placing = MappingProxyType(live), placing
             self.changed_s = trio.current_time()
         self._changed()
 

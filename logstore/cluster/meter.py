@@ -4,19 +4,24 @@ Invariants: nothing is changed. Of a registration that is as it was, while the m
 again; a walk over many streams lets other tasks run.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Final, NamedTuple
 
 import trio
 
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import MetadataStore
-from logstore.cluster.figures import ClusterFigures, LinkFigures
+from logstore.cluster.figures import ClusterFigures, HostFigures, LinkFigures, ShortStream
 from logstore.cluster.host import ClusterHost
 from logstore.cluster.links import HostLinks
+from logstore.log.replicas import ReplicaChunks
 from logstore.replica.owner import TAKING
 from logstore.replica.registrations import ChunkRegistration, StreamRegistration
 
+MAX_SHORT: Final = 100
+"""Streams that lack copies and are named."""
 CHUNKS_AT_ONCE: Final = 1_000
 """Looked at before other tasks run: a millisecond."""
 
@@ -32,8 +37,9 @@ class _Short(NamedTuple):
 class HostMeter:
     """Implements `ClusterMeter`."""
 
-    def __init__(self, host: ClusterHost, links: HostLinks, metadata: MetadataStore) -> None:
+    def __init__(self, host: ClusterHost, links: HostLinks, metadata: MetadataStore, replicas: ReplicaChunks) -> None:
         self._host = host
+        self._replicas = replicas
         self._links = links
         self._metadata = metadata
         self._members: Mapping[str, schema.Member] = {}
@@ -57,7 +63,10 @@ class HostMeter:
             waiting_batches=sum(owner.waiting_batches for owner in host.owners.values()),
             takeovers=statistics.takeovers,
             member_failures=statistics.member_failures,
+            replica_bytes=self._replicas.size_bytes,
             links=tuple(self._link_figures()),
+            hosts=tuple(await self._host_figures()),
+            short=tuple(islice(self._short_streams(), MAX_SHORT)),
             is_metadata_away=bool(metadata.away),
             metadata_calls=metadata.calls,
             metadata_failures=metadata.attempts_failed,
@@ -91,6 +100,24 @@ class HostMeter:
         members = self._members
         alive = (member for member in chunk.members if member.host in members)
         return sum(members[member.host].disk == member.disk for member in alive) < copies
+
+    async def _host_figures(self) -> list[HostFigures]:
+        """The members, with the streams that each owns by the newest registrations known here."""
+        view, owned = self._host.view, Counter[str]()
+        for number, known in enumerate(list(view.heads.values()), 1):
+            owned[known.head.owner.host] += 1
+            if not number % CHUNKS_AT_ONCE:
+                await trio.lowlevel.checkpoint()
+        return [
+            HostFigures(name, member.node_id, member.rack, owned[name])
+            for name, member in sorted(view.members.items(), key=lambda entry: entry[1].node_id)
+        ]
+
+    def _short_streams(self) -> Iterator[ShortStream]:
+        for stream, found in self._short.items():
+            topic_id, _, partition = stream.partition("/")
+            if found.chunks and topic_id in self._host.view.names:
+                yield ShortStream(self._host.view.names[topic_id], int(partition), found.chunks)
 
     def _link_figures(self) -> Iterator[LinkFigures]:
         for host, counts in sorted(self._links.counts.items()):

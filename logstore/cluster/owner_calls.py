@@ -7,6 +7,10 @@ The kinds of calls between hosts, with their payloads (docs/replication.md, "Cal
 | APPEND_GROUP | a stream | an order (`logstore.epochs.group_order`); where the stream ends |
 | FIND_END | a stream | topic id and partition; where the stream ends |
 | FORWARD | the topic of epochs | one of Cairn's own requests of a client, and who it is; the body of the answer |
+| ASK_READERS | the topic of groups | a request about readers; the body of the answer |
+| HOLDERS | the topic of groups | a stream, and up to where it is to be trimmed; the positions that readers hold below |
+| TRIM_LIMIT | the topic of groups | the same, and what each position holds; up to where it may be trimmed |
+| BOUNDS | streams | streams; where each begins and ends |
 
 Invariant: an error of the owner comes back as the error's kind and message, in the form of Cairn's own answers
 (`logstore.format.epoch_api`).
@@ -26,6 +30,10 @@ from logstore.interfaces import Buffer
 APPEND_GROUP: Final = 1
 FIND_END: Final = 2
 FORWARD: Final = 3
+ASK_READERS: Final = 4
+HOLDERS: Final = 5
+TRIM_LIMIT: Final = 6
+BOUNDS: Final = 7
 
 
 class Owners(Protocol):

@@ -18,10 +18,13 @@ from logstore.cluster.epochs_home import EpochLimits, EpochsHome
 from logstore.cluster.figures import ClusterMeter
 from logstore.cluster.owner_calls import CallServer, OwnerCalls
 from logstore.cluster.placement import Placement
+from logstore.cluster.reader_holds import ReaderHolds
+from logstore.cluster.readers_home import ReadersHome
 from logstore.cluster.replicated_ledger import LedgerHome, ReplicatedLedger
 from logstore.cluster.settings import ClusterSecurity, ClusterSettings, EtcdUrl, SqliteUrl
 from logstore.cluster.stored_access import StoredAccess
 from logstore.cluster.survey import Survey
+from logstore.cluster.topics import ClusterTopics
 from logstore.engine import StoreEngine
 from logstore.interfaces import FileSystem
 from logstore.log.served import ServingEngine
@@ -45,8 +48,11 @@ class Homes(NamedTuple):
 
     groups: LedgerHome[ReplicatedLedger]
     epochs: EpochsHome
+    readers: ReadersHome
+    holds: ReaderHolds
     owners: OwnerCalls
     calls: CallServer
+    topics: ClusterTopics
 
 
 class ClusterPart(Protocol):

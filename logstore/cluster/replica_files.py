@@ -57,6 +57,10 @@ class LocalReplicaFiles:
         """What the start has found."""
         return self._stored
 
+    def has_room(self, size_bytes: int) -> bool:
+        """See `ReplicaFiles`."""
+        return self._engine.store.space.has_room(size_bytes)
+
     def perform(self, operation: DiskOperation) -> Ticket[None]:
         """Carry out an operation; see `ReplicaFiles`."""
         ticket = self._perform(operation)

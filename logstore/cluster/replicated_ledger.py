@@ -9,7 +9,8 @@ Invariants:
   any more: the stream has another owner then, who reads its own.
 * All live entries are written anew from time to time (`tidy`), and the metadata store has the offset where that began,
   or an earlier one that other records of the stream still need. Reading from there gives all that lives, so an owner
-  reads a bounded multiple of it. Older batches stay: chunks of a cluster are not trimmed yet.
+  reads a bounded multiple of it. Older batches are trimmed, so the stream takes a bounded multiple of them too, and a
+  chunk.
 
 A record without a key is a frame of changes, as in a ledger's file (`logstore.format.ledger_frame`). A record with a
 key is not the ledger's: `OtherRecords` get it.
@@ -223,13 +224,13 @@ class LedgerHome(Generic[L]):
         ledger = await self._loaded(stream)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(serve, ledger)
-            nursery.start_soon(self._keep_tidy, ledger)
+            nursery.start_soon(self._keep_tidy, stream, ledger)
 
     async def _loaded(self, stream: ReplicatedStream) -> L:
         while True:
             ledger = self._make(stream)
             try:
-                await ledger.load(self._reads, await self._first_offset())
+                await ledger.load(self._reads, max(stream.log_start_offset, await self._first_offset()))
             except (CairnError, OSError) as error:
                 self._report(LEDGER_NOT_READ, stream=stream.name, error=str(error))
                 await trio.sleep(PAUSE_S)
@@ -244,7 +245,7 @@ class LedgerHome(Generic[L]):
             raise MetadataDamaged(f"the entry {key!r} is {text[:40]!r}, not an offset; remove it")
         return int(text)
 
-    async def _keep_tidy(self, ledger: ReplicatedLedger) -> None:
+    async def _keep_tidy(self, stream: ReplicatedStream, ledger: ReplicatedLedger) -> None:
         while True:
             await trio.sleep(TIDY_INTERVAL_S)
             if ledger.is_untidy:
@@ -253,6 +254,7 @@ class LedgerHome(Generic[L]):
                     await self._metadata.commit(
                         Transaction((), (Put(f"{KEY_PREFIX}{self.topic}", str(offset).encode()),))
                     )
+                    stream.trim(offset)
                 except (CairnError, MetadataError) as error:
                     self._report(LEDGER_NOT_READ, stream=self.topic, error=str(error))
 

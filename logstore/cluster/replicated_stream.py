@@ -14,6 +14,8 @@ Invariants:
 * An append group is one entry of the owner: it is in the log as a whole, in one chunk, or not at all, and nothing comes
   between its batches. An epoch's group is under way once: whoever appends it again meanwhile waits for the first.
 
+* Readers see nothing below the log start, which is the registration's; a trim is answered when it is registered.
+
 Clients' leader epoch, and that in the bytes of a batch, is the one of the registration with which the ownership began:
 a chunk that is rolled under the same owner changes nothing for clients.
 """
@@ -27,15 +29,16 @@ from logstore.base.clock import Clock
 from logstore.base.events import Report
 from logstore.cluster.group_entry import GroupKey, check_group, place_batches
 from logstore.errors import (
+    CairnError,
     InvalidTopic,
     MessageTooLarge,
     NotEnoughReplicas,
-    NotInCluster,
     NotLeader,
     OffsetOutOfRange,
+    StorageFailed,
     UnknownTopicOrPartition,
 )
-from logstore.events import STREAM_LED
+from logstore.events import STREAM_LED, TRIMMED
 from logstore.format.batch import BatchHeader, patch_base, stamp_append_time
 from logstore.format.index import NO_TIMESTAMP
 from logstore.format.snapshot import ProducerSnapshot, encode_snapshot
@@ -46,7 +49,7 @@ from logstore.log.topics import TopicConfig
 from logstore.log.validation import check_produced
 from logstore.log.waiters import Waitable
 from logstore.replica.messages import EntriesRead
-from logstore.replica.registrations import ChunkRegistration, StreamRegistration
+from logstore.replica.registrations import UNKNOWN_TIME, ChunkRegistration, Prefix, StreamRegistration
 
 MAX_BATCH_BYTES: Final = 16 << 20
 """Of one batch, whatever `max.message.bytes` says: a quarter of what a member keeps unsynced, and of a link's frame."""
@@ -68,6 +71,18 @@ class StreamOwners(Protocol):
     def next_offset(self, stream: str, /) -> int:
         """The offset of the next batch."""
 
+    def trim(self, stream: str, log_start: int, /, *, keeps_last: bool) -> None:
+        """Trim the stream's front. Raises NotLeader."""
+
+    def roll(self, stream: str, /) -> None:
+        """Seal the open chunk, and open the next one. Raises NotLeader."""
+
+    def size_chunks(self, stream: str, chunk_bytes: int, /) -> None:
+        """Chunks of the stream are full at another size."""
+
+    def acked(self, stream: str, /) -> Prefix:
+        """How much of the open chunk is acknowledged. Raises NotLeader."""
+
     def registration(self, stream: str, /) -> StreamRegistration:
         """The registration of a stream that this host owns. Raises NotLeader."""
 
@@ -75,12 +90,35 @@ class StreamOwners(Protocol):
         """Read a chunk's batches from any of its members."""
 
 
+CROWDED_S: Final = 1.0
+"""A chunk with other members is opened in a few milliseconds, if there are other hosts; producers hear of no more."""
+
 LoadProducers = Callable[[str, int], Awaitable[ProducerTable[AppendTicket] | None]]
 """The producers' last sequences of a stream as of an offset (`logstore.cluster.chunk_reads`). None: they could not be
 read; the function has waited a little, and may be called again.
 """
 Spawn = Callable[[Callable[[], Awaitable[None]]], None]
 """Runs a task of the host's."""
+
+
+class StreamRetention(Protocol):
+    """What streams need of retention (`logstore.cluster.retention`)."""
+
+    def now_ms(self) -> int:
+        """The cluster's retention clock."""
+
+    def due(self, stream: "ReplicatedStream", /) -> None:
+        """Something may go: look at the stream soon."""
+
+
+class _NoRetention:
+    """Nothing goes."""
+
+    def now_ms(self) -> int:
+        return UNKNOWN_TIME
+
+    def due(self, stream: "ReplicatedStream", /) -> None:
+        pass
 
 
 class StreamServices(NamedTuple):
@@ -91,6 +129,7 @@ class StreamServices(NamedTuple):
     report: Report
     load_producers: LoadProducers
     spawn: Spawn
+    retention: StreamRetention = _NoRetention()
 
 
 class StreamPlace(NamedTuple):
@@ -128,6 +167,14 @@ class _InFlight(NamedTuple):
     append_ms: int
 
 
+class _Trim(NamedTuple):
+    """A trim that is not registered yet."""
+
+    offset: int
+    why: str
+    ticket: Ticket[int]
+
+
 class ReplicatedStream(Waitable):
     """See the module."""
 
@@ -143,7 +190,7 @@ class ReplicatedStream(Waitable):
         self.producers: ProducerTable[AppendTicket] = ProducerTable()
         self.deleted = self.is_leader = False
         self.is_internal = place.is_internal
-        self.appended_bytes = self.fetched_bytes = 0
+        self.appended_bytes = self.appended_records = self.fetched_bytes = 0
         self._services = services
         self._waiting: deque[_Waiting] = deque()
         self._waiting_bytes = 0
@@ -151,6 +198,12 @@ class ReplicatedStream(Waitable):
         self._groups: dict[GroupKey, AppendTicket] = {}
         """Groups under way."""
         self._ownership = 0
+        self._open_epoch = 0
+        self._opened_ms = self._written_ms = UNKNOWN_TIME
+        """When the first batch of the open chunk was appended, and the last batch of this ownership."""
+        self._trims: list[_Trim] = []
+        self._crowded_s: float | None = None
+        """Since when a member has no room, and no other chunk was opened."""
 
     # ---- appending
 
@@ -219,6 +272,15 @@ class ReplicatedStream(Waitable):
         del self._groups[key]
 
     def _check_room(self, size_bytes: int) -> None:
+        """Raise StorageFailed if a member's disk has had no room for CROWDED_S, and the stream has no other members;
+        NotEnoughReplicas if too much waits already.
+        """
+        since_s = self._crowded_s
+        if since_s is not None and self._services.clock.monotonic_s() - since_s > CROWDED_S:
+            raise StorageFailed(
+                f"{self.name}: the disk of a host that has the stream's newest chunk has no room, and too few other "
+                "hosts live; delete topics or records, lower their retention, or make room on that disk"
+            )
         if self._waiting and self._waiting_bytes + size_bytes > MAX_WAITING_BYTES:
             raise NotEnoughReplicas(
                 f"{self.name}: {self._waiting_bytes} bytes wait for the stream's members already; send them again later"
@@ -239,6 +301,8 @@ class ReplicatedStream(Waitable):
     def _offer(self) -> None:
         """Give the owner what waits, as far as it takes it."""
         owners = self._services.owners
+        if self._waiting:
+            self._written_ms = self._services.retention.now_ms()
         while self._waiting and owners.may_append(self.stream, len(self._waiting[0].buffer)):
             waiting = self._waiting.popleft()
             header, append_ms = waiting.header, NO_TIMESTAMP
@@ -252,6 +316,8 @@ class ReplicatedStream(Waitable):
                     append_ms, header = stamp_ms, stamp_append_time(waiting.buffer, header, stamp_ms)
                 patch_base(waiting.buffer, 0, offset, self.leader_epoch)
             self._in_flight.append(_InFlight(offset, offset + count, size_bytes, header, waiting.ticket, append_ms))
+            if self._opened_ms == UNKNOWN_TIME:
+                self._opened_ms = self._written_ms
             owners.append(self.stream, bytes(waiting.buffer), count)
 
     # ---- what the owner says (StreamListener)
@@ -262,6 +328,32 @@ class ReplicatedStream(Waitable):
             raise AssertionError(f"{self.name}: founding as of {base_offset}, acknowledged is {self.high_watermark}")
         entries = self.producers.entries()
         return encode_snapshot(ProducerSnapshot(0, base_offset, entries)) if entries else b""
+
+    @property
+    def chunk_bytes(self) -> int:
+        """See StreamListener: the topic's `segment.bytes`."""
+        return self.config.segment_bytes
+
+    def written_ms(self) -> int:
+        """See StreamListener. What a former owner has appended counts as appended now."""
+        return self._services.retention.now_ms() if self._written_ms == UNKNOWN_TIME else self._written_ms
+
+    def registered(self, registration: StreamRegistration) -> None:
+        """The registration has changed: readers see what it says, and trims that it holds are answered."""
+        first, self.log_start_offset = self.log_start_offset, registration.log_start
+        open_chunk = registration.open_chunk
+        if open_chunk is not None and open_chunk.epoch != self._open_epoch:
+            self._open_epoch, self._crowded_s = open_chunk.epoch, None
+            self._opened_ms = self._services.retention.now_ms() if self._in_flight else UNKNOWN_TIME
+            if self.config.retention_bytes >= 0:
+                self._services.retention.due(self)
+        done = [trim for trim in self._trims if trim.offset <= registration.log_start]
+        self._trims = [trim for trim in self._trims if trim.offset > registration.log_start]
+        if done and done[-1].why and first < registration.log_start:
+            last, why = registration.log_start - 1, done[-1].why
+            self._services.report(TRIMMED, stream=self.name, first=first, last=last, why=why)
+        for trim in done:
+            trim.ticket.succeed(registration.log_start)
 
     def ready(self, epoch: int, high_watermark: int) -> None:
         """This host owns the stream; it takes appends when the producers' table is there."""
@@ -282,7 +374,7 @@ class ReplicatedStream(Waitable):
 
     def acked(self, high_watermark: int) -> None:
         """All batches below are acknowledged: settle them, and give out what may now be sent."""
-        log_start = self.log_start_offset
+        log_start, self._crowded_s = self.log_start_offset, None
         settled: list[_InFlight] = []
         now_ms = self._services.clock.wall_ms() if self._in_flight else 0
         while self._in_flight and self._in_flight[0].next_offset <= high_watermark:
@@ -290,6 +382,7 @@ class ReplicatedStream(Waitable):
             if batch.header is not None and batch.header.producer_id >= 0:
                 self.producers.synced(batch.header, batch.base_offset, now_ms)
             self.appended_bytes += batch.size_bytes
+            self.appended_records += batch.next_offset - batch.base_offset
             settled.append(batch)
         self.high_watermark = max(self.high_watermark, high_watermark)
         for batch in settled:
@@ -309,6 +402,12 @@ class ReplicatedStream(Waitable):
     def unavailable(self, reason: str) -> None:
         """The stream waits; the host reports it."""
 
+    def crowded(self) -> None:
+        """A member's disk has no room: see StreamListener."""
+        if self._crowded_s is None:
+            self._crowded_s = self._services.clock.monotonic_s()
+        self._services.retention.due(self)
+
     def abandon(self) -> None:
         """The topic is deleted."""
         self.deleted = True
@@ -320,12 +419,16 @@ class ReplicatedStream(Waitable):
         self._ownership += 1
         self.is_leader = False
         tickets = [batch.ticket for batch in self._in_flight] + [batch.ticket for batch in self._waiting]
+        trims, self._trims = self._trims, []
         self._in_flight.clear()
         self._waiting.clear()
+        self._written_ms, self._crowded_s = UNKNOWN_TIME, None
         self._waiting_bytes = 0
         self.producers = ProducerTable()
         for ticket in tickets:
             ticket.fail(reason)
+        for trim in trims:
+            trim.ticket.fail(reason)
 
     # ---- reading
 
@@ -348,9 +451,26 @@ class ReplicatedStream(Waitable):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all sealed chunks."""
-        chunks = self.registration.chunks if self.is_leader else ()
-        return sum(chunk.end.length_bytes for chunk in chunks if chunk.end is not None)
+        """Bytes of all chunks, of the open one as far as it is acknowledged; 0 where another host owns the stream."""
+        if not self.is_leader:
+            return 0
+        sealed = (chunk.end.length_bytes for chunk in self.registration.chunks if chunk.end is not None)
+        return sum(sealed) + self.open_bytes
+
+    @property
+    def chunk_count(self) -> int:
+        """The number of chunks; 0 where another host owns the stream."""
+        return len(self.registration.chunks) if self.is_leader else 0
+
+    @property
+    def start_asked(self) -> int:
+        """The log start when all trims that were asked for are done."""
+        return max([self.log_start_offset, *(trim.offset for trim in self._trims)])
+
+    @property
+    def open_bytes(self) -> int:
+        """Bytes of the open chunk that are acknowledged. Raises NotLeader."""
+        return self._services.owners.acked(self.stream).length_bytes
 
     def check_offset(self, offset: int) -> None:
         """Raise OffsetOutOfRange unless `offset` lies between log start and high watermark, both included. Raises
@@ -360,6 +480,64 @@ class ReplicatedStream(Waitable):
         if not self.log_start_offset <= offset <= self.high_watermark:
             raise OffsetOutOfRange(self.name, offset, self.log_start_offset, self.high_watermark)
 
+    # ---- the front of the stream
+
+    def reconfigure(self, config: TopicConfig) -> None:
+        """The topic's settings have changed."""
+        self.config = config
+        self._services.owners.size_chunks(self.stream, config.segment_bytes)
+        if self.is_leader:
+            self._services.retention.due(self)
+
+    @property
+    def needs_last_chunk(self) -> bool:
+        """Whether the last sealed chunk stays while the open one is empty: it tells a new owner the producers' last
+        sequences.
+        """
+        return bool(self.producers.entries())
+
     def delete_records(self, offset: int) -> Ticket[int]:
-        """Refused: chunks of a cluster are not trimmed yet."""
-        return Ticket.failed(NotInCluster(f"{self.name}: records of a cluster's topics cannot be deleted yet"))
+        """Delete the records in front of an offset, as a client asks; -1: all. Settles with the log start from then on.
+
+        Fails with NotLeader, UnknownTopicOrPartition, InvalidTopic, OffsetOutOfRange.
+        """
+        try:
+            if self.is_internal:
+                raise InvalidTopic(f"{self.topic} is the cluster's own: clients delete nothing of it")
+            self.check_leader()
+            if not -1 <= offset <= self.high_watermark:
+                raise OffsetOutOfRange(self.name, offset, self.log_start_offset, self.high_watermark)
+        except CairnError as error:
+            return Ticket.failed(error)
+        return self.trim(self.high_watermark if offset == -1 else offset, "deleted by a client")
+
+    def trim(self, offset: int, why: str = "") -> Ticket[int]:
+        """Let nobody see the records in front of an offset, and give up the chunks in front. Settles with the log start
+        when that is registered; an offset behind what is acknowledged counts as the end of that. `why`: for a report.
+
+        Fails with NotLeader, UnknownTopicOrPartition.
+        """
+        try:
+            self.check_leader()
+            self._services.owners.trim(self.stream, offset, keeps_last=self.needs_last_chunk)
+        except CairnError as error:
+            return Ticket.failed(error)
+        wanted = min(offset, self.high_watermark)
+        if wanted <= self.log_start_offset:
+            return Ticket.succeeded(self.log_start_offset)
+        ticket: Ticket[int] = Ticket()
+        self._trims.append(_Trim(wanted, why, ticket))
+        return ticket
+
+    def roll_if_old(self) -> None:
+        """Seal the open chunk if its first batch is older than the topic's settings allow, or if all its records are
+        trimmed. Raises NotLeader.
+        """
+        config, owners = self.config, self._services.owners
+        acked = owners.acked(self.stream)
+        if not acked.length_bytes or self._opened_ms == UNKNOWN_TIME:
+            return
+        oldest_ms = config.segment_ms if config.retention_ms < 0 else min(config.segment_ms, config.retention_ms)
+        is_old = self._services.retention.now_ms() - self._opened_ms > oldest_ms
+        if is_old or self.log_start_offset >= acked.next_offset:
+            owners.roll(self.stream)

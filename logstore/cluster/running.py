@@ -36,9 +36,13 @@ from logstore.cluster.peer_list import PeerList
 from logstore.cluster.peers import OwnEnd
 from logstore.cluster.placement import Placement
 from logstore.cluster.producer_ids import ProducerIds
+from logstore.cluster.reader_holds import ReaderHolds
+from logstore.cluster.readers_home import ReadersHome
 from logstore.cluster.replica_files import LocalReplicaFiles
 from logstore.cluster.replicated_ledger import LedgerHome, LedgerServices, ReplicatedLedger
 from logstore.cluster.replicated_stream import StreamServices
+from logstore.cluster.retention import ClusterRetention
+from logstore.cluster.retention_clock import ClusterClock
 from logstore.cluster.settings import ClusterSecurity, ClusterSettings, EtcdUrl, SqliteUrl
 from logstore.cluster.stored_access import HEAD, StoredAccess
 from logstore.cluster.survey import Survey
@@ -46,6 +50,7 @@ from logstore.cluster.topics import GROUPS_TOPIC, ClusterFacts, ClusterTopics
 from logstore.cluster.view import ClusterView
 from logstore.errors import ConfigError
 from logstore.replica.messages import Message
+from scheduler.peace.replica_sets import ReplicaSets
 
 ETCD_ATTEMPT_S: Final = 1.0
 """For an answer of an endpoint: a lease of three seconds outlasts an endpoint that is silent."""
@@ -56,7 +61,7 @@ FAREWELL_S: Final = 2.0
 
 
 class Views(NamedTuple):
-    """What shows the cluster to operators, who may do what, and the certificates of links (None: links are plain)."""
+    """What operators ask of the cluster, who may do what, and the certificates of links (None: links are plain)."""
 
     survey: Survey
     meter: HostMeter
@@ -153,10 +158,14 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     told = str(settings.advertise or link)
     announced = Announcement(settings.node_id, told, addresses, settings.rack)
     membership = Membership(metadata, identity, announced, report, settings.lease_s)
-    host = observer.host = ClusterHost(HostParts(identity, metadata, view, links, files, report), membership)
+    parts = HostParts(identity, metadata, view, links, files, report, ReplicaSets)
+    host = observer.host = ClusterHost(parts, membership)
     reads = ChunkReads(local.engine, host, files, local.clock, report)
-    services = StreamServices(host, local.clock, report, reads.load_producers, nursery.start_soon)
-    facts = ClusterFacts(identity.cluster_id, settings.node_id, local.engine.store.settings)
+    store_settings = local.engine.store.settings
+    age = await ClusterClock.open(metadata, local.clock)
+    retention = ClusterRetention(age, local.clock, store_settings, report)
+    services = StreamServices(host, local.clock, report, reads.load_producers, nursery.start_soon, retention)
+    facts = ClusterFacts(identity.cluster_id, settings.node_id, store_settings)
     topics = ClusterTopics(host, facts, ProducerIds(metadata), services, local.new_id)
     access = StoredAccess(metadata, report, nursery.start_soon)
     nursery.start_soon(view.run)
@@ -165,20 +174,23 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     await access.complete()
     topics.take_all()
     await nursery.start(host.run)
+    nursery.start_soon(age.run)
+    local.engine.store.space.when_short(retention.all_due)
     placement = Placement(host, lambda: view.members, addresses, topics.groups_topic, settings.node_id)
     ledgers = LedgerServices(topics, reads, metadata, local.clock, report)
     engine = ClusterEngine(local.engine, topics, reads)
     owners = OwnerCalls(host, links.calls)
-    homes = Homes(
-        LedgerHome(GROUPS_TOPIC, ledgers, lambda stream: ReplicatedLedger(stream, local.clock)),
-        EpochsHome(ledgers, owners, local.limits),
-        owners,
-        links.calls,
-    )
+    groups = LedgerHome(GROUPS_TOPIC, ledgers, lambda stream: ReplicatedLedger(stream, local.clock))
+    readers = ReadersHome(topics, groups, store_settings.hold_limits, age.now_ms, report)
+    holds = retention.holds = ReaderHolds(topics, owners, lambda: readers.stream)
+    homes = Homes(groups, EpochsHome(ledgers, owners, local.limits), readers, holds, owners, links.calls, topics)
+    readers.answer_owners(links.calls)
+    holds.answer_home(links.calls)
+    nursery.start_soon(retention.run, topics.streams)
     GroupAppends(topics, engine, local.clock).serve(links.calls)
     nursery.start_soon(homes.epochs.run)
     survey = Survey(host, metadata, links.is_reachable, local.clock)
-    views = Views(survey, HostMeter(host, links, metadata), access, tls)
+    views = Views(survey, HostMeter(host, links, metadata, local.engine.store.replicas), access, tls)
     return RunningCluster(engine, placement, homes, host, membership, addresses, views)
 
 

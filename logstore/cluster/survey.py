@@ -3,7 +3,8 @@
 Owners and open chunks come from the view, sealed chunks from the metadata store, page by page.
 
 Invariants:
-* Nothing is changed. One survey runs at a time; an answer about hosts is used again for REUSE_S.
+* Nothing is changed. One survey runs at a time; an answer about hosts is used again for REUSE_S, while the same hosts
+  live and leave.
 * At most MAX_CHUNKS sealed chunks are read for one answer, which then says that it is not complete.
 * A copy counts if its host is alive with the disk that it was made on. A registration that cannot be decoded is passed
   over: `metadata_entry_damaged` has said so, or its owner will.
@@ -20,6 +21,7 @@ import trio
 from logstore.base.clock import Clock
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import MetadataStore
+from logstore.cluster.departures import Departures
 from logstore.cluster.view import ClusterView, KnownHead, KnownTopic, stream_name
 from logstore.errors import CorruptRegister, UnknownFormatVersion, UnknownTopicOrPartition
 from logstore.format.host_summaries import (
@@ -67,6 +69,7 @@ class _Counts:
     missing: Counter[str] = field(default_factory=Counter)
     chunks: Counter[str] = field(default_factory=Counter)
     short: Counter[str] = field(default_factory=Counter)
+    stuck: Counter[str] = field(default_factory=Counter)
     is_complete: bool = True
 
     def add(self, stream: str, chunk: ChunkRegistration, copies: int, alive: int) -> None:
@@ -85,12 +88,17 @@ class Survey:
         self, host: SurveyedHost, store: MetadataStore, is_reachable: Callable[[str], bool], clock: Clock
     ) -> None:
         self._host = host
+        self.departures = Departures(host.view, store)
+        """What operators may change of hosts."""
         self._view = host.view
         self._store = store
         self._is_reachable = is_reachable
         self._clock = clock
         self._known: Mapping[str, schema.Member] = dict(self._view.members)
         self._departed: dict[str, _Departed] = {}
+        self._leaving: set[str] = set()
+        self._staying = 0
+        """Hosts that live and do not leave, as of the latest count."""
         self._walking = trio.Lock()
         self._latest: tuple[float, HostsReply] | None = None
         self._view.add_listener(self)
@@ -98,14 +106,17 @@ class Survey:
     # ---- ViewListener
 
     def members_changed(self) -> None:
-        """See ViewListener: remember who has gone, and when."""
+        """See ViewListener: remember who has gone, and when, but not who was removed."""
         members = self._view.members
+        self._latest = None
         for name in self._known.keys() - members.keys():
             self._departed.pop(name, None)
             self._departed[name] = _Departed(self._known[name], self._clock.wall_ms())
             if len(self._departed) > MAX_DEPARTED:
                 del self._departed[next(iter(self._departed))]
-        for name in members.keys() & self._departed.keys():
+        leaving = set(self._view.leaving)
+        removed, self._leaving = self._leaving - leaving, leaving
+        for name in (members.keys() | removed) & self._departed.keys():
             del self._departed[name]
         self._known = dict(members)
 
@@ -154,6 +165,7 @@ class Survey:
 
     async def _count(self, streams: list[str], prefix: str) -> _Counts:
         """Count the open chunks of streams, and their sealed ones under a prefix."""
+        self._staying = len(self._view.members.keys() - self._view.leaving.keys())
         counts, wanted = _Counts(), set(streams)
         for stream in streams:
             known = self._view.heads.get(stream)
@@ -177,6 +189,8 @@ class Survey:
         known = self._view.heads.get(stream)
         if known is not None:  # otherwise its topic was deleted meanwhile
             counts.add(stream, chunk, known.head.copies, sum(map(self.is_alive, chunk.members)))
+            if known.head.copies > self._staying:
+                counts.stuck.update({member.host for member in chunk.members if member.host in self._view.leaving})
 
     # ---- summaries
 
@@ -186,11 +200,11 @@ class Survey:
         missing: Counter[str] = Counter()
         for stream, count in counts.missing.items():
             missing[owners.get(stream) or ""] += count
-        names = sorted({*self._view.members, *self._departed, *counts.held})[:HOSTS_PER_REPLY]
+        names = sorted({*self._view.members, *self._view.leaving, *self._departed, *counts.held})[:HOSTS_PER_REPLY]
         streams = sum(known.topic.partitions for known in self._view.topics.values())
         return HostsReply(
             asked=self._host.name,
-            hosts=tuple(self._summary(name, owned[name], counts.held[name], missing[name]) for name in names),
+            hosts=tuple(self._summary(name, owned[name], counts, missing[name]) for name in names),
             streams=streams,
             ownerless=max(0, streams - sum(owned.values())),
             chunks=counts.chunks.total(),
@@ -198,7 +212,7 @@ class Survey:
             is_complete=counts.is_complete,
         )
 
-    def _summary(self, name: str, owned: int, held: int, missing: int) -> HostSummary:
+    def _summary(self, name: str, owned: int, counts: _Counts, missing: int) -> HostSummary:
         member, departed = self._view.members.get(name), self._departed.get(name)
         state = "alive"
         if member is None:
@@ -215,8 +229,10 @@ class Survey:
             state=state,
             gone_ms=departed.gone_ms if departed is not None else None,
             streams=owned,
-            chunks=held,
+            chunks=counts.held[name],
             missing_copies=missing,
+            leaving=leaving.how if (leaving := self._view.leaving.get(name)) is not None else "",
+            stuck_chunks=counts.stuck[name],
         )
 
     def _place(

@@ -6,7 +6,7 @@ Invariants:
 * What a host knows follows the metadata store, in its order; a change that this host asked for is answered when the
   change is in the store and this host has seen it.
 * A topic's id is never used again: a topic that was deleted and created again is another one, with other streams.
-* A setting that has no effect in a cluster is refused by name.
+* The cluster's own topics have no retention: who writes them trims them.
 """
 
 import uuid
@@ -38,8 +38,6 @@ from logstore.log.store import StoreSettings
 from logstore.log.ticket import Ticket
 from logstore.log.topics import MAX_PARTITIONS, TopicConfig, check_name, parse_config
 
-ONE_HOST_ONLY: Final = ("retention.ms", "retention.bytes", "segment.bytes", "segment.ms")
-"""Settings without effect here: chunks of a cluster are not trimmed yet, and all have one size."""
 DEFAULT_REPLICAS: Final = 3
 GROUPS_TOPIC: Final = "__cairn_groups"
 """Internal: what groups have committed. It is made when the first client looks for a coordinator."""
@@ -105,7 +103,7 @@ class ClusterTopics:
         self.cluster_id, self.node_id, self.settings = facts.cluster_id, facts.node_id, facts.settings
         self.clock: Clock = services.clock
         self.topics: dict[str, ReplicatedTopic] = {}
-        self.topic_defaults = replace(facts.settings.topic_defaults, retention_ms=-1, retention_bytes=-1)
+        self.topic_defaults = facts.settings.topic_defaults
         self._by_id: dict[uuid.UUID, ReplicatedTopic] = {}
         self._host = host
         self._services = services
@@ -145,16 +143,18 @@ class ClusterTopics:
         topic = self.topics.get(name)
         overrides = dict(found.settings)
         config = parse_config(overrides, self.topic_defaults)
+        is_internal = name in INTERNAL_TOPICS
+        if is_internal:
+            config = replace(config, retention_ms=-1, retention_bytes=-1)
         if topic is None:
             topic_id = uuid.UUID(hex=found.topic_id)
-            is_internal = name in INTERNAL_TOPICS
             topic = ReplicatedTopic(name, topic_id, found.replicas, overrides, config, [], is_internal)
             self.report(TOPIC_CREATED, topic=name, id=topic.topic_id, partitions=found.partitions)
         elif found.partitions > len(topic.partitions):
             self.report(TOPIC_GROWN, topic=name, partitions=found.partitions, before=len(topic.partitions))
         topic.overrides, topic.config = overrides, config
         for stream in topic.partitions:
-            stream.config = config
+            stream.reconfigure(config)
         self.topics[name] = self._by_id[topic.topic_id] = topic
         for partition in range(len(topic.partitions), found.partitions):
             stream = ReplicatedStream(
@@ -197,6 +197,13 @@ class ClusterTopics:
             )
         return partitions[partition]
 
+    def stream_of(self, topic_id: str, partition: int) -> ReplicatedStream | None:
+        """A stream by its topic's id in hexadecimal; None: there is no such stream."""
+        topic = self._by_id.get(uuid.UUID(hex=topic_id))
+        if topic is None or not 0 <= partition < len(topic.partitions):
+            return None
+        return topic.partitions[partition]
+
     def streams(self) -> Sequence[ReplicatedStream]:
         """Every stream."""
         return [stream for topic in self.topics.values() for stream in topic.partitions]
@@ -211,7 +218,7 @@ class ClusterTopics:
             raise TopicExists(f"topic {name!r} exists")
         if not 1 <= partitions <= MAX_PARTITIONS:
             raise InvalidPartitions(f"{partitions} partitions: must be from 1 to {MAX_PARTITIONS}")
-        parsed = self._parsed(config)
+        parsed = parse_config(config, self.topic_defaults)
         wanted = self.replicas_of(replicas)
         if parsed.min_insync_replicas > wanted:
             raise InvalidConfig(
@@ -250,13 +257,6 @@ class ClusterTopics:
         if not 1 <= wanted <= most:
             raise InvalidReplicas(f"replication factor {wanted}: must be from 1 to {most}, the hosts that are there")
         return wanted
-
-    def _parsed(self, overrides: Mapping[str, str]) -> TopicConfig:
-        """The configuration with a topic's own settings. Raises InvalidConfig."""
-        for name in ONE_HOST_ONLY:
-            if overrides.get(name, "-1") != "-1" or (name in overrides and name.startswith("segment")):
-                raise InvalidConfig(f"{name}={overrides[name]!r} has no effect in a cluster yet; leave it out")
-        return parse_config(overrides, self.topic_defaults)
 
     def creation(self, name: str) -> Ticket[ReplicatedTopic] | None:
         """The creation of this topic that is in progress, or None."""
@@ -311,7 +311,7 @@ class ClusterTopics:
         def altered(topic: schema.Topic) -> schema.Topic:
             kept = {key: value for key, value in topic.settings.items() if key not in changes}
             settings = kept | {key: value for key, value in changes.items() if value is not None}
-            if self._parsed(settings).min_insync_replicas > topic.replicas:
+            if parse_config(settings, self.topic_defaults).min_insync_replicas > topic.replicas:
                 raise InvalidConfig(f"min.insync.replicas is more than the topic's {topic.replicas} replicas")
             return replace(topic, settings=settings)
 

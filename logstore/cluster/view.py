@@ -1,7 +1,8 @@
-"""What a cluster consists of, in memory and up to date: members, topics, and the heads of all streams' registrations.
+"""What a cluster consists of, in memory and up to date: members, hosts that leave, topics, and the heads of all
+streams' registrations.
 
 Invariants:
-* Everything here comes from three watches of the metadata store, each of which is exact and may be late: a topic may be
+* Everything here comes from four watches of the metadata store, each of which is exact and may be late: a topic may be
   here before its streams, and the other way round. `topics` and `heads` never go back to an older entry.
 * An entry that cannot be decoded is reported and left out: what it says is unknown, not gone. `damaged` has its key.
 * Listeners are called on the event loop, when the view has the change; they must not wait.
@@ -47,7 +48,7 @@ class ViewListener(Protocol):
     """Hears of changes of the cluster."""
 
     def members_changed(self) -> None:
-        """A host has joined, left, or started anew."""
+        """A host has joined, left, or started anew, or is to leave."""
 
     def topic_changed(self, name: str, before: KnownTopic | None, now: KnownTopic | None) -> None:
         """A topic is new, was changed, or is gone (None)."""
@@ -69,17 +70,19 @@ def topic_id_of(stream: str) -> str:
 class ClusterView:
     """See the module. `run` must run for it to have anything.
 
-    `members` by host, `topics` by name, `heads` by stream, `names` has the topics' names by their ids.
+    `members` and `leaving` by host, `topics` by name, `heads` by stream, `names` has the topics' names by their ids.
     """
 
     def __init__(self, store: MetadataStore, report: Report) -> None:
         self._report = report
         self._listeners: list[ViewListener] = []
         self._members: dict[str, schema.Member] = {}
+        self._leaving: dict[str, schema.Leaving] = {}
         self._topics: dict[str, KnownTopic] = {}
         self._heads: dict[str, KnownHead] = {}
         self._names: dict[str, str] = {}
         self.members: Mapping[str, schema.Member] = MappingProxyType(self._members)
+        self.leaving: Mapping[str, schema.Leaving] = MappingProxyType(self._leaving)
         self.topics: Mapping[str, KnownTopic] = MappingProxyType(self._topics)
         self.heads: Mapping[str, KnownHead] = MappingProxyType(self._heads)
         self.names: Mapping[str, str] = MappingProxyType(self._names)
@@ -87,6 +90,7 @@ class ClusterView:
         self._changed = ChangeSignal()
         changes: dict[str, KeyChanged] = {
             schema.MEMBERS: self._member_changed,
+            schema.LEAVING: self._leaving_changed,
             schema.TOPICS: self._topic_changed,
             schema.STREAMS: self._head_changed,
         }
@@ -120,6 +124,10 @@ class ClusterView:
         """Wait until the view has the members as of a revision."""
         await self._views[schema.MEMBERS].reached(revision)
 
+    async def leaving_reached(self, revision: int) -> None:
+        """Wait until the view has the hosts that leave as of a revision."""
+        await self._views[schema.LEAVING].reached(revision)
+
     async def changed(self) -> None:
         """Wait for the next change of anything."""
         await self._changed.wait()
@@ -142,6 +150,20 @@ class ClusterView:
         else:
             try:
                 self._members[host] = schema.decode(schema.Member, entry)
+            except MetadataDamaged as error:
+                self._damage(key, error)
+                return
+        self._mended(key)
+        for listener in self._listeners:
+            listener.members_changed()
+
+    def _leaving_changed(self, key: str, entry: Entry | None) -> None:
+        host = key.removeprefix(schema.LEAVING)
+        if entry is None:
+            self._leaving.pop(host, None)
+        else:
+            try:
+                self._leaving[host] = schema.decode(schema.Leaving, entry)
             except MetadataDamaged as error:
                 self._damage(key, error)
                 return

@@ -14,7 +14,7 @@ Invariants:
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, Final
 
@@ -37,6 +37,7 @@ from logstore.replica.messages import (
     ReadEntries,
     Reason,
     Refused,
+    StreamRates,
 )
 from logstore.replica.registrations import Member, Prefix
 
@@ -64,6 +65,8 @@ _READ: Final = struct.Struct(">BHqqIB")
 """epoch, offset, largest number of bytes, whether it is for a copy"""
 _LOOK: Final = struct.Struct(">BHq")
 """revision"""
+_RATES: Final = struct.Struct(">BHI")
+"""streams; their rates follow the names"""
 _PLACE: Final = struct.Struct(">BHqqqI")
 """epoch, a prefix"""
 _FENCE_DONE: Final = struct.Struct(">BHqqqqIq")
@@ -85,6 +88,7 @@ _REASONS: Final = {
     Reason.SHORT: 6,
     Reason.DAMAGED: 7,
     Reason.ABSENT: 8,
+    Reason.DISK_FULL: 9,
 }
 _REASON_OF: Final = {number: reason for reason, number in _REASONS.items()}
 _Parts = list[Buffer]
@@ -95,6 +99,10 @@ _Parts = list[Buffer]
 
 @lru_cache(maxsize=REMEMBERED_NAMES)
 def _names(*names: str) -> bytes:
+    return _joined(names)
+
+
+def _joined(names: Iterable[str]) -> bytes:
     parts = []
     for name in names:
         encoded = name.encode()
@@ -113,6 +121,11 @@ def _append_names(stream: str, disk: str, owner: str, forward: tuple[Member, ...
 
 @lru_cache(maxsize=REMEMBERED_NAMES)
 def _split(block: bytes, count: int) -> tuple[str, ...]:
+    """As `_parted`, for names that come again and again."""
+    return _parted(block, count)
+
+
+def _parted(block: bytes, count: int) -> tuple[str, ...]:
     """The names in a block. Raises MalformedMessage if it has not exactly so many."""
     found = []
     at = 0
@@ -172,6 +185,8 @@ def frame_head(size: int, checksum: int) -> bytes:
 
 
 def _named(message: Message) -> str:
+    if isinstance(message, StreamRates):
+        return f"StreamRates of {len(message.rates)} streams"
     return f"{type(message).__name__} of stream {message.stream[:80]!r}"
 
 
@@ -249,6 +264,12 @@ def _write_refused(message: Refused) -> _Parts:
 def _write_look(message: LookAtRegistration) -> _Parts:
     names = _names(message.stream)
     return [_LOOK.pack(11, len(names), message.revision) + names]
+
+
+def _write_rates(message: StreamRates) -> _Parts:
+    names = _joined([stream for stream, _ in message.rates])
+    count = len(message.rates)
+    return [_RATES.pack(13, len(names), count) + names, struct.pack(f">{count}q", *[rate for _, rate in message.rates])]
 
 
 # ---- in
@@ -399,6 +420,18 @@ def _read_look(reader: _Reader) -> LookAtRegistration:
     return LookAtRegistration(stream, revision)
 
 
+def _read_rates(reader: _Reader) -> StreamRates:
+    _, _, count = reader.fixed(_RATES)
+    streams = _parted(reader.names, count)
+    if len(reader.body) - reader.at != 8 * count:
+        raise MalformedMessage(f"{count} rates in {len(reader.body) - reader.at} bytes behind a message's names")
+    rates = struct.unpack_from(f">{count}q", reader.body, reader.at)
+    if min(rates, default=0) < 0:
+        raise MalformedMessage(f"the rate of a stream is negative: {min(rates)}")
+    reader.at = len(reader.body)
+    return StreamRates(tuple(zip(streams, rates, strict=True)))
+
+
 _WRITERS: Final[dict[type, Callable[[Any], _Parts]]] = {
     Append: _write_append,
     AppendDone: _write_append_done,
@@ -411,6 +444,7 @@ _WRITERS: Final[dict[type, Callable[[Any], _Parts]]] = {
     EntriesRead: _write_entries_read,
     Refused: _write_refused,
     LookAtRegistration: _write_look,
+    StreamRates: _write_rates,
 }
 _READERS: Final[dict[int, Callable[[_Reader], Message]]] = {
     1: _read_append,
@@ -424,6 +458,7 @@ _READERS: Final[dict[int, Callable[[_Reader], Message]]] = {
     9: _read_entries_read,
     10: _read_refused,
     11: _read_look,
+    13: _read_rates,
 }
 
 

@@ -1,32 +1,68 @@
-"""`cairn hosts`: the hosts of a cluster, as one of them sees it. Changes nothing.
+"""`cairn hosts`: the hosts of a cluster, as one of them sees it; `drain`, `undrain` and `remove` for hosts that go.
 
-Any host answers on its Kafka port, so nobody needs the metadata store's address and password to look.
+Any host answers on its Kafka port, so nobody needs the metadata store's address and password.
+
+Invariant: an action is written down with its first request and goes on without this command; whoever interrupts the
+wait, or asks again, changes nothing.
 """
 
 import argparse
-from typing import Any
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Final
 
 from logstore.client.admin import Admin
-from logstore.commands.connection import add_connection_arguments, connect
+from logstore.commands.connection import add_action, add_connection_arguments, connect
 from logstore.commands.output import Cell, print_json, print_table, run, show_time
-from logstore.format.host_summaries import HostsReply, HostSummary
+from logstore.errors import HostStays
+from logstore.format.host_summaries import DRAIN, REMOVE, UNDRAIN, HostsReply, HostSummary
 
 TITLES = ("host", "node", "rack", "state", "streams", "chunks", "missing", "link", "addresses")
+POLL_S: Final = 1.0
+"""Between two looks at a host that leaves: an answer is used again for as long."""
+LEAVING: Final = {"": "", DRAIN: ", is drained", REMOVE: ", is removed"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `cairn hosts`."""
     add_connection_arguments(parser)
+    parser.set_defaults(action="list")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    add_action(actions, "list", "all hosts (the default)")
+    drain = add_action(actions, DRAIN, "have a host give its streams and chunks to others, and wait until it has none")
+    undrain = add_action(actions, UNDRAIN, "keep a host after all")
+    remove = add_action(actions, REMOVE, "forget a host that is gone for good, and wait until no chunk names it")
+    for each in (drain, undrain, remove):
+        each.add_argument("host", metavar="HOST", help="its --host-name")
+    for each in (drain, remove):
+        each.add_argument("--no-wait", action="store_true", help="return at once; it goes on")
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the command; the exit status."""
-    return run("hosts", arguments, _hosts)
+    return run("hosts" if arguments.action == "list" else f"hosts {arguments.action}", arguments, _hosts)
 
 
 def _hosts(arguments: argparse.Namespace) -> int:
     with connect(arguments) as client:
-        reply = Admin(client).hosts()
+        admin = Admin(client)
+        match arguments.action:
+            case "drain":
+                return _drain(admin, arguments)
+            case "undrain":
+                return _undrain(admin, arguments)
+            case "remove":
+                return _remove(admin, arguments)
+            case _:
+                return _list(admin, arguments)
+
+
+# ---- list
+
+
+def _list(admin: Admin, arguments: argparse.Namespace) -> int:
+    reply = admin.hosts()
     if arguments.json:
         print_json(_fields(reply))
         return 0
@@ -35,6 +71,9 @@ def _hosts(arguments: argparse.Namespace) -> int:
     print(f"as host {reply.asked} sees it: {reply.streams} streams, {reply.ownerless} of them without an owner")
     more = "" if reply.is_complete else "; there are more chunks than were counted"
     print(f"{reply.under_replicated} of {reply.chunks} chunks have fewer copies than wanted{more}")
+    for host in reply.hosts:
+        if host.leaving == DRAIN:
+            print(_progress(host, reply))
     return 0
 
 
@@ -42,7 +81,8 @@ def _row(host: HostSummary) -> tuple[Cell, ...]:
     state = host.state if host.gone_ms is None else f"{host.state} since {show_time(host.gone_ms)}"
     addresses = ",".join(host.addresses) or None
     counts = (host.streams, host.chunks, host.missing_copies)
-    return (host.host, host.node_id, host.rack or None, state, *counts, host.link or None, addresses)
+    shown = state + LEAVING[host.leaving]
+    return (host.host, host.node_id, host.rack or None, shown, *counts, host.link or None, addresses)
 
 
 def _fields(reply: HostsReply) -> dict[str, Any]:
@@ -53,19 +93,89 @@ def _fields(reply: HostsReply) -> dict[str, Any]:
         "chunks": reply.chunks,
         "under_replicated": reply.under_replicated,
         "complete": reply.is_complete,
-        "hosts": [
-            {
-                "host": host.host,
-                "node_id": host.node_id,
-                "rack": host.rack or None,
-                "state": host.state,
-                "gone_ms": host.gone_ms,
-                "streams": host.streams,
-                "chunks": host.chunks,
-                "missing_copies": host.missing_copies,
-                "link": host.link or None,
-                "addresses": list(host.addresses),
-            }
-            for host in reply.hosts
-        ],
+        "hosts": [_host_fields(host) for host in reply.hosts],
     }
+
+
+def _host_fields(host: HostSummary) -> dict[str, Any]:
+    return {
+        "host": host.host,
+        "node_id": host.node_id,
+        "rack": host.rack or None,
+        "state": host.state,
+        "gone_ms": host.gone_ms,
+        "leaving": host.leaving or None,
+        "streams": host.streams,
+        "chunks": host.chunks,
+        "stuck_chunks": host.stuck_chunks,
+        "missing_copies": host.missing_copies,
+        "link": host.link or None,
+        "addresses": list(host.addresses),
+    }
+
+
+# ---- hosts that go
+
+
+def _drain(admin: Admin, arguments: argparse.Namespace) -> int:
+    name: str = arguments.host
+    admin.change_host(name, DRAIN)
+
+    def look() -> tuple[bool, str, dict[str, Any]]:
+        reply = admin.hosts()
+        host = next((each for each in reply.hosts if each.host == name and each.leaving == DRAIN), None)
+        if host is None:
+            raise HostStays(f"host {name!r} is not drained any more: somebody has taken it back")
+        return _is_drained(host, reply), _progress(host, reply), _host_fields(host)
+
+    return _follow(look, arguments)
+
+
+def _is_drained(host: HostSummary, reply: HostsReply) -> bool:
+    return host.is_empty and reply.is_complete
+
+
+def _progress(host: HostSummary, reply: HostsReply) -> str:
+    """How far a host is that is drained."""
+    if _is_drained(host, reply):
+        return f"host {host.host} holds nothing: it may be switched off, and then removed"
+    more = "" if reply.is_complete else " or more"
+    stuck = ""
+    if host.stuck_chunks:
+        stuck = f"; {host.stuck_chunks} of the chunks have more copies than there are other hosts: start another host"
+    return f"host {host.host} still owns {host.streams} streams and has {host.chunks}{more} chunks{stuck}"
+
+
+def _undrain(admin: Admin, arguments: argparse.Namespace) -> int:
+    admin.change_host(arguments.host, UNDRAIN)
+    if arguments.json:
+        print_json({"host": arguments.host, "leaving": None})
+    else:
+        print(f"host {arguments.host} stays")
+    return 0
+
+
+def _remove(admin: Admin, arguments: argparse.Namespace) -> int:
+    name: str = arguments.host
+
+    def look() -> tuple[bool, str, dict[str, Any]]:
+        chunks = admin.change_host(name, REMOVE).chunks
+        text = f"{chunks} chunks still name host {name}" if chunks else f"host {name} is removed: no chunk names it"
+        return not chunks, text, {"host": name, "chunks": chunks}
+
+    return _follow(look, arguments)
+
+
+def _follow(look: Callable[[], tuple[bool, str, dict[str, Any]]], arguments: argparse.Namespace) -> int:
+    """Show how far a host is, until it is done: lines on standard error, the end on standard output."""
+    shown = ""
+    while True:
+        is_done, text, fields = look()
+        if is_done or arguments.no_wait:
+            break
+        if text != shown and not arguments.json:
+            shown = text
+            print(text, file=sys.stderr)
+        time.sleep(POLL_S)
+    print_json({**fields, "done": is_done}) if arguments.json else print(text)
+    return 0

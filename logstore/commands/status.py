@@ -1,6 +1,7 @@
 """`cairn status`: a sidecar at a glance. Changes nothing."""
 
 import argparse
+from collections.abc import Sequence
 
 from logstore.client.admin import Admin
 from logstore.commands.connection import add_connection_arguments, connect
@@ -23,21 +24,24 @@ def _status(arguments: argparse.Namespace) -> int:
         admin = Admin(client)
         sidecar, cluster = admin.sidecar(), admin.cluster()
         groups = len(admin.group_names())
-        stuck = [query.query for query in admin.queries() if query.state == "stuck"]
+        queries, readers = admin.queries(), max(sidecar.readers, len(client.reader_names()))
+    # One host of a cluster has all queries and readers, and any host answers about them.
+    stuck = [query.query for query in queries if query.state == "stuck"]
+    count = max(sidecar.queries, len(queries))
     if arguments.json:
         print_json(
             {
                 "server": client.where,
                 "version": sidecar.version,
                 "cluster_id": cluster.cluster_id,
-                "advertised": f"{cluster.host}:{cluster.port}",
+                "advertised": ",".join(cluster.hosts),
                 "uptime_ms": sidecar.uptime_ms,
                 "topics": sidecar.topics,
                 "streams": sidecar.streams,
                 "log_bytes": sidecar.log_bytes,
                 "groups": groups,
-                "readers": sidecar.readers,
-                "queries": sidecar.queries,
+                "readers": readers,
+                "queries": count,
                 "queries_stuck": stuck,
                 "staged_bytes": sidecar.staged_bytes,
                 "disk_total_bytes": sidecar.disk_total_bytes,
@@ -50,21 +54,27 @@ def _status(arguments: argparse.Namespace) -> int:
     free_percent = 100 * sidecar.disk_free_bytes // max(1, sidecar.disk_total_bytes)
     print_fields(
         [
-            ("sidecar", f"{client.where}, advertised as {cluster.host}:{cluster.port}"),
+            ("sidecar", f"{client.where}, {_advertised(cluster.hosts)}"),
             ("version", sidecar.version),
             ("cluster id", cluster.cluster_id),
             ("up for", show_age(sidecar.uptime_ms)),
-            ("topics", f"{sidecar.topics} with {sidecar.streams} partitions"),
+            ("topics", f"{sidecar.topics} with {sidecar.streams} partitions here"),
             ("log", show_bytes(sidecar.log_bytes)),
             ("groups", groups),
-            ("readers", sidecar.readers),
-            ("queries", f"{sidecar.queries}, {len(stuck)} stuck" if stuck else sidecar.queries),
+            ("readers", readers),
+            ("queries", f"{count}, {len(stuck)} stuck" if stuck else count),
             ("staged", show_bytes(sidecar.staged_bytes)),
             ("disk", f"{show_bytes(sidecar.disk_free_bytes)} free ({free_percent} %)"),
             *([] if sidecar.refused_since_ms is None else [("appends", _refusal(sidecar, sidecar.refused_since_ms))]),
         ]
     )
     return 0
+
+
+def _advertised(hosts: Sequence[str]) -> str:
+    if len(hosts) == 1:
+        return f"advertised as {hosts[0]}"
+    return f"one of {len(hosts)} hosts that are advertised as {', '.join(hosts)}"
 
 
 def _refusal(sidecar: SidecarReply, since_ms: int) -> str:

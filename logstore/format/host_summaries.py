@@ -22,6 +22,10 @@ PLACES_PER_REPLY: Final = 1_000
 """Bounds of an answer; further partitions are asked for with the first one wanted."""
 MAX_HOSTS_OF_CHUNK: Final = 64
 HOST_STATES: Final = ("alive", "unreachable", "gone")
+DRAIN: Final = "drain"
+UNDRAIN: Final = "undrain"
+REMOVE: Final = "remove"
+HOST_ACTIONS: Final = (DRAIN, UNDRAIN, REMOVE)
 _NONE: Final = -1
 _INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
@@ -46,6 +50,15 @@ class HostSummary:
     """Whose registrations name it."""
     missing_copies: int
     """Of the chunks of the streams that it owns, copies fewer than wanted on hosts that are alive."""
+    leaving: str = ""
+    """DRAIN or REMOVE: an operator has said that it is to hold nothing any more."""
+    stuck_chunks: int = 0
+    """Of the chunks of a host that is drained: those that have too few other hosts to go to."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it owns and holds nothing, as far as was counted."""
+        return not self.streams and not self.chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +72,14 @@ class HostsReply:
     chunks: int
     under_replicated: int
     is_complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HostChanged:
+    """A host as an action has left it. `chunks`: that name a host which is to be removed; 0: it is done."""
+
+    host: str
+    chunks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +139,19 @@ def get_hosts(fields: Fields) -> HostsReply:
     )
 
 
+def get_action(fields: Fields) -> str:
+    """One of HOST_ACTIONS. Raises MalformedRequest."""
+    action = get_text(fields, "action", MAX_NAME_CHARACTERS)
+    if action not in HOST_ACTIONS:
+        raise MalformedRequest(f"'action' is {action!r}, not one of {', '.join(HOST_ACTIONS)}")
+    return action
+
+
+def get_changed(fields: Fields) -> HostChanged:
+    """The answer to an action in fields. Raises MalformedRequest."""
+    return HostChanged(get_name(fields, "host"), get_int(fields, "chunks", 0, _INT64_MAX))
+
+
 def places_fields(reply: PlacesReply) -> dict[str, object]:
     """The fields of an answer about partitions."""
     places = [
@@ -168,6 +202,8 @@ def _host_fields(host: HostSummary) -> dict[str, object]:
         "streams": host.streams,
         "chunks": host.chunks,
         "missing_copies": host.missing_copies,
+        "leaving": host.leaving,
+        "stuck_chunks": host.stuck_chunks,
     }
 
 
@@ -176,6 +212,9 @@ def _get_host(fields: Fields) -> HostSummary:
     state = get_text(fields, "state", MAX_NAME_CHARACTERS)
     if state not in HOST_STATES:
         raise MalformedRequest(f"'state' is {state!r}")
+    leaving = get_text(fields, "leaving", MAX_NAME_CHARACTERS)
+    if leaving not in ("", DRAIN, REMOVE):
+        raise MalformedRequest(f"'leaving' is {leaving!r}")
     return HostSummary(
         host=get_name(fields, "host"),
         node_id=None if node_id == _NONE else node_id,
@@ -187,6 +226,8 @@ def _get_host(fields: Fields) -> HostSummary:
         streams=get_int(fields, "streams", 0, _INT64_MAX),
         chunks=get_int(fields, "chunks", 0, _INT64_MAX),
         missing_copies=get_int(fields, "missing_copies", 0, _INT64_MAX),
+        leaving=leaving,
+        stuck_chunks=get_int(fields, "stuck_chunks", 0, _INT64_MAX),
     )
 
 

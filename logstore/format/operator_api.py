@@ -23,15 +23,26 @@ from logstore.format.fields import (
     get_objects,
     get_text,
 )
-from logstore.format.host_summaries import HostsReply, PlacesReply, get_hosts, get_places, hosts_fields, places_fields
+from logstore.format.host_summaries import (
+    HostChanged,
+    HostsReply,
+    PlacesReply,
+    get_action,
+    get_changed,
+    get_hosts,
+    get_places,
+    hosts_fields,
+    places_fields,
+)
 from logstore.interfaces import Buffer
 
 DESCRIBE_QUERIES: Final = 30009
 DESCRIBE_SIDECAR: Final = 30010
 DESCRIBE_HOSTS: Final = 30011
 DESCRIBE_PLACES: Final = 30012
-CLUSTER_API_KEYS: Final = frozenset((DESCRIBE_HOSTS, DESCRIBE_PLACES))
-"""What hosts of a cluster say; a sidecar that is alone refuses them with NoCluster."""
+CHANGE_HOST: Final = 30013
+CLUSTER_API_KEYS: Final = frozenset((DESCRIBE_HOSTS, DESCRIBE_PLACES, CHANGE_HOST))
+"""What hosts of a cluster say and do; a sidecar that is alone refuses them with NoCluster."""
 OPERATOR_API_KEYS: Final = frozenset((DESCRIBE_QUERIES, DESCRIBE_SIDECAR, *CLUSTER_API_KEYS))
 
 QUERIES_PER_REPLY: Final = 1_000
@@ -117,14 +128,25 @@ class DescribePlacesRequest:
     first: int = 0
 
 
-OperatorRequest = DescribeQueriesRequest | DescribeSidecarRequest | DescribeHostsRequest | DescribePlacesRequest
-OperatorReply = QueriesReply | SidecarReply | HostsReply | PlacesReply
+@dataclass(frozen=True, slots=True)
+class ChangeHostRequest:
+    """Have a host drained, kept after all, or removed: `action` is one of HOST_ACTIONS. May be sent again."""
+
+    host: str
+    action: str
+
+
+OperatorRequest = (
+    DescribeQueriesRequest | DescribeSidecarRequest | DescribeHostsRequest | DescribePlacesRequest | ChangeHostRequest
+)
+OperatorReply = QueriesReply | SidecarReply | HostsReply | PlacesReply | HostChanged
 
 _KEYS: Final[dict[type, int]] = {
     DescribeQueriesRequest: DESCRIBE_QUERIES,
     DescribeSidecarRequest: DESCRIBE_SIDECAR,
     DescribeHostsRequest: DESCRIBE_HOSTS,
     DescribePlacesRequest: DESCRIBE_PLACES,
+    ChangeHostRequest: CHANGE_HOST,
 }
 
 _COUNTS: Final = (
@@ -153,6 +175,8 @@ def encode_request(request: OperatorRequest, *, correlation_id: int, client_id: 
         fields = {"after": request.after}
     elif isinstance(request, DescribePlacesRequest):
         fields = {"topic": request.topic, "first": request.first}
+    elif isinstance(request, ChangeHostRequest):
+        fields = {"host": request.host, "action": request.action}
     return encode_own_request(api_key_of(request), fields, correlation_id, client_id)
 
 
@@ -169,6 +193,8 @@ def decode_request(api_key: int, body: Buffer) -> OperatorRequest:
         return DescribeHostsRequest()
     if api_key == DESCRIBE_PLACES:
         return DescribePlacesRequest(get_name(fields, "topic"), get_int(fields, "first", 0, _INT32_MAX))
+    if api_key == CHANGE_HOST:
+        return ChangeHostRequest(get_name(fields, "host"), get_action(fields))
     raise MalformedRequest(f"{api_key} is none of the requests of operators ({sorted(OPERATOR_API_KEYS)})")
 
 
@@ -188,6 +214,8 @@ def encode_reply_body(reply: OperatorReply | CairnError) -> list[Buffer]:
             fields |= hosts_fields(reply)
         case PlacesReply():
             fields |= places_fields(reply)
+        case HostChanged():
+            fields |= {"host": reply.host, "chunks": reply.chunks}
     return [encode_fields(fields)]
 
 
@@ -202,6 +230,8 @@ def decode_reply(api_key: int, frame: Buffer) -> tuple[int, OperatorReply | Cair
         return correlation_id, get_hosts(fields)
     if api_key == DESCRIBE_PLACES:
         return correlation_id, get_places(fields)
+    if api_key == CHANGE_HOST:
+        return correlation_id, get_changed(fields)
     counts = {name: get_int(fields, name, 0, _INT64_MAX) for name in _COUNTS}
     since_ms = get_int(fields, "refused_since_ms", _NONE, _INT64_MAX)
     version = get_text(fields, "version", MAX_NAME_CHARACTERS)

@@ -1,6 +1,7 @@
-"""What operators' commands ask of a cluster: its hosts, and where the partitions of a topic are.
+"""What operators' commands ask of a cluster: its hosts, where the partitions of a topic are, and that hosts leave.
 
-Invariant: nothing is changed; answers are bounded (`logstore.cluster.survey`).
+Invariant: answers are bounded (`logstore.cluster.survey`). Any host may be asked, and asked again: what is changed is
+an entry that all hosts act on (`logstore.cluster.departures`).
 
 Source: docs/format.md, "Private requests".
 """
@@ -8,12 +9,16 @@ Source: docs/format.md, "Private requests".
 from functools import partial
 
 from logstore.access.acls import CLUSTER_NAME
+from logstore.cluster.departures import Departures
 from logstore.cluster.survey import Survey
 from logstore.errors import CairnError
+from logstore.format.host_summaries import DRAIN, UNDRAIN, HostChanged
 from logstore.format.operator_api import (
+    CHANGE_HOST,
     CLUSTER_API_KEYS,
     DESCRIBE_HOSTS,
     DESCRIBE_PLACES,
+    ChangeHostRequest,
     DescribePlacesRequest,
     OperatorReply,
     decode_request,
@@ -42,9 +47,24 @@ async def _handle(
             nodes = () if placement is None else placement.nodes(caller.advertised_host, caller.advertised_port)
             addresses = {node.node_id: f"{node.host}:{node.port}" for node in nodes}
             reply: OperatorReply | CairnError = await survey.places(request.topic, request.first, addresses)
+        elif isinstance(request, ChangeHostRequest):
+            table.require(broker, CHANGE_HOST, caller, CLUSTER_NAME)
+            reply = await _changed(survey.departures, request)
         else:
             table.require(broker, DESCRIBE_HOSTS, caller, CLUSTER_NAME)
             reply = await survey.hosts()
     except CairnError as error:
         reply = error
     return encode_reply_body(reply), 0
+
+
+async def _changed(departures: Departures, request: ChangeHostRequest) -> HostChanged:
+    """Carry out an action. Raises UnknownHost, HostStays, MetadataError."""
+    chunks = 0
+    if request.action == DRAIN:
+        await departures.drain(request.host)
+    elif request.action == UNDRAIN:
+        await departures.undrain(request.host)
+    else:
+        chunks = await departures.remove(request.host)
+    return HostChanged(request.host, chunks)

@@ -33,6 +33,7 @@ from logstore.kafka.api_types import Broker, Caller, PrivateApi
 from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.pace import Walkers
 from logstore.kafka.rights import table
+from logstore.log.readers import Readers
 from logstore.log.store import Store
 
 
@@ -50,6 +51,29 @@ def operator_apis(broker: Broker, store: Store, epochs: Epochs, facts: Callable[
     return [PrivateApi(key, partial(requests.handle, key)) for key in sorted(OPERATOR_API_KEYS)]
 
 
+def summary_api(
+    broker: Broker,
+    own: Store,
+    epochs: Callable[[], Epochs | None],
+    readers: Callable[[], Readers | None],
+    facts: Callable[[], HostFacts],
+) -> PrivateApi:
+    """The handler that describes a host of a cluster. `own` is the host's store; `epochs` and `readers` are those
+    that it has now.
+    """
+    summary = _Summary(broker, own, facts)
+
+    async def handle(body: memoryview, _: AnswerBudget, caller: Caller) -> tuple[list[Buffer], int]:
+        try:
+            decode_request(DESCRIBE_SIDECAR, body)
+            reply: OperatorReply | CairnError = await summary.reply(epochs(), readers(), caller)
+        except CairnError as error:
+            reply = error
+        return encode_reply_body(reply), 0
+
+    return PrivateApi(DESCRIBE_SIDECAR, handle)
+
+
 def queries_reply(broker: Broker, epochs: Epochs, after: str, caller: Caller) -> QueriesReply:
     """The queries behind a name that a caller may describe."""
     wanted = (name for name in epochs.names() if name > after)
@@ -59,14 +83,12 @@ def queries_reply(broker: Broker, epochs: Epochs, after: str, caller: Caller) ->
 
 
 class _OperatorRequests:
-    """Decodes requests and encodes replies; knows when the sidecar started."""
+    """Decodes requests and encodes replies."""
 
     def __init__(self, broker: Broker, store: Store, epochs: Epochs, facts: Callable[[], HostFacts]) -> None:
         self._broker = broker
-        self._store = store
-        self._epochs = epochs
-        self._facts = facts
-        self._started_s = broker.clock.monotonic_s()
+        self._epochs, self._readers = epochs, store.readers
+        self._summary = _Summary(broker, store, facts)
 
     async def handle(self, api_key: int, body: memoryview, _: AnswerBudget, caller: Caller) -> tuple[list[Buffer], int]:
         """Answer one request."""
@@ -77,27 +99,37 @@ class _OperatorRequests:
             if isinstance(request, DescribeQueriesRequest):
                 reply: OperatorReply | CairnError = queries_reply(self._broker, self._epochs, request.after, caller)
             else:
-                table.require(self._broker, DESCRIBE_SIDECAR, caller, CLUSTER_NAME)
-                reply = await self._sidecar()
+                reply = await self._summary.reply(self._epochs, self._readers, caller)
         except CairnError as error:
             reply = error
         return encode_reply_body(reply), 0
 
-    async def _sidecar(self) -> SidecarReply:
+
+class _Summary:
+    """Describes the sidecar; knows when it started. `own` is the host's store, with copies of a cluster's chunks."""
+
+    def __init__(self, broker: Broker, own: Store, facts: Callable[[], HostFacts]) -> None:
+        self._broker = broker
+        self._own = own
+        self._facts = facts
+        self._started_s = broker.clock.monotonic_s()
+
+    async def reply(self, epochs: Epochs | None, readers: Readers | None, caller: Caller) -> SidecarReply:
+        """The description; of queries and readers, what this host has of them. Raises NotAuthorized."""
+        table.require(self._broker, DESCRIBE_SIDECAR, caller, CLUSTER_NAME)
         facts = await Walkers.run(self._facts)
-        store = self._store
-        streams = store.streams()
+        served, own = self._broker.engine.store, self._own
         return SidecarReply(
             version=facts.version,
             uptime_ms=int((self._broker.clock.monotonic_s() - self._started_s) * 1000),
-            topics=len(store.topics),
-            streams=len(streams),
-            log_bytes=sum(stream.size_bytes for stream in streams),
-            queries=len(self._epochs.names()),
-            readers=len(store.readers.names()),
-            staged_bytes=self._epochs.staged_bytes,
+            topics=len(served.topics),
+            streams=sum(stream.is_leader for stream in served.streams()),
+            log_bytes=sum(stream.size_bytes for stream in own.streams()) + own.replicas.size_bytes,
+            queries=0 if epochs is None else len(epochs.names()),
+            readers=0 if readers is None else len(readers.names()),
+            staged_bytes=0 if epochs is None else epochs.staged_bytes,
             disk_total_bytes=facts.disk_total_bytes,
             disk_free_bytes=facts.disk_free_bytes,
-            disk_needed_bytes=store.space.needed_bytes,
-            refused_since_ms=store.space.low_since_ms,
+            disk_needed_bytes=own.space.needed_bytes,
+            refused_since_ms=own.space.low_since_ms,
         )

@@ -23,17 +23,14 @@ Invariants:
 Source: SGuard, section 2 (HAInput acknowledges, HAOutput trims); docs/decisions/0022-registered-readers.md.
 """
 
-import json
-import uuid
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from logstore.errors import (
     CairnError,
-    CorruptFile,
     FencedIncarnation,
     OffsetOutOfRange,
     ReaderReleased,
@@ -42,7 +39,8 @@ from logstore.errors import (
     UnknownTopicOrPartition,
 )
 from logstore.format.reader_api import STREAMS_PER_READER
-from logstore.log.ledger import Ledger
+from logstore.log.reader_entries import ReaderEntry, decode_reader, encode_reader
+from logstore.log.reader_entries import StreamId as StreamId
 from logstore.log.serial_queue import SerialQueue
 from logstore.log.ticket import Ticket
 
@@ -63,13 +61,6 @@ class HoldLimits:
 
     max_bytes: int = 10 << 30
     max_idle_ms: int = 7 * 24 * 3600 * 1000
-
-
-class StreamId(NamedTuple):
-    """A stream of one topic for as long as that topic exists: hex topic id and partition."""
-
-    topic_id: str
-    partition: int
 
 
 class StreamBounds(NamedTuple):
@@ -120,32 +111,25 @@ class ReaderState(NamedTuple):
     incarnation_number: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class _ReaderEntry:
-    """`held` and `positions` have the same streams, and `released` some of them."""
+class ReaderLedger(Protocol):
+    """What keeps readers durably: a ledger's file, or a replicated stream."""
 
-    name: str
-    group: str
-    positions: dict[StreamId, int]
-    """What it acknowledged, durable or not."""
-    acknowledged_ms: int
-    released: dict[StreamId, int] = field(default_factory=dict)
-    state: str = ""
-    """The query whose state it reads: control records of the query that no reader holds may go."""
-    incarnation_number: int = 0
-    held: dict[StreamId, int] = field(default_factory=dict)
-    """The durable positions, and those that are about to be: records from there on stay."""
+    def items(self, prefix: str = "") -> Iterator[tuple[str, bytes]]:
+        """All pairs under a prefix."""
+
+    def put(self, changes: Mapping[str, bytes | None]) -> Ticket[None]:
+        """Store entries atomically; None deletes. The ticket settles when they are durable."""
 
 
 class Readers:
-    """All registered readers of one store.
+    """All registered readers of one store, or of a cluster.
 
     `served_ms` is the retention clock: an outage makes no reader idle. `bounds` are a stream's; None: it is gone.
     """
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: ReaderLedger,
         limits: HoldLimits,
         served_ms: Callable[[], int],
         bounds: Callable[[StreamId], StreamBounds | None],
@@ -155,11 +139,11 @@ class Readers:
         self._served_ms = served_ms
         self._bounds = bounds
         self._changes = SerialQueue()
-        self._readers: dict[str, _ReaderEntry] = {}
+        self._readers: dict[str, ReaderEntry] = {}
         # Those that hold records: the registered readers, and registrations that are being written.
-        self._holders: dict[_ReaderEntry, None] = {}
-        self._by_stream: dict[StreamId, dict[_ReaderEntry, None]] = {}
-        self._by_group: dict[str, dict[_ReaderEntry, None]] = {}
+        self._holders: dict[ReaderEntry, None] = {}
+        self._by_stream: dict[StreamId, dict[ReaderEntry, None]] = {}
+        self._by_group: dict[str, dict[ReaderEntry, None]] = {}
         self._streams = 0
         self._replaced_readers = 0
         self._replaced_streams = 0
@@ -169,24 +153,24 @@ class Readers:
         """Releases of a reader from a stream since the start."""
         self._committed: Callable[[str, StreamId], int | None] = lambda *_: None
         for key, value in ledger.items(_PREFIX):
-            reader = _decode(key[len(_PREFIX) :], value)
+            reader = decode_reader(key[len(_PREFIX) :], value)
             self._readers[reader.name] = reader
             self._add(reader)
 
     # ---- the index of those that hold records
 
-    def _add(self, reader: _ReaderEntry) -> None:
+    def _add(self, reader: ReaderEntry) -> None:
         self._holders[reader] = None
         for stream in reader.positions:
             self._add_stream(reader, stream)
         if reader.group:
             self._by_group.setdefault(reader.group, {})[reader] = None
 
-    def _add_stream(self, reader: _ReaderEntry, stream: StreamId) -> None:
+    def _add_stream(self, reader: ReaderEntry, stream: StreamId) -> None:
         self._by_stream.setdefault(stream, {})[reader] = None
         self._streams += 1
 
-    def _drop(self, reader: _ReaderEntry) -> None:
+    def _drop(self, reader: ReaderEntry) -> None:
         del self._holders[reader]
         for stream in reader.positions:
             _discard(self._by_stream, stream, reader)
@@ -223,13 +207,13 @@ class Readers:
         UnknownTopicOrPartition if records were deleted meanwhile: the reader is then registered, and holds what is
         left.
         """
-        self._check_placed(positions)
+        self.check_placed(positions)
         known = self._readers.get(name)
         kept = known.positions if known is not None and keep else {}
         wanted = len({*kept, *positions})
         self._check_room(name, wanted, known)
         placed, held = dict(positions), dict(positions)
-        reader = _ReaderEntry(name, group, placed, self._served_ms(), {}, state, incarnation_number, held)
+        reader = ReaderEntry(name, group, placed, self._served_ms(), {}, state, incarnation_number, held)
         self._add(reader)
         registered = self._changes.run(name, lambda: self._register(reader, keep=keep))
         if known is not None and not registered.done:
@@ -243,7 +227,7 @@ class Readers:
         self._replaced_readers += readers
         self._replaced_streams += streams
 
-    async def _register(self, reader: _ReaderEntry, *, keep: bool) -> None:
+    async def _register(self, reader: ReaderEntry, *, keep: bool) -> None:
         known = self._readers.get(reader.name)
         placed = dict(reader.positions)
         if known is not None and keep:
@@ -252,7 +236,7 @@ class Readers:
         try:
             if known is not None and reader.incarnation_number:
                 _refuse_older(known, reader.incarnation_number)
-            await self._ledger.put({_PREFIX + reader.name: _encode(reader)})
+            await self._ledger.put({_PREFIX + reader.name: encode_reader(reader)})
         except CairnError:
             self._drop(reader)
             raise
@@ -260,9 +244,9 @@ class Readers:
             self._drop(known)
         self._readers[reader.name] = reader
         self._take_commits(reader)
-        self._check_placed(placed)
+        self.check_placed(placed)
 
-    def _take_over(self, stream: StreamId, known: _ReaderEntry, reader: _ReaderEntry) -> None:
+    def _take_over(self, stream: StreamId, known: ReaderEntry, reader: ReaderEntry) -> None:
         reader.positions[stream], reader.held[stream] = known.positions[stream], known.held[stream]
         if stream in known.released:
             reader.released[stream] = known.released[stream]
@@ -303,16 +287,16 @@ class Readers:
             for stream in begun:
                 self._check_acknowledged(reader, stream, positions[stream])
 
-    def _check_placed(self, positions: Mapping[StreamId, int]) -> None:
+    def check_placed(self, positions: Mapping[StreamId, int]) -> None:
         """Refuse positions whose records are not all there. Raises OffsetOutOfRange, UnknownTopicOrPartition."""
         for stream, position in positions.items():
             bounds = self._existing(stream)
             if not bounds.log_start <= position <= bounds.high_watermark:
                 raise OffsetOutOfRange(bounds.name, position, bounds.log_start, bounds.high_watermark)
 
-    def _check_acknowledged(self, reader: _ReaderEntry, stream: StreamId, position: int) -> None:
+    def _check_acknowledged(self, reader: ReaderEntry, stream: StreamId, position: int) -> None:
         if stream not in reader.positions or position >= (first := self._existing(stream).log_start):
-            self._check_placed({stream: position})
+            self.check_placed({stream: position})
             return
         since = ""
         if stream in reader.released:
@@ -328,7 +312,7 @@ class Readers:
             raise UnknownTopicOrPartition(f"partition {stream.partition} of topic id {stream.topic_id} is gone")
         return bounds
 
-    def _check_room(self, name: str, wanted: int, known: _ReaderEntry | None) -> None:
+    def _check_room(self, name: str, wanted: int, known: ReaderEntry | None) -> None:
         """Refuse a reader that would have `wanted` streams, in place of `known`, beyond the limits."""
         others = len(self._holders) - self._replaced_readers - (known is not None)
         streams = self._streams - self._replaced_streams - (0 if known is None else len(known.positions))
@@ -339,7 +323,7 @@ class Readers:
                 f"{STREAMS_PER_READER} streams; remove readers that are gone"
             )
 
-    def _note_life(self, reader: _ReaderEntry) -> None:
+    def _note_life(self, reader: ReaderEntry) -> None:
         reader.acknowledged_ms = self._served_ms()
         self._dirty[reader.name] = None
 
@@ -354,7 +338,7 @@ class Readers:
         self._dirty.pop(name, None)
         self._drop(reader)
 
-    def _known(self, name: str) -> _ReaderEntry:
+    def _known(self, name: str) -> ReaderEntry:
         reader = self._readers.get(name)
         if reader is None:
             raise UnknownReader(f"no reader is registered as {name!r}; register it first")
@@ -367,7 +351,7 @@ class Readers:
         idle_ms, number = self._idle_ms(reader), reader.incarnation_number
         return ReaderState(name, reader.group, held, dict(reader.released), idle_ms, reader.state, number)
 
-    def _idle_ms(self, reader: _ReaderEntry) -> int:
+    def _idle_ms(self, reader: ReaderEntry) -> int:
         return max(0, self._served_ms() - reader.acknowledged_ms)
 
     def names(self) -> list[str]:
@@ -386,7 +370,7 @@ class Readers:
             for reader in followers:
                 self._take_commits(reader)
 
-    def _take_commits(self, reader: _ReaderEntry) -> None:
+    def _take_commits(self, reader: ReaderEntry) -> None:
         is_moved = False
         for stream in list(reader.positions) if reader.group else ():
             offset = self._committed(reader.group, stream)
@@ -404,7 +388,7 @@ class Readers:
             if followed:
                 self._note_life(reader)
 
-    def _move(self, reader: _ReaderEntry, stream: StreamId, offset: int) -> bool:
+    def _move(self, reader: ReaderEntry, stream: StreamId, offset: int) -> bool:
         """Set a follower's position, within what is there; whether anything has changed."""
         bounds = self._bounds(stream)
         if bounds is None or (offset < bounds.log_start and stream in reader.released):
@@ -416,6 +400,16 @@ class Readers:
         reader.positions[stream] = position
         reader.held[stream] = min(position, reader.held[stream])
         return True
+
+    def not_held(self, name: str, streams: Iterable[StreamId]) -> list[StreamId]:
+        """The streams of which a reader holds nothing now."""
+        reader = self._readers.get(name)
+        return [] if reader is None else [each for each in streams if each not in reader.positions]
+
+    def holding_below(self, stream: StreamId, log_start: int, wanted: int) -> list[int]:
+        """The positions below an offset whose records readers hold in a stream, durable or not."""
+        held = self._holding(stream, log_start)
+        return sorted({max(reader.positions[stream], log_start) for offset, reader in held if offset < wanted})
 
     # ---- what the store asks for
 
@@ -447,11 +441,11 @@ class Readers:
         if reader is not None:
             await self._save(reader)
 
-    async def _save(self, reader: _ReaderEntry) -> None:
+    async def _save(self, reader: ReaderEntry) -> None:
         self._dirty.pop(reader.name, None)
         written = dict(reader.positions)
         try:
-            await self._ledger.put({_PREFIX + reader.name: _encode(reader)})
+            await self._ledger.put({_PREFIX + reader.name: encode_reader(reader)})
         except CairnError:
             self._dirty[reader.name] = None
             raise
@@ -468,7 +462,7 @@ class Readers:
         idle = islice((reader.name for reader in self._readers.values() if self._is_idle(reader)), SAVED_AT_ONCE)
         return [(name, self._changes.run(name, partial(self._remove_idle, name))) for name in list(idle)]
 
-    def _is_idle(self, reader: _ReaderEntry) -> bool:
+    def _is_idle(self, reader: ReaderEntry) -> bool:
         # Who was released for being idle has as long again to come back and be told what is gone.
         at_most_ms = self.limits.max_idle_ms * (2 if reader.released else 1)
         return len(reader.released) == len(reader.positions) and self._idle_ms(reader) > at_most_ms
@@ -480,7 +474,7 @@ class Readers:
         await self._remove(name)
         return True
 
-    def _holding(self, stream: StreamId, log_start: int) -> Iterable[tuple[int, _ReaderEntry]]:
+    def _holding(self, stream: StreamId, log_start: int) -> Iterable[tuple[int, ReaderEntry]]:
         for reader in self._by_stream.get(stream, ()):
             if stream not in reader.released:
                 offset = reader.held[stream]
@@ -523,7 +517,7 @@ class Readers:
         return wanted
 
     def _why_released(
-        self, reader: _ReaderEntry, position: int, wanted: int, held: Callable[[int], HeldRecords]
+        self, reader: ReaderEntry, position: int, wanted: int, held: Callable[[int], HeldRecords]
     ) -> str | None:
         if position >= wanted:
             return None  # it waits for a `save` only
@@ -546,14 +540,14 @@ class Readers:
         return [self._releases.pop(name) for name in list(islice(self._releases, SAVED_AT_ONCE))]
 
 
-def _discard(index: dict[_Key, dict["_ReaderEntry", None]], key: _Key, reader: _ReaderEntry) -> None:
+def _discard(index: dict[_Key, dict["ReaderEntry", None]], key: _Key, reader: ReaderEntry) -> None:
     readers = index[key]
     del readers[reader]
     if not readers:
         del index[key]
 
 
-def _refuse_older(reader: _ReaderEntry, incarnation_number: int) -> None:
+def _refuse_older(reader: ReaderEntry, incarnation_number: int) -> None:
     """Raise FencedIncarnation for an incarnation before the one that a reader belongs to."""
     if incarnation_number < reader.incarnation_number:
         sender = f"incarnation {incarnation_number}" if incarnation_number else "a reader without an incarnation"
@@ -561,35 +555,3 @@ def _refuse_older(reader: _ReaderEntry, incarnation_number: int) -> None:
             f"reader {reader.name!r} belongs to incarnation {reader.incarnation_number} of its query, and this is "
             f"{sender}; stop this one"
         )
-
-
-def _encode(reader: _ReaderEntry) -> bytes:
-    return json.dumps(
-        {
-            "group": reader.group,
-            **({"state": reader.state} if reader.state else {}),
-            **({"run_number": reader.incarnation_number} if reader.incarnation_number else {}),
-            "acknowledged_ms": reader.acknowledged_ms,
-            "positions": [[*stream, offset] for stream, offset in reader.positions.items()],
-            "released": [[*stream, offset] for stream, offset in reader.released.items()],
-        },
-        separators=(",", ":"),
-    ).encode()
-
-
-def _decode(name: str, value: bytes) -> _ReaderEntry:
-    try:
-        entry = json.loads(value)
-        positions = _decode_offsets(entry["positions"])
-        released = _decode_offsets(entry["released"])
-        begun = (entry["group"], positions, entry["acknowledged_ms"], released)
-        state, number = str(entry.get("state", "")), int(entry.get("run_number", 0))
-        return _ReaderEntry(name, *begun, state, number, held=dict(positions))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptFile(
-            f"ledger readers: the entry of {name!r} is damaged ({error!r}); restore it from a copy"
-        ) from error
-
-
-def _decode_offsets(entries: Iterable[tuple[str, int, int]]) -> dict[StreamId, int]:
-    return {StreamId(uuid.UUID(hex=topic_id).hex, int(partition)): int(at) for topic_id, partition, at in entries}

@@ -189,6 +189,11 @@ class ReplicaChunks:
         """The directories of all replicas."""
         return (replica.name.directory for replica in self._replicas.values())
 
+    @property
+    def size_bytes(self) -> int:
+        """The durable bytes of all replicas."""
+        return sum(each.end.length_bytes for each in self._replicas.values())
+
     def logs(self) -> list[Stream]:
         """The streams of all replicas that have one in memory."""
         return [replica.log for replica in self._replicas.values() if replica.log is not None]

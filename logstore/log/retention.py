@@ -15,7 +15,7 @@ Sources: docs/decisions/0015-retention-counts-served-time.md, docs/decisions/003
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from logstore.base.clock import Clock
 from logstore.format.index import UNKNOWN_TIME
@@ -43,6 +43,30 @@ class RetentionClock:
         self._past_ms = max(self._past_ms, past_ms)
 
 
+class AgedChunk(Protocol):
+    """What retention asks of a chunk: its records, its bytes, when it was last written, its newest record's time."""
+
+    @property
+    def base_offset(self) -> int:
+        """Of the first record."""
+
+    @property
+    def next_offset(self) -> int:
+        """Behind the last record."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all batches."""
+
+    @property
+    def written_ms(self) -> int:
+        """Of the last append, on the retention clock; UNKNOWN_TIME: not known."""
+
+    @property
+    def max_timestamp(self) -> int:
+        """Of the newest record."""
+
+
 class RetentionTime(NamedTuple):
     """The present time on both clocks, in ms."""
 
@@ -58,7 +82,11 @@ class Excess(NamedTuple):
 
 
 def excess(
-    chunks: Sequence[Chunk], config: TopicConfig, pinned_offset: int, now: RetentionTime, limit: Callable[[int], int]
+    chunks: Sequence[AgedChunk],
+    config: TopicConfig,
+    pinned_offset: int,
+    now: RetentionTime,
+    limit: Callable[[int], int],
 ) -> Excess | None:
     """The oldest chunks beyond a topic's retention, up to the first chunk within it; None if there are none.
 
@@ -71,7 +99,7 @@ def excess(
     return wanted if allowed_offset >= wanted.before_offset else _excess(chunks, config, allowed_offset, now)
 
 
-def _excess(chunks: Sequence[Chunk], config: TopicConfig, pinned_offset: int, now: RetentionTime) -> Excess | None:
+def _excess(chunks: Sequence[AgedChunk], config: TopicConfig, pinned_offset: int, now: RetentionTime) -> Excess | None:
     written_ms = _written(chunks)
     total = sum(chunk.size_bytes for chunk in chunks)
     before_offset = None
@@ -90,7 +118,7 @@ def _excess(chunks: Sequence[Chunk], config: TopicConfig, pinned_offset: int, no
     return None if before_offset is None else Excess(before_offset, " and ".join(sorted(reasons)))
 
 
-def _written(chunks: Sequence[Chunk]) -> list[int]:
+def _written(chunks: Sequence[AgedChunk]) -> list[int]:
     """When each chunk was last written; a chunk without a known time gets that of the next chunk that has one."""
     known = UNKNOWN_TIME
     found: list[int] = []
@@ -120,7 +148,7 @@ def must_roll(chunks: Sequence[Chunk], config: TopicConfig, log_start_offset: in
     return served_ms - opened_ms > oldest_ms and not is_beyond_retention
 
 
-def held_records(chunks: Sequence[Chunk], end_offset: int) -> Callable[[int], HeldRecords]:
+def held_records(chunks: Sequence[AgedChunk], end_offset: int) -> Callable[[int], HeldRecords]:
     """The chunks with records from an offset up to `end_offset`; whole chunks, for only these are trimmed."""
     found = [chunk for chunk in chunks if chunk.base_offset < end_offset]
     ends = [chunk.next_offset for chunk in found]

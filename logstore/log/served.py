@@ -58,8 +58,16 @@ class ServedStream(Protocol):
         """Bytes of its chunks."""
 
     @property
+    def chunk_count(self) -> int:
+        """The number of its chunks."""
+
+    @property
     def appended_bytes(self) -> int:
-        """Acknowledged since the start."""
+        """Acknowledged by this host since its start."""
+
+    @property
+    def appended_records(self) -> int:
+        """The same in records."""
 
     @property
     def is_leader(self) -> bool:

@@ -115,6 +115,15 @@ class SpaceGuard:
 
     # ---- before an append
 
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether `admit` would count so many bytes now; a shortage that this finds begins."""
+        left_bytes = self._left_bytes
+        if left_bytes is None:
+            return True
+        if not self.is_low and left_bytes - size_bytes < self._promised_bytes():
+            self._begin(self.free_bytes or 0)
+        return not self.is_low
+
     def admit(self, size_bytes: int, *, promised_bytes: int = 0) -> None:
         """Count bytes that are to be appended or staged; `promised_bytes`: by how much they raise what `promise` says.
 

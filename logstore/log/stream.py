@@ -76,7 +76,7 @@ class Stream(SoleLeader, Waitable):
         self.chunks, self.producers = recovered.chunks, recovered.producers
         self.log_start_offset = recovered.log_start_offset
         self.start_asked = self.log_start_offset
-        self.high_watermark = recovered.next_offset
+        self.high_watermark = self.opened_at = recovered.next_offset
         self.tail = StreamTail()
         self._host = host
         self._pending: deque[PendingAppend | OpenGroup] = deque()

@@ -79,6 +79,19 @@ class SoleLeader:
     is_leader: Final = True
     leader_epoch: int
     high_watermark: int
+    opened_at: int
+    """The high watermark of the start."""
+    chunks: list[Chunk]
+
+    @property
+    def appended_records(self) -> int:
+        """Records that became visible since the start."""
+        return self.high_watermark - self.opened_at
+
+    @property
+    def chunk_count(self) -> int:
+        """The number of chunks."""
+        return len(self.chunks)
 
     @property
     def newest_epoch(self) -> int:

@@ -85,6 +85,29 @@ class Look:
             fetched[figures.topic.name] += figures.fetched_bytes
         return {name: TopicTotals(count, appended[name], fetched[name]) for name, count in self.now.messages.items()}
 
+    @property
+    def partition_count(self) -> int:
+        """The streams whose newest chunk is on this host."""
+        return len(self.now.streams) if self.now.cluster is None else self.now.cluster.replicas_open
+
+    @property
+    def reader_count(self) -> int:
+        """The registered readers that this host has."""
+        readers = self.watched.served.here.readers()
+        return 0 if readers is None else len(readers.names())
+
+    @property
+    def staged_bytes(self) -> int:
+        """Bytes of output that is staged and not committed, of the epochs that this host has."""
+        return sum(self.now.staged_bytes.values())
+
+    @property
+    def log_bytes(self) -> int:
+        """Bytes of the chunks on this host: of its streams, and of its copies of a cluster's chunks."""
+        if self.now.cluster is not None:
+            return self.now.cluster.replica_bytes
+        return sum(figures.size_bytes for figures in self.now.streams.values())
+
     @cached_property
     def positions(self) -> list[GroupPosition]:
         """The positions of all groups."""
@@ -95,7 +118,7 @@ class Look:
         """Lag by group and topic."""
         lags: Counter[tuple[str, str]] = Counter()
         for group, at in self.positions:
-            lags[group, at.topic] += at.lag
+            lags[group, at.topic] += at.lag or 0
         return lags
 
 
@@ -130,6 +153,7 @@ def _by_position(field: str) -> Callable[[Look], list[Sample]]:
     return lambda look: [
         Sample({"consumergroup": group, "topic": at.topic, "partition": at.partition}, getattr(at, field))
         for group, at in islice(look.positions, MAX_GROUP_SERIES)
+        if getattr(at, field) is not None
     ]
 
 
@@ -213,7 +237,8 @@ METRICS: Final[tuple[MetricEntry, ...]] = (
         "kafka_controller_kafkacontroller_globaltopiccount", "gauge", (), "topics", _one(lambda x: len(x.topics)),
     ),
     MetricEntry(
-        "kafka_server_replicamanager_partitioncount", "gauge", (), "partitions", _one(lambda x: len(x.now.streams)),
+        "kafka_server_replicamanager_partitioncount", "gauge", (),
+        "partitions whose newest chunk is on this host", _one(lambda x: x.partition_count),
     ),
     MetricEntry("kafka_log_log_size", "gauge", _STREAM, "bytes of the chunks", _by_partition("size_bytes")),
     MetricEntry("kafka_log_log_logstartoffset", "gauge", _STREAM, "first offset", _by_partition("log_start")),
@@ -223,8 +248,7 @@ METRICS: Final[tuple[MetricEntry, ...]] = (
     ),
     MetricEntry("kafka_log_log_numlogsegments", "gauge", _STREAM, "chunks", _by_partition("chunks")),
     MetricEntry(
-        "cairn_log_bytes", "gauge", (), "bytes of the chunks of all streams",
-        _one(lambda x: sum(figures.size_bytes for figures in x.now.streams.values())),
+        "cairn_log_bytes", "gauge", (), "bytes of all chunks on this host", _one(lambda x: x.log_bytes),
     ),
     MetricEntry(
         "cairn_trimmed_records_total", "counter", (), "records that retention or a client removed",
@@ -275,19 +299,19 @@ METRICS: Final[tuple[MetricEntry, ...]] = (
         _one(lambda x: _groups_total(x.now.groups, x.now.groups_left_out)),
     ),
     MetricEntry("cairn_readers", "gauge", (), "registered readers",
-                _one(lambda x: len(x.watched.served.engine.store.readers.names()))),
+                _one(lambda x: x.reader_count)),
     MetricEntry(
         "cairn_reader_released_streams_total", "counter", (),
         "times that a registered reader was released from a stream because it held too much or for too long",
-        _one(lambda x: x.watched.served.engine.store.readers.released_streams),
+        _one(lambda x: 0 if (readers := x.watched.served.here.readers()) is None else readers.released_streams),
     ),
     # ---- epochs
     MetricEntry("cairn_epochs_committed_total", "counter", (), "epochs whose commit became durable",
-                _one(lambda x: x.watched.served.epochs.committed)),
+                _one(lambda x: 0 if (epochs := x.watched.served.here.epochs()) is None else epochs.committed)),
     MetricEntry("cairn_epochs_aborted_total", "counter", (), "aborts that dropped staged output",
-                _one(lambda x: x.watched.served.epochs.aborted)),
+                _one(lambda x: 0 if (epochs := x.watched.served.here.epochs()) is None else epochs.aborted)),
     MetricEntry("cairn_staged_bytes", "gauge", (), "bytes of output that is staged and not committed",
-                _one(lambda x: x.watched.served.staging.used_bytes)),
+                _one(lambda x: x.staged_bytes)),
     MetricEntry("cairn_queries", "gauge", (), "queries that are remembered",
                 _one(lambda x: len(x.now.queries) + x.now.queries_left_out)),
     MetricEntry("cairn_query_epoch", "gauge", ("query",), "last committed epoch", _epoch_of_queries),
@@ -323,7 +347,7 @@ METRICS: Final[tuple[MetricEntry, ...]] = (
     MetricEntry("cairn_series_left_out", "gauge", ("of",), "entries without series of their own", _left_out),
     MetricEntry(
         "cairn_info", "gauge", ("version", "cluster_id"), "always 1",
-        lambda x: [Sample({"version": x.version, "cluster_id": x.watched.served.engine.store.cluster_id}, 1)],
+        lambda x: [Sample({"version": x.version, "cluster_id": x.watched.served.store.cluster_id}, 1)],
     ),
     MetricEntry("process_cpu_seconds_total", "counter", (), "processor time", _one(lambda x: x.now.process.cpu_s)),
     MetricEntry("process_resident_memory_bytes", "gauge", (), "memory",

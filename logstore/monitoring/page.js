@@ -119,6 +119,13 @@
     ["Count", "number"]], "none yet");
   const events = table("events", [["When", ""], ["Event", ""], ["What", "name"], ["Times", "number"]],
     "no warnings, no errors");
+  const hosts = table("hosts", [["Host", "name"], ["Number", "number"], ["Rack", "name"], ["Streams owned", "number"],
+    ["Link", ""], ["Queued", "number"]], "no hosts");
+  const lacking = table("lacking", [["Stream of this host", "name"], ["Chunks that lack copies", "number"]], "none");
+  const owners = el("div", { id: "owners" });
+  const cluster = card("Cluster", el("div", {}, hosts.node, lacking.node, owners));
+  cluster.id = "cluster";
+  cluster.hidden = true;
   const disk = el("div", { id: "disk" });
   const memory = el("div", { id: "memory" });
   const counts = el("div", { id: "counts" });
@@ -129,6 +136,7 @@
     el("div", { class: "grid" },
       el("div", { class: "column" },
         card("Streams", el("div", {}, streams.node, streamCount), search),
+        cluster,
         card("Consumer groups", el("div", {}, groups.node, groupCount)),
         card("Queries", queries.node),
         card("Last warnings and errors", events.node)),
@@ -147,6 +155,21 @@
       whole(one.start) + " – " + whole(one.end)]));
     streamCount.textContent = found.found > found.shown.length
       ? "the busiest " + found.shown.length + " of " + whole(found.found) : "";
+  };
+  const drawCluster = (found) => {
+    cluster.hidden = found === null;
+    if (found === null) return;
+    hosts.show(found.hosts.map((one) => [one.host, whole(one.node_id), one.rack || "–", whole(one.owned_streams),
+      el("span", { class: one.link === false ? "error" : "" }, one.link === null ? "here" : one.link ? "up" : "down"),
+      bytes(one.queued_bytes)]));
+    lacking.show(found.short.map((one) => [one.topic + "-" + one.partition, whole(one.chunks)]));
+    owners.replaceChildren(facts([["streams of this host", whole(found.owned_streams)],
+      ["streams without an owner", whole(found.streams_without_owner)],
+      ["streams, chunks that lack copies", whole(found.lackingstreams) + ", " + whole(found.lackingchunks)],
+      ["copies here, open and sealed", whole(found.copies_open) + ", " + whole(found.copies_sealed)],
+      ["batches not confirmed by all", whole(found.unacknowledged_batches)],
+      ["takeovers", whole(found.takeovers)],
+      ["metadata store", found.is_metadata_away ? "away" : "answers"]]));
   };
   const drawGroups = (found) => {
     groups.show(found.shown.map((one) => [one.group, one.state, whole(one.members), whole(one.partitions), whole(one.lag),
@@ -206,6 +229,7 @@
       rates.sync_ms === null ? "/s" : "/s, " + rates.sync_ms.toFixed(2) + " ms each");
     tiles.lag.show(status.totals.lag, short(status.totals.lag), "records");
     drawStreams(status.streams);
+    drawCluster(status.cluster);
     drawGroups(status.groups);
     drawQueries(status);
     drawMachine(status);

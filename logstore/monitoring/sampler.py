@@ -8,7 +8,8 @@ Invariants:
 * What is collected is bounded: MAX_OFFSETS committed offsets, MAX_QUERIES queries; what is left out is counted.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -22,14 +23,14 @@ from logstore.disk.shared_state import SharedState
 from logstore.engine import StoreEngine
 from logstore.epochs.epochs import Epochs
 from logstore.epochs.query import QueryProgress
-from logstore.epochs.staging import Staging
+from logstore.errors import NotLeader
 from logstore.kafka.groups.group import ConsumerGroup
 from logstore.kafka.groups.service import GroupService
 from logstore.kafka.pace import Pace
 from logstore.kafka.request_meter import RequestMeter
 from logstore.kafka.server import KafkaServer
-from logstore.log.store import Topic
-from logstore.log.stream import Stream
+from logstore.log.readers import Readers
+from logstore.log.served import ServedStore, ServedStream, ServedTopic
 from logstore.monitoring.event_log import EventLog
 from logstore.monitoring.health import Health
 from logstore.monitoring.process import DiskFigures, ProcessFigures, disk_figures, process_figures
@@ -45,14 +46,26 @@ MAX_OFFSETS: Final = 50_000
 MAX_QUERIES: Final = 1_000
 
 
+class Here(NamedTuple):
+    """What one host of a cluster has at a time, and a host alone always: groups that it coordinates, epochs, registered
+    readers. None: they are not here now.
+    """
+
+    groups: Callable[[], Sequence[GroupService]]
+    epochs: Callable[[], Epochs | None]
+    readers: Callable[[], Readers | None]
+
+
 class Served(NamedTuple):
-    """The parts of a sidecar that clients use."""
+    """The parts of a sidecar that clients use, and the host's own store, which has its disk and its memory.
+
+    `store` has what clients see.
+    """
 
     engine: StoreEngine
+    store: ServedStore
     server: KafkaServer
-    groups: GroupService
-    epochs: Epochs
-    staging: Staging
+    here: Here
     cluster: ClusterMeter | None = None
     """None: the sidecar is alone."""
 
@@ -74,27 +87,28 @@ class Watched:
 class StreamFigures(NamedTuple):
     """A stream's offsets, bytes and what went through it since the start."""
 
-    topic: Topic
+    topic: ServedTopic
     partition: int
     log_start: int
     high_watermark: int
     size_bytes: int
     chunks: int
+    appended_records: int
     appended_bytes: int
     fetched_bytes: int
 
 
 class LagFigures(NamedTuple):
-    """A group's position in a stream."""
+    """A group's position in a stream, and how far it is behind; None: another host leads the stream."""
 
     topic: str
     partition: int
     offset: int
-    lag: int
+    lag: int | None
 
 
 class GroupFigures(NamedTuple):
-    """A group and its positions; `lag` is that of all positions together."""
+    """A group and its positions; `lag` is that of all positions together, as far as it is known."""
 
     name: str
     state: str
@@ -110,7 +124,8 @@ class Snapshot:
     at_s: float
     wall_ms: int
     took_s: float
-    streams: dict[Stream, StreamFigures]
+    streams: dict[ServedStream, StreamFigures]
+    """Of those that this host leads."""
     index_bytes: int
     groups: list[GroupFigures]
     groups_left_out: int
@@ -132,6 +147,21 @@ class Snapshot:
     cluster: ClusterFigures | None
 
 
+def _figures(topic: ServedTopic, partition: int, stream: ServedStream) -> StreamFigures:
+    """Raises NotLeader."""
+    return StreamFigures(
+        topic,
+        partition,
+        stream.log_start_offset,
+        stream.high_watermark,
+        stream.size_bytes,
+        stream.chunk_count,
+        stream.appended_records,
+        stream.appended_bytes,
+        stream.fetched_bytes,
+    )
+
+
 def _machine(data_dir: Path) -> tuple[DiskFigures, ProcessFigures]:
     """What the operating system says. Blocks: with many open files it takes milliseconds."""
     return disk_figures(data_dir), process_figures()
@@ -147,11 +177,6 @@ class Sampler:
         self._before: Snapshot | None = None
         self._state_bytes: Mapping[str, int] = {}
         self._state_at_s = -STATE_S
-        # What was there at the start is no traffic.
-        self._first = {
-            topic.topic_id: sum(stream.high_watermark for stream in topic.partitions)
-            for topic in watched.served.engine.store.topics.values()
-        }
 
     async def snapshot(self) -> tuple[Snapshot, Snapshot | None]:
         """A snapshot of now, or of a moment ago, and one of RATE_S seconds before it or more (None: the first)."""
@@ -172,13 +197,14 @@ class Sampler:
             self._state_bytes = await trio.to_thread.run_sync(watched.state.usage)
             self._state_at_s = begun_s
         working_s = watched.clock.monotonic_s()
-        streams, messages, index_bytes = await self._streams()
+        streams, messages = await self._streams()
+        index_bytes = await self._indexes()
         groups, groups_left_out = await self._groups()
         cluster = None if watched.served.cluster is None else await watched.served.cluster.take()
-        queries = watched.served.epochs.progress()
-        staged: dict[str, int] = {}
-        for attempt in watched.served.staging.all_attempts():
-            staged[attempt.key.query] = staged.get(attempt.key.query, 0) + attempt.size_bytes
+        epochs = watched.served.here.epochs()
+        queries = [] if epochs is None else epochs.progress()
+        found = () if epochs is None else epochs.summaries(epochs.names())
+        staged = {query.query: query.staged_bytes for query in found if query.staged_bytes}
         now_s = watched.clock.monotonic_s()
         return Snapshot(
             at_s=now_s,
@@ -201,47 +227,48 @@ class Sampler:
             cluster=cluster,
         )
 
-    async def _streams(self) -> tuple[dict[Stream, StreamFigures], dict[str, int], int]:
-        """The figures of every stream, topic by topic; records by topic; the bytes of all indexes in memory."""
-        store, pace = self.watched.served.engine.store, Pace()
-        found: dict[Stream, StreamFigures] = {}
+    async def _streams(self) -> tuple[dict[ServedStream, StreamFigures], dict[str, int]]:
+        """The figures of every stream that this host leads, topic by topic; records by topic."""
+        pace = Pace()
+        found: dict[ServedStream, StreamFigures] = {}
         messages: dict[str, int] = {}
-        index_bytes = store.indexes.size_bytes
-        for topic in list(store.topics.values()):
-            messages[topic.name] = -self._first.get(topic.topic_id, 0)
+        for topic in list(self.watched.served.store.topics.values()):
+            messages[topic.name] = 0
             for partition, stream in enumerate(list(topic.partitions)):
                 await pace.step()
-                messages[topic.name] += stream.high_watermark
-                chunks = stream.chunks
-                if chunks and chunks[-1].index is not None:
-                    index_bytes += chunks[-1].index.size_bytes
-                found[stream] = StreamFigures(
-                    topic,
-                    partition,
-                    stream.log_start_offset,
-                    stream.high_watermark,
-                    stream.size_bytes,
-                    len(chunks),
-                    stream.appended_bytes,
-                    stream.fetched_bytes,
-                )
-        return found, messages, index_bytes
+                messages[topic.name] += stream.appended_records
+                if stream.is_leader:
+                    with suppress(NotLeader):  # it is being taken over at this moment
+                        found[stream] = _figures(topic, partition, stream)
+        return found, messages
+
+    async def _indexes(self) -> int:
+        """The bytes of all indexes in memory: of streams, and of copies of chunks."""
+        store, pace = self.watched.served.engine.store, Pace()
+        size_bytes = store.indexes.size_bytes
+        for stream in (*store.streams(), *store.replicas.logs()):
+            await pace.step()
+            if stream.chunks and stream.chunks[-1].index is not None:
+                size_bytes += stream.chunks[-1].index.size_bytes
+        return size_bytes
 
     async def _groups(self) -> tuple[list[GroupFigures], int]:
         """The groups with their positions, and how many groups were left out."""
         pace, left = Pace(), MAX_OFFSETS
         found: list[GroupFigures] = []
-        groups = list(self.watched.served.groups.coordinator.groups())
-        for group in groups:
-            left -= 1 + self.watched.served.groups.count(group.group_id)
+        groups = [
+            (service, group) for service in self.watched.served.here.groups() for group in service.coordinator.groups()
+        ]
+        for service, group in groups:
+            left -= 1 + service.count(group.group_id)
             if left < 0:
                 continue
-            found.append(await self._group(group, pace))
+            found.append(await self._group(service, group, pace))
         return found, len(groups) - len(found)
 
-    async def _group(self, group: ConsumerGroup, pace: Pace) -> GroupFigures:
-        topics = self.watched.served.engine.store.topics
-        committed = self.watched.served.groups.committed(group.group_id)
+    async def _group(self, service: GroupService, group: ConsumerGroup, pace: Pace) -> GroupFigures:
+        topics = self.watched.served.store.topics
+        committed = service.committed(group.group_id)
         positions: list[LagFigures] = []
         await pace.step()
         for where in committed.known:
@@ -250,7 +277,8 @@ class Sampler:
             topic = topics.get(where.topic)
             if position is None or topic is None or where.partition >= len(topic.partitions):
                 continue
-            lag = max(0, topic.partitions[where.partition].high_watermark - position.offset)
+            stream = topic.partitions[where.partition]
+            lag = max(0, stream.high_watermark - position.offset) if stream.is_leader else None
             positions.append(LagFigures(where.topic, where.partition, position.offset, lag))
-        total = sum(position.lag for position in positions)
+        total = sum(position.lag or 0 for position in positions)
         return GroupFigures(group.group_id, group.state.value, len(group.members), positions, total)

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from heapq import nlargest
 from typing import Any, Final, NamedTuple
 
-from logstore.log.stream import Stream
+from logstore.log.served import ServedStream
+from logstore.monitoring.cluster_status import cluster_status
 from logstore.monitoring.metrics import Look, request_name
 from logstore.monitoring.sampler import GroupFigures, Snapshot, StreamFigures
 
@@ -42,7 +43,8 @@ def status(look: Look, before: Snapshot | None, wanted: Wanted) -> dict[str, Any
     streams = [(_stream_rates(stream, figures, now, before), figures) for stream, figures in now.streams.items()]
     return {
         "version": look.version,
-        "cluster_id": store.cluster_id,
+        "cluster_id": watched.served.store.cluster_id,
+        "cluster": None if now.cluster is None else cluster_status(now.cluster),
         "data_dir": str(watched.data_dir),
         "phase": watched.health.phase.value,
         "now_ms": now.wall_ms,
@@ -57,8 +59,8 @@ def status(look: Look, before: Snapshot | None, wanted: Wanted) -> dict[str, Any
         "disk": {
             "free_bytes": now.disk.free_bytes,
             "total_bytes": now.disk.total_bytes,
-            "log_bytes": sum(figures.size_bytes for figures in now.streams.values()),
-            "staged_bytes": watched.served.staging.used_bytes,
+            "log_bytes": look.log_bytes,
+            "staged_bytes": look.staged_bytes,
             "error": watched.served.engine.disk_error,
             "needed_bytes": store.space.needed_bytes,
             "refused_since_ms": store.space.low_since_ms,
@@ -85,6 +87,7 @@ def status(look: Look, before: Snapshot | None, wanted: Wanted) -> dict[str, Any
 
 def _totals(look: Look) -> dict[str, int]:
     now, watched = look.now, look.watched
+    epochs = watched.served.here.epochs()
     return {
         "topics": len(now.messages),
         "partitions": len(now.streams),
@@ -96,8 +99,8 @@ def _totals(look: Look) -> dict[str, int]:
         "groups": len(now.groups) + now.groups_left_out,
         "lag": sum(group.lag for group in now.groups),
         "queries": len(now.queries) + now.queries_left_out,
-        "readers": len(watched.served.engine.store.readers.names()),
-        "epochs_committed": watched.served.epochs.committed,
+        "readers": look.reader_count,
+        "epochs_committed": 0 if epochs is None else epochs.committed,
         "open_files": now.process.open_files,
         "threads": now.process.threads,
     }
@@ -124,13 +127,13 @@ def _rates(now: Snapshot, before: Snapshot | None, streams: Sequence[RatedStream
 _NO_RATES: Final = StreamRates(0, 0, 0)
 
 
-def _stream_rates(stream: Stream, figures: StreamFigures, now: Snapshot, before: Snapshot | None) -> StreamRates:
+def _stream_rates(stream: ServedStream, figures: StreamFigures, now: Snapshot, before: Snapshot | None) -> StreamRates:
     earlier = None if before is None else before.streams.get(stream)
     if before is None or earlier is None or now.at_s <= before.at_s:
         return _NO_RATES
     span_s = now.at_s - before.at_s
     return StreamRates(
-        (figures.high_watermark - earlier.high_watermark) / span_s,
+        (figures.appended_records - earlier.appended_records) / span_s,
         (figures.appended_bytes - earlier.appended_bytes) / span_s,
         (figures.fetched_bytes - earlier.fetched_bytes) / span_s,
     )

@@ -34,6 +34,10 @@ class OwnerLimits:
     """
 
     chunk_bytes: int = 64 << 20
+    min_chunk_ms: int = 100
+    """A chunk takes batches for that long, however small chunks are to be: this bounds what a stream writes to the
+    metadata store.
+    """
     max_in_flight_bytes: int = 4 << 20
     append_bytes: int = 1 << 20
     resend_ms: int = 50
@@ -69,13 +73,17 @@ class Appending:
         self.progress: dict[Member, MemberProgress] = {}
         self.is_draining = False
         """The chunk gets no more batches: the next ones wait for the next chunk."""
+        self.chunk_bytes = limits.chunk_bytes
+        """A chunk of this size is full."""
+        self._opened_ms = 0
         self._told_acked_bytes = 0
         self._ask_founding = founding
         self._founding: bytes | None = None
 
-    def begin(self, chunk: ChunkRegistration) -> None:
+    def begin(self, chunk: ChunkRegistration, now_ms: int) -> None:
         """Go on in a chunk that was just opened: what is not acknowledged is sent there again, at its offsets."""
         self._founding = None
+        self._opened_ms = now_ms
         if self.window.next_offset < chunk.base_offset:
             self.window = Window(chunk.base_offset, self._limits.max_in_flight_bytes)
         self.window.begin_chunk()
@@ -96,8 +104,9 @@ class Appending:
     def send_placed(self, now_ms: int) -> list[Effect]:
         """Place the batches that wait, and send them along the chain."""
         effects: list[Effect] = []
+        is_old_enough = now_ms - self._opened_ms >= self._limits.min_chunk_ms
         while self.chunk is not None and not self.is_draining:
-            if self.window.placed.length_bytes >= self._limits.chunk_bytes:
+            if self.window.placed.length_bytes >= self.chunk_bytes and is_old_enough:
                 self.is_draining = True
                 break
             at, entries = self.window.place(now_ms, self._limits.append_bytes)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from logstore.replica.messages import Entry, Message
 from logstore.replica.register import ReadRegistration, SwapRegistration
-from logstore.replica.registrations import Prefix
+from logstore.replica.registrations import Prefix, StreamRegistration
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,16 @@ class Acked:
 
 
 @dataclass(frozen=True, slots=True)
+class Registered:
+    """The registration of the owned stream has changed: a chunk was rolled or copied, or the front of the stream was
+    trimmed.
+    """
+
+    stream: str
+    registration: StreamRegistration
+
+
+@dataclass(frozen=True, slots=True)
 class Deposed:
     """The stream has a newer owner. What was not acknowledged, from `unacked_offset` on, may be in the log or not."""
 
@@ -140,5 +150,15 @@ class MemberFailed:
 
 
 Effect = (
-    Send | Store | Load | ReadRegistration | SwapRegistration | Ready | Acked | Deposed | Unavailable | MemberFailed
+    Send
+    | Store
+    | Load
+    | ReadRegistration
+    | SwapRegistration
+    | Ready
+    | Registered
+    | Acked
+    | Deposed
+    | Unavailable
+    | MemberFailed
 )

@@ -124,6 +124,7 @@ class Reason(Enum):
     SHORT = "the copy is shorter than the chunk"
     DAMAGED = "the copy does not match its checksum"
     ABSENT = "there is no such chunk"
+    DISK_FULL = "the disk has no room for entries"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +195,13 @@ class EntriesRead:
     """See `Append`."""
 
 
+@dataclass(frozen=True, slots=True)
+class StreamRates:
+    """What streams of the sender's write, in bytes a second: where new chunks go depends on it, and no promise does."""
+
+    rates: tuple[tuple[str, int], ...]
+
+
 ToReplica = Append | Fence | CopyChunk | ReadEntries | LookAtRegistration
 ToOwner = AppendDone | OutOfOrder | FenceDone | CopyDone | Refused
-Message = ToReplica | ToOwner | EntriesRead
+Message = ToReplica | ToOwner | EntriesRead | StreamRates

@@ -10,6 +10,8 @@ Invariants:
   replaced: the chunk is sealed at the acknowledged length, and what is not acknowledged is sent again in the next
   chunk, at the same offsets. No client hears of it.
 * A claim never leads to an empty stream: if no member of the open chunk can be fenced, the owner waits, and says so.
+* The front of the stream is trimmed by a swap alone, up to what is acknowledged at most. Replicas remove what the new
+  registration does not list; nobody tells them before.
 
 How the owner finds out that it is a zombie: an append or a fence is refused as FENCED, a swap is refused, or the
 registration that it watches names another owner. It then reports `Deposed`, once; what was not acknowledged has an
@@ -29,13 +31,14 @@ Sources: Apache BookKeeper (ensemble changes, the last add confirmed); SGuard, s
 (why a length without an epoch, and an epoch without the metadata's word, lose records).
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
 from logstore.base.states import following
 from logstore.replica.appending import Appending, Founding, OwnerLimits
-from logstore.replica.effects import Acked, Deposed, Effect, MemberFailed, Ready, Send, Unavailable
+from logstore.replica.effects import Acked, Deposed, Effect, MemberFailed, Ready, Registered, Send, Unavailable
 from logstore.replica.fencing import Fencing, SealPlan
 from logstore.replica.messages import (
     AppendDone,
@@ -48,9 +51,20 @@ from logstore.replica.messages import (
     Refused,
     ToOwner,
 )
+from logstore.replica.placing import ANYWHERE, NextSet, Placing
 from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
-from logstore.replica.registrations import MAX_CHUNKS, ChunkRegistration, Member, OwnerId, Prefix, StreamRegistration
+from logstore.replica.registrations import (
+    MAX_CHUNKS,
+    UNKNOWN_TIME,
+    ChunkRegistration,
+    Member,
+    OwnerId,
+    Prefix,
+    StreamRegistration,
+)
 from logstore.replica.repair import Repair
+from logstore.replica.suspects import Suspects
+from logstore.replica.trimming import Trimming
 
 
 class OwnerState(Enum):
@@ -104,10 +118,6 @@ TRANSITIONS: Final = {
     (OwnerState.ROLLING, OwnerEvent.OVERTAKEN): OwnerState.DEPOSED,
 }
 
-MAX_SUSPECT_PAUSES: Final = 120
-"""A member that fails again and again is tried once in so many times `suspect_ms`: ten minutes."""
-FORGET_AFTER_PAUSES: Final = 4
-"""A member that has not failed for so many times its last pause begins anew."""
 TAKING: Final = (OwnerState.APPENDING, OwnerState.ROLLING)
 """States in which batches are taken."""
 
@@ -120,37 +130,7 @@ class _Swap:
     expected_revision: int
     sent_ms: int
     is_repair: bool = False
-
-
-@dataclass(slots=True)
-class _Suspects:
-    """Members that failed, until when they are not chosen: twice as long as the last time, if that was not long ago.
-
-    So a host whose disk is broken does not cost a chunk every few seconds.
-    """
-
-    until_ms: dict[Member, int] = field(default_factory=dict)
-    _pauses: dict[Member, tuple[int, int]] = field(default_factory=dict)
-    """How long a member was not chosen last, and since when."""
-
-    def add(self, member: Member, suspect_ms: int, now_ms: int) -> None:
-        """A member has failed, that was no suspect."""
-        pause_ms, since_ms = self._pauses.get(member, (0, 0))
-        is_repeated = pause_ms and now_ms - since_ms < FORGET_AFTER_PAUSES * pause_ms
-        pause_ms = min(2 * pause_ms, MAX_SUSPECT_PAUSES * suspect_ms) if is_repeated else suspect_ms
-        self._pauses[member] = (pause_ms, now_ms)
-        self.until_ms[member] = now_ms + pause_ms
-
-    def is_suspect(self, member: Member, now_ms: int) -> bool:
-        """Whether a member has failed lately."""
-        if self.until_ms.get(member, now_ms) <= now_ms:
-            self.until_ms.pop(member, None)
-            return False
-        return True
-
-    def is_any(self, members: tuple[Member, ...]) -> bool:
-        """Whether one of these has failed, and was not chosen since."""
-        return bool(self.until_ms) and any(member in self.until_ms for member in members)
+    is_trim: bool = False
 
 
 class Owner:
@@ -164,7 +144,9 @@ class Owner:
         me: OwnerId,
         limits: OwnerLimits | None = None,
         founding: Founding = lambda base_offset: b"",
+        written_ms: Callable[[], int] = lambda: UNKNOWN_TIME,
     ) -> None:
+        """`written_ms`: when the last batch of the open chunk was appended, or later; asked when it is sealed."""
         self.stream = stream
         self.me = me
         self.limits = limits or OwnerLimits()
@@ -177,11 +159,22 @@ class Owner:
         self._sent_ms = 0
         self._since_ms = 0
         self._reported = ""
+        self._written_ms = written_ms
+        self._trimming = Trimming()
         self._appending = Appending(stream, me.host, self.limits, founding)
-        self._suspects = _Suspects()
+        self._suspects = Suspects()
         self._repair = Repair(stream, self.limits.resend_ms * 4, self.limits.repair_timeout_ms)
 
     # ---- what the log sees
+
+    @property
+    def chunk_bytes(self) -> int:
+        """The size at which a chunk is full."""
+        return self._appending.chunk_bytes
+
+    @chunk_bytes.setter
+    def chunk_bytes(self, chunk_bytes: int) -> None:
+        self._appending.chunk_bytes = chunk_bytes
 
     @property
     def registration(self) -> StreamRegistration:
@@ -216,7 +209,7 @@ class Owner:
         if self.state is not OwnerState.APPENDING:
             return self.state is OwnerState.DEPOSED
         is_quiet = self._swap is None and self._appending.is_at_rest and not self._suspects.is_any(self._live)
-        return is_quiet and self._repair.is_at_rest(self.revision, self._live)
+        return is_quiet and not self._trimming.is_wanted and self._repair.is_at_rest(self.revision, self._live)
 
     def may_append(self, size_bytes: int) -> bool:
         """Whether `append` takes a batch of this size now; if not, the log keeps it and asks again later."""
@@ -241,9 +234,9 @@ class Owner:
         self._step(OwnerEvent.READ)
         return self._swap_in(self.registration.claimed(self.me), now_ms)
 
-    def live_members(self, live: tuple[Member, ...], now_ms: int) -> list[Effect]:
-        """The members whose leases hold, in the order of preference for replica sets."""
-        self._live = live
+    def live_members(self, live: tuple[Member, ...], now_ms: int, placing: Placing = ANYWHERE) -> list[Effect]:
+        """The members whose leases hold, in an order of preference, and where chunks may lie."""
+        self._live, self._repair.placing = live, placing
         return self._advance(now_ms)
 
     def append(self, data: bytes, record_count: int, now_ms: int) -> list[Effect]:
@@ -252,6 +245,21 @@ class Owner:
             raise AssertionError(f"{self.stream}: no room for {len(data)} bytes in state {self.state.value}")
         self._appending.window.append(Entry(data, record_count))
         return self._send_placed(now_ms)
+
+    def trim(self, log_start: int, now_ms: int, *, keeps_last: bool) -> list[Effect]:
+        """Let readers see nothing below an offset, and drop the chunks in front of it, never the open one. What is not
+        acknowledged stays.
+
+        `keeps_last`: the last sealed chunk stays as long as nothing of the open one is acknowledged, because the log
+        needs what is founded on it. `Registered` follows when it is done; a deposed owner does nothing.
+        """
+        self._trimming.want(log_start, keeps_last=keeps_last)
+        return self._advance(now_ms)
+
+    def roll(self, now_ms: int) -> list[Effect]:
+        """Seal the open chunk, if it has anything, once all that was sent is acknowledged, and open the next one."""
+        self._appending.is_draining |= self.acked.length_bytes > 0 and self.state is OwnerState.APPENDING
+        return self._advance(now_ms)
 
     def tick(self, now_ms: int) -> list[Effect]:
         """Time has passed: send again what was not answered, give up what takes too long."""
@@ -298,9 +306,11 @@ class Owner:
 
     # ---- the metadata store
 
-    def _swap_in(self, wanted: StreamRegistration, now_ms: int, *, is_repair: bool = False) -> list[Effect]:
-        wanted.check()
-        self._swap = _Swap(wanted, self.revision, now_ms, is_repair)
+    def _swap_in(
+        self, wanted: StreamRegistration, now_ms: int, *, is_repair: bool = False, is_trim: bool = False
+    ) -> list[Effect]:
+        wanted.check(self.registration)
+        self._swap = _Swap(wanted, self.revision, now_ms, is_repair, is_trim)
         return [SwapRegistration(self.stream, self.revision, wanted)]
 
     def swap_answered(self, answer: SwapAnswer, now_ms: int) -> list[Effect]:
@@ -312,10 +322,14 @@ class Owner:
             return self._overtaken(answer, now_ms)
         self._swap = None
         self._registration, self.revision = swap.wanted, answer.revision
+        changed = Registered(self.stream, swap.wanted)
         if swap.is_repair:
             self._repair.registered(now_ms)
-            return self._advance(now_ms)
-        return self._registered(now_ms)
+            return [changed, *self._advance(now_ms)]
+        if swap.is_trim:
+            self._repair.chunks_dropped(swap.wanted)
+            return [changed, *self._advance(now_ms)]
+        return [changed, *self._registered(now_ms)]
 
     def _overtaken(self, answer: SwapAnswer, now_ms: int) -> list[Effect]:
         """The register holds what another owner has written."""
@@ -330,12 +344,12 @@ class Owner:
             return [*self._look_hints(), *self._advance(now_ms)]
         if self.state is OwnerState.OPENING:
             self._step(OwnerEvent.OPENED)
-            chunk = self._begin_chunk()
+            chunk = self._begin_chunk(now_ms)
             ready = Ready(self.stream, self.registration.epoch, chunk.base_offset)
             return [ready, *self._look_hints(), *self._advance(now_ms)]
         if self.state is OwnerState.ROLLING:
             self._step(OwnerEvent.ROLLED)
-            self._begin_chunk()
+            self._begin_chunk(now_ms)
             return [*self._look_hints(), *self._send_placed(now_ms)]
         raise AssertionError(f"owner of {self.stream}: a swap in state {self.state.value}")
 
@@ -399,7 +413,7 @@ class Owner:
         return [*self._damage_reports(plan), *self._swap_in(self._sealed_registration(plan), now_ms)]
 
     def _sealed_registration(self, plan: SealPlan) -> StreamRegistration:
-        return self.registration.sealed(plan.end, plan.holders, plan.candidates)
+        return self.registration.sealed(plan.end, plan.holders, plan.candidates, self._written_ms())
 
     def _damage_reports(self, plan: SealPlan) -> list[Effect]:
         return [
@@ -446,11 +460,10 @@ class Owner:
         if self._swap is not None:
             return []
         last = self.registration.last_chunk
-        members = self._choose_members(now_ms)
         is_safe = last is None or len(last.members) >= self.registration.min_copies
         if len(self.registration.chunks) >= MAX_CHUNKS:
             return [*self._report_full(), *self._go_on_repairing(now_ms)]
-        if is_safe and len(members) >= self.registration.min_copies:
+        if is_safe and len(members := self._choose_members(now_ms)) >= self.registration.min_copies:
             self._step(OwnerEvent.OPEN)
             return self._swap_in(self.registration.opened(members, self._end_offset()), now_ms)
         return self._go_on_repairing(now_ms)
@@ -460,22 +473,24 @@ class Owner:
         if self._fencing is not None and self.registration.chunk(self._fencing.chunk.epoch) is None:
             return self._fencing.chunk.base_offset  # the chunk was empty, and is not listed
         last = self.registration.last_chunk
-        return last.end.next_offset if last is not None and last.end is not None else 0
+        return last.end.next_offset if last is not None and last.end is not None else self.registration.log_start
+
+    def _next_set(self, now_ms: int) -> NextSet:
+        """Who may be in the set of the next chunk, and how many are to be; no suspects."""
+        registration, placing = self.registration, self._repair.placing
+        usable = [member for member in self._live if not self._suspects.is_suspect(member, now_ms)]
+        return placing.next_set(self.me.host, self._live, usable, registration.copies, registration.min_copies)
 
     def _choose_members(self, now_ms: int) -> tuple[Member, ...]:
-        """The set of the next chunk: this host first, then by preference, one for each host, no suspects."""
-        chosen: dict[str, Member] = {}
-        for member in sorted(self._live, key=lambda member: member.host != self.me.host):
-            if len(chosen) < self.registration.copies and not self._suspects.is_suspect(member, now_ms):
-                chosen.setdefault(member.host, member)
-        return tuple(chosen.values())
+        """The set of the next chunk."""
+        return self._repair.placing.members(self.stream, self._next_set(now_ms))
 
-    def _begin_chunk(self) -> ChunkRegistration:
+    def _begin_chunk(self, now_ms: int) -> ChunkRegistration:
         """Start appending to the chunk that was just opened."""
         chunk = self.registration.open_chunk
         if chunk is None:
             raise AssertionError(f"owner of {self.stream}: no chunk is open in {self.registration}")
-        self._appending.begin(chunk)
+        self._appending.begin(chunk, now_ms)
         return chunk
 
     def _go_on_repairing(self, now_ms: int) -> list[Effect]:
@@ -522,6 +537,8 @@ class Owner:
         effects = self._roll_if_due(now_ms) if self._swap is None else []
         if not self._state_is_appending():
             return effects
+        if self._swap is None:
+            effects += self._trim_if_due(now_ms)
         return [*effects, *self._appending.send_again(now_ms), *self._send_placed(now_ms)]
 
     def _roll_if_due(self, now_ms: int) -> list[Effect]:
@@ -535,6 +552,11 @@ class Owner:
         if self._state_is_appending():
             effects += self._roll_if_better(now_ms)
         return effects
+
+    def _trim_if_due(self, now_ms: int) -> list[Effect]:
+        """Swap in what is left of a trim; batches go on meanwhile."""
+        wanted = self._trimming.next_step(self.registration, self.high_watermark, self.acked)
+        return [] if wanted is None else self._swap_in(wanted, now_ms, is_trim=True)
 
     def _state_is_appending(self) -> bool:
         return self.state is OwnerState.APPENDING
@@ -558,13 +580,13 @@ class Owner:
         return [*reports, *self._roll(chosen, now_ms)]
 
     def _roll_if_better(self, now_ms: int) -> list[Effect]:
-        """Roll a full chunk once it is drained, and one whose set is small once there are more hosts."""
-        chosen = self._choose_members(now_ms)
-        appending = self._appending
-        has_grown = len(chosen) > len(appending.progress)
-        appending.is_draining = appending.is_draining or has_grown
-        if appending.is_draining and appending.window.is_all_acked and len(chosen) >= self.registration.min_copies:
-            return self._roll(chosen, now_ms)
+        """Roll a full chunk once it is drained, one whose set is small once there are more hosts, and one that a host
+        has that leaves and is not needed.
+        """
+        following, appending = self._next_set(now_ms), self._appending
+        appending.is_draining = appending.is_draining or following.is_better_than(appending.progress)
+        if appending.is_draining and appending.window.is_all_acked and following.size >= self.registration.min_copies:
+            return self._roll(self._choose_members(now_ms), now_ms)
         return []
 
     def _roll(self, members: tuple[Member, ...], now_ms: int) -> list[Effect]:
@@ -576,4 +598,4 @@ class Owner:
 
     def _rolled_registration(self, members: tuple[Member, ...]) -> StreamRegistration:
         holders, doubtful = self._appending.holders()
-        return self.registration.rolled(self._appending.window.acked, holders, doubtful, members)
+        return self.registration.rolled(self.acked, holders, doubtful, members, self._written_ms())

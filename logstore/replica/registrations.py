@@ -12,6 +12,8 @@ Invariants of every registration, which the steps keep and `check` verifies:
 * A member of a sealed chunk has all of it durably; a candidate was a member of the open chunk, or was chosen for a
   copy, and may have less. An open chunk has no candidates.
 * A sealed chunk without batches is not listed.
+* Readers see nothing below the log start, which never goes back. It lies in the first chunk, or behind it if that chunk
+  waits to be dropped, and never behind what was acknowledged. Without chunks it is the end of the stream.
 
 In a metadata store a registration is several entries with checksums: the head, which is the register, and one for each
 sealed chunk (`encode_registration`). What a registration does not list is removed from disks, so an entry that is
@@ -22,8 +24,10 @@ entries, a takeover three swaps, a repaired copy two swaps of two; MAX_CHUNKS bo
 """
 
 import json
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from crc32c import crc32c
@@ -32,6 +36,12 @@ from logstore.errors import CorruptRegister, UnknownFormatVersion
 
 MAX_CHUNKS: Final = 4096
 """Beyond this an owner opens no further chunk, and says so: 256 GiB in chunks of 64 MiB, 2 MB of memory."""
+
+
+MAX_DROPPED: Final = 60
+"""Chunks that one trim drops: a swap is one transaction. What is left is dropped by the next one."""
+UNKNOWN_TIME: Final = -1
+"""A chunk of a registration of version 1 does not say when it was written."""
 
 
 class Member(NamedTuple):
@@ -74,13 +84,17 @@ class Prefix(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChunkRegistration:
-    """A chunk. `end` is None while it is open."""
+    """A chunk. `end` is None while it is open.
+
+    `written_ms`: of a sealed one, when its last batch was appended, or later: on the cluster's retention clock.
+    """
 
     epoch: int
     base_offset: int
     members: tuple[Member, ...]
     end: Prefix | None = None
     candidates: tuple[Member, ...] = ()
+    written_ms: int = UNKNOWN_TIME
 
     @property
     def is_open(self) -> bool:
@@ -92,6 +106,10 @@ class ChunkRegistration:
         return member in self.members or member in self.candidates
 
 
+_EPOCH: Final = attrgetter("epoch")
+_BASE_OFFSET: Final = attrgetter("base_offset")
+
+
 @dataclass(frozen=True, slots=True)
 class StreamRegistration:
     """A stream. `copies`: replicas wanted of each chunk; `min_copies`: without that many, no chunk is opened."""
@@ -101,6 +119,7 @@ class StreamRegistration:
     epoch: int = 0
     owner: OwnerId = NO_OWNER
     chunks: tuple[ChunkRegistration, ...] = ()
+    log_start: int = 0
 
     @property
     def last_chunk(self) -> ChunkRegistration | None:
@@ -120,26 +139,39 @@ class StreamRegistration:
 
         A last chunk that is sealed may hold batches that were never acknowledged, on fewer hosts than `min_copies`.
         """
-        return self.chunks[-1].base_offset if self.chunks else 0
+        return self.chunks[-1].base_offset if self.chunks else self.log_start
 
     def chunk(self, epoch: int) -> ChunkRegistration | None:
         """The chunk of an epoch, or None if the stream has none."""
-        return next((chunk for chunk in self.chunks if chunk.epoch == epoch), None)
+        at = bisect_left(self.chunks, epoch, key=_EPOCH)
+        return self.chunks[at] if at < len(self.chunks) and self.chunks[at].epoch == epoch else None
 
     def chunk_at(self, offset: int) -> ChunkRegistration | None:
         """The chunk that holds the record of an offset, or will."""
-        for chunk in reversed(self.chunks):
-            if chunk.base_offset <= offset:
-                return chunk if chunk.end is None or offset < chunk.end.next_offset else None
-        return None
+        at = bisect_right(self.chunks, offset, key=_BASE_OFFSET)
+        if not at:
+            return None
+        chunk = self.chunks[at - 1]
+        return chunk if chunk.end is None or offset < chunk.end.next_offset else None
 
     def end_of_epoch(self, epoch: int) -> int | None:
         """Where the records of an owner's epoch, and of those before it, end: Kafka's OffsetForLeaderEpoch.
 
         None: the epoch is the newest, or unknown, and its end is the high watermark.
         """
-        following = next((chunk for chunk in self.chunks if chunk.epoch > epoch), None)
-        return following.base_offset if following is not None else None
+        at = bisect_right(self.chunks, epoch, key=_EPOCH)
+        return max(self.chunks[at].base_offset, self.log_start) if at < len(self.chunks) else None
+
+    def dropped_by(self, log_start: int, *, keeps_last: bool) -> int:
+        """How many chunks in front a trim to an offset drops: sealed ones without a record from that offset on, at
+        most MAX_DROPPED. `keeps_last`: not the last sealed one.
+        """
+        last = self.last_chunk
+        sealed = len(self.chunks) - (last is not None and last.is_open)
+        count, most = 0, min(MAX_DROPPED, sealed - keeps_last)
+        while count < most and (end := self.chunks[count].end) is not None and end.next_offset <= log_start:
+            count += 1
+        return count
 
     # ---- steps
 
@@ -148,7 +180,11 @@ class StreamRegistration:
         return replace(self, epoch=self.epoch + 1, owner=owner)
 
     def sealed(
-        self, end: Prefix, members: tuple[Member, ...], candidates: tuple[Member, ...] = ()
+        self,
+        end: Prefix,
+        members: tuple[Member, ...],
+        candidates: tuple[Member, ...] = (),
+        written_ms: int = UNKNOWN_TIME,
     ) -> "StreamRegistration":
         """The open chunk ends at `end`, which `members` have."""
         chunk = self.open_chunk
@@ -156,7 +192,7 @@ class StreamRegistration:
             raise AssertionError(f"epoch {self.epoch}: no chunk is open")
         if end.length_bytes == 0:
             return replace(self, chunks=self.chunks[:-1])
-        sealed = replace(chunk, end=end, members=members, candidates=candidates)
+        sealed = replace(chunk, end=end, members=members, candidates=candidates, written_ms=written_ms)
         return replace(self, chunks=(*self.chunks[:-1], sealed))
 
     def opened(self, members: tuple[Member, ...], base_offset: int) -> "StreamRegistration":
@@ -168,35 +204,66 @@ class StreamRegistration:
         return replace(self, epoch=epoch, chunks=(*self.chunks, ChunkRegistration(epoch, base_offset, members)))
 
     def rolled(
-        self, end: Prefix, holders: tuple[Member, ...], candidates: tuple[Member, ...], members: tuple[Member, ...]
+        self,
+        end: Prefix,
+        holders: tuple[Member, ...],
+        candidates: tuple[Member, ...],
+        members: tuple[Member, ...],
+        written_ms: int = UNKNOWN_TIME,
     ) -> "StreamRegistration":
         """The open chunk ends, and the next one begins, in one step. Never at the same epoch, even if it was empty."""
-        sealed = self.sealed(end, holders, candidates)
+        sealed = self.sealed(end, holders, candidates, written_ms)
         return replace(sealed, epoch=self.epoch + 1).opened(members, end.next_offset)
 
     def with_copies(
         self, epoch: int, members: tuple[Member, ...], candidates: tuple[Member, ...] = ()
     ) -> "StreamRegistration":
         """Other holders of a sealed chunk."""
-        chunks = tuple(
-            replace(chunk, members=members, candidates=candidates) if chunk.epoch == epoch else chunk
-            for chunk in self.chunks
-        )
-        return replace(self, chunks=chunks)
+        at = bisect_left(self.chunks, epoch, key=_EPOCH)
+        if at == len(self.chunks) or self.chunks[at].epoch != epoch:
+            return self
+        changed = replace(self.chunks[at], members=members, candidates=candidates)
+        return replace(self, chunks=(*self.chunks[:at], changed, *self.chunks[at + 1 :]))
 
-    def check(self) -> None:
-        """Raises AssertionError, with the chunk's epoch, if the registration breaks an invariant."""
+    def trimmed(self, log_start: int, *, keeps_last: bool) -> "StreamRegistration":
+        """Readers see nothing below an offset, everything in front of which is acknowledged; chunks in front go.
+
+        Never the open chunk, and with `keeps_last` not the last sealed one. A log start never goes back.
+        """
+        log_start = max(log_start, self.log_start)
+        chunks = self.chunks[self.dropped_by(log_start, keeps_last=keeps_last) :]
+        return replace(self, chunks=chunks, log_start=log_start)
+
+    def check(self, before: "StreamRegistration | None" = None) -> None:
+        """Raises AssertionError, with the chunk, if the registration breaks an invariant. `before`: one that was
+        checked; then only the chunks that it does not have, and their neighbours, are looked at.
+        """
+        last = self.last_chunk
+        if self.log_start < 0 or (last is not None and self.log_start < self.chunks[0].base_offset):
+            raise AssertionError(f"the log start {self.log_start} lies in front of the first chunk of {self._named}")
+        if last is not None and last.end is not None and self.log_start > last.end.next_offset:
+            raise AssertionError(f"the log start {self.log_start} lies behind the last chunk of {self._named}")
+        if last is not None and last.epoch > self.epoch:
+            raise AssertionError(f"{last} has a later epoch than {self._named}")
+        first, end = 0, len(self.chunks)
+        if before is not None:
+            _, first, fresh = differing_chunks(before, self)
+            first, end = max(0, first - 1), first + len(fresh) + 1
         offset, epoch = -1, 0
-        for chunk in self.chunks:
+        for chunk in self.chunks[first:end]:
             follows = offset in (-1, chunk.base_offset)
             ordered = epoch < chunk.epoch <= self.epoch
             if not (follows and ordered) or len(set(chunk.members)) < len(chunk.members) or not chunk.members:
-                raise AssertionError(f"chunk {chunk.epoch} does not follow offset {offset} and epoch {epoch}: {self}")
+                raise AssertionError(f"{chunk} does not follow offset {offset} and epoch {epoch} in {self._named}")
             if chunk.end is None and (chunk.candidates or chunk is not self.chunks[-1]):
-                raise AssertionError(f"chunk {chunk.epoch} is open, but not the last one or with candidates: {self}")
+                raise AssertionError(f"{chunk} is open, but not the last chunk or with candidates, in {self._named}")
             if chunk.end is not None and chunk.end.length_bytes == 0:
-                raise AssertionError(f"chunk {chunk.epoch} is sealed without batches: {self}")
+                raise AssertionError(f"{chunk} is sealed without batches in {self._named}")
             offset, epoch = (chunk.end.next_offset if chunk.end else chunk.base_offset), chunk.epoch
+
+    @property
+    def _named(self) -> str:
+        return f"a registration of epoch {self.epoch} with {len(self.chunks)} chunks, owned by {self.owner}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,19 +276,23 @@ class StreamHead:
     owner: OwnerId
     open_chunk: ChunkRegistration | None
     sealed_chunks: int
+    log_start: int = 0
 
     def is_claim_of(self, before: "StreamHead | None") -> bool:
         """Whether only the owner has changed: a claim changes no chunk."""
         if before is None or self.owner == before.owner:
             return False
-        return self.open_chunk == before.open_chunk and self.sealed_chunks == before.sealed_chunks
+        is_alike = self.sealed_chunks == before.sealed_chunks and self.log_start == before.log_start
+        return is_alike and self.open_chunk == before.open_chunk
 
 
 # ---- bytes
 
 HEAD: Final = "head"
 """The name of the part of a registration that is not a sealed chunk."""
-_VERSION: Final = 1
+_VERSION: Final = 2
+_READABLE: Final = (1, 2)
+"""Version 1 had neither the log start, which was 0, nor the time at which a chunk was written."""
 
 
 def encode_registration(registration: StreamRegistration) -> dict[str, bytes]:
@@ -229,20 +300,28 @@ def encode_registration(registration: StreamRegistration) -> dict[str, bytes]:
 
     An entry is the CRC-32C of what follows, as 8 hexadecimal digits, and JSON.
     """
-    open_chunk = registration.open_chunk
-    sealed = registration.chunks if open_chunk is None else registration.chunks[:-1]
+    sealed = (chunk for chunk in registration.chunks if not chunk.is_open)
+    return {HEAD: encode_head(registration), **{_chunk_name(chunk): _encode_chunk(chunk) for chunk in sealed}}
+
+
+def encode_head(registration: StreamRegistration) -> bytes:
+    """The entry of a registration's head; it costs the same however many chunks there are."""
+    chunks, open_chunk = registration.chunks, registration.open_chunk
+    count = len(chunks) - (open_chunk is not None)
     head = {
         "v": _VERSION,
         "copies": [registration.copies, registration.min_copies],
         "epoch": registration.epoch,
         "owner": registration.owner,
         "open": None if open_chunk is None else _chunk_fields(open_chunk),
-        "sealed": [len(sealed), *([sealed[0].base_offset, sealed[-1].end] if sealed else [])],
+        "sealed": [count, *([chunks[0].base_offset, chunks[count - 1].end] if count else [])],
+        "start": registration.log_start,
     }
-    return {
-        HEAD: _entry(head),
-        **{_chunk_name(chunk): _entry({"v": _VERSION, **_chunk_fields(chunk)}) for chunk in sealed},
-    }
+    return _entry(head)
+
+
+def _encode_chunk(chunk: ChunkRegistration) -> bytes:
+    return _entry({"v": _VERSION, **_chunk_fields(chunk)})
 
 
 def changed_entries(before: StreamRegistration, after: StreamRegistration) -> tuple[dict[str, bytes], list[str]]:
@@ -251,12 +330,37 @@ def changed_entries(before: StreamRegistration, after: StreamRegistration) -> tu
 
     All of it is one transaction, on the condition that the head is as `before` was read: the register is the head.
     """
-    known = set(before.chunks)
-    fresh = replace(after, chunks=tuple(chunk for chunk in after.chunks if chunk.is_open or chunk not in known))
-    written = {name: value for name, value in encode_registration(fresh).items() if name != HEAD}
-    kept = {_chunk_name(chunk) for chunk in after.chunks if not chunk.is_open}
-    removed = [_chunk_name(chunk) for chunk in before.chunks if not chunk.is_open and _chunk_name(chunk) not in kept]
-    return {HEAD: encode_registration(after)[HEAD], **written}, removed
+    gone, _, fresh = differing_chunks(before, after)
+    was = {_chunk_name(chunk): chunk for chunk in gone if not chunk.is_open}
+    now = {_chunk_name(chunk): chunk for chunk in fresh if not chunk.is_open}
+    written = {name: _encode_chunk(chunk) for name, chunk in now.items() if was.get(name) != chunk}
+    return {HEAD: encode_head(after), **written}, [name for name in was if name not in now]
+
+
+def differing_chunks(
+    before: StreamRegistration, after: StreamRegistration
+) -> tuple[tuple[ChunkRegistration, ...], int, tuple[ChunkRegistration, ...]]:
+    """The chunks of two registrations without those in front, and those at the end, that both have; with the number
+    of the first one of the second registration.
+    """
+    known, now = before.chunks, after.chunks
+    first = bisect_left(known, now[0].base_offset, key=_BASE_OFFSET) if now else len(known)
+    same = _common(known[first:], now)
+    was, fresh = known[first + same :], now[same:]
+    tail = _common(was[::-1], fresh[::-1])
+    return (*known[:first], *was[: len(was) - tail]), same, fresh[: len(fresh) - tail]
+
+
+def _common(known: tuple[ChunkRegistration, ...], now: tuple[ChunkRegistration, ...]) -> int:
+    """How many chunks in front are the same; equal tuples are compared at the speed of memory."""
+    low, high = 0, min(len(known), len(now))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if known[low:middle] == now[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def decode_registration(entries: Mapping[str, bytes]) -> StreamRegistration:
@@ -271,22 +375,55 @@ def decode_registration(entries: Mapping[str, bytes]) -> StreamRegistration:
     head = _fields(HEAD, entries[HEAD])
     sealed = [_fields(name, entries[name]) for name in sorted(entries) if name != HEAD]
     try:
-        chunks = [_chunk(fields) for fields in sealed]
-        described = [len(chunks), *([chunks[0].base_offset, chunks[-1].end] if chunks else [])]
-        if head["sealed"] != json.loads(json.dumps(described)):
-            raise CorruptRegister(
-                f"a stream's registration has chunks {described}, its head says {head['sealed']}; restore it"
-            )
-        if head["open"] is not None:
-            chunks.append(_chunk(head["open"]))
-        copies, min_copies = map(int, head["copies"])
-        host, start = map(str, head["owner"])
-        registration = StreamRegistration(copies, min_copies, int(head["epoch"]), OwnerId(host, start), tuple(chunks))
-        registration.check()
-    except (KeyError, IndexError, TypeError, ValueError, AssertionError) as error:
+        return _assembled(head, [_chunk(fields) for fields in sealed])
+    except _DAMAGES as error:
         raise CorruptRegister(
             f"a stream's registration of {len(entries)} entries is damaged ({error}); restore it"
         ) from error
+
+
+def decode_changes(known: StreamRegistration, entries: Mapping[str, bytes]) -> StreamRegistration | None:
+    """A registration from an older one, the head, and the entries that have changed since; None if it does not follow
+    from these: then all entries are needed. Raises UnknownFormatVersion, CorruptRegister.
+    """
+    head = _fields(HEAD, entries[HEAD])
+    try:
+        changed = [_chunk(_fields(name, entries[name])) for name in sorted(entries) if name != HEAD]
+        count, *place = head["sealed"]
+        first = bisect_left(known.chunks, int(place[0]), key=_BASE_OFFSET) if count else len(known.chunks)
+        chunks = [chunk for chunk in known.chunks[first:] if not chunk.is_open]
+        for chunk in changed:
+            at = bisect_left(chunks, chunk.base_offset, key=_BASE_OFFSET)
+            is_known = at < len(chunks) and chunks[at].base_offset == chunk.base_offset
+            chunks[at : at + is_known] = [chunk]
+        return _assembled(head, chunks, known)
+    except (CorruptRegister, *_DAMAGES):
+        return None
+
+
+_DAMAGES: Final = (KeyError, IndexError, TypeError, ValueError, AssertionError)
+"""What entries that are no registration can raise."""
+
+
+def _assembled(
+    head: Mapping[str, Any], chunks: list[ChunkRegistration], before: StreamRegistration | None = None
+) -> StreamRegistration:
+    """A registration from the fields of its head and its sealed chunks; `before`: see `check`.
+
+    Raises CorruptRegister, _DAMAGES.
+    """
+    described = [len(chunks), *([chunks[0].base_offset, chunks[-1].end] if chunks else [])]
+    if head["sealed"] != json.loads(json.dumps(described)):
+        raise CorruptRegister(
+            f"a stream's registration has chunks {described}, its head says {head['sealed']}; restore it"
+        )
+    if head["open"] is not None:
+        chunks.append(_chunk(head["open"]))
+    copies, min_copies = map(int, head["copies"])
+    host, start = map(str, head["owner"])
+    owner, log_start = OwnerId(host, start), _since_version_2(head, "start", 0)
+    registration = StreamRegistration(copies, min_copies, int(head["epoch"]), owner, tuple(chunks), log_start)
+    registration.check(before)
     return registration
 
 
@@ -298,7 +435,8 @@ def decode_head(value: bytes) -> StreamHead:
         host, start = map(str, head["owner"])
         open_chunk = None if head["open"] is None else _chunk(head["open"])
         sealed = int(head["sealed"][0])
-        return StreamHead(copies, min_copies, int(head["epoch"]), OwnerId(host, start), open_chunk, sealed)
+        log_start = _since_version_2(head, "start", 0)
+        return StreamHead(copies, min_copies, int(head["epoch"]), OwnerId(host, start), open_chunk, sealed, log_start)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise CorruptRegister(f"the head of a stream's registration is damaged ({error}); restore it") from error
 
@@ -323,6 +461,7 @@ def _chunk_fields(chunk: ChunkRegistration) -> dict[str, object]:
         "members": chunk.members,
         "candidates": chunk.candidates,
         "end": chunk.end,
+        **({} if chunk.end is None else {"written": chunk.written_ms}),
     }
 
 
@@ -334,7 +473,13 @@ def _chunk(fields: Mapping[str, Any]) -> ChunkRegistration:
         tuple(Member(str(host), str(disk)) for host, disk in fields["members"]),
         None if end is None else Prefix(*map(int, end)),
         tuple(Member(str(host), str(disk)) for host, disk in fields["candidates"]),
+        UNKNOWN_TIME if end is None else _since_version_2(fields, "written", UNKNOWN_TIME),
     )
+
+
+def _since_version_2(fields: Mapping[str, Any], name: str, before: int) -> int:
+    """A number that entries of version 1 do not have; a chunk in a head has the version of the head."""
+    return int(fields[name]) if fields.get("v", _VERSION) >= 2 else before
 
 
 def _entry(fields: Mapping[str, object]) -> bytes:
@@ -351,9 +496,9 @@ def _fields(name: str, value: bytes) -> dict[str, Any]:
         raise CorruptRegister(f"entry {name} of a stream's registration is not JSON ({error}); restore it") from error
     if not isinstance(fields, dict):
         raise CorruptRegister(f"entry {name} of a stream's registration is not an object; restore it")
-    if fields.get("v") != _VERSION:
+    if fields.get("v") not in _READABLE:
         found = fields.get("v")
         raise UnknownFormatVersion(
-            f"entry {name} of a stream's registration has version {found!r}, not 1; update this host"
+            f"entry {name} of a stream's registration has version {found!r}, at most {_VERSION}; update this host"
         )
     return fields

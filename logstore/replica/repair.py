@@ -11,12 +11,15 @@ Invariants:
 * A member is dropped only if `copies` live ones stay, or if its copy is damaged and another member is alive. So members
   that are gone leave the registration when there are enough others, and not before.
 * A target is a member only after it has said that it holds the chunk durably, as a whole.
+* The copy of a host that leaves counts as long as there are too few others: it is dropped when `copies` others are
+  alive, so a chunk has never fewer copies because a host leaves. What a removed host had is dropped as soon as every
+  other host that is alive has the chunk.
 
 Without any live member a candidate may still have the chunk: it is asked. If none has, the chunk is reported as
 unavailable, and its records stay in the log's offsets.
 
-Costs: two swaps a copy, one small write a sync for each piece of 1 MiB. When copies may flow, and where to, is
-Peace's to say: here they go to the first live member in the given order.
+Costs: two swaps a copy, one small write a sync for each piece of 1 MiB. Where copies go is Peace's to say (`Placing`),
+and when they may flow.
 
 Sources: SGuard, section 5 (copies compete with what must be fast, so they are scheduled); HDFS's re-replication;
 Apache BookKeeper's auto-recovery, which changes the ledger's metadata after the copy.
@@ -29,6 +32,7 @@ from typing import Final, NamedTuple
 from logstore.base.states import following
 from logstore.replica.effects import Effect, Send, Unavailable
 from logstore.replica.messages import CopyChunk, CopyDone, Reason, Refused
+from logstore.replica.placing import ANYWHERE, Placing
 from logstore.replica.registrations import ChunkRegistration, Member, StreamRegistration
 
 
@@ -52,7 +56,7 @@ class RepairEvent(Enum):
     PROMOTE = "swap asked for"
     DROP = "damaged copy, or one too many"
     REGISTERED = "swap done"
-    GIVE_UP = "target or source failed"
+    GIVE_UP = "target or source failed, or chunk dropped"
 
 
 TRANSITIONS: Final = {
@@ -63,6 +67,7 @@ TRANSITIONS: Final = {
     (RepairState.COPYING, RepairEvent.DONE): RepairState.CHECKED,
     (RepairState.COPYING, RepairEvent.GIVE_UP): RepairState.IDLE,
     (RepairState.CHECKED, RepairEvent.PROMOTE): RepairState.PROMOTING,
+    (RepairState.CHECKED, RepairEvent.GIVE_UP): RepairState.IDLE,
     (RepairState.PROMOTING, RepairEvent.REGISTERED): RepairState.IDLE,
     (RepairState.DROPPING, RepairEvent.REGISTERED): RepairState.IDLE,
 }
@@ -107,15 +112,19 @@ class Repair:
         """Targets and sources that failed, by chunk, until when they are not asked again."""
         self._damaged: dict[tuple[int, Member], None] = {}
         self._reported: dict[int, None] = {}
-        self._seen: tuple[int, tuple[Member, ...]] | None = None
-        """Revision and live members with which there was nothing to do: no need to look through all chunks again."""
+        self.placing = ANYWHERE
+        self._seen: tuple[int, tuple[Member, ...], Placing] | None = None
+        """Revision, live members and placing with which there was nothing to do: no need to look through all chunks
+        again.
+        """
 
     def _step(self, event: RepairEvent) -> None:
         self.state = following(TRANSITIONS, self.state, event, f"repair of {self._stream}")
 
     def is_at_rest(self, revision: int, live: tuple[Member, ...]) -> bool:
         """Whether there is nothing to do for this registration and these live members."""
-        return self.state is RepairState.IDLE and self._seen == (revision, live) and not self._damaged
+        is_seen = self._seen == (revision, live, self.placing)
+        return self.state is RepairState.IDLE and is_seen and not self._damaged
 
     # ---- events
 
@@ -123,6 +132,8 @@ class Repair:
         self, registration: StreamRegistration, revision: int, live: tuple[Member, ...], now_ms: int
     ) -> RepairStep:
         """Go on: choose a chunk, ask for a copy again, give a target up. `revision` is that of the registration."""
+        if self._job is not None and registration.chunk(self._job.epoch) is None:
+            self._end_with_its_chunk()
         if self.state is RepairState.CHECKED:
             return self._promote(registration, live)
         if self.state is RepairState.COPYING and self._job is not None:
@@ -158,22 +169,38 @@ class Repair:
         if self.state is RepairState.IDLE:
             self._job = None
 
+    def chunks_dropped(self, registration: StreamRegistration) -> None:
+        """The stream was trimmed: forget what is known of chunks that are not listed any more."""
+        first = registration.chunks[0].epoch if registration.chunks else registration.epoch + 1
+        for key in [key for key in self._bad if key[0] < first]:
+            del self._bad[key]
+        for key in [key for key in self._damaged if key[0] < first]:
+            del self._damaged[key]
+        for epoch in [epoch for epoch in self._reported if epoch < first]:
+            del self._reported[epoch]
+
+    def _end_with_its_chunk(self) -> None:
+        """The chunk that is repaired was dropped; a swap for it cannot be in flight, because the drop was one."""
+        self._step(RepairEvent.GIVE_UP)
+        self._job = None
+
     # ---- steps
 
     def _choose(
         self, registration: StreamRegistration, revision: int, live: tuple[Member, ...], now_ms: int
     ) -> RepairStep:
-        if self._seen == (revision, live):
+        if self._seen == (revision, live, self.placing):
             return NOTHING
         effects: list[Effect] = []
         for chunk in reversed(registration.chunks):
             holders = [member for member in chunk.members if member in live]
             if chunk.is_open:
                 continue
-            if len(holders) >= registration.copies:
+            staying = self.placing.staying(holders)
+            if len(staying) >= registration.copies:
                 if len(chunk.members) + len(chunk.candidates) > registration.copies:
                     self._step(RepairEvent.DROP)
-                    kept = tuple(holders[: registration.copies])
+                    kept = staying[: registration.copies]
                     return RepairStep(tuple(effects), registration.with_copies(chunk.epoch, kept))
                 continue
             source = next((member for member in holders if not self._is_bad(chunk.epoch, member, now_ms)), None)
@@ -181,6 +208,10 @@ class Repair:
             if not holders:
                 effects += self._report(chunk)
             if target is None:
+                removed = self._without_removed(registration, chunk, live)
+                if removed is not None:
+                    self._step(RepairEvent.DROP)
+                    return RepairStep(tuple(effects), removed)
                 continue
             self._job = Job(chunk.epoch, target, source)
             if chunk.names(target):
@@ -193,18 +224,42 @@ class Repair:
             wanted = registration.with_copies(chunk.epoch, chunk.members, (*chunk.candidates, target))
             return RepairStep(tuple(effects), wanted)
         if not self._bad:
-            self._seen = (revision, live)
+            self._seen = (revision, live, self.placing)
         return RepairStep(tuple(effects))
 
     def _target(
         self, chunk: ChunkRegistration, source: Member | None, live: tuple[Member, ...], now_ms: int
     ) -> Member | None:
-        """Who gets the copy: a candidate, which may have most of it; else a host that has none."""
+        """Who gets the copy: a candidate, which may have most of it; else a host that has none. A host that leaves gets
+        none, unless it is a candidate and nobody holds the chunk.
+        """
         candidates = [member for member in chunk.candidates if member in live]
         hosts = {member.host for member in chunk.members if member in live}
-        others = [member for member in live if member.host not in hosts] if source is not None else []
-        usable = (member for member in [*candidates, *others] if not self._is_bad(chunk.epoch, member, now_ms))
-        return next(usable, None)
+        if source is not None:
+            candidates = list(self.placing.staying(candidates))
+        usable = [member for member in candidates if not self._is_bad(chunk.epoch, member, now_ms)]
+        if source is not None and not usable:
+            others = self.placing.staying(member for member in live if member.host not in hosts)
+            usable = [member for member in others if not self._is_bad(chunk.epoch, member, now_ms)]
+            holders = self.placing.staying(member for member in chunk.members if member in live)
+            usable = list(self.placing.choose(self._stream, usable, holders, 1, is_new=False))
+        return next(iter(usable), None)
+
+    def _without_removed(
+        self, registration: StreamRegistration, chunk: ChunkRegistration, live: tuple[Member, ...]
+    ) -> StreamRegistration | None:
+        """The registration without the removed hosts' copies of a chunk; None if none is named, or another host that is
+        alive is still to get a copy.
+        """
+        removed = self.placing.removed
+        members = tuple(member for member in chunk.members if member.host not in removed)
+        candidates = tuple(member for member in chunk.candidates if member.host not in removed)
+        holders = {member for member in members if member in live}
+        if len(members) + len(candidates) == len(chunk.members) + len(chunk.candidates):
+            return None
+        if not holders or any(member not in holders for member in self.placing.staying(live)):
+            return None
+        return registration.with_copies(chunk.epoch, members, candidates)
 
     def _ask(self, job: Job, registration: StreamRegistration, now_ms: int) -> RepairStep:
         chunk = registration.chunk(job.epoch)
@@ -227,7 +282,8 @@ class Repair:
         candidates = tuple(member for member in chunk.candidates if member != job.target)
         alive = tuple(member for member in members if member in live)
         if len(alive) >= registration.copies:
-            members, candidates = alive, ()
+            staying = self.placing.staying(alive)
+            members, candidates = staying if len(staying) >= registration.copies else alive, ()
         self._reported.pop(chunk.epoch, None)
         return RepairStep((), registration.with_copies(chunk.epoch, members, candidates))
 

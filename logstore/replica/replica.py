@@ -10,6 +10,8 @@ Invariants:
   registration of a sealed chunk never changes its end, so an old registration does no harm. A chunk that the
   registration does not list is removed only if the registration's epoch is above the chunk's (it was listed before
   anything was appended to it), and its revision not below the one that named the replica for a copy.
+* Entries are refused while the disk has no room for them, and the chunk stays as it is. Fences, cuts and removals are
+  carried out: they make room, or let others go on.
 * A failed write or sync is final for the chunk: what was durable before is served, nothing is added.
 * A copy with damage in what was once durable says so, and never that it is shorter. Its owner drops it from the
   registration, which lets it go, and it is copied anew.
@@ -79,9 +81,8 @@ class ReplicaState(Enum):
     SEALED = "sealed"
     """Holds the whole chunk, durably."""
     FAILED = "failed"
-    """A write or a sync has failed, or a read found damage: what is whole is served, nothing is added. The next start
-    of the host looks at it anew, and a copy takes its place when the registration has dropped it.
-    """
+    """A write or a sync has failed, or a read found damage: what is whole is served, nothing is added, until the next
+    start of the host, which looks at it anew; a copy takes its place when the registration has dropped it."""
     REMOVING = "removing"
     """The stream's registration does not list it."""
 
@@ -163,8 +164,16 @@ class _Chunk:
 class Replica:
     """All replicas of one host, on one disk."""
 
-    def __init__(self, me: Member, stored: StoredReplicas, max_unsynced_bytes: int = MAX_UNSYNCED_BYTES) -> None:
+    def __init__(
+        self,
+        me: Member,
+        stored: StoredReplicas,
+        max_unsynced_bytes: int = MAX_UNSYNCED_BYTES,
+        has_room: Callable[[int], bool] = lambda size_bytes: True,
+    ) -> None:
+        """`has_room`: whether the disk may take so many bytes of entries now."""
         self.me = me
+        self._has_room = has_room
         self._max_unsynced_bytes = max_unsynced_bytes
         self._fences = dict(stored.fences)
         self._durable_fences = dict(stored.fences)
@@ -250,6 +259,8 @@ class Replica:
         size = sum(len(entry.data) for entry in entries)
         if self._unsynced_bytes + size > self._max_unsynced_bytes:
             return forward
+        if not self._has_room(size):
+            return [*forward, Send(message.owner, self._refused(message.stream, message.epoch, Reason.DISK_FULL))]
         self._unsynced_bytes += size
         founding = b"" if chunk.end.length_bytes else message.founding
         operation = WriteEntries(message.stream, message.epoch, chunk.end, entries, founding)
@@ -510,7 +521,10 @@ class Replica:
         end = end_after(chunk.end, entries)
         if end.length_bytes > chunk.copy.order.end.length_bytes:
             return self._end_copy(chunk, Reason.DIVERGED)
-        self._unsynced_bytes += sum(len(entry.data) for entry in entries)
+        size = sum(len(entry.data) for entry in entries)
+        if not self._has_room(size):
+            return self._end_copy(chunk, Reason.DISK_FULL)
+        self._unsynced_bytes += size
         founding = b"" if chunk.end.length_bytes else message.founding
         operation = WriteEntries(chunk.stream, chunk.epoch, chunk.end, entries, founding)
         chunk.end = end
@@ -554,10 +568,8 @@ class Replica:
         self._tokens += 1
         self._loads[self._tokens] = (sender, message)
         limit_bytes = chunk.durable.length_bytes if message.for_copy else self._readable_bytes(chunk)
-        load = Load(
-            self._tokens, chunk.stream, chunk.epoch, message.offset, limit_bytes, message.max_bytes, message.for_copy
-        )
-        return [load]
+        place = (chunk.stream, chunk.epoch, message.offset)
+        return [Load(self._tokens, *place, limit_bytes, message.max_bytes, for_copy=message.for_copy)]
 
     def _readable_bytes(self, chunk: _Chunk) -> int:
         """How much of a chunk readers may see."""

@@ -39,6 +39,7 @@ from logstore.replica.registrations import (
     MAX_CHUNKS,
     StreamRegistration,
     changed_entries,
+    decode_changes,
     decode_registration,
     encode_registration,
 )
@@ -72,7 +73,7 @@ def swap_transaction(before: StreamRegistration | None, swap: SwapRegistration) 
     Raises InvalidMetadataCall for a change that no single transaction holds, AssertionError for a broken invariant.
     """
     after = swap.registration
-    after.check()
+    after.check(before)
     if len(after.chunks) > MAX_CHUNKS:
         raise InvalidMetadataCall(f"{swap.stream}: {len(after.chunks)} chunks, at most {MAX_CHUNKS} are kept; trim it")
     written, removed = (encode_registration(after), []) if before is None else changed_entries(before, after)
@@ -117,16 +118,26 @@ class StoredRegistrations:
         return outcome.found[0] is not None
 
     async def read(self, request: ReadRegistration) -> RegistrationRead:
-        """A stream's registration, as of now at every host: two reads of the head, a page for 256 sealed chunks."""
+        """A stream's registration, as of now at every host: a read of the head if it is as it was kept. Otherwise two,
+        and a page for 256 sealed chunks, or for 256 that have changed since the kept one.
+        """
         stream, key = request.stream, head_key(request.stream)
-        before = await self._store.get(key)
+        before, known = await self._store.get(key), self._kept.get(stream)
+        if known is not None and known.registration is not None and known.revision == before.entry_revision:
+            return known
         for _ in range(READ_TRIES):
-            entries = await self._chunk_entries(stream)
+            is_newer = known is not None and known.registration is not None and known.revision < before.entry_revision
+            entries = await self._chunk_entries(stream, known.revision if known is not None and is_newer else 0)
             after = await self._store.get(key)
             if after.entry_revision == before.entry_revision:
                 if after.entry is not None:
                     entries[HEAD] = after.entry.value
-                return self._keep(_decoded(stream, after.entry_revision, entries))
+                if known is None or not is_newer:
+                    return self._keep(_decoded(stream, after.entry_revision, entries))
+                found = _changed(known, after.entry_revision, entries)
+                if found is not None:
+                    return self._keep(found)
+                known = None  # it does not follow from what was kept: read everything
             before = after
         raise MetadataUnavailable(f"{stream}: its head changed during {READ_TRIES} reads of its chunks; read it again")
 
@@ -170,13 +181,15 @@ class StoredRegistrations:
         except MetadataUnavailable as error:
             raise _unknown(request, error) from error
 
-    async def _chunk_entries(self, stream: str) -> dict[str, bytes]:
-        """The entries of the sealed chunks, by name. Raises CorruptRegister if a stream may not have so many."""
+    async def _chunk_entries(self, stream: str, newer_than: int) -> dict[str, bytes]:
+        """The entries of the sealed chunks with revisions above one, by name. Raises CorruptRegister if a stream may
+        not have so many.
+        """
         prefix = chunks_prefix(stream)
         entries: dict[str, bytes] = {}
         after, more = "", True
         while more:
-            page = await self._store.page(prefix, after=after, limit=MAX_PAGE_ENTRIES)
+            page = await self._store.page(prefix, after=after, limit=MAX_PAGE_ENTRIES, newer_than=newer_than)
             entries.update((entry.key.removeprefix(prefix), entry.value) for entry in page.entries)
             if len(entries) > MAX_CHUNKS:
                 raise CorruptRegister(f"{stream}: more than {MAX_CHUNKS} sealed chunks below {prefix!r}; restore it")
@@ -207,6 +220,14 @@ def _answer(request: SwapRegistration, known: RegistrationRead) -> SwapAnswer:
 
 def _unknown(request: SwapRegistration, error: MetadataUnavailable) -> OutcomeUnknown:
     return OutcomeUnknown(f"{request.stream}: it is not known whether a swap was made ({error}); ask for it again")
+
+
+def _changed(known: RegistrationRead, revision: int, entries: dict[str, bytes]) -> RegistrationRead | None:
+    """A registration that follows from a kept one; None if it does not, or is gone."""
+    if known.registration is None or HEAD not in entries:
+        return None
+    registration = decode_changes(known.registration, entries)
+    return None if registration is None else RegistrationRead(known.stream, revision, registration)
 
 
 def _decoded(stream: str, revision: int, entries: dict[str, bytes]) -> RegistrationRead:

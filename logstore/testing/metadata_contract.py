@@ -198,6 +198,15 @@ async def _pages(test: StoreUnderTest) -> None:
     _expect(([entry.key for entry in exact.entries], exact.more), (keys[-3:], False), "a page that is just full")
     _expect((await store.page("a/", after="b")).entries, (), "a page behind the prefix")
     _expect((await store.page("a/", after="A")).entries[0].key, keys[0], "a page from before the prefix")
+    revision = first.entries[-1].revision
+    newer = await store.page("a/", newer_than=revision)
+    _expect(([each.key for each in newer.entries], newer.more), (keys[MAX_PAGE_ENTRIES:], False), "newer entries")
+    await committed(store, changing(Put(keys[3], b"2"), Put(keys[5], b"2"), Delete(keys[4])))
+    newest = await store.page("a/", newer_than=second.revision, limit=1)
+    _expect(([each.key for each in newest.entries], newest.more), ([keys[3]], True), "a page of newer entries")
+    newest = await store.page("a/", newer_than=second.revision, after=keys[3])
+    _expect(([each.key for each in newest.entries], newest.more), ([keys[5]], False), "the last newer entries")
+    _expect((await store.page("a/", newer_than=newest.revision)).entries, (), "entries newer than all")
     every = await store.page("", limit=3)
     _expect([entry.key for entry in every.entries], ["A/1", "a", "a."], "a page of everything")
 
@@ -351,6 +360,7 @@ def _beyond_limits(store: MetadataStore) -> Sequence[tuple[str, Callable[[], Awa
     ]
     calls += [
         ("a page of nothing", lambda: store.page("a", limit=0)),
+        ("a page newer than no revision", lambda: store.page("a", newer_than=-1)),
         ("a large page", lambda: store.page("a", limit=MAX_PAGE_ENTRIES + 1)),
         ("a prefix that is not ASCII", lambda: store.page("ä")),
         ("reading no key", lambda: store.get("")),

@@ -189,10 +189,10 @@ class SimulatedMetadataStore:
         check_key(key)
         return await self._surely(lambda: self._service.state.get(key))
 
-    async def page(self, prefix: str, *, after: str = "", limit: int = MAX_PAGE_ENTRIES) -> Page:
+    async def page(self, prefix: str, *, after: str = "", limit: int = MAX_PAGE_ENTRIES, newer_than: int = 0) -> Page:
         """See MetadataStore."""
-        check_page(prefix, after, limit)
-        return await self._surely(lambda: self._service.state.page(prefix, after, limit))
+        check_page(prefix, after, limit, newer_than)
+        return await self._surely(lambda: self._service.state.page(prefix, after, limit, newer_than))
 
     async def commit(self, transaction: Transaction) -> Committed | Conflict:
         """See MetadataStore."""

@@ -29,10 +29,12 @@ from logstore.replica.appending import OwnerLimits
 from logstore.replica.effects import DiskOperation, Load
 from logstore.replica.identity import DiskLabel
 from logstore.replica.messages import Message
+from logstore.replica.registrations import StreamRegistration
 from logstore.replica.replica import StoredReplicas
 from logstore.testing.reports import RecordedReports
 from logstore.testing.simdisk import SimDisk
 from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
+from scheduler.peace.replica_sets import ReplicaSets
 from tests.replica.disk import Damage, DiskError, ReplicaDisk
 
 TOPIC_ID = "0123456789abcdef0123456789abcdef"
@@ -120,6 +122,10 @@ class MemoryFiles:
         self.read_error = 0
         """Every read fails with this number."""
 
+    def has_room(self, size_bytes: int) -> bool:
+        """See ReplicaFiles."""
+        return not self.disk.is_full
+
     def perform(self, operation: DiskOperation) -> Ticket[None]:
         """See ReplicaFiles."""
         name = type(operation).__name__
@@ -172,6 +178,23 @@ class Heard:
     founded: Callable[[int], bytes] = lambda base_offset: b"state at %d" % base_offset
     news: list[tuple[str, object]] = field(default_factory=list)
     high_watermark: int = 0
+    log_start: int = 0
+    chunk_bytes: int = 64 << 20
+    time_ms: int = 0
+    crowds: int = 0
+
+    def written_ms(self) -> int:
+        """See StreamListener."""
+        return self.time_ms
+
+    def registered(self, registration: StreamRegistration) -> None:
+        """See StreamListener."""
+        assert registration.log_start >= self.log_start
+        self.log_start = registration.log_start
+
+    def crowded(self) -> None:
+        """See StreamListener."""
+        self.crowds += 1
 
     def founding(self, base_offset: int) -> bytes:
         """See StreamListener."""
@@ -216,10 +239,11 @@ class RunningHost:
     scope: trio.CancelScope
     ended: trio.Event = field(default_factory=trio.Event)
     listeners: dict[str, Heard] = field(default_factory=dict)
+    chunk_bytes: int = 64 << 20
 
     def listen(self, stream: str) -> Heard:
         """Hear of a stream."""
-        heard = self.listeners[stream] = Heard()
+        heard = self.listeners[stream] = Heard(chunk_bytes=self.chunk_bytes)
         self.host.listen(stream, heard)
         return heard
 
@@ -283,9 +307,12 @@ class MemoryCluster:
                 announced = Announcement(number, f"{name}:9192", {"kafka": f"{name}:9092"}, rack)
                 membership = Membership(store, identity, announced, self.reports, LEASE_S)
                 files = MemoryFiles(disk, nursery)
-                parts = HostParts(identity, store, view, MemoryLinks(self.network, name), files, self.reports)
+                parts = HostParts(
+                    identity, store, view, MemoryLinks(self.network, name), files, self.reports, ReplicaSets
+                )
                 host = ClusterHost(parts, membership, self.limits)
                 running = RunningHost(host, store, identity, membership, view, files, scope)
+                running.chunk_bytes = self.limits.chunk_bytes
                 self.network.attach(name, host.receive, host.peer_refused)
                 nursery.start_soon(view.run)
                 await nursery.start(host.run)
@@ -367,7 +394,7 @@ class MemoryCluster:
         return found
 
 
-LIMITS = OwnerLimits(suspect_ms=1_500, repair_timeout_ms=1_000)
+LIMITS = OwnerLimits(min_chunk_ms=0, suspect_ms=1_500, repair_timeout_ms=1_000)
 Test = Callable[[MemoryCluster], Awaitable[None]]
 
 

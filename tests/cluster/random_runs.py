@@ -26,6 +26,7 @@ SETTLE_S: Final = 60
 CHECKS: Final = 10
 LIMITS: Final = OwnerLimits(
     chunk_bytes=2_000,
+    min_chunk_ms=0,
     max_in_flight_bytes=1_000,
     append_bytes=300,
     resend_ms=30,
@@ -108,7 +109,9 @@ class RandomRun:
         running = self.cluster.hosts[host]
         heard = running.listeners.get(stream)
         if heard is None:
-            heard = running.listeners[stream] = Listener(history=self.histories[stream])
+            heard = running.listeners[stream] = Listener(
+                history=self.histories[stream], chunk_bytes=running.chunk_bytes
+            )
             running.host.listen(stream, heard)
         assert isinstance(heard, Listener)
         return heard

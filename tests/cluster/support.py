@@ -15,7 +15,7 @@ from logstore.log.stream import Stream
 from logstore.log.stream_state import AppendTicket
 from logstore.log.topics import TopicConfig
 from logstore.replica.messages import EntriesRead, Entry
-from logstore.replica.registrations import ChunkRegistration, Member, Prefix, StreamRegistration
+from logstore.replica.registrations import UNKNOWN_TIME, ChunkRegistration, Member, Prefix, StreamRegistration
 from logstore.testing.clock import ManualClock
 from logstore.testing.reports import RecordedReports
 
@@ -42,6 +42,10 @@ class MemoryOwner:
         self.window: list[Entry] = []
         self.acked_offset = 0
         self.takes = False
+        self.log_start = self.chunk_bytes = 0
+        self.written_ms = UNKNOWN_TIME
+        self.asked: list[tuple[int, bool]] = []
+        """Trims."""
         self.stream: ReplicatedStream | None = None
 
     # ---- what the stream asks
@@ -62,7 +66,20 @@ class MemoryOwner:
         return offset
 
     def registration(self, stream: str) -> StreamRegistration:
-        return StreamRegistration(2, 2, self.epoch, chunks=tuple(chunk.registration for chunk in self.chunks))
+        chunks = tuple(chunk.registration for chunk in self.chunks)
+        return StreamRegistration(2, 2, self.epoch, chunks=chunks, log_start=self.log_start)
+
+    def acked(self, stream: str) -> Prefix:
+        end = Prefix.empty(self.chunks[-1].registration.base_offset)
+        for entry in self.chunks[-1].entries:
+            end = end.followed_by(*entry)
+        return end
+
+    def trim(self, stream: str, log_start: int, *, keeps_last: bool) -> None:
+        self.asked.append((log_start, keeps_last))
+
+    def size_chunks(self, stream: str, chunk_bytes: int) -> None:
+        self.chunk_bytes = chunk_bytes
 
     async def read_entries(self, stream: str, chunk: ChunkRegistration, offset: int, max_bytes: int) -> EntriesRead:
         found = next(each for each in self.chunks if each.registration.epoch == chunk.epoch)
@@ -82,6 +99,16 @@ class MemoryOwner:
 
     # ---- what a test does
 
+    def carry_out_trims(self) -> None:
+        """The metadata store has what was asked for."""
+        for log_start, keeps_last in self.asked:
+            trimmed = self.registration("").trimmed(min(log_start, self.acked_offset), keeps_last=keeps_last)
+            self.log_start = trimmed.log_start
+            self.chunks = self.chunks[len(self.chunks) - len(trimmed.chunks) :]
+        self.asked.clear()
+        assert self.stream is not None
+        self.stream.registered(self.registration(""))
+
     def own(self, stream: ReplicatedStream, *, kept: int = 0) -> None:
         """A host takes over: what is acknowledged stays, and `kept` of the batches that are not."""
         self.stream = stream
@@ -89,6 +116,7 @@ class MemoryOwner:
             self._keep(entry)
         self.window.clear()
         self._open()
+        stream.registered(self.registration(""))
         stream.ready(self.epoch, self.acked_offset)
 
     def ack(self, count: int = 1) -> None:
@@ -99,10 +127,12 @@ class MemoryOwner:
         assert self.stream is not None
         self.stream.acked(self.acked_offset)
 
-    def roll(self) -> None:
-        """A member has failed: what is not acknowledged goes to the next chunk."""
-        self._open()
+    def roll(self, stream: str = "") -> None:
+        """A member has failed, or the chunk is old: what is not acknowledged goes to the next chunk."""
         assert self.stream is not None
+        self.written_ms = self.stream.written_ms()
+        self._open()
+        self.stream.registered(self.registration(""))
         if self.window:
             self.chunks[-1].founding = self.stream.founding(self.acked_offset)
 
@@ -117,7 +147,9 @@ class MemoryOwner:
             for entry in last.entries:
                 end = end.followed_by(*entry)
             old = last.registration
-            last.registration = ChunkRegistration(old.epoch, old.base_offset, old.members, end)
+            last.registration = ChunkRegistration(
+                old.epoch, old.base_offset, old.members, end, written_ms=self.written_ms
+            )
             if not last.entries:
                 self.chunks.pop()
         self.epoch += 1
@@ -167,6 +199,20 @@ async def no_producers(stream: str, offset: int) -> ProducerTable[AppendTicket] 
 
 
 @dataclass
+class ServedTime:
+    """`StreamRetention`: a clock that a test sets, and the streams that are due."""
+
+    time_ms: int = 0
+    streams: list[ReplicatedStream] = field(default_factory=list)
+
+    def now_ms(self) -> int:
+        return self.time_ms
+
+    def due(self, stream: ReplicatedStream) -> None:
+        self.streams.append(stream)
+
+
+@dataclass
 class Front:
     """A replicated stream on one host."""
 
@@ -176,9 +222,10 @@ class Front:
     clock: ManualClock = field(default_factory=ManualClock)
     reports: RecordedReports = field(default_factory=RecordedReports)
     tasks: Tasks = field(default_factory=Tasks)
+    retention: ServedTime = field(default_factory=ServedTime)
 
     def __post_init__(self) -> None:
-        services = StreamServices(self.owner, self.clock, self.reports, self.load, self.tasks)
+        services = StreamServices(self.owner, self.clock, self.reports, self.load, self.tasks, self.retention)
         self.stream = ReplicatedStream(PLACE, self.config, services)
 
     def append(self, *values: bytes, producer_id: int = -1, sequence: int = -1) -> AppendTicket:

@@ -13,7 +13,7 @@ from logstore.base.system import SystemClock
 from logstore.cluster.replicated_ledger import LedgerHome, ReplicatedLedger
 from logstore.kafka import codec
 from logstore.kafka.api_types import Api
-from logstore.kafka.groups.coordination import GroupCoordination
+from logstore.kafka.groups.coordination import GroupCoordination, nothing_beside
 from logstore.kafka.groups.coordinator import GroupCoordinator, GroupSettings
 from logstore.kafka.groups.handlers import GroupHandlers, TopicIds
 from logstore.kafka.groups.offsets import OffsetLedger, OffsetStore
@@ -110,7 +110,7 @@ def codes(answer: Any) -> set[ErrorCode]:
 async def test_a_host_that_does_not_coordinate_says_so(key: int, version: int) -> None:
     """So clients look for the coordinator; only lists of groups are empty, because every host is asked for its own."""
     home = Home()
-    coordination = GroupCoordination(cast(LedgerHome[ReplicatedLedger], home), make, KNOWN)
+    coordination = GroupCoordination(cast(LedgerHome[ReplicatedLedger], home), make, KNOWN, nothing_beside)
     expected = ErrorCode.none if key == 16 else ErrorCode.not_coordinator
     found = codes(await ask(coordination, key, version))
     assert expected in found
@@ -123,7 +123,7 @@ async def test_a_host_that_does_not_coordinate_says_so(key: int, version: int) -
 async def test_requests_that_wait_are_answered_when_the_coordinator_ends(autojump_clock: Any) -> None:
     """A member that waits for others does not wait for a coordinator that is none any more."""
     home = Home()
-    coordination = GroupCoordination(cast(LedgerHome[ReplicatedLedger], home), make, KNOWN)
+    coordination = GroupCoordination(cast(LedgerHome[ReplicatedLedger], home), make, KNOWN, nothing_beside)
     answers: list[Any] = []
 
     async def join() -> None:

@@ -1,5 +1,8 @@
 """Who should own what: every host finds the same order, and little moves when a host comes or goes."""
 
+from collections import Counter
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,11 +38,11 @@ def test_one_host_goes_and_only_its_streams_move(hosts: list[str]) -> None:
     """The order of those that stay is the same, so a stream whose first host stays keeps it."""
     for number in range(20):
         stream = f"t/{number}"
-        order = election.preferred(stream, hosts)
+        order = election.preferred(stream, live(hosts))
         assert sorted(order) == sorted(hosts)
-        assert election.preferred(stream, reversed(hosts)) == order
+        assert election.preferred(stream, live(hosts[::-1])) == order
         rest = [host for host in order if host != hosts[0]]
-        assert election.preferred(stream, hosts[1:]) == rest
+        assert election.preferred(stream, live(hosts[1:])) == rest
 
 
 @given(HOSTS, st.data())
@@ -74,6 +77,20 @@ def test_sets_lie_in_as_many_racks_as_there_are(hosts: list[str], data: st.DataO
     assert sorted(member.host for member in order) == sorted(hosts)
     number = len(set(racks.values()))
     assert len({racks[member.host] for member in order[:number]}) == number
+
+
+def test_streams_spread_in_proportion_to_disks() -> None:
+    """A host whose disk takes three times as much should own three times as many; one that does not say, as many as the
+    middle one; one that leaves claims last.
+    """
+    cluster = live(["a", "b", "c", "d"])
+    for host, rate in (("a", 300), ("b", 100), ("c", 100)):
+        cluster[host] = replace(cluster[host], disk_rate=rate)
+    assert election.disk_rates(cluster) == {"a": 300, "b": 100, "c": 100, "d": 100}
+    first = Counter(election.preferred(f"t/{number}", cluster)[0] for number in range(3_000))
+    assert 1_350 < first["a"] < 1_650
+    assert all(400 < first[host] < 600 for host in "bcd")
+    assert election.claim_rank("t/0", "b", None, cluster, {"b"}) == 3
 
 
 def test_min_copies() -> None:

@@ -11,7 +11,9 @@ import pytest
 from confluent_kafka import Producer as ConfluentProducer
 from kafka import KafkaProducer
 
+from logstore.client.admin import Admin
 from logstore.client.blocking import Client, parse_addresses
+from logstore.format.operator_api import SidecarReply
 from logstore.monitoring.cluster_metrics import CLUSTER_METRICS
 from logstore.testing.cluster import Cluster, ClusterHostProcess
 from tests.metadata.support import needs_etcd
@@ -46,6 +48,12 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 def said(host: ClusterHostProcess, *words: str) -> Any:
     """What a command says about the cluster, asked at one host."""
     return cairn(*words, "--servers", host.address, "--timeout", str(PATIENCE_S), "--json").json
+
+
+def described_by(host: ClusterHostProcess) -> SidecarReply:
+    """What `cairn status` is told by a host."""
+    with Client(parse_addresses(host.address), limit_s=PATIENCE_S) as client:
+        return Admin(client).sidecar()
 
 
 def scraped(host: ClusterHostProcess) -> dict[str, float]:
@@ -83,6 +91,13 @@ def test_a_cluster_is_shown(cluster: Cluster) -> None:
     assert sum(partition["latest"] for partition in described) == RECORDS
     assert {tuple(sorted(partition["replicas"])) for partition in described} == {("a", "b", "c")}
     assert [sum(partition["owner"] == host for partition in described) for host in "abc"] == leading
+    sidecars = [described_by(host) for host in cluster]
+    assert [each.streams for each in sidecars] == leading
+    assert all(each.topics >= 1 and each.log_bytes > 0 and each.disk_free_bytes > 0 for each in sidecars)
+    status = said(b, "status")
+    assert (status["streams"], len(status["advertised"].split(","))) == (leading[1], 3)
+    assert sum(partition["latest"] for partition in said(c, "offsets", "orders")["partitions"]) == RECORDS
+    assert [topic["topic"] for topic in said(b, "topics")["topics"]] == ["orders"]
     shown = cairn("topics", "describe", "orders", "--servers", a.address, "--timeout", str(PATIENCE_S)).out
     assert f"0 of {PARTITIONS} chunks have fewer than 3 copies" in shown
 

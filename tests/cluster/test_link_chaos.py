@@ -9,7 +9,7 @@ import trio
 
 from logstore.base.addresses import Address
 from logstore.cluster.peers import Peer
-from logstore.replica.messages import LookAtRegistration, Message
+from logstore.replica.messages import LookAtRegistration, Message, StreamRates
 from tests.cluster.links_world import LOOPBACK, LinkedHost, append, look
 
 
@@ -58,6 +58,8 @@ class BadNetwork:
 
 def number_of(message: Message) -> int:
     """The number that the test gave to a message."""
+    if isinstance(message, StreamRates):
+        return message.rates[0][1]
     return message.revision if isinstance(message, LookAtRegistration) else message.epoch
 
 

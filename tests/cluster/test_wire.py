@@ -29,6 +29,7 @@ from logstore.replica.messages import (
     ReadEntries,
     Reason,
     Refused,
+    StreamRates,
 )
 from logstore.replica.registrations import Member, Prefix
 
@@ -82,6 +83,10 @@ GOLDEN: tuple[tuple[Message, str], ...] = (
     (
         Refused("t/0", 2, A, Reason.SHORT, 9),
         f"0a 0009 0000000000000002 06 0000000000000009 {_STREAM_BYTES} {_MEMBER_BYTES}",
+    ),
+    (
+        StreamRates((("t/0", 1024), ("t/1", 0))),
+        f"0d 0008 00000002 {_STREAM_BYTES} 03742f31 0000000000000400 0000000000000000",
     ),
     (LookAtRegistration("t/0", 7), f"0b 0004 0000000000000007 {_STREAM_BYTES}"),
 )
@@ -137,6 +142,7 @@ FIELDS: dict[Any, st.SearchStrategy[Any]] = {
     Prefix: prefixes,
     Reason: st.sampled_from(Reason),
     tuple[Entry, ...]: entries,
+    tuple[tuple[str, int], ...]: st.lists(st.tuples(names, numbers), max_size=8).map(tuple),
     tuple[Member, ...]: st.lists(members, max_size=MAX_FORWARD).map(tuple),
 }
 
@@ -229,7 +235,7 @@ def append_body(forward: int, founding_bytes: int, entries: int, rest: bytes = b
         (struct.pack(">BHq", 11, 3, 1) + b"\x00", "names of 3 bytes exceed"),
         (struct.pack(">BHq", 11, 2, 1) + b"\x00\x00", "2 names, not 1"),
         (struct.pack(">BHq", 11, 0, 1), "0 names, not 1"),
-        (struct.pack(">BHqBq", 10, 3, 1, 9, 0) + NO_NAMES, "reason 9"),
+        (struct.pack(">BHqBq", 10, 3, 1, 99, 0) + NO_NAMES, "reason 99"),
         (struct.pack(">BHqqIB", 8, 2, 1, 1, 1, 2) + bytes(2), "is 2, not 0 or 1"),
         (append_body(MAX_FORWARD + 1, 0, 0), "more members"),
         (append_body(0, 0, 2**32 - 1), "4294967295 entries"),

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from logstore.epochs import journaled
+from logstore.epochs.commit_in_progress import CommitInProgress
 from logstore.epochs.epoch_block import BlockOutcome, EpochBlock
 from logstore.epochs.epochs import Epochs
 from logstore.epochs.ledger_entries import INCARNATIONS, MAX_INCARNATIONS, EpochState, encode_incarnations
-from logstore.epochs.publisher import CommitInProgress
 from logstore.epochs.query import Query
 from logstore.errors import CairnError
 from logstore.format import journal_block

@@ -48,8 +48,8 @@ CLUSTER_INTRODUCTION = f"""
 
 Only a [host of a cluster](cluster.md) has these, beside those above. Members and streams without an owner are as the
 host sees them; all else is its own, so that a sum over hosts counts each stream, replica and link once. At most
-{MAX_HOST_SERIES} other hosts have series. The metrics of topics and streams above are those of the host's own store,
-where replicas are no topics.
+{MAX_HOST_SERIES} other hosts have series. Of the metrics above, those of streams are of the streams that the host
+leads, those of groups of the groups that it coordinates; a lag is known for streams that it leads as well.
 """
 
 

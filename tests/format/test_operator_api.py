@@ -8,9 +8,19 @@ import pytest
 
 from logstore.errors import CairnError, MalformedRequest, StorageFailed
 from logstore.format.epoch_api import decode_request_header
-from logstore.format.host_summaries import HostsReply, HostSummary, PlacesReply, PlaceSummary
+from logstore.format.host_summaries import (
+    DRAIN,
+    HOST_ACTIONS,
+    REMOVE,
+    HostChanged,
+    HostsReply,
+    HostSummary,
+    PlacesReply,
+    PlaceSummary,
+)
 from logstore.format.operator_api import (
     DESCRIBE_QUERIES,
+    ChangeHostRequest,
     DescribeHostsRequest,
     DescribePlacesRequest,
     DescribeQueriesRequest,
@@ -35,7 +45,9 @@ REFUSING = SidecarReply("1.2.3", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11)
 
 HERE = HostSummary("a", 1, "r1", "a:9", ("a:1", "a:2"), "alive", None, 3, 4, 0)
 GONE = HostSummary("b", None, "", "", (), "gone", 7, 0, 2, 0)
-HOSTS = HostsReply("a", (HERE, GONE), 3, 1, 6, 2, is_complete=False)
+DRAINED = HostSummary("c", 3, "r1", "c:9", (), "unreachable", None, 3, 4, 0, DRAIN, 2)
+REMOVED = HostSummary("d", None, "", "", (), "gone", None, 0, 1, 0, REMOVE)
+HOSTS = HostsReply("a", (HERE, GONE, DRAINED, REMOVED), 3, 1, 6, 2, is_complete=False)
 PLACE = PlaceSummary(0, "a", "a:1", 4, 3, ("a", "b"), ("b",), 5, 2)
 LOST = PlaceSummary(1, "", "", 0, 3, (), (), 0, 0)
 
@@ -49,6 +61,7 @@ LOST = PlaceSummary(1, "", "", 0, 3, (), (), 0, 0)
         DescribeHostsRequest(),
         DescribePlacesRequest("t"),
         DescribePlacesRequest("t", 1_000),
+        *(ChangeHostRequest("a", action) for action in HOST_ACTIONS),
     ],
 )
 def test_requests_come_back(request_: OperatorRequest) -> None:
@@ -67,6 +80,7 @@ def test_requests_come_back(request_: OperatorRequest) -> None:
         (DescribeSidecarRequest(), SIDECAR),
         (DescribeSidecarRequest(), REFUSING),
         (DescribeHostsRequest(), HOSTS),
+        (ChangeHostRequest("a", REMOVE), HostChanged("a", 7)),
         (DescribePlacesRequest("t"), PlacesReply((PLACE, LOST), is_complete=True)),
     ],
 )

@@ -12,7 +12,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from logstore.replica.appending import OwnerLimits
-from logstore.replica.effects import Acked, Deposed, Effect, Load, MemberFailed, Ready, Send, Store, Unavailable
+from logstore.replica.effects import (
+    Acked,
+    Deposed,
+    Effect,
+    Load,
+    MemberFailed,
+    Ready,
+    Registered,
+    Send,
+    Store,
+    Unavailable,
+)
 from logstore.replica.identity import DiskLabel, DiskVerdict, judge_disk
 from logstore.replica.messages import (
     Append,
@@ -34,7 +45,7 @@ from logstore.replica.registrations import Member, OwnerId, StreamRegistration
 from logstore.replica.replica import Replica, StoredReplicas
 from logstore.testing.simnet import NetRules, SimNet
 from tests.replica.disk import Damage, DiskError, ReplicaDisk, founding_of
-from tests.replica.history import History
+from tests.replica.history import History, PromiseBroken
 from tests.replica.metadata import (
     META,
     Answer,
@@ -53,6 +64,7 @@ KEEP_ALIVE_US = 100_000
 TAKEOVER_RANK_US = 150_000
 LIMITS = OwnerLimits(
     chunk_bytes=600,
+    min_chunk_ms=20,
     max_in_flight_bytes=400,
     append_bytes=100,
     resend_ms=20,
@@ -173,7 +185,9 @@ class Host:
         if self.cluster.planted.hides_damage:
             whole = {key: replace(chunk, is_damaged=False) for key, chunk in found.chunks.items()}
             found = replace(found, chunks=whole)
-        self.replica = self.cluster.planted.replica(self.disk.label.member, found)
+        self.replica = self.cluster.planted.replica(
+            self.disk.label.member, found, has_room=lambda size_bytes: not self.disk.is_full
+        )
         self.carry_out([ReadRegistration(stream) for stream in self.replica.streams()])
 
     def _news(self, news: News) -> None:
@@ -211,7 +225,7 @@ class Host:
         """Become the owner."""
         self.vacant_since_us = None
         self.pending.clear()
-        self.owner = self.cluster.planted.owner(STREAM, self.me, LIMITS, founding_of)
+        self.owner = self.cluster.planted.owner(STREAM, self.me, LIMITS, founding_of, lambda: self.net.now_ms)
         self.carry_out(self.owner.live_members(live, self.net.now_ms))
         self.carry_out(self.owner.start(self.net.now_ms))
 
@@ -270,13 +284,34 @@ class Host:
         if isinstance(effect, Acked):
             while self.pending and self.pending[0].end_offset <= effect.high_watermark:
                 self.cluster.history.ack(self.pending.pop(0).data, self.me, effect.epoch)
+        elif isinstance(effect, Registered):
+            self.cluster.history.start_told(effect.registration.log_start, self.name)
         elif isinstance(effect, Deposed):
             self.cluster.history.deposed += 1
             self.pending.clear()
         elif isinstance(effect, Ready | Unavailable | MemberFailed):
             self.cluster.events.append((self.net.now_ms, self.name, effect))
+        if isinstance(effect, Ready):
+            self._check_founding(effect.high_watermark)
+
+    def _check_founding(self, high_watermark: int) -> None:
+        """A new owner finds what a chunk is founded on: at a chunk in front, unless nothing was ever appended."""
+        assert self.owner is not None
+        if high_watermark and self.cluster.keeps_last and len(self.owner.registration.chunks) < 2:
+            raise PromiseBroken(f"{self.name} owns the stream from {high_watermark} on, and no chunk is in front")
 
     # ---- as a client uses it
+
+    def trim(self, log_start: int) -> None:
+        """Delete the records in front of an offset."""
+        assert self.owner is not None
+        self.net.note(f"trim to {log_start} at {self.name}")
+        self.carry_out(self.owner.trim(log_start, self.net.now_ms, keeps_last=self.cluster.keeps_last))
+
+    def roll(self) -> None:
+        """Seal the open chunk."""
+        assert self.owner is not None
+        self.carry_out(self.owner.roll(self.net.now_ms))
 
     @property
     def takes(self) -> bool:
@@ -316,6 +351,7 @@ class Reader:
         """The registration, or entries."""
         message = message.content if isinstance(message, Answer) else message
         if isinstance(message, RegistrationRead) and message.registration is not None:
+            self.next_offset = max(self.next_offset, message.registration.log_start)
             chunk = message.registration.chunk_at(self.next_offset)
             if chunk is not None:
                 self.asked = member = self.net.random.choice((*chunk.members, *chunk.candidates))
@@ -355,7 +391,9 @@ class Cluster:
         self.counts: Counter[str] = Counter()
         """Messages, requests to the metadata store and synced operations, by type."""
         self.appended = 0
-        self.meta = MetadataService(self.net)
+        self.keeps_last = True
+        """Trims leave the last sealed chunk as long as the open one is empty."""
+        self.meta = MetadataService(self.net, self.history)
         if self.shape.first_owner is not None:
             self.meta.rotation = None
         self.meta.create(STREAM, StreamRegistration(self.shape.copies, self.shape.min_copies))
@@ -478,6 +516,10 @@ class Cluster:
                     self.history.see(offset, entry, f"the disk of {member.host}")
         self.history.check_log(sorted(whole.items()), "the log")
         live = self.meta.live()
+        listed = {(STREAM, chunk.epoch) for chunk in self.registration.chunks}
+        for name, disk in self.disks.items():
+            if name in self.hosts and disk.chunks.keys() - listed:
+                raise AssertionError(f"{name} keeps {disk.chunks.keys() - listed}, which is listed no more")
         for chunk in self.registration.chunks:
             for member in chunk.members:
                 stored = self.disks[member.host].chunks.get((STREAM, chunk.epoch))

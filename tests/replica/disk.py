@@ -81,6 +81,8 @@ class ReplicaDisk:
         self.knows_founding = True
         """Whether owners give chunks what `founding_of` says; streams with real producers give other things."""
         """Every write fails from now on, until the host starts again."""
+        self.is_full = False
+        """There is no room for entries."""
         self._pending: dict[Key, deque[DiskOperation]] = {}
         self._pending_fences: list[WriteFence] = []
 

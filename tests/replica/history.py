@@ -6,6 +6,7 @@
 * Batches of one owner are in the order in which it took them.
 * A reader never goes back: what it has seen stays, also if it was never acknowledged.
 * Nothing is read that was never appended.
+* A log start that was told to a client never goes back, and nothing at or behind it is lost.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ class History:
     acked: int = 0
     seen: int = 0
     deposed: int = 0
+    log_start: int = 0
+    """As the metadata store has it."""
+    trims: int = 0
 
     def append(self, data: bytes, owner: OwnerId, offset: int) -> None:
         """An owner takes a batch."""
@@ -67,14 +71,30 @@ class History:
         self.seen += 1
         self._note(offset, entry.data, f"read from {where}")
 
+    def start_registered(self, log_start: int) -> None:
+        """The metadata store has a registration with this log start."""
+        if log_start < self.log_start:
+            raise PromiseBroken(f"the log starts at {log_start} again, after {self.log_start}")
+        self.trims += log_start > self.log_start
+        self.log_start = log_start
+
+    def start_told(self, log_start: int, where: str) -> None:
+        """A client is told where the log starts: what lies in front never comes back."""
+        if log_start > self.log_start:
+            raise PromiseBroken(f"{where}: a client was told {log_start}, and the log starts at {self.log_start}")
+
     def _note(self, offset: int, data: bytes, how: str) -> None:
         other = self.at_offset.setdefault(offset, data)
         if other != data:
             raise PromiseBroken(f"offset {offset}: {data!r} is {how}, but {other!r} is there ({self.appended[other]})")
 
     def check_log(self, log: list[tuple[int, Entry]], where: str) -> None:
-        """The whole log, as read at the end: everything that was acknowledged or seen is there, without gaps."""
-        next_offset = 0
+        """The log from its first chunk on, as read at the end: everything that was acknowledged or seen and was not
+        trimmed is there, without gaps.
+        """
+        next_offset = log[0][0] if log else self.log_start
+        if next_offset > self.log_start:
+            raise PromiseBroken(f"{where}: begins at {next_offset}, and the log starts at {self.log_start}")
         numbers: dict[OwnerId, int] = {}
         for offset, entry in log:
             if offset != next_offset:

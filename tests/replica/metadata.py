@@ -16,6 +16,7 @@ from logstore.replica.register import LiveMembers, ReadRegistration, Registratio
 from logstore.replica.registrations import HEAD, Member, StreamRegistration, decode_registration
 from logstore.replica.stored_registrations import chunks_prefix, head_key, swap_transaction
 from logstore.testing.simnet import SimNet
+from tests.replica.history import History
 
 META = "meta"
 LEASE_US = 400_000
@@ -79,8 +80,9 @@ class Answer:
 class MetadataService:
     """A host of the simulation."""
 
-    def __init__(self, net: SimNet) -> None:
+    def __init__(self, net: SimNet, seen: History) -> None:
         self.net = net
+        self.seen = seen
         self.state = MetadataState(0)
         self.disks: dict[str, DiskLabel] = {}
         self.leases: dict[Member, int] = {}
@@ -109,6 +111,7 @@ class MetadataService:
         }
         assert decode_registration(entries) == swap.registration, "the entries are the registration"
         self.history.setdefault(stream, []).append(swap.registration)
+        self.seen.start_registered(swap.registration.log_start)
         return True
 
     def _revision(self, stream: str) -> int:

@@ -15,7 +15,8 @@ from logstore.replica.messages import Append, AppendDone, Entry, Fence, LookAtRe
 from logstore.replica.owner import Owner, OwnerState
 from logstore.replica.register import SwapAnswer, SwapRegistration
 from logstore.replica.registrations import ChunkRegistration, Member, Prefix, StreamRegistration
-from logstore.replica.replica import MAX_UNSYNCED_BYTES, Replica, ReplicaState, StoredReplicas, _Chunk
+from logstore.replica.replica import Replica, ReplicaState, _Chunk
+from logstore.replica.trimming import Trimming
 from tests.replica.cluster import Planted
 from tests.replica.disk import founding_of
 
@@ -39,10 +40,10 @@ class CountsItself(Appending):
 class SendsAgainInAnotherOrder(Appending):
     """What is sent again in the next chunk gets other offsets than before."""
 
-    def begin(self, chunk: ChunkRegistration) -> None:
+    def begin(self, chunk: ChunkRegistration, now_ms: int) -> None:
         if len(self.window._batches) > 1:
             self.window._batches.rotate(1)
-        super().begin(chunk)
+        super().begin(chunk, now_ms)
 
 
 class AcksBeforeTheLastMember(Owner):
@@ -111,10 +112,10 @@ class KeepsTheEpoch(Owner):
         assert chunk is not None
         return replace(self.registration, chunks=(*self.registration.chunks[:-1], replace(chunk, members=members)))
 
-    def _begin_chunk(self) -> ChunkRegistration:
+    def _begin_chunk(self, now_ms: int) -> ChunkRegistration:
         appending = self._appending
         before, known, acked = appending.chunk, dict(appending.progress), appending.window.acked
-        chunk = super()._begin_chunk()
+        chunk = super()._begin_chunk(now_ms)
         if before is not None and before.epoch == chunk.epoch:
             appending.window.acked = appending.window.placed = acked
             for member in appending.progress:
@@ -184,8 +185,8 @@ class SealsByMessage(Owner):
 class CutsByMessage(Replica):
     """The replica cuts an open chunk where an owner says."""
 
-    def __init__(self, me: Member, stored: StoredReplicas, max_unsynced_bytes: int = MAX_UNSYNCED_BYTES) -> None:
-        super().__init__(me, stored, max_unsynced_bytes)
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
         self._known: dict[tuple[str, int, int], Prefix] = {}
 
     def receive(self, sender: str, message: object) -> list[Effect]:
@@ -206,6 +207,114 @@ class CutsByMessage(Replica):
         end = end_after(message.at, message.entries)
         self._known[message.stream, message.epoch, end.length_bytes] = end
         return super()._append(sender, message)
+
+
+class RemovesBeforeItIsRegistered(Owner):
+    """The owner tells replicas what it drops before the metadata store has agreed."""
+
+    def _trim_if_due(self, now_ms: int) -> list[Effect]:
+        effects = super()._trim_if_due(now_ms)
+        if self._swap is None or not self._swap.is_trim:
+            return effects
+        kept = self._swap.wanted.chunks[0].epoch
+        hosts = {member.host: None for chunk in self.registration.chunks for member in chunk.members}
+        return [*effects, *(Send(host, LookAtRegistration(f"{self.stream}/{kept}", -2)) for host in hosts)]
+
+
+class RemovesByMessage(Replica):
+    """The replica removes what an owner says."""
+
+    def receive(self, sender: str, message: object) -> list[Effect]:
+        if isinstance(message, LookAtRegistration) and message.revision == -2:
+            stream, kept = message.stream.rsplit("/", 1)
+            chunks = [chunk for chunk in self._chunks_of(stream) if chunk.epoch < int(kept)]
+            return [effect for chunk in chunks for effect in self._remove(chunk)]
+        return super().receive(sender, message)  # type: ignore[arg-type]
+
+
+class ForgetsTheLogStart(Owner):
+    """A claim keeps what chunks there are, and not where the log starts in them."""
+
+    def _swap_in(self, wanted: StreamRegistration, now_ms: int, **kind: bool) -> list[Effect]:
+        if self.state is OwnerState.CLAIMING and wanted.chunks:
+            wanted = replace(wanted, log_start=wanted.chunks[0].base_offset)
+        return super()._swap_in(wanted, now_ms, **kind)
+
+
+class StartsAnewWhenAllIsTrimmed(Owner):
+    """A stream without chunks begins at 0."""
+
+    def _end_offset(self) -> int:
+        return super()._end_offset() if self._fencing is not None or self.registration.chunks else 0
+
+
+class OtherTrims(Owner):
+    """An owner that trims otherwise."""
+
+    trims: type[Trimming] = Trimming
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._trimming = self.trims()
+
+
+class DropsTheLast(Trimming):
+    """Every sealed chunk goes, though nothing of the open one is acknowledged."""
+
+    def want(self, log_start: int, *, keeps_last: bool) -> None:
+        super().want(log_start, keeps_last=False)
+
+
+class TrimsTheUnacked(Trimming):
+    """A client may trim what is not acknowledged."""
+
+    def _limited(self, high_watermark: int) -> int:
+        return self._log_start
+
+
+class DropsTooMuch(Trimming):
+    """The chunk in which the log starts goes as well."""
+
+    def next_step(
+        self, registration: StreamRegistration, high_watermark: int, acked: Prefix
+    ) -> StreamRegistration | None:
+        wanted = super().next_step(registration, high_watermark, acked)
+        if wanted is None or len(wanted.chunks) < 2 or wanted.log_start == wanted.chunks[0].base_offset:
+            return wanted
+        return replace(wanted, chunks=wanted.chunks[1:], log_start=wanted.chunks[1].base_offset)
+
+
+class DropsTheLastChunk(OtherTrims):
+    """See DropsTheLast."""
+
+    trims = DropsTheLast
+
+
+class TrimsUnacked(OtherTrims):
+    """See TrimsTheUnacked."""
+
+    trims = TrimsTheUnacked
+
+
+class DropsTheChunkOfTheLogStart(OtherTrims):
+    """See DropsTooMuch."""
+
+    trims = DropsTooMuch
+
+
+class KeepsWhatWasDropped(Replica):
+    """What lies in front of the stream's first chunk is not removed."""
+
+    def _remove(self, chunk: _Chunk) -> list[Effect]:
+        return super()._remove(chunk) if chunk.epoch >= self._first.get(chunk.stream, 0) else []
+
+    def registration_seen(self, stream: str, revision: int, registration: StreamRegistration) -> list[Effect]:
+        self._first[stream] = registration.chunks[0].epoch if registration.chunks else 0
+        return super().registration_seen(stream, revision, registration)
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._first: dict[str, int] = {}
 
 
 class AcceptsGaps(Replica):
@@ -298,6 +407,13 @@ PLANTED = {
     "fence is answered before appends are synced": Planted(replica=AnswersFencesEarly),
     "confirmed before the sync": Planted(replica=ConfirmsBeforeTheSync),
     "unacked batches are served": Planted(replica=ServesUnackedBatches),
+    "removal before the registration": Planted(owner=RemovesBeforeItIsRegistered, replica=RemovesByMessage),
+    "takeover forgets the log start": Planted(owner=ForgetsTheLogStart),
+    "stream without chunks starts anew": Planted(owner=StartsAnewWhenAllIsTrimmed),
+    "trim drops the last chunk": Planted(owner=DropsTheLastChunk),
+    "trim drops what is not acknowledged": Planted(owner=TrimsUnacked),
+    "trim drops the chunk of the log start": Planted(owner=DropsTheChunkOfTheLogStart),
+    "dropped chunks stay on disks": Planted(replica=KeepsWhatWasDropped),
     "wiped disk keeps its name": Planted(disk_keeps_its_name=True),
     "old disk is judged by its new label": Planted(judges_disks_late=True),
     "damaged copy passes for a shorter one": Planted(hides_damage=True),

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
 
+from logstore.replica.owner import TAKING
 from logstore.replica.registrations import Member, Prefix
 from logstore.testing.simnet import NetRules
 from tests.replica.cluster import STREAM, Cluster, ClusterShape, Planted
@@ -44,6 +45,7 @@ class Outcome:
     seen: int
     epochs: int
     faults: Counter[str] = field(default_factory=Counter)
+    trims: int = 0
 
 
 class RandomRun:
@@ -75,7 +77,12 @@ class RandomRun:
             (2, self._snapshot),
             (4, self._restore),
             (8, self._format),
+            (6, self._trim),
+            (2, self._roll),
+            (1, self._disk_full),
+            (3, self._make_room),
         ]
+        self.cluster.keeps_last = self.random.random() < 0.7
 
     def run(self, actions: int) -> Outcome:
         """Take some actions, heal, check. Raises PromiseBroken, NotLive, or what an assertion of the product raises."""
@@ -90,8 +97,9 @@ class RandomRun:
         cluster = self.cluster
         history = cluster.history
         return Outcome(
-            cluster.net.steps, cluster.net.trace, history.acked, history.seen, cluster.registration.epoch, self.faults
-        )
+            cluster.net.steps, cluster.net.trace, history.acked, history.seen, cluster.registration.epoch, self.faults,
+            history.trims,
+        )  # fmt: skip
 
     def _pass_time(self, duration_us: int) -> None:
         """Let time pass; under load, clients append meanwhile."""
@@ -105,6 +113,8 @@ class RandomRun:
         cluster = self.cluster
         cluster.net.heal()
         cluster.net.rules = CALM
+        for disk in cluster.disks.values():
+            disk.is_full = False
         for name in (*cluster.shape.hosts, META):
             if cluster.net.is_paused(name):
                 cluster.net.resume(name)
@@ -220,6 +230,34 @@ class RandomRun:
             return False
         self.cluster.disks[host].fails = True
         return True
+
+    def _trim(self, host: str) -> bool:
+        """A client deletes records at a host that believes it owns the stream: some, all, or more than there are."""
+        owner = self.cluster.hosts[host].owner if host in self.cluster.hosts else None
+        if owner is None or owner.state not in TAKING or self.cluster.net.is_paused(host):
+            return False
+        start, end = owner.registration.log_start, owner.next_offset
+        self.cluster.hosts[host].trim(self.random.choice((end, end + 5, self.random.randint(start, max(start, end)))))
+        return True
+
+    def _roll(self, host: str) -> bool:
+        """A chunk has come of age."""
+        if host not in self.cluster.hosts or self.cluster.hosts[host].owner is None:
+            return False
+        if self.cluster.net.is_paused(host):
+            return False
+        self.cluster.hosts[host].roll()
+        return True
+
+    def _disk_full(self, host: str) -> bool:
+        self.cluster.disks[host].is_full = True
+        return True
+
+    def _make_room(self, host: str) -> bool:
+        full = [disk for disk in self.cluster.disks.values() if disk.is_full]
+        for disk in full:
+            disk.is_full = False
+        return bool(full)
 
     def _rot(self, host: str) -> bool:
         disk = self.cluster.disks[host]

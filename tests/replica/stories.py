@@ -8,15 +8,19 @@ committed.
 |---|---|
 | `cluster hosts=a,b,c copies=3 min=2` | a new cluster, which has elected its first owner |
 | `append [HOST] [count=N]` | clients append at the owner, or at a host; it says who took what |
+| `trim OFFSET [HOST]`, `roll [HOST]` | a client deletes the records in front of an offset; a chunk has come of age |
+| `keep no` | from now on trims drop the last sealed chunk, too |
 | `run MS` | time passes |
 | `settle` | time passes until every batch is acknowledged and every sealed chunk has its copies |
 | `crash HOST`, `start HOST`, `pause HOST`, `resume HOST` | `HOST` may be `meta`, for a pause |
 | `cut A>B`, `isolate HOST`, `mend HOST`, `heal` | links |
 | `wipe HOST`, `snapshot HOST`, `restore HOST` | its disk is empty; is copied; is set back to the copy |
 | `break HOST`, `rot HOST EPOCH` | its writes fail; a bit flips in a chunk |
+| `fill HOST`, `free HOST` | its disk has no room for entries; has room again |
 | `claim HOST` | a host claims the stream, whatever it has heard |
 | `read HOST EPOCH OFFSET` | a consumer reads from a host |
 | `status` | the stream's registration, what is acknowledged, and what hosts think that they are |
+| `disks` | the epochs of the chunks on each disk |
 | `events` | what owners have reported since the last time |
 | `costs` | messages, requests to the metadata store and synced operations since the last time |
 | `log` | every copy is read and every promise checked |
@@ -32,7 +36,7 @@ from pathlib import Path
 from logstore.replica.effects import Effect, MemberFailed, Ready, Unavailable
 from logstore.replica.messages import EntriesRead, ReadEntries, Refused
 from logstore.replica.registrations import ChunkRegistration, Member
-from tests.replica.cluster import STREAM, Cluster, ClusterShape, Planted
+from tests.replica.cluster import STREAM, Cluster, ClusterShape, Host, Planted
 from tests.replica.disk import ReplicaDisk
 
 FOLDER = Path(__file__).parent / "stories"
@@ -99,6 +103,25 @@ class Story:
         if taken < count:
             return f"{name or 'nobody'} takes {taken} of {count}"
         return f"{name} takes {first} to {first + count - 1}"
+
+    def _owner_of(self, words: tuple[str, ...]) -> Host:
+        owner = self.cluster.owner_host()
+        if words:
+            return self.cluster.hosts[words[0]]
+        assert owner is not None
+        return owner
+
+    def _trim(self, offset: str, *words: str) -> str:
+        self._owner_of(words).trim(int(offset))
+        return "ok"
+
+    def _roll(self, *words: str) -> str:
+        self._owner_of(words).roll()
+        return "ok"
+
+    def _keep(self, word: str) -> str:
+        self.cluster.keeps_last = word == "yes"
+        return "ok"
 
     def _read(self, host: str, epoch: str, offset: str) -> str:
         listener = _Listener()
@@ -171,6 +194,14 @@ class Story:
         self.cluster.disks[host].fails = True
         return "ok"
 
+    def _fill(self, host: str) -> str:
+        self.cluster.disks[host].is_full = True
+        return "ok"
+
+    def _free(self, host: str) -> str:
+        self.cluster.disks[host].is_full = False
+        return "ok"
+
     def _rot(self, host: str, epoch: str) -> str:
         self.cluster.disks[host].rot((STREAM, int(epoch)), 0)
         return "ok"
@@ -184,7 +215,8 @@ class Story:
     def _status(self) -> str:
         registration = self.cluster.registration
         owner, acked = registration.owner.host or "none", self.cluster.history.acked
-        lines = [f"epoch {registration.epoch}, owner {owner}, {acked} acknowledged"]
+        start = f", the log starts at {registration.log_start}" if registration.log_start else ""
+        lines = [f"epoch {registration.epoch}, owner {owner}, {acked} acknowledged{start}"]
         lines += [self._chunk_line(chunk) for chunk in registration.chunks]
         for host in self.cluster.hosts.values():
             if host.refused is not None:
@@ -198,6 +230,12 @@ class Story:
         end = f"{chunk.end.next_offset})" if chunk.end is not None else "…"
         candidates = f", perhaps {_names(chunk.candidates)}" if chunk.candidates else ""
         return f"  chunk {chunk.epoch} [{chunk.base_offset}, {end} on {_names(chunk.members)}{candidates}"
+
+    def _disks(self) -> str:
+        return "\n".join(
+            f"{name}: {' '.join(str(epoch) for _, epoch in sorted(disk.chunks)) or 'nothing'}"
+            for name, disk in self.cluster.disks.items()
+        )
 
     def _events(self) -> str:
         news, self._told = self.cluster.events[self._told :], len(self.cluster.events)

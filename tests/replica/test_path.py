@@ -328,7 +328,7 @@ def test_an_old_refusal_deposes_nobody() -> None:
 def test_a_full_chunk_is_rolled_without_sending_twice() -> None:
     """The chunk is drained first: batches behind its end wait for the next one, and are sent once."""
     store = Store()
-    owner = appending(store, OwnerLimits(chunk_bytes=3))
+    owner = appending(store, OwnerLimits(chunk_bytes=3, min_chunk_ms=0))
     owner.append(b"one", 2, 0)
     assert appends(owner.append(b"two", 1, 0)) == {}
     effects = confirm(owner, (A, B, C), ONE)

@@ -50,10 +50,12 @@ def test_the_faults_happen() -> None:
         faults += outcome.faults
         epochs, acked, seen = epochs + outcome.epochs, acked + outcome.acked, seen + outcome.seen
     wanted = {"append", "crash", "start", "pause", "resume", "cut", "isolate", "heal", "lose_metadata", "load"}
+    wanted |= {"trim", "roll", "disk_full", "make_room"}
     assert wanted | {"weather", "wipe", "disk_fails", "rot", "snapshot", "restore", "format"} == set(faults)
     assert epochs > 100
     assert acked > 1_000
     assert seen > 1_000
+    assert sum(outcome_of(seed).trims for seed in SHORT_SEEDS) > 20
 
 
 @pytest.mark.parametrize("seed", [0, 3])

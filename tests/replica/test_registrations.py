@@ -9,12 +9,14 @@ import pytest
 from logstore.errors import CorruptRegister, UnknownFormatVersion
 from logstore.replica.registrations import (
     HEAD,
+    UNKNOWN_TIME,
     ChunkRegistration,
     Member,
     OwnerId,
     Prefix,
     StreamRegistration,
     changed_entries,
+    decode_head,
     decode_registration,
     encode_registration,
 )
@@ -23,6 +25,15 @@ A, B, C = Member("a", "disk1"), Member("b", "disk2"), Member("c", "disk3")
 FIRST = StreamRegistration(3, 2).claimed(OwnerId("a", "a.1")).opened((A, B, C), 0)
 END = Prefix(100, 7, 12345)
 ROLLED = FIRST.rolled(END, (A, B), (C,), (A, B))
+TRIMMED = FIRST.rolled(END, (A, B), (C,), (A, B), 5000).trimmed(3, keeps_last=True)
+HEAD_BYTES = (
+    b'a92e6ae5{"v":2,"copies":[3,2],"epoch":2,"owner":["a","a.1"],"open":{"epoch":2,"base":7,'
+    b'"members":[["a","disk1"],["b","disk2"]],"candidates":[],"end":null},"sealed":[1,0,[100,7,12345]],"start":3}'
+)
+CHUNK_BYTES = (
+    b'786155e4{"v":2,"epoch":1,"base":0,"members":[["a","disk1"],["b","disk2"]],'
+    b'"candidates":[["c","disk3"]],"end":[100,7,12345],"written":5000}'
+)
 
 
 def test_every_set_has_an_epoch_of_its_own() -> None:
@@ -78,6 +89,8 @@ def test_readers_see_what_lies_in_front_of_the_last_chunk() -> None:
         replace(ROLLED, chunks=(ROLLED.chunks[0], replace(ROLLED.chunks[1], candidates=(C,)))),
         replace(ROLLED, chunks=(replace(ROLLED.chunks[0], end=None), ROLLED.chunks[1])),
         replace(ROLLED, chunks=(replace(ROLLED.chunks[0], end=Prefix(0, 7, 0)), ROLLED.chunks[1])),
+        replace(ROLLED, chunks=ROLLED.chunks[1:]),
+        replace(ROLLED, chunks=ROLLED.chunks[:1], log_start=8),
     ],
 )
 def test_a_registration_that_breaks_an_invariant_is_not_written(broken: StreamRegistration) -> None:
@@ -88,15 +101,74 @@ def test_a_registration_that_breaks_an_invariant_is_not_written(broken: StreamRe
 
 def test_the_bytes_of_a_registration() -> None:
     """The entries of a registration are these bytes, and are read back."""
-    entries = encode_registration(ROLLED)
+    entries = encode_registration(TRIMMED)
     assert entries == {
+        HEAD: HEAD_BYTES,
+        "00000000000000000000": CHUNK_BYTES,
+    }
+    assert decode_registration(entries) == TRIMMED
+    assert decode_registration(encode_registration(StreamRegistration(1, 1))) == StreamRegistration(1, 1)
+    nothing_left = FIRST.rolled(END, (A, B), (), (A, B)).trimmed(7, keeps_last=False)
+    assert decode_registration(encode_registration(nothing_left)) == nothing_left
+
+
+def test_entries_of_the_first_version_are_read() -> None:
+    """They have no log start, which was 0, and do not say when a chunk was written."""
+    entries = {
         HEAD: b'465a0c9d{"v":1,"copies":[3,2],"epoch":2,"owner":["a","a.1"],"open":{"epoch":2,"base":7,"members":'
         b'[["a","disk1"],["b","disk2"]],"candidates":[],"end":null},"sealed":[1,0,[100,7,12345]]}',
         "00000000000000000000": b'429a85ee{"v":1,"epoch":1,"base":0,"members":[["a","disk1"],["b","disk2"]],'
         b'"candidates":[["c","disk3"]],"end":[100,7,12345]}',
     }
     assert decode_registration(entries) == ROLLED
-    assert decode_registration(encode_registration(StreamRegistration(1, 1))) == StreamRegistration(1, 1)
+    assert (ROLLED.log_start, ROLLED.chunks[0].written_ms) == (0, UNKNOWN_TIME)
+    claimed = ROLLED.claimed(OwnerId("b", "b.1"))
+    written, _ = changed_entries(ROLLED, claimed)
+    assert decode_registration({**entries, **written}) == claimed
+    assert decode_head(entries[HEAD]).log_start == 0
+
+
+def long_registration(count: int) -> StreamRegistration:
+    """A registration with so many sealed chunks of ten records."""
+    registration = FIRST
+    for number in range(count):
+        registration = registration.rolled(Prefix(100, 10 * number + 10, number), (A, B), (), (A, B), 1_000 * number)
+    return registration
+
+
+def test_a_trim_drops_chunks_without_records_behind_the_log_start() -> None:
+    """The chunk in which the log starts stays, and so does the open one."""
+    registration = long_registration(4)
+    assert registration.trimmed(9, keeps_last=True).chunks == registration.chunks
+    trimmed = registration.trimmed(25, keeps_last=True)
+    assert (trimmed.log_start, trimmed.chunks) == (25, registration.chunks[2:])
+    assert trimmed.trimmed(20, keeps_last=True) == trimmed, "a log start never goes back"
+    everything = registration.trimmed(40, keeps_last=True)
+    assert (everything.log_start, everything.chunks) == (40, registration.chunks[3:])
+    assert everything.trimmed(40, keeps_last=False).chunks == registration.chunks[4:]
+    for each in (trimmed, everything):
+        each.check()
+
+
+def test_a_trim_is_bounded_and_goes_on() -> None:
+    """Each step is one transaction, and readers see the whole trim at once."""
+    registration = long_registration(150)
+    steps = [registration.trimmed(1_405, keeps_last=True)]
+    while (after := steps[-1].trimmed(1_405, keeps_last=True)) != steps[-1]:
+        steps.append(after)
+    assert [len(step.chunks) for step in steps] == [91, 31, 11]
+    assert {step.log_start for step in steps} == {1_405}
+    for step in steps:
+        step.check()
+
+
+def test_an_empty_stream_goes_on_at_its_log_start() -> None:
+    """All is trimmed, and the open chunk is sealed without batches: the next one begins where the log starts."""
+    registration = long_registration(1).trimmed(10, keeps_last=False)
+    sealed = registration.claimed(OwnerId("b", "b.1")).sealed(Prefix.empty(10), (A,))
+    sealed.check()
+    assert (sealed.chunks, sealed.settled_offset) == ((), 10)
+    assert decode_registration(encode_registration(sealed)) == sealed
 
 
 def test_a_swap_writes_what_has_changed() -> None:
@@ -109,10 +181,12 @@ def test_a_swap_writes_what_has_changed() -> None:
     written, removed = changed_entries(registration, rolled)
     assert sorted(written) == [f"{registration.chunks[-1].base_offset:020d}", HEAD]
     assert removed == []
-    trimmed = replace(rolled, chunks=rolled.chunks[2:])
-    written, removed = changed_entries(rolled, trimmed)
+    written, removed = changed_entries(rolled, rolled.trimmed(10, keeps_last=True))
     assert list(written) == [HEAD]
     assert removed == [f"{chunk.base_offset:020d}" for chunk in rolled.chunks[:2]]
+    copied = rolled.with_copies(rolled.chunks[30].epoch, (A, B, C))
+    written, removed = changed_entries(rolled, copied)
+    assert (sorted(written), removed) == ([f"{rolled.chunks[30].base_offset:020d}", HEAD], [])
 
 
 def test_every_flipped_bit_is_found() -> None:
@@ -141,9 +215,14 @@ def test_an_unknown_version_is_named() -> None:
     """A registration of a newer version is refused by name; garbage is never another error."""
     from logstore.replica.registrations import _entry
 
-    with pytest.raises(UnknownFormatVersion, match="version 2"):
-        decode_registration({HEAD: _entry({"v": 2})})
-    for fields in ({}, {"v": 1}, {"v": 1, "sealed": [0], "open": 3, "copies": 1, "epoch": "x", "owner": None}):
+    with pytest.raises(UnknownFormatVersion, match="version 3"):
+        decode_registration({HEAD: _entry({"v": 3})})
+    for fields in (
+        {},
+        {"v": 1},
+        {"v": 2},
+        {"v": 1, "sealed": [0], "open": 3, "copies": 1, "epoch": "x", "owner": None},
+    ):
         with pytest.raises((CorruptRegister, UnknownFormatVersion)):
             decode_registration({HEAD: _entry(fields)})
     for value in (b"", b"00000000", b"00000000[1]"):

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -87,6 +88,12 @@ def registration_of(number: int) -> StreamRegistration:
     return sealed.opened((A, B, C), number * 10)
 
 
+def dropping(registration: StreamRegistration, count: int) -> StreamRegistration:
+    """A registration without its first chunks."""
+    chunks = registration.chunks[count:]
+    return replace(registration, chunks=chunks, log_start=chunks[0].base_offset)
+
+
 def entries_of(registration: StreamRegistration) -> list[Put]:
     """All entries as changes, without the adapter's limit: as many swaps would have left them."""
     prefix = chunks_prefix(STREAM)
@@ -127,7 +134,13 @@ async def test_a_registration_is_made_changed_and_read(make: Make) -> None:
         revision, registration = ABSENT, FIRST
         rolled = FIRST.rolled(Prefix(100, 7, 1), (A, B), (C,), (A, B))
         copied = rolled.with_copies(1, (A, B, C))
-        for registration in (FIRST, rolled, copied, replace(copied, chunks=copied.chunks[1:])):
+        for registration in (
+            FIRST,
+            rolled,
+            copied,
+            copied.trimmed(5, keeps_last=False),
+            copied.trimmed(7, keeps_last=False),
+        ):
             answer = await swap(mine, revision, registration)
             assert answer.is_done
             revision = answer.revision
@@ -253,12 +266,12 @@ async def test_a_change_too_large_is_refused_whole(make: Make) -> None:
         await plant(stores.store, whole)
         registrations = StoredRegistrations(stores.store)
         seen = await read(registrations)
-        too_many = replace(whole, chunks=whole.chunks[MAX_CHANGED_CHUNKS + 1 :])
+        too_many = dropping(whole, MAX_CHANGED_CHUNKS + 1)
         with pytest.raises(InvalidMetadataCall, match=r"changes 64 sealed chunks, at most 63 .* several swaps"):
             await swap(registrations, seen.revision, too_many)
         assert await read(registrations) == seen
         for _ in range(2):
-            whole = replace(whole, chunks=whole.chunks[MAX_CHANGED_CHUNKS:])
+            whole = dropping(whole, MAX_CHANGED_CHUNKS)
             answer = await swap(registrations, seen.revision, whole)
             assert answer.is_done
             seen = await read(registrations)
@@ -305,7 +318,69 @@ async def test_a_read_never_mixes_two_registrations(make: Make) -> None:
         assert await read(reader) == await read(owner)
         changes_left = 1000
         with pytest.raises(MetadataUnavailable, match=f"changed during {READ_TRIES} reads"):
-            await read(reader)
+            await read(StoredRegistrations(unreliable))
+
+
+async def test_a_known_registration_is_read_as_far_as_it_has_changed(make: Make) -> None:
+    """Rolls, copies, claims and trims by another host, several between two reads: what is read is what is there, and a
+    read costs a page and no more, however many chunks there are.
+    """
+    random = Random(3)
+    async with opened(make) as stores:
+        registration = registration_of(600)
+        await plant(stores.store, registration)
+        owner, store = StoredRegistrations(stores.other), Counting(stores.store)
+        reader = StoredRegistrations(cast(MetadataStore, store))
+        planted = await read(owner)
+        registration = changed_somehow(registration, random)
+        seen = await swap(owner, planted.revision, registration)
+        assert (await read(reader)).registration == registration
+        assert store.pages == 3
+        for _ in range(40):
+            for _ in range(random.randint(0, 3)):
+                registration = changed_somehow(registration, random)
+                seen = await swap(owner, seen.revision, registration)
+                assert seen.is_done
+            store.pages = 0
+            found = await read(reader)
+            assert (found.revision, found.registration) == (seen.revision, registration)
+            assert store.pages <= 1
+        keys = [put.key for put in entries_of(registration)]
+        for begin in range(0, len(keys), 64):
+            await committed(stores.store, Transaction((), tuple(Delete(key) for key in keys[begin : begin + 64])))
+        assert await read(reader) == RegistrationRead(STREAM, ABSENT, None)
+
+
+@dataclass
+class Counting:
+    """A store that counts pages."""
+
+    store: MetadataStore
+    pages: int = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    async def page(self, prefix: str, **arguments: Any) -> Any:
+        """See MetadataStore."""
+        self.pages += 1
+        return await self.store.page(prefix, **arguments)
+
+
+def changed_somehow(registration: StreamRegistration, random: Random) -> StreamRegistration:
+    """The next registration, by a step that an owner may take."""
+    step = random.choice(("roll", "copy", "trim", "claim"))
+    end = registration.chunks[-1].base_offset
+    if step == "roll":
+        return registration.rolled(Prefix(100, end + 10, 7), (A, B), (), (A, B, C), end)
+    if step == "copy":
+        epoch = random.choice(registration.chunks[:-1]).epoch
+        return registration.with_copies(epoch, (A, B), (Member("d", f"{random.random()}"),))
+    if step == "trim":
+        return registration.trimmed(
+            random.randint(registration.log_start, registration.log_start + 99), keeps_last=True
+        )
+    return registration.claimed(OwnerId("b", f"{random.random()}"))
 
 
 @pytest.mark.parametrize("stream", ["s", "a/b", "a/1/2", "a b/1", "x" * 65 + "/1", "a/123456"])
@@ -332,7 +407,8 @@ def sizes(name_characters: int, members: int) -> tuple[int, int]:
     hosts = tuple(Member(name, name) for name in names)
     big = (1 << 53) - 2
     registration = replace(NEW, epoch=big - 1, owner=OwnerId(names[0], names[0])).opened(hosts, big - 2)
-    registration = registration.rolled(Prefix(1 << 40, big, (1 << 32) - 1), hosts, (), hosts)
+    registration = registration.rolled(Prefix(1 << 40, big, (1 << 32) - 1), hosts, (), hosts, 1 << 50)
+    registration = registration.trimmed(big - 1, keeps_last=True)
     topic_id = "f" * min(64, max(32, name_characters))
     transaction = swap_transaction(None, SwapRegistration(f"{topic_id}/9999", 1, registration))
     head, chunk = [len(put.key) + len(put.value) for put in transaction.changes if isinstance(put, Put)]
@@ -353,7 +429,8 @@ def test_the_bytes_of_the_format() -> None:
     text = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
     a, b, c = Member("a", "disk1"), Member("b", "disk2"), Member("c", "disk3")
     first = NEW.claimed(OwnerId("a", "a.1")).opened((a, b, c), 0)
-    for value in encode_registration(first.rolled(Prefix(100, 7, 12345), (a, b), (c,), (a, b))).values():
+    rolled = first.rolled(Prefix(100, 7, 12345), (a, b), (c,), (a, b), 5000)
+    for value in encode_registration(rolled.trimmed(3, keeps_last=True)).values():
         assert f"`{value.decode()}`" in text
 
 
@@ -370,7 +447,7 @@ async def test_etcd_grows_as_stated(tmp_path: Path) -> None:
             for number in range(rolls):
                 assert answer.registration is not None
                 end = Prefix(64 << 20, (number + 1) * 60_000, (1 << 32) - 1)
-                rolled = answer.registration.rolled(end, (A, B, C), (), (A, B, C))
+                rolled = answer.registration.rolled(end, (A, B, C), (), (A, B, C), 1 << 40)
                 answer = await swap(registrations, answer.revision, rolled)
                 assert answer.is_done
             assert store.statistics.transactions == calls + rolls

@@ -184,8 +184,9 @@ class MetadataStore(Protocol):
         """Read a key."""
         ...
 
-    async def page(self, prefix: str, *, after: str = "", limit: int = MAX_PAGE_ENTRIES) -> Page:
-        """Read up to `limit` entries whose keys begin with `prefix` and come behind the key `after`.
+    async def page(self, prefix: str, *, after: str = "", limit: int = MAX_PAGE_ENTRIES, newer_than: int = 0) -> Page:
+        """Read up to `limit` entries whose keys begin with `prefix` and come behind the key `after`, and whose
+        revisions are above `newer_than`.
 
         A page shows one moment; two pages show two. A watch from the revision of the first page completes the picture
         (`view.MetadataView`).
@@ -231,12 +232,14 @@ def check_prefix(prefix: str) -> None:
         check_key(prefix)
 
 
-def check_page(prefix: str, after: str, limit: int) -> None:
+def check_page(prefix: str, after: str, limit: int, newer_than: int) -> None:
     """Raises InvalidMetadataCall unless these are arguments of `page`."""
     check_prefix(prefix)
     check_prefix(after)
     if not 1 <= limit <= MAX_PAGE_ENTRIES:
         raise InvalidMetadataCall(f"limit={limit}: must be from 1 to {MAX_PAGE_ENTRIES}; read further pages")
+    if newer_than < 0:
+        raise InvalidMetadataCall(f"newer_than={newer_than}: must be a revision, or 0 for all entries")
 
 
 def check_transaction(transaction: Transaction) -> None:

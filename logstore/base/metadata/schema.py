@@ -6,6 +6,7 @@
 | `disks/DISK` | `Disk`: the label of the disk's last start (`logstore/replica/identity.py`) | for good |
 | `members/HOST` | `Member` | as long as the host's lease |
 | `nodes/NODE-ID` | `Node`: the host that has this number | the same |
+| `leaving/HOST` | `Leaving`: what an operator has said of the host | until it is taken back, or the host is removed |
 | `topics/TOPIC` | `Topic` | until the topic is deleted |
 | `streams/TOPIC-ID/`, `chunks/TOPIC-ID/` | registrations of streams: `logstore/replica/registrations.py` | the same |
 
@@ -24,7 +25,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeVar
 
 from logstore.base.errors import FieldError
-from logstore.base.fields import Field, Integer, MapOf, Object, String, refuse
+from logstore.base.fields import Field, Integer, ListOf, MapOf, Object, String, refuse
 from logstore.base.metadata.errors import InvalidMetadataCall, MetadataDamaged
 from logstore.base.metadata.interface import (
     ABSENT,
@@ -45,6 +46,11 @@ MAX_TOPIC_CHARACTERS: Final = 249
 MAX_PARTITIONS: Final = 10_000
 MAX_ADDRESSES: Final = 16
 MAX_SETTINGS: Final = 32
+MAX_RACK_CHARACTERS: Final = 255
+MAX_DOMAINS: Final = 8
+"""Of a host, within each other."""
+MAX_RATE: Final = (1 << 53) - 1
+"""Bytes per second."""
 MAX_NODE_ID: Final = (1 << 31) - 1
 """As in Kafka."""
 CLUSTER_KEY: Final = "cluster"
@@ -52,6 +58,10 @@ DISKS: Final = "disks/"
 MEMBERS: Final = "members/"
 NODES: Final = "nodes/"
 TOPICS: Final = "topics/"
+LEAVING: Final = "leaving/"
+DRAIN: Final = "drain"
+REMOVE: Final = "remove"
+LEAVING_HOW: Final = (DRAIN, REMOVE)
 STREAMS: Final = "streams/"
 CHUNKS: Final = "chunks/"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
@@ -74,10 +84,15 @@ _OBJECTS: Final = {
             "start": Field(_NAME_TYPE, "random name of its last start"),
             "node_id": Field(Integer(0, MAX_NODE_ID), "its number, for Kafka's clients"),
             "link": Field(String(), "HOST:PORT where other hosts reach it"),
-            "rack": Field(String(MAX_NAME_CHARACTERS, 0), "its fault domain"),
+            "rack": Field(String(MAX_RACK_CHARACTERS, 0), "its fault domains, from the widest: /zone/rack"),
+            "disk_rate": Field(Integer(0, MAX_RATE), "bytes per second that its disk takes; 0: not known", 0),
+            "link_rates": Field(
+                ListOf(Integer(0, MAX_RATE), MAX_DOMAINS), "into each of its domains; 0: not known", ()
+            ),
             "addresses": Field(MapOf(String()), "listener to HOST:PORT"),
         },
     ),
+    "Leaving": Object("Leaving", {"how": Field(_NAME_TYPE, "drain or remove")}),
     "Topic": Object(
         "Topic",
         {
@@ -125,6 +140,17 @@ class Member:
     link: str
     rack: str
     addresses: Mapping[str, str]
+    disk_rate: int = 0
+    link_rates: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """A host that is to hold nothing any more. `how`: DRAIN, it lives and gives away what it has; REMOVE, it is gone
+    for good.
+    """
+
+    how: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,14 +163,20 @@ class Topic:
     settings: Mapping[str, str]
 
 
-Value = Cluster | Disk | Member | Node | Topic
-V = TypeVar("V", Cluster, Disk, Member, Node, Topic)
+Value = Cluster | Disk | Leaving | Member | Node | Topic
+V = TypeVar("V", Cluster, Disk, Leaving, Member, Node, Topic)
 
 
 def member_key(host: str) -> str:
     """The key of a member. Raises InvalidMetadataCall."""
     _check_name("host", host)
     return f"{MEMBERS}{host}"
+
+
+def leaving_key(host: str) -> str:
+    """The key of what an operator has said of a host. Raises InvalidMetadataCall."""
+    _check_name("host", host)
+    return f"{LEAVING}{host}"
 
 
 def disk_key(disk: str) -> str:
@@ -177,6 +209,9 @@ def encode(value: Value) -> bytes:
         _check_sizes(document)
     except FieldError as error:
         raise InvalidMetadataCall(f"{name} {error}") from error
+    for field, part in _OBJECTS[name].fields.items():
+        if document[field] in (part.default, []):
+            del document[field]  # as `decode` gives it back
     return json.dumps({"v": VERSION, **document}, separators=(",", ":"), ensure_ascii=True).encode("ascii")
 
 
@@ -198,11 +233,14 @@ def decode(kind: type[V], entry: Entry) -> V:
 
 
 def _check_sizes(document: Mapping[str, Any]) -> None:
-    """The limits of maps, which their type does not have. Raises FieldError."""
+    """The limits of maps and of words, which their types do not have. Raises FieldError."""
     for name, limit in (("addresses", MAX_ADDRESSES), ("settings", MAX_SETTINGS)):
         entries = document.get(name, {})
         if len(entries) > limit or any(len(each) > MAX_NAME_CHARACTERS for each in entries):
             raise refuse(name, entries, f"must have at most {limit} entries, with names of {MAX_NAME_CHARACTERS}")
+    how = document.get("how", DRAIN)
+    if how not in LEAVING_HOW:
+        raise refuse("how", how, f"must be one of {', '.join(LEAVING_HOW)}")
 
 
 def _check_name(noun: str, name: str) -> None:
@@ -224,6 +262,18 @@ def join(
     name, node = member_key(host), node_key(member.node_id)
     conditions = (Condition(name, member_revision), Condition(node, node_revision))
     return Transaction(conditions, (Put(name, encode(member), lease_id), Put(node, encode(Node(host=host)), lease_id)))
+
+
+def leave(host: str, leaving: Leaving, revision: int = ABSENT) -> Transaction:
+    """Say of a host that it is to hold nothing any more, if what is said of it has this revision."""
+    key = leaving_key(host)
+    return Transaction((Condition(key, revision),), (Put(key, encode(leaving)),))
+
+
+def stay(host: str, revision: int) -> Transaction:
+    """Take back what is said of a host, if that has this revision."""
+    key = leaving_key(host)
+    return Transaction((Condition(key, revision),), (Delete(key),))
 
 
 def create_topic(name: str, topic: Topic) -> Transaction:

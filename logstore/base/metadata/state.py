@@ -11,6 +11,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, NamedTuple
 
 from logstore.base.metadata.errors import Compacted, InvalidMetadataCall, LeaseEnded, MetadataDamaged
@@ -95,11 +96,15 @@ class MetadataState:
         """See MetadataStore."""
         return Reading(self._entries.get(key), self.revision)
 
-    def page(self, prefix: str, after: str, limit: int) -> Page:
+    def page(self, prefix: str, after: str, limit: int, newer_than: int = 0) -> Page:
         """See MetadataStore. Raises InvalidMetadataCall."""
-        check_page(prefix, after, limit)
+        check_page(prefix, after, limit, newer_than)
         begin = bisect_left(self._keys, max(prefix, after + "\0" if after else ""))
         end = bisect_left(self._keys, end_of_prefix(prefix))
+        if newer_than:
+            newer = (self._entries[key] for key in self._keys[begin:end])
+            found = tuple(islice((entry for entry in newer if entry.revision > newer_than), limit + 1))
+            return Page(found[:limit], len(found) > limit, self.revision)
         keys = self._keys[begin : min(end, begin + limit)]
         return Page(tuple(self._entries[key] for key in keys), end - begin > limit, self.revision)
 

@@ -20,6 +20,7 @@ from logstore.kafka.api_types import Api, Caller
 from logstore.kafka.codec import EncodedAnswer
 from logstore.kafka.groups.handlers import GroupHandlers
 from logstore.kafka.groups.offsets import NO_EPOCH, NO_OFFSET, OffsetLedger
+from logstore.kafka.groups.service import GroupService
 from logstore.kafka.wire import respond
 
 OFFSET_COMMIT, OFFSET_FETCH, DESCRIBE, LIST, DELETE, OFFSET_DELETE = 8, 9, 15, 16, 42, 47
@@ -27,6 +28,11 @@ _BY_GROUP: Final = 8
 """The version of OffsetFetch from which on a request has several groups."""
 
 Answer = ResponsePayload | EncodedAnswer
+Beside = Callable[[ReplicatedLedger, GroupHandlers], Awaitable[None]]
+
+
+async def nothing_beside(ledger: ReplicatedLedger, handlers: GroupHandlers) -> None:
+    """Nothing else is in the ledger."""
 
 
 class _Coordinating:
@@ -43,22 +49,30 @@ class _Coordinating:
 
 
 class GroupCoordination:
-    """Answers group requests on every host; `run` must run. `make` makes the handlers over a ledger."""
+    """Answers group requests on every host; `run` must run. `make` makes the handlers over a ledger; `beside` runs with
+    them: what else is in the ledger.
+    """
 
     def __init__(
         self,
         home: LedgerHome[ReplicatedLedger],
         make: Callable[[OffsetLedger], GroupHandlers],
         known: Sequence[Api],
+        beside: Beside,
     ) -> None:
         self._home = home
         self._make = make
         self._known = known
+        self._beside = beside
         self._now: _Coordinating | None = None
 
     def apis(self) -> list[Api]:
         """What to offer in ApiVersions, and how to answer it."""
         return [api._replace(handle=partial(self._handle, api.key)) for api in self._known]
+
+    def services(self) -> Sequence[GroupService]:
+        """The groups that this host coordinates now."""
+        return () if self._now is None else (self._now.handlers.service,)
 
     async def run(self) -> None:
         """Coordinate while this host owns the stream; until cancelled."""
@@ -67,7 +81,9 @@ class GroupCoordination:
     async def _serve(self, ledger: ReplicatedLedger) -> None:
         now = self._now = _Coordinating(self._make(ledger))
         try:
-            await now.handlers.run()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._beside, ledger, now.handlers)
+                await now.handlers.run()
         finally:
             self._now = None
             now.end()

@@ -15,7 +15,13 @@ from kio.static.protocol import ResponsePayload
 from logstore.access.acls import Operation, ResourceType
 from logstore.errors import ClusterAuthorizationFailed
 from logstore.format.epoch_api import ABORT, DESCRIBE, EPOCH_COMMIT, SCAN, STAGE
-from logstore.format.operator_api import DESCRIBE_HOSTS, DESCRIBE_PLACES, DESCRIBE_QUERIES, DESCRIBE_SIDECAR
+from logstore.format.operator_api import (
+    CHANGE_HOST,
+    DESCRIBE_HOSTS,
+    DESCRIBE_PLACES,
+    DESCRIBE_QUERIES,
+    DESCRIBE_SIDECAR,
+)
 from logstore.format.reader_api import ACKNOWLEDGE, DESCRIBE_READERS, REGISTER_READER, REMOVE_READER
 from logstore.kafka import fetch, produce
 from logstore.kafka.api_types import Api, Broker, Caller
@@ -119,6 +125,7 @@ RULES: Final[Mapping[int, Rule]] = {
     DESCRIBE_SIDECAR: Rule((_cluster(_DESCRIBE),), None),
     DESCRIBE_HOSTS: Rule((_cluster(_DESCRIBE),), None),
     DESCRIBE_PLACES: Rule((_topic(_DESCRIBE),), None),
+    CHANGE_HOST: Rule((_cluster(_ALTER),), None),
 }
 
 

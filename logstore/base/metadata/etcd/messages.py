@@ -90,9 +90,10 @@ class WatchAnswer(NamedTuple):
 # ---- requests
 
 
-def range_request(begin: str, end: str, limit: int) -> Json:
-    """Entries from `begin` to before `end`."""
-    return {"key": _encoded(begin), "range_end": _encoded(end), "limit": str(limit)}
+def range_request(begin: str, end: str, limit: int, newer_than: int) -> Json:
+    """Entries from `begin` to before `end` whose revisions are above `newer_than`."""
+    wanted = {"key": _encoded(begin), "range_end": _encoded(end), "limit": str(limit)}
+    return {**wanted, "min_mod_revision": str(newer_than + 1)} if newer_than else wanted
 
 
 def get_request(key: str) -> Json:

@@ -77,11 +77,11 @@ class EtcdMetadataStore:
             entries = entries_of(self._namespace, answer)
         return Reading(entries[0] if entries else None, revision)
 
-    async def page(self, prefix: str, *, after: str = "", limit: int = MAX_PAGE_ENTRIES) -> Page:
+    async def page(self, prefix: str, *, after: str = "", limit: int = MAX_PAGE_ENTRIES, newer_than: int = 0) -> Page:
         """See MetadataStore."""
-        check_page(prefix, after, limit)
+        check_page(prefix, after, limit, newer_than)
         begin = self._namespace + max(prefix, after + "\0" if after else "")
-        body = range_request(begin, end_of_prefix(self._namespace + prefix), limit)
+        body = range_request(begin, end_of_prefix(self._namespace + prefix), limit, newer_than)
         answer, revision = await self._ask(RANGE, body)
         with _readable():
             return Page(entries_of(self._namespace, answer), answer.get("more") is True, revision)

@@ -1,0 +1,149 @@
+"""Hosts that an operator drains, removes, or keeps after all: what is written down of it, and what speaks against it.
+
+An entry of the metadata store says that a host is to hold nothing any more. All hosts act on it: owners place chunks
+elsewhere and copy what it has (`logstore.replica.repair`), and claim its streams (`claims`). So any host may be asked,
+and whoever asked may go away meanwhile.
+
+Invariants:
+* Nothing here moves or drops anything. Each call may be made again at any time, and at any host, without harm.
+* A host that lives is not removed, and neither is one that has the only copy of a chunk.
+* The entry of a removed host goes when no chunk names the host: then nothing of it is left, and its name is free.
+
+Costs: `remove` reads the entries of all sealed chunks, 256 a page; one walk at a time.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+import trio
+
+from logstore.base.metadata import schema
+from logstore.base.metadata.errors import OutcomeUnknown
+from logstore.base.metadata.interface import ABSENT, Committed, MetadataStore, Transaction
+from logstore.cluster.view import ClusterView
+from logstore.errors import CorruptRegister, HostStays, UnknownFormatVersion, UnknownHost
+from logstore.replica.registrations import ChunkRegistration, Member, decode_sealed_chunk
+
+TRIES: Final = 5
+
+
+class Held(NamedTuple):
+    """What chunks say of a host: how many name it, how many of these no other host has that is alive, and where the
+    first of those begins, for people.
+    """
+
+    chunks: int = 0
+    alone: int = 0
+    example: str = ""
+
+
+class Departures:
+    """See the module."""
+
+    def __init__(self, view: ClusterView, store: MetadataStore) -> None:
+        self._view = view
+        self._store = store
+        self._walking = trio.Lock()
+
+    async def drain(self, host: str) -> None:
+        """Have a host that lives give away what it has. Raises UnknownHost, HostStays, MetadataError."""
+        if host not in self._view.members:
+            raise UnknownHost(
+                f"host {host!r} is not alive: start it, or, if it is gone for good, `cairn hosts remove {host}`"
+            )
+        if not any(other != host and other not in self._view.leaving for other in self._view.members):
+            raise HostStays(f"host {host!r} has nobody to give its chunks to: start another host first")
+        await self._write(host, schema.DRAIN)
+
+    async def undrain(self, host: str) -> None:
+        """Take back what was said of a host. Raises UnknownHost, MetadataError."""
+        for _ in range(TRIES):
+            entry = (await self._store.get(schema.leaving_key(host))).entry
+            if entry is None:
+                if host not in self._view.members:
+                    raise UnknownHost(f"host {host!r} is not alive, and nobody drains or removes it")
+                return
+            if await self._commit(schema.stay(host, entry.revision)):
+                return
+        raise HostStays(f"what is said of host {host!r} changes all the time: try again")
+
+    async def remove(self, host: str) -> int:
+        """Have all chunks forget a host that is gone for good; returns how many still name it. 0: it is done.
+
+        Raises UnknownHost, HostStays, MetadataError.
+        """
+        if host in self._view.members:
+            raise HostStays(
+                f"host {host!r} is alive: `cairn hosts drain {host}`, stop it when it holds nothing, then remove it"
+            )
+        async with self._walking:
+            held = await self._held(host)
+        if held.alone:
+            raise HostStays(
+                f"host {host!r} cannot be removed: of {held.alone} chunks no other host that is alive has a copy, the "
+                f"first is {held.example}; bring the host back, or another one that has them"
+            )
+        await self._write(host, schema.REMOVE)
+        if not held.chunks:
+            with suppress(UnknownHost):  # somebody else has
+                await self.undrain(host)  # all hosts have seen that it was removed, and forget it
+        return held.chunks
+
+    # ---- the entry
+
+    async def _write(self, host: str, how: str) -> None:
+        for _ in range(TRIES):
+            entry = (await self._store.get(schema.leaving_key(host))).entry
+            if entry is not None and schema.decode(schema.Leaving, entry).how == how:
+                return
+            revision = ABSENT if entry is None else entry.revision
+            if await self._commit(schema.leave(host, schema.Leaving(how=how), revision)):
+                return
+        raise HostStays(f"what is said of host {host!r} changes all the time: try again")
+
+    async def _commit(self, transaction: Transaction) -> bool:
+        """Whether it was made surely, and this host has seen it; if not, the entry is read again."""
+        try:
+            outcome = await self._store.commit(transaction)
+        except OutcomeUnknown:
+            return False
+        if isinstance(outcome, Committed):
+            await self._view.leaving_reached(outcome.revision)
+            return True
+        return False
+
+    # ---- chunks
+
+    async def _held(self, host: str) -> Held:
+        held = Held()
+        async for stream, chunk in self._chunks():
+            if not any(member.host == host for member in (*chunk.members, *chunk.candidates)):
+                continue
+            is_alone = not any(member.host != host and self._is_alive(member) for member in chunk.members)
+            example = held.example or (f"{self._named(stream)}, from offset {chunk.base_offset}" if is_alone else "")
+            held = Held(held.chunks + 1, held.alone + is_alone, example)
+        return held
+
+    async def _chunks(self) -> AsyncIterator[tuple[str, ChunkRegistration]]:
+        """All chunks that are registered, with their streams; an entry that is damaged is passed over."""
+        for stream, known in list(self._view.heads.items()):
+            if known.head.open_chunk is not None:
+                yield stream, known.head.open_chunk
+        after = ""
+        while True:
+            page = await self._store.page(schema.CHUNKS, after=after)
+            for entry in page.entries:
+                with suppress(CorruptRegister, UnknownFormatVersion):
+                    yield entry.key.removeprefix(schema.CHUNKS).rpartition("/")[0], decode_sealed_chunk(entry.value)
+            if not page.more:
+                return
+            after = page.entries[-1].key
+
+    def _is_alive(self, member: Member) -> bool:
+        found = self._view.members.get(member.host)
+        return found is not None and found.disk == member.disk
+
+    def _named(self, stream: str) -> str:
+        topic_id, _, partition = stream.partition("/")
+        return f"{self._view.names.get(topic_id, topic_id)}-{partition}"

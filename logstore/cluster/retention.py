@@ -1,0 +1,145 @@
+"""Retention in a cluster: the host that owns a stream decides what goes, as a host alone does for its streams.
+
+Invariants:
+* Age is counted on the cluster's retention clock from the last append to a chunk, with AGREE_MS more, by which two
+  hosts' clocks may differ: so no jump of a wall clock and no outage deletes a record.
+* Whole sealed chunks go, oldest first, by a swap of the registration; nothing at or behind a registered reader's
+  position goes, up to the limits of readers.
+* The open chunk is sealed when its first append is older than `segment.ms` or `retention.ms`, and when all its records
+  are trimmed: so retention reaches every record, also when input has stopped.
+
+What may go is looked for every `retention_check_interval_ms`, and at once where a chunk has become full, a topic's
+settings have changed, or a disk has no room. Costs: a walk over the chunks of each owned stream, and the swaps.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol
+
+import trio
+
+from logstore.base.clock import Clock
+from logstore.base.events import Report
+from logstore.base.metadata.errors import MetadataError
+from logstore.cluster.replicated_stream import ReplicatedStream
+from logstore.cluster.retention_clock import AGREE_MS, ClusterClock
+from logstore.errors import CairnError
+from logstore.events import RETENTION_WAITS
+from logstore.log.readers import HeldRecords
+from logstore.log.retention import Excess, RetentionTime, excess, held_records
+from logstore.log.store import StoreSettings
+from logstore.replica.registrations import ChunkRegistration, StreamRegistration
+
+STREAMS_AT_ONCE: Final = 200
+"""Looked at before other tasks run."""
+
+
+class ReaderHolds(Protocol):
+    """What registered readers hold."""
+
+    async def trim_limit(self, stream: ReplicatedStream, wanted: int, held: Callable[[int], HeldRecords]) -> int:
+        """The offset up to which readers let a stream be trimmed, at most `wanted`; releases readers that hold too
+        much. `held`: what is held from an offset on. Raises CairnError or MetadataError if that cannot be known now.
+        """
+
+
+class NoHolds:
+    """Nobody holds anything."""
+
+    async def trim_limit(self, stream: ReplicatedStream, wanted: int, held: Callable[[int], HeldRecords]) -> int:
+        """See ReaderHolds."""
+        return wanted
+
+
+class _Chunk(NamedTuple):
+    """A chunk as retention sees it (`logstore.log.retention.AgedChunk`)."""
+
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+    written_ms: int
+    max_timestamp: int = 0
+
+
+class ClusterRetention:
+    """See the module. `holds` may be replaced before `run` runs. It is what streams tell of their chunks
+    (`StreamRetention`).
+    """
+
+    def __init__(self, clock: ClusterClock, wall: Clock, settings: StoreSettings, report: Report) -> None:
+        self.holds: ReaderHolds = NoHolds()
+        self._clock = clock
+        self._wall = wall
+        self._settings = settings
+        self._report = report
+        self._due: dict[ReplicatedStream, None] = {}
+        self._all_due = False
+        self._woken = trio.Event()
+
+    # ---- what streams ask and say (StreamRetention)
+
+    def now_ms(self) -> int:
+        """The cluster's retention clock."""
+        return self._clock.now_ms()
+
+    def due(self, stream: ReplicatedStream) -> None:
+        """Look at a stream soon."""
+        self._due[stream] = None
+        self._woken.set()
+
+    def all_due(self) -> None:
+        """Look at all streams soon: a disk has no room."""
+        self._all_due = True
+        self._woken.set()
+
+    # ---- the walk
+
+    async def run(self, streams: Callable[[], Sequence[ReplicatedStream]]) -> None:
+        """Apply retention to the streams that this host owns, until cancelled."""
+        while True:
+            self._woken = trio.Event()
+            with trio.move_on_after(self._settings.retention_check_interval_ms / 1000) as waited:
+                await self._woken.wait()
+            is_for_all = waited.cancelled_caught or self._all_due
+            found = [*streams()] if is_for_all else [*self._due]
+            self._all_due = False
+            self._due.clear()
+            for number, stream in enumerate(found, 1):
+                if number % STREAMS_AT_ONCE == 0:
+                    await trio.lowlevel.checkpoint()
+                if stream.is_leader:
+                    await self._look_at(stream)
+
+    async def _look_at(self, stream: ReplicatedStream) -> None:
+        try:
+            await self.apply(stream)
+        except (CairnError, MetadataError) as error:
+            self._report(RETENTION_WAITS, stream=stream.name, error=str(error))
+
+    async def apply(self, stream: ReplicatedStream) -> None:
+        """Trim and roll one stream that this host owns. Raises CairnError, MetadataError."""
+        stream.producers.expire(self._wall.wall_ms() - self._settings.producer_expiry_ms)
+        registration = stream.registration
+        found = None if stream.is_internal else await self._excess(stream, registration)
+        if found is not None and found.before_offset > stream.log_start_offset:
+            stream.trim(found.before_offset, found.why)
+        elif registration.dropped_by(stream.log_start_offset, keeps_last=stream.needs_last_chunk):
+            stream.trim(stream.log_start_offset)
+        stream.roll_if_old()
+
+    async def _excess(self, stream: ReplicatedStream, registration: StreamRegistration) -> Excess | None:
+        open_end = _Chunk(0, stream.high_watermark, stream.open_bytes, self.now_ms())
+        chunks = [_seen(chunk, open_end) for chunk in registration.chunks]
+        now = RetentionTime(self.now_ms() - AGREE_MS, self._wall.wall_ms())
+        wanted = excess(chunks, stream.config, stream.high_watermark, now, lambda offset: offset)
+        if wanted is None:
+            return None
+        before = wanted.before_offset
+        allowed = await self.holds.trim_limit(stream, before, held_records(chunks, before))
+        return wanted if allowed >= before else excess(chunks, stream.config, allowed, now, lambda offset: offset)
+
+
+def _seen(chunk: ChunkRegistration, open_end: _Chunk) -> _Chunk:
+    """A chunk; the open one counts as written now: it goes when it is sealed."""
+    if chunk.end is None:
+        return open_end._replace(base_offset=chunk.base_offset)
+    return _Chunk(chunk.base_offset, chunk.end.next_offset, chunk.end.length_bytes, chunk.written_ms)

@@ -1,0 +1,64 @@
+"""The cluster's retention clock: the time in ms that hosts of the cluster have run, which all of them agree on.
+
+Invariants:
+* The clock never goes back. While no host runs it stands still, and a crash of all hosts forgets AGREE_S at most:
+  records then stay longer.
+* The clocks of two hosts are never further apart than AGREE_MS; who compares a time of another host allows for that.
+* One host writes to the metadata store in AGREE_S, however many there are. While the store is away the clock goes on.
+"""
+
+from typing import Final
+
+import trio
+
+from logstore.base.clock import Clock
+from logstore.base.metadata.errors import MetadataDamaged, MetadataError
+from logstore.base.metadata.interface import Condition, MetadataStore, Put, Transaction
+
+KEY: Final = "retention-clock"
+"""In the metadata store: the time in ms, in decimal."""
+AGREE_S: Final = 10.0
+AGREE_MS: Final = 10_000
+
+
+class ClusterClock:
+    """See the module. `open` makes one; `run` must run."""
+
+    def __init__(self, store: MetadataStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._then_ms = 0
+        self._then_s = clock.monotonic_s()
+
+    @classmethod
+    async def open(cls, store: MetadataStore, clock: Clock) -> "ClusterClock":
+        """The clock as the cluster knows it. Raises MetadataError."""
+        made = cls(store, clock)
+        await made.agree()
+        return made
+
+    def now_ms(self) -> int:
+        """The time now."""
+        return self._then_ms + int((self._clock.monotonic_s() - self._then_s) * 1000)
+
+    async def run(self) -> None:
+        """Keep to the time of the other hosts, until cancelled."""
+        while True:
+            await trio.sleep(AGREE_S)
+            try:
+                await self.agree()
+            except MetadataError:
+                continue  # the store reports that it is away; the clock goes on
+
+    async def agree(self) -> None:
+        """Take a later time of another host, or store this one's if it is much later. Raises MetadataError."""
+        found = (await self._store.get(KEY)).entry
+        text = b"0" if found is None else found.value
+        if not text.isdigit():
+            raise MetadataDamaged(f"the entry {KEY!r} is {text[:40]!r}, not a time in ms; remove it")
+        stored_ms, now_ms = int(text), self.now_ms()
+        if stored_ms > now_ms:
+            self._then_ms, self._then_s = stored_ms, self._clock.monotonic_s()
+        elif found is None or now_ms - stored_ms >= AGREE_MS:
+            revision = 0 if found is None else found.revision
+            await self._store.commit(Transaction((Condition(KEY, revision),), (Put(KEY, b"%d" % now_ms),)))

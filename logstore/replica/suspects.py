@@ -1,0 +1,46 @@
+"""Members that have failed, and are not chosen for chunks for a while.
+
+Invariant: a member that fails again and again is not chosen for twice as long each time, up to MAX_SUSPECT_PAUSES; one
+that has not failed for long begins anew.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from logstore.replica.registrations import Member
+
+MAX_SUSPECT_PAUSES: Final = 120
+"""A member that fails again and again is tried once in so many times `suspect_ms`: ten minutes."""
+FORGET_AFTER_PAUSES: Final = 4
+"""A member that has not failed for so many times its last pause begins anew."""
+
+
+@dataclass(slots=True)
+class Suspects:
+    """Members that failed, until when they are not chosen: twice as long as the last time, if that was not long ago.
+
+    So a host whose disk is broken does not cost a chunk every few seconds.
+    """
+
+    until_ms: dict[Member, int] = field(default_factory=dict)
+    _pauses: dict[Member, tuple[int, int]] = field(default_factory=dict)
+    """How long a member was not chosen last, and since when."""
+
+    def add(self, member: Member, suspect_ms: int, now_ms: int) -> None:
+        """A member has failed, that was no suspect."""
+        pause_ms, since_ms = self._pauses.get(member, (0, 0))
+        is_repeated = pause_ms and now_ms - since_ms < FORGET_AFTER_PAUSES * pause_ms
+        pause_ms = min(2 * pause_ms, MAX_SUSPECT_PAUSES * suspect_ms) if is_repeated else suspect_ms
+        self._pauses[member] = (pause_ms, now_ms)
+        self.until_ms[member] = now_ms + pause_ms
+
+    def is_suspect(self, member: Member, now_ms: int) -> bool:
+        """Whether a member has failed lately."""
+        if self.until_ms.get(member, now_ms) <= now_ms:
+            self.until_ms.pop(member, None)
+            return False
+        return True
+
+    def is_any(self, members: tuple[Member, ...]) -> bool:
+        """Whether one of these has failed, and was not chosen since."""
+        return bool(self.until_ms) and any(member in self.until_ms for member in members)

@@ -1,0 +1,104 @@
+"""Spark's queries on a cluster of processes: their topics, a consumer of their output that is not ours, and kills."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from pyspark.sql import SparkSession
+
+from logstore.client.admin import Admin
+from logstore.client.blocking import Client, parse_addresses
+from logstore.testing.cluster import Cluster
+from tests.continuous.fragments import START_MS
+from tests.microbatch.world import World
+from tests.support.limits import PATIENCE_S
+
+
+def create(servers: str, topic: str, partitions: int) -> None:
+    """A topic with as many replicas as the cluster gives."""
+    with Client(parse_addresses(servers), limit_s=PATIENCE_S) as client:
+        client.create_topic(topic, partitions)
+
+
+def feed(servers: str, topic: str, rows: Sequence[tuple[bytes, int]]) -> None:
+    """Keys and numbers into a topic's first partition, at the times that the fragments of tests expect."""
+    producer = Producer({"bootstrap.servers": servers, "linger.ms": 5})
+    for at, (key, value) in enumerate(rows):
+        while True:
+            try:
+                producer.produce(topic, b"%d" % value, key, partition=0, timestamp=START_MS + at)
+                break
+            except BufferError:
+                producer.poll(0.1)
+    assert producer.flush(PATIENCE_S) == 0
+
+
+def committed(servers: str) -> int:
+    """How many epochs the only query of the cluster has committed."""
+    with Client(parse_addresses(servers), limit_s=PATIENCE_S) as client:
+        queries = Admin(client).queries()
+    return max((query.last_epoch + 1 for query in queries if query.last_epoch is not None), default=0)
+
+
+def consumed(servers: str, topic: str) -> list[tuple[bytes | None, bytes]]:
+    """Keys and values of a topic, as librdkafka reads them from the beginning to the end of all its partitions."""
+    partitions = AdminClient({"bootstrap.servers": servers}).list_topics(topic, PATIENCE_S).topics[topic].partitions
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": "check", "enable.partition.eof": True})
+    found: list[tuple[bytes | None, bytes]] = []
+    left = set(partitions)
+    try:
+        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in partitions])
+        while left:
+            message = consumer.poll(PATIENCE_S)
+            assert message is not None, f"{len(found)} records of {topic}, then silence"
+            if message.error() is not None:
+                left.discard(message.partition())
+            else:
+                found.append((message.key(), message.value()))
+    finally:
+        consumer.close()
+    return found
+
+
+class ClusterWorld(World):
+    """A stateful query's surroundings on a cluster; its output is read by librdkafka."""
+
+    def __init__(self, spark: SparkSession, servers: str, name: str, directory: Path) -> None:
+        super().__init__(spark, servers, name, directory, create=False)
+
+    def texts(self) -> list[str]:
+        """All results as they are."""
+        return [value.decode() for _, value in consumed(self.address, self.topic)]
+
+
+@contextmanager
+def kills_in_turn(cluster: Cluster, names: str, due: Callable[[int], bool]) -> Iterator[list[str]]:
+    """Kill one host after the other while the context lasts, each when `due` says so of the number of kills, and start
+    it again before the next. Gives the names of those that were killed.
+    """
+    killed: list[str] = []
+    over = threading.Event()
+
+    def run() -> None:
+        for name in names:
+            while not due(len(killed)):
+                if over.wait(0.02):
+                    return
+            if killed:
+                cluster[killed[-1]].start()
+                cluster.wait_members()
+            cluster[name].kill()
+            killed.append(name)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield killed
+    finally:
+        over.set()
+        thread.join()

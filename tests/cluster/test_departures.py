@@ -1,0 +1,190 @@
+"""Hosts that leave, in virtual time: drained while clients append, kept after all, removed for good."""
+
+import pytest
+import trio
+
+from logstore.cluster.departures import Departures
+from logstore.errors import HostStays, UnknownHost
+from logstore.replica.appending import OwnerLimits
+from logstore.replica.registrations import StreamRegistration
+from tests.cluster.memory import LIMITS, MemoryCluster, simulated
+
+SMALL_CHUNKS = OwnerLimits(suspect_ms=1_500, repair_timeout_ms=1_000, chunk_bytes=20)
+
+
+def said(cluster: MemoryCluster, asked: str) -> Departures:
+    """What an operator says to a host."""
+    running = cluster.hosts[asked]
+    return Departures(running.view, running.store)
+
+
+async def registrations(cluster: MemoryCluster, streams: list[str]) -> list[StreamRegistration]:
+    """Of these streams, read at any host."""
+    host = next(iter(cluster.hosts.values())).host
+    return [await host.read_registration(stream) for stream in streams]
+
+
+async def named(cluster: MemoryCluster, streams: list[str], name: str) -> int:
+    """How many chunks of the streams name a host."""
+    found = [chunk for each in await registrations(cluster, streams) for chunk in each.chunks]
+    return sum(any(member.host == name for member in (*chunk.members, *chunk.candidates)) for chunk in found)
+
+
+async def until_empty(cluster: MemoryCluster, streams: list[str], name: str) -> None:
+    """Wait until a host owns and holds nothing."""
+    while await named(cluster, streams, name) or cluster.hosts[name].host.owners:  # noqa: ASYNC110  virtual time
+        await trio.sleep(0.5)
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_a_host_is_drained_while_clients_append(replicas: int) -> None:
+    """Appends go on, nothing is lost, no chunk has fewer copies meanwhile; the host ends with none and is stopped."""
+
+    async def test(cluster: MemoryCluster) -> None:
+        streams = await cluster.create_topic(partitions=6, replicas=replicas)
+        written: dict[str, list[bytes]] = {stream: [] for stream in streams}
+        is_over = trio.Event()
+
+        async def produce(stream: str) -> None:
+            while not is_over.is_set():
+                data = b"%d" % len(written[stream])
+                await cluster.append(stream, data)
+                written[stream].append(data)
+                await trio.sleep(0.05)
+
+        async with trio.open_nursery() as nursery:
+            for stream in streams:
+                nursery.start_soon(produce, stream)
+            await trio.sleep(5)
+            assert any(cluster.hosts["a"].host.owns(stream) for stream in streams)
+            await said(cluster, "b").drain("a")
+            while await named(cluster, streams, "a") or cluster.hosts["a"].host.owners:
+                for each in await registrations(cluster, streams):
+                    assert all(len(chunk.members) >= each.min_copies for chunk in each.chunks)
+                    assert all(len(chunk.members) >= replicas for chunk in each.chunks)
+                await trio.sleep(0.2)
+            await cluster.stop("a")
+            await trio.sleep(2)
+            is_over.set()
+        await trio.sleep(0.5)
+        for stream in streams:
+            assert len(written[stream]) > 50
+            found = await cluster.read_all("b", stream)
+            assert [data for at, data in enumerate(found) if not at or found[at - 1] != data] == written[stream]
+        assert await said(cluster, "b").remove("a") == 0
+        await cluster.until(lambda: not cluster.hosts["c"].view.leaving)
+
+    simulated(test, "a", "b", "c", "d", limits=SMALL_CHUNKS)
+
+
+def test_a_host_that_is_needed_keeps_its_copies() -> None:
+    """With as many hosts as copies a drained host gives up its streams alone; when another host comes, all the rest."""
+
+    async def test(cluster: MemoryCluster) -> None:
+        streams = await cluster.create_topic(partitions=6)
+        for stream in streams:
+            await cluster.append(stream, b"0")
+        await said(cluster, "a").drain("a")
+        await cluster.until(lambda: not cluster.hosts["a"].host.owners)
+        await trio.sleep(20)
+        for stream in streams:
+            await cluster.append(stream, b"1")
+        assert all(
+            len(chunk.members) == 3 for each in await registrations(cluster, streams) for chunk in each.chunks
+        ), "fewer copies because a host is drained"
+        assert not cluster.hosts["a"].host.owners
+        await cluster.start("d")
+        await until_empty(cluster, streams, "a")
+        await cluster.stop("a")
+        for stream in streams:
+            assert await cluster.read_all("d", stream) == [b"0", b"1"]
+
+    simulated(test, "a", "b", "c")
+
+
+def test_a_host_is_kept_after_all() -> None:
+    """It takes streams and chunks again; to say so twice does no harm."""
+
+    async def test(cluster: MemoryCluster) -> None:
+        streams = await cluster.create_topic(partitions=12, replicas=2)
+        for stream in streams:
+            await cluster.append(stream, b"0")
+        await said(cluster, "b").drain("a")
+        await said(cluster, "c").drain("a")
+        await until_empty(cluster, streams, "a")
+        await said(cluster, "c").undrain("a")
+        await said(cluster, "b").undrain("a")
+        more = await cluster.create_topic("more", partitions=12, replicas=2)
+        for stream in more:
+            await cluster.append(stream, b"0")
+        assert await named(cluster, more, "a")
+        assert any(cluster.hosts["a"].host.owns(stream) for stream in more)
+
+    simulated(test, "a", "b", "c")
+
+
+def test_a_host_that_is_gone_is_removed() -> None:
+    """Chunks forget it once every other host has them, and keep its name as long as there is another way to more
+    copies; the name is free then.
+    """
+
+    async def test(cluster: MemoryCluster) -> None:
+        streams = await cluster.create_topic(partitions=4)
+        for stream in streams:
+            await cluster.append(stream, b"0")
+        with pytest.raises(HostStays, match="host 'a' is alive: `cairn hosts drain a`"):
+            await said(cluster, "b").remove("a")
+        await cluster.kill("a")
+        await cluster.until(lambda: "a" not in cluster.hosts["b"].view.members)
+        assert await said(cluster, "b").remove("a") == 4
+        while await said(cluster, "c").remove("a"):  # noqa: ASYNC110  time is virtual
+            await trio.sleep(1)
+        assert await named(cluster, streams, "a") == 0
+        await cluster.until(lambda: not cluster.hosts["b"].view.leaving)
+        await cluster.start("d", node_id=9)
+        await trio.sleep(5)
+        for each in await registrations(cluster, streams):
+            assert all({member.host for member in chunk.members} == {"b", "c", "d"} for chunk in each.chunks)
+
+    simulated(test, "a", "b", "c")
+
+
+def test_a_host_with_the_only_copy_is_not_removed() -> None:
+    """The error says of how many chunks, and where the first one is; nothing is changed."""
+
+    async def test(cluster: MemoryCluster) -> None:
+        streams = await cluster.create_topic(partitions=6, replicas=1)
+        owners = {stream: (await cluster.append(stream, b"0"))[0] for stream in streams}
+        name = owners[streams[0]]
+        asked = next(host for host in "abc" if host != name)
+        many = list(owners.values()).count(name)
+        await cluster.kill(name)
+        await cluster.until(lambda: name not in cluster.hosts[asked].view.members)
+        with pytest.raises(
+            HostStays, match=f"of {many} chunks no other host that is alive has a copy, the first is t-"
+        ):
+            await said(cluster, asked).remove(name)
+        assert not cluster.hosts[asked].view.leaving
+        with pytest.raises(UnknownHost, match=f"gone for good, `cairn hosts remove {name}`"):
+            await said(cluster, asked).drain(name)
+        await cluster.start(name)
+        for stream in streams:
+            assert (await cluster.append(stream, b"1"))[1] == 1
+
+    simulated(test, "a", "b", "c", limits=LIMITS)
+
+
+def test_the_last_host_is_not_drained() -> None:
+    """Somebody must be there to take what it has; an unknown name is refused."""
+
+    async def test(cluster: MemoryCluster) -> None:
+        await cluster.until(lambda: len(cluster.hosts["a"].view.members) == 2)
+        await said(cluster, "a").drain("b")
+        with pytest.raises(HostStays, match="nobody to give its chunks to: start another host first"):
+            await said(cluster, "a").drain("a")
+        with pytest.raises(UnknownHost, match="host 'x' is not alive"):
+            await said(cluster, "a").drain("x")
+        with pytest.raises(UnknownHost, match="host 'x' is not alive, and nobody drains or removes it"):
+            await said(cluster, "a").undrain("x")
+
+    simulated(test, "a", "b")

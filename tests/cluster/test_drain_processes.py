@@ -1,0 +1,124 @@
+"""A host is drained and removed in a cluster of processes, while a producer of another make writes."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Message, Producer
+from kafka import KafkaConsumer, TopicPartition
+
+from logstore.client.blocking import Client, parse_addresses
+from logstore.testing.cluster import Cluster, ClusterHostProcess
+from tests.metadata.support import needs_etcd
+from tests.support.cli import Finished, cairn
+from tests.support.limits import PATIENCE_S
+
+pytestmark = [
+    needs_etcd,
+    pytest.mark.clients,
+]
+PARTITIONS = 8
+
+
+class Load:
+    """Numbers that an idempotent producer writes to all partitions in turn, and which of them were acknowledged."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.acked: dict[int, list[int]] = {partition: [] for partition in range(PARTITIONS)}
+        self.errors: list[str] = []
+        self.is_over = threading.Event()
+        settings: dict[str, str | int | float | bool] = {
+            "bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5, "message.timeout.ms": 120_000,
+        }  # fmt: skip
+        self._producer = Producer(settings)
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    @property
+    def count(self) -> int:
+        """How many records were acknowledged."""
+        return sum(map(len, self.acked.values()))
+
+    def _run(self) -> None:
+        number = 0
+        while not self.is_over.wait(0.002):
+            partition = number % PARTITIONS
+            self._producer.produce("orders", b"%d" % number, partition=partition, on_delivery=self._heard(number))
+            self._producer.poll(0)
+            number += 1
+        self._producer.flush(PATIENCE_S)
+
+    def _heard(self, number: int) -> Callable[[object, Message], None]:
+        def note(error: object, message: Message) -> None:
+            if error is not None:
+                self.errors.append(repr(error))
+            else:
+                self.acked[message.partition() or 0].append(number)
+
+        return note
+
+    def end(self) -> None:
+        """Write no more; everything is acknowledged then, or an error."""
+        self.is_over.set()
+        self._thread.join()
+
+    def wait_more(self, records: int) -> None:
+        """Wait until so many more are acknowledged."""
+        wanted, pause = self.count + records, threading.Event()
+        while self.count < wanted and not self.errors:
+            pause.wait(0.05)
+
+
+def said(host: ClusterHostProcess, *words: str) -> Finished:
+    """A command, asked at one host."""
+    return cairn(*words, "--servers", host.address, "--timeout", str(PATIENCE_S))
+
+
+def read(bootstrap: str, partition: int, count: int) -> list[int]:
+    """The numbers in a partition."""
+    found: list[int] = []
+    with closing(KafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest")) as consumer:
+        consumer.assign([TopicPartition("orders", partition)])
+        consumer.seek_to_beginning()
+        while len(found) < count:
+            for records in consumer.poll(1_000).values():
+                found += [int(record.value) for record in records]
+    return found
+
+
+def test_a_host_is_drained_stopped_and_removed(tmp_path: Path) -> None:
+    """Its streams and chunks go to others while a producer writes; it ends with none and is stopped for good. Nothing
+    is lost or doubled, and no error comes to the producer. What cannot be is refused with a reason.
+    """
+    with Cluster(tmp_path, ("a", "b", "c", "d"), "--lease-s", "3") as cluster:
+        a, b, c, _ = cluster
+        with Client(parse_addresses(cluster.bootstrap), limit_s=PATIENCE_S) as client:
+            client.create_topic("orders", PARTITIONS)
+        load = Load(cluster.bootstrap)
+        try:
+            load.wait_more(500)
+            refused = said(b, "hosts", "remove", "a")
+            assert (refused.status, "host 'a' is alive: `cairn hosts drain a`" in refused.err) == (1, True)
+            assert "host 'x' is not alive" in said(b, "hosts", "drain", "x").err
+            begun = said(c, "hosts", "drain", "a", "--no-wait")
+            assert begun.status == 0, begun.err
+            assert "is drained" in said(b, "hosts").out
+            drained = said(b, "hosts", "drain", "a")
+            assert drained.out == "host a holds nothing: it may be switched off, and then removed\n", drained.err
+            held = next(host for host in said(c, "hosts", "--json").json["hosts"] if host["host"] == "a")
+            assert (held["leaving"], held["streams"], held["chunks"]) == ("drain", 0, 0)
+            assert a.stop() == 0
+            load.wait_more(500)
+        finally:
+            load.end()
+        assert not load.errors
+        assert "host a is removed: no chunk names it" in said(c, "hosts", "remove", "a").out
+        assert not re.search(r"^a ", said(c, "hosts").out, re.MULTILINE)
+        living = ",".join(host.address for host in cluster if host is not a)
+        for partition, numbers in load.acked.items():
+            assert read(living, partition, len(numbers)) == numbers

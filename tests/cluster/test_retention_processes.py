@@ -1,0 +1,115 @@
+"""Retention and deleted records as Kafka clients see them, with sidecar processes that are killed."""
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from threading import Event
+
+import pytest
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
+from kafka.errors import KafkaError, OffsetOutOfRangeError
+
+from logstore.testing.cluster import Cluster, ClusterHostProcess
+from tests.cluster.test_processes import Load, leader_of, producing, until, wait_for_more
+from tests.metadata.support import needs_etcd
+from tests.support.limits import PATIENCE_S
+
+pytestmark = [needs_etcd, pytest.mark.clients]
+TOPIC = "orders"
+PLACE = TopicPartition(TOPIC, 0)
+CHUNK_BYTES = 16 << 10
+RETENTION_BYTES = 64 << 10
+
+
+def offsets(cluster: Cluster) -> tuple[int, int]:
+    """The first offset and the end of the partition, as a new consumer is told; it asks again while hosts change."""
+    deadline_s, pause = time.monotonic() + PATIENCE_S, Event()
+    while True:
+        try:
+            with closing(KafkaConsumer(bootstrap_servers=cluster.bootstrap)) as consumer:
+                return consumer.beginning_offsets([PLACE])[PLACE], consumer.end_offsets([PLACE])[PLACE]
+        except KafkaError:
+            if time.monotonic() > deadline_s:
+                raise
+            pause.wait(0.1)
+
+
+def settled(do: Callable[[KafkaAdminClient], object], cluster: Cluster) -> None:
+    """What an administrator asks for, again while hosts change."""
+    deadline_s, pause = time.monotonic() + PATIENCE_S, Event()
+    while True:
+        try:
+            with closing(KafkaAdminClient(bootstrap_servers=cluster.bootstrap)) as admin:
+                do(admin)
+                return
+        except KafkaError:
+            if time.monotonic() > deadline_s:
+                raise
+            pause.wait(0.1)
+
+
+def chunk_bytes(host: ClusterHostProcess) -> int:
+    """What the replicas of chunks take on a host's disk, without indexes."""
+    found = list((host.data_dir / "replicas").glob("*/*.log"))
+    return sum(path.stat().st_size for path in found if path.exists())
+
+
+def read_from(cluster: Cluster, offset: int) -> list[int]:
+    """The offsets of what is read from an offset on. Raises OffsetOutOfRangeError."""
+    with closing(
+        KafkaConsumer(bootstrap_servers=cluster.bootstrap, auto_offset_reset="none", consumer_timeout_ms=60_000)
+    ) as consumer:
+        consumer.assign([PLACE])
+        end = consumer.end_offsets([PLACE])[PLACE]
+        consumer.seek(PLACE, offset)
+        found: list[int] = []
+        while consumer.position(PLACE) < end:
+            for records in consumer.poll(1_000).values():
+                found += [record.offset for record in records]
+        return found
+
+
+def test_retention_and_deleted_records_outlive_their_owner(tmp_path: Path) -> None:
+    """The first offset moves with the input, on the disks of all hosts; kill -9 of the owner brings nothing back, and
+    nothing of what clients deleted.
+    """
+    with Cluster(tmp_path / "cluster") as cluster:
+        settings = {"segment.bytes": str(CHUNK_BYTES), "retention.bytes": str(RETENTION_BYTES)}
+        settled(lambda admin: admin.create_topics([NewTopic(TOPIC, 1, 3, topic_configs=settings)]), cluster)
+        with producing(cluster) as load:
+            until(lambda: offsets(cluster)[0] > 0, "records go")
+            first = offsets(cluster)[0]
+            leader_of(cluster).kill()
+            wait_for_more(load, 200)
+            assert offsets(cluster)[0] >= first
+            until(lambda: offsets(cluster)[0] > first + 500, "records go under the next owner")
+            for host in cluster:
+                if not host.is_running:
+                    host.start()
+            cluster.wait_members()
+            wait_for_more(load, 500)
+        check_log(cluster, load)
+        until(lambda: all(chunk_bytes(host) < 4 * RETENTION_BYTES for host in cluster), "disks are freed on all hosts")
+
+        start, end = offsets(cluster)
+        middle = (start + end) // 2
+        settled(lambda admin: admin.delete_records({PLACE: middle}), cluster)
+        leader_of(cluster).kill()
+        assert offsets(cluster) == (middle, end)
+        assert read_from(cluster, middle) == list(range(middle, end))
+        with pytest.raises(OffsetOutOfRangeError):
+            read_from(cluster, middle - 1)
+
+        resource = ConfigResource(ConfigResourceType.TOPIC, TOPIC, configs={"retention.bytes": "0"})
+        settled(lambda admin: admin.alter_configs([resource]), cluster)
+        until(lambda: offsets(cluster)[0] > middle, "a changed setting counts at once")
+
+
+def check_log(cluster: Cluster, load: Load) -> None:
+    """What is left is the end of what was acknowledged, each record at its offset."""
+    start, end = offsets(cluster)
+    assert load.errors == []
+    assert len(load.acked) == load.sent == end
+    assert read_from(cluster, start) == list(range(start, end))

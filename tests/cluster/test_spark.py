@@ -1,0 +1,138 @@
+"""Spark's queries on a cluster that loses its hosts one after the other: exact output, state from the replicated log.
+
+The output is counted by librdkafka. Input lies in the cluster as well.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from logstore.testing.cluster import Cluster
+from tests.cluster.spark_world import ClusterWorld, committed, consumed, create, feed, kills_in_turn
+from tests.continuous.fragments import START_MS
+from tests.continuous.processes import RunnerProcess, Work, expected
+from tests.metadata.support import needs_etcd
+from tests.microbatch.operators import Row, expected_of
+from tests.microbatch.world import by_key
+from tests.support.spark_session import read_stream, start_spark, write_stream
+from tests.support.streams import produce
+
+pytestmark = [needs_etcd, pytest.mark.spark]
+
+ROWS, KEYS = 40, 20
+MOST_HEARD = 10_000
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The shared session."""
+    session = start_spark(tmp_path_factory.mktemp("spark"))
+    yield session
+    session.stop()
+
+
+def rows_of(epochs: int) -> list[list[Row]]:
+    """Rows in the order of their times: a run that ends, and closes what is due, leaves none of the next one late."""
+    numbers = range(epochs * ROWS)
+    rows = [Row(f"k{number * 7 % KEYS}", START_MS + 5 * number, number * 13 % 101) for number in numbers]
+    return [rows[at : at + ROWS] for at in range(0, len(rows), ROWS)]
+
+
+def run_stateful(spark: SparkSession, cluster: Cluster, directory: Path, epochs: int, kills: str) -> None:
+    """A stateful query through kills, and another driver that begins without what the first one had in memory."""
+    world = ClusterWorld(spark, cluster.bootstrap, "visits", directory)
+    create(cluster.bootstrap, world.source, 1)
+    made = rows_of(epochs)
+    for rows in made[:-1]:
+        world.feed(rows)
+
+    def due(number: int) -> bool:
+        return committed(cluster.bootstrap) >= 1 + number * (epochs - 2) // len(kills)
+
+    with kills_in_turn(cluster, kills, due) as killed:
+        world.run(world.query(rows_per_batch=ROWS))
+    assert "".join(killed) == kills
+    shutil.rmtree(world.state)
+    world.feed(made[-1])
+    world.run(world.query(rows_per_batch=ROWS))
+    assert by_key(world.told()) == by_key(expected_of(made))
+
+
+def run_sink(spark: SparkSession, cluster: Cluster, directory: Path, records: int, epochs: int, kills: str) -> None:
+    """A query with the sink through kills: two output topics, each record once."""
+    for topic, partitions in (("numbers", 2), ("even", 2), ("odd", 3)):
+        create(cluster.bootstrap, topic, partitions)
+    for partition in range(2):
+        values = [b"%06d" % number for number in range(partition, records, 2)]
+        produce(cluster.bootstrap, "numbers", values, partition=partition)
+    frame = read_stream(
+        spark, cluster.bootstrap, subscribe="numbers", maxOffsetsPerTrigger=str(records // epochs)
+    ).selectExpr("value as key", "value", "if(partition = 0, 'even', 'odd') as topic")
+
+    def due(number: int) -> bool:
+        written = sum(len(consumed(cluster.bootstrap, topic)) for topic in ("even", "odd"))
+        return written >= (1 + number) * records // (len(kills) + 2)
+
+    with kills_in_turn(cluster, kills, due) as killed:
+        write_stream(frame, cluster.bootstrap, directory / "sink")
+    assert "".join(killed) == kills
+    for topic, first in (("even", 0), ("odd", 1)):
+        found = Counter(value for _, value in consumed(cluster.bootstrap, topic))
+        assert found == Counter(b"%06d" % number for number in range(first, records, 2))
+
+
+def test_a_stateful_query_outlives_the_loss_of_a_host(spark: SparkSession, tmp_path: Path) -> None:
+    """`kill -9` of the host that has its epochs, while it runs; then a new driver that has nothing in memory loads the
+    state from the log, with that host still away.
+    """
+    with Cluster(tmp_path / "hosts") as cluster:
+        run_stateful(spark, cluster, tmp_path, 4, "a")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_queries_outlive_all_hosts_in_turn(spark: SparkSession, tmp_path: Path) -> None:
+    """Each host is killed several times while queries with state and with the sink run."""
+    with Cluster(tmp_path / "hosts") as cluster:
+        run_stateful(spark, cluster, tmp_path, 40, "abcabcabc")
+        for name in "abc":
+            if not cluster[name].is_running:
+                cluster[name].start()
+        cluster.wait_members()
+        run_sink(spark, cluster, tmp_path, 60_000, 60, "cabcabcab")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_runners_outlive_all_hosts_in_turn(tmp_path: Path) -> None:
+    """Continuous runners, some killed with a host: the next one goes on from the log, wherever that is."""
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    given = [(b"key-%d" % min(int(chance.paretovariate(0.4)), 900), chance.randint(0, 999)) for _ in range(24_000)]
+    with Cluster(tmp_path / "hosts") as cluster:
+        servers = cluster.bootstrap
+        create(servers, "in", 1)
+        feed(servers, "in", given)
+        work = Work(servers, "killed", len(given))
+        for name in "abcabcabc":
+            with RunnerProcess(work) as runner:
+                for _ in range(chance.randint(1, 6)):
+                    assert runner.hear()[0] in ("recovered", "epoch")
+                cluster[name].kill()
+                if chance.random() < 0.5:
+                    runner.kill()
+                else:
+                    assert runner.hear()[0] in ("recovered", "epoch")
+            cluster[name].start()
+            cluster.wait_members()
+        with RunnerProcess(work) as runner:
+            assert list(runner.hear_until("done", MOST_HEARD))[-1] == ("done",)
+        assert consumed(servers, "out-killed") == expected(given)
