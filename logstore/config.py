@@ -18,7 +18,7 @@ from logstore.base.errors import AddressError, FieldError
 from logstore.base.events import LEVELS, Level
 from logstore.base.fields import Boolean, Integer, String, Type, from_text
 from logstore.base.tls import CLIENT_CERTIFICATES, VERSIONS, TlsFiles
-from logstore.cluster.settings import ClusterSecurity, ClusterSettings, parse_cluster
+from logstore.cluster.settings import ClusterSecurity, ClusterSettings, PlaceSettings, parse_cluster
 from logstore.errors import ConfigError
 from logstore.kafka.api_types import BrokerSettings
 from logstore.kafka.groups.coordinator import GroupSettings
@@ -193,7 +193,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("cluster", "etcd-user", "", 0, 0, "user of etcd; empty: none"),
     Setting("cluster", "etcd-password-file", "", 0, 0, "file with that user's password"),
     Setting("cluster", "etcd-ca", "", 0, 0, "PEM file with the authority of etcd's certificate, for etcds://"),
-    Setting("cluster", "rack", "", 0, 0, "fault domain of this host: copies are put into different ones"),
+    Setting("cluster", "rack", "", 0, 0, "fault domains of this host, such as /zone1/rack3; empty: topology's"),
+    Setting("cluster", "disk-rate", 0, 0, (1 << 53) - 1, "bytes per second that its disk takes; 0: topology's"),
+    Setting("cluster", "topology", "", 0, 0, "file that says where hosts are: docs/cluster.md"),
+    Setting("cluster", "topology-script", "", 0, 0, "Hadoop's rack script, which is asked for this host"),
     Setting("cluster", "lease-s", 3, 2, 3600, "how long a silent host counts as alive, if its machine is gone"),
     Setting("epochs", "staging-bytes", 4 << 30, _MIB, 1 << 50, "staged output that is not committed yet"),
     Setting(
@@ -388,8 +391,9 @@ def _cluster(values: Mapping[str, Any]) -> ClusterSettings | None:
     """The cluster that the sidecar takes part in; None: it is alone. Raises ConfigError."""
     tls = TlsFiles(values["peer_certificate"], values["peer_key"], client_ca=values["peer_ca"])
     security = ClusterSecurity(tls, values["etcd_user"], values["etcd_password_file"], values["etcd_ca"])
-    names = ("cluster", "host_name", "node_id", "peer_listen", "peer_advertise", "rack", "lease_s")
-    return parse_cluster(security, *(values[name] for name in names))
+    place = PlaceSettings(*(values[name] for name in ("rack", "disk_rate", "topology", "topology_script")))
+    url, host, listen, told = (values[name] for name in ("cluster", "host_name", "peer_listen", "peer_advertise"))
+    return parse_cluster(security, url, host, values["node_id"], listen, told, place, values["lease_s"])
 
 
 def parse_super_users(text: str) -> frozenset[str]:

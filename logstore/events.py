@@ -52,6 +52,8 @@ GROUP_REBALANCED: Final = LogEvent("group_rebalanced", caused_by_clients=True)
 
 CLUSTER_JOINED: Final = LogEvent("cluster_joined")
 CLUSTER_LEFT: Final = LogEvent("cluster_left", Level.WARNING)
+PLACE_CHANGED: Final = LogEvent("place_changed")
+PLACE_UNREADABLE: Final = LogEvent("place_unreadable", Level.ERROR)
 METADATA_AWAITED: Final = LogEvent("metadata_awaited", Level.WARNING, folded_by="host")
 METADATA_UNUSABLE: Final = LogEvent("metadata_unusable", Level.ERROR)
 METADATA_ENTRY_DAMAGED: Final = LogEvent("metadata_entry_damaged", Level.ERROR, folded_by="key")

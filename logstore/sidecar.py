@@ -2,8 +2,8 @@
 
 Invariants: nothing is served before everything is recovered and committed epochs are rolled forward, and it is ready
 once all that it serves is there; at SIGTERM or SIGINT, ready or not, the listeners close, what is pending is finished
-and written down, and the exit status is 0; SIGHUP loads the certificates again and changes
-nothing else. What prevents a start is one clear line and status
+and written down, and the exit status is 0; SIGHUP loads the certificates again, and reads where a
+host of a cluster is, and changes nothing else. What prevents a start is one clear line and status
 2.
 """
 
@@ -41,7 +41,7 @@ from logstore.base.system import SystemClock
 from logstore.base.tls import ServerTls
 from logstore.cluster.epochs_home import EpochLimits
 from logstore.cluster.owner_calls import FORWARD
-from logstore.cluster.part import ClusterPart, LocalParts, StartCluster
+from logstore.cluster.part import ClusterPart, Homes, LocalParts, StartCluster
 from logstore.cluster.replicated_ledger import ReplicatedLedger
 from logstore.config import SidecarConfig
 from logstore.disk.files import MAX_DESCRIPTORS, OsFiles
@@ -203,8 +203,7 @@ async def _serve(settings: SidecarConfig) -> None:
                 coordination = _coordination(settings, broker, report, cluster, groups.apis())
                 handlers = _cluster_handlers(broker, engine.store, coordination, callers, listeners, cluster, facts)
                 nursery.start_soon(coordination.run)
-                homes = cluster.homes
-                here = Here(coordination.services, lambda: homes.epochs.epochs, lambda: homes.readers.readers)
+                here = _here(coordination, cluster.homes)
             security = ServerSecurity(tls, Authenticator(callers.users, settings.login, report))
             server = KafkaServer(broker, handlers, security)
             state = _shared_state(settings, clock)
@@ -229,7 +228,7 @@ async def _serve(settings: SidecarConfig) -> None:
                     service_manager.notify(service_manager.READY)
 
             nursery.start_soon(get_ready)
-            number = await _stop_signal(signals, (tls, peer_tls), report, nursery)
+            number = await _stop_signal(signals, (tls, peer_tls), cluster, report, nursery)
             report(STOPPING, signal=signal.Signals(number).name)
             health.phase = Phase.STOPPING
             service_manager.notify(service_manager.STOPPING)
@@ -306,14 +305,20 @@ def _named(listeners: Sequence[Listener]) -> Mapping[str, str]:
 
 
 async def _stop_signal(
-    signals: AsyncIterator[int], certificates: Sequence[ServerTls | None], report: Report, nursery: trio.Nursery
+    signals: AsyncIterator[int],
+    certificates: Sequence[ServerTls | None],
+    cluster: ClusterPart | None,
+    report: Report,
+    nursery: trio.Nursery,
 ) -> int:
-    """Wait for SIGTERM or SIGINT, and return it; SIGHUP reloads the certificates meanwhile."""
+    """Wait for SIGTERM or SIGINT, and return it; SIGHUP reloads certificates and this host's place meanwhile."""
     async for number in signals:
         if number != signal.SIGHUP:
             return number
         loaded = [each for each in certificates if each is not None]
-        if not loaded:
+        if cluster is not None:
+            cluster.read_place_again()
+        elif not loaded:
             report(HANGUP_IGNORED, why="settings are read at the start only, and there are no certificates")
         for tls in loaded:
             nursery.start_soon(partial(reload_certificates, tls, report, force=True))
@@ -503,6 +508,11 @@ def _coordination(
         await readers.serve(ledger, committed_offsets(broker.engine.store, handlers.service))
 
     return GroupCoordination(cluster.homes.groups, make, known, beside)
+
+
+def _here(coordination: GroupCoordination, homes: Homes) -> Here:
+    """What a host of a cluster has of what one host has at a time."""
+    return Here(coordination.services, lambda: homes.epochs.epochs, lambda: homes.readers.readers)
 
 
 def _cluster_handlers(

@@ -9,7 +9,7 @@ Invariants:
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from logstore.base.addresses import parse_address
@@ -31,6 +31,19 @@ class RacksError(CairnError):
     """A text that does not say where hosts are; the message says where in it, and what is expected."""
 
 
+class HostPlace(NamedTuple):
+    """Where a host is (a path of domains, or a rack's name; "": not known), what its disk takes and the links into its
+    domains carry, in bytes per second (0: not known).
+    """
+
+    rack: str = ""
+    disk_rate: int = 0
+    link_rates: tuple[int, ...] = ()
+
+
+NOWHERE: Final = HostPlace()
+
+
 class RackedHost(NamedTuple):
     """A host by its name, the path of its fault domains, and the other names that it is found by."""
 
@@ -44,10 +57,9 @@ class Racks(NamedTuple):
 
     hosts: tuple[RackedHost, ...]
 
-    def path_of(self, names: Iterable[str]) -> str | None:
-        """The path of the first of these names that is known; None: none is."""
-        known = {name: host.path for host in self.hosts for name in (host.name, *host.aliases)}
-        return next((known[name] for name in names if name in known), None)
+    def places(self) -> dict[str, HostPlace]:
+        """Where hosts are, by all of their names."""
+        return {name: HostPlace(host.path) for host in self.hosts for name in (host.name, *host.aliases)}
 
 
 def domains(path: str) -> tuple[str, ...]:

@@ -89,6 +89,11 @@ class EpochsHome:
     # ---- who has them
 
     @property
+    def is_made(self) -> bool:
+        """Whether there is a topic of epochs; without it, no query has any."""
+        return EPOCHS_TOPIC in self._services.topics.topics
+
+    @property
     def stream(self) -> str | None:
         """The name of the stream; None: the topic is not there, and is being made."""
         if self._services.topics.internal_topic(EPOCHS_TOPIC) is None:

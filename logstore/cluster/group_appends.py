@@ -41,6 +41,8 @@ class ControlReads(Protocol):
         """Base offsets and bytes of the END control batches from one offset on and before another."""
 
 
+MAX_FORGOTTEN: Final = 1_000
+"""Streams whose ownership has ended and that may still be kept."""
 _INT32_MAX: Final = 2**31 - 1
 
 
@@ -62,8 +64,7 @@ class GroupAppends:
         self._reads = reads
         self._clock = clock
         self._owned: dict[str, _OwnedStream] = {}
-        self.appended = self.known = 0
-        """Groups since the start that were appended, and that the stream had already."""
+        self._most_owned = MAX_FORGOTTEN
 
     def stream(self, topic_id: str, partition: int) -> ReplicatedStream:
         """The stream of a topic, if this host owns it. Raises NotLeader, UnknownTopicOrPartition,
@@ -94,7 +95,6 @@ class GroupAppends:
         if under_way is None:
             is_trimmed = is_searched and decided_at < stream.log_start_offset
             if is_trimmed or owned.ends.has(order.query, order.epoch, decided_at):
-                self.known += 1
                 return
             under_way = self._append(stream, owned, order)
         await _settled(under_way)
@@ -103,8 +103,16 @@ class GroupAppends:
         """What is known of a stream now: nothing in front of an ownership that has just begun."""
         owned = self._owned.get(stream.stream)
         if owned is None or owned.ownership != stream.ownership:
+            if len(self._owned) >= self._most_owned:
+                self._forget()
             owned = self._owned[stream.stream] = _OwnedStream(stream.ownership, StreamEnds(stream.led_from))
         return owned
+
+    def _forget(self) -> None:
+        """Forget the streams that this host does not own any more."""
+        live = {stream.stream: stream.ownership for stream in self._topics.streams() if stream.is_leader}
+        self._owned = {name: owned for name, owned in self._owned.items() if live.get(name) == owned.ownership}
+        self._most_owned = len(self._owned) + MAX_FORGOTTEN
 
     async def _search(self, stream: ReplicatedStream, owned: _OwnedStream, from_offset: int) -> None:
         """Note every END from an offset on. Raises NotLeader if the ownership ends meanwhile."""
@@ -128,7 +136,6 @@ class GroupAppends:
                 return
             end_offset = appended.result().base_offset + order.record_count
             owned.ends.note(order.query, order.epoch, end_offset - 1)
-            self.appended += 1
             done.succeed(None)
 
         ticket.add_callback(settle)
@@ -155,12 +162,6 @@ class GroupAppends:
             return {"end": self.stream(topic_id, partition).high_watermark}
 
         return await answered(find)
-
-    def forget(self) -> None:
-        """Forget streams that this host does not own any more."""
-        known: Sequence[ReplicatedStream] = self._topics.streams()
-        live = {stream.stream: stream.ownership for stream in known if stream.is_leader}
-        self._owned = {name: owned for name, owned in self._owned.items() if live.get(name) == owned.ownership}
 
 
 async def _settled(ticket: Ticket[None]) -> None:

@@ -204,7 +204,7 @@ class ClusterHost:
         self._news.listeners[stream] = listener
         owner = self._owners.get(stream)
         if owner is not None:
-            owner.chunk_bytes = listener.chunk_bytes
+            owner.size_chunks(listener.chunk_bytes)
         if owner is not None and owner.state in TAKING:
             listener.registered(owner.registration)
             listener.ready(owner.registration.epoch, owner.high_watermark)
@@ -259,7 +259,7 @@ class ClusterHost:
     def size_chunks(self, stream: str, chunk_bytes: int) -> None:
         """Chunks of a stream are full at another size, if this host owns the stream."""
         if stream in self._owners:
-            self._owners[stream].chunk_bytes = chunk_bytes
+            self._owners[stream].size_chunks(chunk_bytes)
 
     def next_offset(self, stream: str) -> int:
         """The offset of the next batch. Raises NotLeader."""
@@ -410,7 +410,7 @@ class ClusterHost:
         news, me = self._news, self._parts.identity.owner_id
         founding, written_ms = partial(news.founding, stream), partial(news.written_ms, stream)
         owner = self._owners[stream] = Owner(stream, me, self._limits, founding, written_ms)
-        owner.chunk_bytes = news.chunk_bytes(stream, self._limits.chunk_bytes)
+        owner.size_chunks(news.chunk_bytes(stream, self._limits.chunk_bytes))
         owner.live_members(self._hosts.placement(stream), now_ms, self._hosts.placing)
         read = owner.start(now_ms)
         head, known = self.view.heads.get(stream), self._requests.registrations.known(stream)

@@ -10,7 +10,7 @@ Invariants:
 * `resign` ends the lease now, and the host does not join again. `leave` ends it until `stay`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
@@ -27,6 +27,7 @@ from logstore.base.metadata.errors import (
 )
 from logstore.base.metadata.held_lease import HeldLease
 from logstore.base.metadata.interface import ABSENT, Committed, Entry, MetadataStore
+from logstore.base.racks import NOWHERE, HostPlace
 from logstore.cluster.host_identity import HostIdentity
 from logstore.errors import DiskRefused, HostNameTaken, NodeIdTaken
 from logstore.events import CLUSTER_JOINED, CLUSTER_LEFT, METADATA_AWAITED, METADATA_UNUSABLE
@@ -54,7 +55,7 @@ class Announcement:
     node_id: int
     link: str
     addresses: dict[str, str]
-    rack: str = ""
+    place: HostPlace = NOWHERE
 
 
 class Membership:
@@ -85,8 +86,10 @@ class Membership:
             start=identity.label.start,
             node_id=announced.node_id,
             link=announced.link,
-            rack=announced.rack,
+            rack=announced.place.rack,
             addresses=announced.addresses,
+            disk_rate=announced.place.disk_rate,
+            link_rates=announced.place.link_rates,
         )
 
     @property
@@ -128,6 +131,32 @@ class Membership:
             self._report(CLUSTER_JOINED, host=self._identity.host, disk=self.member.disk)
             if is_first:
                 task_status.started(self.joined_revision)
+
+    async def move(self, place: HostPlace) -> None:
+        """Say that this host is at another place: in its entry at once, if it is a member and the store takes it, and
+        when it joins again.
+        """
+        rack, disk_rate, link_rates = place
+        self.member = replace(self.member, rack=rack, disk_rate=disk_rate, link_rates=link_rates)
+        while self.is_held and self._lease is not None:
+            revision = self.joined_revision
+            try:
+                outcome = await self._store.commit(
+                    schema.join(self._identity.host, self.member, self._lease.lease_id, revision, revision)
+                )
+            except OutcomeUnknown:
+                continue  # the same again, with the same conditions
+            except (MetadataUnavailable, LeaseEnded) as away:
+                self._report(METADATA_AWAITED, error=away)
+                await trio.sleep(RETRY_S)
+                continue
+            if isinstance(outcome, Committed):
+                self.joined_revision = outcome.revision
+                return
+            found = outcome.found[0]
+            if found is None or found.lease_id != self._lease.lease_id:
+                return  # it joins anew, with the new place
+            self.joined_revision = found.revision  # the answer to a former try was lost
 
     def resign(self) -> None:
         """End the lease, and stay no member. `run` returns when that is done, or the store does not answer."""

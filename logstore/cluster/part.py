@@ -82,6 +82,9 @@ class ClusterPart(Protocol):
     def access(self) -> StoredAccess:
         """Users, access control lists and quotas."""
 
+    def read_place_again(self) -> None:
+        """Read again where this host is, soon."""
+
     @property
     def tls(self) -> PeerTls | None:
         """The certificates of links; None: links are plain."""

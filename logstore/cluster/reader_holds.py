@@ -93,9 +93,7 @@ class ReaderHolds:
         stream_id = StreamId(get_name(asked, "topic_id"), get_int(asked, "partition", 0, _INT32_MAX))
         stream = self._topics.stream_of(stream_id.topic_id, stream_id.partition)
         if stream is not None:
-            for ended in list(self._asking.get(stream.stream, ())):
-                await ended.wait()
-                await trio.lowlevel.checkpoint()  # what follows from the answer is done by whoever asked
+            await _wait_for_trims(list(self._asking.get(stream.stream, ())))
         if stream is None or not stream.is_leader:
             return {"known": False}
         return {"known": True, "start": stream.start_asked, "end": stream.high_watermark}
@@ -135,6 +133,12 @@ class ReaderHolds:
     def _name(self, stream: StreamId) -> str | None:
         found = self._topics.stream_of(stream.topic_id, stream.partition)
         return None if found is None else found.name
+
+
+async def _wait_for_trims(asking: Sequence[trio.Event]) -> None:
+    for ended in asking:
+        await ended.wait()
+        await trio.lowlevel.checkpoint()  # what follows from the answer is done by whoever asked
 
 
 def _replicated(stream: StreamId) -> str:

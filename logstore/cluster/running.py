@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 import trio
 
+from logstore.base.addresses import parse_address
 from logstore.base.certificates import follow_certificates
 from logstore.base.events import Report
 from logstore.base.metadata.etcd.settings import EtcdSettings, EtcdTls
@@ -30,6 +31,7 @@ from logstore.cluster.host_identity import establish_identity
 from logstore.cluster.links import HostLinks
 from logstore.cluster.membership import Announcement, Membership
 from logstore.cluster.meter import HostMeter
+from logstore.cluster.own_place import OwnPlace
 from logstore.cluster.owner_calls import OwnerCalls
 from logstore.cluster.part import Homes, LocalParts, OpenAccess, StartCluster
 from logstore.cluster.peer_list import PeerList
@@ -61,12 +63,15 @@ FAREWELL_S: Final = 2.0
 
 
 class Views(NamedTuple):
-    """What operators ask of the cluster, who may do what, and the certificates of links (None: links are plain)."""
+    """What operators ask of the cluster, who may do what, the certificates of links (None: links are plain), and where
+    this host is.
+    """
 
     survey: Survey
     meter: HostMeter
     access: StoredAccess
     tls: PeerTls | None
+    own_place: OwnPlace
 
 
 class RunningCluster:
@@ -88,10 +93,14 @@ class RunningCluster:
         self._host = host
         self._membership = joins
         self._addresses = addresses
-        self.survey, self.meter, self.access, self.tls = views
+        self.survey, self.meter, self.access, self.tls, self._own_place = views
         self._farewell = trio.Event()
         """Set when the membership has ended."""
         self._farewell.set()
+
+    def read_place_again(self) -> None:
+        """Read again where this host is, soon."""
+        self._own_place.look_again()
 
     async def join(self, addresses: Mapping[str, str], nursery: trio.Nursery) -> None:
         """Become a member, with these listeners. Raises HostNameTaken, NodeIdTaken, DiskRefused, in groups."""
@@ -156,7 +165,9 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     PeerList(view, links, report)
     addresses: dict[str, str] = {}
     told = str(settings.advertise or link)
-    announced = Announcement(settings.node_id, told, addresses, settings.rack)
+    own_place = OwnPlace(settings.place, (settings.host, parse_address(told).host), report)
+    place = await trio.to_thread.run_sync(own_place.read)
+    announced = Announcement(settings.node_id, told, addresses, place)
     membership = Membership(metadata, identity, announced, report, settings.lease_s)
     parts = HostParts(identity, metadata, view, links, files, report, ReplicaSets)
     host = observer.host = ClusterHost(parts, membership)
@@ -168,6 +179,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     facts = ClusterFacts(identity.cluster_id, settings.node_id, store_settings)
     topics = ClusterTopics(host, facts, ProducerIds(metadata), services, local.new_id)
     access = StoredAccess(metadata, report, nursery.start_soon)
+    nursery.start_soon(own_place.follow, membership.move)
     nursery.start_soon(view.run)
     nursery.start_soon(access.run)
     await view.complete()
@@ -190,7 +202,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     GroupAppends(topics, engine, local.clock).serve(links.calls)
     nursery.start_soon(homes.epochs.run)
     survey = Survey(host, metadata, links.is_reachable, local.clock)
-    views = Views(survey, HostMeter(host, links, metadata, local.engine.store.replicas), access, tls)
+    views = Views(survey, HostMeter(host, links, metadata, local.engine.store.replicas), access, tls, own_place)
     return RunningCluster(engine, placement, homes, host, membership, addresses, views)
 
 

@@ -15,6 +15,7 @@ from typing import Final
 import trio
 
 from logstore.base.metadata import schema
+from logstore.base.racks import domains
 from logstore.cluster import election
 from logstore.cluster.interfaces import Links, PlanSets, SetPlanner
 from logstore.cluster.stream_rates import StreamRates
@@ -23,11 +24,6 @@ from logstore.replica import messages
 from logstore.replica.registrations import Member
 
 TELL_S: Final = 2.0
-
-
-def domains(rack: str) -> tuple[str, ...]:
-    """A host's fault domains from the text of its rack, the widest first: `/zone1/rack3`, or a rack's name alone."""
-    return tuple(part for part in rack.split("/") if part)
 
 
 class SetChoice:

@@ -5,12 +5,13 @@ Invariant: settings are frozen and complete; a wrong one raises ConfigError, whi
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from logstore.base.addresses import Address, is_loopback, parse_address
 from logstore.base.errors import AddressError
 from logstore.base.metadata.errors import InvalidMetadataCall
-from logstore.base.metadata.schema import MAX_NAME_CHARACTERS, member_key
+from logstore.base.metadata.schema import MAX_DOMAINS, MAX_RACK_CHARACTERS, member_key
+from logstore.base.racks import domains
 from logstore.base.tls import TlsFiles
 from logstore.errors import ConfigError
 
@@ -47,6 +48,15 @@ class ClusterSecurity:
         return any((*self.peer[:4], self.etcd_user, self.etcd_password_file, self.etcd_ca))
 
 
+class PlaceSettings(NamedTuple):
+    """What the settings say of a host's place; empty where they say nothing."""
+
+    rack: str = ""
+    disk_rate: int = 0
+    topology: str = ""
+    script: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
     """Where the metadata store is, and who this host is."""
@@ -57,7 +67,7 @@ class ClusterSettings:
     listen: Address
     advertise: Address | None
     """Where other hosts reach this one; None: where it listens."""
-    rack: str
+    place: PlaceSettings
     lease_s: int
     security: ClusterSecurity
 
@@ -69,7 +79,7 @@ def parse_cluster(
     node_id: int,
     listen: str,
     advertise: str,
-    rack: str,
+    place: PlaceSettings,
     lease_s: int,
 ) -> ClusterSettings | None:
     """The settings of a host; None without a URL: it is alone. Raises ConfigError."""
@@ -89,8 +99,11 @@ def parse_cluster(
         addresses = [parse_address(text) for text in (listen, advertise) if text]
     except (AddressError, InvalidMetadataCall) as error:
         raise ConfigError(str(error)) from error
-    if len(rack) > MAX_NAME_CHARACTERS:
-        raise ConfigError(f"rack={rack[:80]!r} has {len(rack)} characters, at most {MAX_NAME_CHARACTERS}")
+    if len(domains(place.rack)) > MAX_DOMAINS or len(place.rack) > MAX_RACK_CHARACTERS:
+        raise ConfigError(
+            f"rack={place.rack[:80]!r} has {len(place.rack)} characters, at most {MAX_RACK_CHARACTERS}, and "
+            f"{len(domains(place.rack))} domains, at most {MAX_DOMAINS}"
+        )
     if bool(security.peer.certificate) != bool(security.peer.client_ca):
         raise ConfigError("links by TLS need --peer-certificate and --peer-ca: give both, or neither")
     if not security.peer.certificate and not is_loopback(addresses[0].host):
@@ -99,7 +112,7 @@ def parse_cluster(
             "listen on 127.0.0.1"
         )
     told = addresses[1] if advertise else None
-    return ClusterSettings(parse_url(url), host, node_id, addresses[0], told, rack, lease_s, security)
+    return ClusterSettings(parse_url(url), host, node_id, addresses[0], told, place, lease_s, security)
 
 
 def parse_url(url: str) -> EtcdUrl | SqliteUrl:

@@ -44,6 +44,8 @@ GROUPS_TOPIC: Final = "__cairn_groups"
 EPOCHS_TOPIC: Final = "__cairn_epochs"
 """Internal: queries, their epochs, and staged output. It is made with the first request about an epoch."""
 INTERNAL_TOPICS: Final = frozenset((GROUPS_TOPIC, EPOCHS_TOPIC))
+INTERNAL_CHUNK_BYTES: Final = 8 << 20
+"""Small chunks: what lies in front of the live entries goes soon."""
 INTERNAL_MESSAGE_BYTES: Final = 16 << 20
 """A commit of all partitions that a request can have."""
 
@@ -238,6 +240,7 @@ class ClusterTopics:
             return None if found is None else found.topic_id
         settings = {
             "max.message.bytes": str(INTERNAL_MESSAGE_BYTES),
+            "segment.bytes": str(INTERNAL_CHUNK_BYTES),
             "min.insync.replicas": str(min(2, max(1, len(self._host.view.members)))),
         }
         topic_id = self._new_id().hex

@@ -34,8 +34,9 @@ from logstore.kafka.operators import queries_reply
 
 PATIENCE_S: Final = 25.0
 """Less than a client waits for an answer before it connects again."""
-PAUSE_S: Final = 0.05
-"""Between two tries, unless the epochs come to this host before."""
+FIRST_PAUSE_S: Final = 0.02
+MAX_PAUSE_S: Final = 0.5
+"""Between two tries, unless the epochs come to this host before; each pause is twice as long as the one before."""
 _KEYS: Final = (*EPOCH_KEYS, DESCRIBE_QUERIES)
 _PORT_MAX: Final = 65_535
 
@@ -53,14 +54,18 @@ class EpochRouting:
         return [PrivateApi(key, partial(self.handle, key)) for key in _KEYS]
 
     async def handle(self, api_key: int, body: memoryview, _: AnswerBudget, caller: Caller) -> tuple[list[Buffer], int]:
-        """Answer a client's request."""
+        """Answer a client's request. Who only looks makes no topic of epochs."""
+        if api_key == DESCRIBE_QUERIES and not self._home.is_made:
+            return encode_operator_reply(QueriesReply(())), 0
+        pause_s = FIRST_PAUSE_S
         with trio.move_on_after(PATIENCE_S):
             while True:
                 answer = await self._try(api_key, body, caller)
                 if answer is not None:
                     return answer, 0
-                with trio.move_on_after(PAUSE_S):
+                with trio.move_on_after(pause_s):
                     await self._home.changed()
+                pause_s = min(2 * pause_s, MAX_PAUSE_S)
         error = TryAgain(f"no host of the cluster had the epochs of queries for {PATIENCE_S:g} s; retry")
         return encode_reply_body(error), 0
 

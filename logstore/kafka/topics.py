@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+import trio
 from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
@@ -32,6 +33,8 @@ ForgetOffsets = Callable[[str, str], Sequence[Ticket[None]]]
 """Removes the offsets that groups have committed for a deleted topic (name, id in hex)."""
 _DEFAULT = -1
 _NO_WATERMARK = -1
+_LEAST_TIMEOUT_S = 1.0
+"""Of a client that wants to wait for less: a trim takes a few writes."""
 
 
 class _Refused(CairnError):
@@ -223,24 +226,29 @@ class TopicHandlers:
         return found
 
     async def delete_records(self, request: Any, _: Caller) -> ResponsePayload:
-        """DeleteRecords 0 to 2: trims the records before an offset (-1: all records)."""
+        """DeleteRecords 0 to 2: trims the records before an offset (-1: all records). What is not done within the
+        request's timeout, because a cluster's metadata store is away, say, is answered so, and may be done later.
+        """
         topics = []
+        deadline_s = trio.current_time() + max(request.timeout.total_seconds(), _LEAST_TIMEOUT_S)
         for topic in request.topics:
             partitions = [
-                {"partition_index": part.partition_index, **await self._trim(topic.name, part)}
+                {"partition_index": part.partition_index, **await self._trim(topic.name, part, deadline_s)}
                 for part in topic.partitions
             ]
             topics.append({"name": topic.name, "partitions": partitions})
         return await respond(request, {"topics": topics})
 
-    async def _trim(self, topic: str, part: Any) -> Mapping[str, Any]:
+    async def _trim(self, topic: str, part: Any, deadline_s: float) -> Mapping[str, Any]:
         await self._pace.step()
         try:
             stream = self._store.stream(topic, part.partition_index)
-            start = await self._broker.engine.wait(stream.delete_records(part.offset))
+            with trio.move_on_at(deadline_s):
+                start = await self._broker.engine.wait(stream.delete_records(part.offset))
+                return {"low_watermark": start, "error_code": ErrorCode.none}
         except CairnError as error:
             return {"low_watermark": _NO_WATERMARK, "error_code": error_code(error)}
-        return {"low_watermark": start, "error_code": ErrorCode.none}
+        return {"low_watermark": _NO_WATERMARK, "error_code": ErrorCode.request_timed_out}
 
     # ---- describing
 

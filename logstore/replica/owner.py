@@ -15,8 +15,7 @@ Invariants:
 
 How the owner finds out that it is a zombie: an append or a fence is refused as FENCED, a swap is refused, or the
 registration that it watches names another owner. It then reports `Deposed`, once; what was not acknowledged has an
-unknown fate, as with any lost connection. Until then it cannot acknowledge: the new owner has fenced a member of its
-chunk.
+unknown fate, as with any lost connection. Until then it cannot acknowledge: the new owner has fenced a member.
 
 Bounded: `max_in_flight_bytes` of batches that are not acknowledged; `append_bytes` in a message; one swap in flight.
 
@@ -55,6 +54,7 @@ from logstore.replica.placing import ANYWHERE, NextSet, Placing
 from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
 from logstore.replica.registrations import (
     MAX_CHUNKS,
+    SPARE_CHUNKS,
     UNKNOWN_TIME,
     ChunkRegistration,
     Member,
@@ -167,13 +167,8 @@ class Owner:
 
     # ---- what the log sees
 
-    @property
-    def chunk_bytes(self) -> int:
-        """The size at which a chunk is full."""
-        return self._appending.chunk_bytes
-
-    @chunk_bytes.setter
-    def chunk_bytes(self, chunk_bytes: int) -> None:
+    def size_chunks(self, chunk_bytes: int) -> None:
+        """A chunk is full at this size from now on."""
         self._appending.chunk_bytes = chunk_bytes
 
     @property
@@ -325,11 +320,11 @@ class Owner:
         changed = Registered(self.stream, swap.wanted)
         if swap.is_repair:
             self._repair.registered(now_ms)
-            return [changed, *self._advance(now_ms)]
-        if swap.is_trim:
+        elif swap.is_trim:
             self._repair.chunks_dropped(swap.wanted)
-            return [changed, *self._advance(now_ms)]
-        return [changed, *self._registered(now_ms)]
+        else:
+            return [changed, *self._registered(now_ms)]
+        return [changed, *self._advance(now_ms)]
 
     def _overtaken(self, answer: SwapAnswer, now_ms: int) -> list[Effect]:
         """The register holds what another owner has written."""
@@ -432,9 +427,8 @@ class Owner:
         return self._report(fencing.chunk.epoch, f"no member of the open chunk has it: {members}; bring one back")
 
     def _report_full(self) -> list[Effect]:
-        return self._report(
-            self.registration.epoch, f"the stream has {MAX_CHUNKS} chunks; trim it, or make chunks larger"
-        )
+        reason = f"the stream has {MAX_CHUNKS} chunks; trim it, or make chunks larger"
+        return self._report(self.registration.epoch, reason)
 
     def _report(self, epoch: int, reason: str) -> list[Effect]:
         """Say why the stream waits, once for each reason."""
@@ -461,7 +455,7 @@ class Owner:
             return []
         last = self.registration.last_chunk
         is_safe = last is None or len(last.members) >= self.registration.min_copies
-        if len(self.registration.chunks) >= MAX_CHUNKS:
+        if len(self.registration.chunks) >= MAX_CHUNKS + SPARE_CHUNKS:
             return [*self._report_full(), *self._go_on_repairing(now_ms)]
         if is_safe and len(members := self._choose_members(now_ms)) >= self.registration.min_copies:
             self._step(OwnerEvent.OPEN)
@@ -580,9 +574,7 @@ class Owner:
         return [*reports, *self._roll(chosen, now_ms)]
 
     def _roll_if_better(self, now_ms: int) -> list[Effect]:
-        """Roll a full chunk once it is drained, one whose set is small once there are more hosts, and one that a host
-        has that leaves and is not needed.
-        """
+        """Roll a full chunk once it is drained, and one for which there is a better set now."""
         following, appending = self._next_set(now_ms), self._appending
         appending.is_draining = appending.is_draining or following.is_better_than(appending.progress)
         if appending.is_draining and appending.window.is_all_acked and following.size >= self.registration.min_copies:

@@ -34,10 +34,12 @@ from crc32c import crc32c
 
 from logstore.errors import CorruptRegister, UnknownFormatVersion
 
-MAX_CHUNKS: Final = 4096
-"""Beyond this an owner opens no further chunk, and says so: 256 GiB in chunks of 64 MiB, 2 MB of memory."""
+MAX_CHUNKS: Final = 16_384
+"""Beyond this an owner opens no further chunk, and says so: a TiB in chunks of 64 MiB, 16 MB of memory."""
 
 
+SPARE_CHUNKS: Final = 64
+"""Of takeovers, beyond MAX_CHUNKS: a new owner has to open a chunk before it can trim."""
 MAX_DROPPED: Final = 60
 """Chunks that one trim drops: a swap is one transaction. What is left is dropped by the next one."""
 UNKNOWN_TIME: Final = -1
@@ -363,7 +365,11 @@ def _common(known: tuple[ChunkRegistration, ...], now: tuple[ChunkRegistration, 
     return low
 
 
-def decode_registration(entries: Mapping[str, bytes]) -> StreamRegistration:
+Entries = Mapping[str, bytes | ChunkRegistration]
+"""Entries by name; those of sealed chunks may be decoded already (`decode_sealed_chunk`)."""
+
+
+def decode_registration(entries: Entries) -> StreamRegistration:
     """A registration from all its entries, as of one revision of the head.
 
     Raises UnknownFormatVersion, or CorruptRegister for any other damage, an entry that is missing or too many included.
@@ -372,23 +378,23 @@ def decode_registration(entries: Mapping[str, bytes]) -> StreamRegistration:
         raise CorruptRegister(
             f"of a stream's registration the head is missing among {len(entries)} entries; restore it"
         )
-    head = _fields(HEAD, entries[HEAD])
-    sealed = [_fields(name, entries[name]) for name in sorted(entries) if name != HEAD]
+    head = _head(entries)
+    sealed = [_sealed(name, entries[name]) for name in sorted(entries) if name != HEAD]
     try:
-        return _assembled(head, [_chunk(fields) for fields in sealed])
+        return _assembled(head, sealed)
     except _DAMAGES as error:
         raise CorruptRegister(
             f"a stream's registration of {len(entries)} entries is damaged ({error}); restore it"
         ) from error
 
 
-def decode_changes(known: StreamRegistration, entries: Mapping[str, bytes]) -> StreamRegistration | None:
+def decode_changes(known: StreamRegistration, entries: Entries) -> StreamRegistration | None:
     """A registration from an older one, the head, and the entries that have changed since; None if it does not follow
     from these: then all entries are needed. Raises UnknownFormatVersion, CorruptRegister.
     """
-    head = _fields(HEAD, entries[HEAD])
+    head = _head(entries)
     try:
-        changed = [_chunk(_fields(name, entries[name])) for name in sorted(entries) if name != HEAD]
+        changed = [_sealed(name, entries[name]) for name in sorted(entries) if name != HEAD]
         count, *place = head["sealed"]
         first = bisect_left(known.chunks, int(place[0]), key=_BASE_OFFSET) if count else len(known.chunks)
         chunks = [chunk for chunk in known.chunks[first:] if not chunk.is_open]
@@ -443,11 +449,24 @@ def decode_head(value: bytes) -> StreamHead:
 
 def decode_sealed_chunk(value: bytes) -> ChunkRegistration:
     """What the entry of a sealed chunk says. Raises UnknownFormatVersion, CorruptRegister."""
-    fields = _fields("of a sealed chunk", value)
+    return _sealed("of a sealed chunk", value)
+
+
+def _head(entries: Entries) -> dict[str, Any]:
+    value = entries[HEAD]
+    if not isinstance(value, bytes):
+        raise AssertionError(f"the head of a stream's registration is a chunk: {value}")
+    return _fields(HEAD, value)
+
+
+def _sealed(name: str, value: bytes | ChunkRegistration) -> ChunkRegistration:
+    if isinstance(value, ChunkRegistration):
+        return value
+    fields = _fields(name, value)
     try:
         return _chunk(fields)
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise CorruptRegister(f"the entry of a sealed chunk is damaged ({error}); restore it") from error
+        raise CorruptRegister(f"entry {name} of a stream's registration is damaged ({error}); restore it") from error
 
 
 def _chunk_name(chunk: ChunkRegistration) -> str:

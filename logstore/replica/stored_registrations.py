@@ -27,6 +27,7 @@ from logstore.base.metadata.interface import (
     Condition,
     Conflict,
     Delete,
+    Entry,
     MetadataStore,
     Put,
     Transaction,
@@ -37,21 +38,26 @@ from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAn
 from logstore.replica.registrations import (
     HEAD,
     MAX_CHUNKS,
+    SPARE_CHUNKS,
+    ChunkRegistration,
+    Entries,
     StreamRegistration,
     changed_entries,
     decode_changes,
     decode_registration,
+    decode_sealed_chunk,
     encode_registration,
 )
 
 MAX_CHANGED_CHUNKS: Final = MAX_CHANGES - 1
 """Of one swap; a transaction has the head too. A roll changes one chunk, a copy one, a trim as many as it drops."""
+MOST_CHUNKS: Final = MAX_CHUNKS + SPARE_CHUNKS
 READ_TRIES: Final = 8
 """A head changes a few times in a second at most, and a read takes milliseconds."""
 SWAP_TRIES: Final = 3
 """While answers are lost, each try takes as long as the store waits for an answer."""
-KEPT_CHUNKS: Final = 16 * MAX_CHUNKS
-"""32 MB at most; a stream counts for one more than its chunks."""
+KEPT_CHUNKS: Final = 4 * MAX_CHUNKS
+"""64 MB at most; a stream counts for one more than its chunks."""
 _STREAM: Final = re.compile(r"[A-Za-z0-9._-]{1,64}/[0-9]{1,5}")
 
 
@@ -74,8 +80,8 @@ def swap_transaction(before: StreamRegistration | None, swap: SwapRegistration) 
     """
     after = swap.registration
     after.check(before)
-    if len(after.chunks) > MAX_CHUNKS:
-        raise InvalidMetadataCall(f"{swap.stream}: {len(after.chunks)} chunks, at most {MAX_CHUNKS} are kept; trim it")
+    if len(after.chunks) > MOST_CHUNKS:
+        raise InvalidMetadataCall(f"{swap.stream}: {len(after.chunks)} chunks, at most {MOST_CHUNKS} are kept; trim it")
     written, removed = (encode_registration(after), []) if before is None else changed_entries(before, after)
     key, prefix = head_key(swap.stream), chunks_prefix(swap.stream)
     changes: list[Change] = [Put(key, written.pop(HEAD))]
@@ -181,18 +187,19 @@ class StoredRegistrations:
         except MetadataUnavailable as error:
             raise _unknown(request, error) from error
 
-    async def _chunk_entries(self, stream: str, newer_than: int) -> dict[str, bytes]:
-        """The entries of the sealed chunks with revisions above one, by name. Raises CorruptRegister if a stream may
-        not have so many.
+    async def _chunk_entries(self, stream: str, newer_than: int) -> dict[str, bytes | ChunkRegistration]:
+        """The sealed chunks whose entries have revisions above one, by name. Each page is decoded when it comes, so
+        other tasks run in between. Raises CorruptRegister, also if a stream may not have so many.
         """
         prefix = chunks_prefix(stream)
-        entries: dict[str, bytes] = {}
+        entries: dict[str, bytes | ChunkRegistration] = {}
         after, more = "", True
         while more:
             page = await self._store.page(prefix, after=after, limit=MAX_PAGE_ENTRIES, newer_than=newer_than)
-            entries.update((entry.key.removeprefix(prefix), entry.value) for entry in page.entries)
-            if len(entries) > MAX_CHUNKS:
-                raise CorruptRegister(f"{stream}: more than {MAX_CHUNKS} sealed chunks below {prefix!r}; restore it")
+            for entry in page.entries:
+                entries[entry.key.removeprefix(prefix)] = _decoded_chunk(stream, entry)
+            if len(entries) > MOST_CHUNKS:
+                raise CorruptRegister(f"{stream}: more than {MOST_CHUNKS} sealed chunks below {prefix!r}; restore it")
             more = page.more
             after = page.entries[-1].key if page.entries else ""
         return entries
@@ -222,7 +229,14 @@ def _unknown(request: SwapRegistration, error: MetadataUnavailable) -> OutcomeUn
     return OutcomeUnknown(f"{request.stream}: it is not known whether a swap was made ({error}); ask for it again")
 
 
-def _changed(known: RegistrationRead, revision: int, entries: dict[str, bytes]) -> RegistrationRead | None:
+def _decoded_chunk(stream: str, entry: Entry) -> ChunkRegistration:
+    try:
+        return decode_sealed_chunk(entry.value)
+    except (CorruptRegister, UnknownFormatVersion) as error:
+        raise type(error)(f"stream {stream}: {entry.key}: {error}") from error
+
+
+def _changed(known: RegistrationRead, revision: int, entries: Entries) -> RegistrationRead | None:
     """A registration that follows from a kept one; None if it does not, or is gone."""
     if known.registration is None or HEAD not in entries:
         return None
@@ -230,7 +244,7 @@ def _changed(known: RegistrationRead, revision: int, entries: dict[str, bytes]) 
     return None if registration is None else RegistrationRead(known.stream, revision, registration)
 
 
-def _decoded(stream: str, revision: int, entries: dict[str, bytes]) -> RegistrationRead:
+def _decoded(stream: str, revision: int, entries: Entries) -> RegistrationRead:
     if revision == ABSENT and not entries:
         return RegistrationRead(stream, ABSENT, None)
     try:

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from logstore.base.fields import suggestion
+from logstore.base.racks import is_node_list, is_topology_of_hadoop, read_node_list, read_topology_of_hadoop
 from scheduler.errors import TopologyError
 from scheduler.topology.keys import (
     DEFAULTS,
@@ -45,6 +46,7 @@ from scheduler.topology.keys import (
 )
 from scheduler.topology.model import CHUNK_BYTES, DEFAULT_CAPACITY, Link, Server, Topology
 from scheduler.topology.quantities import duration_text, rate_text, size_text
+from scheduler.topology.racks_mapping import racks_mapping
 
 MAX_FILE_BYTES: Final = 64 << 20
 _PLACEHOLDER: Final = re.compile(r"\{(n|m|rack)(?::0([1-9]))?\}")
@@ -70,7 +72,11 @@ def load_topology(path: Path | str) -> Topology:
 
 
 def load_network(path: Path | str) -> NetworkDescription:
-    """The network of a file, with its timestep. A file that ends in `.json` is read as JSON, any other as TOML."""
+    """The network of a file, with its timestep. A file that ends in `.json` is read as JSON, any other as TOML; what
+    `hdfs dfsadmin -printTopology` and `kubectl get nodes -o json` print is known by what it says.
+
+    Raises TopologyError, RacksError, OSError.
+    """
     path = Path(path)
     with path.open("rb") as file:
         content = file.read(MAX_FILE_BYTES + 1)
@@ -78,8 +84,12 @@ def load_network(path: Path | str) -> NetworkDescription:
         raise TopologyError(f"{path}: larger than {size_text(MAX_FILE_BYTES)}: no description of a network")
     try:
         text = content.decode()
-        if path.suffix.lower() == ".json":
+        if is_topology_of_hadoop(text):
+            values = racks_mapping(read_topology_of_hadoop(text, str(path)))
+        elif path.suffix.lower() == ".json":
             values = json.loads(text, object_pairs_hook=_without_duplicates)
+            if is_node_list(values):
+                values = racks_mapping(read_node_list(text, str(path)))
         else:
             values = tomllib.loads(text)
     except json.JSONDecodeError as error:

@@ -71,6 +71,10 @@ LATE_S = 2.0
 KINDS = {STAGE: "stage", EPOCH_COMMIT: "commit", DESCRIBE: "describe"}
 
 
+Step = int | tuple[str, int]
+"""Something that hosts do for an epoch: by its number among all, or by its name and its number among those."""
+
+
 class VirtualClock:
     """The time of the event loop."""
 
@@ -150,7 +154,7 @@ class MemoryCalls:
 
 
 class EpochsWorld:
-    """The cluster, and a client of it. `kill_at`: which step of those counted loses which host."""
+    """The cluster, and a client of it. `kill_at`: which step of those that are counted loses which host."""
 
     def __init__(self, cluster: MemoryCluster, nursery: trio.Nursery, random: Random) -> None:
         self.cluster = cluster
@@ -158,9 +162,10 @@ class EpochsWorld:
         self.random = random
         self.clock = VirtualClock()
         self.hosts: dict[str, EpochHost] = {}
+        self._numbers: dict[str, int] = {}
         self.steps: list[str] = []
         self.is_counting = False
-        self.kill_at: dict[int, str] = {}
+        self.kill_at: dict[Step, str] = {}
         self.lost: list[str] = []
         self.outcomes: list[str] = []
 
@@ -170,7 +175,7 @@ class EpochsWorld:
         """A host starts; it may have been here before."""
         disk = self.cluster.disks.setdefault(name, ReplicaDisk(DiskLabel("", name)))
         disk.knows_founding = False
-        running = await self.cluster.start(name)
+        running = await self.cluster.start(name, node_id=self._numbers.setdefault(name, len(self._numbers)))
         self.hosts[name] = await self.nursery.start(self._live, running)
 
     async def _live(self, running: RunningHost, task_status: trio.TaskStatus[EpochHost]) -> None:
@@ -225,7 +230,7 @@ class EpochsWorld:
         """Something that hosts do for an epoch: here a host may be lost."""
         if not self.is_counting:
             return
-        victim = self.kill_at.get(len(self.steps))
+        victim = self.kill_at.get(len(self.steps)) or self.kill_at.get((name, self.steps.count(name)))
         self.steps.append(name)
         if victim is not None and victim in self.hosts:
             self.lost.append(victim)
@@ -313,13 +318,13 @@ class EpochsWorld:
 
     # ---- what the streams have
 
-    async def check(self, epochs: int, partitions: int, records: int = 2) -> None:
+    async def check(self, epochs: int, partitions: int, records: int = 2, first: int = 0) -> None:
         """Every committed epoch is in every stream: once, whole, in order, as it was staged."""
         for partition in range(partitions):
             found = groups_in(await self._batches(partition))
             expected = [
                 (number, [value_of(number, partition, task, record) for task in range(2) for record in range(records)])
-                for number in range(epochs)
+                for number in range(first, epochs)
             ]
             assert found == expected, f"partition {partition}: {found}"
 

@@ -17,6 +17,7 @@ import trio.testing
 
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import MetadataStore
+from logstore.base.racks import HostPlace
 from logstore.cluster.host import ClusterHost, HostParts
 from logstore.cluster.host_identity import HostIdentity, establish_identity
 from logstore.cluster.interfaces import Loaded, PeerRefused, Received
@@ -304,7 +305,7 @@ class MemoryCluster:
             async with trio.open_nursery() as nursery:
                 view = ClusterView(store, self.reports)
                 number = sorted({*self.hosts, name}).index(name) if node_id is None else node_id
-                announced = Announcement(number, f"{name}:9192", {"kafka": f"{name}:9092"}, rack)
+                announced = Announcement(number, f"{name}:9192", {"kafka": f"{name}:9092"}, HostPlace(rack))
                 membership = Membership(store, identity, announced, self.reports, LEASE_S)
                 files = MemoryFiles(disk, nursery)
                 parts = HostParts(

@@ -56,6 +56,11 @@ class Listener(Heard):
             batch = self.history.appended[self.waiting[0].data]
             self.history.ack(self.waiting.pop(0).data, batch.owner, self.epoch)
 
+    def registered(self, registration: StreamRegistration) -> None:
+        """See StreamListener."""
+        super().registered(registration)
+        self.history.start_seen(registration.log_start)
+
     def ready(self, epoch: int, high_watermark: int) -> None:
         """See StreamListener."""
         super().ready(epoch, high_watermark)
@@ -87,6 +92,7 @@ class RandomRun:
         async with trio.open_nursery() as nursery:
             for stream in streams:
                 nursery.start_soon(self._produce, stream)
+                nursery.start_soon(self._trim, stream)
                 for host in HOSTS[:2]:
                     nursery.start_soon(self._read, host, stream)
             for _ in range(ACTIONS):
@@ -137,6 +143,22 @@ class RandomRun:
                     except NotLeader:
                         break
 
+    async def _trim(self, stream: str) -> None:
+        """Clients delete records, and chunks come of age, at whoever believes to own the stream."""
+        while True:
+            await trio.sleep(self.random.choice((1, 3, 5)))
+            for name, running in list(self.cluster.hosts.items()):
+                listener = self._listener(name, stream)
+                if not running.host.owns(stream):
+                    continue
+                end = running.host.next_offset(stream)
+                offset = self.random.choice(
+                    (end, self.random.randint(listener.log_start, max(end, listener.log_start)))
+                )
+                running.host.trim(stream, offset, keeps_last=True)
+                if self.random.random() < 0.3:
+                    running.host.roll(stream)
+
     async def _read(self, host: str, stream: str) -> None:
         """A reader that follows the stream, at a host that comes and goes."""
         offset = 0
@@ -148,6 +170,8 @@ class RandomRun:
             with trio.move_on_after(20):
                 try:
                     registration = await running.host.read_registration(stream)
+                    self.histories[stream].start_seen(registration.log_start)
+                    offset = max(offset, registration.log_start)
                     answer = await self._read_at(host, stream, registration, offset)
                 except (MetadataError, ChunkUnreachable, UnknownTopicOrPartition):
                     continue
@@ -173,7 +197,10 @@ class RandomRun:
     # ---- faults
 
     async def _fault(self) -> None:
-        kinds = ("kill", "start", "start", "meta off", "meta on", "cut off", "heal", "cut", "loss", "stop", "rest")
+        kinds = (
+            "kill", "start", "start", "meta off", "meta on", "cut off", "heal", "cut", "loss", "stop", "rest", "full",
+            "room",
+        )  # fmt: skip
         kind = self.random.choice(kinds)
         self.faults[kind] += 1
         up = [host for host in HOSTS if host in self.cluster.hosts]
@@ -200,11 +227,19 @@ class RandomRun:
                 network.cut(host, other)
         elif kind == "loss":
             network.loss = self.random.choice((0.0, 0.05, 0.2))
+        elif kind == "full":
+            self.cluster.disks[host].is_full = True
+        elif kind == "room":
+            self._make_room()
         elif kind == "stop" and host in up:
             with trio.move_on_after(20) as limit:
                 await self.cluster.stop(host)
             if limit.cancelled_caught:
                 self.faults["stop cut short"] += 1
+
+    def _make_room(self) -> None:
+        for disk in self.cluster.disks.values():
+            disk.is_full = False
 
     async def _start_one(self) -> None:
         down = [host for host in HOSTS if host not in self.cluster.hosts]
@@ -212,6 +247,7 @@ class RandomRun:
             await self.cluster.start(down[0])
 
     async def _heal(self) -> None:
+        self._make_room()
         self.cluster.metadata.start()
         for host in HOSTS:
             self.cluster.metadata.heal(host)
@@ -240,11 +276,15 @@ class RandomRun:
         and chunks are rolled, after the last acknowledgement.
         """
         end = max(self.histories[stream].at_offset)
+        await self.cluster.at_rest()
         for _ in range(CHECKS):
             log = await self._read_log(host, stream)
             if log and log[-1][0] >= end:
                 break
             await trio.sleep(1)
+        registration = await self.cluster.hosts[host].host.read_registration(stream)
+        if registration.log_start < self.histories[stream].log_start:
+            raise PromiseBroken(f"{host}: the log starts at {registration.log_start} again")
         self.histories[stream].check_log(log, f"read at {host}")
 
     async def _read_log(self, host: str, stream: str) -> list[tuple[int, Entry]]:

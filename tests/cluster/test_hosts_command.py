@@ -73,6 +73,8 @@ def test_a_cluster_is_shown(cluster: Cluster) -> None:
     moves with its cause.
     """
     a, b, c = cluster
+    # On a loaded machine members may have been late; what they lack is copied.
+    until(lambda: said(b, "hosts")["under_replicated"] == 0, "all copies are there")
     first = scraped(a)
     alive = set(moved({}, first))
     assert (first["kafka_controller_kafkacontroller_activebrokercount"], first["cairn_link_up"]) == (3, 2)
@@ -94,8 +96,6 @@ def test_a_cluster_is_shown(cluster: Cluster) -> None:
     sidecars = [described_by(host) for host in cluster]
     assert [each.streams for each in sidecars] == leading
     assert all(each.topics >= 1 and each.log_bytes > 0 and each.disk_free_bytes > 0 for each in sidecars)
-    status = said(b, "status")
-    assert (status["streams"], len(status["advertised"].split(","))) == (leading[1], 3)
     assert sum(partition["latest"] for partition in said(c, "offsets", "orders")["partitions"]) == RECORDS
     assert [topic["topic"] for topic in said(b, "topics")["topics"]] == ["orders"]
     shown = cairn("topics", "describe", "orders", "--servers", a.address, "--timeout", str(PATIENCE_S)).out

@@ -10,6 +10,7 @@ import trio.testing
 from logstore.base.errors import CairnError
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import MetadataStore, Put
+from logstore.base.racks import HostPlace
 from logstore.cluster.host_identity import HostIdentity, establish_identity
 from logstore.cluster.membership import Announcement, Membership, MembershipState
 from logstore.errors import DiskRefused, HostNameTaken, NodeIdTaken
@@ -45,7 +46,7 @@ def membership_of(
     store: MetadataStore, identity: HostIdentity, reports: RecordedReports, node_id: int = 1
 ) -> Membership:
     """A membership with a lease of three seconds."""
-    announced = Announcement(node_id, f"{identity.host}:9192", {"kafka": f"{identity.host}:9092"}, "r1")
+    announced = Announcement(node_id, f"{identity.host}:9192", {"kafka": f"{identity.host}:9092"}, HostPlace("r1"))
     return Membership(store, identity, announced, reports)
 
 

@@ -115,3 +115,25 @@ async def test_random_histories_of_owners_keep_what_was_acknowledged(seed: int) 
             model = content(ledger)
             _, ledger = await owners.lead()
             assert content(ledger) == model
+
+
+async def test_the_stream_of_a_ledger_stays_small() -> None:
+    """However much is put, a bounded multiple of the live entries is kept: what is in front of them is trimmed."""
+    owners = Owners()
+    front, ledger = await owners.lead()
+    value, sizes = bytes(100_000), list[int]()
+    for number in range(600):
+        ledger.put({f"k{number % 5}": value + b"%d" % number})
+        owners.owner.ack()
+        if number % 40 == 0:
+            owners.owner.roll()
+        if ledger.is_untidy:
+            owners.first_offset = await ledger.tidy(owners.acknowledged)
+            front.stream.trim(owners.first_offset)
+            owners.owner.carry_out_trims()
+            sizes.append(sum(len(entry.data) for chunk in owners.owner.chunks for entry in chunk.entries))
+    assert len(sizes) > 10
+    assert max(sizes) < 3 * TIDY_BYTES
+    assert front.stream.log_start_offset > 500
+    _, other = await owners.lead()
+    assert content(other) == content(ledger)

@@ -19,8 +19,8 @@ from tests.support.limits import PATIENCE_S
 pytestmark = [needs_etcd, pytest.mark.clients]
 TOPIC = "orders"
 PLACE = TopicPartition(TOPIC, 0)
-CHUNK_BYTES = 16 << 10
-RETENTION_BYTES = 64 << 10
+CHUNK_BYTES = 4 << 10
+RETENTION_BYTES = 32 << 10
 
 
 def offsets(cluster: Cluster) -> tuple[int, int]:
@@ -71,40 +71,68 @@ def read_from(cluster: Cluster, offset: int) -> list[int]:
         return found
 
 
+def create(cluster: Cluster) -> None:
+    """The topic, with small chunks."""
+    settings = {"segment.bytes": str(CHUNK_BYTES), "retention.bytes": str(RETENTION_BYTES)}
+    settled(lambda admin: admin.create_topics([NewTopic(TOPIC, 1, 3, topic_configs=settings)]), cluster)
+
+
+def delete(cluster: Cluster) -> None:
+    """Delete half of the records that are there, and kill the owner: they stay deleted, and the others stay."""
+    start, end = offsets(cluster)
+    middle = (start + end) // 2
+    settled(lambda admin: admin.delete_records({PLACE: middle}), cluster)
+    leader_of(cluster).kill()
+    assert offsets(cluster) == (middle, end)
+    assert read_from(cluster, middle) == list(range(middle, end))
+    with pytest.raises(OffsetOutOfRangeError):
+        read_from(cluster, middle - 1)
+
+
 def test_retention_and_deleted_records_outlive_their_owner(tmp_path: Path) -> None:
-    """The first offset moves with the input, on the disks of all hosts; kill -9 of the owner brings nothing back, and
-    nothing of what clients deleted.
-    """
+    """The first offset moves with the input, on the disks of all hosts; kill -9 of the owner brings nothing back."""
     with Cluster(tmp_path / "cluster") as cluster:
-        settings = {"segment.bytes": str(CHUNK_BYTES), "retention.bytes": str(RETENTION_BYTES)}
-        settled(lambda admin: admin.create_topics([NewTopic(TOPIC, 1, 3, topic_configs=settings)]), cluster)
+        create(cluster)
+        with producing(cluster) as load:
+            until(lambda: offsets(cluster)[0] > 0, "records go")
+        check_log(cluster, load)
+        until(lambda: all(chunk_bytes(host) < 8 * RETENTION_BYTES for host in cluster), "disks are freed on all hosts")
+        delete(cluster)
+
+
+@pytest.mark.slow
+def test_retention_goes_on_while_hosts_and_etcd_go(tmp_path: Path) -> None:
+    """Under load, under the next owner, while etcd is away, and with other settings."""
+    with Cluster(tmp_path / "cluster") as cluster:
+        create(cluster)
         with producing(cluster) as load:
             until(lambda: offsets(cluster)[0] > 0, "records go")
             first = offsets(cluster)[0]
             leader_of(cluster).kill()
             wait_for_more(load, 200)
             assert offsets(cluster)[0] >= first
-            until(lambda: offsets(cluster)[0] > first + 500, "records go under the next owner")
+            until(lambda: offsets(cluster)[0] > first + 100, "records go under the next owner")
             for host in cluster:
                 if not host.is_running:
                     host.start()
             cluster.wait_members()
-            wait_for_more(load, 500)
+            wait_for_more(load, 200)
         check_log(cluster, load)
-        until(lambda: all(chunk_bytes(host) < 4 * RETENTION_BYTES for host in cluster), "disks are freed on all hosts")
+        until(lambda: all(chunk_bytes(host) < 8 * RETENTION_BYTES for host in cluster), "disks are freed on all hosts")
+        delete(cluster)
 
-        start, end = offsets(cluster)
-        middle = (start + end) // 2
-        settled(lambda admin: admin.delete_records({PLACE: middle}), cluster)
-        leader_of(cluster).kill()
-        assert offsets(cluster) == (middle, end)
-        assert read_from(cluster, middle) == list(range(middle, end))
-        with pytest.raises(OffsetOutOfRangeError):
-            read_from(cluster, middle - 1)
+        middle = offsets(cluster)[0]
+        cluster.etcd.kill()
+        with closing(KafkaAdminClient(bootstrap_servers=cluster.bootstrap)) as admin, pytest.raises(KafkaError):
+            admin.delete_records({PLACE: middle + 1}, timeout_ms=1_000)
+        assert offsets(cluster)[0] == middle, "what is not registered is not done"
+        cluster.etcd.start()
+        settled(lambda admin: admin.delete_records({PLACE: middle + 1}), cluster)
+        assert offsets(cluster)[0] == middle + 1, "it is done when it can be, by whoever owns the stream then"
 
         resource = ConfigResource(ConfigResourceType.TOPIC, TOPIC, configs={"retention.bytes": "0"})
         settled(lambda admin: admin.alter_configs([resource]), cluster)
-        until(lambda: offsets(cluster)[0] > middle, "a changed setting counts at once")
+        until(lambda: offsets(cluster)[0] > middle + 1, "a changed setting counts at once")
 
 
 def check_log(cluster: Cluster, load: Load) -> None:

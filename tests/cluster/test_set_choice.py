@@ -10,8 +10,9 @@ import trio
 import trio.testing
 
 from logstore.base.metadata import schema
+from logstore.base.racks import domains
 from logstore.cluster import election
-from logstore.cluster.set_choice import TELL_S, SetChoice, domains
+from logstore.cluster.set_choice import TELL_S, SetChoice
 from logstore.cluster.stream_rates import MAX_TOLD, NEW_BYTES_S, StreamRates
 from logstore.replica import messages
 from logstore.replica.messages import Message

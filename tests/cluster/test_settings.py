@@ -3,7 +3,7 @@
 import pytest
 
 from logstore.base.tls import TlsFiles
-from logstore.cluster.settings import ClusterSecurity, EtcdUrl, SqliteUrl, parse_cluster, parse_url
+from logstore.cluster.settings import ClusterSecurity, EtcdUrl, PlaceSettings, SqliteUrl, parse_cluster, parse_url
 from logstore.errors import ConfigError
 
 NOTHING = ClusterSecurity(TlsFiles(""))
@@ -24,20 +24,26 @@ def test_other_urls_are_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "listen", "rack"), [("a b", "127.0.0.1:1", ""), ("a", "127.0.0.1", ""), ("a", "127.0.0.1:1", "r" * 65)]
+    ("host", "listen", "rack"),
+    [
+        ("a b", "127.0.0.1:1", ""),
+        ("a", "127.0.0.1", ""),
+        ("a", "127.0.0.1:1", "r" * 256),
+        ("a", "127.0.0.1:1", "/r" * 9),
+    ],
 )
 def test_names_and_addresses_are_checked(host: str, listen: str, rack: str) -> None:
     """At the start, and not when the metadata store refuses them."""
     with pytest.raises(ConfigError):
-        parse_cluster(NOTHING, "sqlite:x", host, 1, listen, "", rack, 3)
-    assert parse_cluster(NOTHING, "", "", -1, "", "", "", 3) is None
+        parse_cluster(NOTHING, "sqlite:x", host, 1, listen, "", PlaceSettings(rack), 3)
+    assert parse_cluster(NOTHING, "", "", -1, "", "", PlaceSettings(), 3) is None
 
 
 def test_links_beyond_one_machine_need_certificates() -> None:
     """Messages between hosts are records: nobody else may read or send them."""
     with pytest.raises(ConfigError, match="--peer-certificate"):
-        parse_cluster(NOTHING, "sqlite:x", "a", 1, "0.0.0.0:1", "", "", 3)
+        parse_cluster(NOTHING, "sqlite:x", "a", 1, "0.0.0.0:1", "", PlaceSettings(), 3)
     with pytest.raises(ConfigError, match="give both, or neither"):
-        parse_cluster(ClusterSecurity(TlsFiles("a.pem")), "sqlite:x", "a", 1, "0.0.0.0:1", "", "", 3)
+        parse_cluster(ClusterSecurity(TlsFiles("a.pem")), "sqlite:x", "a", 1, "0.0.0.0:1", "", PlaceSettings(), 3)
     safe = ClusterSecurity(TlsFiles("a.pem", client_ca="ca.pem"))
-    assert parse_cluster(safe, "sqlite:x", "a", 1, "0.0.0.0:1", "", "", 3) is not None
+    assert parse_cluster(safe, "sqlite:x", "a", 1, "0.0.0.0:1", "", PlaceSettings(), 3) is not None

@@ -6,10 +6,12 @@ The output is counted by librdkafka. Input lies in the cluster as well.
 from __future__ import annotations
 
 import random
+import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -27,6 +29,8 @@ from tests.support.streams import produce
 pytestmark = [needs_etcd, pytest.mark.spark]
 
 ROWS, KEYS = 40, 20
+GUIDE = (Path(__file__).resolve().parents[2] / "docs/spark.md").read_text(encoding="utf-8")
+GUIDE_SERVERS = "10.0.0.1:9092,10.0.0.2:9092,10.0.0.3:9092"
 MOST_HEARD = 10_000
 
 
@@ -67,13 +71,13 @@ def run_stateful(spark: SparkSession, cluster: Cluster, directory: Path, epochs:
 
 def run_sink(spark: SparkSession, cluster: Cluster, directory: Path, records: int, epochs: int, kills: str) -> None:
     """A query with the sink through kills: two output topics, each record once."""
-    for topic, partitions in (("numbers", 2), ("even", 2), ("odd", 3)):
+    for topic, partitions in (("input", 2), ("even", 2), ("odd", 3)):
         create(cluster.bootstrap, topic, partitions)
     for partition in range(2):
         values = [b"%06d" % number for number in range(partition, records, 2)]
-        produce(cluster.bootstrap, "numbers", values, partition=partition)
+        produce(cluster.bootstrap, "input", values, partition=partition)
     frame = read_stream(
-        spark, cluster.bootstrap, subscribe="numbers", maxOffsetsPerTrigger=str(records // epochs)
+        spark, cluster.bootstrap, subscribe="input", maxOffsetsPerTrigger=str(records // epochs)
     ).selectExpr("value as key", "value", "if(partition = 0, 'even', 'odd') as topic")
 
     def due(number: int) -> bool:
@@ -88,6 +92,22 @@ def run_sink(spark: SparkSession, cluster: Cluster, directory: Path, records: in
         assert found == Counter(b"%06d" % number for number in range(first, records, 2))
 
 
+def run_the_guide(spark: SparkSession, servers: str, directory: Path) -> None:
+    """The guide's query for a cluster, as it stands but for the addresses: every record is copied once."""
+    (block,) = re.findall(r"^```python\n(.*?)^```", GUIDE.split("## On a cluster")[1], flags=re.MULTILINE | re.DOTALL)
+    for topic in ("numbers", "copy"):
+        create(servers, topic, 2)
+    values = [b"%d" % number for number in range(300)]
+    produce(servers, "numbers", values, key=b"k")
+    names: dict[str, Any] = {"spark": spark, "checkpoints": str(directory / "guide")}
+    exec(compile(block.replace(GUIDE_SERVERS, servers), "docs/spark.md", "exec"), names)
+    try:
+        names["copy"].processAllAvailable()
+    finally:
+        names["copy"].stop()
+    assert Counter(value for _, value in consumed(servers, "copy")) == Counter(values)
+
+
 def test_a_stateful_query_outlives_the_loss_of_a_host(spark: SparkSession, tmp_path: Path) -> None:
     """`kill -9` of the host that has its epochs, while it runs; then a new driver that has nothing in memory loads the
     state from the log, with that host still away.
@@ -99,9 +119,10 @@ def test_a_stateful_query_outlives_the_loss_of_a_host(spark: SparkSession, tmp_p
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_queries_outlive_all_hosts_in_turn(spark: SparkSession, tmp_path: Path) -> None:
-    """Each host is killed several times while queries with state and with the sink run."""
+    """Each host is killed several times while queries with state and with the sink run; the guide's query runs too."""
     with Cluster(tmp_path / "hosts") as cluster:
         run_stateful(spark, cluster, tmp_path, 40, "abcabcabc")
+        run_the_guide(spark, cluster.bootstrap, tmp_path)
         for name in "abc":
             if not cluster[name].is_running:
                 cluster[name].start()

@@ -78,6 +78,10 @@ class History:
         self.trims += log_start > self.log_start
         self.log_start = log_start
 
+    def start_seen(self, log_start: int) -> None:
+        """Somebody has read where the log starts, perhaps a while ago: no later registration is in front of that."""
+        self.log_start = max(self.log_start, log_start)
+
     def start_told(self, log_start: int, where: str) -> None:
         """A client is told where the log starts: what lies in front never comes back."""
         if log_start > self.log_start:

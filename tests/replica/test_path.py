@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from logstore.replica.appending import OwnerLimits
@@ -9,7 +11,15 @@ from logstore.replica.effects import Acked, Deposed, Effect, MemberFailed, Ready
 from logstore.replica.messages import Append, AppendDone, Fence, FenceDone, OutOfOrder, Reason, Refused
 from logstore.replica.owner import Owner, OwnerState
 from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
-from logstore.replica.registrations import MAX_CHUNKS, Member, OwnerId, Prefix, StreamRegistration
+from logstore.replica.registrations import (
+    MAX_CHUNKS,
+    SPARE_CHUNKS,
+    ChunkRegistration,
+    Member,
+    OwnerId,
+    Prefix,
+    StreamRegistration,
+)
 
 A, B, C, D = Member("a", "1"), Member("b", "2"), Member("c", "3"), Member("d", "4")
 LIVE = (A, B, C, D)
@@ -336,18 +346,38 @@ def test_a_full_chunk_is_rolled_without_sending_twice() -> None:
     assert [(message.epoch, message.entries[0].data) for message in sent.values()] == [(2, b"two"), (2, b"two")]
 
 
-def test_a_registration_has_a_bounded_number_of_chunks() -> None:
-    """At the bound the owner opens no further chunk, and says so once."""
-    registration = NEW.claimed(OwnerId("a", "a.1")).opened((A, B, C), 0)
-    for number in range(1, MAX_CHUNKS):
-        registration = registration.rolled(Prefix(1, number, 0), (A, B, C), (), (A, B, C))
-    registration = registration.sealed(Prefix(1, MAX_CHUNKS, 0), (A, B, C))
+def sealed_chunks(number: int) -> StreamRegistration:
+    """A registration with so many sealed chunks of one record, and no open one."""
+    chunks = tuple(ChunkRegistration(each + 1, each, (A, B, C), Prefix(1, each + 1, 0)) for each in range(number))
+    return replace(NEW, epoch=number, owner=OwnerId("a", "a.1"), chunks=chunks)
+
+
+def taking_over(registration: StreamRegistration) -> tuple[Owner, Store, list[Effect]]:
+    """A new owner that has claimed the stream, and what it asks for then."""
     store = Store(registration)
     owner = Owner("s", OwnerId("a", "a.2"))
     owner.start(0)
     owner.live_members(LIVE, 0)
-    effects = store.swap(owner, owner.registration_read(store.read(), 0))
+    return owner, store, store.swap(owner, owner.registration_read(store.read(), 0))
+
+
+def test_a_registration_has_a_bounded_number_of_chunks() -> None:
+    """At the bound the owner opens no further chunk, and says so once."""
+    owner, _, effects = taking_over(sealed_chunks(MAX_CHUNKS + SPARE_CHUNKS))
     (unavailable,) = of_kind(effects, Unavailable)
     assert isinstance(unavailable, Unavailable)
     assert f"has {MAX_CHUNKS} chunks" in unavailable.reason
     assert of_kind(owner.tick(1000), Unavailable) == []
+
+
+def test_a_stream_at_the_bound_can_be_trimmed_by_a_new_owner() -> None:
+    """It opens a chunk beyond the bound; it rolls that chunk when others have gone, and not before."""
+    owner, store, effects = taking_over(sealed_chunks(MAX_CHUNKS))
+    store.swap(owner, effects)
+    assert owner.state is OwnerState.APPENDING
+    owner.append(b"one", 2, 0)
+    confirm(owner, (A, B, C), Prefix.empty(MAX_CHUNKS).followed_by(b"one", 2), epoch=owner.registration.epoch)
+    assert len(of_kind(owner.roll(0), Unavailable)) == 1
+    trim = owner.trim(MAX_CHUNKS // 2, 0, keeps_last=True)
+    store.swap(owner, store.swap(owner, trim))
+    assert (owner.state, owner.registration.epoch) == (OwnerState.APPENDING, MAX_CHUNKS + 2)

@@ -21,7 +21,6 @@ from logstore.errors import CorruptRegister
 from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
 from logstore.replica.registrations import (
     HEAD,
-    MAX_CHUNKS,
     ChunkRegistration,
     Member,
     OwnerId,
@@ -31,6 +30,7 @@ from logstore.replica.registrations import (
 )
 from logstore.replica.stored_registrations import (
     MAX_CHANGED_CHUNKS,
+    MOST_CHUNKS,
     READ_TRIES,
     StoredRegistrations,
     chunks_prefix,
@@ -55,6 +55,7 @@ STREAM = "0123456789abcdef0123456789abcdef/7"
 A, B, C = Member("host-001", "disk-001"), Member("host-002", "disk-002"), Member("host-003", "disk-003")
 NEW = StreamRegistration(3, 2)
 FIRST = NEW.claimed(OwnerId("host-001", "start-01")).opened((A, B, C), 0)
+THOUSANDS = 4_095
 KINDS = ["sqlite", "simulated", pytest.param("etcd", marks=needs_etcd)]
 
 
@@ -241,9 +242,9 @@ async def test_an_outcome_that_stays_unknown_is_asked_for_again(make: Make) -> N
 
 
 async def test_thousands_of_chunks(make: Make) -> None:
-    """A stream of MAX_CHUNKS chunks is read in pages, and a change of it is still a transaction of two entries."""
+    """A stream of thousands of chunks is read in pages; a change of it is still a transaction of two entries."""
     async with opened(make) as stores:
-        whole = registration_of(MAX_CHUNKS - 1)
+        whole = registration_of(THOUSANDS)
         await plant(stores.store, whole)
         registrations = StoredRegistrations(stores.store)
         seen = await read(registrations)
@@ -255,8 +256,8 @@ async def test_thousands_of_chunks(make: Make) -> None:
         assert answer.is_done
         assert stores.store.statistics.transactions == transactions + 1
         assert (await read(StoredRegistrations(stores.other))).registration == copied
-        with pytest.raises(InvalidMetadataCall, match="4097 chunks"):
-            await swap(registrations, answer.revision, registration_of(MAX_CHUNKS))
+        with pytest.raises(InvalidMetadataCall, match=f"{MOST_CHUNKS + 1} chunks"):
+            await swap(registrations, answer.revision, registration_of(MOST_CHUNKS))
 
 
 async def test_a_change_too_large_is_refused_whole(make: Make) -> None:
@@ -457,6 +458,34 @@ async def test_etcd_grows_as_stated(tmp_path: Path) -> None:
             print(f"bytes of etcd's database for a roll: {grown:.0f}, after a compaction {left:.0f}")
             assert grown <= stated(r"A roll adds at most ([\d,]+) bytes")
             assert left <= stated(r"of which at most ([\d,]+) stay")
+
+
+@needs_etcd
+async def test_etcd_stays_small_where_streams_are_trimmed(tmp_path: Path) -> None:
+    """With retention, a chunk rolled is two transactions, and what etcd holds of the stream does not grow."""
+    kept, rolls = 20, 200
+    with etcd_members(tmp_path) as members:
+        async with etcd_store(members) as store:
+            registrations = StoredRegistrations(store)
+            answer = await swap(registrations, ABSENT, FIRST)
+            sizes: list[float] = []
+            calls = store.statistics.transactions
+            for number in range(kept + 2 * rolls):
+                assert answer.registration is not None
+                end = Prefix(64 << 20, (number + 1) * 60_000, (1 << 32) - 1)
+                rolled = answer.registration.rolled(end, (A, B, C), (), (A, B, C), 1 << 40)
+                answer = await swap(registrations, answer.revision, rolled)
+                trimmed = rolled.trimmed(max(0, (number + 1 - kept) * 60_000), keeps_last=True)
+                if trimmed != rolled:
+                    answer = await swap(registrations, answer.revision, trimmed)
+                if number in (kept + rolls - 1, kept + 2 * rolls - 1):
+                    await ask(members[0], "kv/compaction", {"revision": str(answer.revision), "physical": True})
+                    sizes.append(await bytes_in_use(members[0]))
+            assert store.statistics.transactions == calls + kept + 2 * 2 * rolls
+            entries = (await store.page(chunks_prefix(STREAM))).entries
+            print(f"bytes of etcd's database behind compactions: {sizes}, {len(entries)} sealed chunks")
+            assert len(entries) == kept
+            assert sizes[1] <= sizes[0] + 16_384, "four of etcd's pages"
 
 
 async def bytes_in_use(member: EtcdMember) -> int:

@@ -1,0 +1,161 @@
+"""Where this host is, and what its disk takes: from its settings, a file or a script of its operator's, read again when
+they change.
+
+What a file may be: a description of the network (`cairn topology`), the output of `hdfs dfsadmin -printTopology`, or of
+`kubectl get nodes -o json`; a script is Hadoop's rack script. This host is looked up by its name, the address that
+other hosts are told, and its machine's name.
+
+Invariants:
+* Settings of this host itself come before the file, and the file before the script.
+* At the start, what cannot be read prevents it. Later it changes nothing, and is reported once for each error.
+* A file is read when its time or size has changed, and at SIGHUP; a script runs at the start and at SIGHUP.
+"""
+
+import json
+import socket
+import subprocess
+from collections.abc import Awaitable, Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from logstore.base.errors import CairnError
+from logstore.base.events import Report
+from logstore.base.racks import (
+    HostPlace,
+    RacksError,
+    is_node_list,
+    is_topology_of_hadoop,
+    read_node_list,
+    read_script_output,
+    read_topology_of_hadoop,
+)
+from logstore.cluster.settings import PlaceSettings
+from logstore.errors import ConfigError
+from logstore.events import PLACE_CHANGED, PLACE_UNREADABLE
+
+CHECK_S: Final = 10.0
+SCRIPT_S: Final = 30.0
+"""For a script to end."""
+MAX_FILE_BYTES: Final = 64 << 20
+"""The nodes of a large Kubernetes are some 20 KB each."""
+DESCRIPTIONS: Final = "scheduler.topology.host_places"
+"""Loaded for a description alone: it needs the extra `scheduler`."""
+
+
+class OwnPlace:
+    """See the module. `names`: by which this host may be found, beside its machine's."""
+
+    def __init__(self, settings: PlaceSettings, names: tuple[str, ...], report: Report) -> None:
+        self._settings = settings
+        self._names = tuple(dict.fromkeys((*names, socket.gethostname(), socket.getfqdn())))
+        self._report = report
+        self._wanted = trio.Event()
+        self._seen: tuple[int, int] | None = None
+        self._problem = ""
+        self.place = HostPlace()
+
+    def read(self) -> HostPlace:
+        """Read it now; blocks. Raises ConfigError."""
+        rack, disk_rate, topology, script = self._settings
+        found = HostPlace()
+        try:
+            if topology:
+                self._seen = _stamp(Path(topology))
+                found = _from_file(Path(topology), self._names)
+            elif script:
+                found = HostPlace(_from_script(script, self._names[0]))
+        except (CairnError, OSError) as error:
+            raise ConfigError(f"topology of this host: {error}") from error
+        if rack:
+            found = HostPlace(rack, found.disk_rate, found.link_rates if rack == found.rack else ())
+        self.place = found._replace(disk_rate=disk_rate or found.disk_rate)
+        return self.place
+
+    def look_again(self) -> None:
+        """Read it again soon, whether or not the file has changed."""
+        self._wanted.set()
+
+    async def follow(self, announce: Callable[[HostPlace], Awaitable[None]]) -> None:
+        """Announce each new place, until cancelled."""
+        told = self.place
+        while True:
+            with trio.move_on_after(CHECK_S):
+                await self._wanted.wait()
+            is_wanted, self._wanted = self._wanted.is_set(), trio.Event()
+            try:
+                if is_wanted or await trio.to_thread.run_sync(self._has_changed, abandon_on_cancel=True):
+                    await trio.to_thread.run_sync(self.read, abandon_on_cancel=True)
+                    self._problem = ""
+            except ConfigError as error:
+                if str(error) != self._problem:
+                    self._problem = str(error)
+                    self._report(PLACE_UNREADABLE, error=error, effect="the place known before stays")
+            if self.place != told:
+                told = self.place
+                self._report(PLACE_CHANGED, rack=told.rack, disk_rate=told.disk_rate)
+                await announce(told)
+
+    def _has_changed(self) -> bool:
+        try:
+            return bool(self._settings.topology) and _stamp(Path(self._settings.topology)) != self._seen
+        except OSError:
+            return True  # reading it says what is wrong
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_mtime_ns, found.st_size
+
+
+def _from_file(path: Path, names: tuple[str, ...]) -> HostPlace:
+    """Raises RacksError, ConfigError, TopologyError, OSError."""
+    with path.open("rb") as file:
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise RacksError(f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB: no topology")
+    text = content.decode(errors="replace")
+    known: Mapping[str, HostPlace]
+    if is_topology_of_hadoop(text):
+        known = read_topology_of_hadoop(text, str(path)).places()
+    elif path.suffix.lower() == ".json" and is_node_list(_json(text)):
+        known = read_node_list(text, str(path)).places()
+    else:
+        known = _described(path)
+    found = next((known[name] for name in names if name in known), None)
+    if found is None:
+        raise RacksError(f"{path}: names none of {', '.join(map(repr, names))}, by which this host is known")
+    return found
+
+
+def _json(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None  # the reader of descriptions says where it is wrong
+
+
+def _described(path: Path) -> Mapping[str, HostPlace]:
+    try:
+        room = import_module(DESCRIPTIONS)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{path}: a description of a network needs the package {error.name}: pip install 'cairn[scheduler]'"
+        ) from error
+    found: Mapping[str, HostPlace] = room.places(path)
+    return found
+
+
+def _from_script(script: str, name: str) -> str:
+    """What Hadoop's rack script says of this host. Raises RacksError, OSError."""
+    try:
+        done = subprocess.run(  # noqa: S603  the operator names the program
+            [script, name], capture_output=True, text=True, timeout=SCRIPT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RacksError(f"{script} {name}: has not ended after {SCRIPT_S:g} s") from error
+    if done.returncode:
+        raise RacksError(f"{script} {name}: exit status {done.returncode}: {done.stderr.strip()[-200:]}")
+    return read_script_output(done.stdout, [name], f"{script} {name}").hosts[0].path

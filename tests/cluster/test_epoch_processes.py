@@ -1,0 +1,145 @@
+"""Epochs of a client over a cluster of processes: the home of epochs and owners of streams are killed in turn."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from kafka.errors import KafkaError
+
+from logstore.client.blocking import Client, parse_addresses
+from logstore.errors import StagedMissing
+from logstore.format.epoch_api import DescribeRequest, EpochCommitRequest, Part, StageRequest, TaskOutput
+from logstore.format.records import Record, encode_batch
+from logstore.testing.cluster import Cluster, ClusterHostProcess
+from tests.metadata.support import needs_etcd
+from tests.support.cli import cairn
+from tests.support.limits import PATIENCE_S
+
+pytestmark = [
+    needs_etcd,
+    pytest.mark.clients,
+]
+TOPIC, PARTITIONS = "out", 4
+QUERY, RUN = "orders", "run1"
+EPOCHS_BETWEEN = 5
+"""Before, between and behind kills."""
+NOW_MS = 1_700_000_000_000
+SLOW = pytest.mark.slow
+
+
+class StagingClient:
+    """Stages and commits one epoch after the other, each with a record for every partition, until it is to end."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.committed = 0
+        self.again = 0
+        """Epochs that were run again, because what they had staged was lost with a host."""
+        self.ended = threading.Event()
+        self.error: BaseException | None = None
+        self._cluster = cluster
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> StagingClient:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        self._thread.join(2 * PATIENCE_S)
+
+    def _run(self) -> None:
+        try:
+            with Client(parse_addresses(self._cluster.bootstrap), limit_s=PATIENCE_S) as client:
+                while not self.ended.is_set():
+                    self._epoch(client)
+        except BaseException as error:
+            self.error = error
+            raise
+
+    def _epoch(self, client: Client) -> None:
+        number, attempt = self.committed, f"{self.committed}.{self.again}"
+        batches = [bytes(encode_batch([Record(0, NOW_MS, None, b"%d" % number)])) for _ in range(PARTITIONS)]
+        parts = tuple(Part(TOPIC, partition, len(batch), 1, 1) for partition, batch in enumerate(batches))
+        client.stage(StageRequest(QUERY, RUN, number, 0, attempt, 0, parts, b"".join(batches)))
+        tasks = (TaskOutput(0, attempt, 1),)
+        try:
+            client.commit(EpochCommitRequest(QUERY, RUN, number, "error", tasks, f"p{number}", False))
+            self.committed += 1
+        except StagedMissing:
+            self.again += 1
+
+    def go_on(self) -> None:
+        """Wait until more epochs are committed."""
+        wanted = self.committed + EPOCHS_BETWEEN
+        until(lambda: self.committed >= wanted or self.error is not None, "epochs are committed")
+        assert self.error is None, repr(self.error)
+
+
+def until(is_so: Callable[[], bool], what: str) -> None:
+    """Wait until something is so."""
+    deadline_s, pause = time.monotonic() + PATIENCE_S, threading.Event()
+    while not is_so():
+        assert time.monotonic() < deadline_s, f"never: {what}"
+        pause.wait(0.02)
+
+
+def leader_of(cluster: Cluster, topic: str) -> ClusterHostProcess:
+    """The host that leads the first partition of a topic, once there is one."""
+    found: list[int] = []
+
+    def is_led() -> bool:
+        try:
+            with closing(KafkaAdminClient(bootstrap_servers=cluster.bootstrap)) as admin:
+                found[:] = [admin.describe_topics([topic])[0]["partitions"][0]["leader_id"]]
+        except KafkaError:  # it has asked a host that was killed
+            return False
+        return found[0] > 0 and cluster.by_node(found[0]).is_running
+
+    until(is_led, f"somebody leads {topic}")
+    return cluster.by_node(found[0])
+
+
+def values(cluster: Cluster, partition: int) -> list[int]:
+    """All records of a partition, as a consumer gets them."""
+    where = TopicPartition(TOPIC, partition)
+    with closing(KafkaConsumer(bootstrap_servers=cluster.bootstrap, consumer_timeout_ms=60_000)) as consumer:
+        consumer.assign([where])
+        consumer.seek_to_beginning(where)
+        end = consumer.end_offsets([where])[where]
+        found: list[int] = []
+        while consumer.position(where) < end:
+            for records in consumer.poll(500).values():
+                found += [int(record.value) for record in records]
+        return found
+
+
+@pytest.mark.parametrize("led", [("__cairn_epochs", TOPIC), pytest.param(("__cairn_epochs", TOPIC) * 5, marks=SLOW)])
+def test_epochs_are_exact_while_home_and_owners_are_killed(tmp_path: Path, led: tuple[str, ...]) -> None:
+    """`kill -9` of the home of epochs, then of an owner of a stream: the client goes on, and each partition has each
+    epoch once, in order. `cairn queries` says the same as the client, at any host.
+    """
+    with Cluster(tmp_path) as cluster:
+        with Client(parse_addresses(cluster.bootstrap), limit_s=PATIENCE_S) as client:
+            client.create_topic(TOPIC, PARTITIONS)
+            with StagingClient(cluster) as staging:
+                for topic in led:
+                    staging.go_on()
+                    victim = leader_of(cluster, topic)
+                    victim.kill()
+                    staging.go_on()
+                    victim.start()
+                    cluster.wait_members()
+            assert staging.error is None
+            described = client.describe(DescribeRequest(QUERY))
+        assert (described.last_epoch, described.positions) == (staging.committed - 1, f"p{staging.committed - 1}")
+        for partition in range(PARTITIONS):
+            assert values(cluster, partition) == list(range(staging.committed)), f"{staging.again} were run again"
+        for host in cluster:
+            shown = cairn("queries", "--servers", host.address, "--timeout", str(PATIENCE_S), "--json").json
+            assert [(each["query"], each["epoch"]) for each in shown["queries"]] == [(QUERY, staging.committed - 1)]

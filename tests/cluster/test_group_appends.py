@@ -1,0 +1,207 @@
+"""Groups at the owner of a stream: each is appended once, whoever sends it, how often, and whatever is trimmed."""
+
+from __future__ import annotations
+
+import uuid
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import trio
+import trio.testing
+
+from logstore.cluster import group_appends
+from logstore.cluster.group_appends import GroupAppends
+from logstore.cluster.replicated_stream import ReplicatedStream
+from logstore.cluster.topics import ClusterTopics
+from logstore.epochs.group_order import GroupOrder
+from logstore.epochs.ledger_entries import Target
+from logstore.errors import CairnError, MalformedRequest, NotLeader, UnknownTopicOrPartition
+from logstore.format.batch import iterate_batches
+from logstore.format.control import END_TYPE, known_type
+from logstore.format.records import Record, encode_batch
+from tests.cluster.support import PLACE, Front, MemoryOwner
+
+TOPIC_ID = str(uuid.UUID(PLACE.topic_id))
+
+
+class Host:
+    """A host with one stream, and how its owner appends groups. Another one takes over with the same owner."""
+
+    def __init__(self, owner: MemoryOwner) -> None:
+        self.front, self.owner = Front(owner), owner
+        topic = SimpleNamespace(partitions=[self.front.stream])
+        known = SimpleNamespace(
+            topic_by_id=lambda topic_id: topic if str(topic_id) == TOPIC_ID else None,
+            streams=lambda: [self.front.stream],
+        )
+        self.searches: list[tuple[int, int]] = []
+        self.may_search = trio.Event()
+        self.may_search.set()
+        self.appends = GroupAppends(cast(ClusterTopics, known), self, self.front.clock)
+        self.outcomes: list[CairnError | None] = []
+
+    async def lead(self, kept: int = 0) -> None:
+        """It owns the stream from now on."""
+        self.owner.own(self.front.stream, kept=kept)
+        await self.front.tasks.run()
+
+    async def find_ends(
+        self, stream: ReplicatedStream, from_offset: int, before_offset: int, /
+    ) -> list[tuple[int, bytes]]:
+        self.searches.append((from_offset, before_offset))
+        await self.may_search.wait()
+        found: list[tuple[int, bytes]] = []
+        for entry in (entry for chunk in self.owner.chunks for entry in chunk.entries):
+            for at, header in iterate_batches(entry.data):
+                batch = bytes(memoryview(entry.data)[at : at + header.size_bytes])
+                is_there = max(from_offset, stream.log_start_offset) <= header.base_offset < before_offset
+                if is_there and header.is_control and known_type(batch) == END_TYPE:
+                    found.append((header.base_offset, batch))
+        return found
+
+    async def send(self, epoch: int, start: int, query: str = "q") -> None:
+        """A group comes; its outcome is noted."""
+        try:
+            await self.appends.append(order(epoch, start, query))
+            self.outcomes.append(None)
+        except CairnError as error:
+            self.outcomes.append(error)
+
+    @property
+    def groups(self) -> int:
+        """How many groups the log has, or may have."""
+        entries = [entry for chunk in self.owner.chunks for entry in chunk.entries] + self.owner.window
+        return sum(len(list(iterate_batches(entry.data))) > 1 for entry in entries)
+
+
+def order(epoch: int, start: int, query: str = "q", partition: int = 0) -> GroupOrder:
+    """An epoch of one record, decided when the stream ended at an offset."""
+    batch = bytes(encode_batch([Record(0, epoch, None, b"%d" % epoch)]))
+    return GroupOrder(Target("orders", TOPIC_ID, partition, start), query, epoch, 1, "", ("0:a",), batch, 1)
+
+
+async def settle() -> None:
+    """Let everything go on as far as it can."""
+    await trio.testing.wait_all_tasks_blocked()
+
+
+async def test_a_group_that_comes_twice_is_there_once() -> None:
+    """While it is under way, the second waits for the first; behind its acknowledgement, it is known."""
+    host = Host(MemoryOwner())
+    await host.lead()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(host.send, 1, 0)
+        nursery.start_soon(host.send, 1, 0)
+        await settle()
+        assert (host.groups, host.outcomes) == (1, [])
+        host.owner.ack()
+    assert host.outcomes == [None, None]
+    await host.send(1, 0)
+    assert (host.groups, host.searches) == (1, [])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(host.send, 2, 3)
+        await settle()
+        host.owner.ack()
+    await host.send(1, 0)  # of a home that was replaced
+    assert (host.groups, host.outcomes) == (2, [None] * 5)
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+async def test_the_next_owner_knows_what_the_former_one_has_left(kept: int) -> None:
+    """A group that was under way is in the log, or not: it comes again, and is there once. One search is enough."""
+    owner = MemoryOwner()
+    first, second = Host(owner), Host(owner)
+    await first.lead()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(first.send, 1, 0)
+        await settle()
+        await second.lead(kept)
+        first.front.stream.deposed(2)
+    assert isinstance(first.outcomes[0], NotLeader)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(second.send, 1, 0)
+        await settle()
+        assert len(owner.window) == 1 - kept
+        owner.ack(len(owner.window))
+    await second.send(1, 0)
+    assert (second.groups, second.outcomes) == (1, [None, None])
+    assert second.searches == ([(0, 3)] if kept else []), "from the decision to the beginning of the ownership"
+
+
+async def test_a_name_that_begins_again_is_another_query() -> None:
+    """An END in front of the decision is of a query that was forgotten."""
+    owner = MemoryOwner()
+    first, second = Host(owner), Host(owner)
+    await first.lead()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(first.send, 9, 0)
+        await settle()
+        owner.ack()
+        await settle()
+        nursery.start_soon(first.send, 0, 3)
+        await settle()
+        assert len(owner.window) == 1
+        owner.ack()
+    await second.lead()
+    await second.send(0, 3)
+    assert second.groups == 2
+
+
+async def test_what_was_trimmed_behind_the_decision_is_not_there_twice() -> None:
+    """Another owner cannot tell a group that was trimmed from one that never came; the same owner can."""
+    owner = MemoryOwner()
+    first, second = Host(owner), Host(owner)
+    await first.lead()
+    first.front.append(b"record")
+    owner.ack()
+    async with trio.open_nursery() as nursery:
+        first.front.stream.log_start_offset = 1
+        nursery.start_soon(first.send, 1, 0)
+        await settle()
+        assert first.groups == 1
+        owner.ack()
+    await second.lead()
+    second.front.stream.log_start_offset = 4
+    await second.send(1, 0)
+    assert (second.groups, second.outcomes) == (1, [None])
+
+
+async def test_a_search_that_an_ownership_does_not_outlast_says_nothing() -> None:
+    """What it has found is of no use; the group is for the next owner."""
+    owner = MemoryOwner()
+    first, second = Host(owner), Host(owner)
+    await first.lead()
+    first.front.append(b"record")
+    owner.ack()
+    await second.lead()
+    second.may_search = trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(second.send, 1, 0)
+        await settle()
+        second.front.stream.deposed(3)
+        second.may_search.set()
+    assert isinstance(second.outcomes[0], NotLeader)
+    assert second.groups == 0
+
+
+async def test_streams_that_are_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unknown topic, partition or id is refused by name, and so is a stream of another host."""
+    host = Host(MemoryOwner())
+    with pytest.raises(NotLeader):
+        await host.appends.append(order(1, 0))
+    with pytest.raises(UnknownTopicOrPartition, match="no partition 1"):
+        host.appends.stream(TOPIC_ID, 1)
+    with pytest.raises(UnknownTopicOrPartition):
+        host.appends.stream(TOPIC_ID.replace("1", "2"), 0)
+    with pytest.raises(MalformedRequest, match="'orders' is no id"):
+        host.appends.stream("orders", 0)
+    monkeypatch.setattr(group_appends, "MAX_FORGOTTEN", 0)
+    await host.lead()
+    host.appends._most_owned = 0
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(host.send, 1, 0)
+        await settle()
+        host.owner.ack()
+    await host.send(1, 0)
+    assert host.groups == 1

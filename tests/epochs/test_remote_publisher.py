@@ -1,0 +1,198 @@
+"""Groups for streams of other owners: what is in them, when they go, and what a failure leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from logstore.epochs import remote_publisher
+from logstore.epochs.commit_in_progress import CommitInProgress
+from logstore.epochs.group_order import GroupOrder, decode_order, encode_order
+from logstore.epochs.ledger_entries import CommitRecord, LastEpoch, Target
+from logstore.epochs.remote_publisher import Place, RemotePublisher, StreamEnd, TargetStream
+from logstore.epochs.replicated_staging import ReplicatedStaging
+from logstore.errors import (
+    CorruptFile,
+    GroupTooLarge,
+    MalformedRequest,
+    StorageFailed,
+    TryAgain,
+    UnknownTopicOrPartition,
+)
+from logstore.format.batch import iterate_batches
+from logstore.format.control import Begin, End, decode_control
+from logstore.format.epoch_api import Part, TaskOutput
+from logstore.format.records import Record, decode_batch, encode_batch
+from logstore.format.staged import AttemptKey
+from logstore.log.coroutines import start
+from logstore.log.ticket import Ticket
+from logstore.log.topics import TopicConfig
+from logstore.testing.reports import RecordedReports
+from tests.epochs.test_replicated_staging import Stream
+
+TOPIC_ID = "00000000-0000-0000-0000-000000000007"
+NOW_MS = 1_700_000_000_000
+LARGEST = 5_000
+
+
+class Owners:
+    """The streams of a cluster; a test answers what they are asked."""
+
+    def __init__(self) -> None:
+        self.topic_id = TOPIC_ID
+        self.orders: list[tuple[GroupOrder, Ticket[None]]] = []
+        self.end_offsets: dict[Place, int] = {}
+
+    def find(self, topic: str, partition: int) -> TargetStream:
+        if topic != "out":
+            raise UnknownTopicOrPartition(topic)
+        return TargetStream(self.topic_id, TopicConfig())
+
+    def check_group(self, name: str, size_bytes: int) -> None:
+        if size_bytes > LARGEST:
+            raise GroupTooLarge(f"{name}: {size_bytes}")
+
+    def ends(self, places: Sequence[Place]) -> Ticket[Mapping[Place, StreamEnd]]:
+        return Ticket.succeeded({place: StreamEnd(self.topic_id, self.end_offsets.get(place, 0)) for place in places})
+
+    def append(self, order: GroupOrder) -> Ticket[None]:
+        ticket: Ticket[None] = Ticket()
+        self.orders.append((order, ticket))
+        return ticket
+
+    def answer(self, *errors: Exception | None) -> None:
+        """Answer the orders that wait, in their order."""
+        waiting, self.orders = self.orders, []
+        for (_, ticket), error in zip(waiting, errors or [None] * len(waiting), strict=True):
+            if error is None:
+                ticket.succeed(None)
+            else:
+                ticket.fail(error)
+
+
+class World:
+    """Two tasks that have staged a batch for each of some partitions, and a commit of theirs."""
+
+    def __init__(self, partitions: int = 3, value_bytes: int = 20, segments: int = 1) -> None:
+        self.stream, self.owners, self.reports = Stream(), Owners(), RecordedReports()
+        self.staging: ReplicatedStaging = self.stream.owned()
+        self.publisher = RemotePublisher(self.staging, self.owners, self.reports)
+        for task in range(2):
+            for segment in range(segments):
+                batches = [
+                    bytes(
+                        encode_batch([Record(0, NOW_MS, None, b"%d/%d/%d" % (task, segment, p) + bytes(value_bytes))])
+                    )
+                    for p in range(partitions)
+                ]
+                parts = tuple(Part("out", p, len(batch), 1, 1) for p, batch in enumerate(batches))
+                key = AttemptKey("q", "run", 4, task, "a")
+                self.staging.stage(key, segment, parts, b"".join(batches), now_ms=NOW_MS)
+        self.stream.ack()
+        targets = tuple(Target("out", TOPIC_ID, partition, 10 + partition) for partition in range(partitions))
+        tasks = tuple(TaskOutput(task, "a", segments) for task in range(2))
+        self.record = CommitRecord("q", "run", 3, 4, "pos", tasks, targets)
+        self.commit = CommitInProgress(self.record, LastEpoch(4, NOW_MS, False, "pos"))
+
+    def publish(self) -> Ticket[None]:
+        return start(self.publisher.publish(self.commit))
+
+
+def content(group: bytearray) -> tuple[Begin, list[bytes], End]:
+    """A group's BEGIN, the beginnings of its values, and its END."""
+    batches = [memoryview(group)[at : at + header.size_bytes] for at, header in iterate_batches(group)]
+    begin, end = decode_control(batches[0]), decode_control(batches[-1])
+    assert isinstance(begin, Begin)
+    assert isinstance(end, End)
+    values = [record.value or b"" for batch in batches[1:-1] for record in decode_batch(batch)]
+    return begin, [value.rstrip(b"\0") for value in values], end
+
+
+def test_each_stream_gets_its_batches_in_the_order_of_tasks() -> None:
+    """Between BEGIN, which counts them, and END, with the positions."""
+    world = World(segments=2)
+    done = world.publish()
+    assert len(world.owners.orders) == 3
+    for partition, (order, _) in enumerate(world.owners.orders):
+        assert order.target == world.record.targets[partition]
+        begin, values, end = content(order.group(NOW_MS))
+        assert values == [b"%d/%d/%d" % (task, segment, partition) for task in range(2) for segment in range(2)]
+        assert (begin.attempts, begin.batch_count) == (("0:a", "1:a"), 4)
+        assert begin.byte_count == order.byte_count == len(order.batches)
+        assert order.record_count == 6
+        assert end == End("q", 4, 3, b"pos")
+    world.owners.answer()
+    assert done.error is None
+    assert world.commit.remaining == {}
+    assert world.stream.reads == 0, "what was staged just now is in memory"
+
+
+def test_a_stream_that_was_not_reached_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others have the epoch, and are not asked again; one whose topic is gone is over, and reported."""
+    world = World()
+    done = world.publish()
+    world.owners.answer(UnknownTopicOrPartition("gone"), None, StorageFailed("no room"))
+    assert isinstance(done.error, StorageFailed)
+    assert list(world.commit.remaining) == [world.record.targets[2]]
+    assert world.reports.names() == ["epoch_topic_gone"]
+    world.publish()
+    assert [order.target.partition for order, _ in world.owners.orders] == [2]
+
+
+def test_few_bytes_are_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next groups are made when those before have gone; each segment is read once for all of them."""
+    monkeypatch.setattr(remote_publisher, "MAX_GROUPS_BYTES", 3000)
+    world = World(partitions=5, value_bytes=500)
+    world.staging._cache.clear()
+    world.publish()
+    taken = []
+    while world.owners.orders:
+        taken.append([order.target.partition for order, _ in world.owners.orders])
+        assert world.stream.reads == 2 * len(taken)
+        world.owners.answer()
+    assert taken == [[0, 1], [2, 3], [4]]
+
+
+def test_staged_output_that_is_gone_is_told() -> None:
+    """Nothing of the epoch is sent."""
+    world = World()
+    world.staging.drop([AttemptKey("q", "run", 4, 1, "a")])
+    done = world.publish()
+    assert isinstance(done.error, CorruptFile)
+    assert "task 1, attempt 'a'" in str(done.error)
+    assert world.owners.orders == []
+
+
+def test_a_target_is_what_its_owner_said_last() -> None:
+    """Without that, or if the topic is another one since, the commit is to be asked for again."""
+    world = World()
+    with pytest.raises(TryAgain):
+        world.publisher.target("out", 1)
+    world.owners.end_offsets["out", 1] = 77
+    assert start(world.publisher.locate([("out", 1)])).error is None
+    assert world.publisher.target("out", 1) == Target("out", TOPIC_ID, 1, 77)
+    world.owners.topic_id = TOPIC_ID.replace("7", "8")
+    with pytest.raises(TryAgain):
+        world.publisher.target("out", 1)
+    with pytest.raises(GroupTooLarge, match=r"out-1: 5001"):
+        world.publisher.check_group(Target("out", TOPIC_ID, 1, 77), LARGEST + 1)
+
+
+def test_an_order_as_bytes() -> None:
+    """What is sent is what the owner appends; docs/replication.md has the fields."""
+    world = World()
+    world.publish()
+    order = world.owners.orders[0][0]
+    sent = b"".join(encode_order(order))
+    found = decode_order(sent)
+    assert found.group(NOW_MS) == order.group(NOW_MS)
+    assert (found.target, found.query, found.epoch) == (order.target, "q", 4)
+    assert sent[4:].startswith(
+        b'{"topic":"out","topic_id":"00000000-0000-0000-0000-000000000007","partition":0,"start":10,'
+    )
+    for length in (0, 3, 4, 40):
+        with pytest.raises(MalformedRequest):
+            decode_order(sent[:length])
+    with pytest.raises(MalformedRequest, match="attempts"):
+        decode_order(sent.replace(b'"attempts":["0:a","1:a"]', b'"attempts":[1,2]        '))
