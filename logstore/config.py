@@ -18,7 +18,8 @@ from logstore.base.errors import AddressError, FieldError
 from logstore.base.events import LEVELS, Level
 from logstore.base.fields import Boolean, Integer, String, Type, from_text
 from logstore.base.tls import CLIENT_CERTIFICATES, VERSIONS, TlsFiles
-from logstore.cluster.settings import ClusterSecurity, ClusterSettings, PlaceSettings, parse_cluster
+from logstore.cluster.copy_pace import DEFAULT_MAX_RATE, DEFAULT_MIN_RATE, CopyRates
+from logstore.cluster.settings import ClusterSecurity, ClusterSettings, PlaceSettings, parse_cluster, with_copy_rates
 from logstore.errors import ConfigError
 from logstore.kafka.api_types import BrokerSettings
 from logstore.kafka.groups.coordinator import GroupSettings
@@ -198,6 +199,14 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("cluster", "topology", "", 0, 0, "file that says where hosts are: docs/cluster.md"),
     Setting("cluster", "topology-script", "", 0, 0, "Hadoop's rack script, which is asked for this host"),
     Setting("cluster", "lease-s", 3, 2, 3600, "how long a silent host counts as alive, if its machine is gone"),
+    Setting(
+        *("cluster", "copy-min-bytes-per-s", DEFAULT_MIN_RATE, 1 << 16, 1 << 40),
+        "bytes a second that this host reads and writes for copies at least, also if appends feel it",
+    ),
+    Setting(
+        *("cluster", "copy-max-bytes-per-s", DEFAULT_MAX_RATE, 1 << 16, 1 << 40),
+        "bytes a second that it reads and writes for copies at most",
+    ),
     Setting("epochs", "staging-bytes", 4 << 30, _MIB, 1 << 50, "staged output that is not committed yet"),
     Setting(
         "epochs", "staged-age-ms", _DAY_MS, 1000, _LARGEST, "the age at which uncommitted staged output is dropped"
@@ -393,7 +402,8 @@ def _cluster(values: Mapping[str, Any]) -> ClusterSettings | None:
     security = ClusterSecurity(tls, values["etcd_user"], values["etcd_password_file"], values["etcd_ca"])
     place = PlaceSettings(*(values[name] for name in ("rack", "disk_rate", "topology", "topology_script")))
     url, host, listen, told = (values[name] for name in ("cluster", "host_name", "peer_listen", "peer_advertise"))
-    return parse_cluster(security, url, host, values["node_id"], listen, told, place, values["lease_s"])
+    settings = parse_cluster(security, url, host, values["node_id"], listen, told, place, values["lease_s"])
+    return with_copy_rates(settings, CopyRates(values["copy_min_bytes_per_s"], values["copy_max_bytes_per_s"]))
 
 
 def parse_super_users(text: str) -> frozenset[str]:

@@ -3,8 +3,10 @@
 Invariants:
 * An operation is reported once, when it is durable or has failed. A cut that finds other bytes is damage; a disk that
   refuses is not.
-* At most MAX_LOADS reads wait for the disk: beyond that they are dropped, and who asks asks again. A read that fails
-  for want of a descriptor or of memory says nothing about the chunk, and is dropped as well.
+* LOADS_AT_ONCE reads for readers have their entries in memory at a time, and MAX_LOADS wait: beyond that they are
+  dropped, and who asks asks again. A read that fails for want of a descriptor or of memory says nothing about the
+  chunk, and is dropped as well.
+* Reads for copies wait for their turn (`logstore.cluster.copies`), apart from those for readers.
 """
 
 import errno
@@ -14,6 +16,7 @@ from typing import Final
 import trio
 
 from logstore.base.events import Report
+from logstore.cluster.copies import Copies
 from logstore.cluster.interfaces import ReplicaFiles
 from logstore.errors import CorruptChunk, UnknownTopicOrPartition
 from logstore.events import REPLICA_DAMAGED
@@ -22,6 +25,8 @@ from logstore.replica.effects import Effect, Load, Store
 from logstore.replica.replica import Replica
 
 MAX_LOADS: Final = 64
+LOADS_AT_ONCE: Final = 8
+"""Each has a mebibyte in memory, and as much again on its way through the link."""
 PASSING_ERRORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR})
 
 
@@ -29,13 +34,20 @@ class DiskWork:
     """See the module. `carry_out` takes the effects of what has come back. `run` must run for reads."""
 
     def __init__(
-        self, files: ReplicaFiles, replica: Replica, carry_out: Callable[[list[Effect]], None], report: Report
+        self,
+        files: ReplicaFiles,
+        replica: Replica,
+        copies: Copies,
+        carry_out: Callable[[list[Effect]], None],
+        report: Report,
     ) -> None:
         self._files = files
         self._replica = replica
         self._carry_out = carry_out
         self._report = report
+        self._copies = copies
         self._loads = 0
+        self._turns = trio.CapacityLimiter(LOADS_AT_ONCE)
         self._nursery: trio.Nursery | None = None
 
     async def run(self) -> None:
@@ -45,8 +57,10 @@ class DiskWork:
 
     def store(self, store: Store) -> None:
         """Carry out an operation."""
+        begun_s = trio.current_time()
 
         def settled(ticket: Ticket[None]) -> None:
+            self._copies.write_ended(store.operation, begun_s)
             if ticket.error is None:
                 self._carry_out(self._replica.stored(store.token))
                 return
@@ -54,26 +68,41 @@ class DiskWork:
             self._report(REPLICA_DAMAGED, operation=type(store.operation).__name__, error=ticket.error)
             self._carry_out(self._replica.store_failed(store.token, is_damaged=is_damaged))
 
+        self._copies.write_begun(store.operation)
         self._files.perform(store.operation).add_callback(settled)
 
     def load(self, load: Load) -> None:
         """Read entries."""
-        if self._nursery is None or self._loads >= MAX_LOADS:
+        may_wait = self._copies.may_read() if load.for_copy else self._loads < MAX_LOADS
+        if self._nursery is None or not may_wait:
             self._replica.load_dropped(load.token)
-            return
-        self._loads += 1
-        self._nursery.start_soon(self._load, load)
+        elif load.for_copy:
+            self._nursery.start_soon(self._load_for_copy, load)
+        else:
+            self._loads += 1
+            self._nursery.start_soon(self._load_for_reader, load)
 
-    async def _load(self, load: Load) -> None:
+    async def _load_for_copy(self, load: Load) -> None:
+        async with self._copies.turn_to_read(load) as piece:
+            piece.size_bytes = await self._load(load)
+
+    async def _load_for_reader(self, load: Load) -> None:
+        try:
+            async with self._turns:
+                await self._load(load)
+        finally:
+            self._loads -= 1
+
+    async def _load(self, load: Load) -> int:
+        """Returns the bytes of the entries."""
         try:
             found = await self._files.load(load)
         except (CorruptChunk, UnknownTopicOrPartition, OSError) as error:
             if isinstance(error, OSError) and error.errno in PASSING_ERRORS:
                 self._replica.load_dropped(load.token)
-                return
-            self._report(REPLICA_DAMAGED, operation="Load", stream=load.stream, epoch=load.epoch, error=error)
-            self._carry_out(self._replica.load_failed(load.token))
-        else:
-            self._carry_out(self._replica.loaded(load.token, *found))
-        finally:
-            self._loads -= 1
+            else:
+                self._report(REPLICA_DAMAGED, operation="Load", stream=load.stream, epoch=load.epoch, error=error)
+                self._carry_out(self._replica.load_failed(load.token))
+            return 0
+        self._carry_out(self._replica.loaded(load.token, *found))
+        return sum(len(entry.data) for entry in found.entries)

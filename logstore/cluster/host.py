@@ -7,11 +7,11 @@
 | `Send` | `Links` | `receive` |
 | `Store`, `Load` | `disk_work` on `ReplicaFiles` | `stored`, `loaded` and their failures |
 | `ReadRegistration`, `SwapRegistration` | `registration_requests` | `registration_read`, `…_seen`, `swap_answered` |
-| `Ready`, `Acked`, `Deposed`, `Unavailable` | the stream's `StreamListener` | – |
+| `Ready`, `Acked`, `Deposed`, `Unavailable` | the stream's `StreamObserver` | – |
 
 It claims streams (`claims`), tells owners which members live (`live_hosts`), and forgets the streams of deleted topics.
 
-For the front of Kafka: `listen` to each stream that clients may use, then `ready` says that this host owns it. While it
+For the front of Kafka: `observe` each stream that clients may use, then `ready` says that this host owns it. While it
 does, `may_append` and `append` take batches whose offsets begin at `next_offset`; everything below the offset of the
 last `acked` is acknowledged. `owner_of` says whom clients should ask otherwise. Methods that need the owner raise
 NotLeader.
@@ -21,13 +21,13 @@ Order of a start: `establish_identity`, the files, the listeners' sockets, the l
 
 Invariants:
 * All methods are called on the event loop's thread. None waits but those that are `async`.
-* A tick costs what is due: owners at rest, however many, have none.
-* Bounded: MAX_LOADS reads of the disk, MAX_READS reads of other hosts, three requests for the registration of a stream.
+* Bounded: MAX_LOADS reads of the disk, MAX_READS reads of other hosts, three requests for the registration of a stream,
+  tokens for copies that are ordered (`host_state`) and made (`copies`) here.
 * Safety is the state machines'; who is taken for alive here decides only what is tried when.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -39,14 +39,16 @@ from logstore.base.metadata.interface import Condition, MetadataStore
 from logstore.base.metadata.local_watch import ChangeSignal
 from logstore.cluster import election
 from logstore.cluster.claims import Claims
+from logstore.cluster.copies import Copies
+from logstore.cluster.copy_pace import CopyRates
 from logstore.cluster.disk_work import DiskWork
 from logstore.cluster.entry_reads import EntryReads
 from logstore.cluster.host_identity import HostIdentity
-from logstore.cluster.interfaces import Links, PlanSets, ReplicaFiles, StreamListener
+from logstore.cluster.interfaces import Links, PlanSets, ReplicaFiles, StreamObserver
 from logstore.cluster.live_hosts import LiveHosts
 from logstore.cluster.membership import Membership
 from logstore.cluster.owner_news import OwnerNews
-from logstore.cluster.owners_time import TICK_S, OwnersTime
+from logstore.cluster.owner_ticks import OwnerTicks
 from logstore.cluster.registration_requests import CreateRegistration, FirstRegistration, RegistrationRequests
 from logstore.cluster.set_choice import SetChoice
 from logstore.cluster.stored_topics import StoredTopics
@@ -55,11 +57,13 @@ from logstore.errors import NotLeader, UnknownTopicOrPartition
 from logstore.events import REPLICAS_REMOVED
 from logstore.replica.appending import OwnerLimits
 from logstore.replica.effects import Acked, Effect, Load, Send, Store
+from logstore.replica.host_state import HostState
 from logstore.replica.messages import (
     Append,
     AppendDone,
     CopyChunk,
     CopyDone,
+    CopyProgress,
     EntriesRead,
     Fence,
     FenceDone,
@@ -72,15 +76,12 @@ from logstore.replica.messages import (
     StreamRates,
     ToOwner,
 )
-from logstore.replica.owner import TAKING, Owner, OwnerState
+from logstore.replica.owner import TAKING, Owner
 from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
 from logstore.replica.registrations import ChunkRegistration, Member, Prefix, StreamHead, StreamRegistration
 from logstore.replica.replica import Replica
 from logstore.replica.stored_registrations import StoredRegistrations
 
-TICKS_AT_ONCE: Final = 64
-PAUSE_PER_TICK: Final = 3
-"""Ticks take a quarter of the time at most."""
 SHOW_AGAIN_S: Final = 2.0
 """Between two tries to seal or remove a replica that could not be."""
 RESIGN_S: Final = 5.0
@@ -98,6 +99,7 @@ class HostParts:
     files: ReplicaFiles
     report: Report
     plan_sets: PlanSets | None = None
+    copy_rates: CopyRates = field(default_factory=CopyRates)
 
 
 @dataclass(slots=True)
@@ -125,9 +127,9 @@ class ClusterHost:
         self._limits = limits or OwnerLimits()
         self._replica = Replica(parts.identity.member, parts.files.stored, has_room=parts.files.has_room)
         self._owners: dict[str, Owner] = {}
-        self._restless: dict[str, Owner] = {}
-        self._restless_now = trio.Event()
-        self._time = OwnersTime()
+        self._ticks = OwnerTicks(self._owners, self._carry_out)
+        self._shared = HostState.waking(self._has_token)
+        self._copies = Copies(parts.links, parts.copy_rates)
         self._sets = SetChoice(self.name, lambda: self._hosts.live, parts.links, parts.plan_sets)
         self._hosts = LiveHosts(self.name, parts.view, parts.links, membership, self._hosts_changed, self._sets.choose)
         self._claims = Claims(
@@ -146,10 +148,11 @@ class ClusterHost:
         """Of streams with replicas here, as they were seen last."""
         self._unfinished: set[str] = set()
         """Streams with replicas that are not as the registration says yet."""
-        self._disk = DiskWork(parts.files, self._replica, self._carry_out, parts.report)
+        self._disk = DiskWork(parts.files, self._replica, self._copies, self._carry_out, parts.report)
         self._handlers: dict[type, Callable[[str, Any], None]] = {
-            **dict.fromkeys((Append, CopyChunk, ReadEntries), self._to_replica),
-            **dict.fromkeys((AppendDone, OutOfOrder, FenceDone, CopyDone), self._to_owner),
+            **dict.fromkeys((Append, ReadEntries), self._to_replica),
+            **dict.fromkeys((AppendDone, OutOfOrder, FenceDone, CopyDone, CopyProgress), self._to_owner),
+            CopyChunk: self._copy_ordered,
             EntriesRead: self._entries_read,
             Fence: self._fenced,
             LookAtRegistration: self._look_hint,
@@ -158,14 +161,14 @@ class ClusterHost:
         }
         self._changed = ChangeSignal()
         self._news = OwnerNews(parts.report, self._deposed, self._changed.notify)
-        parts.view.add_listener(self)
+        parts.view.add_observer(self)
 
     @property
     def statistics(self) -> HostStatistics:
         """What the host does now."""
         return HostStatistics(
             len(self._owners),
-            len(self._restless),
+            len(self._ticks),
             self._claims.streams_without_owner,
             self._news.takeovers,
             self._news.member_failures,
@@ -187,7 +190,8 @@ class ClusterHost:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._disk.run)
             nursery.start_soon(self._requests.run)
-            nursery.start_soon(self._tick_owners)
+            nursery.start_soon(self._ticks.run)
+            nursery.start_soon(self._copies.run)
             nursery.start_soon(self._claims.run)
             nursery.start_soon(self._show_again)
             nursery.start_soon(self._hosts.watch_links)
@@ -199,21 +203,21 @@ class ClusterHost:
 
     # ---- for the front: streams
 
-    def listen(self, stream: str, listener: StreamListener) -> None:
-        """Tell a listener what becomes of a stream from now on, and what it is now: `ready`, or `unavailable`."""
-        self._news.listeners[stream] = listener
+    def observe(self, stream: str, observer: StreamObserver) -> None:
+        """Tell an observer what becomes of a stream from now on, and what it is now: `ready`, or `unavailable`."""
+        self._news.observers[stream] = observer
         owner = self._owners.get(stream)
         if owner is not None:
-            owner.size_chunks(listener.chunk_bytes)
+            owner.size_chunks(observer.chunk_bytes)
         if owner is not None and owner.state in TAKING:
-            listener.registered(owner.registration)
-            listener.ready(owner.registration.epoch, owner.high_watermark)
+            observer.registered(owner.registration)
+            observer.ready(owner.registration.epoch, owner.high_watermark)
         elif stream in self._news.waiting:
-            listener.unavailable(self._news.waiting[stream])
+            observer.unavailable(self._news.waiting[stream])
 
-    def unlisten(self, stream: str) -> None:
+    def stop_observing(self, stream: str) -> None:
         """Tell nobody any more."""
-        self._news.listeners.pop(stream, None)
+        self._news.observers.pop(stream, None)
 
     def owner_of(self, stream: str) -> str | None:
         """The host that owns a stream and lives, by the newest registration known here; None if there is none."""
@@ -243,18 +247,18 @@ class ClusterHost:
         owner = self._taking(stream)
         offset = owner.next_offset
         self._sets.rates.appended(stream, len(data))
-        self._drive(owner, owner.append(data, record_count, self._time.now_ms()))
+        self._drive(owner, owner.append(data, record_count, self._ticks.now_ms()))
         return offset
 
     def trim(self, stream: str, log_start: int, *, keeps_last: bool) -> None:
         """Let readers see nothing below an offset, and drop the chunks in front: see `Owner.trim`. Raises NotLeader."""
         owner = self._taking(stream)
-        self._drive(owner, owner.trim(log_start, self._time.now_ms(), keeps_last=keeps_last))
+        self._drive(owner, owner.trim(log_start, self._ticks.now_ms(), keeps_last=keeps_last))
 
     def roll(self, stream: str) -> None:
         """Seal the stream's open chunk, if it has anything, and open the next one. Raises NotLeader."""
         owner = self._taking(stream)
-        self._drive(owner, owner.roll(self._time.now_ms()))
+        self._drive(owner, owner.roll(self._ticks.now_ms()))
 
     def size_chunks(self, stream: str, chunk_bytes: int) -> None:
         """Chunks of a stream are full at another size, if this host owns the stream."""
@@ -327,6 +331,11 @@ class ClusterHost:
         """Take a message from a host, this one included."""
         self._handlers[type(message)](sender, message)
 
+    def _copy_ordered(self, sender: str, message: CopyChunk) -> None:
+        self._to_replica(sender, message)
+        if self._copies.flow.is_waiting(message.stream, message.epoch):
+            self._carry_out(self._replica.progress_of(message.stream, message.epoch))
+
     def _to_replica(self, sender: str, message: Append | CopyChunk | ReadEntries) -> None:
         # What comes for a topic that is not known leaves nothing here: it was deleted, or is asked for again.
         if self._claims.is_known(message.stream):
@@ -335,7 +344,7 @@ class ClusterHost:
     def _to_owner(self, sender: str, message: ToOwner) -> None:
         owner = self._owners.get(message.stream)
         if owner is not None:
-            self._drive(owner, owner.receive(message, self._time.now_ms()))
+            self._drive(owner, owner.receive(message, self._ticks.now_ms()))
 
     def _fenced(self, sender: str, message: Fence) -> None:
         """Somebody claims the stream: this host's owner knows it before an append of its own is refused."""
@@ -347,12 +356,15 @@ class ClusterHost:
 
     def _refused(self, sender: str, message: Refused) -> None:
         self._reads.received(message)
+        self._copies.refused(message)
         self._carry_out(self._replica.receive(sender, message))
         self._to_owner(sender, message)
 
     def _entries_read(self, sender: str, message: EntriesRead) -> None:
         self._reads.received(message)
-        self._carry_out(self._replica.receive(sender, message))
+        effects = self._replica.receive(sender, message)
+        self._copies.arrived(message, effects)
+        self._carry_out(effects)
 
     def _look_hint(self, sender: str, message: LookAtRegistration) -> None:
         self._look(message.stream, message.revision)
@@ -364,13 +376,13 @@ class ClusterHost:
     # ---- for the view
 
     def members_changed(self) -> None:
-        """See ViewListener: who lives has changed."""
+        """See ViewObserver: who lives has changed."""
         self._hosts.members_changed()
 
     def _hosts_changed(self) -> None:
         """Who lives, or can be reached, has changed."""
         self._claims.look_at_all()
-        now_ms = self._time.now_ms()
+        now_ms = self._ticks.now_ms()
         for stream, owner in list(self._owners.items()):
             if self._owners.get(stream) is owner:
                 live = self._hosts.placement(stream)
@@ -378,7 +390,7 @@ class ClusterHost:
         self._changed.notify()
 
     def topic_changed(self, name: str, before: KnownTopic | None, now: KnownTopic | None) -> None:
-        """See ViewListener."""
+        """See ViewObserver."""
         if before is not None and (now is None or now.topic.topic_id != before.topic.topic_id):
             for partition in range(before.topic.partitions):
                 self._forget(stream_name(before.topic.topic_id, partition))
@@ -386,7 +398,7 @@ class ClusterHost:
             self._claims.look_at_topic(now)
 
     def head_changed(self, stream: str, now: KnownHead | None) -> None:
-        """See ViewListener."""
+        """See ViewObserver."""
         self._sets.head_changed(stream, now)
         self._claims.look_at(stream)
         has_replicas = self._replica.has_chunks_of(stream)
@@ -406,10 +418,10 @@ class ClusterHost:
 
     def _claim(self, stream: str) -> None:
         """Become the owner of a stream."""
-        now_ms = self._time.now_ms()
+        now_ms = self._ticks.now_ms()
         news, me = self._news, self._parts.identity.owner_id
         founding, written_ms = partial(news.founding, stream), partial(news.written_ms, stream)
-        owner = self._owners[stream] = Owner(stream, me, self._limits, founding, written_ms)
+        owner = self._owners[stream] = Owner(stream, me, self._limits, founding, written_ms, self._shared)
         owner.size_chunks(news.chunk_bytes(stream, self._limits.chunk_bytes))
         owner.live_members(self._hosts.placement(stream), now_ms, self._hosts.placing)
         read = owner.start(now_ms)
@@ -434,36 +446,23 @@ class ClusterHost:
 
     def _drive(self, owner: Owner, effects: Iterable[Effect]) -> None:
         """Carry out what an owner asks for after an event: it gets ticks until it is at rest."""
-        if owner.state is not OwnerState.DEPOSED:
-            self._restless[owner.stream] = owner
-            self._restless_now.set()
+        self._ticks.follow(owner)
         self._carry_out(effects)
 
-    async def _tick_owners(self) -> None:
-        """Ticks that take long come more rarely: a thousand owners that wait for hosts leave time for the rest."""
-        pause_s = TICK_S
-        while True:
-            if not self._restless:
-                self._restless_now = trio.Event()
-                await self._restless_now.wait()
-            await trio.sleep(pause_s)
-            begin_s = trio.current_time()
-            now_ms = self._time.now_ms()
-            for number, (stream, owner) in enumerate(list(self._restless.items()), start=1):
-                if self._owners.get(stream) is owner:
-                    self._carry_out(owner.tick(now_ms))
-                if owner.is_at_rest or self._owners.get(stream) is not owner:
-                    self._restless.pop(stream, None)
-                if number % TICKS_AT_ONCE == 0:
-                    await trio.lowlevel.checkpoint()
-            pause_s = max(TICK_S, PAUSE_PER_TICK * (trio.current_time() - begin_s))
-            self._time.expect(pause_s)
+    def _has_token(self, stream: str) -> None:
+        """A stream that waited for a token has one."""
+        owner = self._owners.get(stream)
+        if owner is None:
+            self._shared.leave(stream)
+        else:
+            self._ticks.follow(owner)
 
     def _forget(self, stream: str) -> None:
         """The stream's topic was deleted."""
         self._seen.pop(stream, None)
         self._heads.pop(stream, None)
         owner = self._owners.pop(stream, None)
+        self._shared.leave(stream)
         self._claims.look_at(stream)
         self._news.stream_deleted(stream, is_owned=owner is not None)
         if self._replica.has_chunks_of(stream):
@@ -496,9 +495,9 @@ class ClusterHost:
         if owner is None:
             return
         if isinstance(answer, SwapAnswer):
-            self._drive(owner, owner.swap_answered(answer, self._time.now_ms()))
+            self._drive(owner, owner.swap_answered(answer, self._ticks.now_ms()))
         else:
-            self._drive(owner, owner.registration_read(answer, self._time.now_ms()))
+            self._drive(owner, owner.registration_read(answer, self._ticks.now_ms()))
 
     def _deleted(self, stream: str) -> None:
         """There is no registration. Its replicas go if the topic is gone too: a registration is there before any."""
@@ -527,7 +526,10 @@ class ClusterHost:
         """Do what a state machine asks for."""
         for effect in effects:
             if isinstance(effect, Send):
-                self._parts.links.send(effect.host, effect.message)
+                if isinstance(effect.message, ReadEntries):  # the next piece of a copy
+                    self._copies.ask(effect.host, effect.message)
+                else:
+                    self._parts.links.send(effect.host, effect.message)
             elif isinstance(effect, Store):
                 self._disk.store(effect)
             elif isinstance(effect, Acked):

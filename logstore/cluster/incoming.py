@@ -34,7 +34,16 @@ from logstore.cluster.sockets import receive_exactly
 from logstore.cluster.wire import FrameBuffer, decode
 from logstore.errors import LinkRefused, MalformedMessage
 from logstore.events import CANNOT_ACCEPT, LINK_CLOSED, PEER_DISCONNECTED
-from logstore.replica.messages import AppendDone, CopyDone, EntriesRead, FenceDone, Message, OutOfOrder, Refused
+from logstore.replica.messages import (
+    AppendDone,
+    CopyDone,
+    CopyProgress,
+    EntriesRead,
+    FenceDone,
+    Message,
+    OutOfOrder,
+    Refused,
+)
 
 BACKLOG: Final = 128
 ACCEPT_AGAIN_S: Final = 0.1
@@ -42,7 +51,7 @@ ACCEPT_AGAIN_S: Final = 0.1
 RECEIVE_BYTES: Final = 256 * 1024
 MESSAGE_BYTES: Final = 4096
 """What a message counts for beside its bytes: 64 short messages, or 256 KiB, are some milliseconds of work."""
-_SPEAKING: Final = (AppendDone, OutOfOrder, FenceDone, CopyDone, Refused, EntriesRead)
+_SPEAKING: Final = (AppendDone, OutOfOrder, FenceDone, CopyDone, CopyProgress, Refused, EntriesRead)
 
 
 async def open_listener(address: Address) -> trio.socket.SocketType:

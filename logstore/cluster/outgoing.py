@@ -1,8 +1,10 @@
 """The connection from this host to another one, on which it sends: made, watched, and made again.
 
 Invariants:
-* Messages leave in the order of `send`. Those that wait have `queue_bytes` and one frame at most; what comes while
-  there is no connection, or beyond that bound, is dropped, and so is what waits when the connection ends.
+* Messages leave in the order of `send`, but for entries that were read (`BULK`): they leave when nothing else waits,
+  one message at a time, so that an append waits for one of them at most. What waits has `queue_bytes` and one frame at
+  most, entries that were read a quarter of that; what comes while there is no connection, or beyond these bounds, is
+  dropped, and so is what waits when the connection ends.
 * The first try after the end of a connection that was up for more than `max_pause_s` comes at once; other pauses grow
   from `min_pause_s` to `max_pause_s`. A hello from the host ends the pause.
 * A connection is up after both ends have accepted each other's hello, and until its end is noticed: at once when the
@@ -23,8 +25,11 @@ from logstore.cluster.wire import encode
 from logstore.errors import LinkRefused, MalformedMessage, UnsendableMessage
 from logstore.events import PEER_CONNECTED, PEER_LOST, PEER_MESSAGE_UNSENT, PEER_NOT_REACHED, PEER_SLOW, PEER_SLOW_OVER
 from logstore.interfaces import Buffer
-from logstore.replica.messages import Message
+from logstore.replica.messages import EntriesRead, Message
 
+BULK: Final = EntriesRead
+BULK_SHARE: Final = 4
+"""Entries that were read may take this part of the queue's bytes."""
 BURST_BYTES: Final = 256 * 1024
 """About so much is handed to the socket before other tasks run."""
 
@@ -40,7 +45,8 @@ class OutgoingLink:
         self._counts = own.counts_of(host)
         self.is_up = False
         self._queue: deque[tuple[list[Buffer], int]] = deque()
-        self._queued_bytes = 0
+        self._bulk: deque[tuple[list[Buffer], int]] = deque()
+        self._queued_bytes = self._bulk_bytes = 0
         self._dropped = 0
         """Messages that were not sent since the queue was full; not 0: it has not been empty since."""
         self._more = trio.lowlevel.ParkingLot()
@@ -65,7 +71,8 @@ class OutgoingLink:
         """Send a message soon, or drop it."""
         if not self.is_up:
             return
-        if self._queued_bytes >= self._own.settings.queue_bytes:
+        limit_bytes, is_bulk = self._own.settings.queue_bytes, isinstance(message, BULK)
+        if self._queued_bytes >= limit_bytes or (is_bulk and self._bulk_bytes >= limit_bytes // BULK_SHARE):
             if not self._dropped:
                 self._own.report(PEER_SLOW, host=self.host, waiting_bytes=self._queued_bytes)
             self._dropped += 1
@@ -76,8 +83,9 @@ class OutgoingLink:
         except UnsendableMessage as error:
             self._own.report(PEER_MESSAGE_UNSENT, host=self.host, error=str(error))
             return
-        self._queue.append((parts, size))
+        (self._bulk if is_bulk else self._queue).append((parts, size))
         self._queued_bytes += size
+        self._bulk_bytes += size if is_bulk else 0
         self._more.unpark()
 
     def aim(self, peer: Peer | None) -> None:
@@ -162,7 +170,8 @@ class OutgoingLink:
         finally:
             self.is_up = False
             self._queue.clear()
-            self._queued_bytes = 0
+            self._bulk.clear()
+            self._queued_bytes = self._bulk_bytes = 0
             self._dropped = 0
             if ended:  # otherwise this host stops, or has ended it
                 self._own.report(PEER_LOST, host=self.host, address=str(peer.address), why=ended[0])
@@ -177,26 +186,35 @@ class OutgoingLink:
             ended.append(error.strerror or str(error))
         scope.cancel()
 
+    def _next_burst(self) -> tuple[list[Buffer], int]:
+        """What is sent next, with its bytes: messages up to BURST_BYTES, or one of entries that were read."""
+        if not self._queue:
+            parts, taken = self._bulk.popleft()
+            self._bulk_bytes -= taken
+            self._counts.sent_messages += 1
+            return parts, taken
+        parts, taken = [], 0
+        while self._queue and taken < BURST_BYTES:
+            message, size = self._queue.popleft()
+            parts += message
+            taken += size
+            self._counts.sent_messages += 1
+        return parts, taken
+
     async def _write(self, link: ConnectedSocket, ended: list[str], scope: trio.CancelScope) -> None:
         try:
             while True:
-                if not self._queue:
+                if not self._queue and not self._bulk:
                     if self._dropped:
                         self._own.report(PEER_SLOW_OVER, host=self.host, dropped=self._dropped)
                         self._dropped = 0
                     await self._more.park()
-                parts: list[Buffer] = []
-                taken = count = 0
-                while self._queue and taken < BURST_BYTES:
-                    message, size = self._queue.popleft()
-                    parts += message
-                    taken += size
-                    count += 1
+                parts, taken = self._next_burst()
                 await link.send(parts, self._own.settings.stall_s)
                 self._queued_bytes -= taken
                 self._counts.sent_bytes += taken
-                self._counts.sent_messages += count
-                if self._queue:
+                del parts  # large ones may be the last for long
+                if self._queue or self._bulk:
                     await trio.lowlevel.checkpoint()
         except OSError as error:
             ended.append(error.strerror or str(error))

@@ -169,7 +169,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     place = await trio.to_thread.run_sync(own_place.read)
     announced = Announcement(settings.node_id, told, addresses, place)
     membership = Membership(metadata, identity, announced, report, settings.lease_s)
-    parts = HostParts(identity, metadata, view, links, files, report, ReplicaSets)
+    parts = HostParts(identity, metadata, view, links, files, report, ReplicaSets, settings.copy_rates)
     host = observer.host = ClusterHost(parts, membership)
     reads = ChunkReads(local.engine, host, files, local.clock, report)
     store_settings = local.engine.store.settings

@@ -3,7 +3,7 @@
 Invariant: settings are frozen and complete; a wrong one raises ConfigError, which names it and says what is allowed.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -13,6 +13,7 @@ from logstore.base.metadata.errors import InvalidMetadataCall
 from logstore.base.metadata.schema import MAX_DOMAINS, MAX_RACK_CHARACTERS, member_key
 from logstore.base.racks import domains
 from logstore.base.tls import TlsFiles
+from logstore.cluster.copy_pace import CopyRates
 from logstore.errors import ConfigError
 
 DEFAULT_NAMESPACE: Final = "/cairn/"
@@ -70,6 +71,7 @@ class ClusterSettings:
     place: PlaceSettings
     lease_s: int
     security: ClusterSecurity
+    copy_rates: CopyRates = field(default_factory=CopyRates)
 
 
 def parse_cluster(
@@ -113,6 +115,16 @@ def parse_cluster(
         )
     told = addresses[1] if advertise else None
     return ClusterSettings(parse_url(url), host, node_id, addresses[0], told, place, lease_s, security)
+
+
+def with_copy_rates(settings: ClusterSettings | None, rates: CopyRates) -> ClusterSettings | None:
+    """The settings with these rates. Raises ConfigError."""
+    if rates.min_bytes_per_s > rates.max_bytes_per_s:
+        raise ConfigError(
+            f"copy-min-bytes-per-s={rates.min_bytes_per_s} is above copy-max-bytes-per-s={rates.max_bytes_per_s}: "
+            "copies cannot have more than they may"
+        )
+    return None if settings is None else replace(settings, copy_rates=rates)
 
 
 def parse_url(url: str) -> EtcdUrl | SqliteUrl:

@@ -27,6 +27,7 @@ from logstore.replica.messages import (
     AppendDone,
     CopyChunk,
     CopyDone,
+    CopyProgress,
     EntriesRead,
     Entry,
     Fence,
@@ -60,9 +61,9 @@ acked bytes, members to forward to, founding bytes, entries."""
 _FENCE: Final = struct.Struct(">BHqqq")
 """epoch, base offset, fence epoch"""
 _COPY: Final = struct.Struct(">BHqqqqIqB")
-"""epoch, base offset, end, revision, whether there is a source"""
+"""epoch, base offset, end, revision, whether there is a source (1) and whether it is urgent (2)"""
 _READ: Final = struct.Struct(">BHqqIB")
-"""epoch, offset, largest number of bytes, whether it is for a copy"""
+"""epoch, offset, largest number of bytes, whether it is for a copy (1) and whether that is urgent (2)"""
 _LOOK: Final = struct.Struct(">BHq")
 """revision"""
 _RATES: Final = struct.Struct(">BHI")
@@ -73,6 +74,8 @@ _FENCE_DONE: Final = struct.Struct(">BHqqqqIq")
 """epoch, fence epoch, durable, acked bytes"""
 _COPY_DONE: Final = struct.Struct(">BHqqqIq")
 """epoch, end, revision"""
+_PROGRESS: Final = struct.Struct(">BHqqq")
+"""epoch, copied bytes, revision"""
 _REFUSED: Final = struct.Struct(">BHqBq")
 """epoch, reason, fence epoch"""
 _ENTRIES_READ: Final = struct.Struct(">BHqqqIqII")
@@ -210,7 +213,7 @@ def _write_append(message: Append) -> _Parts:
 
 def _write_append_done(message: AppendDone) -> _Parts:
     names = _names(message.stream, *message.member)
-    return [_PLACE.pack(2, len(names), message.epoch, *message.durable) + names]
+    return [_PLACE.pack(14 if message.is_working else 2, len(names), message.epoch, *message.durable) + names]
 
 
 def _write_out_of_order(message: OutOfOrder) -> _Parts:
@@ -232,8 +235,9 @@ def _write_fence_done(message: FenceDone) -> _Parts:
 def _write_copy(message: CopyChunk) -> _Parts:
     names = _names(message.stream, message.disk, *(message.source or ()))
     fixed = _COPY.pack(
-        6, len(names), message.epoch, message.base_offset, *message.end, message.revision, message.source is not None
-    )
+        6, len(names), message.epoch, message.base_offset, *message.end, message.revision,
+        _flags(message.source is not None, message.is_urgent),
+    )  # fmt: skip
     return [fixed + names]
 
 
@@ -242,9 +246,14 @@ def _write_copy_done(message: CopyDone) -> _Parts:
     return [_COPY_DONE.pack(7, len(names), message.epoch, *message.end, message.revision) + names]
 
 
+def _flags(first: bool, second: bool) -> int:
+    return first | second << 1
+
+
 def _write_read(message: ReadEntries) -> _Parts:
     names = _names(message.stream, message.disk)
-    fixed = _READ.pack(8, len(names), message.epoch, message.offset, message.max_bytes, message.for_copy)
+    flags = _flags(message.for_copy, message.is_urgent)
+    fixed = _READ.pack(8, len(names), message.epoch, message.offset, message.max_bytes, flags)
     return [fixed + names]
 
 
@@ -264,6 +273,11 @@ def _write_refused(message: Refused) -> _Parts:
 def _write_look(message: LookAtRegistration) -> _Parts:
     names = _names(message.stream)
     return [_LOOK.pack(11, len(names), message.revision) + names]
+
+
+def _write_progress(message: CopyProgress) -> _Parts:
+    names = _names(message.stream, *message.member)
+    return [_PROGRESS.pack(12, len(names), message.epoch, message.copied_bytes, message.revision) + names]
 
 
 def _write_rates(message: StreamRates) -> _Parts:
@@ -349,9 +363,9 @@ def _read_append(reader: _Reader) -> Append:
 
 
 def _read_append_done(reader: _Reader) -> AppendDone:
-    _, _, epoch, length, offset, checksum = reader.fixed(_PLACE)
+    kind, _, epoch, length, offset, checksum = reader.fixed(_PLACE)
     stream, member = _split_answer(reader.names)
-    return AppendDone(stream, epoch, member, Prefix(length, offset, checksum))
+    return AppendDone(stream, epoch, member, Prefix(length, offset, checksum), kind == 14)
 
 
 def _read_out_of_order(reader: _Reader) -> OutOfOrder:
@@ -372,18 +386,18 @@ def _read_fence_done(reader: _Reader) -> FenceDone:
     return FenceDone(stream, epoch, member, fence, Prefix(length, offset, checksum), acked)
 
 
-def _flag(value: int, noun: str) -> bool:
-    if value > 1:
-        raise MalformedMessage(f"{noun} is {value}, not 0 or 1")
-    return value == 1
+def _bits(value: int, noun: str) -> tuple[bool, bool]:
+    if value > 3:
+        raise MalformedMessage(f"the flags of {noun} are {value}, not 0 to 3")
+    return bool(value & 1), bool(value & 2)
 
 
 def _read_copy(reader: _Reader) -> CopyChunk:
-    _, _, epoch, base, length, offset, checksum, revision, has_source = reader.fixed(_COPY)
-    count = 4 if _flag(has_source, "whether a copy has a source") else 2
-    stream, disk, *source = _split(reader.names, count)
+    _, _, epoch, base, length, offset, checksum, revision, flags = reader.fixed(_COPY)
+    has_source, is_urgent = _bits(flags, "a copy")
+    stream, disk, *source = _split(reader.names, 4 if has_source else 2)
     member = Member(*source) if source else None
-    return CopyChunk(stream, disk, epoch, base, Prefix(length, offset, checksum), member, revision)
+    return CopyChunk(stream, disk, epoch, base, Prefix(length, offset, checksum), member, revision, is_urgent)
 
 
 def _read_copy_done(reader: _Reader) -> CopyDone:
@@ -393,9 +407,9 @@ def _read_copy_done(reader: _Reader) -> CopyDone:
 
 
 def _read_read(reader: _Reader) -> ReadEntries:
-    _, _, epoch, offset, max_bytes, for_copy = reader.fixed(_READ)
+    _, _, epoch, offset, max_bytes, flags = reader.fixed(_READ)
     stream, disk = _split(reader.names, 2)
-    return ReadEntries(stream, disk, epoch, offset, max_bytes, _flag(for_copy, "whether a read is for a copy"))
+    return ReadEntries(stream, disk, epoch, offset, max_bytes, *_bits(flags, "a read"))
 
 
 def _read_entries_read(reader: _Reader) -> EntriesRead:
@@ -418,6 +432,12 @@ def _read_look(reader: _Reader) -> LookAtRegistration:
     _, _, revision = reader.fixed(_LOOK)
     (stream,) = _split(reader.names, 1)
     return LookAtRegistration(stream, revision)
+
+
+def _read_progress(reader: _Reader) -> CopyProgress:
+    _, _, epoch, copied, revision = reader.fixed(_PROGRESS)
+    stream, member = _split_answer(reader.names)
+    return CopyProgress(stream, epoch, member, copied, revision)
 
 
 def _read_rates(reader: _Reader) -> StreamRates:
@@ -444,6 +464,7 @@ _WRITERS: Final[dict[type, Callable[[Any], _Parts]]] = {
     EntriesRead: _write_entries_read,
     Refused: _write_refused,
     LookAtRegistration: _write_look,
+    CopyProgress: _write_progress,
     StreamRates: _write_rates,
 }
 _READERS: Final[dict[int, Callable[[_Reader], Message]]] = {
@@ -458,7 +479,9 @@ _READERS: Final[dict[int, Callable[[_Reader], Message]]] = {
     9: _read_entries_read,
     10: _read_refused,
     11: _read_look,
+    12: _read_progress,
     13: _read_rates,
+    14: _read_append_done,
 }
 
 

@@ -4,11 +4,14 @@ Invariants:
 * What is acknowledged is what every member has confirmed as durable; the members are those of the chunk's registration.
 * A batch is sent along the chain once. A member that lags gets what it lacks directly from the owner, so that a member
   in front of it that stands still does not make it fail as well.
+* A member is late when its host has confirmed nothing of any stream for `member_timeout_ms` while it had a batch, or
+  when it has a batch for `busy_timeout_ms`: a host that is busy with many streams is slow, and does not fail for that.
 * A member that asks for what it has confirmed, or that has another disk or other bytes now, is doubtful: it is not
   named as a holder when the chunk is sealed.
 
 Costs: a batch is one message to this host's own member, one to the first other one, and one on from each of those; a
-member that lags gets at most one more message in `resend_ms`, of at most `append_bytes`.
+member that lags gets one more message after `resend_ms`, of at most `append_bytes`, and further ones after pauses that
+double, up to `LONGEST_RESEND` times as long.
 """
 
 from collections.abc import Callable
@@ -16,6 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from logstore.replica.effects import Effect, Send
+from logstore.replica.host_state import HostProgress
 from logstore.replica.messages import Append, AppendDone, Entry, OutOfOrder
 from logstore.replica.registrations import ChunkRegistration, Member, Prefix
 from logstore.replica.window import Window
@@ -25,12 +29,17 @@ Founding = Callable[[int], bytes]
 the first batch of a chunk is sent.
 """
 NOTHING: Final = Prefix(0, 0, 0)
+LONGEST_RESEND: Final = 4
+"""Times `resend_ms`: what is sent again and again to a host that is busy keeps it busy. Shorter than the time for which
+a host may be silent, since the answer says whether its disk works.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerLimits:
-    """Bounds and times of an owner. `member_timeout_ms`: a batch that a member has not confirmed after that long, from
-    its first sending on, makes the member a failed one.
+    """Bounds and times of an owner. `member_timeout_ms`: a member that has a batch, and whose host has confirmed
+    nothing of any stream for so long, has failed; `busy_timeout_ms`: so has one that has not confirmed a batch after
+    that long.
     """
 
     chunk_bytes: int = 64 << 20
@@ -42,6 +51,7 @@ class OwnerLimits:
     append_bytes: int = 1 << 20
     resend_ms: int = 50
     member_timeout_ms: int = 300
+    busy_timeout_ms: int = 2_000
     fence_wait_ms: int = 300
     """How long a takeover waits for members behind the first one that has answered."""
     suspect_ms: int = 5_000
@@ -56,6 +66,8 @@ class MemberProgress:
     durable: Prefix
     resent_ms: int = 0
     resent_from: int = -1
+    resends: int = 0
+    """Since the member has confirmed something."""
     is_doubtful: bool = False
 
 
@@ -63,11 +75,17 @@ class Appending:
     """The batches of a stream that are not acknowledged, and the members of its open chunk."""
 
     def __init__(
-        self, stream: str, host: str, limits: OwnerLimits, founding: Founding = lambda base_offset: b""
+        self,
+        stream: str,
+        host: str,
+        limits: OwnerLimits,
+        founding: Founding = lambda base_offset: b"",
+        hosts: HostProgress | None = None,
     ) -> None:
         self._stream = stream
         self._host = host
         self._limits = limits
+        self._hosts = hosts or HostProgress()
         self.window = Window(0, limits.max_in_flight_bytes)
         self.chunk: ChunkRegistration | None = None
         self.progress: dict[Member, MemberProgress] = {}
@@ -151,7 +169,9 @@ class Appending:
             return []
         for member, progress in self.progress.items():
             since_ms = self.window.waits_since_ms(progress.durable.length_bytes)
-            if since_ms is not None and now_ms - max(since_ms, progress.resent_ms) >= self._limits.resend_ms:
+            pause_ms = self._limits.resend_ms * min(1 << progress.resends, LONGEST_RESEND)
+            if since_ms is not None and now_ms - max(since_ms, progress.resent_ms) >= pause_ms:
+                progress.resends = min(progress.resends + 1, LONGEST_RESEND)
                 effects += self._resend(member, progress.durable.length_bytes, now_ms)
         if self.window.is_all_acked and self._told_acked_bytes < self.window.acked.length_bytes:
             effects += self._send_chain(self.chunk, self.window.placed, ())
@@ -167,12 +187,16 @@ class Appending:
 
     # ---- what members say
 
-    def confirmed(self, message: AppendDone) -> bool:
+    def confirmed(self, message: AppendDone, now_ms: int) -> bool:
         """A member has more. Returns whether something is acknowledged that was not."""
         progress = self.progress[message.member]
         if message.durable.length_bytes > progress.durable.length_bytes:
             progress.durable = message.durable
             progress.is_doubtful = False
+            progress.resends = 0
+            self._hosts.note(message.member.host, now_ms)
+        elif message.is_working:
+            self._hosts.note(message.member.host, now_ms)
         return self.window.ack(self.confirmed_by_all())
 
     def confirmed_by_all(self) -> Prefix:
@@ -198,11 +222,22 @@ class Appending:
         return [
             member
             for member, progress in self.progress.items()
-            if self._is_late(self.window.waits_since_ms(progress.durable.length_bytes), now_ms)
+            if self._is_late(member, self.window.waits_since_ms(progress.durable.length_bytes), now_ms)
         ]
 
-    def _is_late(self, since_ms: int | None, now_ms: int) -> bool:
-        return since_ms is not None and now_ms - since_ms > self._limits.member_timeout_ms
+    def lateness(self, member: Member, now_ms: int) -> str:
+        """Why a late member has failed, for the operator."""
+        since_ms = self.window.waits_since_ms(self.progress[member].durable.length_bytes)
+        waited_ms = 0 if since_ms is None else now_ms - since_ms
+        silent_ms = 0 if since_ms is None else self._hosts.silent_ms(member.host, since_ms, now_ms)
+        return f"no confirmation for {waited_ms} ms; the host has confirmed nothing of any stream for {silent_ms} ms"
+
+    def _is_late(self, member: Member, since_ms: int | None, now_ms: int) -> bool:
+        limits = self._limits
+        if since_ms is None or now_ms - since_ms <= limits.member_timeout_ms:
+            return False
+        is_silent = self._hosts.silent_ms(member.host, since_ms, now_ms) > limits.member_timeout_ms
+        return is_silent or now_ms - since_ms > limits.busy_timeout_ms
 
     def holders(self) -> tuple[tuple[Member, ...], tuple[Member, ...]]:
         """Who has what is acknowledged, the failed ones too, and who may have lost it. If all may, all are named."""

@@ -78,7 +78,7 @@ class Store:
 class Load:
     """Read entries of a chunk from an offset on, none behind `limit_bytes`; report `loaded`, or `load_failed`. The
     chunk's founding state comes with entries from its start on. `for_copy`: what was appended as one entry and must
-    stay whole, however a copy is interrupted, comes as one entry.
+    stay whole, however a copy is interrupted, comes as one entry; and it may wait, unless it `is_urgent`.
     """
 
     token: int
@@ -88,6 +88,7 @@ class Load:
     limit_bytes: int
     max_bytes: int
     for_copy: bool = False
+    is_urgent: bool = False
 
 
 # ---- what the owner tells the log

@@ -74,7 +74,8 @@ class CopyChunk:
 
     `revision`: of the registration when the copy began, which names the replica for it; a repeated order has the same.
 
-    Without a source the replica answers whether it has the chunk already.
+    Without a source the replica answers whether it has the chunk already. `is_urgent`: the stream takes no appends
+    until the copy is made.
     """
 
     stream: str
@@ -84,6 +85,7 @@ class CopyChunk:
     end: Prefix
     source: Member | None
     revision: int
+    is_urgent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ class ReadEntries:
     """Send entries from an offset on, about `max_bytes` of them.
 
     `for_copy`: another replica asks, for a chunk that it knows to be sealed. Otherwise a reader asks, who may see only
-    what is acknowledged.
+    what is acknowledged. `is_urgent`: see `CopyChunk`.
     """
 
     stream: str
@@ -100,6 +102,7 @@ class ReadEntries:
     offset: int
     max_bytes: int
     for_copy: bool
+    is_urgent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,18 @@ class LookAtRegistration:
 
     stream: str
     revision: int
+
+
+def unknown_entries(end: Prefix, message: Append) -> tuple[Entry, ...] | None:
+    """The entries of an append that a replica with this much of the chunk does not have yet; None if they contradict
+    what it has.
+    """
+    at = message.at
+    for number, entry in enumerate(message.entries):
+        if at.length_bytes >= end.length_bytes:
+            return message.entries[number:] if at == end else None
+        at = at.followed_by(*entry)
+    return () if at.length_bytes < end.length_bytes or at == end else None
 
 
 # ---- from a replica
@@ -129,12 +144,15 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AppendDone:
-    """The member has the chunk durably up to `durable`."""
+    """The member has the chunk durably up to `durable`. `is_working`: it has more, and its disk has made other things
+    durable since it was asked the last time.
+    """
 
     stream: str
     epoch: int
     member: Member
     durable: Prefix
+    is_working: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +189,17 @@ class CopyDone:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyProgress:
+    """The member copies, or waits until it may go on; so much is durable. `revision`: of the order."""
+
+    stream: str
+    epoch: int
+    member: Member
+    copied_bytes: int
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """The member does not do it. `fence_epoch`: the lowest epoch from which it takes appends."""
 
@@ -203,5 +232,5 @@ class StreamRates:
 
 
 ToReplica = Append | Fence | CopyChunk | ReadEntries | LookAtRegistration
-ToOwner = AppendDone | OutOfOrder | FenceDone | CopyDone | Refused
+ToOwner = AppendDone | OutOfOrder | FenceDone | CopyDone | CopyProgress | Refused
 Message = ToReplica | ToOwner | EntriesRead | StreamRates

@@ -23,9 +23,6 @@ What a failure costs (r members): a member that fails, one swap and the unacknow
 each; a takeover, three swaps, r fences with one sync each, and what `repair` copies if fewer than `min_copies` members
 answered; a lost message, one more after `resend_ms`. An append without failures: r messages, r syncs, r answers.
 
-The states are a table and events are methods, not coroutines over tickets as in `logstore.epochs`: in most states any
-of five kinds of events may come next, repeated and late ones among them, and a step is what all of them together allow.
-
 Sources: Apache BookKeeper (ensemble changes, the last add confirmed); SGuard, section 3; KIP-101, KIP-279 and KIP-320
 (why a length without an epoch, and an epoch without the metadata's word, lose records).
 """
@@ -39,9 +36,11 @@ from logstore.base.states import following
 from logstore.replica.appending import Appending, Founding, OwnerLimits
 from logstore.replica.effects import Acked, Deposed, Effect, MemberFailed, Ready, Registered, Send, Unavailable
 from logstore.replica.fencing import Fencing, SealPlan
+from logstore.replica.host_state import HostState
 from logstore.replica.messages import (
     AppendDone,
     CopyDone,
+    CopyProgress,
     Entry,
     Fence,
     FenceDone,
@@ -145,8 +144,10 @@ class Owner:
         limits: OwnerLimits | None = None,
         founding: Founding = lambda base_offset: b"",
         written_ms: Callable[[], int] = lambda: UNKNOWN_TIME,
+        shared: HostState | None = None,
     ) -> None:
         """`written_ms`: when the last batch of the open chunk was appended, or later; asked when it is sealed."""
+        self._shared = shared = shared or HostState()
         self.stream = stream
         self.me = me
         self.limits = limits or OwnerLimits()
@@ -161,9 +162,9 @@ class Owner:
         self._reported = ""
         self._written_ms = written_ms
         self._trimming = Trimming()
-        self._appending = Appending(stream, me.host, self.limits, founding)
+        self._appending = Appending(stream, me.host, self.limits, founding, shared.progress)
         self._suspects = Suspects()
-        self._repair = Repair(stream, self.limits.resend_ms * 4, self.limits.repair_timeout_ms)
+        self._repair = Repair(stream, self.limits.resend_ms * 4, self.limits.repair_timeout_ms, shared.copies)
 
     # ---- what the log sees
 
@@ -278,7 +279,7 @@ class Owner:
             return []
         if isinstance(message, Refused) and message.reason is Reason.FENCED:
             return self._fenced(message)
-        if isinstance(message, CopyDone):
+        if isinstance(message, CopyDone | CopyProgress):
             self._repair.receive(message, now_ms)
             return self._advance(now_ms)
         if isinstance(message, FenceDone):
@@ -344,6 +345,7 @@ class Owner:
             return [ready, *self._look_hints(), *self._advance(now_ms)]
         if self.state is OwnerState.ROLLING:
             self._step(OwnerEvent.ROLLED)
+            self._shared.growths.give_back(self.stream)
             self._begin_chunk(now_ms)
             return [*self._look_hints(), *self._send_placed(now_ms)]
         raise AssertionError(f"owner of {self.stream}: a swap in state {self.state.value}")
@@ -356,6 +358,7 @@ class Owner:
     def _depose(self, newer_epoch: int) -> list[Effect]:
         self._step(OwnerEvent.OVERTAKEN)
         self._swap = None
+        self._shared.leave(self.stream)
         return [Deposed(self.stream, newer_epoch, self.high_watermark)]
 
     def _fenced(self, message: Refused) -> list[Effect]:
@@ -490,7 +493,8 @@ class Owner:
     def _go_on_repairing(self, now_ms: int) -> list[Effect]:
         if self._swap is not None:
             return []
-        step = self._repair.tick(self.registration, self.revision, self._live, now_ms)
+        is_urgent = self.state is OwnerState.RESTORING
+        step = self._repair.tick(self.registration, self.revision, self._live, now_ms, is_urgent=is_urgent)
         swap = self._swap_in(step.wanted, now_ms, is_repair=True) if step.wanted is not None else []
         return [*step.effects, *swap]
 
@@ -501,7 +505,7 @@ class Owner:
 
     def _confirmed(self, message: AppendDone, now_ms: int) -> list[Effect]:
         self._suspects.until_ms.pop(message.member, None)
-        if not self._appending.confirmed(message):
+        if not self._appending.confirmed(message, now_ms):
             return []
         acked = Acked(self.stream, self.registration.epoch, self.high_watermark)
         return [acked, *self._advance(now_ms)]
@@ -540,7 +544,7 @@ class Owner:
         gone = [member for member in self._appending.progress if self._live and member not in self._live]
         effects: list[Effect] = []
         if late:
-            effects = self._fail(late, f"no confirmation for {self.limits.member_timeout_ms} ms", now_ms)
+            effects = self._fail(late, self._appending.lateness(late[0], now_ms), now_ms)
         if self._state_is_appending() and gone:
             effects += self._fail(gone, "it is gone", now_ms)
         if self._state_is_appending():
@@ -574,9 +578,12 @@ class Owner:
         return [*reports, *self._roll(chosen, now_ms)]
 
     def _roll_if_better(self, now_ms: int) -> list[Effect]:
-        """Roll a full chunk once it is drained, and one for which there is a better set now."""
+        """Roll a full chunk once it is drained, and one for which there is a better set now: in the stream's turn."""
         following, appending = self._next_set(now_ms), self._appending
-        appending.is_draining = appending.is_draining or following.is_better_than(appending.progress)
+        is_better, growths = following.is_better_than(appending.progress), self._shared.growths
+        if not is_better:
+            growths.give_back(self.stream)
+        appending.is_draining = appending.is_draining or (is_better and growths.take(self.stream))
         if appending.is_draining and appending.window.is_all_acked and following.size >= self.registration.min_copies:
             return self._roll(self._choose_members(now_ms), now_ms)
         return []

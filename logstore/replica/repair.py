@@ -11,6 +11,9 @@ Invariants:
 * A member is dropped only if `copies` live ones stay, or if its copy is damaged and another member is alive. So members
   that are gone leave the registration when there are enough others, and not before.
 * A target is a member only after it has said that it holds the chunk durably, as a whole.
+* A copy takes a token of the host's (`Tokens`), from its naming to its end; without one the repair is at rest. A
+  copy that the stream waits for takes none.
+* A target is given up when it has said nothing of progress for `timeout_ms`; to wait for its turn is progress.
 * The copy of a host that leaves counts as long as there are too few others: it is dropped when `copies` others are
   alive, so a chunk has never fewer copies because a host leaves. What a removed host had is dropped as soon as every
   other host that is alive has the chunk.
@@ -18,8 +21,8 @@ Invariants:
 Without any live member a candidate may still have the chunk: it is asked. If none has, the chunk is reported as
 unavailable, and its records stay in the log's offsets.
 
-Costs: two swaps a copy, one small write a sync for each piece of 1 MiB. Where copies go is Peace's to say (`Placing`),
-and when they may flow.
+Costs: two swaps a copy, a write and a sync for each piece. The target asks for pieces, and decides when. Where copies
+go is Peace's to say (`Placing`).
 
 Sources: SGuard, section 5 (copies compete with what must be fast, so they are scheduled); HDFS's re-replication;
 Apache BookKeeper's auto-recovery, which changes the ledger's metadata after the copy.
@@ -31,7 +34,8 @@ from typing import Final, NamedTuple
 
 from logstore.base.states import following
 from logstore.replica.effects import Effect, Send, Unavailable
-from logstore.replica.messages import CopyChunk, CopyDone, Reason, Refused
+from logstore.replica.host_state import Tokens
+from logstore.replica.messages import CopyChunk, CopyDone, CopyProgress, Reason, Refused
 from logstore.replica.placing import ANYWHERE, Placing
 from logstore.replica.registrations import ChunkRegistration, Member, StreamRegistration
 
@@ -95,13 +99,18 @@ class RepairStep:
 
 
 NOTHING: Final = RepairStep()
+ORDERS_PER_TIMEOUT: Final = 4
+"""A target that makes progress is asked again so often only."""
 
 
 class Repair:
     """The repair of one stream's sealed chunks."""
 
-    def __init__(self, stream: str, resend_ms: int, timeout_ms: int) -> None:
+    def __init__(self, stream: str, resend_ms: int, timeout_ms: int, tokens: Tokens | None = None) -> None:
         self._stream = stream
+        self._tokens = tokens or Tokens()
+        self._is_waiting = self._is_urgent = False
+        """Whether there was no token for a copy; whether the stream waits for its copy."""
         self._resend_ms = resend_ms
         self._timeout_ms = timeout_ms
         self.state = RepairState.IDLE
@@ -123,15 +132,24 @@ class Repair:
 
     def is_at_rest(self, revision: int, live: tuple[Member, ...]) -> bool:
         """Whether there is nothing to do for this registration and these live members."""
-        is_seen = self._seen == (revision, live, self.placing)
-        return self.state is RepairState.IDLE and is_seen and not self._damaged
+        is_known = self._is_waiting or self._seen == (revision, live, self.placing)
+        return self.state is RepairState.IDLE and is_known and not self._damaged
 
     # ---- events
 
     def tick(
-        self, registration: StreamRegistration, revision: int, live: tuple[Member, ...], now_ms: int
+        self,
+        registration: StreamRegistration,
+        revision: int,
+        live: tuple[Member, ...],
+        now_ms: int,
+        *,
+        is_urgent: bool = False,
     ) -> RepairStep:
-        """Go on: choose a chunk, ask for a copy again, give a target up. `revision` is that of the registration."""
+        """Go on: choose a chunk, ask for a copy again, give a target up. `revision` is that of the registration;
+        `is_urgent`: no chunk can be opened until there is another copy of the last one.
+        """
+        self._is_urgent = is_urgent
         if self._job is not None and registration.chunk(self._job.epoch) is None:
             self._end_with_its_chunk()
         if self.state is RepairState.CHECKED:
@@ -149,16 +167,21 @@ class Repair:
             return dropped
         return self._choose(registration, revision, live, now_ms)
 
-    def receive(self, message: CopyDone | Refused, now_ms: int) -> None:
+    def receive(self, message: CopyDone | CopyProgress | Refused, now_ms: int) -> None:
         """An answer of a target, or of a source by way of the target. The next tick goes on."""
         if isinstance(message, Refused) and message.reason is Reason.DAMAGED:
             self._damaged[message.epoch, message.member] = None
         job = self._job
         if job is None or self.state is not RepairState.COPYING or message.epoch != job.epoch:
             return
-        if isinstance(message, CopyDone):
-            if message.member == job.target and message.revision == job.revision:
+        if isinstance(message, CopyDone | CopyProgress):
+            if message.member != job.target or message.revision != job.revision:
+                return
+            if isinstance(message, CopyDone):
                 self._step(RepairEvent.DONE)
+            else:
+                self._since_ms = now_ms
+                self._sent_ms = now_ms - self._resend_ms + self._timeout_ms // ORDERS_PER_TIMEOUT
         elif message.member in (job.target, job.source):
             self._give_up(message.member, now_ms)
 
@@ -168,6 +191,7 @@ class Repair:
         self._since_ms, self._sent_ms = now_ms, now_ms - self._resend_ms
         if self.state is RepairState.IDLE:
             self._job = None
+            self._tokens.give_back(self._stream)
 
     def chunks_dropped(self, registration: StreamRegistration) -> None:
         """The stream was trimmed: forget what is known of chunks that are not listed any more."""
@@ -183,6 +207,7 @@ class Repair:
         """The chunk that is repaired was dropped; a swap for it cannot be in flight, because the drop was one."""
         self._step(RepairEvent.GIVE_UP)
         self._job = None
+        self._tokens.give_back(self._stream)
 
     # ---- steps
 
@@ -191,6 +216,7 @@ class Repair:
     ) -> RepairStep:
         if self._seen == (revision, live, self.placing):
             return NOTHING
+        self._is_waiting = False
         effects: list[Effect] = []
         for chunk in reversed(registration.chunks):
             holders = [member for member in chunk.members if member in live]
@@ -213,6 +239,9 @@ class Repair:
                     self._step(RepairEvent.DROP)
                     return RepairStep(tuple(effects), removed)
                 continue
+            if not self._is_urgent and not self._tokens.take(self._stream):
+                self._is_waiting = True
+                return RepairStep(tuple(effects))
             self._job = Job(chunk.epoch, target, source)
             if chunk.names(target):
                 self._job = self._job._replace(revision=revision)
@@ -225,6 +254,7 @@ class Repair:
             return RepairStep(tuple(effects), wanted)
         if not self._bad:
             self._seen = (revision, live, self.placing)
+        self._tokens.give_back(self._stream)
         return RepairStep(tuple(effects))
 
     def _target(
@@ -268,8 +298,9 @@ class Repair:
             return NOTHING
         self._sent_ms = now_ms
         order = CopyChunk(
-            self._stream, job.target.disk, chunk.epoch, chunk.base_offset, chunk.end, job.source, job.revision
-        )
+            self._stream, job.target.disk, chunk.epoch, chunk.base_offset, chunk.end, job.source, job.revision,
+            self._is_urgent,
+        )  # fmt: skip
         return RepairStep((Send(job.target.host, order),))
 
     def _promote(self, registration: StreamRegistration, live: tuple[Member, ...]) -> RepairStep:
@@ -308,6 +339,7 @@ class Repair:
             self._bad[self._job.epoch, member] = now_ms + self._timeout_ms
         self._step(RepairEvent.GIVE_UP)
         self._job = None
+        self._tokens.give_back(self._stream)
 
     def _is_bad(self, epoch: int, member: Member, now_ms: int) -> bool:
         until_ms = self._bad.get((epoch, member))

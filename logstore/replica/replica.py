@@ -21,9 +21,6 @@ Invariants:
 Bounded: `max_unsynced_bytes` of entries that are not durable, over all chunks; what arrives beyond that is dropped, and
 the owner sends it again. One copy of each chunk at a time. Memory for each chunk does not depend on its size.
 
-Costs: an append is one write, one sync, one answer, and one message on along the chain, all of them at the same time. A
-fence is one small write and one sync. A registration seen costs one operation for each chunk that it seals or removes.
-
 Sources: Apache BookKeeper's bookies (fencing, last add confirmed); HDFS's pipeline (data along a chain); etcd's raft
 (messages that carry all that it takes to judge them).
 """
@@ -50,6 +47,7 @@ from logstore.replica.messages import (
     AppendDone,
     CopyChunk,
     CopyDone,
+    CopyProgress,
     EntriesRead,
     Entry,
     Fence,
@@ -61,6 +59,7 @@ from logstore.replica.messages import (
     Refused,
     ToReplica,
     end_after,
+    unknown_entries,
 )
 from logstore.replica.register import ReadRegistration
 from logstore.replica.registrations import Member, Prefix, StreamRegistration
@@ -68,7 +67,7 @@ from logstore.replica.registrations import Member, Prefix, StreamRegistration
 MAX_UNSYNCED_BYTES: Final = 64 << 20
 """Entries in memory that are not durable yet, for all streams of a host."""
 COPY_BYTES: Final = 1 << 20
-"""What a copy asks for at a time: a large read, and little memory for each copy."""
+"""What a copy asks for at a time, at most: the host may make it less."""
 
 
 class ReplicaState(Enum):
@@ -152,6 +151,8 @@ class _Chunk:
     is_damaged: bool = False
     copy: _Copy | None = None
     copy_revision: int = 0
+    asked_at: int = 0
+    """How many operations of the disk were done when the owner was answered last."""
     fences: list[tuple[str, Fence]] = field(default_factory=list)
     """Fences that are not answered yet, with who asked."""
 
@@ -188,7 +189,7 @@ class Replica:
         self._tokens = 0
         self._stores: dict[int, tuple[DiskOperation, str]] = {}
         self._loads: dict[int, tuple[str, ReadEntries]] = {}
-        self._unsynced_bytes = 0
+        self._unsynced_bytes = self._operations = 0
         self._owner_hosts: dict[str, str] = {}
         """Who gets reports of damage."""
         self._handlers: dict[type, Callable[[str, Any], list[Effect]]] = {
@@ -241,12 +242,11 @@ class Replica:
         refused = self._refusal(message)
         if refused is not None:
             return [Send(message.owner, refused)]
-        key = (message.stream, message.epoch)
-        chunk = self._chunks.get(key)
+        chunk = self._chunks.get((message.stream, message.epoch))
         if chunk is None:
             chunk = self._new_chunk(message.stream, message.epoch, message.base_offset)
         forward = self._forward(message)
-        if not self._follows(chunk, message):
+        if message.at.length_bytes > chunk.end.length_bytes:  # something in front of it was lost
             return [*forward, Send(message.owner, OutOfOrder(message.stream, message.epoch, self.me, chunk.end))]
         entries = self._unknown_entries(chunk, message)
         if entries is None:
@@ -255,13 +255,14 @@ class Replica:
         if not message.entries:
             return forward
         if not entries:
-            return [*forward, Send(message.owner, AppendDone(message.stream, message.epoch, self.me, chunk.durable))]
+            return [*forward, Send(message.owner, self._append_done(chunk))]
         size = sum(len(entry.data) for entry in entries)
         if self._unsynced_bytes + size > self._max_unsynced_bytes:
             return forward
         if not self._has_room(size):
             return [*forward, Send(message.owner, self._refused(message.stream, message.epoch, Reason.DISK_FULL))]
         self._unsynced_bytes += size
+        chunk.asked_at = self._operations
         founding = b"" if chunk.end.length_bytes else message.founding
         operation = WriteEntries(message.stream, message.epoch, chunk.end, entries, founding)
         chunk.end = end_after(chunk.end, entries)
@@ -273,7 +274,7 @@ class Replica:
         reason: Reason | None = None
         if message.disk != self.me.disk:
             reason = Reason.WRONG_DISK
-        elif self._is_fenced(message.stream, message.epoch):
+        elif message.epoch < self.fence_of(message.stream):
             reason = Reason.FENCED
         elif chunk is not None and chunk.state is ReplicaState.FAILED:
             reason = chunk.failure
@@ -281,21 +282,8 @@ class Replica:
             reason = Reason.SEALED
         return None if reason is None else self._refused(message.stream, message.epoch, reason)
 
-    def _is_fenced(self, stream: str, epoch: int) -> bool:
-        return epoch < self.fence_of(stream)
-
-    def _follows(self, chunk: _Chunk, message: Append) -> bool:
-        """Whether there is no gap between what the replica has and the entries."""
-        return message.at.length_bytes <= chunk.end.length_bytes
-
     def _unknown_entries(self, chunk: _Chunk, message: Append) -> tuple[Entry, ...] | None:
-        """The entries that the replica does not have yet; None if they contradict those it has."""
-        at = message.at
-        for number, entry in enumerate(message.entries):
-            if at.length_bytes >= chunk.end.length_bytes:
-                return message.entries[number:] if at == chunk.end else None
-            at = at.followed_by(*entry)
-        return () if at.length_bytes < chunk.end.length_bytes or at == chunk.end else None
+        return unknown_entries(chunk.end, message)
 
     def _forward(self, message: Append) -> list[Effect]:
         if not message.forward:
@@ -375,6 +363,7 @@ class Replica:
     def stored(self, token: int) -> list[Effect]:
         """An operation is done and durable."""
         operation, asker = self._stores.pop(token)
+        self._operations += 1
         if isinstance(operation, WriteFence):
             fence = max(operation.fence_epoch, self._durable_fences.get(operation.stream, 0))
             self._durable_fences[operation.stream] = fence
@@ -413,8 +402,14 @@ class Replica:
         if chunk.state is ReplicaState.REMOVING:
             return []
         if chunk.copy is not None:
-            return [*self._fence_answers(chunk), *self._continue_copy(chunk)]
-        return [Send(owner, AppendDone(chunk.stream, chunk.epoch, self.me, chunk.durable)), *self._fence_answers(chunk)]
+            progress = self.progress_of(chunk.stream, chunk.epoch)
+            return [*self._fence_answers(chunk), *progress, *self._continue_copy(chunk)]
+        return [Send(owner, self._append_done(chunk)), *self._fence_answers(chunk)]
+
+    def _append_done(self, chunk: _Chunk) -> AppendDone:
+        is_working = chunk.durable != chunk.end and chunk.asked_at < self._operations
+        chunk.asked_at = self._operations
+        return AppendDone(chunk.stream, chunk.epoch, self.me, chunk.durable, is_working)
 
     def _forget_unsynced(self, operation: WriteEntries) -> None:
         self._unsynced_bytes -= sum(len(entry.data) for entry in operation.entries)
@@ -500,9 +495,18 @@ class Replica:
         if order.source is None:
             return self._end_copy(chunk, Reason.SHORT)
         asked = ReadEntries(
-            chunk.stream, order.source.disk, chunk.epoch, chunk.durable.next_offset, COPY_BYTES, for_copy=True
-        )
+            chunk.stream, order.source.disk, chunk.epoch, chunk.durable.next_offset, COPY_BYTES, for_copy=True,
+            is_urgent=order.is_urgent,
+        )  # fmt: skip
         return [Send(order.source.host, asked)]
+
+    def progress_of(self, stream: str, epoch: int) -> list[Effect]:
+        """Tells who has ordered a copy how far it is; nothing if there is none under way."""
+        chunk = self._chunks.get((stream, epoch))
+        if chunk is None or chunk.copy is None:
+            return []
+        copied_bytes, revision = chunk.durable.length_bytes, chunk.copy.order.revision
+        return [Send(chunk.copy.owner, CopyProgress(stream, epoch, self.me, copied_bytes, revision))]
 
     def _piece(self, sender: str, message: EntriesRead) -> list[Effect]:
         chunk = self._chunks.get((message.stream, message.epoch))
@@ -511,29 +515,24 @@ class Replica:
         if chunk.state is not ReplicaState.OPEN or not self._is_settled(chunk):
             return []
         if message.at != chunk.end:
-            is_here = (
-                message.at.next_offset == chunk.end.next_offset or message.at.length_bytes == chunk.end.length_bytes
-            )
-            return self._diverged_copy(chunk) if is_here else []  # otherwise a repeated or late piece
-        entries = message.entries
-        if not entries:
+            at, end = message.at, chunk.end
+            if at.next_offset != end.next_offset and at.length_bytes != end.length_bytes:
+                return []  # a repeated or late piece
+            self._fail(chunk, is_damaged=True)  # the source has other bytes in front of this place
+            return self._end_copy(chunk, chunk.failure)
+        if not message.entries:
             return []
-        end = end_after(chunk.end, entries)
+        end = end_after(chunk.end, message.entries)
         if end.length_bytes > chunk.copy.order.end.length_bytes:
             return self._end_copy(chunk, Reason.DIVERGED)
-        size = sum(len(entry.data) for entry in entries)
+        size = sum(len(entry.data) for entry in message.entries)
         if not self._has_room(size):
             return self._end_copy(chunk, Reason.DISK_FULL)
         self._unsynced_bytes += size
         founding = b"" if chunk.end.length_bytes else message.founding
-        operation = WriteEntries(chunk.stream, chunk.epoch, chunk.end, entries, founding)
+        operation = WriteEntries(chunk.stream, chunk.epoch, chunk.end, message.entries, founding)
         chunk.end = end
         return [self._store(operation, chunk.copy.owner)]
-
-    def _diverged_copy(self, chunk: _Chunk) -> list[Effect]:
-        """The member that has the whole chunk has other bytes in front of this place: the copy counts for nothing."""
-        self._fail(chunk, is_damaged=True)
-        return self._end_copy(chunk, chunk.failure)
 
     def _piece_refused(self, sender: str, message: Refused) -> list[Effect]:
         """The source does not send: the owner hears of it, as if the source had told it."""
@@ -569,7 +568,7 @@ class Replica:
         self._loads[self._tokens] = (sender, message)
         limit_bytes = chunk.durable.length_bytes if message.for_copy else self._readable_bytes(chunk)
         place = (chunk.stream, chunk.epoch, message.offset)
-        return [Load(self._tokens, *place, limit_bytes, message.max_bytes, for_copy=message.for_copy)]
+        return [Load(self._tokens, *place, limit_bytes, message.max_bytes, message.for_copy, message.is_urgent)]
 
     def _readable_bytes(self, chunk: _Chunk) -> int:
         """How much of a chunk readers may see."""

@@ -18,6 +18,7 @@ import trio.testing
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import MetadataStore
 from logstore.base.racks import HostPlace
+from logstore.cluster.copy_pace import CopyRates
 from logstore.cluster.host import ClusterHost, HostParts
 from logstore.cluster.host_identity import HostIdentity, establish_identity
 from logstore.cluster.interfaces import Loaded, PeerRefused, Received
@@ -27,7 +28,7 @@ from logstore.errors import CorruptChunk, StorageFailed
 from logstore.log.stream import Stream
 from logstore.log.ticket import Ticket
 from logstore.replica.appending import OwnerLimits
-from logstore.replica.effects import DiskOperation, Load
+from logstore.replica.effects import DiskOperation, Load, WriteEntries
 from logstore.replica.identity import DiskLabel
 from logstore.replica.messages import Message
 from logstore.replica.registrations import StreamRegistration
@@ -111,7 +112,10 @@ class MemoryLinks:
 
 
 class MemoryFiles:
-    """See ReplicaFiles: operations on one chunk take DISK_S each, one after the other. They end with their host."""
+    """See ReplicaFiles: operations on one chunk take DISK_S each, one after the other. They end with their host.
+
+    With a rate, the disk carries out one operation at a time, of any chunk, and each takes the time of its bytes too.
+    """
 
     def __init__(self, disk: ReplicaDisk, nursery: trio.Nursery) -> None:
         self.disk = disk
@@ -120,6 +124,8 @@ class MemoryFiles:
         self._turns: dict[tuple[str, int], deque[tuple[DiskOperation, Ticket[None]]]] = {}
         self.operations: dict[str, int] = {}
         self.write_s = DISK_S
+        self.bytes_per_s: float | None = None
+        self._device = trio.Lock()
         self.read_error = 0
         """Every read fails with this number."""
 
@@ -142,9 +148,17 @@ class MemoryFiles:
 
     async def _work(self, turns: deque[tuple[DiskOperation, Ticket[None]]]) -> None:
         while turns:
-            await trio.sleep(self.write_s)
+            await self._busy(turns[0][0])
             self._finish(*turns[0])
             turns.popleft()
+
+    async def _busy(self, operation: DiskOperation) -> None:
+        if self.bytes_per_s is None:
+            await trio.sleep(self.write_s)
+            return
+        entries = operation.entries if isinstance(operation, WriteEntries) else ()
+        async with self._device:
+            await trio.sleep(self.write_s + sum(len(entry.data) for entry in entries) / self.bytes_per_s)
 
     def _finish(self, operation: DiskOperation, ticket: Ticket[None]) -> None:
         try:
@@ -174,7 +188,7 @@ class MemoryFiles:
 
 @dataclass
 class Heard:
-    """See StreamListener: keeps what it hears."""
+    """See StreamObserver: keeps what it hears."""
 
     founded: Callable[[int], bytes] = lambda base_offset: b"state at %d" % base_offset
     news: list[tuple[str, object]] = field(default_factory=list)
@@ -185,41 +199,41 @@ class Heard:
     crowds: int = 0
 
     def written_ms(self) -> int:
-        """See StreamListener."""
+        """See StreamObserver."""
         return self.time_ms
 
     def registered(self, registration: StreamRegistration) -> None:
-        """See StreamListener."""
+        """See StreamObserver."""
         assert registration.log_start >= self.log_start
         self.log_start = registration.log_start
 
     def crowded(self) -> None:
-        """See StreamListener."""
+        """See StreamObserver."""
         self.crowds += 1
 
     def founding(self, base_offset: int) -> bytes:
-        """See StreamListener."""
+        """See StreamObserver."""
         return self.founded(base_offset)
 
     def ready(self, epoch: int, high_watermark: int) -> None:
-        """See StreamListener."""
+        """See StreamObserver."""
         self.news.append(("ready", (epoch, high_watermark)))
         self.high_watermark = high_watermark
 
     def acked(self, high_watermark: int) -> None:
-        """See StreamListener."""
+        """See StreamObserver."""
         assert high_watermark >= self.high_watermark
         self.high_watermark = high_watermark
 
     def room(self) -> None:
-        """See StreamListener."""
+        """See StreamObserver."""
 
     def deposed(self, newer_epoch: int) -> None:
-        """See StreamListener."""
+        """See StreamObserver."""
         self.news.append(("deposed", newer_epoch))
 
     def unavailable(self, reason: str) -> None:
-        """See StreamListener."""
+        """See StreamObserver."""
         self.news.append(("unavailable", reason))
 
     def names(self) -> list[str]:
@@ -239,13 +253,13 @@ class RunningHost:
     files: MemoryFiles
     scope: trio.CancelScope
     ended: trio.Event = field(default_factory=trio.Event)
-    listeners: dict[str, Heard] = field(default_factory=dict)
+    observers: dict[str, Heard] = field(default_factory=dict)
     chunk_bytes: int = 64 << 20
 
-    def listen(self, stream: str) -> Heard:
+    def observe(self, stream: str) -> Heard:
         """Hear of a stream."""
-        heard = self.listeners[stream] = Heard(chunk_bytes=self.chunk_bytes)
-        self.host.listen(stream, heard)
+        heard = self.observers[stream] = Heard(chunk_bytes=self.chunk_bytes)
+        self.host.observe(stream, heard)
         return heard
 
 
@@ -267,6 +281,10 @@ class MemoryCluster:
         self.random = random
         self.reports = RecordedReports()
         self.clock: trio.testing.MockClock | None = None
+        self.bytes_per_s: float | None = None
+        self.write_s = DISK_S
+        """Of the disks of hosts that start from now on."""
+        self.copy_rates = CopyRates()
         self.disks: dict[str, ReplicaDisk] = {}
         self.label_disks: dict[str, SimDisk] = {}
         self.hosts: dict[str, RunningHost] = {}
@@ -308,9 +326,9 @@ class MemoryCluster:
                 announced = Announcement(number, f"{name}:9192", {"kafka": f"{name}:9092"}, HostPlace(rack))
                 membership = Membership(store, identity, announced, self.reports, LEASE_S)
                 files = MemoryFiles(disk, nursery)
-                parts = HostParts(
-                    identity, store, view, MemoryLinks(self.network, name), files, self.reports, ReplicaSets
-                )
+                files.bytes_per_s, files.write_s = self.bytes_per_s, self.write_s
+                links = MemoryLinks(self.network, name)
+                parts = HostParts(identity, store, view, links, files, self.reports, ReplicaSets, self.copy_rates)
                 host = ClusterHost(parts, membership, self.limits)
                 running = RunningHost(host, store, identity, membership, view, files, scope)
                 running.chunk_bytes = self.limits.chunk_bytes
@@ -335,6 +353,10 @@ class MemoryCluster:
         if is_simulated:
             self.metadata.heal(name)
         self.disks[name].crash(self.random)
+
+    def wipe(self, name: str) -> None:
+        """A host that does not run gets an empty disk."""
+        del self.disks[name], self.label_disks[name]
 
     async def stop(self, name: str) -> None:
         """A host ends as planned."""
@@ -366,7 +388,7 @@ class MemoryCluster:
         """Append a batch at the owner, wherever it is, and wait until it is acknowledged: at least once."""
         while True:
             running = await self.owner(stream)
-            heard = running.listeners.get(stream) or running.listen(stream)
+            heard = running.observers.get(stream) or running.observe(stream)
             if not running.host.may_append(stream, len(data)):
                 await trio.sleep(0.01)
                 continue
@@ -409,6 +431,8 @@ async def memory_cluster(*names: str, seed: int = 0, limits: OwnerLimits = LIMIT
             cluster = MemoryCluster(nursery, metadata, metadata.random, limits)
             for name in names:
                 await cluster.start(name)
+            # A stream that is made before all hosts know each other gets another owner at first.
+            await cluster.until(lambda: all(len(each.view.members) == len(names) for each in cluster.hosts.values()))
             yield cluster
             nursery.cancel_scope.cancel()
         service.cancel_scope.cancel()

@@ -19,6 +19,7 @@ from logstore.replica.messages import (
     AppendDone,
     CopyChunk,
     CopyDone,
+    CopyProgress,
     EntriesRead,
     Entry,
     Fence,
@@ -49,6 +50,10 @@ GOLDEN: tuple[tuple[Message, str], ...] = (
         ),
     ),
     (AppendDone("t/0", 2, A, AT), f"02 0009 0000000000000002 {_AT_BYTES} {_STREAM_BYTES} {_MEMBER_BYTES}"),
+    (
+        AppendDone("t/0", 2, A, AT, is_working=True),
+        f"0e 0009 0000000000000002 {_AT_BYTES} {_STREAM_BYTES} {_MEMBER_BYTES}",
+    ),
     (OutOfOrder("t/0", 2, A, AT), f"03 0009 0000000000000002 {_AT_BYTES} {_STREAM_BYTES} {_MEMBER_BYTES}"),
     (
         Fence("t/0", "d1", 2, 1, 9),
@@ -83,6 +88,18 @@ GOLDEN: tuple[tuple[Message, str], ...] = (
     (
         Refused("t/0", 2, A, Reason.SHORT, 9),
         f"0a 0009 0000000000000002 06 0000000000000009 {_STREAM_BYTES} {_MEMBER_BYTES}",
+    ),
+    (
+        CopyChunk("t/0", "d1", 2, 1, AT, None, 7, is_urgent=True),
+        f"06 0007 0000000000000002 0000000000000001 {_AT_BYTES} 0000000000000007 02 {_STREAM_BYTES} 026431",
+    ),
+    (
+        ReadEntries("t/0", "d1", 2, 3, 4096, True, True),
+        f"08 0007 0000000000000002 0000000000000003 00001000 03 {_STREAM_BYTES} 026431",
+    ),
+    (
+        CopyProgress("t/0", 2, A, 4096, 7),
+        f"0c 0009 0000000000000002 0000000000001000 0000000000000007 {_STREAM_BYTES} {_MEMBER_BYTES}",
     ),
     (
         StreamRates((("t/0", 1024), ("t/1", 0))),
@@ -228,7 +245,7 @@ def append_body(forward: int, founding_bytes: int, entries: int, rest: bytes = b
     [
         (b"", "a message of 0 bytes"),
         (b"\x00", "kind 0"),
-        (b"\x0c", "kind 12"),
+        (b"\x0f", "kind 15"),
         (struct.pack(">BHq", 11, 1, -1) + b"\x00", "negative: -1"),
         (struct.pack(">BHq", 11, 2, 1) + b"\x01\xff", "not UTF-8"),
         (struct.pack(">BHq", 11, 2, 1) + b"\x02\xff", "a name of 2 bytes exceeds the 2 bytes"),
@@ -236,7 +253,7 @@ def append_body(forward: int, founding_bytes: int, entries: int, rest: bytes = b
         (struct.pack(">BHq", 11, 2, 1) + b"\x00\x00", "2 names, not 1"),
         (struct.pack(">BHq", 11, 0, 1), "0 names, not 1"),
         (struct.pack(">BHqBq", 10, 3, 1, 99, 0) + NO_NAMES, "reason 99"),
-        (struct.pack(">BHqqIB", 8, 2, 1, 1, 1, 2) + bytes(2), "is 2, not 0 or 1"),
+        (struct.pack(">BHqqIB", 8, 2, 1, 1, 1, 4) + bytes(2), "of a read are 4, not 0 to 3"),
         (append_body(MAX_FORWARD + 1, 0, 0), "more members"),
         (append_body(0, 0, 2**32 - 1), "4294967295 entries"),
         (append_body(0, 2**32 - 1, 0), "of 4294967295 bytes"),

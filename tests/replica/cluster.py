@@ -69,6 +69,7 @@ LIMITS = OwnerLimits(
     append_bytes=100,
     resend_ms=20,
     member_timeout_ms=120,
+    busy_timeout_ms=600,
     fence_wait_ms=100,
     suspect_ms=1_500,
     repair_timeout_ms=400,

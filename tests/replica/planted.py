@@ -356,7 +356,7 @@ class ConfirmsBeforeTheSync(Replica):
     def _append(self, sender: str, message: Append) -> list[Effect]:
         effects = super()._append(sender, message)
         chunk = self._chunks.get((message.stream, message.epoch))
-        if chunk is None or chunk.durable == chunk.end or not self._follows(chunk, message):
+        if chunk is None or chunk.durable == chunk.end or not message.at.length_bytes <= chunk.end.length_bytes:
             return effects
         kept = [
             effect for effect in effects if not (isinstance(effect, Send) and isinstance(effect.message, OutOfOrder))

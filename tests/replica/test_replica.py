@@ -12,6 +12,7 @@ from logstore.replica.messages import (
     AppendDone,
     CopyChunk,
     CopyDone,
+    CopyProgress,
     EntriesRead,
     Entry,
     Fence,
@@ -182,7 +183,11 @@ def test_a_copy_outlives_registrations_from_before_it() -> None:
     (piece,) = messages(source.loaded(load.token, START, ENTRIES[:4], 4), EntriesRead)
     (written,) = stores(replica.receive("a", piece))
     assert replica.receive("a", piece) == []
-    assert replica.stored(written.token) == [ReadRegistration("s")]
+    progress, read = replica.stored(written.token)
+    assert isinstance(progress, Send)
+    assert isinstance(progress.message, CopyProgress)
+    assert (progress.host, progress.message.copied_bytes, progress.message.revision) == ("a", 28, 7)
+    assert read == ReadRegistration("s")
     (cut,) = stores(replica.registration_seen("s", 7, named))
     assert messages(replica.stored(cut.token), CopyDone) == [CopyDone("s", 1, ME, at(4), 7)]
     assert replica.registration_seen("s", 6, sealed) == []

@@ -1,0 +1,128 @@
+"""The first load over many streams at once: busy hosts are slow, and do not fail for that; silent ones do."""
+
+import pytest
+import trio
+
+from logstore.cluster.owner_ticks import TICK_S, TICKS_PER_TURN, OwnerTime
+from logstore.replica.effects import Effect, Send, Store
+from logstore.replica.host_state import HostProgress
+from logstore.replica.messages import Append, AppendDone, Entry
+from logstore.replica.registrations import Member, Prefix
+from logstore.replica.replica import Replica, StoredReplicas
+from tests.cluster.memory import MemoryCluster, simulated
+
+
+async def load_all(cluster: MemoryCluster, streams: list[str]) -> float:
+    """A batch into each stream at the same moment; returns the seconds until all are acknowledged."""
+    begun_s = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for stream in streams:
+            nursery.start_soon(cluster.append, stream, b"0")
+    return trio.current_time() - begun_s
+
+
+def slow_disks(cluster: MemoryCluster, write_s: float) -> None:
+    """Each disk carries out one operation at a time."""
+    for running in cluster.hosts.values():
+        running.files.bytes_per_s, running.files.write_s = 100e6, write_s
+
+
+@pytest.mark.parametrize(("count", "write_s", "may_fail"), [(30, 0.03, False), (8, 0.4, True)])
+def test_the_first_load_over_many_streams(count: int, write_s: float, may_fail: bool) -> None:
+    """Streams whose first batches take a second altogether cost that second, and no member. If they take longer than
+    `busy_timeout_ms`, members fail.
+    """
+
+    async def test(cluster: MemoryCluster) -> None:
+        streams = await cluster.create_topic(partitions=count)
+        for stream in streams:
+            await cluster.owner(stream)
+        slow_disks(cluster, write_s)
+        with trio.move_on_after(3.5):
+            assert await load_all(cluster, streams) >= count * write_s
+        assert ("member_failed" in cluster.reports.names()) == may_fail
+
+    simulated(test, "a", "b", "c")
+
+
+def test_a_disk_that_hangs_among_many_streams() -> None:
+    """Its host confirms nothing of any stream, so it fails within `member_timeout_ms`, for all of them."""
+
+    async def test(cluster: MemoryCluster) -> None:
+        streams = await cluster.create_topic(partitions=30)
+        for stream in streams:
+            await cluster.append(stream, b"0")
+        owners = {stream: (await cluster.owner(stream)).host.name for stream in streams}
+        cluster.hosts["c"].files.write_s = 1000
+        took_s = await load_all(cluster, [stream for stream, owner in owners.items() if owner != "c"])
+        assert 0.3 < took_s < 0.8
+        assert {fields["host"] for name, fields in cluster.reports.events if name == "member_failed"} == {"c"}
+
+    simulated(test, "a", "b", "c")
+
+
+def test_a_member_says_whether_its_disk_works() -> None:
+    """Asked again for a batch that is not durable, it says so if anything else has become durable meanwhile."""
+    me = Member("a", "disk")
+    replica = Replica(me, StoredReplicas())
+
+    def append(stream: str) -> list[Effect]:
+        message = Append(stream, "disk", 1, 0, "b", Prefix.empty(0), (Entry(b"x", 1),), 0)
+        return replica.receive("b", message)
+
+    def answer(stream: str) -> AppendDone:
+        (effect,) = append(stream)
+        assert isinstance(effect, Send)
+        assert isinstance(effect.message, AppendDone)
+        return effect.message
+
+    (first,), (second,) = append("t/0"), append("t/1")
+    assert isinstance(first, Store)
+    assert isinstance(second, Store)
+    assert not answer("t/0").is_working
+    replica.stored(second.token)
+    assert answer("t/0") == AppendDone("t/0", 1, me, Prefix.empty(0), is_working=True)
+    assert not answer("t/0").is_working, "nothing since"
+    replica.stored(first.token)
+    assert not answer("t/0").is_working, "all of it is durable"
+
+
+def test_progress_is_what_was_not_durable_before() -> None:
+    """A host is silent from its last confirmation on, or from when it had something to confirm."""
+    hosts = HostProgress()
+    assert hosts.silent_ms("a", since_ms=100, now_ms=150) == 50
+    hosts.note("a", 140)
+    assert hosts.silent_ms("a", since_ms=100, now_ms=150) == 10
+    assert hosts.silent_ms("a", since_ms=145, now_ms=150) == 5
+    assert hosts.silent_ms("b", since_ms=100, now_ms=150) == 50
+
+
+def test_the_time_of_owners_passes_with_turns() -> None:
+    """However long a turn of the event loop takes, it counts for two ticks; idle time counts in full."""
+    time = OwnerTime(100.0)
+    assert time.now_ms(100.01) == 100_010
+    assert time.now_ms(105.0) == 100_000 + int(TICKS_PER_TURN * TICK_S * 1000)
+    time.turn(105.0)
+    assert time.now_ms(105.0) == 100_000 + int(TICKS_PER_TURN * TICK_S * 1000)
+    time.turn(115.0, is_idle=True)
+    assert time.now_ms(115.0) == 110_040
+    time.longest_turn_s = 1.0
+    assert time.now_ms(116.0) == 111_040
+    time.longest_turn_s = 0.04
+    assert time.now_ms(116.0) == 111_040
+
+
+def test_resends_to_a_busy_member_become_rare() -> None:
+    """What is sent again and again to a host that is busy would keep it busy."""
+
+    async def test(cluster: MemoryCluster) -> None:
+        (stream,) = await cluster.create_topic()
+        await cluster.append(stream, b"0")
+        await trio.sleep(1)
+        before = cluster.network.sent["Append"]
+        for running in cluster.hosts.values():
+            running.files.write_s = 1.0
+        assert await load_all(cluster, [stream]) >= 1.0
+        assert cluster.network.sent["Append"] - before < 40
+
+    simulated(test, "a", "b", "c")
