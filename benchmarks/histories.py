@@ -31,9 +31,9 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from benchmarks.checked import producers, readers, topics
+from benchmarks.checked import epochs, producers, readers, topics
 from benchmarks.checked.checker import Checker
-from benchmarks.checked.faults import Disk, Faults, NotHealed, silences_s
+from benchmarks.checked.faults import NO_FAULT, Disk, Faults, NotHealed, silences_s
 from benchmarks.checked.history import Recorder, read_history
 from benchmarks.checked.work import Work, stream_name
 from benchmarks.harness import results
@@ -53,7 +53,8 @@ from benchmarks.harness.signals import ended_in_order
 from logstore.testing.cluster import Cluster, NotStarted
 from logstore.testing.network import RelayedNetwork
 
-JOIN_S = 180.0
+JOIN_S = 90.0
+"""For all clients to end."""
 GROUPS = ("readers",)
 
 
@@ -65,6 +66,7 @@ class Plan:
     minutes: float
     hosts: int
     seed: int
+    with_client_logs: bool = False
 
 
 class Run:
@@ -90,6 +92,8 @@ class Run:
         try:
             with cluster, Recorder(self.history, time.monotonic) as recorder:
                 work = Work(cluster.bootstrap.split(","), recorder)
+                if self.plan.with_client_logs:
+                    work.librdkafka_logs = {"debug": "broker,eos,msg,metadata,cgrp"}
                 self._work(cluster, work, disks)
                 self.notes = work.notes
         finally:
@@ -111,14 +115,19 @@ class Run:
             self._inject(faults, work, chance)
             faults.heal()
             faults.wait_service()
-            faults.wait_copies()
         except (NotHealed, NotStarted) as error:
             self.trouble.append(str(error))
         work.ended.set()
+        deadline_s = time.monotonic() + JOIN_S
         for thread in threads:
-            thread.join(JOIN_S)
+            thread.join(max(0.0, deadline_s - time.monotonic()))
             if thread.is_alive():
                 self.trouble.append(f"a client has not ended: {thread.name}")
+        try:
+            faults.heal()
+            faults.wait_copies()
+        except (NotHealed, NotStarted) as error:
+            self.trouble.append(str(error))
         self._look_at_the_end(work)
         self.trouble += [f"host {host.name} wrote a traceback" for host in cluster if "Traceback" in host.log]
 
@@ -132,6 +141,8 @@ class Run:
             kind = kinds.pop()
             begun_s = work.recorder.at_s
             name = faults.run_one(kind)
+            if name == NO_FAULT:
+                continue
             silence_s = max(silences_s(work, begun_s, work.recorder.at_s).values())
             self.rows.add(kind=kind, name=name, begun_s=begun_s, silence_s=silence_s)
             self._console.print(f"{begun_s:7.1f} s  {name}: no acknowledgement for {silence_s:.2f} s")
@@ -140,6 +151,9 @@ class Run:
         if not topics.list_topics(work):
             self.trouble.append("no host lists the topics at the end")
         readers.ask_commits(work, GROUPS)
+        for partition, stream in enumerate(epochs.STREAMS):
+            if not readers.read_log(work, epochs.TOPIC, partition, stream):
+                self.trouble.append(f"stream {stream} could not be read at the end")
         for partition in range(work.partitions):
             stream = stream_name(work.topic, partition)
             if not readers.read_log(work, work.topic, partition, stream):
@@ -160,6 +174,7 @@ def _clients(chance: Random) -> list[tuple[Callable[..., None], tuple[Any, ...]]
         *((readers.be_member, (group, Random(chance.random()))) for group in GROUPS for _ in range(2)),
         (readers.commit_alone, ()),
         (topics.make_topics, (Random(chance.random()),)),
+        (epochs.commit_epochs, (Random(chance.random()),)),
     ]
 
 
@@ -170,7 +185,7 @@ def find_goals(rows: Rows, checker: Checker, trouble: Sequence[str], kinds: int)
         at_most("what did not heal, end or stay up", len(trouble), "", 0),
         at_least("kinds of faults", len({row["kind"] for row in rows.all}), "", kinds),
     ]
-    wanted = ("produce", "read", "deliver", "commit", "committed", "create", "grow", "delete", "log")
+    wanted = ("produce", "read", "deliver", "commit", "committed", "create", "grow", "delete", "log", "epoch")
     goals += [
         at_least(f"calls: {call}", checker.counts[call] - checker.counts[f"{call}, failed"], "", 1) for call in wanted
     ]
@@ -216,13 +231,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--smoke", action="store_true", help="half a minute: does it work at all")
     parser.add_argument("--hosts", type=int, default=3, choices=(3, 4, 5), help="sidecars (default: %(default)s)")
     parser.add_argument("--seed", type=int, help="of the faults; without it another one each time")
+    parser.add_argument("--client-logs", action="store_true", help="what librdkafka says, on standard error")
     parser.add_argument("--results", type=Path, help="where the results go")
     parser.add_argument("--data", type=Path, help="a folder for the data")
     given = parser.parse_args(arguments)
     seed = given.seed if given.seed is not None else Random().randrange(1 << 31)
-    plan = Plan(results.FULL if given.minutes >= 60 else "shorter", given.minutes, given.hosts, seed)
+    mode, minutes = results.FULL if given.minutes >= 60 else "shorter", given.minutes
     if given.quick or given.smoke:
-        plan = Plan("smoke" if given.smoke else "quick", 0.5 if given.smoke else 3.0, given.hosts, seed)
+        mode, minutes = ("smoke", 0.5) if given.smoke else ("quick", 3.0)
+    plan = Plan(mode, minutes, given.hosts, seed, given.client_logs)
     folder = results.directory(parser, given.results, plan.mode)
     console = Console(width=160)
     console.print(f"seed {plan.seed}, {plan.hosts} hosts, {plan.minutes:g} minutes of faults")

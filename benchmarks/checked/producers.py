@@ -11,10 +11,12 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import confluent_kafka
 from aiokafka import AIOKafkaProducer
@@ -111,8 +113,8 @@ def run_confluent(work: Work, partition: int, *, is_idempotent: bool) -> None:
     producer = confluent_kafka.Producer(
         {
             "bootstrap.servers": ",".join(work.bootstrap), "enable.idempotence": is_idempotent, "acks": "all",
-            "linger.ms": 5, "message.timeout.ms": DELIVERY_MS, "socket.timeout.ms": 10_000, "log_level": 0,
-            "max.in.flight.requests.per.connection": 5 if is_idempotent else 1,
+            "linger.ms": 5, "message.timeout.ms": DELIVERY_MS, "socket.timeout.ms": 10_000, **work.librdkafka_logs,
+            "max.in.flight.requests.per.connection": 5 if is_idempotent else 1, "client.id": numbered.who,
         }
     )  # fmt: skip
 
@@ -137,35 +139,28 @@ def run_aiokafka(work: Work, partition: int, *, is_idempotent: bool) -> None:
     """aiokafka."""
     numbered = Numbered(work, "aiokafka", partition, is_idempotent=is_idempotent)
 
+    def settle(call: Call, sent: asyncio.Future[Any]) -> None:
+        if sent.cancelled() or sent.exception() is not None:
+            call.failed("cancelled" if sent.cancelled() else repr(sent.exception()))
+        else:
+            call.ok(offset=sent.result().offset)
+
     async def produce() -> None:
         producer = AIOKafkaProducer(
             bootstrap_servers=work.bootstrap, acks="all", enable_idempotence=is_idempotent, linger_ms=5,
             request_timeout_ms=REQUEST_MS, metadata_max_age_ms=1_000,
         )  # fmt: skip
         await producer.start()
-        sent = set[asyncio.Task[None]]()
-
-        async def send() -> None:
-            value, call = numbered.begin()
-            try:
-                found = await producer.send_and_wait(work.topic, value, partition=partition)
-            except Exception as error:  # noqa: BLE001  whatever a library says is its answer
-                call.failed(repr(error))
-            else:
-                call.ok(offset=found.offset)
-
         try:
             while not work.ended.is_set():
                 if not numbered.is_full:
-                    task = asyncio.create_task(send())
-                    sent.add(task)
-                    task.add_done_callback(sent.discard)
+                    value, call = numbered.begin()
+                    sent = await producer.send(work.topic, value, partition=partition)
+                    sent.add_done_callback(functools.partial(settle, call))
                 await asyncio.sleep(PACE_S)
             with suppress(TimeoutError):
                 await asyncio.wait_for(producer.flush(), DRAIN_S)
         finally:
-            for task in sent:
-                task.cancel()
             await producer.stop()
 
     asyncio.run(produce())
@@ -186,18 +181,20 @@ def keep_producing(run: Producer, work: Work, partition: int, *, is_idempotent: 
 
 
 def begin_all(work: Work) -> list[threading.Thread]:
-    """Each library, idempotent and not, over all partitions in turn."""
+    """Each library, idempotent and not; each partition has two libraries, so one that waits is not the cluster."""
     threads = []
-    for place, (run, is_idempotent) in enumerate((run, flag) for run in LIBRARIES for flag in (True, False)):
-        threads.append(
-            threading.Thread(
-                target=keep_producing,
-                args=(run, work, place % work.partitions),
-                kwargs={"is_idempotent": is_idempotent},
-                name=f"{run.__name__} {is_idempotent}",
-                daemon=True,
+    for place, run in enumerate(LIBRARIES):
+        for is_idempotent in (True, False):
+            partition = (place + is_idempotent) % work.partitions
+            threads.append(
+                threading.Thread(
+                    target=keep_producing,
+                    args=(run, work, partition),
+                    kwargs={"is_idempotent": is_idempotent},
+                    name=f"{run.__name__}, {'idempotent' if is_idempotent else 'plain'}",
+                    daemon=True,
+                )
             )
-        )
     for thread in threads:
         thread.start()
     return threads

@@ -24,6 +24,8 @@ POLL_S = 0.5
 REJOIN_S = (5.0, 20.0)
 COMMIT_EACH_S = 0.2
 PAUSE_S = 0.5
+END_OF_PARTITION = -191
+"""What librdkafka calls `_PARTITION_EOF`."""
 LOG_S = 120.0
 """For one log to be read at the end."""
 Records = list[tuple[int, str]]
@@ -36,7 +38,8 @@ def _settings(work: Work, group: str) -> dict[str, str | int | bool]:
         "auto.offset.reset": "error",
         "enable.auto.commit": False,
         "socket.timeout.ms": 10_000,
-        "log_level": 0,
+        "client.id": group,
+        **work.librdkafka_logs,
     }
 
 
@@ -179,7 +182,8 @@ def ask_commits(work: Work, groups: Sequence[str]) -> None:
 
 def read_log(work: Work, topic: str, partition: int, stream: str) -> bool:
     """All that a stream holds. False: it could not be read within LOG_S."""
-    consumer = confluent_kafka.Consumer(_settings(work, work.new_name("end")))
+    settings = _settings(work, work.new_name("end")) | {"enable.partition.eof": True}
+    consumer = confluent_kafka.Consumer(settings)
     place = confluent_kafka.TopicPartition(topic, partition, 0)
     deadline_s = time.monotonic() + LOG_S
     call = work.recorder.begin("log", "end", stream=stream)
@@ -193,10 +197,11 @@ def read_log(work: Work, topic: str, partition: int, stream: str) -> bool:
         position = 0
         while limit is not None and position < limit and time.monotonic() < deadline_s:
             for message in consumer.consume(5_000, POLL_S):
-                if not message.error():
+                if message.error() is None:
                     records.append((message.offset(), (message.value() or b"").decode()))
-            (at,) = consumer.position([place])
-            position = max(position, at.offset)
+                    position = message.offset() + 1
+                elif message.error().code() == END_OF_PARTITION:
+                    position = message.offset()  # control records, which clients do not show, lie behind the last one
     finally:
         consumer.close()
     if limit is None or position < limit:

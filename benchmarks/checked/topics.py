@@ -13,6 +13,7 @@ from random import Random
 import confluent_kafka
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
+from benchmarks.checked import epochs
 from benchmarks.checked.readers import read_log
 from benchmarks.checked.work import Work, stream_name
 
@@ -109,8 +110,11 @@ def list_topics(work: Work) -> bool:
 
 
 def create_main(work: Work) -> None:
-    """The topic that everybody uses. Raises RuntimeError if it cannot be made."""
+    """The topics that everybody uses. Raises RuntimeError if they cannot be made."""
     for partition in range(work.partitions):
         work.recorder.add(what="stream", stream=stream_name(work.topic, partition), dense=True)
-    if not create(work, _admin(work), work.topic, work.partitions):
-        raise RuntimeError(f"topic {work.topic} could not be made")
+    for stream in epochs.STREAMS:
+        work.recorder.add(what="stream", stream=stream, dense=False)  # control records lie between
+    for topic, partitions in ((work.topic, work.partitions), (epochs.TOPIC, epochs.PARTITIONS)):
+        if not create(work, _admin(work), topic, partitions):
+            raise RuntimeError(f"topic {topic} could not be made")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from benchmarks.checked.history import Recorder
 
 TOPIC = "orders"
-PARTITIONS = 4
+PARTITIONS = 3
 MAX_NOTES = 200
 
 
@@ -22,6 +22,8 @@ class Work:
         self.topic = TOPIC
         self.partitions = partitions
         self.ended = threading.Event()
+        self.librdkafka_logs: dict[str, str | int] = {"log_level": 0}
+        """Settings of its clients."""
         self.notes: Counter[str] = Counter()
         """What clients met that breaks no promise, as errors of libraries."""
         self.acks_s: dict[str, list[float]] = {stream_name(TOPIC, number): [0.0] for number in range(partitions)}

@@ -3,6 +3,8 @@
 Invariants:
 * A host is shown as long as its lease lasts. A partition's leader is the host that owns its stream by the newest
   registration known here, if that host is alive.
+* The host that answers is always shown, also when its lease has ended or it has not joined yet: a client that hears of
+  no broker takes the answer for half of one, and librdkafka then asks nobody again for minutes.
 * Node ids of hosts that are gone are remembered: as many as there were hosts since the start.
 """
 
@@ -51,7 +53,7 @@ class PlacingHost(Protocol):
 
 class Placement:
     """See the module. `addresses` are this host's listeners by name, as all hosts name theirs; `groups` gives the id of
-    the topic of groups, or has it made.
+    the topic of groups, or has it made; `node_id` is this host's.
     """
 
     def __init__(
@@ -60,15 +62,17 @@ class Placement:
         members: Callable[[], Mapping[str, schema.Member]],
         addresses: Mapping[str, str],
         groups: Callable[[], uuid.UUID | None],
+        node_id: int,
     ) -> None:
         self._host = host
+        self._node_id = node_id
         self._groups = groups
         self._members = members
         self._addresses = addresses
         self._node_ids: dict[str, int] = {}
 
     def nodes(self, host: str, port: int) -> Sequence[Node]:
-        """The hosts that are alive; `host` and `port` are what the client's listener advertises here."""
+        """The hosts that are alive, and this one; `host` and `port` are what the client's listener advertises here."""
         listener = self._listener(host, port)
         nodes = []
         for name, member in sorted(self._members().items()):
@@ -79,6 +83,8 @@ class Placement:
             except AddressError:
                 continue  # it serves no clients
             nodes.append(Node(member.node_id, address.host, address.port, member.rack or None))
+        if all(node.node_id != self._node_id for node in nodes):
+            nodes.append(Node(self._node_id, host, port))
         return nodes
 
     def _listener(self, host: str, port: int) -> str:

@@ -188,7 +188,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     await nursery.start(host.run)
     nursery.start_soon(age.run)
     local.engine.store.space.when_short(retention.all_due)
-    placement = Placement(host, lambda: view.members, addresses, topics.groups_topic)
+    placement = Placement(host, lambda: view.members, addresses, topics.groups_topic, settings.node_id)
     ledgers = LedgerServices(topics, reads, metadata, local.clock, report)
     engine = ClusterEngine(local.engine, topics, reads)
     owners = OwnerCalls(host, links.calls)

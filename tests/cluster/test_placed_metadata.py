@@ -95,7 +95,7 @@ def member(number: int, disk: str, **addresses: str) -> schema.Member:
 def test_a_partition_is_where_its_newest_chunk_is() -> None:
     """A member on another disk than the chunk's, and one that is gone, are offline; those never seen are not named."""
     host, members = KnownHost(), {"a": member(1, "disk-a"), "b": member(2, "disk-b"), "c": member(3, "disk-c")}
-    placement = Placement(host, lambda: members, {}, lambda: None)
+    placement = Placement(host, lambda: members, {}, lambda: None, 1)
     assert placement.placed(TOPIC_ID, 0) == Placed(1, 5, (1, 2, 3), (1, 2, 3))
     members["b"] = member(2, "another")
     del members["c"]
@@ -103,6 +103,17 @@ def test_a_partition_is_where_its_newest_chunk_is() -> None:
     host.owner = None
     assert placement.placed(TOPIC_ID, 0).leader == NO_NODE
     assert placement.placed(TOPIC_ID, 1) == Placed(NO_NODE, 0, (), ())
+
+
+def test_a_host_tells_clients_of_itself_whatever_it_knows() -> None:
+    """Before it has joined, and when its lease has ended: an answer without brokers silences librdkafka for minutes."""
+    members: dict[str, schema.Member] = {}
+    placement = Placement(KnownHost(), lambda: members, {}, lambda: None, 1)
+    assert placement.nodes("a.example", 9092) == [Node(1, "a.example", 9092)]
+    members["b"] = member(2, "disk-b", PLAINTEXT_0="b:1")
+    assert [node.node_id for node in placement.nodes("a.example", 9092)] == [2, 1]
+    members["a"] = member(1, "disk-a", PLAINTEXT_0="a:1")
+    assert [node.node_id for node in placement.nodes("a.example", 9092)] == [1, 2]
 
 
 def test_clients_are_told_the_listeners_at_the_same_place() -> None:
@@ -114,6 +125,6 @@ def test_clients_are_told_the_listeners_at_the_same_place() -> None:
         "c": member(3, "disk-c", PLAINTEXT_0="c:1"),
         "d": member(4, "disk-d"),
     }
-    placement = Placement(KnownHost(), lambda: members, own, lambda: None)
+    placement = Placement(KnownHost(), lambda: members, own, lambda: None, 1)
     assert [(node.host, node.port) for node in placement.nodes("a", 2)] == [("a", 2), ("b", 2), ("c", 1)]
     assert [node.port for node in placement.nodes("other-name", 1)] == [1, 1, 1]

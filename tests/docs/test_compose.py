@@ -49,8 +49,8 @@ def test_the_sidecars_are_one_cluster() -> None:
     clusters = [each.cluster for each in found.values() if each.cluster is not None]
     assert len(clusters) == len(found) == 3
     assert len({each.metadata for each in clusters}) == 1
-    for mine in ("host", "node_id", "rack"):
-        assert len({getattr(each, mine) for each in clusters}) == 3, mine
+    assert len({each.host for each in clusters}) == len({each.node_id for each in clusters}) == 3
+    assert len({each.place.rack for each in clusters}) == 3
     assert [each.host for each in clusters] == list(found)
     disks = [volume.split(":")[0] for service in SIDECARS.values() for volume in service["volumes"]]
     assert sorted(set(disks)) == sorted({*found, "certificates"})
@@ -122,5 +122,6 @@ def test_a_sidecar_is_not_root() -> None:
 
 def test_tests_use_the_images_that_compose_builds() -> None:
     """By the same names."""
+    assert CONTENT["services"]["spark"]["command"][0].split(",") == [f"{name}:9092" for name in SIDECARS]
     images = {service["image"] for service in CONTENT["services"].values()}
     assert {containers.SIDECAR_IMAGE, containers.ETCD_IMAGE} <= images

@@ -58,7 +58,7 @@ def leaders(owners: Mapping[int, str]) -> tuple[Leaders, uuid.UUID]:
         for name, number in HOSTS.items()
     }  # fmt: skip
     known = KnownOwners(topic.topic_id, owners)
-    placement = Placement(known, lambda: members, {"PLAINTEXT_0": "a.example:9092"}, lambda: None)
+    placement = Placement(known, lambda: members, {"PLAINTEXT_0": "a.example:9092"}, lambda: None, 1)
     return Leaders(store, placement, "a.example", 9092), topic.topic_id
 
 

@@ -1,6 +1,9 @@
 """The lock file: complete, hashed, and free of any registry's address."""
 
+import ast
+import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -55,3 +58,31 @@ def test_the_sidecar_needs_little() -> None:
         "scramp",
         "trio",
     }
+
+
+def imported(room: str) -> set[str]:
+    """The packages that the modules of a room import when they are loaded."""
+    found = set[str]()
+    for path in (ROOT / room).rglob("*.py"):
+        if "demo" not in path.relative_to(ROOT / room).parts[0]:
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.Import):
+                    found |= {alias.name.split(".")[0] for alias in node.names}
+                elif isinstance(node, ast.ImportFrom) and node.module:
+                    found.add(node.module.split(".")[0])
+    return found - sys.stdlib_module_names
+
+
+def test_the_spark_library_imports_what_its_extra_has() -> None:
+    """`pip install cairn[spark]` is enough to load every module of it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = [*project["dependencies"], *project["optional-dependencies"]["spark"]]
+    wanted = {canonicalize_name(Requirement(line).name) for line in lines}
+    homes = packages_distributions()
+    missing = {
+        name
+        for name in imported("spe_adapter") - {path.parent.name for path in ROOT.glob("*/__init__.py")}
+        if not wanted & {canonicalize_name(home) for home in homes.get(name, ())}
+    }
+    missing -= {"py4j"}  # which belongs to pyspark, in the version that it needs
+    assert missing == set(), f"not in the extra `spark`: {', '.join(sorted(missing))}"
