@@ -11,7 +11,16 @@ from typing import Any
 from logstore.replica.appending import Appending, MemberProgress
 from logstore.replica.effects import Effect, Send, WriteFence
 from logstore.replica.fencing import SealPlan
-from logstore.replica.messages import Append, AppendDone, Entry, Fence, LookAtRegistration, OutOfOrder, Refused, end_after
+from logstore.replica.messages import (
+    Append,
+    AppendDone,
+    Entry,
+    Fence,
+    LookAtRegistration,
+    OutOfOrder,
+    Refused,
+    end_after,
+)
 from logstore.replica.owner import Owner, OwnerState
 from logstore.replica.register import SwapAnswer, SwapRegistration
 from logstore.replica.registrations import ChunkRegistration, Member, Prefix, StreamRegistration
