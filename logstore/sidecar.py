@@ -194,8 +194,7 @@ async def _serve(settings: SidecarConfig) -> None:
             groups = _groups(settings, alone, store, report)
             gc.freeze()
             gc.enable()
-            listeners: list[Listener] = []
-            facts = partial(_host_facts, settings.data_dir)
+            listeners, facts = list[Listener](), partial(_host_facts, settings.data_dir)
             if cluster is None:
                 handlers = _handlers(broker, engine, groups, epochs, callers, listeners, facts)
                 here = Here(lambda: (groups.service,), lambda: epochs, lambda: store.readers)

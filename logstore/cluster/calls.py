@@ -148,6 +148,8 @@ class _Connection:
             await self._link.send(parts, self._own.settings.stall_s)
         except OSError as error:
             self.end(error.strerror or str(error))
+        except trio.ClosedResourceError:
+            self.end("this host has ended the connection")
         except trio.Cancelled:
             self.end("a call was given up in the middle of its bytes")
             raise
@@ -157,7 +159,7 @@ class _Connection:
         frames = FrameBuffer(self._own.settings.max_body_bytes, RECEIVE_BYTES)
         why = "it ended the connection"
         try:
-            while received := await self._link.receive(frames.room()):
+            while not self.why_ended and (received := await self._link.receive(frames.room())):
                 frames.add(received)
                 while (body := frames.next()) is not None:
                     head, payload = decode_call(body)

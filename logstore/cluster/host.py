@@ -7,11 +7,11 @@
 | `Send` | `Links` | `receive` |
 | `Store`, `Load` | `disk_work` on `ReplicaFiles` | `stored`, `loaded` and their failures |
 | `ReadRegistration`, `SwapRegistration` | `registration_requests` | `registration_read`, `…_seen`, `swap_answered` |
-| `Ready`, `Acked`, `Deposed`, `Unavailable` | the stream's `StreamListener` | – |
+| `Ready`, `Acked`, `Deposed`, `Unavailable` | the stream's `StreamObserver` | – |
 
 It claims streams (`claims`), tells owners which members live (`live_hosts`), and forgets the streams of deleted topics.
 
-For the front of Kafka: `listen` to each stream that clients may use, then `ready` says that this host owns it. While it
+For the front of Kafka: `observe` each stream that clients may use, then `ready` says that this host owns it. While it
 does, `may_append` and `append` take batches whose offsets begin at `next_offset`; everything below the offset of the
 last `acked` is acknowledged. `owner_of` says whom clients should ask otherwise. Methods that need the owner raise
 NotLeader.
@@ -44,7 +44,7 @@ from logstore.cluster.copy_pace import CopyRates
 from logstore.cluster.disk_work import DiskWork
 from logstore.cluster.entry_reads import EntryReads
 from logstore.cluster.host_identity import HostIdentity
-from logstore.cluster.interfaces import Links, PlanSets, ReplicaFiles, StreamListener
+from logstore.cluster.interfaces import Links, PlanSets, ReplicaFiles, StreamObserver
 from logstore.cluster.live_hosts import LiveHosts
 from logstore.cluster.membership import Membership
 from logstore.cluster.owner_news import OwnerNews
@@ -161,7 +161,7 @@ class ClusterHost:
         }
         self._changed = ChangeSignal()
         self._news = OwnerNews(parts.report, self._deposed, self._changed.notify)
-        parts.view.add_listener(self)
+        parts.view.add_observer(self)
 
     @property
     def statistics(self) -> HostStatistics:
@@ -203,21 +203,21 @@ class ClusterHost:
 
     # ---- for the front: streams
 
-    def listen(self, stream: str, listener: StreamListener) -> None:
-        """Tell a listener what becomes of a stream from now on, and what it is now: `ready`, or `unavailable`."""
-        self._news.listeners[stream] = listener
+    def observe(self, stream: str, observer: StreamObserver) -> None:
+        """Tell an observer what becomes of a stream from now on, and what it is now: `ready`, or `unavailable`."""
+        self._news.observers[stream] = observer
         owner = self._owners.get(stream)
         if owner is not None:
-            owner.size_chunks(listener.chunk_bytes)
+            owner.size_chunks(observer.chunk_bytes)
         if owner is not None and owner.state in TAKING:
-            listener.registered(owner.registration)
-            listener.ready(owner.registration.epoch, owner.high_watermark)
+            observer.registered(owner.registration)
+            observer.ready(owner.registration.epoch, owner.high_watermark)
         elif stream in self._news.waiting:
-            listener.unavailable(self._news.waiting[stream])
+            observer.unavailable(self._news.waiting[stream])
 
-    def unlisten(self, stream: str) -> None:
+    def stop_observing(self, stream: str) -> None:
         """Tell nobody any more."""
-        self._news.listeners.pop(stream, None)
+        self._news.observers.pop(stream, None)
 
     def owner_of(self, stream: str) -> str | None:
         """The host that owns a stream and lives, by the newest registration known here; None if there is none."""
@@ -376,7 +376,7 @@ class ClusterHost:
     # ---- for the view
 
     def members_changed(self) -> None:
-        """See ViewListener: who lives has changed."""
+        """See ViewObserver: who lives has changed."""
         self._hosts.members_changed()
 
     def _hosts_changed(self) -> None:
@@ -390,7 +390,7 @@ class ClusterHost:
         self._changed.notify()
 
     def topic_changed(self, name: str, before: KnownTopic | None, now: KnownTopic | None) -> None:
-        """See ViewListener."""
+        """See ViewObserver."""
         if before is not None and (now is None or now.topic.topic_id != before.topic.topic_id):
             for partition in range(before.topic.partitions):
                 self._forget(stream_name(before.topic.topic_id, partition))
@@ -398,7 +398,7 @@ class ClusterHost:
             self._claims.look_at_topic(now)
 
     def head_changed(self, stream: str, now: KnownHead | None) -> None:
-        """See ViewListener."""
+        """See ViewObserver."""
         self._sets.head_changed(stream, now)
         self._claims.look_at(stream)
         has_replicas = self._replica.has_chunks_of(stream)

@@ -6,7 +6,7 @@
 | `LinkObserver` | takes the messages that arrive, and hears which hosts can be reached |
 | `ReplicaFiles` | carries out what replicas ask of the disk, on the streams of the local store |
 | `SetPlanner` | says which hosts join a replica set |
-| `StreamListener` | the stream that clients append to, on its owner's host: hears what is acknowledged |
+| `StreamObserver` | the stream that clients append to, on its owner's host: hears what is acknowledged |
 
 Invariants: everything here runs on the event loop's thread. A message may be lost, so `send` never waits and never
 fails; whoever needs an answer asks again.
@@ -115,7 +115,7 @@ class ReplicaFiles(Protocol):
         """The local store's stream with a chunk's records, at their offsets; None if there is none here."""
 
 
-class StreamListener(Protocol):
+class StreamObserver(Protocol):
     """Hears of one stream while this host owns it."""
 
     def founding(self, base_offset: int) -> bytes:

@@ -14,7 +14,7 @@ from logstore.events import PEER_NOT_REACHED
 
 
 class PeerList:
-    """See the module. It listens to the view from its making on."""
+    """See the module. It observes the view from its making on."""
 
     def __init__(self, view: ClusterView, links: HostLinks, report: Report) -> None:
         self._view = view
@@ -22,10 +22,10 @@ class PeerList:
         self._report = report
         self._unusable: dict[str, str] = {}
         """Addresses that were reported, by host."""
-        view.add_listener(self)
+        view.add_observer(self)
 
     def members_changed(self) -> None:
-        """See ViewListener."""
+        """See ViewObserver."""
         peers: dict[str, Peer] = {}
         unusable: dict[str, str] = {}
         for name, member in self._view.members.items():
@@ -40,7 +40,7 @@ class PeerList:
         self._links.set_peers(peers)
 
     def topic_changed(self, name: str, before: KnownTopic | None, now: KnownTopic | None) -> None:
-        """See ViewListener."""
+        """See ViewObserver."""
 
     def head_changed(self, stream: str, now: KnownHead | None) -> None:
-        """See ViewListener."""
+        """See ViewObserver."""

@@ -320,7 +320,7 @@ class ReplicatedStream(Waitable):
                 self._opened_ms = self._written_ms
             owners.append(self.stream, bytes(waiting.buffer), count)
 
-    # ---- what the owner says (StreamListener)
+    # ---- what the owner says (StreamObserver)
 
     def founding(self, base_offset: int) -> bytes:
         """The producers' last sequences as of an offset; everything in front of it is acknowledged."""
@@ -331,11 +331,11 @@ class ReplicatedStream(Waitable):
 
     @property
     def chunk_bytes(self) -> int:
-        """See StreamListener: the topic's `segment.bytes`."""
+        """See StreamObserver: the topic's `segment.bytes`."""
         return self.config.segment_bytes
 
     def written_ms(self) -> int:
-        """See StreamListener. What a former owner has appended counts as appended now."""
+        """See StreamObserver. What a former owner has appended counts as appended now."""
         return self._services.retention.now_ms() if self._written_ms == UNKNOWN_TIME else self._written_ms
 
     def registered(self, registration: StreamRegistration) -> None:
@@ -403,7 +403,7 @@ class ReplicatedStream(Waitable):
         """The stream waits; the host reports it."""
 
     def crowded(self) -> None:
-        """A member's disk has no room: see StreamListener."""
+        """A member's disk has no room: see StreamObserver."""
         if self._crowded_s is None:
             self._crowded_s = self._services.clock.monotonic_s()
         self._services.retention.due(self)

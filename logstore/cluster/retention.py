@@ -26,7 +26,7 @@ from logstore.errors import CairnError
 from logstore.events import RETENTION_WAITS
 from logstore.log.readers import HeldRecords
 from logstore.log.retention import Excess, RetentionTime, excess, held_records
-from logstore.log.store import StoreSettings
+from logstore.log.store import MAKE_ROOM_INTERVAL_S, StoreSettings
 from logstore.replica.registrations import ChunkRegistration, StreamRegistration
 
 STREAMS_AT_ONCE: Final = 200
@@ -73,6 +73,7 @@ class ClusterRetention:
         self._report = report
         self._due: dict[ReplicatedStream, None] = {}
         self._all_due = False
+        self._all_due_s: float | None = None
         self._woken = trio.Event()
 
     # ---- what streams ask and say (StreamRetention)
@@ -87,19 +88,18 @@ class ClusterRetention:
         self._woken.set()
 
     def all_due(self) -> None:
-        """Look at all streams soon: a disk has no room."""
-        self._all_due = True
-        self._woken.set()
+        """Look at all streams soon: the disk has no room. Said again while that lasts, it counts every ten seconds."""
+        now_s = self._wall.monotonic_s()
+        if self._all_due_s is None or now_s - self._all_due_s >= MAKE_ROOM_INTERVAL_S:
+            self._all_due_s, self._all_due = now_s, True
+            self._woken.set()
 
     # ---- the walk
 
     async def run(self, streams: Callable[[], Sequence[ReplicatedStream]]) -> None:
         """Apply retention to the streams that this host owns, until cancelled."""
         while True:
-            self._woken = trio.Event()
-            with trio.move_on_after(self._settings.retention_check_interval_ms / 1000) as waited:
-                await self._woken.wait()
-            is_for_all = waited.cancelled_caught or self._all_due
+            is_for_all = await self._wait_until_due()
             found = [*streams()] if is_for_all else [*self._due]
             self._all_due = False
             self._due.clear()
@@ -108,6 +108,14 @@ class ClusterRetention:
                     await trio.lowlevel.checkpoint()
                 if stream.is_leader:
                     await self._look_at(stream)
+
+    async def _wait_until_due(self) -> bool:
+        """Wait for something to look at, which may have become due during the last walk; whether it is all streams."""
+        with trio.move_on_after(self._settings.retention_check_interval_ms / 1000) as waited:
+            while not (self._due or self._all_due):
+                self._woken = trio.Event()
+                await self._woken.wait()
+        return waited.cancelled_caught or self._all_due
 
     async def _look_at(self, stream: ReplicatedStream) -> None:
         try:

@@ -101,12 +101,12 @@ class Survey:
         """Hosts that live and do not leave, as of the latest count."""
         self._walking = trio.Lock()
         self._latest: tuple[float, HostsReply] | None = None
-        self._view.add_listener(self)
+        self._view.add_observer(self)
 
-    # ---- ViewListener
+    # ---- ViewObserver
 
     def members_changed(self) -> None:
-        """See ViewListener: remember who has gone, and when, but not who was removed."""
+        """See ViewObserver: remember who has gone, and when, but not who was removed."""
         members = self._view.members
         self._latest = None
         for name in self._known.keys() - members.keys():
@@ -121,10 +121,10 @@ class Survey:
         self._known = dict(members)
 
     def topic_changed(self, name: str, before: KnownTopic | None, now: KnownTopic | None) -> None:
-        """See ViewListener."""
+        """See ViewObserver."""
 
     def head_changed(self, stream: str, now: KnownHead | None) -> None:
-        """See ViewListener."""
+        """See ViewObserver."""
 
     # ---- answers
 

@@ -19,7 +19,7 @@ from logstore.base.events import LogEvent
 from logstore.base.fields import shown
 from logstore.base.metadata import schema
 from logstore.base.metadata.local_watch import ChangeSignal
-from logstore.cluster.interfaces import StreamListener
+from logstore.cluster.interfaces import StreamObserver
 from logstore.cluster.producer_ids import ProducerIds
 from logstore.cluster.replicated_stream import ReplicatedStream, StreamPlace, StreamServices
 from logstore.cluster.stored_topics import StoredTopics
@@ -63,10 +63,10 @@ class TopicHost(Protocol):
     def topics(self) -> StoredTopics:
         """Changes of topics in the metadata store."""
 
-    def listen(self, stream: str, listener: StreamListener, /) -> None:
-        """Tell a listener what becomes of a stream."""
+    def observe(self, stream: str, observer: StreamObserver, /) -> None:
+        """Tell an observer what becomes of a stream."""
 
-    def unlisten(self, stream: str, /) -> None:
+    def stop_observing(self, stream: str, /) -> None:
         """Tell nobody any more."""
 
 
@@ -92,7 +92,7 @@ class ReplicatedTopic:
 
 
 class ClusterTopics:
-    """See the module. It listens to the view; `take_all` takes what the view had before."""
+    """See the module. It observes the view; `take_all` takes what the view had before."""
 
     def __init__(
         self,
@@ -114,9 +114,9 @@ class ClusterTopics:
         self._creating: dict[str, Ticket[ReplicatedTopic]] = {}
         self.changed = ChangeSignal()
         """A topic is new, was changed, or is gone."""
-        host.view.add_listener(self)
+        host.view.add_observer(self)
 
-    # ---- following the metadata store (ViewListener)
+    # ---- following the metadata store (ViewObserver)
 
     def take_all(self) -> None:
         """Take all topics of the view, once it is complete."""
@@ -124,13 +124,13 @@ class ClusterTopics:
             self.topic_changed(name, None, known)
 
     def members_changed(self) -> None:
-        """See ViewListener."""
+        """See ViewObserver."""
 
     def head_changed(self, stream: str, now: KnownHead | None) -> None:
-        """See ViewListener."""
+        """See ViewObserver."""
 
     def topic_changed(self, name: str, before: KnownTopic | None, now: KnownTopic | None) -> None:
-        """See ViewListener."""
+        """See ViewObserver."""
         known = self.topics.get(name)
         if known is not None and (now is None or now.topic.topic_id != known.topic_id.hex):
             self._forget(known)
@@ -163,13 +163,13 @@ class ClusterTopics:
                 StreamPlace(name, found.topic_id, partition, topic.internal), config, self._services
             )
             topic.partitions.append(stream)
-            self._host.listen(stream.stream, stream)
+            self._host.observe(stream.stream, stream)
 
     def _forget(self, topic: ReplicatedTopic) -> None:
         del self.topics[topic.name]
         self._by_id.pop(topic.topic_id, None)
         for stream in topic.partitions:
-            self._host.unlisten(stream.stream)
+            self._host.stop_observing(stream.stream)
             stream.abandon()
         self.report(TOPIC_DELETED, topic=topic.name, id=topic.topic_id, partitions=len(topic.partitions))
 

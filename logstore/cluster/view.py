@@ -5,7 +5,7 @@ Invariants:
 * Everything here comes from four watches of the metadata store, each of which is exact and may be late: a topic may be
   here before its streams, and the other way round. `topics` and `heads` never go back to an older entry.
 * An entry that cannot be decoded is reported and left out: what it says is unknown, not gone. `damaged` has its key.
-* Listeners are called on the event loop, when the view has the change; they must not wait.
+* Observers are called on the event loop, when the view has the change; they must not wait.
 
 Costs: memory for an entry of each member, topic and stream. A change costs what its key costs, however many there are.
 """
@@ -44,7 +44,7 @@ class KnownHead(NamedTuple):
     revision: int
 
 
-class ViewListener(Protocol):
+class ViewObserver(Protocol):
     """Hears of changes of the cluster."""
 
     def members_changed(self) -> None:
@@ -75,7 +75,7 @@ class ClusterView:
 
     def __init__(self, store: MetadataStore, report: Report) -> None:
         self._report = report
-        self._listeners: list[ViewListener] = []
+        self._observers: list[ViewObserver] = []
         self._members: dict[str, schema.Member] = {}
         self._leaving: dict[str, schema.Leaving] = {}
         self._topics: dict[str, KnownTopic] = {}
@@ -96,9 +96,9 @@ class ClusterView:
         }
         self._views = {prefix: MetadataView(store, prefix, changed) for prefix, changed in changes.items()}
 
-    def add_listener(self, listener: ViewListener) -> None:
-        """Call a listener from the next change on. What is known already it reads here."""
-        self._listeners.append(listener)
+    def add_observer(self, observer: ViewObserver) -> None:
+        """Call an observer from the next change on. What is known already it reads here."""
+        self._observers.append(observer)
 
     @property
     def is_complete(self) -> bool:
@@ -154,8 +154,8 @@ class ClusterView:
                 self._damage(key, error)
                 return
         self._mended(key)
-        for listener in self._listeners:
-            listener.members_changed()
+        for observer in self._observers:
+            observer.members_changed()
 
     def _leaving_changed(self, key: str, entry: Entry | None) -> None:
         host = key.removeprefix(schema.LEAVING)
@@ -168,8 +168,8 @@ class ClusterView:
                 self._damage(key, error)
                 return
         self._mended(key)
-        for listener in self._listeners:
-            listener.members_changed()
+        for observer in self._observers:
+            observer.members_changed()
 
     def _topic_changed(self, key: str, entry: Entry | None) -> None:
         name = key.removeprefix(schema.TOPICS)
@@ -187,8 +187,8 @@ class ClusterView:
             self._names[now.topic.topic_id] = name
             self._topics[name] = now
         self._mended(key)
-        for listener in self._listeners:
-            listener.topic_changed(name, before, now)
+        for observer in self._observers:
+            observer.topic_changed(name, before, now)
 
     def _head_changed(self, key: str, entry: Entry | None) -> None:
         stream = key.removeprefix(schema.STREAMS)
@@ -204,8 +204,8 @@ class ClusterView:
         else:
             self._heads[stream] = now
         self._mended(key)
-        for listener in self._listeners:
-            listener.head_changed(stream, now)
+        for observer in self._observers:
+            observer.head_changed(stream, now)
 
     def _mended(self, key: str) -> None:
         self.damaged.discard(key)

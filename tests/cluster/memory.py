@@ -188,7 +188,7 @@ class MemoryFiles:
 
 @dataclass
 class Heard:
-    """See StreamListener: keeps what it hears."""
+    """See StreamObserver: keeps what it hears."""
 
     founded: Callable[[int], bytes] = lambda base_offset: b"state at %d" % base_offset
     news: list[tuple[str, object]] = field(default_factory=list)
@@ -199,41 +199,41 @@ class Heard:
     crowds: int = 0
 
     def written_ms(self) -> int:
-        """See StreamListener."""
+        """See StreamObserver."""
         return self.time_ms
 
     def registered(self, registration: StreamRegistration) -> None:
-        """See StreamListener."""
+        """See StreamObserver."""
         assert registration.log_start >= self.log_start
         self.log_start = registration.log_start
 
     def crowded(self) -> None:
-        """See StreamListener."""
+        """See StreamObserver."""
         self.crowds += 1
 
     def founding(self, base_offset: int) -> bytes:
-        """See StreamListener."""
+        """See StreamObserver."""
         return self.founded(base_offset)
 
     def ready(self, epoch: int, high_watermark: int) -> None:
-        """See StreamListener."""
+        """See StreamObserver."""
         self.news.append(("ready", (epoch, high_watermark)))
         self.high_watermark = high_watermark
 
     def acked(self, high_watermark: int) -> None:
-        """See StreamListener."""
+        """See StreamObserver."""
         assert high_watermark >= self.high_watermark
         self.high_watermark = high_watermark
 
     def room(self) -> None:
-        """See StreamListener."""
+        """See StreamObserver."""
 
     def deposed(self, newer_epoch: int) -> None:
-        """See StreamListener."""
+        """See StreamObserver."""
         self.news.append(("deposed", newer_epoch))
 
     def unavailable(self, reason: str) -> None:
-        """See StreamListener."""
+        """See StreamObserver."""
         self.news.append(("unavailable", reason))
 
     def names(self) -> list[str]:
@@ -253,13 +253,13 @@ class RunningHost:
     files: MemoryFiles
     scope: trio.CancelScope
     ended: trio.Event = field(default_factory=trio.Event)
-    listeners: dict[str, Heard] = field(default_factory=dict)
+    observers: dict[str, Heard] = field(default_factory=dict)
     chunk_bytes: int = 64 << 20
 
-    def listen(self, stream: str) -> Heard:
+    def observe(self, stream: str) -> Heard:
         """Hear of a stream."""
-        heard = self.listeners[stream] = Heard(chunk_bytes=self.chunk_bytes)
-        self.host.listen(stream, heard)
+        heard = self.observers[stream] = Heard(chunk_bytes=self.chunk_bytes)
+        self.host.observe(stream, heard)
         return heard
 
 
@@ -388,7 +388,7 @@ class MemoryCluster:
         """Append a batch at the owner, wherever it is, and wait until it is acknowledged: at least once."""
         while True:
             running = await self.owner(stream)
-            heard = running.listeners.get(stream) or running.listen(stream)
+            heard = running.observers.get(stream) or running.observe(stream)
             if not running.host.may_append(stream, len(data)):
                 await trio.sleep(0.01)
                 continue
@@ -431,6 +431,8 @@ async def memory_cluster(*names: str, seed: int = 0, limits: OwnerLimits = LIMIT
             cluster = MemoryCluster(nursery, metadata, metadata.random, limits)
             for name in names:
                 await cluster.start(name)
+            # A stream that is made before all hosts know each other gets another owner at first.
+            await cluster.until(lambda: all(len(each.view.members) == len(names) for each in cluster.hosts.values()))
             yield cluster
             nursery.cancel_scope.cancel()
         service.cancel_scope.cancel()

@@ -42,7 +42,7 @@ class _Sent:
 
 
 @dataclass
-class Listener(Heard):
+class LoadObserver(Heard):
     """A stream at one host: batches that wait for their acknowledgement."""
 
     history: History = field(default_factory=History)
@@ -50,25 +50,25 @@ class Listener(Heard):
     epoch: int = 0
 
     def acked(self, high_watermark: int) -> None:
-        """See StreamListener."""
+        """See StreamObserver."""
         super().acked(high_watermark)
         while self.waiting and self.waiting[0].end_offset <= high_watermark:
             batch = self.history.appended[self.waiting[0].data]
             self.history.ack(self.waiting.pop(0).data, batch.owner, self.epoch)
 
     def registered(self, registration: StreamRegistration) -> None:
-        """See StreamListener."""
+        """See StreamObserver."""
         super().registered(registration)
         self.history.start_seen(registration.log_start)
 
     def ready(self, epoch: int, high_watermark: int) -> None:
-        """See StreamListener."""
+        """See StreamObserver."""
         super().ready(epoch, high_watermark)
         self.waiting.clear()
         self.epoch = epoch
 
     def deposed(self, newer_epoch: int) -> None:
-        """See StreamListener."""
+        """See StreamObserver."""
         super().deposed(newer_epoch)
         self.waiting.clear()
 
@@ -111,22 +111,22 @@ class RandomRun:
 
     # ---- load
 
-    def _listener(self, host: str, stream: str) -> Listener:
+    def _observer(self, host: str, stream: str) -> LoadObserver:
         running = self.cluster.hosts[host]
-        heard = running.listeners.get(stream)
+        heard = running.observers.get(stream)
         if heard is None:
-            heard = running.listeners[stream] = Listener(
+            heard = running.observers[stream] = LoadObserver(
                 history=self.histories[stream], chunk_bytes=running.chunk_bytes
             )
-            running.host.listen(stream, heard)
-        assert isinstance(heard, Listener)
+            running.host.observe(stream, heard)
+        assert isinstance(heard, LoadObserver)
         return heard
 
     async def _produce(self, stream: str) -> None:
         while True:
             await trio.sleep(self.random.choice((0.001, 0.01, 0.1)))
             for name, running in list(self.cluster.hosts.items()):
-                listener = self._listener(name, stream)
+                observer = self._observer(name, stream)
                 if not running.host.owns(stream):
                     continue
                 for _ in range(self.random.randint(1, 4)):
@@ -137,7 +137,7 @@ class RandomRun:
                         break
                     offset = running.host.next_offset(stream)
                     self.histories[stream].append(data, running.identity.owner_id, offset)
-                    listener.waiting.append(_Sent(data, offset + count))
+                    observer.waiting.append(_Sent(data, offset + count))
                     try:
                         assert running.host.append(stream, data, count) == offset
                     except NotLeader:
@@ -148,12 +148,12 @@ class RandomRun:
         while True:
             await trio.sleep(self.random.choice((1, 3, 5)))
             for name, running in list(self.cluster.hosts.items()):
-                listener = self._listener(name, stream)
+                observer = self._observer(name, stream)
                 if not running.host.owns(stream):
                     continue
                 end = running.host.next_offset(stream)
                 offset = self.random.choice(
-                    (end, self.random.randint(listener.log_start, max(end, listener.log_start)))
+                    (end, self.random.randint(observer.log_start, max(end, observer.log_start)))
                 )
                 running.host.trim(stream, offset, keeps_last=True)
                 if self.random.random() < 0.3:

@@ -33,7 +33,7 @@ class MemoryChunk:
 
 
 class MemoryOwner:
-    """Implements `StreamOwners` for one stream, and tells its listener what an owner tells."""
+    """Implements `StreamOwners` for one stream, and tells its observer what an owner tells."""
 
     def __init__(self, max_in_flight: int = 100) -> None:
         self.max_in_flight = max_in_flight

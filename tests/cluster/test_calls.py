@@ -11,9 +11,11 @@ import trio
 import trio.lowlevel
 import trustme
 
+from logstore.base.addresses import Address
 from logstore.cluster import calls
 from logstore.cluster.calls import CallHead, decode_call, encode_call
 from logstore.cluster.hello import Hello, encode_hello
+from logstore.cluster.peers import Peer
 from logstore.cluster.wire import FRAME, FrameBuffer
 from logstore.errors import HostUnreachable, MalformedMessage
 from logstore.interfaces import Buffer
@@ -159,6 +161,41 @@ async def test_a_call_that_is_given_up_costs_no_other() -> None:
             asking.cancel_scope.cancel()
         gate.opened.set()
         assert await called(a, "b", b"2") == b"a: 2"
+
+
+async def test_a_host_that_takes_nothing_and_then_ends() -> None:
+    """Calls whose bytes are under way fail as others do, and the host that calls goes on."""
+    a = LinkedHost("a")
+    is_open, opened_by_a = trio.Event(), list[trio.SocketStream]()
+
+    async def silent(stream: trio.SocketStream) -> None:
+        hello = await read_hello(stream)
+        await stream.send_all(encode_hello(Hello(hello.cluster, RAW, hello.me.host, for_calls=hello.for_calls)))
+        if hello.for_calls:
+            opened_by_a.append(stream)
+            is_open.set()
+        await trio.sleep_forever()
+
+    failed: list[str] = []
+
+    async def ask() -> None:
+        with pytest.raises(HostUnreachable) as found:
+            await a.links.calls.call("raw", ECHO, [bytes(20_000_000)])
+        failed.append(str(found.value))
+
+    async with linked(a), trio.open_nursery() as nursery:
+        listeners = await nursery.start(trio.serve_tcp, silent, 0)
+        address = Address("127.0.0.1", listeners[0].socket.getsockname()[1])
+        a.links.set_peers({"raw": Peer(address, RAW.disk)})
+        async with trio.open_nursery() as asking:
+            asking.start_soon(ask)
+            with trio.fail_after(PATIENCE_S):
+                await is_open.wait()
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            opened_by_a[0].socket.shutdown(trio.socket.SHUT_WR)  # what it sends ends, and it still takes nothing
+        nursery.cancel_scope.cancel()
+    assert len(failed) == 1
+    assert "it ended the connection" in failed[0]
 
 
 async def test_a_defect_ends_the_connection_and_is_reported() -> None:

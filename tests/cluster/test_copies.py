@@ -242,7 +242,7 @@ def test_a_producer_does_not_feel_copies() -> None:
         owner = (await cluster.owner(steady)).host.name
         lost = next(host for host in "abc" if host != owner)
         timed = Timed()
-        cluster.hosts[owner].host.listen(steady, timed)
+        cluster.hosts[owner].host.observe(steady, timed)
         took_s = timed.took_s
         async with trio.open_nursery() as nursery:
             nursery.start_soon(produce, cluster.hosts[owner].host, steady, timed)

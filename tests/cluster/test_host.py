@@ -97,9 +97,9 @@ def test_the_metadata_store_is_away() -> None:
         await cluster.kill(lost)
         offset = running.host.append(stream, b"100", 1)
         await trio.sleep(20)
-        assert running.listeners[stream].high_watermark == offset, "acknowledged by a member that is gone"
+        assert running.observers[stream].high_watermark == offset, "acknowledged by a member that is gone"
         cluster.metadata.start()
-        await cluster.until(lambda: running.listeners[stream].high_watermark > offset)
+        await cluster.until(lambda: running.observers[stream].high_watermark > offset)
         assert await cluster.read_all(name, stream) == [b"%d" % number for number in range(101)]
 
     simulated(test, "a", "b", "c")
@@ -141,7 +141,7 @@ def test_a_topic_is_deleted() -> None:
         for running in cluster.hosts.values():
             assert not any(running.host.owns(stream) for stream in streams)
             assert {stream for stream, _ in running.files.disk.chunks} == {kept}
-            assert all(heard.news[-1] == ("deposed", 0) for name, heard in running.listeners.items() if name != kept)
+            assert all(heard.news[-1] == ("deposed", 0) for name, heard in running.observers.items() if name != kept)
         running = await cluster.start(away)
         await trio.sleep(5)
         assert {stream for stream, _ in running.files.disk.chunks} == {kept}
@@ -366,7 +366,7 @@ def test_no_member_is_left() -> None:
         (stream,) = await cluster.create_topic(replicas=1)
         name, _ = await cluster.append(stream, b"0")
         await cluster.kill(name)
-        heard = [running.listen(stream) for running in cluster.hosts.values()]
+        heard = [running.observe(stream) for running in cluster.hosts.values()]
         await trio.sleep(10)
         ((what, reason),) = [news for each in heard for news in each.news]
         assert what == "unavailable"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,13 @@ from logstore.base.racks import HostPlace
 from logstore.cluster.own_place import OwnPlace
 from logstore.cluster.settings import PlaceSettings
 from logstore.errors import ConfigError
+from logstore.testing.cluster import Cluster
 from logstore.testing.reports import RecordedReports
 from tests.cluster.memory import MemoryCluster, simulated
+from tests.metadata.support import needs_etcd
+from tests.monitoring.support import until
+from tests.support.cli import cairn
+from tests.support.limits import PATIENCE_S
 
 NAMES = ("a", "10.0.0.1")
 
@@ -120,3 +126,23 @@ def test_all_hosts_hear_of_a_move() -> None:
         assert "cluster_left" not in cluster.reports.names()
 
     simulated(test, "a", "b", "c")
+
+
+@needs_etcd
+@pytest.mark.clients
+def test_a_process_reads_it_again(tmp_path: Path) -> None:
+    """A sidecar finds itself in a file, and moves at SIGHUP, without a restart; `cairn hosts` shows both."""
+    path = tmp_path / "racks"
+    path.write_text("Rack: /dc/r1\n   10.0.0.1:9866 (a)\n")
+    with Cluster(tmp_path / "cluster", ("a",), "--topology", str(path)) as cluster:
+        (host,) = cluster
+
+        def rack() -> str:
+            said = cairn("hosts", "--servers", host.address, "--timeout", str(PATIENCE_S), "--json").json
+            return str(said["hosts"][0]["rack"])
+
+        assert rack() == "/dc/r1"
+        path.write_text("Rack: /dc/r2\n   10.0.0.1:9866 (a)\n")
+        os.kill(host.pid, signal.SIGHUP)
+        until(lambda: rack() == "/dc/r2", "the host is in the other rack")
+        assert "cluster_left" not in host.log

@@ -7,6 +7,8 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import trio
+import trio.testing
 
 from logstore.base.metadata.interface import MetadataStore
 from logstore.base.metadata.sqlite import open_sqlite
@@ -249,3 +251,30 @@ async def test_hosts_agree_on_the_time(tmp_path: Path) -> None:
         much_later.advance(5_000_000)
         late = await ClusterClock.open(store, much_later)
         assert late.now_ms() == await stored(store)
+
+
+# ---- the walk
+
+
+async def test_the_walk_looks_at_what_is_due(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    """A stream that is due at once, all of them when the disk is short of room, but not more than every ten seconds."""
+    async with world(tmp_path, TopicConfig(retention_bytes=0)) as at, trio.open_nursery() as nursery:
+        nursery.start_soon(at.retention.run, lambda: [at.front.stream])
+        at.write()
+        for is_for_all in (False, True):
+            if is_for_all:
+                at.retention.all_due()
+            else:
+                at.retention.due(at.front.stream)
+            await trio.testing.wait_all_tasks_blocked()
+            assert at.owner.asked
+            at.owner.carry_out_trims()
+            at.write()
+        at.retention.all_due()
+        await trio.testing.wait_all_tasks_blocked()
+        assert not at.owner.asked
+        at.clock.advance(10_000)
+        at.retention.all_due()
+        await trio.testing.wait_all_tasks_blocked()
+        assert at.owner.asked
+        nursery.cancel_scope.cancel()

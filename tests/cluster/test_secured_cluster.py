@@ -271,22 +271,38 @@ def test_a_refusal_names_the_leader(cluster: SecuredCluster) -> None:
     that it uses: the same as Metadata tells.
     """
     batch = bytes(encode_batch([Record(0, 1_700_000_000_000, None, b"x", ())]))
-    with RawClient(cluster.hosts["a"].port, cluster.tls()) as client:
-        client.choose("PLAIN")
-        client.token(f"\0{ADMIN}\0{PASSWORD}")
-        shown = client.ask(3, 12, topics=[{"topic_id": None, "name": TOPIC}], allow_auto_topic_creation=False)
-        ports = {broker.node_id: broker.port for broker in shown.brokers}
-        other = next(part for part in shown.topics[0].partitions if part.leader_id != 1)
-        answer = client.ask(
-            0, 10, transactional_id=None, acks=-1, timeout=timedelta(seconds=1),
-            topic_data=[{"name": TOPIC, "partition_data": [{"index": other.partition_index, "records": batch}]}],
-        )  # fmt: skip
+
+    def asked(name: str, key: int, version: int, **values: Any) -> Any:
+        with RawClient(cluster.hosts[name].port, cluster.tls()) as client:
+            client.choose("PLAIN")
+            client.token(f"\0{ADMIN}\0{PASSWORD}")
+            return client.ask(key, version, **values)
+
+    def leader_of_first() -> int:
+        topics = [{"topic_id": None, "name": TOPIC}]
+        shown = asked("a", 3, 12, topics=topics, allow_auto_topic_creation=False)
+        return next(int(part.leader_id) for part in shown.topics[0].partitions if part.partition_index == 0)
+
+    found: list[tuple[int, Any]] = []
+
+    def is_refused() -> bool:
+        """Streams may move to another owner while all hosts are new."""
+        leader = leader_of_first()
+        number = next(each for each in range(1, 4) if each != leader)
+        topic_data = [{"name": TOPIC, "partition_data": [{"index": 0, "records": batch}]}]
+        values = {"transactional_id": None, "acks": -1, "timeout": timedelta(seconds=1), "topic_data": topic_data}
+        answer = asked(NAMES[number - 1], 0, 10, **values)
         (refused,) = answer.responses[0].partition_responses
-        assert refused.error_code is ErrorCode.not_leader_or_follower
-        assert refused.current_leader.leader_id == other.leader_id
-        (endpoint,) = answer.node_endpoints
-        assert (endpoint.node_id, endpoint.host) == (other.leader_id, "127.0.0.1")
-        assert endpoint.port == ports[other.leader_id]
+        found.append((number, answer))
+        return refused.error_code is ErrorCode.not_leader_or_follower and refused.current_leader.leader_id > 0
+
+    until(is_refused, "a host that does not lead the partition knows who does")
+    number, answer = found[-1]
+    leader = answer.responses[0].partition_responses[0].current_leader.leader_id
+    (endpoint,) = answer.node_endpoints
+    assert leader != number
+    assert (endpoint.node_id, endpoint.host) == (leader, "127.0.0.1")
+    assert endpoint.port == cluster.hosts[NAMES[leader - 1]].port
 
 
 def test_a_directory_with_users_of_its_own(cluster: SecuredCluster, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_places_of_a_topic() -> None:
             assert (place.chunks, place.under_replicated) == (1, 0)
         assert [place.partition for place in (await survey.places("t", 2, addresses)).places] == [2]
         assert (await survey.places("t", PLACES_PER_REPLY, addresses)).places == ()
-        single = await cluster.create_topic("single", partitions=9, replicas=1)
+        single = await cluster.create_topic("single", partitions=30, replicas=1)
         for stream in single:
             await cluster.append(stream, b"x")
         await cluster.kill("c")

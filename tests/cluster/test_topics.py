@@ -13,7 +13,7 @@ import trio
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import MetadataStore, Put, Transaction
 from logstore.base.metadata.sqlite import open_sqlite
-from logstore.cluster.interfaces import StreamListener
+from logstore.cluster.interfaces import StreamObserver
 from logstore.cluster.producer_ids import BLOCK, ProducerIds
 from logstore.cluster.replicated_stream import StreamServices
 from logstore.cluster.stored_topics import StoredTopics
@@ -39,10 +39,10 @@ class Host:
         facts = ClusterFacts("cluster", 1, StoreSettings())
         self.front = ClusterTopics(self, facts, ProducerIds(store), services, lambda: uuid.UUID(int=next(ids)))
 
-    def listen(self, stream: str, listener: StreamListener) -> None:
+    def observe(self, stream: str, observer: StreamObserver) -> None:
         self.listening.append(stream)
 
-    def unlisten(self, stream: str) -> None:
+    def stop_observing(self, stream: str) -> None:
         self.listening.remove(stream)
 
 
@@ -89,7 +89,7 @@ async def two_hosts(directory: Path) -> AsyncIterator[tuple[Host, Host, Metadata
 
 
 async def test_a_topic_is_on_every_host(tmp_path: Path) -> None:
-    """Created, grown, altered and deleted by one, seen by the other; the streams have listeners on both."""
+    """Created, grown, altered and deleted by one, seen by the other; the streams have observers on both."""
     async with two_hosts(tmp_path) as (one, other, store):
         topic = await settled(one.front.create_topic("orders", 2, {"max.message.bytes": "1000"}, 2))
         assert one.front.topic("orders") is topic

@@ -34,7 +34,7 @@ def test_a_trim_reaches_every_host_and_stays_after_a_takeover() -> None:
         await cluster.kill(away)
         await cluster.append(stream, b"1")
         owner.host.trim(stream, 7, keeps_last=True)
-        await cluster.until(lambda: owner.listeners[stream].log_start == 7)
+        await cluster.until(lambda: owner.observers[stream].log_start == 7)
         await trio.sleep(1)
         kept = [chunk.epoch for chunk in owner.host.registration(stream).chunks]
         assert owner.host.registration(stream).chunks[0].base_offset == 6
@@ -46,7 +46,7 @@ def test_a_trim_reaches_every_host_and_stays_after_a_takeover() -> None:
         name, offset = await cluster.append(stream, b"2")
         assert (name != owner.host.name, offset) == (True, 13)
         assert cluster.hosts[name].host.registration(stream).log_start == 7
-        assert cluster.hosts[name].listeners[stream].log_start == 7
+        assert cluster.hosts[name].observers[stream].log_start == 7
 
     simulated(test, "a", "b", "c", "d")
 
@@ -85,7 +85,7 @@ def test_a_member_whose_disk_is_full_leaves_the_chunk() -> None:
         for _ in range(3):
             await cluster.append(stream, b"1")
         assert trio.current_time() - begin_s < 0.2
-        assert owner.listeners[stream].crowds == 1
+        assert owner.observers[stream].crowds == 1
         chunk = owner.host.registration(stream).open_chunk
         assert chunk is not None
         assert full not in {member.host for member in chunk.members}

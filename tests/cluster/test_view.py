@@ -22,21 +22,21 @@ TOPIC = schema.Topic(topic_id="id1", partitions=2, replicas=3, settings={})
 
 
 class Changes:
-    """A listener that keeps what it hears."""
+    """An observer that keeps what it hears."""
 
     def __init__(self) -> None:
         self.heard: list[object] = []
 
     def members_changed(self) -> None:
-        """See ViewListener."""
+        """See ViewObserver."""
         self.heard.append("members")
 
     def topic_changed(self, name: str, before: KnownTopic | None, now: KnownTopic | None) -> None:
-        """See ViewListener."""
+        """See ViewObserver."""
         self.heard.append((name, before and before.topic.partitions, now and now.topic.partitions))
 
     def head_changed(self, stream: str, now: KnownHead | None) -> None:
-        """See ViewListener."""
+        """See ViewObserver."""
         self.heard.append((stream, now and now.head.epoch))
 
 
@@ -61,11 +61,11 @@ def with_view(test: Test, **faults: float) -> None:
 
 
 def test_it_follows_members_topics_and_heads() -> None:
-    """Listeners hear each change once the view has it; what is gone is gone here."""
+    """Observers hear each change once the view has it; what is gone is gone here."""
 
     async def test(service: SimulatedMetadata, view: ClusterView, reports: RecordedReports) -> None:
         changes, far = Changes(), service.store("far")
-        view.add_listener(changes)
+        view.add_observer(changes)
         member = schema.Member(disk="d", start="s", node_id=1, link="a:1", rack="", addresses={})
         await view.members_reached(await committed(far, schema.join("a", member, 0)))
         assert dict(view.members) == {"a": member}

@@ -364,3 +364,18 @@ def test_cleaning_goes_on_after_a_disk_without_room() -> None:
     world.clean()
     assert len(world.reports.of(CHUNK_CLEANED)) >= 3
     world.check()
+
+
+def test_who_asks_for_room_is_told_before_anything_is_refused() -> None:
+    """Replicas of a cluster ask before they take entries: a shortage begins with that, and is reported once."""
+    reports = RecordedReports()
+    space = SpaceGuard(100, lambda _: None, reports, lambda: 7)
+    assert space.has_room(1 << 40), "nothing is known of the disk yet"
+    space.note(DiskSpace(500, 1000))
+    assert space.has_room(400)
+    assert not space.has_room(401)
+    assert space.low_since_ms == 7
+    assert not space.has_room(1)
+    assert reports.names() == [DISK_LOW.name]
+    space.note(DiskSpace(200, 1000))
+    assert space.has_room(100)
