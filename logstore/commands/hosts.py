@@ -19,6 +19,7 @@ from logstore.errors import HostStays
 from logstore.format.host_summaries import DRAIN, REMOVE, UNDRAIN, HostsReply, HostSummary
 
 TITLES = ("host", "node", "rack", "state", "streams", "chunks", "missing", "link", "addresses")
+LIST: Final = "list"
 POLL_S: Final = 1.0
 """Between two looks at a host that leaves: an answer is used again for as long."""
 LEAVING: Final = {"": "", DRAIN: ", is drained", REMOVE: ", is removed"}
