@@ -58,8 +58,10 @@ ETCD_ATTEMPT_S: Final = 1.0
 """For an answer of an endpoint: a lease of three seconds outlasts an endpoint that is silent."""
 
 
-FAREWELL_S: Final = 2.0
-"""How long an end waits for the end of the lease, which ends by itself otherwise."""
+MEMBERSHIP_S: Final = 2.0
+"""How long a start waits to see itself among the members, and an end for the end of the lease, which ends by itself
+otherwise.
+"""
 
 
 class Views(NamedTuple):
@@ -103,9 +105,13 @@ class RunningCluster:
         self._own_place.look_again()
 
     async def join(self, addresses: Mapping[str, str], nursery: trio.Nursery) -> None:
-        """Become a member, with these listeners. Raises HostNameTaken, NodeIdTaken, DiskRefused, in groups."""
+        """Become a member, with these listeners, and one that knows it: who is told that this host is ready may ask it
+        for all hosts that were there. Raises HostNameTaken, NodeIdTaken, DiskRefused, in groups.
+        """
         self._addresses.update(addresses)
-        await nursery.start(self._stay_member)
+        revision: int = await nursery.start(self._stay_member)
+        with trio.move_on_after(MEMBERSHIP_S):  # the metadata store may go away at this moment
+            await self._host.view.members_reached(revision)
 
     async def _stay_member(self, task_status: trio.TaskStatus[int]) -> None:
         self._farewell = trio.Event()
@@ -117,7 +123,7 @@ class RunningCluster:
     async def resign(self) -> None:
         """Let other hosts take over, before an end; the lease has ended then."""
         await self._host.resign()
-        with trio.move_on_after(FAREWELL_S):
+        with trio.move_on_after(MEMBERSHIP_S):
             await self._farewell.wait()
 
 

@@ -569,11 +569,12 @@ class Epochs:
     # ---- forgetting
 
     def _drop_old(self, query: Query) -> None:
-        """Drop staged data of epochs that are finished."""
+        """Drop staged data of epochs that are finished, but what is being staged: a fence has epoch 0."""
         if query.last is not None:
             last_epoch = query.last.epoch
-            attempts = self._staging.attempts(query.name)
-            self._staging.drop([a.key for a in attempts if a.key.epoch <= last_epoch and not query.covers(a.key)])
+            old = [a for a in self._staging.attempts(query.name) if a.key.epoch <= last_epoch]
+            staged = [a.key for a in old if a.failure or a.durable_segments == len(a.segments)]
+            self._staging.drop([key for key in staged if not query.covers(key)])
 
     def _expire_all(self) -> None:
         now_ms = self._clock.wall_ms()

@@ -44,7 +44,13 @@ class Sidecar:
     """One life of a sidecar over a file system."""
 
     def __init__(
-        self, fs: FileSystem, clock: ManualClock, *, limit_bytes: int = 1 << 20, age_ms: int = 3600_000
+        self,
+        fs: FileSystem,
+        clock: ManualClock,
+        *,
+        limit_bytes: int = 1 << 20,
+        age_ms: int = 3600_000,
+        io_window: int = 8,
     ) -> None:
         self.fs = fs
         self.clock = clock
@@ -54,7 +60,7 @@ class Sidecar:
         self.store = Store.open(
             fs,
             clock,
-            StoreSettings(),
+            StoreSettings(io_window=io_window),
             new_id=lambda: uuid.UUID(int=ids.getrandbits(128)),
             report=report,
             decided=decided_in_journal,

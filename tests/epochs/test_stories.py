@@ -1,12 +1,15 @@
 """What a query may live through, told as stories: each epoch once, from one execution, over all streams."""
 
+from random import Random
+
 import pytest
 
 from logstore.epochs.ledger_entries import LastEpoch, decode_last_epoch, encode_last_epoch
 from logstore.errors import FencedIncarnation, InvalidRecord, StagedMissing, StagePosition, StaleEpoch, StorageFailed
 from logstore.events import EPOCH_TOPIC_GONE, STAGED_DATA_EXPIRED
-from logstore.format.epoch_api import AbortRequest, EpochCommitReply, StageReply
+from logstore.format.epoch_api import AbortRequest, EpochCommitReply, StageReply, StageRequest
 from logstore.testing.clock import ManualClock
+from logstore.testing.driver import JobDriver
 from logstore.testing.faults import EIO, ENOSPC, Fault, FileCall
 from logstore.testing.simdisk import SimDisk
 from tests.epochs.stage_set import Sidecar, commit, commit_request, segment, stage
@@ -94,6 +97,24 @@ def test_a_zombie_driver_is_fenced(sidecar: Sidecar) -> None:
         sidecar.epochs.abort(AbortRequest("query-1", "run-1", 0))
     commit(sidecar, commit_request((0, "a0", 1), epoch=0, incarnation="run-2"))
     assert sidecar.records("out", 0) == ["new"]
+
+
+def test_a_driver_takes_over_at_any_moment_of_an_epoch() -> None:
+    """The next driver's fence is staged at each step of a commit: it is taken, and never dropped as old output."""
+    for seed in range(4):
+        steps, is_over = 0, False
+        while not is_over:
+            sidecar = Sidecar(SimDisk(), ManualClock(), io_window=1)  # the fence's write waits while others end
+            sidecar.create("out", 2)
+            stage(sidecar, segment({0: ["a"], 1: ["b"]}, epoch=1))
+            sidecar.epochs.commit(commit_request((0, "a0", 1), epoch=1), now_ms=0)
+            driver = JobDriver(sidecar.store.queue, sidecar.fs, Random(seed))
+            is_over = driver.run(steps) < steps
+            fence = sidecar.epochs.stage(StageRequest("query-1", "run-2", 0, 0, "fence", 0, (), b""), now_ms=0)
+            driver.run()
+            assert fence.result() == StageReply(1), f"fence after {steps} steps, seed {seed}"
+            steps += 1
+        assert steps > 10
 
 
 def test_a_fence_outlives_the_sidecar(sidecar: Sidecar) -> None:
