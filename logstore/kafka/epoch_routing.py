@@ -8,6 +8,7 @@ Invariants:
   are over: each of them may be asked twice without harm.
 * What is answered from memory alone, an error too, is confirmed first: a home that was replaced and does not know it
   says nothing that was true only before.
+* The home serves a request that is passed on no longer than PATIENCE_S: the other host has given it up by then.
 * Rights are checked by the home, for the caller whom the other host has let in. Only members of the cluster pass on.
 """
 
@@ -75,7 +76,9 @@ class EpochRouting:
             api_key, caller, body = _decode(payload)
         except MalformedRequest as error:
             return encode_reply_body(error)
-        answer = await self._answer_here(api_key, body, caller)
+        answer = None
+        with trio.move_on_after(PATIENCE_S):
+            answer = await self._answer_here(api_key, body, caller)
         return [] if answer is None else answer
 
     async def _try(self, api_key: int, body: memoryview, caller: Caller) -> list[Buffer] | None:
