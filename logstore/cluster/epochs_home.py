@@ -50,7 +50,6 @@ class EpochsLedger(ReplicatedLedger):
         self.records = StagedRecords(self, services.reads)
         self.staging = ReplicatedStaging(self.records.append, self.records.read, limits.staging_bytes)
         super().__init__(stream, services.clock, self.staging)
-        self._ownership = stream.ownership
 
     @property
     def is_current(self) -> bool:

@@ -7,6 +7,8 @@ Invariants:
   sends it meanwhile waits for the first.
 * Where a stream has had another owner since an epoch was decided, and was trimmed behind the offset where it ended
   then, and no END is found, the epoch counts as one that was there and was trimmed: nothing is ever there twice.
+* Another host waits for a group that is under way no longer than WAIT_S, and asks again: a stream that waits for its
+  members holds up no groups for other streams, of which a host calls for few at a time.
 * When the ownership ends, all that is known of the stream goes with it. The next owner searches what this one has left.
 
 So a group that a former home of epochs has sent, and that arrives late, is acknowledged and changes nothing.
@@ -25,7 +27,7 @@ from logstore.cluster.replicated_stream import ReplicatedStream
 from logstore.cluster.topics import ClusterTopics
 from logstore.epochs.group_order import GroupOrder, decode_order
 from logstore.epochs.stream_ends import StreamEnds
-from logstore.errors import MalformedRequest, NotLeader, UnknownTopicOrPartition
+from logstore.errors import MalformedRequest, NotLeader, TryAgain, UnknownTopicOrPartition
 from logstore.format.fields import decode_fields, get_int, get_name
 from logstore.interfaces import Buffer
 from logstore.log.stream_state import AppendResult
@@ -41,6 +43,7 @@ class ControlReads(Protocol):
         """Base offsets and bytes of the END control batches from one offset on and before another."""
 
 
+WAIT_S: Final = 5.0
 MAX_FORGOTTEN: Final = 1_000
 """Streams whose ownership has ended and that may still be kept."""
 _INT32_MAX: Final = 2**31 - 1
@@ -83,7 +86,8 @@ class GroupAppends:
     async def append(self, order: GroupOrder) -> None:
         """Append a group unless the stream has its epoch; returns when it has.
 
-        Raises NotLeader, UnknownTopicOrPartition, GroupTooLarge, NotEnoughReplicas, CorruptChunk, OSError.
+        Raises NotLeader, UnknownTopicOrPartition, GroupTooLarge, NotEnoughReplicas, CorruptChunk, OSError; TryAgain if
+        the group is under way for WAIT_S.
         """
         stream = self.stream(order.target.topic_id, order.target.partition)
         owned = self._owned_stream(stream)
@@ -97,7 +101,12 @@ class GroupAppends:
             if is_trimmed or owned.ends.has(order.query, order.epoch, decided_at):
                 return
             under_way = self._append(stream, owned, order)
-        await _settled(under_way)
+        with trio.move_on_after(WAIT_S):
+            await _settled(under_way)
+            return
+        raise TryAgain(
+            f"{stream.name}: epoch {order.epoch} of query {order.query!r} waits for the stream's members; ask again"
+        )
 
     def _owned_stream(self, stream: ReplicatedStream) -> _OwnedStream:
         """What is known of a stream now: nothing in front of an ownership that has just begun."""

@@ -6,7 +6,8 @@ that owns the stream, and nowhere else.
 Invariants:
 * A put is one batch of the stream: all or nothing; its ticket settles when the batch is acknowledged.
 * Entries in memory are those of the stream up to its end, in its order. A put that fails leaves a map that is not used
-  any more: the stream has another owner then, who reads its own.
+  any more: the stream has another owner then, who reads its own. So does this host if it owns the stream again: an
+  ownership that ended takes nothing more, because others may have changed the entries since.
 * All live entries are written anew from time to time (`tidy`), and the metadata store has the offset where that began,
   or an earlier one that other records of the stream still need. Reading from there gives all that lives, so an owner
   reads a bounded multiple of it. Older batches are trimmed, so the stream takes a bounded multiple of them too, and a
@@ -16,6 +17,7 @@ A record without a key is a frame of changes, as in a ledger's file (`logstore.f
 key is not the ledger's: `OtherRecords` get it.
 """
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
@@ -28,7 +30,7 @@ from logstore.base.metadata.interface import MetadataStore, Put, Transaction
 from logstore.cluster.chunk_reads import ChunkReads
 from logstore.cluster.replicated_stream import ReplicatedStream
 from logstore.cluster.topics import ClusterTopics
-from logstore.errors import CairnError, StorageFailed
+from logstore.errors import CairnError, NotLeader, StorageFailed
 from logstore.events import LEDGER_NOT_READ
 from logstore.format.batch import iterate_batches
 from logstore.format.ledger_frame import KIND_CHANGES, LedgerFrame, encode_frame, scan_frames
@@ -43,6 +45,8 @@ TIDY_FACTOR: Final = 4
 """Live entries are written anew when so many times their bytes have been put since."""
 TIDY_ENTRIES: Final = 2_000
 """In a batch, when all is written anew."""
+TIDY_BATCH_BYTES: Final = 1 << 20
+"""The same in bytes, or one larger entry: a stream takes no batch of all entries."""
 TIDY_INTERVAL_S: Final = 5.0
 PAUSE_S: Final = 0.1
 """Before what could not be read is tried again."""
@@ -72,6 +76,7 @@ class ReplicatedLedger:
         self.stream = stream
         self._clock = clock
         self._others = others
+        self._ownership = stream.ownership
         self._entries: dict[str, bytes] = {}
         self._put_bytes = 0
 
@@ -133,6 +138,8 @@ class ReplicatedLedger:
 
     def append_record(self, key: bytes | None, value: bytes) -> AppendTicket:
         """Append a record; one with a key is not the ledger's. Raises as `ReplicatedStream.append_own`."""
+        if self.stream.ownership != self._ownership:
+            raise NotLeader(f"{self.stream.name}: the ownership in which its ledger was read has ended")
         now_ms = self._clock.wall_ms()
         batch = encode_batch([Record(0, now_ms, key, value)])
         ticket = self.stream.append_own(batch, now_ms=now_ms)
@@ -152,15 +159,28 @@ class ReplicatedLedger:
         A batch has the entries as they are when it is appended, so it undoes no change that came meanwhile.
         """
         start, self._put_bytes = self.stream.end_offset, 0
-        keys = list(self._entries)
-        for first in range(0, len(keys), TIDY_ENTRIES):
-            some = keys[first : first + TIDY_ENTRIES]
-            ticket = self._append({key: self._entries[key] for key in some if key in self._entries})
+        keys = deque(self._entries)
+        while keys:
+            ticket = self._append(self._take_some(keys))
             await settled(ticket)
             ticket.result()
         self._put_bytes = 0
         needed = None if self._others is None else self._others.first_offset
         return start if needed is None else min(start, needed)
+
+    def _take_some(self, keys: deque[str]) -> dict[str, bytes | None]:
+        """The entries of the first keys, as they are now, as many as go into a batch; takes their keys."""
+        some: dict[str, bytes | None] = {}
+        size_bytes = 0
+        while keys and len(some) < TIDY_ENTRIES:
+            value = self._entries.get(keys[0])
+            if value is not None:
+                size_bytes += len(keys[0]) + len(value)
+                if some and size_bytes > TIDY_BATCH_BYTES:
+                    break
+                some[keys[0]] = value
+            keys.popleft()
+        return some
 
 
 L = TypeVar("L", bound=ReplicatedLedger)

@@ -11,12 +11,12 @@ import trio
 import trio.testing
 
 from logstore.cluster import group_appends
-from logstore.cluster.group_appends import GroupAppends
+from logstore.cluster.group_appends import WAIT_S, GroupAppends
 from logstore.cluster.replicated_stream import ReplicatedStream
 from logstore.cluster.topics import ClusterTopics
 from logstore.epochs.group_order import GroupOrder
 from logstore.epochs.ledger_entries import Target
-from logstore.errors import CairnError, MalformedRequest, NotLeader, UnknownTopicOrPartition
+from logstore.errors import CairnError, MalformedRequest, NotLeader, TryAgain, UnknownTopicOrPartition
 from logstore.format.batch import iterate_batches
 from logstore.format.control import END_TYPE, known_type
 from logstore.format.records import Record, encode_batch
@@ -105,6 +105,28 @@ async def test_a_group_that_comes_twice_is_there_once() -> None:
         host.owner.ack()
     await host.send(1, 0)  # of a home that was replaced
     assert (host.groups, host.outcomes) == (2, [None] * 5)
+
+
+def test_a_stream_that_waits_for_its_members_holds_up_no_other_groups() -> None:
+    """Whoever sends a group has an answer soon, and may ask for other streams; the group is appended once all the same.
+
+    A host calls for a few groups of one owner at a time: groups that wait for an hour would be all of them.
+    """
+
+    async def test() -> None:
+        host = Host(MemoryOwner())
+        await host.lead()
+        with trio.fail_after(3 * WAIT_S):
+            await host.send(1, 0)
+            await host.send(1, 0)
+        assert [type(outcome) for outcome in host.outcomes] == [TryAgain, TryAgain]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(host.send, 1, 0)
+            await settle()
+            host.owner.ack()
+        assert (host.groups, host.outcomes[2:]) == (1, [None])
+
+    trio.run(test, clock=trio.testing.MockClock(autojump_threshold=0.01))
 
 
 @pytest.mark.parametrize("kept", [0, 1])
