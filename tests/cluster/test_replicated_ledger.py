@@ -72,7 +72,7 @@ async def test_a_put_that_is_not_acknowledged_fails_when_another_host_takes_over
 
 
 async def test_a_ledger_takes_nothing_in_a_later_ownership_of_its_host() -> None:
-    """Another host may have changed the entries in between: what is put then would rest on what is not true any more."""
+    """Another host may have changed the entries in between: what is put then would rest on what is no longer true."""
     owners = Owners()
     front, ledger = await owners.lead()
     owners.owner.own(front.stream)
