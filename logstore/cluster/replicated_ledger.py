@@ -37,6 +37,8 @@ from logstore.format.ledger_frame import KIND_CHANGES, LedgerFrame, encode_frame
 from logstore.format.records import Record, decode_batch, encode_batch
 from logstore.log.stream_state import AppendTicket
 from logstore.log.ticket import Ticket
+from logstore.replica.registrations import decode_head
+from logstore.replica.stored_registrations import head_key
 
 READ_BYTES: Final = 1 << 20
 TIDY_BYTES: Final = 4 << 20
@@ -219,6 +221,17 @@ class LedgerHome(Generic[L]):
         """The stream, whoever owns it; None: the topic is not there."""
         topic = self._topics.topics.get(self.topic)
         return None if topic is None else topic.partitions[0]
+
+    async def is_owner_for_certain(self) -> bool:
+        """Whether the metadata store says now that this host owns the stream: then no other host has had it since this
+        ownership began. Raises MetadataError, CorruptRegister, UnknownFormatVersion.
+        """
+        stream = self.stream
+        if stream is None or not stream.is_leader:
+            return False
+        owner = stream.registration.owner
+        entry = (await self._metadata.get(head_key(stream.stream))).entry
+        return entry is not None and decode_head(entry.value).owner == owner
 
     async def run(self, serve: Callable[[L], Awaitable[None]]) -> None:
         """For each ownership of the stream: read the ledger, and run `serve` until it ends; until cancelled."""
