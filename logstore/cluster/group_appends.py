@@ -93,12 +93,11 @@ class GroupAppends:
         owned = self._owned_stream(stream)
         decided_at = order.target.start_offset
         is_searched = decided_at < stream.led_from or owned.ends.must_search(decided_at)
-        if is_searched:
-            await self._search(stream, owned, decided_at)
+        is_found = is_searched and await self._search(stream, owned, order)
         under_way = owned.under_way.get((order.query, order.epoch))
         if under_way is None:
             is_trimmed = is_searched and decided_at < stream.log_start_offset
-            if is_trimmed or owned.ends.has(order.query, order.epoch, decided_at):
+            if is_found or is_trimmed or owned.ends.has(order.query, order.epoch, decided_at):
                 return
             under_way = self._append(stream, owned, order)
         with trio.move_on_after(WAIT_S):
@@ -123,14 +122,21 @@ class GroupAppends:
         self._owned = {name: owned for name, owned in self._owned.items() if live.get(name) == owned.ownership}
         self._most_owned = len(self._owned) + MAX_FORGOTTEN
 
-    async def _search(self, stream: ReplicatedStream, owned: _OwnedStream, from_offset: int) -> None:
-        """Note every END from an offset on. Raises NotLeader if the ownership ends meanwhile."""
+    async def _search(self, stream: ReplicatedStream, owned: _OwnedStream, order: GroupOrder) -> bool:
+        """Note the ENDs from the offset on at which an epoch was decided; whether the epoch, or a later epoch of its
+        query, is among those that were found. Raises NotLeader if the ownership ends meanwhile.
+        """
+        from_offset, newest = order.target.start_offset, dict[str, int]()
         async with owned.searching:
             if owned.ends.must_search(from_offset):
-                found = await self._reads.find_ends(stream, from_offset, owned.ends.known_from)
-                owned.ends.searched(from_offset, found)
+                found, searched_to = list[tuple[int, bytes]](), from_offset
+                while searched_to < (known_from := owned.ends.known_from):  # which moves when an END is forgotten
+                    found += await self._reads.find_ends(stream, searched_to, known_from)
+                    searched_to = known_from
+                newest = owned.ends.searched(from_offset, found)
         if stream.ownership != owned.ownership:
             raise NotLeader(f"{stream.name}: its ownership ended while it was searched for epochs")
+        return newest.get(order.query, -1) >= order.epoch
 
     def _append(self, stream: ReplicatedStream, owned: _OwnedStream, order: GroupOrder) -> Ticket[None]:
         now_ms = self._clock.wall_ms()
