@@ -200,14 +200,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("cluster", "topology", "", 0, 0, "file that says where hosts are: docs/cluster.md"),
     Setting("cluster", "topology-script", "", 0, 0, "Hadoop's rack script, which is asked for this host"),
     Setting("cluster", "lease-s", 3, 2, 3600, "how long a silent host counts as alive, if its machine is gone"),
-    Setting(
-        *("cluster", "copy-min-bytes-per-s", DEFAULT_MIN_RATE, 1 << 16, 1 << 40),
-        "bytes a second that this host reads and writes for copies at least, also if appends feel it",
-    ),
-    Setting(
-        *("cluster", "copy-max-bytes-per-s", DEFAULT_MAX_RATE, 1 << 16, 1 << 40),
-        "bytes a second that it reads and writes for copies at most",
-    ),
+    Setting("cluster", "copy-min-bytes-per-s", DEFAULT_MIN_RATE, 1 << 16, 1 << 40, "rate of copies at the least"),
+    Setting("cluster", "copy-max-bytes-per-s", DEFAULT_MAX_RATE, 1 << 16, 1 << 40, "rate of copies at the most"),
     Setting("tier", "tier-url", "", 0, 0, "webhdfs://NAMENODE:PORT/DIRECTORY for sealed chunks; empty: no tier"),
     Setting("tier", "tier-user", "cairn", 0, 0, "user of HDFS who owns the tier's files"),
     Setting("tier", "tier-replicas", 3, 1, 16, "replicas of the tier's files in HDFS"),

@@ -19,6 +19,7 @@ from logstore.errors import HostStays
 from logstore.format.host_summaries import DRAIN, REMOVE, UNDRAIN, HostsReply, HostSummary
 
 TITLES = ("host", "node", "rack", "state", "streams", "chunks", "missing", "link", "addresses")
+LIST: Final = "list"
 POLL_S: Final = 1.0
 """Between two looks at a host that leaves: an answer is used again for as long."""
 LEAVING: Final = {"": "", DRAIN: ", is drained", REMOVE: ", is removed"}
@@ -27,9 +28,8 @@ LEAVING: Final = {"": "", DRAIN: ", is drained", REMOVE: ", is removed"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `cairn hosts`."""
     add_connection_arguments(parser)
-    parser.set_defaults(action="list")
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
-    add_action(actions, "list", "all hosts (the default)")
+    add_action(actions, LIST, "all hosts (the default)")
     drain = add_action(actions, DRAIN, "have a host give its streams and chunks to others, and wait until it has none")
     undrain = add_action(actions, UNDRAIN, "keep a host after all")
     remove = add_action(actions, REMOVE, "forget a host that is gone for good, and wait until no chunk names it")
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the command; the exit status."""
-    return run("hosts" if arguments.action == "list" else f"hosts {arguments.action}", arguments, _hosts)
+    return run(f"hosts {arguments.action}" if arguments.action not in (None, LIST) else "hosts", arguments, _hosts)
 
 
 def _hosts(arguments: argparse.Namespace) -> int:

@@ -11,7 +11,16 @@ from typing import Any
 from logstore.replica.appending import Appending, MemberProgress
 from logstore.replica.effects import Effect, Send, WriteFence
 from logstore.replica.fencing import SealPlan
-from logstore.replica.messages import Append, AppendDone, Entry, Fence, LookAtRegistration, OutOfOrder, end_after
+from logstore.replica.messages import (
+    Append,
+    AppendDone,
+    Entry,
+    Fence,
+    LookAtRegistration,
+    OutOfOrder,
+    Refused,
+    end_after,
+)
 from logstore.replica.owner import Owner, OwnerState
 from logstore.replica.register import SwapAnswer, SwapRegistration
 from logstore.replica.registrations import ChunkRegistration, Member, Prefix, StreamRegistration
@@ -320,13 +329,14 @@ class KeepsWhatWasDropped(Replica):
 class AcceptsGaps(Replica):
     """An append is taken wherever it belongs."""
 
-    def _follows(self, chunk: _Chunk, message: Append) -> bool:
-        return True
-
-    def _unknown_entries(self, chunk: _Chunk, message: Append) -> tuple[Entry, ...] | None:
-        if message.at.length_bytes > chunk.end.length_bytes:
-            chunk.end = message.at
-        return super()._unknown_entries(chunk, message)
+    def _append(self, sender: str, message: Append) -> list[Effect]:
+        if self._refusal(message) is None:
+            chunk = self._chunks.get((message.stream, message.epoch))
+            if chunk is None:
+                chunk = self._new_chunk(message.stream, message.epoch, message.base_offset)
+            if message.at.length_bytes > chunk.end.length_bytes:
+                chunk.end = message.at
+        return super()._append(sender, message)
 
 
 class AppliesTwice(Replica):
@@ -339,8 +349,12 @@ class AppliesTwice(Replica):
 class IgnoresTheFence(Replica):
     """A fence is kept, and not looked at."""
 
-    def _is_fenced(self, stream: str, epoch: int) -> bool:
-        return False
+    def _refusal(self, message: Append) -> Refused | None:
+        fence = self._fences.pop(message.stream, 0)
+        refused = super()._refusal(message)
+        if fence:
+            self._fences[message.stream] = fence
+        return refused
 
 
 class AnswersFencesEarly(Replica):

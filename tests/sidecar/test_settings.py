@@ -60,6 +60,8 @@ def other_value(setting: Setting) -> str:
         return '"peer.pem"'
     if setting.name == "node-id":
         return "6"
+    if setting.name == "copy-max-bytes-per-s":  # not below the lower rate
+        return str(setting.default * 2)
     return str(setting.minimum if setting.default != setting.minimum else setting.minimum + 1)
 
 
