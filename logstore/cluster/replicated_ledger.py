@@ -26,7 +26,7 @@ import trio
 from logstore.base.clock import Clock
 from logstore.base.events import Report
 from logstore.base.metadata.errors import MetadataDamaged, MetadataError
-from logstore.base.metadata.interface import MetadataStore, Put, Transaction
+from logstore.base.metadata.interface import Committed, Condition, MetadataStore, Put, Transaction
 from logstore.cluster.chunk_reads import ChunkReads
 from logstore.cluster.replicated_stream import ReplicatedStream
 from logstore.cluster.topics import ClusterTopics
@@ -227,11 +227,16 @@ class LedgerHome(Generic[L]):
         ownership began. Raises MetadataError, CorruptRegister, UnknownFormatVersion.
         """
         stream = self.stream
-        if stream is None or not stream.is_leader:
-            return False
-        owner = stream.registration.owner
-        entry = (await self._metadata.get(head_key(stream.stream))).entry
-        return entry is not None and decode_head(entry.value).owner == owner
+        return stream is not None and await self._own_head(stream) is not None
+
+    async def _own_head(self, stream: ReplicatedStream) -> Condition | None:
+        """That the head of the stream's registration stays as it is now; None if it does not name this host."""
+        if not stream.is_leader:
+            return None
+        owner, key = stream.registration.owner, head_key(stream.stream)
+        entry = (await self._metadata.get(key)).entry
+        is_own = entry is not None and decode_head(entry.value).owner == owner
+        return Condition(key, entry.revision) if entry is not None and is_own else None
 
     async def run(self, serve: Callable[[L], Awaitable[None]]) -> None:
         """For each ownership of the stream: read the ledger, and run `serve` until it ends; until cancelled."""
@@ -278,16 +283,25 @@ class LedgerHome(Generic[L]):
             raise MetadataDamaged(f"the entry {key!r} is {text[:40]!r}, not an offset; remove it")
         return int(text)
 
+    async def _note_first_offset(self, stream: ReplicatedStream, offset: int) -> bool:
+        """Note where owners begin to read, unless this host has been replaced; whether that is done.
+
+        What a replaced owner has dropped last may live: that it was dropped was not acknowledged.
+        """
+        own = await self._own_head(stream)
+        if own is None:
+            return False
+        noted = Transaction((own,), (Put(f"{KEY_PREFIX}{self.topic}", str(offset).encode()),))
+        return isinstance(await self._metadata.commit(noted), Committed)
+
     async def _keep_tidy(self, stream: ReplicatedStream, ledger: ReplicatedLedger) -> None:
         while True:
             await trio.sleep(TIDY_INTERVAL_S)
             if ledger.is_untidy:
                 try:
                     offset = await ledger.tidy(_settled)
-                    await self._metadata.commit(
-                        Transaction((), (Put(f"{KEY_PREFIX}{self.topic}", str(offset).encode()),))
-                    )
-                    stream.trim(offset)
+                    if await self._note_first_offset(stream, offset):
+                        stream.trim(offset)
                 except (CairnError, MetadataError) as error:
                     self._report(LEDGER_NOT_READ, stream=self.topic, error=str(error))
 
