@@ -117,6 +117,10 @@ class EpochsHome:
         """Wait until the epochs are here, or no more."""
         await self._changed.wait()
 
+    async def topics_changed(self) -> None:
+        """Wait until there are other topics than now."""
+        await self._services.topics.changed.wait()
+
     def is_current(self, epochs: Epochs) -> bool:
         """Whether these are the epochs, as far as this host knows."""
         return self.epochs is epochs and self._ledger is not None and self._ledger.is_current

@@ -24,8 +24,19 @@ from logstore.cluster.topics import EPOCHS_TOPIC
 from logstore.epochs.epochs import Epochs
 from logstore.epochs.stream_ends import StreamEnds
 from logstore.errors import HostUnreachable, UnknownTopicOrPartition
-from logstore.format.epoch_api import DESCRIBE, DescribeRequest, decode_request_header, encode_request
+from logstore.format.epoch_api import (
+    DESCRIBE,
+    STAGE,
+    DescribeRequest,
+    Part,
+    StageReply,
+    StageRequest,
+    decode_reply,
+    decode_request_header,
+    encode_request,
+)
 from logstore.format.fields import encode_fields
+from logstore.format.records import Record, encode_batch
 from logstore.kafka import epoch_routing
 from tests.cluster.epochs_world import LATE_S, EpochsWorld, Step, epochs_world
 from tests.kafka.node import CALLER
@@ -214,6 +225,32 @@ def test_a_request_that_is_passed_on_ends_at_a_home_that_is_cut_off() -> None:
             asked = b"".join(epoch_routing._encode(DESCRIBE, CALLER, body))
             with trio.fail_after(60):
                 assert await world.hosts[home].handlers[FORWARD]("x", memoryview(asked)) == []
+
+    in_virtual_time(main, 100.0)
+
+
+def test_a_topic_that_the_home_has_not_heard_of() -> None:
+    """It was made by the host that passes the request on, a moment ago: what is staged for it is taken."""
+
+    async def main() -> None:
+        async with epochs_world("a", "b", "c", partitions=PARTITIONS) as world:
+            await world.epoch(0, PARTITIONS)
+            home = await world.home()
+            other = next(host for name, host in world.hosts.items() if name != home)
+            world.cluster.metadata.faults.max_delay_s = 0.4
+            for number in range(20):
+                made = trio.Event()
+                other.topics.create_topic(f"new{number}", 1, {}).add_callback(lambda _, made=made: made.set())  # type: ignore[misc]
+                await made.wait()
+                batch = encode_batch([Record(0, world.clock.wall_ms(), None, b"1")])
+                part = Part(f"new{number}", 0, len(batch), 1, 1)
+                request = StageRequest("q", "run", 1, number, "a", 0, (part,), bytes(batch))
+                frame = b"".join(encode_request(request, correlation_id=1))
+                body = memoryview(frame)[decode_request_header(frame)[-1] :]
+                found = await world._ask_host(other, STAGE, body)
+                assert found is not None
+                _, reply = decode_reply(STAGE, bytes(4) + found)
+                assert isinstance(reply, StageReply), reply
 
     in_virtual_time(main, 100.0)
 
