@@ -14,15 +14,18 @@ Invariants:
 * A call ends with its answer, or with HostUnreachable: the connection has ended, and whether the other host did what
   was asked for is not known. So everything that is called for may be called for again.
 * To one host MAX_CALLS of a kind are under way at most, with MAX_KIND_BYTES, or one larger one; more wait for their
-  turn here. Kinds do not wait for each other: a call that is served may need another kind of call to end.
+  turn here. A call that is given up here is under way until the other host has answered it: who gives up calls makes
+  that host serve no more of them. Kinds do not wait for each other: a call that is served may need another kind of
+  call to end.
 * A host serves at most MAX_SERVED calls of one connection at a time, and reads no more of it meanwhile.
 * A call to this host itself needs no connection.
 """
 
 import struct
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NamedTuple
 
 import trio
@@ -41,7 +44,7 @@ from logstore.interfaces import Buffer
 MAX_CALLS: Final = 256
 MAX_KIND_BYTES: Final = 8 << 20
 """Of calls of one kind to one host that have no answer: two segments of staged output."""
-MAX_SERVED: Final = 1024
+MAX_SERVED: Final = 2048
 """More than the kinds that there are, times MAX_CALLS."""
 RECEIVE_BYTES: Final = 256 * 1024
 _HEAD: Final = struct.Struct(">BBQ")
@@ -107,10 +110,17 @@ class _Turns:
 
 @dataclass(eq=False)
 class _Waiting:
-    """A call without an answer."""
+    """A call without an answer; whoever made it may have given it up. `leave`: its turn is over."""
 
+    leave: Callable[[], None]
     ended: trio.Event = field(default_factory=trio.Event)
     answer: memoryview | None = None
+
+    def end(self, answer: memoryview | None = None) -> None:
+        """The answer has come, or none will come."""
+        self.answer = answer
+        self.leave()
+        self.ended.set()
 
 
 class _Connection:
@@ -124,21 +134,24 @@ class _Connection:
         self._number = 0
         self.why_ended = ""
 
-    async def call(self, kind: int, payload: Sequence[Buffer]) -> memoryview:
-        """The answer. Raises HostUnreachable."""
+    async def call(self, kind: int, payload: Sequence[Buffer], leave: Callable[[], None]) -> memoryview:
+        """The answer. `leave` is called once: when the call is answered, cannot be any more, or is not sent at all.
+
+        Raises HostUnreachable.
+        """
         self._number += 1
-        number, waiting = self._number, _Waiting()
-        parts = encode_call(CallHead(False, kind, number), payload, self._own.settings.max_body_bytes)
-        self._waiting[number] = waiting
+        number, is_sent = self._number, False
+        waiting = self._waiting[number] = _Waiting(leave)
         try:
+            parts = encode_call(CallHead(False, kind, number), payload, self._own.settings.max_body_bytes)
             async with self._turn:
                 if not self.why_ended:
                     await self._send(parts)
-            if self.why_ended:
-                raise HostUnreachable(self.why_ended)
-            await waiting.ended.wait()
+                    is_sent = True
         finally:
-            self._waiting.pop(number, None)
+            if not is_sent and self._waiting.pop(number, None) is not None:
+                waiting.end()
+        await waiting.ended.wait()
         if waiting.answer is None:
             raise HostUnreachable(self.why_ended)
         return waiting.answer
@@ -163,10 +176,9 @@ class _Connection:
                 frames.add(received)
                 while (body := frames.next()) is not None:
                     head, payload = decode_call(body)
-                    waiting = self._waiting.get(head.number)
-                    if head.is_answer and waiting is not None:  # otherwise nobody waits for it any more
-                        waiting.answer = payload
-                        waiting.ended.set()
+                    waiting = self._waiting.pop(head.number, None) if head.is_answer else None
+                    if waiting is not None:
+                        waiting.end(payload)
         except (OSError, MalformedMessage) as error:
             why = str(error)
         except trio.ClosedResourceError:
@@ -178,8 +190,9 @@ class _Connection:
         if not self.why_ended:
             self.why_ended = why
             self._link.close()
-            for waiting in self._waiting.values():
-                waiting.ended.set()
+            unanswered, self._waiting = self._waiting, {}
+            for waiting in unanswered.values():
+                waiting.end()
 
 
 class HostCalls:
@@ -216,13 +229,15 @@ class HostCalls:
         turns = self._turns.setdefault((host, kind), _Turns())
         size_bytes = sum(map(len, payload))
         await turns.enter(size_bytes)
+        leave, connection = partial(turns.leave, size_bytes), None
         try:
             connection = await self._connected(host)
-            return await connection.call(kind, payload)
+            return await connection.call(kind, payload, leave)
         except HostUnreachable as error:
             raise HostUnreachable(f"host {host!r}: {error}") from error
         finally:
-            turns.leave(size_bytes)
+            if connection is None:
+                leave()
 
     async def _connected(self, host: str) -> _Connection:
         async with self._connecting.setdefault(host, trio.Lock()):

@@ -30,10 +30,12 @@ from logstore.epochs.parts import EpochParts
 from logstore.epochs.remote_publisher import RemotePublisher
 from logstore.epochs.replicated_staging import ReplicatedStaging
 from logstore.epochs.staging import DEFAULT_LIMIT_BYTES
-from logstore.errors import CairnError
+from logstore.errors import CairnError, NotEnoughReplicas
 from logstore.events import LEDGER_NOT_READ
 
 TICK_S: Final = 5.0
+MAX_WAITING_BYTES: Final = 64 << 20
+"""Of staged output that is not given to the stream yet."""
 
 
 class EpochLimits(NamedTuple):
@@ -50,7 +52,6 @@ class EpochsLedger(ReplicatedLedger):
         self.records = StagedRecords(self, services.reads)
         self.staging = ReplicatedStaging(self.records.append, self.records.read, limits.staging_bytes)
         super().__init__(stream, services.clock, self.staging)
-        self._ownership = stream.ownership
 
     @property
     def is_current(self) -> bool:
@@ -58,8 +59,14 @@ class EpochsLedger(ReplicatedLedger):
         return self.stream.ownership == self._ownership
 
 
-class _Space:
-    """The room for staged output is looked after by the hosts that keep it: a member without room fails."""
+class StagingRoom:
+    """The room for what is to be staged: the disks are looked after by the hosts that keep it (a member without room
+    fails), and here the memory of what waits for the stream. It waits on when its attempt is dropped, or its client is
+    gone: so it counts for itself.
+    """
+
+    def __init__(self, records: StagedRecords) -> None:
+        self._records = records
 
     def promise(self, promised_bytes: object) -> None:
         """See SpaceAdmission."""
@@ -68,7 +75,12 @@ class _Space:
         """See SpaceAdmission."""
 
     def admit(self, size_bytes: int, *, promised_bytes: int = 0) -> None:
-        """See SpaceAdmission."""
+        """See SpaceAdmission. Raises NotEnoughReplicas."""
+        waiting_bytes = self._records.waiting_bytes
+        if waiting_bytes and waiting_bytes + size_bytes > MAX_WAITING_BYTES:
+            raise NotEnoughReplicas(
+                f"{waiting_bytes} bytes of staged output wait for the members of the topic of epochs already; retry"
+            )
 
 
 class EpochsHome:
@@ -104,6 +116,10 @@ class EpochsHome:
     async def changed(self) -> None:
         """Wait until the epochs are here, or no more."""
         await self._changed.wait()
+
+    async def topics_changed(self) -> None:
+        """Wait until there are other topics than now."""
+        await self._services.topics.changed.wait()
 
     def is_current(self, epochs: Epochs) -> bool:
         """Whether these are the epochs, as far as this host knows."""
@@ -164,5 +180,5 @@ class EpochsHome:
 
     def _made(self, ledger: EpochsLedger, delivery: GroupDelivery, clock: Clock, report: Report) -> Epochs:
         publisher = RemotePublisher(ledger.staging, delivery, report)
-        parts = EpochParts(ledger, ledger.staging, publisher, _Space(), clock)
+        parts = EpochParts(ledger, ledger.staging, publisher, StagingRoom(ledger.records), clock)
         return Epochs(parts, report, staged_age_ms=self._limits.staged_age_ms)

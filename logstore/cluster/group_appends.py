@@ -7,6 +7,8 @@ Invariants:
   sends it meanwhile waits for the first.
 * Where a stream has had another owner since an epoch was decided, and was trimmed behind the offset where it ended
   then, and no END is found, the epoch counts as one that was there and was trimmed: nothing is ever there twice.
+* Another host waits for a group that is under way no longer than WAIT_S, and asks again: a stream that waits for its
+  members holds up no groups for other streams, of which a host calls for few at a time.
 * When the ownership ends, all that is known of the stream goes with it. The next owner searches what this one has left.
 
 So a group that a former home of epochs has sent, and that arrives late, is acknowledged and changes nothing.
@@ -25,7 +27,7 @@ from logstore.cluster.replicated_stream import ReplicatedStream
 from logstore.cluster.topics import ClusterTopics
 from logstore.epochs.group_order import GroupOrder, decode_order
 from logstore.epochs.stream_ends import StreamEnds
-from logstore.errors import MalformedRequest, NotLeader, UnknownTopicOrPartition
+from logstore.errors import MalformedRequest, NotLeader, TryAgain, UnknownTopicOrPartition
 from logstore.format.fields import decode_fields, get_int, get_name
 from logstore.interfaces import Buffer
 from logstore.log.stream_state import AppendResult
@@ -41,6 +43,7 @@ class ControlReads(Protocol):
         """Base offsets and bytes of the END control batches from one offset on and before another."""
 
 
+WAIT_S: Final = 5.0
 MAX_FORGOTTEN: Final = 1_000
 """Streams whose ownership has ended and that may still be kept."""
 _INT32_MAX: Final = 2**31 - 1
@@ -83,21 +86,26 @@ class GroupAppends:
     async def append(self, order: GroupOrder) -> None:
         """Append a group unless the stream has its epoch; returns when it has.
 
-        Raises NotLeader, UnknownTopicOrPartition, GroupTooLarge, NotEnoughReplicas, CorruptChunk, OSError.
+        Raises NotLeader, UnknownTopicOrPartition, GroupTooLarge, NotEnoughReplicas, CorruptChunk, OSError; TryAgain if
+        the group is under way for WAIT_S.
         """
         stream = self.stream(order.target.topic_id, order.target.partition)
         owned = self._owned_stream(stream)
         decided_at = order.target.start_offset
         is_searched = decided_at < stream.led_from or owned.ends.must_search(decided_at)
-        if is_searched:
-            await self._search(stream, owned, decided_at)
+        is_found = is_searched and await self._search(stream, owned, order)
         under_way = owned.under_way.get((order.query, order.epoch))
         if under_way is None:
             is_trimmed = is_searched and decided_at < stream.log_start_offset
-            if is_trimmed or owned.ends.has(order.query, order.epoch, decided_at):
+            if is_found or is_trimmed or owned.ends.has(order.query, order.epoch, decided_at):
                 return
             under_way = self._append(stream, owned, order)
-        await _settled(under_way)
+        with trio.move_on_after(WAIT_S):
+            await _settled(under_way)
+            return
+        raise TryAgain(
+            f"{stream.name}: epoch {order.epoch} of query {order.query!r} waits for the stream's members; ask again"
+        )
 
     def _owned_stream(self, stream: ReplicatedStream) -> _OwnedStream:
         """What is known of a stream now: nothing in front of an ownership that has just begun."""
@@ -114,14 +122,21 @@ class GroupAppends:
         self._owned = {name: owned for name, owned in self._owned.items() if live.get(name) == owned.ownership}
         self._most_owned = len(self._owned) + MAX_FORGOTTEN
 
-    async def _search(self, stream: ReplicatedStream, owned: _OwnedStream, from_offset: int) -> None:
-        """Note every END from an offset on. Raises NotLeader if the ownership ends meanwhile."""
+    async def _search(self, stream: ReplicatedStream, owned: _OwnedStream, order: GroupOrder) -> bool:
+        """Note the ENDs from the offset on at which an epoch was decided; whether the epoch, or a later epoch of its
+        query, is among those that were found. Raises NotLeader if the ownership ends meanwhile.
+        """
+        from_offset, newest = order.target.start_offset, dict[str, int]()
         async with owned.searching:
             if owned.ends.must_search(from_offset):
-                found = await self._reads.find_ends(stream, from_offset, owned.ends.known_from)
-                owned.ends.searched(from_offset, found)
+                found, searched_to = list[tuple[int, bytes]](), from_offset
+                while searched_to < (known_from := owned.ends.known_from):  # which moves when an END is forgotten
+                    found += await self._reads.find_ends(stream, searched_to, known_from)
+                    searched_to = known_from
+                newest = owned.ends.searched(from_offset, found)
         if stream.ownership != owned.ownership:
             raise NotLeader(f"{stream.name}: its ownership ended while it was searched for epochs")
+        return newest.get(order.query, -1) >= order.epoch
 
     def _append(self, stream: ReplicatedStream, owned: _OwnedStream, order: GroupOrder) -> Ticket[None]:
         now_ms = self._clock.wall_ms()

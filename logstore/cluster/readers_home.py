@@ -9,6 +9,9 @@ Invariants:
 * A trim of a stream and a registration in it see each other: the registration holds from the moment when it is in
   memory, and is confirmed by the stream's owner behind that, who has finished its trims by then; a trim begins with a
   question to this host.
+* An owner that wants to trim is answered only if the metadata store says, behind what was found, that this host has the
+  readers: a home that was replaced does not know who has registered since. No entry is put for it: a trim makes room
+  where there is none for entries.
 * What is not known of streams that other hosts own counts as unlimited: who needs their bounds asks before (`known`).
 """
 
@@ -20,11 +23,12 @@ from typing import Final
 import trio
 
 from logstore.base.events import Report
+from logstore.base.metadata.errors import MetadataError
 from logstore.base.metadata.local_watch import ChangeSignal
 from logstore.cluster.owner_calls import HOLDERS, TRIM_LIMIT, CallServer, answered
 from logstore.cluster.replicated_ledger import LedgerHome, ReplicatedLedger
 from logstore.cluster.topics import ClusterTopics
-from logstore.errors import CairnError, NotLeader
+from logstore.errors import CairnError, NotLeader, TryAgain
 from logstore.events import READER_RELEASED, READER_REMOVED
 from logstore.format.fields import decode_fields, get_int, get_name, get_objects
 from logstore.interfaces import Buffer
@@ -176,11 +180,23 @@ class ReadersHome:
             raise NotLeader("this host does not have the readers of the cluster")
         return self.readers
 
+    async def _confirm_here(self, readers: Readers) -> None:
+        """Raise NotLeader or TryAgain unless these are the readers for certain."""
+        try:
+            is_owner = await self._home.is_owner_for_certain()
+        except MetadataError as error:
+            raise TryAgain(f"the metadata store does not say who has the readers of the cluster: {error}") from error
+        if not is_owner or self.readers is not readers:
+            raise NotLeader("this host has the readers of the cluster no more")
+
     async def _holders(self, _: str, payload: memoryview) -> Sequence[Buffer]:
         async def find() -> Mapping[str, object]:
             fields, _ = decode_fields(payload)
             stream, log_start, wanted = _asked(fields)
-            return {"positions": self._here().holding_below(stream, log_start, wanted)}
+            readers = self._here()
+            positions = readers.holding_below(stream, log_start, wanted)
+            await self._confirm_here(readers)
+            return {"positions": positions}
 
         return await answered(find)
 
@@ -201,6 +217,7 @@ class ReadersHome:
             if readers.has_releases:
                 for saved in readers.save():
                     await _settled(saved)
+            await self._confirm_here(readers)
             return {"limit": limit}
 
         return await answered(find)

@@ -6,7 +6,8 @@ that owns the stream, and nowhere else.
 Invariants:
 * A put is one batch of the stream: all or nothing; its ticket settles when the batch is acknowledged.
 * Entries in memory are those of the stream up to its end, in its order. A put that fails leaves a map that is not used
-  any more: the stream has another owner then, who reads its own.
+  any more: the stream has another owner then, who reads its own. So does this host if it owns the stream again: an
+  ownership that ended takes nothing more, because others may have changed the entries since.
 * All live entries are written anew from time to time (`tidy`), and the metadata store has the offset where that began,
   or an earlier one that other records of the stream still need. Reading from there gives all that lives, so an owner
   reads a bounded multiple of it. Older batches are trimmed, so the stream takes a bounded multiple of them too, and a
@@ -16,6 +17,7 @@ A record without a key is a frame of changes, as in a ledger's file (`logstore.f
 key is not the ledger's: `OtherRecords` get it.
 """
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
@@ -24,17 +26,19 @@ import trio
 from logstore.base.clock import Clock
 from logstore.base.events import Report
 from logstore.base.metadata.errors import MetadataDamaged, MetadataError
-from logstore.base.metadata.interface import MetadataStore, Put, Transaction
+from logstore.base.metadata.interface import Committed, Condition, MetadataStore, Put, Transaction
 from logstore.cluster.chunk_reads import ChunkReads
 from logstore.cluster.replicated_stream import ReplicatedStream
 from logstore.cluster.topics import ClusterTopics
-from logstore.errors import CairnError, StorageFailed
+from logstore.errors import CairnError, NotLeader, StorageFailed
 from logstore.events import LEDGER_NOT_READ
 from logstore.format.batch import iterate_batches
 from logstore.format.ledger_frame import KIND_CHANGES, LedgerFrame, encode_frame, scan_frames
 from logstore.format.records import Record, decode_batch, encode_batch
 from logstore.log.stream_state import AppendTicket
 from logstore.log.ticket import Ticket
+from logstore.replica.registrations import decode_head
+from logstore.replica.stored_registrations import head_key
 
 READ_BYTES: Final = 1 << 20
 TIDY_BYTES: Final = 4 << 20
@@ -43,6 +47,8 @@ TIDY_FACTOR: Final = 4
 """Live entries are written anew when so many times their bytes have been put since."""
 TIDY_ENTRIES: Final = 2_000
 """In a batch, when all is written anew."""
+TIDY_BATCH_BYTES: Final = 1 << 20
+"""The same in bytes, or one larger entry: a stream takes no batch of all entries."""
 TIDY_INTERVAL_S: Final = 5.0
 PAUSE_S: Final = 0.1
 """Before what could not be read is tried again."""
@@ -72,6 +78,7 @@ class ReplicatedLedger:
         self.stream = stream
         self._clock = clock
         self._others = others
+        self._ownership = stream.ownership
         self._entries: dict[str, bytes] = {}
         self._put_bytes = 0
 
@@ -133,6 +140,8 @@ class ReplicatedLedger:
 
     def append_record(self, key: bytes | None, value: bytes) -> AppendTicket:
         """Append a record; one with a key is not the ledger's. Raises as `ReplicatedStream.append_own`."""
+        if self.stream.ownership != self._ownership:
+            raise NotLeader(f"{self.stream.name}: the ownership in which its ledger was read has ended")
         now_ms = self._clock.wall_ms()
         batch = encode_batch([Record(0, now_ms, key, value)])
         ticket = self.stream.append_own(batch, now_ms=now_ms)
@@ -152,15 +161,28 @@ class ReplicatedLedger:
         A batch has the entries as they are when it is appended, so it undoes no change that came meanwhile.
         """
         start, self._put_bytes = self.stream.end_offset, 0
-        keys = list(self._entries)
-        for first in range(0, len(keys), TIDY_ENTRIES):
-            some = keys[first : first + TIDY_ENTRIES]
-            ticket = self._append({key: self._entries[key] for key in some if key in self._entries})
+        keys = deque(self._entries)
+        while keys:
+            ticket = self._append(self._take_some(keys))
             await settled(ticket)
             ticket.result()
         self._put_bytes = 0
         needed = None if self._others is None else self._others.first_offset
         return start if needed is None else min(start, needed)
+
+    def _take_some(self, keys: deque[str]) -> dict[str, bytes | None]:
+        """The entries of the first keys, as they are now, as many as go into a batch; takes their keys."""
+        some: dict[str, bytes | None] = {}
+        size_bytes = 0
+        while keys and len(some) < TIDY_ENTRIES:
+            value = self._entries.get(keys[0])
+            if value is not None:
+                size_bytes += len(keys[0]) + len(value)
+                if some and size_bytes > TIDY_BATCH_BYTES:
+                    break
+                some[keys[0]] = value
+            keys.popleft()
+        return some
 
 
 L = TypeVar("L", bound=ReplicatedLedger)
@@ -199,6 +221,22 @@ class LedgerHome(Generic[L]):
         """The stream, whoever owns it; None: the topic is not there."""
         topic = self._topics.topics.get(self.topic)
         return None if topic is None else topic.partitions[0]
+
+    async def is_owner_for_certain(self) -> bool:
+        """Whether the metadata store says now that this host owns the stream: then no other host has had it since this
+        ownership began. Raises MetadataError, CorruptRegister, UnknownFormatVersion.
+        """
+        stream = self.stream
+        return stream is not None and await self._own_head(stream) is not None
+
+    async def _own_head(self, stream: ReplicatedStream) -> Condition | None:
+        """That the head of the stream's registration stays as it is now; None if it does not name this host."""
+        if not stream.is_leader:
+            return None
+        owner, key = stream.registration.owner, head_key(stream.stream)
+        entry = (await self._metadata.get(key)).entry
+        is_own = entry is not None and decode_head(entry.value).owner == owner
+        return Condition(key, entry.revision) if entry is not None and is_own else None
 
     async def run(self, serve: Callable[[L], Awaitable[None]]) -> None:
         """For each ownership of the stream: read the ledger, and run `serve` until it ends; until cancelled."""
@@ -245,16 +283,25 @@ class LedgerHome(Generic[L]):
             raise MetadataDamaged(f"the entry {key!r} is {text[:40]!r}, not an offset; remove it")
         return int(text)
 
+    async def _note_first_offset(self, stream: ReplicatedStream, offset: int) -> bool:
+        """Note where owners begin to read, unless this host has been replaced; whether that is done.
+
+        What a replaced owner has dropped last may live: that it was dropped was not acknowledged.
+        """
+        own = await self._own_head(stream)
+        if own is None:
+            return False
+        noted = Transaction((own,), (Put(f"{KEY_PREFIX}{self.topic}", str(offset).encode()),))
+        return isinstance(await self._metadata.commit(noted), Committed)
+
     async def _keep_tidy(self, stream: ReplicatedStream, ledger: ReplicatedLedger) -> None:
         while True:
             await trio.sleep(TIDY_INTERVAL_S)
             if ledger.is_untidy:
                 try:
                     offset = await ledger.tidy(_settled)
-                    await self._metadata.commit(
-                        Transaction((), (Put(f"{KEY_PREFIX}{self.topic}", str(offset).encode()),))
-                    )
-                    stream.trim(offset)
+                    if await self._note_first_offset(stream, offset):
+                        stream.trim(offset)
                 except (CairnError, MetadataError) as error:
                     self._report(LEDGER_NOT_READ, stream=self.topic, error=str(error))
 

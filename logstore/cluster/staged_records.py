@@ -3,6 +3,7 @@
 Invariants:
 * Records are appended in the order in which they come. At most MAX_UNDER_WAY_BYTES of them are given to the stream and
   not acknowledged, or one larger one: an entry of the ledger finds room behind them. The others wait here.
+* Who stages asks `waiting_bytes` before: nothing here bounds what waits.
 * When an append fails, everything that waits fails: the stream has another owner.
 """
 
@@ -42,6 +43,8 @@ class StagedRecords:
         self._reads = reads
         self._waiting: deque[_Waiting] = deque()
         self._under_way_bytes = 0
+        self.waiting_bytes = 0
+        """Of the records that are not given to the stream yet."""
         self.nursery: trio.Nursery | None = None
 
     # ---- appending
@@ -50,6 +53,7 @@ class StagedRecords:
         """Append a record; settles with its offset. Fails with StorageFailed."""
         ticket: Ticket[int] = Ticket()
         self._waiting.append(_Waiting(key, value, ticket))
+        self.waiting_bytes += len(value)
         self._offer()
         return ticket
 
@@ -59,6 +63,7 @@ class StagedRecords:
             if self._under_way_bytes and self._under_way_bytes + size_bytes > MAX_UNDER_WAY_BYTES:
                 return
             waiting = self._waiting.popleft()
+            self.waiting_bytes -= size_bytes
             try:
                 appended = self._ledger.append_record(waiting.key, waiting.value)
             except CairnError as error:
@@ -78,6 +83,7 @@ class StagedRecords:
     def _fail(self, first: list[_Waiting], error: Exception) -> None:
         failed = [*first, *self._waiting]
         self._waiting.clear()
+        self.waiting_bytes = 0
         for waiting in failed:
             waiting.ticket.fail(StorageFailed(str(error)))
 

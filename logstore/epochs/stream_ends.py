@@ -6,7 +6,8 @@ Invariants:
 * `has` is never wrong about an epoch whose decision is newer than what was searched: the epochs of a query come in
   order, each in all its streams before the next is decided; and END of an epoch lies behind the offset where the stream
   ended when the epoch was decided.
-* At most MAX_QUERIES are kept: the END that lies furthest back is forgotten first, and `known_from` moves behind it.
+* At most MAX_QUERIES are kept: the END that lies furthest back is forgotten first, and `known_from` moves behind it. So
+  a search may find more than is kept; whoever has searched looks at what was found as well.
 """
 
 from collections.abc import Iterable
@@ -45,15 +46,18 @@ class StreamEnds:
         """Whether an END at or behind this offset may not be noted."""
         return decided_at < self.known_from
 
-    def searched(self, from_offset: int, controls: Iterable[tuple[int, Buffer]]) -> None:
-        """These control batches (offset, bytes), and no other END, lie at or behind an offset. Raises CorruptBatch,
-        UnknownFormatVersion.
+    def searched(self, from_offset: int, controls: Iterable[tuple[int, Buffer]]) -> dict[str, int]:
+        """These control batches (offset, bytes), and no other END, lie between an offset and `known_from`. Returns the
+        newest epoch of each query among them. Raises CorruptBatch, UnknownFormatVersion.
         """
+        found: dict[str, int] = {}
         self.known_from = min(self.known_from, from_offset)
         for offset, batch in sorted(controls, key=lambda each: each[0], reverse=True):
             control = decode_control(batch)
             if isinstance(control, End):
+                found.setdefault(control.query, control.epoch)
                 self.note(control.query, control.epoch, offset)
+        return found
 
     def has(self, query: str, epoch: int, decided_at: int) -> bool:
         """Whether the stream has an epoch that was decided when the stream ended at an offset, or had ended there a

@@ -8,6 +8,7 @@ Invariants:
   are over: each of them may be asked twice without harm.
 * What is answered from memory alone, an error too, is confirmed first: a home that was replaced and does not know it
   says nothing that was true only before.
+* The home serves a request that is passed on no longer than PATIENCE_S: the other host has given it up by then.
 * Rights are checked by the home, for the caller whom the other host has let in. Only members of the cluster pass on.
 """
 
@@ -20,7 +21,7 @@ import trio
 from logstore.cluster.epochs_home import EpochsHome
 from logstore.cluster.owner_calls import FORWARD, OwnerCalls
 from logstore.epochs.epochs import Epochs
-from logstore.errors import CairnError, HostUnreachable, MalformedRequest, TryAgain
+from logstore.errors import CairnError, HostUnreachable, MalformedRequest, TryAgain, UnknownTopicOrPartition
 from logstore.format.epoch_api import EpochCommitReply, Reply, StageReply, encode_reply_body
 from logstore.format.fields import MAX_FIELDS_BYTES, decode_fields, encode_fields, get_int, get_text
 from logstore.format.operator_api import DESCRIBE_QUERIES, DescribeQueriesRequest, QueriesReply
@@ -37,6 +38,8 @@ PATIENCE_S: Final = 25.0
 FIRST_PAUSE_S: Final = 0.02
 MAX_PAUSE_S: Final = 0.5
 """Between two tries, unless the epochs come to this host before; each pause is twice as long as the one before."""
+TOPIC_WAIT_S: Final = 2.0
+"""How long this host may be behind another one in what topics there are."""
 _KEYS: Final = (*EPOCH_KEYS, DESCRIBE_QUERIES)
 _PORT_MAX: Final = 65_535
 
@@ -75,7 +78,9 @@ class EpochRouting:
             api_key, caller, body = _decode(payload)
         except MalformedRequest as error:
             return encode_reply_body(error)
-        answer = await self._answer_here(api_key, body, caller)
+        answer = None
+        with trio.move_on_after(PATIENCE_S):
+            answer = await self._answer_here(api_key, body, caller)
         return [] if answer is None else answer
 
     async def _try(self, api_key: int, body: memoryview, caller: Caller) -> list[Buffer] | None:
@@ -100,10 +105,22 @@ class EpochRouting:
         with self._home.entered():
             if api_key == DESCRIBE_QUERIES:
                 return encode_operator_reply(self._queries(epochs, body, caller))
-            reply = await EpochRequests(self._broker, epochs).reply(api_key, body, caller)
+            reply = await self._reply(EpochRequests(self._broker, epochs), api_key, body, caller)
             if _is_certain(reply) or await self._home.confirm(epochs):
                 return encode_reply_body(reply)
         return None
+
+    async def _reply(
+        self, requests: EpochRequests, api_key: int, body: memoryview, caller: Caller
+    ) -> Reply | CairnError:
+        """The reply; a topic that is not known here may be new, and is waited for."""
+        deadline = trio.current_time() + TOPIC_WAIT_S
+        reply = await requests.reply(api_key, body, caller)
+        while isinstance(reply, UnknownTopicOrPartition) and trio.current_time() < deadline:
+            with trio.move_on_at(deadline):
+                await self._home.topics_changed()
+            reply = await requests.reply(api_key, body, caller)
+        return reply
 
     def _queries(self, epochs: Epochs, body: memoryview, caller: Caller) -> QueriesReply | CairnError:
         try:

@@ -7,6 +7,7 @@ Invariants:
   are over: each of them may be asked twice without harm.
 * An answer rests on an entry that was put in the ledger for it, or is confirmed by one: a home that was replaced and
   does not know it answers nothing.
+* The home serves a request that is passed on no longer than PATIENCE_S: the other host has given it up by then.
 * Rights are checked by the host that the client asks.
 """
 
@@ -151,7 +152,9 @@ class ReaderRouting:
             request = decode_request(api_key, body)
         except MalformedRequest as error:
             return encode_reply_body(error)
-        found = await self._answer_here(request)
+        found = None
+        with trio.move_on_after(PATIENCE_S):
+            found = await self._answer_here(request)
         return [] if found is None else [found]
 
     async def _answer_here(self, request: ReaderRequest) -> Buffer | None:

@@ -163,6 +163,30 @@ async def test_a_call_that_is_given_up_costs_no_other() -> None:
         assert await called(a, "b", b"2") == b"a: 2"
 
 
+async def test_calls_that_are_given_up_do_not_pile_up_where_they_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many are made and given up, the other host serves MAX_CALLS of a kind, and calls of other kinds pass."""
+    monkeypatch.setattr(calls, "MAX_CALLS", 3)
+    monkeypatch.setattr(calls, "MAX_SERVED", 6)
+    a, b = two()
+    gate = Gate()
+    b.links.calls.handle(SLOW, gate.serve)
+    async with linked(a, b):
+        for _ in range(3):
+            async with trio.open_nursery() as asking:
+                before = gate.waiting
+                for _ in range(3):
+                    asking.start_soon(a.links.calls.call, "b", SLOW, [b"1"])
+                while gate.waiting < min(3, before + 3):
+                    await trio.lowlevel.checkpoint()
+                for _ in range(3):
+                    with trio.fail_after(PATIENCE_S):
+                        assert await called(a, "b", b"2") == b"a: 2"
+                asking.cancel_scope.cancel()
+        assert gate.waiting == 3
+        gate.opened.set()
+        assert bytes(await a.links.calls.call("b", SLOW, [b"3"])) == b"3"
+
+
 async def test_a_host_that_takes_nothing_and_then_ends() -> None:
     """Calls whose bytes are under way fail as others do, and the host that calls goes on."""
     a = LinkedHost("a")

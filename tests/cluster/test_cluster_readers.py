@@ -15,13 +15,14 @@ import trio.testing
 
 from logstore.cluster import reader_holds
 from logstore.cluster.engine import ClusterEngine
-from logstore.cluster.owner_calls import OwnerCalls
+from logstore.cluster.owner_calls import HOLDERS, TRIM_LIMIT, OwnerCalls, fields_of
 from logstore.cluster.reader_holds import ReaderHolds
 from logstore.cluster.readers_home import ReadersHome
 from logstore.cluster.replicated_ledger import LedgerHome, LedgerServices, ReplicatedLedger
 from logstore.cluster.replicated_stream import ReplicatedStream
 from logstore.cluster.topics import GROUPS_TOPIC
-from logstore.errors import OffsetOutOfRange, UnknownReader
+from logstore.errors import OffsetOutOfRange, TryAgain, UnknownReader
+from logstore.format.fields import encode_fields
 from logstore.format.reader_api import (
     LOG_START,
     AcknowledgeRequest,
@@ -209,6 +210,31 @@ def test_owners_trim_no_further_than_readers_hold() -> None:
     run(test)
 
 
+def test_a_home_that_was_replaced_lets_nobody_trim() -> None:
+    """It does not know who has registered since; an owner that still asks it hears nothing, or that it is none."""
+
+    async def test(world: ReadersWorld) -> None:
+        await world.write(0, 9)
+        await world.ask(RegisterReaderRequest("other", "", (ReaderOffset(TOPIC, 1, 0),)), "a")
+        former, cluster = await world.home(), world.world.cluster
+        replaced = world.hosts.pop(former)
+        for name in world.hosts:
+            cluster.network.cut(former, name)
+        cluster.metadata.cut_off(former)
+        await world.home()
+        await world.ask(RegisterReaderRequest("r", "", (ReaderOffset(TOPIC, 0, 4),)), min(world.hosts))
+        assert replaced.home.readers is not None, "it does not know"
+        _, stream = await world.owner(0)
+        topic_id, _, partition = stream.stream.partition("/")
+        fields = {"topic_id": topic_id, "partition": int(partition), "log_start": 0, "wanted": 8, "held": []}
+        handlers, asked = world.world.hosts[former].handlers, memoryview(encode_fields(fields))
+        for kind in (HOLDERS, TRIM_LIMIT):
+            with pytest.raises(TryAgain):
+                fields_of(b"".join(await handlers[kind]("a", asked)))
+
+    run(test)
+
+
 async def registration_beside_a_trim(world: ReadersWorld, *, slow_answer_s: float, slow_store_s: float) -> None:
     """A stream is trimmed while somebody registers in front of that place. `slow_answer_s`: how long the home's answer
     about holders is on its way; `slow_store_s`: how long the trim is being registered.
@@ -224,12 +250,13 @@ async def registration_beside_a_trim(world: ReadersWorld, *, slow_answer_s: floa
         return answer
 
     holds._owners.call = slow  # type: ignore[method-assign]
-    world.world.cluster.metadata.faults.max_delay_s = slow_store_s
     asked, trimmed = trio.Event(), trio.Event()
 
     async def trim() -> None:
         asked.set()
-        stream.trim(await holds.trim_limit(stream, 8, lambda _: HeldRecords(0, 0)))
+        limit = await holds.trim_limit(stream, 8, lambda _: HeldRecords(0, 0))
+        world.world.cluster.metadata.faults.max_delay_s = slow_store_s
+        stream.trim(limit)
         trimmed.set()
 
     async with trio.open_nursery() as nursery:

@@ -15,15 +15,31 @@ import trio
 import trio.testing
 
 from logstore.base.failures import leaves
+from logstore.cluster import replicated_ledger
 from logstore.cluster.epochs_home import EpochsHome
 from logstore.cluster.group_appends import GroupAppends
 from logstore.cluster.group_delivery import GroupDelivery
-from logstore.cluster.owner_calls import OwnerCalls
+from logstore.cluster.owner_calls import FORWARD, OwnerCalls
+from logstore.cluster.topics import EPOCHS_TOPIC
 from logstore.epochs.epochs import Epochs
 from logstore.epochs.stream_ends import StreamEnds
 from logstore.errors import HostUnreachable, UnknownTopicOrPartition
+from logstore.format.epoch_api import (
+    DESCRIBE,
+    STAGE,
+    DescribeRequest,
+    Part,
+    StageReply,
+    StageRequest,
+    decode_reply,
+    decode_request_header,
+    encode_request,
+)
 from logstore.format.fields import encode_fields
+from logstore.format.records import Record, encode_batch
+from logstore.kafka import epoch_routing
 from tests.cluster.epochs_world import LATE_S, EpochsWorld, Step, epochs_world
+from tests.kafka.node import CALLER
 
 PARTITIONS = 3
 """Of different owners: there are three hosts."""
@@ -172,6 +188,71 @@ def test_a_home_that_is_cut_off_says_nothing_old() -> None:
     and gets the truth when it can be reached.
     """
     run_cut_off()
+
+
+def test_a_home_that_was_replaced_does_not_say_where_to_read_from() -> None:
+    """It has tidied its ledger, and would note an offset behind what the next home has: the store takes it no more."""
+
+    async def main() -> None:
+        async with epochs_world("a", "b", "c", partitions=PARTITIONS) as world:
+            await world.epoch(0, PARTITIONS)
+            home = await world.home()
+            old = world.hosts[home]
+            noting, stream = old.home._home, old.topics.topics[EPOCHS_TOPIC].partitions[0]
+            assert await noting._note_first_offset(stream, 0)
+            await isolated(world, home)
+            world.cluster.metadata.heal(home)
+            assert old.home.epochs is not None, "it has not heard yet"
+            assert not await noting._note_first_offset(stream, 10**6)
+            key = f"{replicated_ledger.KEY_PREFIX}{EPOCHS_TOPIC}"
+            entry = (await world.hosts[home].running.store.get(key)).entry
+            assert entry is not None
+            assert entry.value == b"0"
+
+    in_virtual_time(main, 100.0)
+
+
+def test_a_request_that_is_passed_on_ends_at_a_home_that_is_cut_off() -> None:
+    """Its client is gone by then: a host that serves such requests for ever would have no room for others."""
+
+    async def main() -> None:
+        async with epochs_world("a", "b", "c", partitions=PARTITIONS) as world:
+            await world.epoch(0, PARTITIONS)
+            home = await world.home()
+            await isolated(world, home)
+            frame = b"".join(encode_request(DescribeRequest("q"), correlation_id=1))
+            body = memoryview(frame)[decode_request_header(frame)[-1] :]
+            asked = b"".join(epoch_routing._encode(DESCRIBE, CALLER, body))
+            with trio.fail_after(60):
+                assert await world.hosts[home].handlers[FORWARD]("x", memoryview(asked)) == []
+
+    in_virtual_time(main, 100.0)
+
+
+def test_a_topic_that_the_home_has_not_heard_of() -> None:
+    """It was made by the host that passes the request on, a moment ago: what is staged for it is taken."""
+
+    async def main() -> None:
+        async with epochs_world("a", "b", "c", partitions=PARTITIONS) as world:
+            await world.epoch(0, PARTITIONS)
+            home = await world.home()
+            other = next(host for name, host in world.hosts.items() if name != home)
+            world.cluster.metadata.faults.max_delay_s = 0.4
+            for number in range(20):
+                made = trio.Event()
+                other.topics.create_topic(f"new{number}", 1, {}).add_callback(lambda _, made=made: made.set())  # type: ignore[misc]
+                await made.wait()
+                batch = encode_batch([Record(0, world.clock.wall_ms(), None, b"1")])
+                part = Part(f"new{number}", 0, len(batch), 1, 1)
+                request = StageRequest("q", "run", 1, number, "a", 0, (part,), bytes(batch))
+                frame = b"".join(encode_request(request, correlation_id=1))
+                body = memoryview(frame)[decode_request_header(frame)[-1] :]
+                found = await world._ask_host(other, STAGE, body)
+                assert found is not None
+                _, reply = decode_reply(STAGE, bytes(4) + found)
+                assert isinstance(reply, StageReply), reply
+
+    in_virtual_time(main, 100.0)
 
 
 def test_an_answer_that_is_not_confirmed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

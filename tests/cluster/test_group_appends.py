@@ -11,16 +11,18 @@ import trio
 import trio.testing
 
 from logstore.cluster import group_appends
-from logstore.cluster.group_appends import GroupAppends
+from logstore.cluster.group_appends import WAIT_S, GroupAppends
 from logstore.cluster.replicated_stream import ReplicatedStream
 from logstore.cluster.topics import ClusterTopics
+from logstore.epochs import stream_ends
 from logstore.epochs.group_order import GroupOrder
 from logstore.epochs.ledger_entries import Target
-from logstore.errors import CairnError, MalformedRequest, NotLeader, UnknownTopicOrPartition
+from logstore.errors import CairnError, MalformedRequest, NotLeader, TryAgain, UnknownTopicOrPartition
 from logstore.format.batch import iterate_batches
 from logstore.format.control import END_TYPE, known_type
 from logstore.format.records import Record, encode_batch
 from tests.cluster.support import PLACE, Front, MemoryOwner
+from tests.support.limits import PATIENCE_S
 
 TOPIC_ID = str(uuid.UUID(PLACE.topic_id))
 
@@ -107,6 +109,28 @@ async def test_a_group_that_comes_twice_is_there_once() -> None:
     assert (host.groups, host.outcomes) == (2, [None] * 5)
 
 
+def test_a_stream_that_waits_for_its_members_holds_up_no_other_groups() -> None:
+    """Whoever sends a group has an answer soon, and may ask for other streams; the group is appended once all the same.
+
+    A host calls for a few groups of one owner at a time: groups that wait for an hour would be all of them.
+    """
+
+    async def test() -> None:
+        host = Host(MemoryOwner())
+        await host.lead()
+        with trio.fail_after(3 * WAIT_S):
+            await host.send(1, 0)
+            await host.send(1, 0)
+        assert [type(outcome) for outcome in host.outcomes] == [TryAgain, TryAgain]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(host.send, 1, 0)
+            await settle()
+            host.owner.ack()
+        assert (host.groups, host.outcomes[2:]) == (1, [None])
+
+    trio.run(test, clock=trio.testing.MockClock(autojump_threshold=0.01))
+
+
 @pytest.mark.parametrize("kept", [0, 1])
 async def test_the_next_owner_knows_what_the_former_one_has_left(kept: int) -> None:
     """A group that was under way is in the log, or not: it comes again, and is there once. One search is enough."""
@@ -127,6 +151,49 @@ async def test_the_next_owner_knows_what_the_former_one_has_left(kept: int) -> N
     await second.send(1, 0)
     assert (second.groups, second.outcomes) == (1, [None, None])
     assert second.searches == ([(0, 3)] if kept else []), "from the decision to the beginning of the ownership"
+
+
+@pytest.mark.parametrize("is_taken_over", [False, True])
+async def test_more_queries_than_are_noted(monkeypatch: pytest.MonkeyPatch, *, is_taken_over: bool) -> None:
+    """A group that comes again is there once, even if so many others came since that its END is not noted."""
+    monkeypatch.setattr(stream_ends, "MAX_QUERIES", 3)
+    owner = MemoryOwner()
+    host = Host(owner)
+    await host.lead()
+    async with trio.open_nursery() as nursery:
+        for number in range(8):
+            nursery.start_soon(host.send, 1, 0, f"q{number}")
+            await settle()
+            owner.ack()
+    if is_taken_over:
+        host = Host(owner)
+        await host.lead()
+    for number in range(8):
+        with trio.fail_after(PATIENCE_S):
+            await host.send(1, 0, f"q{number}")
+    assert (host.groups, set(host.outcomes)) == (8, {None})
+
+
+async def test_what_is_forgotten_during_a_search_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other groups come while the stream is searched: an END that was noted at first is looked for as well."""
+    monkeypatch.setattr(stream_ends, "MAX_QUERIES", 3)
+    owner = MemoryOwner()
+    host = Host(owner)
+    await host.lead()
+    async with trio.open_nursery() as nursery:
+        for number in range(4):
+            nursery.start_soon(host.send, 1, 0, f"q{number}")
+            await settle()
+            owner.ack()
+        host.may_search = trio.Event()
+        nursery.start_soon(host.send, 1, 0, "q1")  # noted; what lies in front is not
+        await settle()
+        for number in range(4, 8):
+            nursery.start_soon(host.send, 1, 3 * number, f"q{number}")
+            await settle()
+            owner.ack()
+        host.may_search.set()
+    assert (host.groups, set(host.outcomes)) == (8, {None})
 
 
 async def test_a_name_that_begins_again_is_another_query() -> None:

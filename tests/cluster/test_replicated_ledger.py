@@ -8,9 +8,11 @@ import pytest
 from logstore.cluster.chunk_reads import ChunkReads
 from logstore.cluster.interfaces import ReplicaFiles
 from logstore.cluster.replicated_ledger import TIDY_BYTES, ReplicatedLedger
+from logstore.cluster.topics import INTERNAL_MESSAGE_BYTES
 from logstore.engine import StoreEngine
 from logstore.errors import StorageFailed
 from logstore.log.stream_state import AppendTicket
+from logstore.log.topics import TopicConfig
 from tests.cluster.support import Front, MemoryOwner, NoFiles
 
 
@@ -23,7 +25,7 @@ class Owners:
 
     async def lead(self, kept: int = 0) -> tuple[Front, ReplicatedLedger]:
         """Another host takes over, and reads the ledger."""
-        front = Front(self.owner)
+        front = Front(self.owner, config=TopicConfig(max_message_bytes=INTERNAL_MESSAGE_BYTES))
         self.owner.own(front.stream, kept=kept)
         await front.tasks.run()
         nothing_here = cast(StoreEngine, None), cast(ReplicaFiles, NoFiles())
@@ -67,6 +69,32 @@ async def test_a_put_that_is_not_acknowledged_fails_when_another_host_takes_over
     assert content(other) == {"a": b"1", "b": b"1"}
     refused = ledger.put({"d": b"1"})
     assert isinstance(refused.error, StorageFailed)
+
+
+async def test_a_ledger_takes_nothing_in_a_later_ownership_of_its_host() -> None:
+    """Another host may have changed the entries in between: what is put then would rest on what is no longer true."""
+    owners = Owners()
+    front, ledger = await owners.lead()
+    owners.owner.own(front.stream)
+    await front.tasks.run()
+    assert front.stream.is_leader
+    refused = ledger.put({"a": b"1"})
+    assert isinstance(refused.error, StorageFailed)
+    assert (owners.owner.window, content(ledger)) == ([], {})
+
+
+async def test_live_entries_of_any_size_are_written_anew() -> None:
+    """Many large ones in several batches: one batch with all of them would be larger than a stream takes."""
+    owners = Owners()
+    _, ledger = await owners.lead()
+    value = bytes(1_000_000)
+    for number in range(40):
+        ledger.put({f"k{number}": value})
+        owners.owner.ack()
+    owners.first_offset = await ledger.tidy(owners.acknowledged)
+    _, other = await owners.lead()
+    assert content(other) == content(ledger)
+    assert len(content(other)) == 40
 
 
 async def test_live_entries_are_written_anew_when_much_more_was_put() -> None:

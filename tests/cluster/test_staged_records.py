@@ -8,14 +8,14 @@ import pytest
 import trio
 import trio.testing
 
-from logstore.cluster import replicated_ledger, staged_records
+from logstore.cluster import epochs_home, replicated_ledger, staged_records
 from logstore.cluster.chunk_reads import ChunkReads
-from logstore.cluster.epochs_home import EpochLimits, EpochsLedger
+from logstore.cluster.epochs_home import EpochLimits, EpochsLedger, StagingRoom
 from logstore.cluster.interfaces import ReplicaFiles
 from logstore.cluster.replicated_ledger import LedgerServices
 from logstore.engine import StoreEngine
 from logstore.epochs import replicated_staging
-from logstore.errors import StorageFailed
+from logstore.errors import NotEnoughReplicas, StorageFailed
 from logstore.format.epoch_api import Part
 from logstore.format.staged import AttemptKey
 from logstore.log.coroutines import start
@@ -73,6 +73,27 @@ async def test_pieces_have_their_turns_and_entries_find_room() -> None:
         read = start(other.staging.data(attempt.segments[0]))
         await trio.testing.wait_all_tasks_blocked()
         assert read.result() == data, "the entry between its pieces is passed over"
+
+
+async def test_what_waits_is_bounded_whoever_has_dropped_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Staged output that was dropped, or whose client is gone, waits for the stream all the same: no more is admitted
+    than may wait, and more when it has left.
+    """
+    monkeypatch.setattr(epochs_home, "MAX_WAITING_BYTES", 20 * PIECE_BYTES)
+    owner = MemoryOwner()
+    ledger = await lead(owner)
+    room = StagingRoom(ledger.records)
+    with pytest.raises(NotEnoughReplicas, match="retry"):
+        for number in range(50):
+            key = KEY._replace(attempt=f"a{number}")
+            room.admit(PIECE_BYTES)
+            stage(ledger, 0, bytes(PIECE_BYTES), key)
+            ledger.staging.drop([key])
+    assert 10 * PIECE_BYTES < ledger.records.waiting_bytes < 40 * PIECE_BYTES
+    while owner.window:
+        owner.ack()
+    assert ledger.records.waiting_bytes == 0
+    room.admit(PIECE_BYTES)
 
 
 async def test_what_waits_fails_when_another_host_takes_over() -> None:
