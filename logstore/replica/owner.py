@@ -375,7 +375,7 @@ class Owner:
             self._step(OwnerEvent.CLAIMED_CLOSED)
             return self._advance(now_ms)
         self._step(OwnerEvent.CLAIMED)
-        self._fencing = Fencing(chunk, self.registration.epoch)
+        self._fencing = Fencing(chunk, self.registration.epoch, self.registration.log_start)
         self._since_ms = now_ms
         return self._send_fences(now_ms)
 
@@ -423,9 +423,7 @@ class Owner:
 
     def _report_unavailable(self, fencing: Fencing) -> list[Effect]:
         members = ", ".join(
-            f"{member.host} (disk {member.disk}) "
-            + ("has another disk now, or a damaged copy" if member in fencing.gone else "does not answer")
-            for member in fencing.chunk.members
+            f"{member.host} (disk {member.disk}) " + fencing.lack_of(member) for member in fencing.chunk.members
         )
         return self._report(fencing.chunk.epoch, f"no member of the open chunk has it: {members}; bring one back")
 
