@@ -472,9 +472,9 @@ class Owner:
 
     def _next_set(self, now_ms: int) -> NextSet:
         """Who may be in the set of the next chunk, and how many are to be; no suspects."""
-        registration, placing = self.registration, self._repair.placing
+        copies, least, able = self.registration.copies, self.registration.min_copies, self._suspects.able(self._live)
         usable = [member for member in self._live if not self._suspects.is_suspect(member, now_ms)]
-        return placing.next_set(self.me.host, self._live, usable, registration.copies, registration.min_copies)
+        return self._repair.placing.next_set(self.me.host, able, usable, copies, least)
 
     def _choose_members(self, now_ms: int) -> tuple[Member, ...]:
         """The set of the next chunk."""

@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 
 from logstore.replica.effects import Effect, Send, Unavailable
-from logstore.replica.messages import CopyChunk, FenceDone, Reason, Refused
+from logstore.replica.messages import AppendDone, CopyChunk, FenceDone, Reason, Refused
 from logstore.replica.owner import Owner, OwnerState
 from logstore.replica.placing import Placing
 from logstore.replica.register import RegistrationRead, SwapAnswer, SwapRegistration
@@ -114,3 +114,34 @@ def test_all_chunks_are_looked_at_when_hosts_come_or_go() -> None:
     step = repair.tick(registration.rolled(Prefix(100, 40, 7), (A, C), (), (A, C)), 2, (A, C), 0, is_urgent=False)
     assert step.wanted is not None
     assert [chunk.epoch for chunk in step.wanted.chunks if chunk.candidates == (C,)] == [3]
+
+
+def test_a_host_that_is_drained_stands_in_for_one_that_fails_again_and_again() -> None:
+    """A disk that is full for a moment keeps no host; while it stays full, a chunk has no copy less for the drain."""
+    owner, now_ms, revision = Owner("s", HERE), 0, 1
+    owner.start(0)
+    owner.live_members((C, A, B), 0, Placing(frozenset("b")))
+    sets: list[tuple[Member, ...]] = []
+
+    def settle(effects: list[Effect]) -> None:
+        """The metadata store makes all swaps."""
+        nonlocal revision
+        while wanted := swaps(effects):
+            revision += 1
+            if wanted[0].open_chunk not in (None, owner.registration.open_chunk):
+                sets.append(wanted[0].open_chunk.members)
+            effects = owner.swap_answered(SwapAnswer("s", revision - 1, True, revision, wanted[0]), now_ms)
+
+    settle(owner.registration_read(RegistrationRead("s", 1, StreamRegistration(2, 1)), 0))
+    for _ in range(3):
+        settle(owner.append(b"x", 1, now_ms))
+        settle(owner.receive(Refused("s", owner.registration.epoch, A, Reason.DISK_FULL, 0), now_ms))
+        chunk = owner.registration.open_chunk
+        assert chunk is not None
+        durable = Prefix.empty(chunk.base_offset).followed_by(b"x", 1)
+        for member in chunk.members:
+            settle(owner.receive(AppendDone("s", chunk.epoch, member, durable), now_ms))
+        while A not in sets[-1]:
+            now_ms += 1_000
+            settle(owner.tick(now_ms))
+    assert sets == [(C, A), (C,), (C, A), (C, B), (C, A), (C, B), (C, A)]
