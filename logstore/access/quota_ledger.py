@@ -92,6 +92,6 @@ def _values(key: str, value: bytes) -> dict[str, float]:
         values = {str(name): float(number) for name, number in loaded.items()}
         for name, number in values.items():
             check_change(name, number)
-    except (ValueError, TypeError, AttributeError, InvalidQuota) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError, InvalidQuota) as error:
         raise CorruptFile(f"the ledger of quotas: the value of {key!r} is no quota: {error}") from error
     return values

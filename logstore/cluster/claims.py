@@ -26,6 +26,8 @@ BALANCE_AFTER_S: Final = 10.0
 BALANCE_STEP_S: Final = 0.1
 RELIEVE_AFTER_S: Final = 1.0
 """Between two looks at the streams of hosts that leave."""
+STREAMS_AT_ONCE: Final = 100
+"""Looked at before other tasks run: to rank thirty hosts for each takes some milliseconds."""
 
 
 class Claims:
@@ -140,7 +142,9 @@ class Claims:
         """Claim, one after the other, what this host should own and another one does."""
         while True:
             await trio.sleep(BALANCE_AFTER_S)
-            for stream in list(self._view.heads):
+            for number, stream in enumerate(list(self._view.heads), 1):
+                if number % STREAMS_AT_ONCE == 0:
+                    await trio.lowlevel.checkpoint()
                 if self._is_settled() and self._should_be_mine(stream):
                     self._claim(stream)
                     await trio.sleep(BALANCE_STEP_S)
@@ -149,7 +153,9 @@ class Claims:
         """Claim, one after the other, what a host owns that leaves and this host should own."""
         while True:
             await trio.sleep(RELIEVE_AFTER_S)
-            for stream in list(self._view.heads) if self._hosts.placing.leaving else ():
+            for number, stream in enumerate(list(self._view.heads) if self._hosts.placing.leaving else (), 1):
+                if number % STREAMS_AT_ONCE == 0:
+                    await trio.lowlevel.checkpoint()
                 if self._may_claim() and self._should_relieve(stream):
                     self._claim(stream)
                     await trio.sleep(BALANCE_STEP_S)
@@ -173,5 +179,6 @@ class Claims:
         if head is None or head.open_chunk is None or self._is_mine(stream) or self.topic_of(stream) is None:
             return False
         members = {member.host for member in head.open_chunk.members}
-        is_first = self._rank(stream) == 0
-        return is_first and self._me.host in members and self._hosts.reaches(members) == len(members)
+        if self._me.host not in members:
+            return False
+        return self._rank(stream) == 0 and self._hosts.reaches(members) == len(members)

@@ -6,7 +6,8 @@ and whoever asked may go away meanwhile.
 
 Invariants:
 * Nothing here moves or drops anything. Each call may be made again at any time, and at any host, without harm.
-* A host that lives is not removed, and neither is one that has the only copy of a chunk.
+* A host that lives is not removed, and neither is one that has the only copy of a chunk, or may have: of an entry that
+  cannot be read nobody knows.
 * The entry of a removed host goes when no chunk names the host: then nothing of it is left, and its name is free.
 
 Costs: `remove` reads the entries of all sealed chunks, 256 a page; one walk at a time.
@@ -126,7 +127,10 @@ class Departures:
         return held
 
     async def _chunks(self) -> AsyncIterator[tuple[str, ChunkRegistration]]:
-        """All chunks that are registered, with their streams; an entry that is damaged is passed over."""
+        """All chunks that are registered, with their streams. Raises HostStays for an entry that cannot be read."""
+        damaged = sorted(key for key in self._view.damaged if key.startswith(schema.STREAMS))
+        if damaged:
+            raise _unreadable(damaged[0], "it is damaged")
         for stream, known in list(self._view.heads.items()):
             if known.head.open_chunk is not None:
                 yield stream, known.head.open_chunk
@@ -134,8 +138,11 @@ class Departures:
         while True:
             page = await self._store.page(schema.CHUNKS, after=after)
             for entry in page.entries:
-                with suppress(CorruptRegister, UnknownFormatVersion):
-                    yield entry.key.removeprefix(schema.CHUNKS).rpartition("/")[0], decode_sealed_chunk(entry.value)
+                try:
+                    chunk = decode_sealed_chunk(entry.value)
+                except (CorruptRegister, UnknownFormatVersion) as error:
+                    raise _unreadable(entry.key, str(error)) from error
+                yield entry.key.removeprefix(schema.CHUNKS).rpartition("/")[0], chunk
             if not page.more:
                 return
             after = page.entries[-1].key
@@ -147,3 +154,10 @@ class Departures:
     def _named(self, stream: str) -> str:
         topic_id, _, partition = stream.partition("/")
         return f"{self._view.names.get(topic_id, topic_id)}-{partition}"
+
+
+def _unreadable(key: str, why: str) -> HostStays:
+    return HostStays(
+        f"which hosts have copies is not known: the entry {key!r} of the metadata store cannot be read ({why}); "
+        "restore it first"
+    )

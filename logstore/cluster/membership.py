@@ -35,6 +35,8 @@ from logstore.events import CLUSTER_JOINED, CLUSTER_LEFT, METADATA_AWAITED, META
 LEASE_S: Final = 3
 RETRY_S: Final = 0.2
 """Between tries to join."""
+UNUSABLE_S: Final = 2.0
+"""After what an operator has to mend."""
 PATIENCE_LEASES: Final = 3
 """How many leases' time a host waits for its name: that of a former life on another disk ends by itself."""
 
@@ -138,11 +140,12 @@ class Membership:
         """
         rack, disk_rate, link_rates = place
         self.member = replace(self.member, rack=rack, disk_rate=disk_rate, link_rates=link_rates)
+        node_revision = self.joined_revision
         while self.is_held and self._lease is not None:
-            revision = self.joined_revision
+            lease_id = self._lease.lease_id
             try:
                 outcome = await self._store.commit(
-                    schema.join(self._identity.host, self.member, self._lease.lease_id, revision, revision)
+                    schema.join(self._identity.host, self.member, lease_id, self.joined_revision, node_revision)
                 )
             except OutcomeUnknown:
                 continue  # the same again, with the same conditions
@@ -150,13 +153,18 @@ class Membership:
                 self._report(METADATA_AWAITED, error=away)
                 await trio.sleep(RETRY_S)
                 continue
+            except (MetadataRefused, MetadataDamaged) as unusable:
+                self._report(METADATA_UNUSABLE, error=unusable)
+                await trio.sleep(UNUSABLE_S)
+                continue
             if isinstance(outcome, Committed):
                 self.joined_revision = outcome.revision
                 return
-            found = outcome.found[0]
-            if found is None or found.lease_id != self._lease.lease_id:
+            member, node = outcome.found
+            if any(entry is not None and entry.lease_id != lease_id for entry in outcome.found) or member is None:
                 return  # it joins anew, with the new place
-            self.joined_revision = found.revision  # the answer to a former try was lost
+            self.joined_revision = member.revision  # a former answer was lost, or somebody removed the number
+            node_revision = ABSENT if node is None else node.revision
 
     def resign(self) -> None:
         """End the lease, and stay no member. `run` returns when that is done, or the store does not answer."""

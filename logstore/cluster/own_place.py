@@ -23,6 +23,8 @@ import trio
 
 from logstore.base.errors import CairnError
 from logstore.base.events import Report
+from logstore.base.metadata.errors import InvalidMetadataCall
+from logstore.base.metadata.schema import Member, encode
 from logstore.base.racks import (
     HostPlace,
     RacksError,
@@ -67,11 +69,13 @@ class OwnPlace:
                 found = _from_file(Path(topology), self._names)
             elif script:
                 found = HostPlace(_from_script(script, self._names[0]))
-        except (CairnError, OSError) as error:
+            if rack:
+                found = HostPlace(rack, found.disk_rate, found.link_rates if rack == found.rack else ())
+            found = found._replace(disk_rate=disk_rate or found.disk_rate)
+            _check(found, topology or script)
+        except (CairnError, OSError, ArithmeticError, ValueError) as error:  # the last two: of numbers without bounds
             raise ConfigError(f"topology of this host: {error}") from error
-        if rack:
-            found = HostPlace(rack, found.disk_rate, found.link_rates if rack == found.rack else ())
-        self.place = found._replace(disk_rate=disk_rate or found.disk_rate)
+        self.place = found
         return self.place
 
     def look_again(self) -> None:
@@ -108,6 +112,16 @@ class OwnPlace:
 def _stamp(path: Path) -> tuple[int, int]:
     found = path.stat()
     return found.st_mtime_ns, found.st_size
+
+
+def _check(place: HostPlace, where: str) -> None:
+    """Raises RacksError if no entry of a host holds the place: a host that told it would end."""
+    rack, disk_rate, link_rates = place
+    try:
+        encode(Member(disk="-", start="-", node_id=0, link="-", rack=rack, addresses={}, disk_rate=disk_rate,
+                      link_rates=link_rates))  # fmt: skip
+    except InvalidMetadataCall as error:
+        raise RacksError(f"{where}: no place of a host: {error}; use shorter names, or give --rack") from error
 
 
 def _from_file(path: Path, names: tuple[str, ...]) -> HostPlace:

@@ -130,7 +130,9 @@ class ClusterRetention:
         found = None if stream.is_internal else await self._excess(stream, registration)
         if found is not None and found.before_offset > stream.log_start_offset:
             stream.trim(found.before_offset, found.why)
-        elif registration.dropped_by(stream.log_start_offset, keeps_last=stream.needs_last_chunk):
+        elif registration.dropped_by(
+            stream.log_start_offset, keeps_last=stream.needs_last_chunk and not stream.open_bytes
+        ):
             stream.trim(stream.log_start_offset)
         stream.roll_if_old()
 

@@ -19,6 +19,8 @@ KEY: Final = "retention-clock"
 """In the metadata store: the time in ms, in decimal."""
 AGREE_S: Final = 10.0
 AGREE_MS: Final = 10_000
+MAX_DIGITS: Final = 13
+"""Of the time: three hundred years."""
 
 
 class ClusterClock:
@@ -54,7 +56,7 @@ class ClusterClock:
         """Take a later time of another host, or store this one's if it is much later. Raises MetadataError."""
         found = (await self._store.get(KEY)).entry
         text = b"0" if found is None else found.value
-        if not text.isdigit():
+        if not text.isdigit() or len(text) > MAX_DIGITS:
             raise MetadataDamaged(f"the entry {KEY!r} is {text[:40]!r}, not a time in ms; remove it")
         stored_ms, now_ms = int(text), self.now_ms()
         if stored_ms > now_ms:

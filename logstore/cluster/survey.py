@@ -7,12 +7,12 @@ Invariants:
   live and leave.
 * At most MAX_CHUNKS sealed chunks are read for one answer, which then says that it is not complete.
 * A copy counts if its host is alive with the disk that it was made on. A registration that cannot be decoded is passed
-  over: `metadata_entry_damaged` has said so, or its owner will.
+  over (`metadata_entry_damaged` has said so, or its owner will), and the answer says that it is not complete: no host
+  counts as empty then.
 """
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
@@ -171,17 +171,20 @@ class Survey:
             known = self._view.heads.get(stream)
             if known is not None and known.head.open_chunk is not None:
                 self._add(counts, stream, known.head.open_chunk)
+        is_whole = not any(key.startswith(schema.STREAMS) for key in self._view.damaged)
         after, left = "", MAX_CHUNKS
         while True:
             page = await self._store.page(prefix, after=after)
             for entry in page.entries:
                 stream = entry.key.removeprefix(schema.CHUNKS).rpartition("/")[0]
                 if stream in wanted:
-                    with suppress(CorruptRegister, UnknownFormatVersion):
+                    try:
                         self._add(counts, stream, decode_sealed_chunk(entry.value))
+                    except (CorruptRegister, UnknownFormatVersion):
+                        is_whole = False
             left -= len(page.entries)
             if not page.more or left <= 0:
-                counts.is_complete = not page.more
+                counts.is_complete = is_whole and not page.more
                 return counts
             after = page.entries[-1].key
 

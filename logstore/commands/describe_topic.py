@@ -125,7 +125,7 @@ def _describe_placed(
     print_table(titles, [_row(entry) for entry in partitions], nothing="no partitions")
     print()
     short = sum(place.under_replicated for place in reply.places)
-    more = "" if reply.is_complete else "; there are more chunks than were counted"
+    more = "" if reply.is_complete else "; not all chunks were counted"
     copies = max((place.copies for place in reply.places), default=0)
     print(f"{short} of {sum(place.chunks for place in reply.places)} chunks have fewer than {copies} copies{more}")
     print()

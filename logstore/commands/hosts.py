@@ -69,7 +69,7 @@ def _list(admin: Admin, arguments: argparse.Namespace) -> int:
     print_table(TITLES, [_row(host) for host in reply.hosts], nothing="there are no hosts")
     print()
     print(f"as host {reply.asked} sees it: {reply.streams} streams, {reply.ownerless} of them without an owner")
-    more = "" if reply.is_complete else "; there are more chunks than were counted"
+    more = "" if reply.is_complete else "; not all chunks were counted"
     print(f"{reply.under_replicated} of {reply.chunks} chunks have fewer copies than wanted{more}")
     for host in reply.hosts:
         if host.leaving == DRAIN:

@@ -5,7 +5,8 @@ member has at least what was acknowledged, so the shortest of those that answere
 the acknowledged length was never acknowledged, and is kept because nobody can tell.
 
 A member that has less than another one knows to be acknowledged has lost what it had confirmed (a disk set back to an
-older state, say): it does not count, and is not named as a holder. Nor does one that finds its copy damaged.
+older state, say): it does not count, and is not named as a holder. Nor does one that ends in front of the log start,
+below which all was acknowledged, or that finds its copy damaged.
 
 Sources: Apache BookKeeper's issues 2614 (every read of a recovery has to fence: here a length is never asked for
 without a fence), 2612 and 2908 (a member that lost its data, or cannot read it, must not pass for one that never had
@@ -35,6 +36,7 @@ class Fencing:
 
     chunk: ChunkRegistration
     fence_epoch: int
+    log_start: int = 0
     answers: dict[Member, FenceDone] = field(default_factory=dict)
     gone: dict[Member, None] = field(default_factory=dict)
     """Members whose disk is another one now, or whose copy is damaged."""
@@ -48,6 +50,12 @@ class Fencing:
         """The members that have not answered."""
         return [member for member in self.chunk.members if member not in self.answers and member not in self.gone]
 
+    def lack_of(self, member: Member) -> str:
+        """Why a member is no holder, for the operator."""
+        if member in self.gone:
+            return "has another disk now, or a damaged copy"
+        return "has less than was acknowledged" if member in self.answers else "does not answer"
+
     @property
     def is_lost(self) -> bool:
         """Whether no member has a copy that is whole."""
@@ -59,7 +67,9 @@ class Fencing:
             return None
         acked_bytes = max(answer.acked_bytes for answer in self.answers.values())
         whole = {
-            member: answer for member, answer in self.answers.items() if answer.durable.length_bytes >= acked_bytes
+            member: answer
+            for member, answer in self.answers.items()
+            if answer.durable.length_bytes >= acked_bytes and answer.durable.next_offset >= self.log_start
         }
         if not whole:
             return None

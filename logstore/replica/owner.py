@@ -375,7 +375,7 @@ class Owner:
             self._step(OwnerEvent.CLAIMED_CLOSED)
             return self._advance(now_ms)
         self._step(OwnerEvent.CLAIMED)
-        self._fencing = Fencing(chunk, self.registration.epoch)
+        self._fencing = Fencing(chunk, self.registration.epoch, self.registration.log_start)
         self._since_ms = now_ms
         return self._send_fences(now_ms)
 
@@ -423,9 +423,7 @@ class Owner:
 
     def _report_unavailable(self, fencing: Fencing) -> list[Effect]:
         members = ", ".join(
-            f"{member.host} (disk {member.disk}) "
-            + ("has another disk now, or a damaged copy" if member in fencing.gone else "does not answer")
-            for member in fencing.chunk.members
+            f"{member.host} (disk {member.disk}) " + fencing.lack_of(member) for member in fencing.chunk.members
         )
         return self._report(fencing.chunk.epoch, f"no member of the open chunk has it: {members}; bring one back")
 
@@ -474,9 +472,9 @@ class Owner:
 
     def _next_set(self, now_ms: int) -> NextSet:
         """Who may be in the set of the next chunk, and how many are to be; no suspects."""
-        registration, placing = self.registration, self._repair.placing
+        copies, least, able = self.registration.copies, self.registration.min_copies, self._suspects.able(self._live)
         usable = [member for member in self._live if not self._suspects.is_suspect(member, now_ms)]
-        return placing.next_set(self.me.host, self._live, usable, registration.copies, registration.min_copies)
+        return self._repair.placing.next_set(self.me.host, able, usable, copies, least)
 
     def _choose_members(self, now_ms: int) -> tuple[Member, ...]:
         """The set of the next chunk."""

@@ -72,7 +72,7 @@ class Placing:
 
         A host that leaves stands in where fewer hosts stay than there are to be copies. For one that stays and is not
         usable now it stands in only if there were fewer than `min_copies` members without it: what has failed for a
-        moment does not keep a host that is drained.
+        moment does not keep a host that is drained. What fails again and again is not among `live`.
         """
         by_host: dict[str, Member] = {}
         for member in usable:

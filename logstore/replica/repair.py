@@ -37,7 +37,7 @@ from logstore.replica.effects import Effect, Send, Unavailable
 from logstore.replica.host_state import Tokens
 from logstore.replica.messages import CopyChunk, CopyDone, CopyProgress, Reason, Refused
 from logstore.replica.placing import ANYWHERE, Placing
-from logstore.replica.registrations import ChunkRegistration, Member, StreamRegistration
+from logstore.replica.registrations import ChunkRegistration, Member, StreamRegistration, differing_chunks
 
 
 class RepairState(Enum):
@@ -126,6 +126,8 @@ class Repair:
         """Revision, live members and placing with which there was nothing to do: no need to look through all chunks
         again.
         """
+        self._seen_registration: StreamRegistration | None = None
+        """As it was then."""
 
     def _step(self, event: RepairEvent) -> None:
         self.state = following(TRANSITIONS, self.state, event, f"repair of {self._stream}")
@@ -218,10 +220,10 @@ class Repair:
             return NOTHING
         self._is_waiting = False
         effects: list[Effect] = []
-        for chunk in reversed(registration.chunks):
-            holders = [member for member in chunk.members if member in live]
+        for chunk in reversed(self._unseen(registration, live)):
             if chunk.is_open:
                 continue
+            holders = [member for member in chunk.members if member in live]
             staying = self.placing.staying(holders)
             if len(staying) >= registration.copies:
                 if len(chunk.members) + len(chunk.candidates) > registration.copies:
@@ -253,9 +255,18 @@ class Repair:
             wanted = registration.with_copies(chunk.epoch, chunk.members, (*chunk.candidates, target))
             return RepairStep(tuple(effects), wanted)
         if not self._bad:
-            self._seen = (revision, live, self.placing)
+            self._seen, self._seen_registration = (revision, live, self.placing), registration
         self._tokens.give_back(self._stream)
         return RepairStep(tuple(effects))
+
+    def _unseen(self, registration: StreamRegistration, live: tuple[Member, ...]) -> tuple[ChunkRegistration, ...]:
+        """The chunks that may want something: with the same live members and placing those that have changed, such as
+        one of thousands in a roll.
+        """
+        before = self._seen_registration
+        if before is None or self._seen is None or self._seen[1:] != (live, self.placing):
+            return registration.chunks
+        return differing_chunks(before, registration)[2]
 
     def _target(
         self, chunk: ChunkRegistration, source: Member | None, live: tuple[Member, ...], now_ms: int
@@ -284,7 +295,7 @@ class Repair:
         removed = self.placing.removed
         members = tuple(member for member in chunk.members if member.host not in removed)
         candidates = tuple(member for member in chunk.candidates if member.host not in removed)
-        holders = {member for member in members if member in live}
+        holders = {member for member in members if member in live and (chunk.epoch, member) not in self._damaged}
         if len(members) + len(candidates) == len(chunk.members) + len(chunk.candidates):
             return None
         if not holders or any(member not in holders for member in self.placing.staying(live)):

@@ -25,6 +25,8 @@ class Suspects:
     until_ms: dict[Member, int] = field(default_factory=dict)
     _pauses: dict[Member, tuple[int, int]] = field(default_factory=dict)
     """How long a member was not chosen last, and since when."""
+    _again: set[Member] = field(default_factory=set)
+    """Members that have failed again, the last time that they failed."""
 
     def add(self, member: Member, suspect_ms: int, now_ms: int) -> None:
         """A member has failed, that was no suspect."""
@@ -32,6 +34,7 @@ class Suspects:
         is_repeated = pause_ms and now_ms - since_ms < FORGET_AFTER_PAUSES * pause_ms
         pause_ms = min(2 * pause_ms, MAX_SUSPECT_PAUSES * suspect_ms) if is_repeated else suspect_ms
         self._pauses[member] = (pause_ms, now_ms)
+        (self._again.add if is_repeated else self._again.discard)(member)
         self.until_ms[member] = now_ms + pause_ms
 
     def is_suspect(self, member: Member, now_ms: int) -> bool:
@@ -40,6 +43,12 @@ class Suspects:
             self.until_ms.pop(member, None)
             return False
         return True
+
+    def able(self, members: tuple[Member, ...]) -> tuple[Member, ...]:
+        """The members without suspects that have failed again and again: for a moment nobody stands in for them."""
+        if not self.until_ms:
+            return members
+        return tuple(member for member in members if member not in self.until_ms or member not in self._again)
 
     def is_any(self, members: tuple[Member, ...]) -> bool:
         """Whether one of these has failed, and was not chosen since."""

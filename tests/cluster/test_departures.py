@@ -3,10 +3,14 @@
 import pytest
 import trio
 
+from logstore.base.metadata import schema
+from logstore.base.metadata.interface import Committed, Condition, Put, Transaction
 from logstore.cluster.departures import Departures
+from logstore.cluster.survey import Survey
 from logstore.errors import HostStays, UnknownHost
 from logstore.replica.appending import OwnerLimits
 from logstore.replica.registrations import StreamRegistration
+from logstore.testing.clock import ManualClock
 from tests.cluster.memory import LIMITS, MemoryCluster, simulated
 
 SMALL_CHUNKS = OwnerLimits(suspect_ms=1_500, repair_timeout_ms=1_000, chunk_bytes=20)
@@ -172,6 +176,33 @@ def test_a_host_with_the_only_copy_is_not_removed() -> None:
             assert (await cluster.append(stream, b"1"))[1] == 1
 
     simulated(test, "a", "b", "c", limits=LIMITS)
+
+
+@pytest.mark.parametrize("kind", [schema.CHUNKS, schema.STREAMS])
+def test_what_cannot_be_read_may_name_a_host(kind: str) -> None:
+    """While an entry of a chunk or a stream is damaged, no host counts as empty, and none is removed."""
+
+    async def test(cluster: MemoryCluster) -> None:
+        (stream,) = await cluster.create_topic(partitions=1, replicas=1)
+        owner = (await cluster.append(stream, b"x" * 30))[0]
+        await trio.sleep(1)
+        await cluster.append(stream, b"y" * 30)
+        await cluster.until(lambda: len(cluster.hosts[owner].host.registration(stream).chunks) > 1)
+        running = cluster.hosts[next(host for host in "abc" if host != owner)]
+        survey = Survey(running.host, running.store, lambda host: True, ManualClock())
+        assert (await survey.hosts()).is_complete
+        await cluster.kill(owner)
+        await cluster.until(lambda: owner not in running.view.members)
+        (entry, *_) = (await running.store.page(f"{kind}{stream}")).entries
+        damaged = Transaction((Condition(entry.key, entry.revision),), (Put(entry.key, entry.value[:-1]),))
+        assert isinstance(await running.store.commit(damaged), Committed)
+        await trio.sleep(1)
+        assert not (await survey.hosts()).is_complete
+        with pytest.raises(HostStays, match=f"the entry '{entry.key}' of the metadata store cannot be read"):
+            await Departures(running.view, running.store).remove(owner)
+        assert not running.view.leaving
+
+    simulated(test, "a", "b", "c", limits=SMALL_CHUNKS)
 
 
 def test_the_last_host_is_not_drained() -> None:

@@ -9,7 +9,8 @@ import trio.testing
 
 from logstore.base.errors import CairnError
 from logstore.base.metadata import schema
-from logstore.base.metadata.interface import MetadataStore, Put
+from logstore.base.metadata.errors import MetadataRefused
+from logstore.base.metadata.interface import Committed, Conflict, Delete, Entry, MetadataStore, Put, Transaction
 from logstore.base.racks import HostPlace
 from logstore.cluster.host_identity import HostIdentity, establish_identity
 from logstore.cluster.membership import Announcement, Membership, MembershipState
@@ -242,3 +243,40 @@ def test_an_entry_that_cannot_be_read(value: bytes) -> None:
         assert "members/a" in str(error)
 
     with_metadata(test)
+
+
+def test_a_move_goes_on_over_what_operators_do() -> None:
+    """Its number was removed by hand, and the store refuses the host for a while: it is at the new place in the end."""
+
+    async def test(service: SimulatedMetadata, nursery: trio.Nursery) -> None:
+        store, reports = service.store("a"), RecordedReports()
+        membership = membership_of(store, await identity_of(service, "a", SimDisk(), 1), reports)
+        await nursery.start(membership.run)
+        node = (await store.get(schema.node_key(1))).entry
+        assert node is not None
+        await committed(store, changing(Delete(node.key)))
+        with trio.fail_after(60):
+            await membership.move(HostPlace("r2"))
+        assert schema.decode(schema.Member, await entry_at(store, schema.member_key("a"))).rack == "r2"
+        assert schema.decode(schema.Node, await entry_at(store, schema.node_key(1))).host == "a"
+        commit, refusals = store.commit, [MetadataRefused("no right to write")]
+
+        async def refusing(transaction: Transaction) -> Committed | Conflict:
+            if refusals:
+                raise refusals.pop()
+            return await commit(transaction)
+
+        store.commit = refusing  # type: ignore[method-assign]
+        with trio.fail_after(60):
+            await membership.move(HostPlace("r3"))
+        assert schema.decode(schema.Member, await entry_at(store, schema.member_key("a"))).rack == "r3"
+        assert reports.names().count("metadata_unusable") == 1
+
+    with_metadata(test)
+
+
+async def entry_at(store: MetadataStore, key: str) -> Entry:
+    """An entry that is there."""
+    entry = (await store.get(key)).entry
+    assert entry is not None
+    return entry

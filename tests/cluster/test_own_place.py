@@ -22,6 +22,7 @@ from tests.support.cli import cairn
 from tests.support.limits import PATIENCE_S
 
 NAMES = ("a", "10.0.0.1")
+NODES = '{"kind": "List", "items": [{"metadata": {"name": "a", "labels": {"rack": "%s"}}}]}'
 
 
 def place_of(**settings: str | int) -> HostPlace:
@@ -73,6 +74,31 @@ def test_what_prevents_a_start(tmp_path: Path) -> None:
     other.write_text("[[server]\n")
     with pytest.raises(ConfigError, match="no valid TOML"):
         place_of(topology=str(other))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            '{"kind": "List", "items": [{"metadata": {"name": "a", "labels": {"rack": "%s"}}}]}' % ("r" * 300),
+            "0 to 255",
+        ),
+        (
+            r'{"kind": "List", "items": [{"metadata": {"name": "a", "labels": {"rack": "\u0007"}}}]}',
+            "control characters",
+        ),
+        ('{"switch": %s}' % ("9" * 5_000), "integer string conversion"),
+        ('{"server": [{"name": "a", "rack": "r", "disk_rate": "1e30 B/s"}]}', "disk_rate"),
+        ("[" * 100_000, "recursion"),
+    ],
+)
+def test_a_place_that_no_entry_holds_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+    """A name that is too long, a number that is too large: the file is refused, as one that cannot be read is."""
+    path = tmp_path / "nodes.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="topology of this host: ") as refused:
+        place_of(topology=str(path))
+    assert problem in str(refused.value)
 
 
 async def test_a_changed_file_is_announced(tmp_path: Path, autojump_clock: object) -> None:

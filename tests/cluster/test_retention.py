@@ -10,7 +10,8 @@ import pytest
 import trio
 import trio.testing
 
-from logstore.base.metadata.interface import MetadataStore
+from logstore.base.metadata.errors import MetadataDamaged
+from logstore.base.metadata.interface import MetadataStore, Put, Transaction
 from logstore.base.metadata.sqlite import open_sqlite
 from logstore.cluster.replicated_stream import CROWDED_S, ReplicatedStream
 from logstore.cluster.retention import ClusterRetention
@@ -163,6 +164,18 @@ async def test_the_last_chunk_stays_for_the_producers(tmp_path: Path) -> None:
         assert len(at.owner.chunks) == 1
 
 
+async def test_the_last_chunk_goes_with_the_first_batch_behind_it(tmp_path: Path) -> None:
+    """The open chunk has the producers' sequences then: what is trimmed does not stay until the next trim."""
+    async with world(tmp_path, TopicConfig(retention_bytes=0)) as at:
+        at.write(3, producer_id=7)
+        await at.apply()
+        assert len(at.owner.chunks) == 2
+        at.front.append(b"1")
+        at.owner.ack()
+        await at.retention.apply(at.front.stream)
+        assert at.owner.asked == [(3, True)]  # the owner knows better: `Trimming`
+
+
 async def test_records_are_deleted_when_that_is_registered(tmp_path: Path) -> None:
     """Not before; a client whose owner is replaced meanwhile is told to ask the next one."""
     async with world(tmp_path, TopicConfig()) as at:
@@ -251,6 +264,17 @@ async def test_hosts_agree_on_the_time(tmp_path: Path) -> None:
         much_later.advance(5_000_000)
         late = await ClusterClock.open(store, much_later)
         assert late.now_ms() == await stored(store)
+
+
+@pytest.mark.parametrize("value", [b"x", b"", b"-1", b"9" * 14, b"9" * 5_000])
+async def test_a_time_that_nobody_wrote_is_damage(tmp_path: Path, value: bytes) -> None:
+    """No host takes it over: records would be deleted for their age."""
+    async with open_sqlite(tmp_path / "metadata.db", Random(0)) as store:
+        clock = await ClusterClock.open(store, ManualClock())
+        await store.commit(Transaction((), (Put(KEY, value),)))
+        with pytest.raises(MetadataDamaged, match="not a time in ms; remove it"):
+            await clock.agree()
+        assert clock.now_ms() == 0
 
 
 # ---- the walk

@@ -12,7 +12,7 @@ from logstore.access.acls import Acl, Operation, PatternType, Permission, Resour
 from logstore.access.quotas import CONSUMER, PRODUCER, Entity
 from logstore.base.metadata.errors import MetadataUnavailable, OutcomeUnknown
 from logstore.base.metadata.interface import Delete, Put, Transaction
-from logstore.cluster.stored_access import ACCESS, HEAD, MAX_ACCESS_BYTES, StoredAccess, stored_key
+from logstore.cluster.stored_access import ACCESS, HEAD, MAX_ACCESS_BYTES, StoredAccess, encode_entry, stored_key
 from logstore.errors import AccessFull
 from logstore.events import METADATA_ENTRY_DAMAGED
 from logstore.kafka.api_types import Caller
@@ -226,6 +226,26 @@ def test_what_cannot_be_read_may_forbid(value: bytes) -> None:
         await store.commit(Transaction((), (Delete(key),)))
         await until(first, lambda: first.may_read(ALICE))
         await until(second, lambda: second.may_read(ALICE))
+
+    with_two_hosts(test)
+
+
+@pytest.mark.parametrize(
+    ("own_key", "value"),
+    [
+        ("credential/SCRAM-SHA-256/bob", b'{"iterations":1e999,"salt":"","stored_key":"","server_key":""}'),
+        ('quota/{"user":"bob"}', b'{"producer_byte_rate":1%s}' % (b"0" * 400)),
+    ],
+)
+def test_a_number_without_bounds_is_damage(own_key: str, value: bytes) -> None:
+    """It is reported as any entry that cannot be read, and ends no host."""
+
+    async def test(service: SimulatedMetadata, first: Host, second: Host) -> None:
+        key = stored_key(own_key)
+        await service.store("operator").commit(Transaction((), (Put(key, encode_entry(own_key, value)),)))
+        await until(first, lambda: first.access.is_damaged)
+        assert key in str(first.reports.of(METADATA_ENTRY_DAMAGED))
+        await until(second, lambda: second.access.is_damaged)
 
     with_two_hosts(test)
 

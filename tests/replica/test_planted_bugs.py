@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from logstore.replica.owner import Owner
+from logstore.replica.replica import Replica
 from tests.replica.cluster import Planted
 from tests.replica.planted import PLANTED
 from tests.replica.random_runs import run_seed
@@ -59,6 +61,16 @@ def test_a_planted_bug_is_found(name: str) -> None:
     first = FOUND_BY.get(name, 0)
     stories = sorted(path.stem for path in FOLDER.glob("*.txt"))
     assert any(is_found_by(where, PLANTED[name]) for where in (first, *SEEDS, *stories))
+
+
+def test_they_change_what_there_is() -> None:
+    """A method that the product does not have any more would be called by nobody: the bug would not be planted."""
+    classes = {kind for planted in PLANTED.values() for kind in (planted.owner, planted.replica)}
+    for kind in classes - {Owner, Replica}:
+        methods = {name: value.__code__ for name, value in vars(kind).items() if hasattr(value, "__code__")}
+        helpers = {name for code in methods.values() for name in code.co_names}
+        unknown = [name for name in methods if not hasattr(kind.__mro__[1], name) and name not in helpers]
+        assert not unknown, f"{kind.__name__} changes {unknown}, which {kind.__mro__[1].__name__} does not have"
 
 
 def test_there_are_enough_of_them() -> None:

@@ -65,7 +65,7 @@ class ScramCredential:
             values = json.loads(data)
             secrets = [base64.b64decode(values[name], validate=True) for name in ("salt", "stored_key", "server_key")]
             return cls(int(values["iterations"]), *secrets)
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise CorruptFile(f"ledger users: the entry of {where} is damaged; restore it from a copy") from None
 
 

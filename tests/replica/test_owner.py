@@ -1,0 +1,147 @@
+"""One owner and its repair, message by message: what a takeover seals, and what a repair drops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from cProfile import Profile
+from typing import TypeVar
+
+import pytest
+
+from logstore.replica.effects import Effect, Send, Unavailable
+from logstore.replica.messages import AppendDone, CopyChunk, FenceDone, Reason, Refused
+from logstore.replica.owner import Owner, OwnerState
+from logstore.replica.placing import Placing
+from logstore.replica.register import RegistrationRead, SwapAnswer, SwapRegistration
+from logstore.replica.registrations import (
+    MAX_CHUNKS,
+    ChunkRegistration,
+    Member,
+    OwnerId,
+    Prefix,
+    StreamRegistration,
+)
+from logstore.replica.repair import Repair
+
+A, B, C = Member("a", "disk1"), Member("b", "disk2"), Member("c", "disk3")
+OPENED = StreamRegistration(2, 1).claimed(OwnerId("a", "a.1")).opened((A, B), 0)
+HERE = OwnerId("c", "c.1")
+T = TypeVar("T")
+
+
+def fencing(registration: StreamRegistration) -> Owner:
+    """An owner that has claimed a stream, and fences its members."""
+    owner = Owner("s", HERE)
+    owner.live_members((C, A, B), 0)
+    owner.start(0)
+    owner.registration_read(RegistrationRead("s", 1, registration), 0)
+    owner.swap_answered(SwapAnswer("s", 1, True, 2, registration.claimed(HERE)), 0)
+    assert owner.state is OwnerState.FENCING
+    return owner
+
+
+def fenced(member: Member, records: int) -> FenceDone:
+    """A member's answer: it has so many records."""
+    return FenceDone("s", 1, member, 2, Prefix(10 * records, records, records), 0)
+
+
+def swaps(effects: list[Effect]) -> list[StreamRegistration]:
+    """The registrations that are to be swapped in."""
+    return [effect.registration for effect in effects if isinstance(effect, SwapRegistration)]
+
+
+def test_a_copy_that_ends_in_front_of_the_log_start_does_not_count() -> None:
+    """Everything below the log start was acknowledged: a member that has less has lost it, and is no holder."""
+    owner = fencing(OPENED.trimmed(8, keeps_last=True))
+    effects = [*owner.receive(fenced(A, 5), 1), *owner.receive(fenced(B, 8), 2)]
+    assert [chunk.members for each in swaps(effects) for chunk in each.chunks] == [(B,)]
+    assert [chunk.end for each in swaps(effects) for chunk in each.chunks] == [Prefix(80, 8, 8)]
+
+
+def test_without_a_copy_up_to_the_log_start_the_stream_waits() -> None:
+    """It says which member has what, and does not end its host; a member that has enough lets it go on."""
+    owner = fencing(OPENED.trimmed(8, keeps_last=True))
+    effects = [*owner.receive(fenced(A, 5), 1), *owner.tick(1_000)]
+    assert not swaps(effects)
+    (report,) = [effect for effect in effects if isinstance(effect, Unavailable)]
+    assert "a (disk disk1) has less than was acknowledged, b (disk disk2) does not answer" in report.reason
+    assert len(swaps(owner.receive(fenced(B, 8), 2_000))) == 1
+
+
+def sealed(count: int, members: tuple[Member, ...]) -> StreamRegistration:
+    """A stream with sealed chunks of ten records, and an open one."""
+    chunks = tuple(ChunkRegistration(n + 1, 10 * n, members, Prefix(100, 10 * n + 10, n)) for n in range(count))
+    last = ChunkRegistration(count + 1, 10 * count, members)
+    return StreamRegistration(2, 1, count + 1, OwnerId("a", "a.1"), (*chunks, last))
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_damaged_copy_is_no_reason_to_forget_that_of_a_removed_host(is_damaged: bool) -> None:
+    """The copy of a removed host stays registered as long as the others have none that is whole."""
+    repair, live = Repair("s", 100, 1_000), (B,)
+    repair.placing = Placing(frozenset("a"), frozenset("a"))
+    if is_damaged:
+        repair.receive(Refused("s", 1, B, Reason.DAMAGED, 0), 0)
+    step = repair.tick(sealed(1, (A, B)), 1, live, 0, is_urgent=False)
+    assert (step.wanted is None) is is_damaged
+
+
+def calls(work: Callable[[], T]) -> tuple[T, int]:
+    """What work returns, and how many functions it called."""
+    profile = Profile(builtins=False)
+    result = profile.runcall(work)
+    return result, sum(entry.callcount for entry in profile.getstats())
+
+
+def test_a_roll_costs_the_same_however_many_chunks_there_are() -> None:
+    """A repair that has looked at all chunks looks at those that have changed, and at all when other hosts live."""
+    registration, repair, live = sealed(MAX_CHUNKS - 2, (A, B)), Repair("s", 100, 1_000), (A, B, C)
+    step, count = calls(lambda: repair.tick(registration, 1, live, 0, is_urgent=False))
+    assert step.wanted is None
+    assert count >= MAX_CHUNKS - 2
+    rolled = registration.rolled(Prefix(100, 10 * (MAX_CHUNKS - 1), 7), (A,), (B,), (A, C))
+    step, count = calls(lambda: repair.tick(rolled, 2, live, 0, is_urgent=False))
+    assert count < 100
+    (order,) = [effect.message for effect in step.effects if isinstance(effect, Send)]
+    assert isinstance(order, CopyChunk)  # of the chunk that has changed, and lacks a copy
+    assert order.epoch == MAX_CHUNKS - 1
+
+
+def test_all_chunks_are_looked_at_when_hosts_come_or_go() -> None:
+    """A chunk in front lacks a copy, though only the last one has changed since the last look."""
+    registration, repair = sealed(3, (A, B)), Repair("s", 100, 1_000)
+    assert repair.tick(registration, 1, (A, B, C), 0, is_urgent=False).wanted is None
+    step = repair.tick(registration.rolled(Prefix(100, 40, 7), (A, C), (), (A, C)), 2, (A, C), 0, is_urgent=False)
+    assert step.wanted is not None
+    assert [chunk.epoch for chunk in step.wanted.chunks if chunk.candidates == (C,)] == [3]
+
+
+def test_a_host_that_is_drained_stands_in_for_one_that_fails_again_and_again() -> None:
+    """A disk that is full for a moment keeps no host; while it stays full, a chunk has no copy less for the drain."""
+    owner, now_ms, revision = Owner("s", HERE), 0, 1
+    owner.start(0)
+    owner.live_members((C, A, B), 0, Placing(frozenset("b")))
+    sets: list[tuple[Member, ...]] = []
+
+    def settle(effects: list[Effect]) -> None:
+        """The metadata store makes all swaps."""
+        nonlocal revision
+        while wanted := swaps(effects):
+            revision += 1
+            if wanted[0].open_chunk not in (None, owner.registration.open_chunk):
+                sets.append(wanted[0].open_chunk.members)
+            effects = owner.swap_answered(SwapAnswer("s", revision - 1, True, revision, wanted[0]), now_ms)
+
+    settle(owner.registration_read(RegistrationRead("s", 1, StreamRegistration(2, 1)), 0))
+    for _ in range(3):
+        settle(owner.append(b"x", 1, now_ms))
+        settle(owner.receive(Refused("s", owner.registration.epoch, A, Reason.DISK_FULL, 0), now_ms))
+        chunk = owner.registration.open_chunk
+        assert chunk is not None
+        durable = Prefix.empty(chunk.base_offset).followed_by(b"x", 1)
+        for member in chunk.members:
+            settle(owner.receive(AppendDone("s", chunk.epoch, member, durable), now_ms))
+        while A not in sets[-1]:
+            now_ms += 1_000
+            settle(owner.tick(now_ms))
+    assert sets == [(C, A), (C,), (C, A), (C, B), (C, A), (C, B), (C, A)]
