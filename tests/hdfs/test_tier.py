@@ -123,12 +123,13 @@ def test_a_sidecar_keeps_its_log_in_hdfs(hdfs: HdfsCluster, tmp_path: Path) -> N
         wait_until(lambda: log_files(hdfs, "alone") == [], "no file of a topic that is gone")
 
 
+@pytest.mark.slow
 @pytest.mark.clients
 def test_safe_mode_pauses_the_tier_alone(hdfs: HdfsCluster, tmp_path: Path) -> None:
     """While HDFS is in safe mode, records are acknowledged, chunks stay on the disk, and the sidecar says why; then the
     chunks go.
     """
-    with Sidecar(tmp_path / "data", "--tier-url", tier_url(hdfs, "safe")) as sidecar:
+    with Sidecar(tmp_path / "data", "--tier-url", tier_url(hdfs, "tier-in-safe-mode")) as sidecar:
         create_topic(sidecar.address, "kept", config=TIERED)
         hdfs.admin("-safemode", "enter")
         try:

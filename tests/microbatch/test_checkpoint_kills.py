@@ -112,6 +112,8 @@ def go_through(directory: Path, strikes: Sequence[StepFault], epochs: int, fault
     return lives
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
 def test_checkpoints_whose_writer_dies_at_every_step(tmp_path: Path) -> None:
     """The service dies at each of the five steps, at the last one with the whole host: the next life begins with the
     pages of checkpoints, in a partition whose checkpoints were not all killed. How many batches the five kills take
