@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -255,6 +256,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 shutil.rmtree(directory, ignore_errors=True)
             else:
                 console.print(f"kept: {directory}")
+    if not is_clean:
+        sys.exit(1)
 
 
 def report(plan: Plan, run: Run, before: dict[str, Any], folder: Path, console: Console) -> bool:

@@ -285,7 +285,12 @@ class Faults:
 
     def _etcd_paused(self) -> Fault:
         etcd = self._cluster.etcd
-        return Fault("etcd paused", [], etcd.pause, etcd.go_on)
+
+        def end() -> None:
+            if etcd.is_running:  # a second fault may have killed it
+                etcd.go_on()
+
+        return Fault("etcd paused", [], etcd.pause, end)
 
 
 def _nothing() -> None:

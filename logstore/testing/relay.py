@@ -23,7 +23,8 @@ from typing import Final
 import trio
 
 HELLO_HEAD: Final = struct.Struct(">4sHI")
-HELLO_MAGIC: Final = b"CLNK"
+HELLO_MAGICS: Final = (b"CLNK", b"CLNC")
+"""Of links, and of calls between hosts."""
 HELLO_VERSIONS_BYTES: Final = 4
 HELLO_BYTES_MAX: Final = 2048
 PIECE_BYTES: Final = 64 << 10
@@ -119,7 +120,7 @@ class Relay:
 
     async def _connect(self, route: Route, near: trio.SocketStream) -> None:
         begun = b"" if route.source else await _read_hello(near)
-        source = route.source or _source_of(begun)
+        source = route.source or source_of(begun)
         far = await trio.open_tcp_stream("127.0.0.1", route.to_port)
         with self._noted(source, route.target):
             async with near, far, trio.open_nursery() as nursery:
@@ -143,7 +144,7 @@ async def _read_hello(stream: trio.SocketStream) -> bytes:
     while len(data) < HELLO_HEAD.size + HELLO_BYTES_MAX:
         if len(data) >= HELLO_HEAD.size:
             magic, size, _ = HELLO_HEAD.unpack_from(data)
-            if magic != HELLO_MAGIC or len(data) >= HELLO_HEAD.size + size:
+            if magic not in HELLO_MAGICS or len(data) >= HELLO_HEAD.size + size:
                 break
         piece = await stream.receive_some(PIECE_BYTES)
         if not piece:
@@ -152,10 +153,10 @@ async def _read_hello(stream: trio.SocketStream) -> bytes:
     return data
 
 
-def _source_of(hello: bytes) -> str:
-    """The host that says it: the second name. Empty if these bytes are no hello."""
+def source_of(hello: bytes) -> str:
+    """The host that says it, of a link or of calls: the second name. Empty if these bytes are no hello."""
     at = HELLO_HEAD.size + HELLO_VERSIONS_BYTES
-    if not hello.startswith(HELLO_MAGIC) or len(hello) <= at:
+    if not hello.startswith(HELLO_MAGICS) or len(hello) <= at:
         return ""
     at += 1 + hello[at]  # past the name of the cluster
     return hello[at + 1 : at + 1 + hello[at]].decode(errors="replace") if at < len(hello) else ""

@@ -5,15 +5,24 @@ from pathlib import Path
 
 import pytest
 
+from logstore.cluster.hello import Hello, encode_hello
+from logstore.replica.registrations import Member
 from logstore.testing.cluster import Cluster
 from logstore.testing.namespaces import NamespaceNetwork, why_not
 from logstore.testing.network import ETCD, Network, NetworkUnavailable, RelayedNetwork
+from logstore.testing.relay import source_of
 from tests.cluster.test_processes import AFTER, WARM, check, create, leader_of, producing, wait_for_more
 from tests.metadata.support import needs_etcd
 
 NO_NAMESPACES = why_not()
 needs_namespaces = pytest.mark.skipif(NO_NAMESPACES is not None, reason=NO_NAMESPACES or "")
 pytestmark = [needs_etcd, pytest.mark.clients]
+
+
+@pytest.mark.parametrize("for_calls", [False, True])
+def test_a_relay_knows_who_connects(*, for_calls: bool) -> None:
+    """Links and calls between hosts are cut alike: a connection is known by its hello."""
+    assert source_of(encode_hello(Hello("cluster", Member("a", "disk"), "b", for_calls=for_calls))) == "a"
 
 
 @pytest.mark.parametrize(
