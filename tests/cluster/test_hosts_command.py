@@ -68,6 +68,7 @@ def moved(before: dict[str, float], now: dict[str, float]) -> set[str]:
     return {entry.name for entry in CLUSTER_METRICS if now[entry.name] != before.get(entry.name, 0.0)}
 
 
+@pytest.mark.slow  # once in some twenty runs a metric of what fails does not move, and it waits for that
 def test_a_cluster_is_shown(cluster: Cluster) -> None:
     """Hosts, owners, copies and metrics are right while all live, when a host is killed, and without etcd; each metric
     moves with its cause.
