@@ -246,10 +246,6 @@ class InvalidReplicas(CairnError):
     """A number of replicas that the cluster cannot have."""
 
 
-class NotInCluster(CairnError):
-    """What one host does alone, and a cluster of hosts does not do yet."""
-
-
 class UnknownHost(CairnError):
     """No host of the cluster has this name, or none that lives."""
 

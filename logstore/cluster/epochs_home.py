@@ -10,8 +10,7 @@ Invariants:
 * Nothing is decided on what is not acknowledged: an entry of the ledger, a staged segment.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Final, NamedTuple
 
 import trio
@@ -19,6 +18,7 @@ import trio
 from logstore.base.clock import Clock
 from logstore.base.events import Report
 from logstore.base.metadata.local_watch import ChangeSignal
+from logstore.cluster.askers import Askers
 from logstore.cluster.group_delivery import GroupDelivery
 from logstore.cluster.owner_calls import OwnerCalls
 from logstore.cluster.replicated_ledger import LedgerHome, LedgerServices, ReplicatedLedger
@@ -91,7 +91,7 @@ class EpochsHome:
         self._owners = owners
         self._limits = limits
         self._home = LedgerHome(EPOCHS_TOPIC, services, lambda stream: EpochsLedger(stream, services, limits))
-        self._asking: dict[trio.CancelScope, None] = {}
+        self._askers = Askers()
         self._ledger: EpochsLedger | None = None
         self.epochs: Epochs | None = None
         """Of this ownership; None: this host does not own the stream, or has not read it yet."""
@@ -132,21 +132,11 @@ class EpochsHome:
         """
         if not self.is_current(epochs) or self._ledger is None:
             return False
-        confirmed = self._ledger.put({})
-        settled = trio.Event()
-        confirmed.add_callback(lambda _: settled.set())
-        await settled.wait()
-        return confirmed.error is None
+        return await self._ledger.confirms()
 
-    @contextmanager
-    def entered(self) -> Iterator[trio.CancelScope]:
+    def entered(self) -> AbstractContextManager[trio.CancelScope]:
         """For whoever asks the epochs: the scope is cancelled when they are here no more."""
-        with trio.CancelScope() as scope:
-            self._asking[scope] = None
-            try:
-                yield scope
-            finally:
-                self._asking.pop(scope, None)
+        return self._askers.entered()
 
     # ---- ownerships
 
@@ -174,8 +164,7 @@ class EpochsHome:
                     epochs.tick(now_ms=clock.wall_ms())
             finally:
                 self.epochs = self._ledger = ledger.records.nursery = None
-                for scope in self._asking:
-                    scope.cancel()
+                self._askers.end_all()
                 self._changed.notify()
 
     def _made(self, ledger: EpochsLedger, delivery: GroupDelivery, clock: Clock, report: Report) -> Epochs:

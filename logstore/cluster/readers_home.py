@@ -17,7 +17,7 @@ Invariants:
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
 import trio
@@ -25,6 +25,7 @@ import trio
 from logstore.base.events import Report
 from logstore.base.metadata.errors import MetadataError
 from logstore.base.metadata.local_watch import ChangeSignal
+from logstore.cluster.askers import Askers
 from logstore.cluster.owner_calls import HOLDERS, TRIM_LIMIT, CallServer, answered
 from logstore.cluster.replicated_ledger import LedgerHome, ReplicatedLedger
 from logstore.cluster.topics import ClusterTopics
@@ -62,7 +63,7 @@ class ReadersHome:
         self._report = report
         self._known: dict[StreamId, StreamBounds] = {}
         self._users: Counter[StreamId] = Counter()
-        self._asking: dict[trio.CancelScope, None] = {}
+        self._askers = Askers()
         self._changed = ChangeSignal()
         self._ledger: ReplicatedLedger | None = None
         self.readers: Readers | None = None
@@ -92,20 +93,11 @@ class ReadersHome:
         ledger = self._ledger
         if self.readers is not readers or ledger is None:
             return False
-        confirmed, settled = ledger.put({}), trio.Event()
-        confirmed.add_callback(lambda _: settled.set())
-        await settled.wait()
-        return confirmed.error is None
+        return await ledger.confirms()
 
-    @contextmanager
-    def entered(self) -> Iterator[trio.CancelScope]:
+    def entered(self) -> AbstractContextManager[trio.CancelScope]:
         """For whoever asks the readers: the scope is cancelled when they are here no more."""
-        with trio.CancelScope() as scope:
-            self._asking[scope] = None
-            try:
-                yield scope
-            finally:
-                self._asking.pop(scope, None)
+        return self._askers.entered()
 
     # ---- an ownership
 
@@ -122,8 +114,7 @@ class ReadersHome:
                 self._upkeep(readers)
         finally:
             self.readers = self._ledger = None
-            for scope in self._asking:
-                scope.cancel()
+            self._askers.end_all()
             self._changed.notify()
 
     def _upkeep(self, readers: Readers) -> None:

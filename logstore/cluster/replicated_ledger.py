@@ -116,6 +116,12 @@ class ReplicatedLedger:
         """All pairs under a prefix, as of now."""
         return iter([pair for pair in self._entries.items() if pair[0].startswith(prefix)])
 
+    async def confirms(self) -> bool:
+        """Whether this host owns the stream for certain: an entry is acknowledged that is put now."""
+        confirmed = self.put({})
+        await _settled(confirmed)
+        return confirmed.error is None
+
     def put(self, changes: Mapping[str, bytes | None]) -> Ticket[None]:
         """Store entries atomically; None deletes. The ticket fails with StorageFailed."""
         done: Ticket[None] = Ticket()
@@ -317,7 +323,7 @@ class LedgerHome(Generic[L]):
                 stream.remove_waiter(changed.set)
 
 
-async def _settled(ticket: AppendTicket) -> None:
+async def _settled(ticket: AppendTicket | Ticket[None]) -> None:
     done = trio.Event()
     ticket.add_callback(lambda _: done.set())
     await done.wait()

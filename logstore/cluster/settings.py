@@ -29,7 +29,7 @@ class EtcdUrl:
 
 @dataclass(frozen=True, slots=True)
 class SqliteUrl:
-    """One SQLite file, for hosts on one machine: in tests."""
+    """One SQLite file, for one host: in tests."""
 
     path: Path
 

@@ -11,8 +11,9 @@ Costs: memory for an entry of each member, topic and stream. A change costs what
 """
 
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import trio
 
@@ -26,6 +27,7 @@ from logstore.errors import CorruptRegister, UnknownFormatVersion
 from logstore.events import METADATA_ENTRY_DAMAGED, METADATA_UNUSABLE
 from logstore.replica.registrations import StreamHead, decode_head
 
+HostFact = TypeVar("HostFact", schema.Member, schema.Leaving)
 RETRY_S: Final = 1.0
 """Between tries to follow a store that refuses this host or is damaged: an operator mends it."""
 
@@ -89,8 +91,8 @@ class ClusterView:
         self.damaged: set[str] = set()
         self._changed = ChangeSignal()
         changes: dict[str, KeyChanged] = {
-            schema.MEMBERS: self._member_changed,
-            schema.LEAVING: self._leaving_changed,
+            schema.MEMBERS: partial(self._host_changed, schema.Member, schema.MEMBERS, self._members),
+            schema.LEAVING: partial(self._host_changed, schema.Leaving, schema.LEAVING, self._leaving),
             schema.TOPICS: self._topic_changed,
             schema.STREAMS: self._head_changed,
         }
@@ -143,27 +145,16 @@ class ClusterView:
                 self._report(METADATA_UNUSABLE, error=error)
             await trio.sleep(RETRY_S)
 
-    def _member_changed(self, key: str, entry: Entry | None) -> None:
-        host = key.removeprefix(schema.MEMBERS)
+    def _host_changed(
+        self, kind: type[HostFact], prefix: str, known: dict[str, HostFact], key: str, entry: Entry | None
+    ) -> None:
+        """What is known of a host in one respect."""
+        host = key.removeprefix(prefix)
         if entry is None:
-            self._members.pop(host, None)
+            known.pop(host, None)
         else:
             try:
-                self._members[host] = schema.decode(schema.Member, entry)
-            except MetadataDamaged as error:
-                self._damage(key, error)
-                return
-        self._mended(key)
-        for observer in self._observers:
-            observer.members_changed()
-
-    def _leaving_changed(self, key: str, entry: Entry | None) -> None:
-        host = key.removeprefix(schema.LEAVING)
-        if entry is None:
-            self._leaving.pop(host, None)
-        else:
-            try:
-                self._leaving[host] = schema.decode(schema.Leaving, entry)
+                known[host] = schema.decode(kind, entry)
             except MetadataDamaged as error:
                 self._damage(key, error)
                 return

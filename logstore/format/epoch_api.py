@@ -492,7 +492,6 @@ _PLAIN_ERRORS: Final[Mapping[str, type[CairnError]]] = {
         errors.HostStays,
         errors.NoCluster,
         errors.NotEnoughReplicas,
-        errors.NotInCluster,
         errors.NotLeader,
         errors.UnknownHost,
         errors.ReaderReleased,

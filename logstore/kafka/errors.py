@@ -27,7 +27,6 @@ CODES: dict[type[Exception], ErrorCode] = {
     errors.StorageFailed: ErrorCode.kafka_storage_error,
     errors.NotEnoughReplicas: ErrorCode.not_enough_replicas,
     errors.InvalidReplicas: ErrorCode.invalid_replication_factor,
-    errors.NotInCluster: ErrorCode.policy_violation,
     errors.HostStays: ErrorCode.invalid_request,
     errors.NoCluster: ErrorCode.unsupported_version,
     errors.UnknownHost: ErrorCode.invalid_request,
