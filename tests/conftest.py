@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.virtual_time import seed_scheduler
+
 settings.register_profile("short", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.register_profile(
     "long", deadline=None, max_examples=2000, stateful_step_count=100, suppress_health_check=[HealthCheck.too_slow]
@@ -35,6 +37,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     settings.load_profile("long" if config.getoption("--long") else "short")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests whose event loop pytest runs have their tasks in the same order every time, as far as time is virtual."""
+    seed_scheduler(0)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: Sequence[pytest.Item]) -> None:

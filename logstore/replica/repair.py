@@ -219,6 +219,7 @@ class Repair:
         if self._seen == (revision, live, self.placing):
             return NOTHING
         self._is_waiting = False
+        self._bad = {key: until_ms for key, until_ms in self._bad.items() if until_ms > now_ms}
         effects: list[Effect] = []
         for chunk in reversed(self._unseen(registration, live)):
             if chunk.is_open:
@@ -231,8 +232,8 @@ class Repair:
                     kept = staying[: registration.copies]
                     return RepairStep(tuple(effects), registration.with_copies(chunk.epoch, kept))
                 continue
-            source = next((member for member in holders if not self._is_bad(chunk.epoch, member, now_ms)), None)
-            target = self._target(chunk, source, live, now_ms)
+            source = next((member for member in holders if (chunk.epoch, member) not in self._bad), None)
+            target = self._target(chunk, source, live)
             if not holders:
                 effects += self._report(chunk)
             if target is None:
@@ -268,9 +269,7 @@ class Repair:
             return registration.chunks
         return differing_chunks(before, registration)[2]
 
-    def _target(
-        self, chunk: ChunkRegistration, source: Member | None, live: tuple[Member, ...], now_ms: int
-    ) -> Member | None:
+    def _target(self, chunk: ChunkRegistration, source: Member | None, live: tuple[Member, ...]) -> Member | None:
         """Who gets the copy: a candidate, which may have most of it; else a host that has none. A host that leaves gets
         none, unless it is a candidate and nobody holds the chunk.
         """
@@ -278,10 +277,10 @@ class Repair:
         hosts = {member.host for member in chunk.members if member in live}
         if source is not None:
             candidates = list(self.placing.staying(candidates))
-        usable = [member for member in candidates if not self._is_bad(chunk.epoch, member, now_ms)]
+        usable = [member for member in candidates if (chunk.epoch, member) not in self._bad]
         if source is not None and not usable:
             others = self.placing.staying(member for member in live if member.host not in hosts)
-            usable = [member for member in others if not self._is_bad(chunk.epoch, member, now_ms)]
+            usable = [member for member in others if (chunk.epoch, member) not in self._bad]
             holders = self.placing.staying(member for member in chunk.members if member in live)
             usable = list(self.placing.choose(self._stream, usable, holders, 1, is_new=False))
         return next(iter(usable), None)
@@ -351,13 +350,6 @@ class Repair:
         self._step(RepairEvent.GIVE_UP)
         self._job = None
         self._tokens.give_back(self._stream)
-
-    def _is_bad(self, epoch: int, member: Member, now_ms: int) -> bool:
-        until_ms = self._bad.get((epoch, member))
-        if until_ms is not None and until_ms <= now_ms:
-            del self._bad[epoch, member]
-            return False
-        return until_ms is not None
 
     def _report(self, chunk: ChunkRegistration) -> list[Effect]:
         """Once for each chunk, until it is there again."""

@@ -40,6 +40,7 @@ from logstore.format.records import Record, encode_batch
 from logstore.kafka import epoch_routing
 from tests.cluster.epochs_world import LATE_S, EpochsWorld, Step, epochs_world
 from tests.kafka.node import CALLER
+from tests.support.virtual_time import run_virtual
 
 PARTITIONS = 3
 """Of different owners: there are three hosts."""
@@ -89,18 +90,10 @@ def run(kill_at: Mapping[Step, str], *, seed: int = 0) -> Told:
 
 def in_virtual_time(main: Callable[[], Awaitable[None]], limit_s: float = LIMIT_S) -> None:
     """Run it. Raises AssertionError if it takes longer, or fails."""
-
-    async def bounded() -> None:
-        with trio.move_on_after(limit_s) as scope:
-            try:
-                await main()
-            except BaseExceptionGroup as failures:
-                if not scope.cancel_called:
-                    raise AssertionError("; ".join(repr(leaf) for leaf in leaves(failures))) from failures
-        assert not scope.cancel_called, "an epoch is stuck"
-
-    trio._core._run._r.seed(7)
-    trio.run(bounded, clock=trio.testing.MockClock(autojump_threshold=0))
+    try:
+        run_virtual(main, seed=7, limit_s=limit_s)
+    except BaseExceptionGroup as failures:
+        raise AssertionError("; ".join(repr(leaf) for leaf in leaves(failures))) from failures
 
 
 async def owners(world: EpochsWorld) -> list[str]:

@@ -23,6 +23,7 @@ from logstore.format.control import END_TYPE, known_type
 from logstore.format.records import Record, encode_batch
 from tests.cluster.support import PLACE, Front, MemoryOwner
 from tests.support.limits import PATIENCE_S
+from tests.support.virtual_time import run_virtual
 
 TOPIC_ID = str(uuid.UUID(PLACE.topic_id))
 
@@ -128,7 +129,7 @@ def test_a_stream_that_waits_for_its_members_holds_up_no_other_groups() -> None:
             host.owner.ack()
         assert (host.groups, host.outcomes[2:]) == (1, [None])
 
-    trio.run(test, clock=trio.testing.MockClock(autojump_threshold=0.01))
+    run_virtual(test, clock=trio.testing.MockClock(autojump_threshold=0.01))
 
 
 @pytest.mark.parametrize("kept", [0, 1])
