@@ -16,9 +16,10 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.metadata.support import etcd_members, needs_etcd
 from tests.monitoring.browser import IS_THERE, MISSING, chromium
-from tests.monitoring.support import Samples, ask, http_port, scrape, until, watched
+from tests.monitoring.support import Samples, ask, http_port, scrape, watched
 from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
+from tests.support.waiting import until
 
 pytestmark = [needs_etcd, pytest.mark.clients]
 TOPIC, PARTITIONS, RECORDS, GROUP = "orders", 4, 50, "billing"

@@ -17,11 +17,11 @@ def test_a_target_that_failed_is_forgotten_when_its_chunk_has_its_copies() -> No
     """
     opened = StreamRegistration(2, 1).claimed(OwnerId("a", "a.1")).opened((A, B), 0)
     sealed = opened.rolled(Prefix(100, 10, 7), (A, B), (), (A, C))
-    repair, live = Repair("s", 100, TIMEOUT_MS), (A, C, D)
-    named = repair.tick(sealed, 1, live, 0).wanted
+    repair = Repair("s", 100, TIMEOUT_MS)
+    named = repair.tick(sealed, 1, (A, C, D), 0).wanted
     assert named is not None
     repair.registered(0)
-    (order,) = repair.tick(named, 2, live, 0).effects
+    (order,) = repair.tick(named, 2, (A, C, D), 0).effects
     assert isinstance(order, Send)
     assert isinstance(order.message, CopyChunk)
     live = (A, B, C, D)
