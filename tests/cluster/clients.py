@@ -8,11 +8,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Final, TypeVar
 
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
-from kafka.errors import KafkaError
+from kafka.admin import NewTopic
+from kafka.errors import KafkaError, TopicAlreadyExistsError
 
 from tests.support.limits import PATIENCE_S
 
@@ -44,6 +45,16 @@ def _again(do: Callable[[], T]) -> T:
             if time.monotonic() > deadline_s:
                 raise
             pause.wait(PAUSE_S)
+
+
+def create_topic(bootstrap: str, topic: NewTopic) -> None:
+    """Create a topic, once, however often hosts have to be asked."""
+
+    def ask(admin: KafkaAdminClient) -> None:
+        with suppress(TopicAlreadyExistsError):  # by a request whose answer came too late
+            admin.create_topics([topic])
+
+    asked(bootstrap, ask)
 
 
 def consumer(bootstrap: str, offset_reset: str = "earliest") -> KafkaConsumer:

@@ -17,13 +17,13 @@ from aiokafka import AIOKafkaProducer
 from confluent_kafka import Producer as ConfluentProducer
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import NewTopic
-from kafka.errors import CommitFailedError, KafkaError, TopicAlreadyExistsError
+from kafka.errors import CommitFailedError, KafkaError
 
 from logstore.client.admin import Admin
 from logstore.client.blocking import Client, parse_addresses
 from logstore.testing.cluster import Cluster, ClusterHostProcess, NotStarted
 from logstore.testing.processes import Etcd, HostPlace, LocalHost
-from tests.cluster.clients import ASK_MS, PATIENCE_MS, asked, read
+from tests.cluster.clients import ASK_MS, PATIENCE_MS, asked, create_topic, read
 from tests.metadata.support import needs_etcd
 from tests.support.cluster_network import new_network
 from tests.support.limits import PATIENCE_S
@@ -50,9 +50,7 @@ def partitions_of(cluster: Cluster) -> list[dict[str, Any]]:
 def create(cluster: Cluster, partitions: int = 1, replicas: int = 3, **config: str) -> None:
     """Create the topic."""
     settings = {name.replace("_", "."): value for name, value in config.items()}
-    topic = NewTopic(TOPIC, partitions, replicas, topic_configs=settings)
-    with suppress(TopicAlreadyExistsError):  # by a request whose answer came too late
-        asked(cluster.bootstrap, lambda admin: admin.create_topics([topic]))
+    create_topic(cluster.bootstrap, NewTopic(TOPIC, partitions, replicas, topic_configs=settings))
 
 
 def leader_of(cluster: Cluster, partition: int = 0) -> ClusterHostProcess:

@@ -1,15 +1,15 @@
 """Retention and deleted records as Kafka clients see them, with sidecar processes that are killed."""
 
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from kafka import KafkaAdminClient, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
-from kafka.errors import KafkaError, OffsetOutOfRangeError, TopicAlreadyExistsError
+from kafka.errors import KafkaError, OffsetOutOfRangeError
 
 from logstore.testing.cluster import Cluster, ClusterHostProcess
-from tests.cluster.clients import asked, ends, read
+from tests.cluster.clients import asked, create_topic, ends, read
 from tests.cluster.test_processes import Load, leader_of, producing, wait_for_more
 from tests.metadata.support import needs_etcd
 from tests.support.waiting import until
@@ -40,9 +40,7 @@ def read_from(cluster: Cluster, offset: int) -> list[int]:
 def create(cluster: Cluster) -> None:
     """The topic, with small chunks."""
     settings = {"segment.bytes": str(CHUNK_BYTES), "retention.bytes": str(RETENTION_BYTES)}
-    topic = NewTopic(TOPIC, 1, 3, topic_configs=settings)
-    with suppress(TopicAlreadyExistsError):  # by a request whose answer came too late
-        asked(cluster.bootstrap, lambda admin: admin.create_topics([topic]))
+    create_topic(cluster.bootstrap, NewTopic(TOPIC, 1, 3, topic_configs=settings))
 
 
 def delete(cluster: Cluster) -> None:
