@@ -24,7 +24,7 @@ from logstore.cluster.engine import ClusterEngine
 from logstore.cluster.epochs_home import EpochLimits, EpochsHome
 from logstore.cluster.group_appends import GroupAppends
 from logstore.cluster.interfaces import ReplicaFiles
-from logstore.cluster.owner_calls import APPEND_GROUP, FORWARD, Handler, OwnerCalls
+from logstore.cluster.owner_calls import APPEND_GROUP, Handler, OwnerCalls
 from logstore.cluster.producer_ids import ProducerIds
 from logstore.cluster.replicated_ledger import LedgerServices
 from logstore.cluster.replicated_stream import StreamServices
@@ -198,7 +198,7 @@ class EpochsWorld:
                 routing = EpochRouting(
                     Broker(engine, self.clock, BrokerSettings(auto_create_topics=False)), home, owners
                 )
-                calls.handle(FORWARD, routing.passed_on)
+                routing.serve(calls)
                 nursery.start_soon(home.run)
                 host = EpochHost(running, topics, reads, home, appends, routing, nursery, calls.handlers)
                 task_status.started(host)
