@@ -46,8 +46,8 @@ def hosts(tmp_path: Path) -> Iterator[list[Sidecar]]:
 
 def loaded(hosts: list[Sidecar]) -> None:
     """RECORDS in each partition, half of which a group has read and committed."""
-    for host in hosts:  # streams that are made before all know each other move to other owners later
-        until(lambda host=host: members_of(host) == len(hosts), "all hosts are members, as each knows")
+    # Streams that are made before all hosts know each other move to other owners later.
+    until(lambda: all(members_of(host) == len(hosts) for host in hosts), "all are members, as each knows")
     bootstrap = ",".join(host.address for host in hosts)
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 2})
     deadline_s = time.monotonic() + PATIENCE_S
