@@ -76,7 +76,8 @@ from logstore.replica.messages import (
     StreamRates,
     ToOwner,
 )
-from logstore.replica.owner import TAKING, Owner
+from logstore.replica.owner import Owner
+from logstore.replica.owner_states import TAKING
 from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
 from logstore.replica.registrations import ChunkRegistration, Member, Prefix, StreamHead, StreamRegistration
 from logstore.replica.replica import Replica
@@ -483,14 +484,8 @@ class ClusterHost:
 
     def _answered(self, answer: RegistrationRead | SwapAnswer) -> None:
         """What the metadata store says of a stream."""
-        stream, registration = answer.stream, answer.registration
-        if registration is None:
-            self._deleted(stream)
-        else:
-            self._seen[stream] = max(answer.revision, self._seen.get(stream, 0))
-            self._carry_out(self._replica.registration_seen(stream, answer.revision, registration))
-            if not self._replica.is_in_line(stream, registration):
-                self._unfinished.add(stream)
+        stream = answer.stream
+        self._show(answer)
         owner = self._owners.get(stream)
         if owner is None:
             return
@@ -498,6 +493,17 @@ class ClusterHost:
             self._drive(owner, owner.swap_answered(answer, self._ticks.now_ms()))
         else:
             self._drive(owner, owner.registration_read(answer, self._ticks.now_ms()))
+
+    def _show(self, answer: RegistrationRead | SwapAnswer) -> None:
+        """Show the replicas here a registration, which may be known for long: the owner learns nothing from it."""
+        stream, registration = answer.stream, answer.registration
+        if registration is None:
+            self._deleted(stream)
+            return
+        self._seen[stream] = max(answer.revision, self._seen.get(stream, 0))
+        self._carry_out(self._replica.registration_seen(stream, answer.revision, registration))
+        if not self._replica.is_in_line(stream, registration):
+            self._unfinished.add(stream)
 
     def _deleted(self, stream: str) -> None:
         """There is no registration. Its replicas go if the topic is gone too: a registration is there before any."""
@@ -515,7 +521,7 @@ class ClusterHost:
             for stream in unfinished:
                 known = self._requests.registrations.known(stream)
                 if known is not None and known.registration is not None:
-                    self._answered(known)
+                    self._show(known)
                 elif self._replica.has_chunks_of(stream):
                     self._unfinished.add(stream)
                     self._requests.ask(ReadRegistration(stream))

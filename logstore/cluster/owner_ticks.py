@@ -14,7 +14,8 @@ from typing import Final
 import trio
 
 from logstore.replica.effects import Effect
-from logstore.replica.owner import Owner, OwnerState
+from logstore.replica.owner import Owner
+from logstore.replica.owner_states import OwnerState
 
 TICK_S: Final = 0.02
 TICKS_AT_ONCE: Final = 64

@@ -39,7 +39,8 @@ from logstore.replica.messages import (
     ReadEntries,
     Refused,
 )
-from logstore.replica.owner import Owner, OwnerState
+from logstore.replica.owner import Owner
+from logstore.replica.owner_states import OwnerState
 from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
 from logstore.replica.registrations import Member, OwnerId, StreamRegistration
 from logstore.replica.replica import Replica, StoredReplicas
@@ -64,6 +65,7 @@ KEEP_ALIVE_US = 100_000
 TAKEOVER_RANK_US = 150_000
 LIMITS = OwnerLimits(
     chunk_bytes=600,
+    largest_chunk_bytes=1_500,
     min_chunk_ms=20,
     max_in_flight_bytes=400,
     append_bytes=100,

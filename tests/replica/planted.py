@@ -21,7 +21,8 @@ from logstore.replica.messages import (
     Refused,
     end_after,
 )
-from logstore.replica.owner import Owner, OwnerState
+from logstore.replica.owner import Owner
+from logstore.replica.owner_states import OwnerState
 from logstore.replica.register import SwapAnswer, SwapRegistration
 from logstore.replica.registrations import ChunkRegistration, Member, Prefix, StreamRegistration
 from logstore.replica.replica import Replica, ReplicaState, _Chunk
@@ -216,6 +217,14 @@ class CutsByMessage(Replica):
         end = end_after(message.at, message.entries)
         self._known[message.stream, message.epoch, end.length_bytes] = end
         return super()._append(sender, message)
+
+
+class RollsUnasked(Owner):
+    """A full chunk ends whether the metadata store answers or not."""
+
+    def _end_chunk_if_due(self, now_ms: int) -> list[Effect]:
+        self._appending.end.store_answered()
+        return super()._end_chunk_if_due(now_ms)
 
 
 class RemovesBeforeItIsRegistered(Owner):
@@ -421,6 +430,7 @@ PLANTED = {
     "fence is answered before appends are synced": Planted(replica=AnswersFencesEarly),
     "confirmed before the sync": Planted(replica=ConfirmsBeforeTheSync),
     "unacked batches are served": Planted(replica=ServesUnackedBatches),
+    "roll without an answer of the metadata store": Planted(owner=RollsUnasked),
     "removal before the registration": Planted(owner=RemovesBeforeItIsRegistered, replica=RemovesByMessage),
     "takeover forgets the log start": Planted(owner=ForgetsTheLogStart),
     "stream without chunks starts anew": Planted(owner=StartsAnewWhenAllIsTrimmed),

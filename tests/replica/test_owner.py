@@ -10,9 +10,10 @@ import pytest
 
 from logstore.replica.effects import Effect, Send, Unavailable
 from logstore.replica.messages import AppendDone, CopyChunk, FenceDone, Reason, Refused
-from logstore.replica.owner import Owner, OwnerState
+from logstore.replica.owner import Owner
+from logstore.replica.owner_states import OwnerState
 from logstore.replica.placing import Placing
-from logstore.replica.register import RegistrationRead, SwapAnswer, SwapRegistration
+from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
 from logstore.replica.registrations import (
     MAX_CHUNKS,
     ChunkRegistration,
@@ -124,8 +125,10 @@ def test_a_host_that_is_drained_stands_in_for_one_that_fails_again_and_again() -
     sets: list[tuple[Member, ...]] = []
 
     def settle(effects: list[Effect]) -> None:
-        """The metadata store makes all swaps."""
+        """The metadata store makes all swaps, and answers."""
         nonlocal revision
+        if any(isinstance(effect, ReadRegistration) for effect in effects):
+            effects = owner.registration_read(RegistrationRead("s", revision, owner.registration), now_ms)
         while wanted := swaps(effects):
             revision += 1
             if wanted[0].open_chunk not in (None, owner.registration.open_chunk):

@@ -29,6 +29,7 @@ FOUND_BY: dict[str, int | str] = {
     "fence is answered before appends are synced": "fence_waits_for_syncs",
     "confirmed before the sync": "append",
     "unacked batches are served": "metadata_away",
+    "roll without an answer of the metadata store": "metadata_away_full_chunk",
     "removal before the registration": "trim_metadata_away",
     "takeover forgets the log start": "trim_and_takeover",
     "stream without chunks starts anew": "trim_all",

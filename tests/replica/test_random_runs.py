@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from logstore.replica.owner import TRANSITIONS as OWNER_TRANSITIONS
-from logstore.replica.owner import Owner, OwnerEvent, OwnerState
+from logstore.replica.owner import Owner
+from logstore.replica.owner_states import TRANSITIONS as OWNER_TRANSITIONS
+from logstore.replica.owner_states import OwnerEvent, OwnerState
 from logstore.replica.repair import TRANSITIONS as REPAIR_TRANSITIONS
 from logstore.replica.repair import RepairEvent, RepairState
 from logstore.replica.replica import TRANSITIONS as REPLICA_TRANSITIONS
