@@ -145,11 +145,19 @@ class Owner:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether nothing is due by time alone: a tick would do nothing before the next event."""
+        """Whether nothing is due by time alone before `wake_ms`: until then a tick would do nothing before the next
+        event.
+        """
         if self.state is not OwnerState.APPENDING:
             return self.state is OwnerState.DEPOSED
-        is_quiet = self._swap is None and self._appending.is_at_rest and not self._suspects.is_any(self._live)
-        return is_quiet and not self._trimming.is_wanted and self._repair.is_at_rest(self.revision, self._live)
+        is_quiet = self._swap is None and self._appending.is_at_rest and not self._trimming.is_wanted
+        return is_quiet and self._repair.is_at_rest(self.revision, self._live)
+
+    @property
+    def wake_ms(self) -> int | None:
+        """When an owner at rest is to have a tick, because a host that failed may be chosen again; None: never."""
+        times = [time for time in (self._suspects.wake_ms(self._live), self._repair.wake_ms) if time is not None]
+        return min(times, default=None) if self.state is OwnerState.APPENDING else None
 
     def may_append(self, size_bytes: int) -> bool:
         """Whether `append` takes a batch of this size now; if not, the log keeps it and asks again later."""

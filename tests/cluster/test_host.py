@@ -226,6 +226,27 @@ def test_idle_streams_cost_nothing() -> None:
     simulated(test, "a", "b", "c")
 
 
+def test_an_owner_wakes_when_a_member_that_failed_may_be_chosen_again() -> None:
+    """Until then it has no ticks; then its chunk is rolled to all members, though nothing happens."""
+
+    async def test(cluster: MemoryCluster) -> None:
+        (stream,) = await cluster.create_topic()
+        owner, _ = await cluster.append(stream, b"0")
+        host = cluster.hosts[owner].host
+        other = next(name for name in cluster.hosts if name != owner)
+        cluster.disks[other].is_full = True
+        await cluster.append(stream, b"1")
+        cluster.disks[other].is_full = False
+        begun_s = trio.current_time()
+        await cluster.at_rest()
+        assert trio.current_time() - begun_s < 10
+        assert {member.host for member in host.registration(stream).chunks[-1].members} == {*cluster.hosts} - {other}
+        await cluster.until(lambda: len(host.registration(stream).chunks[-1].members) == 3)
+        assert 59 < trio.current_time() - begun_s < 70
+
+    simulated(test, "a", "b", "c", limits=replace(LIMITS, suspect_ms=60_000))
+
+
 def test_streams_spread_over_hosts_and_come_back() -> None:
     """Each host owns its share; when one that was away has been back for a while, it gets its streams again."""
 
