@@ -105,6 +105,41 @@ def test_the_metadata_store_is_away() -> None:
     simulated(test, "a", "b", "c")
 
 
+def test_a_full_chunk_goes_on_while_the_metadata_store_is_away() -> None:
+    """It is rolled when the store is back. A member that fails meanwhile, or an owner, holds the stream up until then;
+    nothing that was acknowledged is lost.
+    """
+
+    async def test(cluster: MemoryCluster) -> None:
+        (stream,) = await cluster.create_topic()
+        name, _ = await cluster.append(stream, b"0")
+        chunks = len(cluster.hosts[name].host.registration(stream).chunks)
+        cluster.metadata.stop()
+        for number in range(1, 100):
+            with trio.fail_after(1):
+                assert (await cluster.append(stream, b"%d" % number))[0] == name
+            await trio.sleep(0.3)
+        assert len(cluster.hosts[name].host.registration(stream).chunks) == chunks
+        cluster.metadata.start()
+        with trio.fail_after(20):
+            await cluster.until(lambda: len(cluster.hosts[name].host.registration(stream).chunks) > chunks)
+        cluster.metadata.stop()
+        for number in range(100, 200):
+            await cluster.append(stream, b"%d" % number)
+        await cluster.kill(name)
+        with trio.move_on_after(20) as waited:
+            await cluster.append(stream, b"200")
+        assert waited.cancelled_caught
+        cluster.nursery.start_soon(cluster.start, name)
+        await trio.sleep(20)
+        cluster.metadata.start()
+        await cluster.append(stream, b"200")
+        found = await cluster.read_all(next(iter(cluster.hosts)), stream)
+        assert list(dict.fromkeys(found)) == [b"%d" % number for number in range(201)]
+
+    simulated(test, "a", "b", "c", limits=replace(LIMITS, chunk_bytes=50))
+
+
 def test_a_planned_end_hands_over() -> None:
     """`resign` returns when others own the streams; producers wait for less than a second."""
 
