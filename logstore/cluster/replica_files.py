@@ -25,9 +25,9 @@ from logstore.log.replicas import ReplicaChunks
 from logstore.log.stream import Stream
 from logstore.log.ticket import Ticket
 from logstore.replica.effects import CutChunk, DiskOperation, Load, RemoveChunk, WriteEntries
+from logstore.replica.known_replicas import StoredChunk, StoredReplicas
 from logstore.replica.messages import Entry
 from logstore.replica.registrations import Prefix
-from logstore.replica.replica import StoredChunk, StoredReplicas
 
 WALK_BYTES: Final = 1 << 20
 """A read that only looks for a checksum or an offset asks for so much at a time."""

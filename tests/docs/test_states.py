@@ -14,8 +14,7 @@ from logstore.epochs import ledger_entries, staging
 from logstore.kafka import answers, connection
 from logstore.kafka.groups import state as groups
 from logstore.kafka.security import login
-from logstore.replica import owner_states, repair
-from logstore.replica import replica as replicas
+from logstore.replica import known_replicas, owner_states, repair
 from scheduler.peace.online import states as peace
 from spe_adapter.checkpoint import steps as checkpoint_steps
 
@@ -71,7 +70,7 @@ def login_section() -> str:
 def replication_sections() -> str:
     """The sections of replication."""
     owner = [Step(before, event.value, after) for (before, event), after in owner_states.TRANSITIONS.items()]
-    replica = [Step(before, event.value, after) for (before, event), after in replicas.TRANSITIONS.items()]
+    replica = [Step(before, event.value, after) for (before, event), after in known_replicas.TRANSITIONS.items()]
     repairs = [Step(before, event.value, after) for (before, event), after in repair.TRANSITIONS.items()]
     return "".join(
         (
@@ -84,9 +83,9 @@ def replication_sections() -> str:
             ),
             drawn(
                 "A replica of a chunk",
-                "logstore/replica/replica.py",
+                "logstore/replica/known_replicas.py",
                 "On one host. Fences are a stream's, not a chunk's.",
-                replicas.ReplicaState.OPEN,
+                known_replicas.ReplicaState.OPEN,
                 replica,
             ),
             drawn(

@@ -25,6 +25,7 @@ from logstore.replica.effects import (
     Unavailable,
 )
 from logstore.replica.identity import DiskLabel, DiskVerdict, judge_disk
+from logstore.replica.known_replicas import StoredReplicas
 from logstore.replica.messages import (
     Append,
     AppendDone,
@@ -43,7 +44,7 @@ from logstore.replica.owner import Owner
 from logstore.replica.owner_states import OwnerState
 from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
 from logstore.replica.registrations import Member, OwnerId, StreamRegistration
-from logstore.replica.replica import Replica, StoredReplicas
+from logstore.replica.replica import Replica
 from logstore.testing.simnet import NetRules, SimNet
 from tests.replica.disk import Damage, DiskError, ReplicaDisk, founding_of
 from tests.replica.history import History, PromiseBroken

@@ -16,9 +16,9 @@ from random import Random
 
 from logstore.replica.effects import CutChunk, DiskOperation, Load, RemoveChunk, WriteEntries, WriteFence
 from logstore.replica.identity import DiskLabel
+from logstore.replica.known_replicas import StoredChunk, StoredReplicas
 from logstore.replica.messages import Entry
 from logstore.replica.registrations import Prefix
-from logstore.replica.replica import StoredChunk, StoredReplicas
 
 Key = tuple[str, int]
 
