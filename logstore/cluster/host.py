@@ -197,7 +197,8 @@ class ClusterHost:
             nursery.start_soon(self._show_again)
             nursery.start_soon(self._hosts.watch_links)
             nursery.start_soon(self._sets.run)
-            for stream in self._replica.streams():
+            unknown = [each for each in self._replica.fenced_streams() if not self._claims.is_known(each)]
+            for stream in dict.fromkeys((*self._replica.streams(), *unknown)):
                 self._requests.ask(ReadRegistration(stream))
             self.members_changed()
             task_status.started()
@@ -405,7 +406,7 @@ class ClusterHost:
         has_replicas = self._replica.has_chunks_of(stream)
         before = self._heads.pop(stream, None)
         if now is None:
-            if has_replicas:
+            if self._replica.has_anything_of(stream):
                 self._requests.ask(ReadRegistration(stream))
             return
         if has_replicas:
@@ -466,7 +467,7 @@ class ClusterHost:
         self._shared.leave(stream)
         self._claims.look_at(stream)
         self._news.stream_deleted(stream, is_owned=owner is not None)
-        if self._replica.has_chunks_of(stream):
+        if self._replica.has_anything_of(stream):
             self._requests.ask(ReadRegistration(stream))
         self._changed.notify()
 
@@ -507,22 +508,24 @@ class ClusterHost:
 
     def _deleted(self, stream: str) -> None:
         """There is no registration. Its replicas go if the topic is gone too: a registration is there before any."""
-        if self._claims.topic_of(stream) is None and self._replica.has_chunks_of(stream):
-            if stream not in self._unfinished:
+        if self._claims.topic_of(stream) is None and self._replica.has_anything_of(stream):
+            if stream not in self._unfinished and self._replica.has_chunks_of(stream):
                 self._parts.report(REPLICAS_REMOVED, stream=stream)
             self._unfinished.add(stream)
             self._carry_out(self._replica.stream_deleted(stream))
 
     async def _show_again(self) -> None:
-        """Show replicas their registrations again, until nothing is left to do about them."""
+        """Show replicas their registrations again, until nothing is left to do about them; new ones, too, which may be
+        those of an owner that was replaced.
+        """
         while True:
             await trio.sleep(SHOW_AGAIN_S)
-            unfinished, self._unfinished = self._unfinished, set()
+            unfinished, self._unfinished = self._unfinished | self._replica.begun(), set()
             for stream in unfinished:
                 known = self._requests.registrations.known(stream)
                 if known is not None and known.registration is not None:
                     self._show(known)
-                elif self._replica.has_chunks_of(stream):
+                elif self._replica.has_anything_of(stream):
                     self._unfinished.add(stream)
                     self._requests.ask(ReadRegistration(stream))
 

@@ -36,6 +36,7 @@ from logstore.replica.effects import (
     Effect,
     Load,
     RemoveChunk,
+    RemoveFence,
     Send,
     Store,
     WriteEntries,
@@ -105,6 +106,7 @@ class Replica:
         self._stores: dict[int, tuple[DiskOperation, str]] = {}
         self._loads: dict[int, tuple[str, ReadEntries]] = {}
         self._unsynced_bytes = self._operations = 0
+        self._begun: set[str] = set()
         self._owner_hosts: dict[str, str] = {}
         """Who gets reports of damage."""
         self._handlers: dict[type, Callable[[str, Any], list[Effect]]] = {
@@ -128,6 +130,10 @@ class Replica:
         """The streams of which there is a chunk here: whose registrations the host should look at when it starts."""
         return self._chunks.streams()
 
+    def fenced_streams(self) -> list[str]:
+        """The streams with a fence here, which stays until their topic is deleted."""
+        return sorted(self._fences)
+
     @property
     def counts(self) -> tuple[int, int]:
         """How many replicas take entries still, and how many are sealed; each look counts them all."""
@@ -137,6 +143,17 @@ class Replica:
     def has_chunks_of(self, stream: str) -> bool:
         """Whether there is a chunk of the stream here."""
         return bool(self._chunks.of_stream(stream))
+
+    def has_anything_of(self, stream: str) -> bool:
+        """Whether there is a chunk of the stream here, or a fence."""
+        return stream in self._fences or self.has_chunks_of(stream)
+
+    def begun(self) -> set[str]:
+        """The streams with a replica that was begun since the last call, as a message said, which may have come from an
+        owner that was replaced: a registration, as the host knows it, is to be shown after a while.
+        """
+        begun, self._begun = self._begun, set()
+        return begun
 
     def fence_of(self, stream: str) -> int:
         """The lowest epoch from which appends are taken."""
@@ -212,6 +229,7 @@ class Replica:
         nothing = Prefix.empty(base_offset)
         chunk = ReplicaChunk(stream, epoch, base_offset, nothing, nothing)
         self._chunks.add(chunk)
+        self._begun.add(stream)
         return chunk
 
     def _replica(self, stream: str, epoch: int) -> ReplicaChunk:
@@ -277,6 +295,10 @@ class Replica:
         """An operation is done and durable."""
         operation, asker = self._stores.pop(token)
         self._operations += 1
+        if isinstance(operation, RemoveFence):
+            self._fences.pop(operation.stream, None)
+            self._durable_fences.pop(operation.stream, None)
+            return []
         if isinstance(operation, WriteFence):
             fence = max(operation.fence_epoch, self._durable_fences.get(operation.stream, 0))
             self._durable_fences[operation.stream] = fence
@@ -297,6 +319,8 @@ class Replica:
         the bytes do not match their checksum. A cut that the disk refused is no damage: the copy is whole.
         """
         operation, asker = self._stores.pop(token)
+        if isinstance(operation, RemoveFence):
+            return []  # it is tried again
         if isinstance(operation, WriteFence):
             return [Send(asker, self._refused(operation.stream, 0, Reason.DISK_FAILED))]
         chunk = self._replica(operation.stream, operation.epoch)
@@ -378,10 +402,12 @@ class Replica:
         return [self._store(CutChunk(chunk.stream, chunk.epoch, end), owner)]
 
     def stream_deleted(self, stream: str) -> list[Effect]:
-        """The stream's topic was deleted, and its name will never be used again: nothing of it is kept. Where appends
-        are under way this has to be said again.
+        """The stream's topic was deleted, and its name will never be used again: nothing of it is kept, its fence at
+        last. This has to be said again until nothing is left: appends may be under way, or an operation fails.
         """
         chunks = list(self._chunks.of_stream(stream).values())
+        if not chunks and stream in self._fences:
+            return [self._store(RemoveFence(stream), self.me.host)]
         return [effect for chunk in chunks for effect in self._remove(chunk)]
 
     # ---- copies of sealed chunks

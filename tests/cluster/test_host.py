@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from logstore.errors import NotLeader, UnknownTopicOrPartition
-from logstore.replica.messages import Append, Entry
+from logstore.replica.messages import Append, CopyChunk, EntriesRead, Entry
 from logstore.replica.registrations import Prefix
 from tests.cluster.memory import DISK_S, LEASE_S, LIMITS, MemoryCluster, simulated
 
@@ -183,6 +183,67 @@ def test_a_topic_is_deleted() -> None:
         await cluster.append(kept, b"1")
         with pytest.raises(UnknownTopicOrPartition):
             await host.read_registration(streams[0])
+
+    simulated(test, "a", "b", "c")
+
+
+def test_fences_go_with_their_topic() -> None:
+    """On every host, and on one that was away when the topic was deleted, after its start."""
+
+    async def test(cluster: MemoryCluster) -> None:
+        streams = await cluster.create_topic("gone", partitions=3)
+        for stream in streams:
+            await cluster.append(stream, b"0")
+        await cluster.kill("a")
+        for stream in streams:
+            await cluster.append(stream, b"1")
+        await cluster.start("a")
+        assert cluster.disks["b"].fences
+        await cluster.kill("b")
+        for stream in streams:
+            await cluster.append(stream, b"2")
+        host = cluster.hosts["a"].host
+        await host.topics.delete("gone", host.view.topics["gone"].topic.topic_id)
+        await trio.sleep(10)
+        assert [cluster.disks[name].fences for name in "ac"] == [{}, {}]
+        assert cluster.disks["b"].fences
+        await cluster.start("b")
+        await trio.sleep(10)
+        assert cluster.disks["b"].fences == {}
+
+    simulated(test, "a", "b", "c")
+
+
+def test_the_copy_order_of_an_owner_that_was_replaced_leaves_nothing() -> None:
+    """It names a chunk that has been trimmed since: what was begun of the copy goes, though the stream is quiet."""
+
+    async def test(cluster: MemoryCluster) -> None:
+        (stream,) = await cluster.create_topic()
+        name, _ = await cluster.append(stream, b"0")
+        host = cluster.hosts[name].host
+        before = host.registration(stream).open_chunk
+        assert before is not None
+        await cluster.append(stream, b"1")
+        end = Prefix.empty(0).followed_by(b"0", 1).followed_by(b"1", 1)
+        host.roll(stream)
+        await cluster.until(lambda: len(host.registration(stream).chunks) == 2)
+        host.trim(stream, 2, keeps_last=False)
+        await cluster.until(lambda: len(host.registration(stream).chunks) == 1)
+        await trio.sleep(10)
+        source, target = before.members[:2]
+        order = CopyChunk(
+            stream, target.disk, before.epoch, 0, end, source, cluster.hosts[name].host.owners[stream].revision - 1
+        )
+        running = cluster.hosts[target.host]
+        running.host.receive(source.host, order)
+        running.host.receive(
+            source.host, EntriesRead(stream, before.epoch, source, Prefix.empty(0), (Entry(b"0", 1),), 1, b"state at 0")
+        )
+        await trio.sleep(0.1)
+        assert (stream, before.epoch) in running.files.disk.chunks
+        await trio.sleep(5)
+        assert [epoch for _, epoch in running.files.disk.chunks] == []
+        assert not running.host.replica_counts[1]
 
     simulated(test, "a", "b", "c")
 

@@ -37,6 +37,7 @@ FOUND_BY: dict[str, int | str] = {
     "trim drops what is not acknowledged": "trim",
     "trim drops the chunk of the log start": "trim",
     "dropped chunks stay on disks": "trim",
+    "registrations are looked at once for each replica": "damaged_copy",
     "wiped disk keeps its name": "wiped_disk_at_takeover",
     "old disk is judged by its new label": "old_disk",
     "damaged copy passes for a shorter one": "damaged_at_takeover",
