@@ -111,9 +111,9 @@ class Appending:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether every batch is acknowledged, every member was told so, and the chunk is not to end."""
+        """Whether every batch is acknowledged, and every member was told so."""
         is_told = self._told_acked_bytes >= self.window.acked.length_bytes
-        return self.chunk is not None and self.window.is_empty and is_told and not self.end.is_due
+        return self.chunk is not None and self.window.is_empty and is_told
 
     # ---- sending
 

@@ -150,7 +150,8 @@ class Owner:
         """
         if self.state is not OwnerState.APPENDING:
             return self.state is OwnerState.DEPOSED
-        is_quiet = self._swap is None and self._appending.is_at_rest and not self._trimming.is_wanted
+        is_ending = self._appending.end.is_due and len(self.registration.chunks) < MAX_CHUNKS
+        is_quiet = self._swap is None and self._appending.is_at_rest and not (self._trimming.is_wanted or is_ending)
         return is_quiet and self._repair.is_at_rest(self.revision, self._live)
 
     @property

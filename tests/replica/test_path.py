@@ -463,6 +463,8 @@ def test_a_stream_at_the_bound_can_be_trimmed_by_a_new_owner() -> None:
     owner.append(b"one", 2, 0)
     confirm(owner, (A, B, C), Prefix.empty(MAX_CHUNKS).followed_by(b"one", 2), epoch=owner.registration.epoch)
     assert len(of_kind(owner.roll(0), Unavailable)) == 1
+    owner.tick(0)
+    assert owner.is_at_rest
     trim = owner.trim(MAX_CHUNKS // 2, 0, keeps_last=True)
     store.swap(owner, store.swap(owner, trim))
     assert (owner.state, owner.registration.epoch) == (OwnerState.APPENDING, MAX_CHUNKS + 2)
