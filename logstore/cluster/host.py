@@ -147,7 +147,7 @@ class ClusterHost:
         self._seen: dict[str, int] = {}
         self._heads: dict[str, StreamHead] = {}
         """Of streams with replicas here, as they were seen last."""
-        self._unfinished: set[str] = set()
+        self._unfinished: dict[str, None] = {}
         """Streams with replicas that are not as the registration says yet."""
         self._disk = DiskWork(parts.files, self._replica, self._copies, self._carry_out, parts.report)
         self._handlers: dict[type, Callable[[str, Any], None]] = {
@@ -504,14 +504,14 @@ class ClusterHost:
         self._seen[stream] = max(answer.revision, self._seen.get(stream, 0))
         self._carry_out(self._replica.registration_seen(stream, answer.revision, registration))
         if not self._replica.is_in_line(stream, registration):
-            self._unfinished.add(stream)
+            self._unfinished[stream] = None
 
     def _deleted(self, stream: str) -> None:
         """There is no registration. Its replicas go if the topic is gone too: a registration is there before any."""
         if self._claims.topic_of(stream) is None and self._replica.has_anything_of(stream):
             if stream not in self._unfinished and self._replica.has_chunks_of(stream):
                 self._parts.report(REPLICAS_REMOVED, stream=stream)
-            self._unfinished.add(stream)
+            self._unfinished[stream] = None
             self._carry_out(self._replica.stream_deleted(stream))
 
     async def _show_again(self) -> None:
@@ -520,13 +520,13 @@ class ClusterHost:
         """
         while True:
             await trio.sleep(SHOW_AGAIN_S)
-            unfinished, self._unfinished = self._unfinished | self._replica.begun(), set()
+            unfinished, self._unfinished = self._unfinished | self._replica.begun(), {}
             for stream in unfinished:
                 known = self._requests.registrations.known(stream)
                 if known is not None and known.registration is not None:
                     self._show(known)
                 elif self._replica.has_anything_of(stream):
-                    self._unfinished.add(stream)
+                    self._unfinished[stream] = None
                     self._requests.ask(ReadRegistration(stream))
 
     # ---- effects

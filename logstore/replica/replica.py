@@ -106,7 +106,7 @@ class Replica:
         self._stores: dict[int, tuple[DiskOperation, str]] = {}
         self._loads: dict[int, tuple[str, ReadEntries]] = {}
         self._unsynced_bytes = self._operations = 0
-        self._begun: set[str] = set()
+        self._begun: dict[str, None] = {}
         self._owner_hosts: dict[str, str] = {}
         """Who gets reports of damage."""
         self._handlers: dict[type, Callable[[str, Any], list[Effect]]] = {
@@ -148,11 +148,11 @@ class Replica:
         """Whether there is a chunk of the stream here, or a fence."""
         return stream in self._fences or self.has_chunks_of(stream)
 
-    def begun(self) -> set[str]:
+    def begun(self) -> dict[str, None]:
         """The streams with a replica that was begun since the last call, as a message said, which may have come from an
         owner that was replaced: a registration, as the host knows it, is to be shown after a while.
         """
-        begun, self._begun = self._begun, set()
+        begun, self._begun = self._begun, {}
         return begun
 
     def fence_of(self, stream: str) -> int:
@@ -229,7 +229,7 @@ class Replica:
         nothing = Prefix.empty(base_offset)
         chunk = ReplicaChunk(stream, epoch, base_offset, nothing, nothing)
         self._chunks.add(chunk)
-        self._begun.add(stream)
+        self._begun[stream] = None
         return chunk
 
     def _replica(self, stream: str, epoch: int) -> ReplicaChunk:
