@@ -15,7 +15,7 @@ SEEDS = range(40)
 FOUND_BY: dict[str, int | str] = {
     "fence is not durable": "fence_survives_a_restart",
     "ack while the seal is asked for": 6,
-    "takeover seals at the longest length": 20,
+    "takeover seals at the longest length": 21,
     "takeover seals below the acked length": "all_members_lost",
     "replica set changes within an epoch": "failing_disk",
     "cached registration is believed": "second_takeover",
@@ -23,6 +23,7 @@ FOUND_BY: dict[str, int | str] = {
     "batches are sent again in another order": "failing_disk",
     "unreachable stream starts anew": "all_members_lost",
     "truncation by a message": "zombie_rolls",
+    "target is a member before it has the copy": 3,
     "gap is accepted": 0,
     "repeated append is applied twice": 0,
     "append below the fence is accepted": "fence_survives_a_restart",
