@@ -9,11 +9,12 @@ Invariants:
   are trimmed: so retention reaches every record, also when input has stopped.
 
 What may go is looked for every `retention_check_interval_ms`, and at once where a chunk has become full, a topic's
-settings have changed, or a disk has no room. Costs: a walk over the chunks of each owned stream, and the swaps.
+settings have changed, or a disk has no room. Costs: the chunks that go, the sizes of all where `retention.bytes` is
+set, and the swaps.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, overload
 
 import trio
 
@@ -58,6 +59,39 @@ class _Chunk(NamedTuple):
     size_bytes: int
     written_ms: int
     max_timestamp: int = 0
+
+
+class _Chunks(Sequence[_Chunk]):
+    """The chunks of a registration as retention sees them, each made when it is asked for."""
+
+    def __init__(self, chunks: Sequence[ChunkRegistration], open_end: _Chunk) -> None:
+        """`open_end`: the open one counts as written now; it goes when it is sealed."""
+        self._chunks = chunks
+        self._open_end = open_end
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    @overload
+    def __getitem__(self, at: int) -> _Chunk: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[_Chunk]: ...
+
+    def __getitem__(self, at: int | slice) -> _Chunk | list[_Chunk]:
+        if isinstance(at, slice):
+            return [self._seen(chunk) for chunk in self._chunks[at]]
+        return self._seen(self._chunks[at])
+
+    def total_bytes(self) -> int:
+        """Of all chunks."""
+        sealed = sum(chunk.end.length_bytes for chunk in self._chunks if chunk.end is not None)
+        return sealed + (self._open_end.size_bytes if self._chunks and self._chunks[-1].is_open else 0)
+
+    def _seen(self, chunk: ChunkRegistration) -> _Chunk:
+        if chunk.end is None:
+            return self._open_end._replace(base_offset=chunk.base_offset)
+        return _Chunk(chunk.base_offset, chunk.end.next_offset, chunk.end.length_bytes, chunk.written_ms)
 
 
 class ClusterRetention:
@@ -138,18 +172,14 @@ class ClusterRetention:
 
     async def _excess(self, stream: ReplicatedStream, registration: StreamRegistration) -> Excess | None:
         open_end = _Chunk(0, stream.high_watermark, stream.open_bytes, self.now_ms())
-        chunks = [_seen(chunk, open_end) for chunk in registration.chunks]
+        chunks, config = _Chunks(registration.chunks, open_end), stream.config
+        total_bytes = chunks.total_bytes() if config.retention_bytes >= 0 else 0
         now = RetentionTime(self.now_ms() - AGREE_MS, self._wall.wall_ms())
-        wanted = excess(chunks, stream.config, stream.high_watermark, now, lambda offset: offset)
+        wanted = excess(chunks, config, stream.high_watermark, now, lambda offset: offset, total_bytes)
         if wanted is None:
             return None
         before = wanted.before_offset
         allowed = await self.holds.trim_limit(stream, before, held_records(chunks, before))
-        return wanted if allowed >= before else excess(chunks, stream.config, allowed, now, lambda offset: offset)
-
-
-def _seen(chunk: ChunkRegistration, open_end: _Chunk) -> _Chunk:
-    """A chunk; the open one counts as written now: it goes when it is sealed."""
-    if chunk.end is None:
-        return open_end._replace(base_offset=chunk.base_offset)
-    return _Chunk(chunk.base_offset, chunk.end.next_offset, chunk.end.length_bytes, chunk.written_ms)
+        if allowed >= before:
+            return wanted
+        return excess(chunks, config, allowed, now, lambda offset: offset, total_bytes)

@@ -30,10 +30,10 @@ from logstore.log.ticket import Ticket
 from logstore.replica.appending import OwnerLimits
 from logstore.replica.effects import DiskOperation, Load, WriteEntries
 from logstore.replica.identity import DiskLabel
+from logstore.replica.known_replicas import StoredReplicas
 from logstore.replica.messages import Message
 from logstore.replica.owner import Owner, OwnerState
 from logstore.replica.registrations import StreamRegistration
-from logstore.replica.replica import StoredReplicas
 from logstore.testing.reports import RecordedReports
 from logstore.testing.simdisk import SimDisk
 from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata

@@ -27,6 +27,7 @@ SETTLE_S: Final = 60
 CHECKS: Final = 10
 LIMITS: Final = OwnerLimits(
     chunk_bytes=2_000,
+    largest_chunk_bytes=6_000,
     min_chunk_ms=0,
     max_in_flight_bytes=1_000,
     append_bytes=300,

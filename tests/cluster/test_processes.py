@@ -47,10 +47,10 @@ def partitions_of(cluster: Cluster) -> list[dict[str, Any]]:
     return found
 
 
-def create(cluster: Cluster, partitions: int = 1, replicas: int = 3, **config: str) -> None:
-    """Create the topic."""
+def create(cluster: Cluster, partitions: int = 1, replicas: int = 3, topic: str = TOPIC, **config: str) -> None:
+    """Create a topic."""
     settings = {name.replace("_", "."): value for name, value in config.items()}
-    create_topic(cluster.bootstrap, NewTopic(TOPIC, partitions, replicas, topic_configs=settings))
+    create_topic(cluster.bootstrap, NewTopic(topic, partitions, replicas, topic_configs=settings))
 
 
 def leader_of(cluster: Cluster, partition: int = 0) -> ClusterHostProcess:
@@ -335,18 +335,43 @@ def test_a_cluster_that_was_killed_as_a_whole_has_everything(tmp_path: Path) -> 
         check(cluster, load)
 
 
+FILLED, FILLED_CHUNK_BYTES = "filled", 1 << 18
+
+
+def fill_half_a_chunk(cluster: Cluster) -> None:
+    """Append half of what a chunk of the topic FILLED takes; returns when that is acknowledged."""
+    with closing(KafkaProducer(bootstrap_servers=cluster.bootstrap, delivery_timeout_ms=60_000)) as producer:
+        producer.send(FILLED, bytes(FILLED_CHUNK_BYTES // 2), partition=0).get(PATIENCE_S)
+
+
+def filled_chunks(cluster: Cluster) -> int:
+    """How many chunks the topic FILLED has."""
+    with Client(parse_addresses(cluster.bootstrap)) as client:
+        found = Admin(client).places(FILLED)
+    assert found is not None
+    return found.places[0].chunks
+
+
 def test_appends_go_on_without_the_metadata_store(tmp_path: Path) -> None:
-    """While etcd is away, what needs no change of it goes on; so do takeovers when it is back."""
+    """While etcd is away, what needs no change of it goes on, in chunks that are full, too; when it is back, so do
+    takeovers, and full chunks are followed by others.
+    """
     with Cluster(tmp_path / "cluster", network=new_network()) as cluster:
+        create(cluster, topic=FILLED, segment_bytes=str(FILLED_CHUNK_BYTES))
         create(cluster)
+        fill_half_a_chunk(cluster)
         with producing(cluster) as load:
+            chunks = filled_chunks(cluster)
             away_s = time.monotonic()
             cluster.etcd.kill()
+            for _ in range(6):
+                fill_half_a_chunk(cluster)
             wait_for_more(load, 2 * AFTER)
             silence_s = load.silence_s(away_s)
             print(f"etcd killed: no acknowledgement for {silence_s:.2f} s")
             assert silence_s < MAX_SILENCE_S
             cluster.etcd.start()
+            until(lambda: filled_chunks(cluster) > chunks, "a full chunk is followed by another one")
             wait_for_more(load, AFTER)
             leader_of(cluster).kill()
             wait_for_more(load, 200)

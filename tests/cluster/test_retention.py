@@ -9,13 +9,14 @@ from random import Random
 import pytest
 import trio
 import trio.testing
+from crc32c import crc32c
 
 from logstore.base.metadata.errors import MetadataDamaged
 from logstore.base.metadata.interface import MetadataStore, Put, Transaction
 from logstore.base.metadata.sqlite import open_sqlite
 from logstore.cluster.replicated_stream import CROWDED_S, ReplicatedStream
 from logstore.cluster.retention import ClusterRetention
-from logstore.cluster.retention_clock import AGREE_MS, KEY, ClusterClock
+from logstore.cluster.retention_clock import AGREE_MS, KEY, ClusterClock, decode_time, encode_time
 from logstore.errors import NotLeader, OffsetOutOfRange, StorageFailed
 from logstore.log.readers import HeldRecords
 from logstore.log.store import StoreSettings
@@ -240,7 +241,7 @@ async def test_producers_hear_that_disks_are_full(tmp_path: Path) -> None:
 async def stored(store: MetadataStore) -> int:
     """The time that the metadata store has."""
     entry = (await store.get(KEY)).entry
-    return 0 if entry is None else int(entry.value)
+    return 0 if entry is None else decode_time(entry.value)
 
 
 async def test_hosts_agree_on_the_time(tmp_path: Path) -> None:
@@ -266,15 +267,36 @@ async def test_hosts_agree_on_the_time(tmp_path: Path) -> None:
         assert late.now_ms() == await stored(store)
 
 
-@pytest.mark.parametrize("value", [b"x", b"", b"-1", b"9" * 14, b"9" * 5_000])
+DAMAGED = (
+    b"x", b"", b"-1", b"9" * 14, b"9" * 5_000,
+    encode_time(1_000).replace(b"1000", b"9000"), encode_time(-1), encode_time(10**13),
+    *(b"%08x" % crc32c(other) + other for other in (b"7", b'{"v":2,"ms":1}', b'{"v":1,"ms":"1"}', b"[" * 60_000)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("value", DAMAGED)
 async def test_a_time_that_nobody_wrote_is_damage(tmp_path: Path, value: bytes) -> None:
     """No host takes it over: records would be deleted for their age."""
     async with open_sqlite(tmp_path / "metadata.db", Random(0)) as store:
         clock = await ClusterClock.open(store, ManualClock())
         await store.commit(Transaction((), (Put(KEY, value),)))
-        with pytest.raises(MetadataDamaged, match="not a time in ms; remove it"):
+        with pytest.raises(MetadataDamaged, match="the entry 'retention-clock'"):
             await clock.agree()
         assert clock.now_ms() == 0
+
+
+async def test_a_time_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    """It is a decimal number without a checksum; the next write has one."""
+    async with open_sqlite(tmp_path / "metadata.db", Random(0)) as store:
+        await store.commit(Transaction((), (Put(KEY, b"1000000"),)))
+        clock = ManualClock()
+        opened = await ClusterClock.open(store, clock)
+        assert opened.now_ms() == 1_000_000
+        clock.advance(10_000)
+        await opened.agree()
+        entry = (await store.get(KEY)).entry
+        assert entry is not None
+        assert entry.value == b'3c5898f8{"v":1,"ms":1010000}'
 
 
 # ---- the walk
