@@ -9,8 +9,8 @@ Invariants:
 * Groups of one epoch that are in memory at the same time have MAX_GROUPS_BYTES, or are one larger one.
 * No stream is asked to take what it refuses for its size (`check_group`): a decided epoch could not be published.
 
-A cluster has no block of a journal over several hosts, and nothing is pinned: owners know for themselves what their
-streams have.
+A cluster has no block of a journal over several hosts. Pins are holds (`stream_holds`): the owners of streams ask for
+them before they trim.
 """
 
 from collections import Counter
@@ -25,6 +25,7 @@ from logstore.epochs.group_order import GroupOrder
 from logstore.epochs.ledger_entries import CommitRecord, Target
 from logstore.epochs.publisher import output_gone
 from logstore.epochs.replicated_staging import ReplicatedSegment, ReplicatedStaging
+from logstore.epochs.stream_holds import StreamHolds
 from logstore.errors import TryAgain, UnknownTopicOrPartition
 from logstore.events import EPOCH_TOPIC_GONE
 from logstore.format.staged import AttemptKey
@@ -77,9 +78,10 @@ class RemotePublisher:
 
     finds_published = False
 
-    def __init__(self, staging: ReplicatedStaging, streams: Streams, report: Report) -> None:
+    def __init__(self, staging: ReplicatedStaging, streams: Streams, holds: StreamHolds, report: Report) -> None:
         self._staging = staging
         self._streams = streams
+        self._holds = holds
         self._report = report
         self._ends: dict[Place, StreamEnd] = {}
         """Of the streams that were asked for last."""
@@ -107,11 +109,11 @@ class RemotePublisher:
         self._streams.check_group(f"{target.topic}-{target.partition}", size_bytes)
 
     def pins(self, record: CommitRecord) -> list[Pin]:
-        """Nothing is searched by the home of epochs."""
-        return []
+        """See `stream_holds`."""
+        return self._holds.pins(record)
 
     def search_from(self, target: Target) -> int | None:
-        """See `pins`."""
+        """Nothing is searched by the home of epochs."""
         return None
 
     async def prepare(

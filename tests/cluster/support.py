@@ -13,6 +13,7 @@ from logstore.format.records import Record, decode_batch, encode_batch
 from logstore.log.producers import ProducerTable
 from logstore.log.stream import Stream
 from logstore.log.stream_state import AppendTicket
+from logstore.log.ticket import Ticket
 from logstore.log.topics import TopicConfig
 from logstore.replica.messages import EntriesRead, Entry
 from logstore.replica.registrations import UNKNOWN_TIME, ChunkRegistration, Member, Prefix, StreamRegistration
@@ -210,6 +211,9 @@ class ServedTime:
 
     def due(self, stream: ReplicatedStream) -> None:
         self.streams.append(stream)
+
+    def deletable(self, stream: ReplicatedStream, offset: int) -> Ticket[None]:
+        return Ticket.succeeded(None)
 
 
 @dataclass

@@ -12,6 +12,7 @@ from logstore.epochs.group_order import GroupOrder, decode_order, encode_order
 from logstore.epochs.ledger_entries import CommitRecord, LastEpoch, Target
 from logstore.epochs.remote_publisher import Place, RemotePublisher, StreamEnd, TargetStream
 from logstore.epochs.replicated_staging import ReplicatedStaging
+from logstore.epochs.stream_holds import StreamHolds
 from logstore.errors import (
     CorruptFile,
     GroupTooLarge,
@@ -77,7 +78,7 @@ class World:
     def __init__(self, partitions: int = 3, value_bytes: int = 20, segments: int = 1) -> None:
         self.stream, self.owners, self.reports = Stream(), Owners(), RecordedReports()
         self.staging: ReplicatedStaging = self.stream.owned()
-        self.publisher = RemotePublisher(self.staging, self.owners, self.reports)
+        self.publisher = RemotePublisher(self.staging, self.owners, StreamHolds(), self.reports)
         for task in range(2):
             for segment in range(segments):
                 batches = [
