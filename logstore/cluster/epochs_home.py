@@ -179,6 +179,7 @@ class EpochsHome:
                 while True:
                     await trio.sleep(TICK_S)
                     epochs.tick(now_ms=clock.wall_ms())
+                    ledger.staging.tell_dropped()
             finally:
                 self.epochs = self._ledger = ledger.records.nursery = None
                 self._askers.end_all()

@@ -28,10 +28,11 @@ from logstore.cluster.owner_calls import APPEND_GROUP, FIND_END, CallServer, ans
 from logstore.cluster.replicated_stream import ReplicatedStream
 from logstore.cluster.topics import ClusterTopics
 from logstore.epochs.group_order import GroupOrder, decode_order
-from logstore.epochs.stream_ends import StreamEnds
+from logstore.epochs.stream_ends import EndSearch, StreamEnds
 from logstore.errors import MalformedRequest, NotLeader, TryAgain, UnknownTopicOrPartition
 from logstore.format.fields import decode_fields, get_int, get_name
 from logstore.interfaces import Buffer
+from logstore.log.scanning import TakeEnd
 from logstore.log.stream_state import AppendResult
 from logstore.log.ticket import Ticket
 
@@ -47,9 +48,9 @@ class ControlReads(Protocol):
     """Reads control batches of streams (`logstore.cluster.engine`)."""
 
     async def find_ends(
-        self, stream: ReplicatedStream, from_offset: int, before_offset: int, /
-    ) -> list[tuple[int, bytes]]:
-        """Base offsets and bytes of the END control batches from one offset on and before another."""
+        self, stream: ReplicatedStream, from_offset: int, before_offset: int, /, *, take: TakeEnd
+    ) -> None:
+        """Give `take` the END control batches from one offset on and before another, by base offset and bytes."""
 
 
 WAIT_S: Final = 5.0
@@ -150,17 +151,17 @@ class GroupAppends:
         """Note the ENDs from the offset on at which an epoch was decided; whether the epoch, or a later epoch of its
         query, is among those that were found. Raises NotLeader if the ownership ends meanwhile.
         """
-        from_offset, newest = order.target.start_offset, dict[str, int]()
+        from_offset, search = order.target.start_offset, EndSearch(order.query)
         async with owned.searching:
             if owned.ends.must_search(from_offset):
-                found, searched_to = list[tuple[int, bytes]](), from_offset
+                searched_to = from_offset
                 while searched_to < (known_from := owned.ends.known_from):  # which moves when an END is forgotten
-                    found += await self._reads.find_ends(stream, searched_to, known_from)
+                    await self._reads.find_ends(stream, searched_to, known_from, take=search.take)
                     searched_to = known_from
-                newest = owned.ends.searched(from_offset, found)
+                owned.ends.searched(from_offset, search)
         if stream.ownership != owned.ownership:
             raise NotLeader(f"{stream.name}: its ownership ended while it was searched for epochs")
-        return newest.get(order.query, -1) >= order.epoch
+        return search.newest_epoch >= order.epoch
 
     def _append(self, stream: ReplicatedStream, owned: _OwnedStream, order: GroupOrder) -> Ticket[None]:
         now_ms = self._clock.wall_ms()

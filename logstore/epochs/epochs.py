@@ -158,13 +158,14 @@ class Epochs:
         return searches
 
     def found(self, search: Search, controls: Iterable[tuple[int, Buffer]]) -> None:
-        """Answer a search with the control batches (offset, bytes) from `search.from_offset` to the high watermark.
+        """Answer a search with control batches (offset, bytes): all from `search.from_offset` to the high watermark, in
+        one call or in many.
 
         Raises CorruptBatch or UnknownFormatVersion.
         """
         commit = self._queries[search.query].commit
         if commit is not None and holds_end(commit.record, controls):
-            del commit.remaining[search.target]
+            commit.remaining.pop(search.target, None)
 
     def roll_forward(self) -> Ticket[None]:
         """Publish committed epochs that are not in all their streams; before serving, once all searches are answered.

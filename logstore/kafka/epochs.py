@@ -17,6 +17,7 @@ import trio
 
 from logstore.engine import StoreEngine
 from logstore.epochs.epochs import Epochs
+from logstore.epochs.query import Search
 from logstore.errors import CairnError, TopicAuthorizationFailed
 from logstore.format.epoch_api import (
     ABORT,
@@ -56,7 +57,11 @@ async def roll_forward(engine: StoreEngine, epochs: Epochs) -> None:
     """
     for search in epochs.searches():
         stream = engine.store.stream(search.target.topic, search.target.partition)
-        epochs.found(search, await engine.find_ends(stream, search.from_offset))
+
+        def take(offset: int, batch: bytes, search: Search = search) -> None:
+            epochs.found(search, [(offset, batch)])
+
+        await engine.find_ends(stream, search.from_offset, take=take)
     await engine.wait(epochs.roll_forward())
 
 

@@ -21,6 +21,7 @@ from logstore.errors import CairnError, MalformedRequest, NotLeader, TryAgain, U
 from logstore.format.batch import iterate_batches
 from logstore.format.control import END_TYPE, known_type
 from logstore.format.records import Record, encode_batch
+from logstore.log.scanning import TakeEnd
 from tests.cluster.support import PLACE, Front, MemoryOwner
 from tests.support.limits import PATIENCE_S
 
@@ -53,18 +54,16 @@ class Host:
         await self.front.tasks.run()
 
     async def find_ends(
-        self, stream: ReplicatedStream, from_offset: int, before_offset: int, /
-    ) -> list[tuple[int, bytes]]:
+        self, stream: ReplicatedStream, from_offset: int, before_offset: int, /, *, take: TakeEnd
+    ) -> None:
         self.searches.append((from_offset, before_offset))
         await self.may_search.wait()
-        found: list[tuple[int, bytes]] = []
         for entry in (entry for chunk in self.owner.chunks for entry in chunk.entries):
             for at, header in iterate_batches(entry.data):
                 batch = bytes(memoryview(entry.data)[at : at + header.size_bytes])
                 is_there = max(from_offset, stream.log_start_offset) <= header.base_offset < before_offset
                 if is_there and header.is_control and known_type(batch) == END_TYPE:
-                    found.append((header.base_offset, batch))
-        return found
+                    take(header.base_offset, batch)
 
     async def is_under_way(self, order: GroupOrder, /) -> bool:
         self.asked.append(order.epoch)

@@ -196,7 +196,7 @@ def test_a_group_that_waits_for_an_owner_is_not_in_memory() -> None:
 
 
 def test_the_groups_of_many_queries_have_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many queries wait for owners, and whatever they wait for. Groups that are sent for the first time have room
+    """However many queries wait for owners, and for whatever. Groups that are sent for the first time have room
     of their own.
     """
     monkeypatch.setattr(remote_publisher, "FIRST_TRIES_BYTES", 4000)
