@@ -22,10 +22,12 @@ from logstore.cluster.owner_calls import APPEND_GROUP, FIND_END, OwnerCalls, fie
 from logstore.cluster.replicated_stream import StreamPlace
 from logstore.cluster.topics import ClusterTopics
 from logstore.epochs.group_order import GroupOrder, encode_order
+from logstore.epochs.ledger_entries import Target
 from logstore.epochs.remote_publisher import Place, StreamEnd, TargetStream
 from logstore.errors import (
     CairnError,
     CorruptBatch,
+    HostUnreachable,
     InvalidRecord,
     InvalidTopic,
     MessageTooLarge,
@@ -93,9 +95,35 @@ class GroupDelivery:
         """See Streams."""
         return self._start(lambda: self._append(order))
 
-    def pause(self, tries: int) -> Ticket[None]:
+    def ready(self, query: str, targets: Sequence[Target], tries: int) -> Ticket[Sequence[Target]]:
         """See Streams."""
-        return self._start(lambda: self._pause(min(FIRST_PAUSE_S * 2 ** min(tries - 1, MAX_DOUBLINGS), MAX_PAUSE_S)))
+        return self._start(lambda: self._ready(query, targets, tries))
+
+    async def _ready(self, query: str, targets: Sequence[Target], tries: int) -> Sequence[Target]:
+        """A stream without an owner is not asked; one whose topic this host does not know may be gone."""
+        pause_s = min(FIRST_PAUSE_S * 2 ** min(tries - 1, MAX_DOUBLINGS), MAX_PAUSE_S)
+        while True:
+            await self._pause(pause_s)
+            ready = [target for target in targets if self._may_answer(target)]
+            if ready:
+                return ready
+            for target in targets:
+                error = HostUnreachable("no host owns the stream now")
+                self._note_try(f"{query!r}", (target.topic, target.partition), error)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+    def _may_answer(self, target: Target) -> bool:
+        stream = StreamPlace(target.topic, uuid.UUID(target.topic_id).hex, target.partition).stream
+        return not self._is_known(target.topic, target.topic_id) or self._owners.owner_of(stream) is not None
+
+    def _is_known(self, topic: str, topic_id: str) -> bool:
+        known = self._topics.topics.get(topic)
+        return known is not None and str(known.topic_id) == topic_id
+
+    def _note_try(self, whose: str, place: Place, error: CairnError) -> None:
+        tries = self._tries[whose, place] = self._tries.get((whose, place), 0) + 1
+        if tries % REPORT_AFTER == 0:
+            self._report(GROUP_WAITS, topic=place[0], partition=place[1], tries=tries, error=str(error))
 
     async def _pause(self, pause_s: float) -> None:
         with trio.move_on_after(pause_s):
@@ -160,24 +188,23 @@ class GroupDelivery:
         this name. Raises UnknownTopicOrPartition, FOR_GOOD.
         """
         stream = StreamPlace(place[0], uuid.UUID(topic_id).hex, place[1]).stream
-        tries = self._tries.pop((whose, place), 0)
         try:
-            return fields_of(await self._owners.call(stream, kind, payload))
+            answer = fields_of(await self._owners.call(stream, kind, payload))
         except FOR_GOOD:
+            self._tries.pop((whose, place), None)
             raise
         except CairnError as error:
             if await self._is_gone(place[0], topic_id, error):
+                self._tries.pop((whose, place), None)
                 raise UnknownTopicOrPartition(f"topic {place[0]!r} with id {topic_id} has been deleted") from error
-            tries = self._tries[whose, place] = tries + 1
-            if tries % REPORT_AFTER == 0:
-                self._report(GROUP_WAITS, topic=place[0], partition=place[1], tries=tries, error=str(error))
+            self._note_try(whose, place, error)
             return None
+        self._tries.pop((whose, place), None)
+        return answer
 
     async def _is_gone(self, topic: str, topic_id: str, error: CairnError) -> bool:
         """Whether the metadata store says that a topic is deleted; asked if a host does not know it."""
-        known = self._topics.topics.get(topic)
-        is_known = known is not None and str(known.topic_id) == topic_id
-        if is_known and not isinstance(error, UnknownTopicOrPartition):
+        if self._is_known(topic, topic_id) and not isinstance(error, UnknownTopicOrPartition):
             return False
         try:
             entry = (await self._metadata.get(schema.topic_key(topic))).entry

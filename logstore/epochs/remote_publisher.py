@@ -80,8 +80,10 @@ class Streams(Protocol):
         Fails with UnknownTopicOrPartition if the topic is deleted, or with what the stream refuses it for.
         """
 
-    def pause(self, tries: int) -> Ticket[None]:
-        """Settles when a group that was sent so many times may be sent again. Fails with TryAgain."""
+    def ready(self, query: str, targets: Sequence[Target], tries: int) -> Ticket[Sequence[Target]]:
+        """Those of some streams, at least one, that may take the groups of a query now, after so many tries of all of
+        them. Settles after a pause, when there is one. Fails with TryAgain.
+        """
 
 
 class RemotePublisher:
@@ -148,13 +150,14 @@ class RemotePublisher:
         sizes: Counter[Place] = Counter()
         for place, part in (each for _, segment in segments for each in segment.parts()):
             sizes[place] += part.length
-        tries, room, again = 0, self._first_tries, list(commit.remaining)
-        while again:
+        tries, room, left = 0, self._first_tries, list(commit.remaining)
+        while left:
+            waiting, left = left, []
             if tries:
-                await self._streams.pause(tries)
-                room = self._more_tries
+                room, ready = self._more_tries, await self._streams.ready(commit.record.query, waiting, tries)
+                left = [target for target in waiting if target not in ready]
+                waiting = list(ready)
             tries += 1
-            waiting, again = again, []
             while waiting:
                 some = _take(waiting, sizes)
                 size_bytes = sum(sizes[target.topic, target.partition] for target in some)
@@ -162,7 +165,7 @@ class RemotePublisher:
                 sent = start(self._send(commit, some, segments))
                 await sent.settled()
                 room.leave(size_bytes)
-                again += sent.result()
+                left += sent.result()
 
     async def _send(
         self, commit: CommitInProgress, targets: Sequence[Target], segments: Sequence[tuple[str, ReplicatedSegment]]

@@ -215,8 +215,8 @@ class ReplicatedStaging:
             self.tell_dropped()
         if key in self._untold:
             raise StorageFailed(
-                f"attempt {key.attempt!r} was dropped, which the topic of epochs does not take now; retry, or use a new "
-                "attempt"
+                f"attempt {key.attempt!r} was dropped, which the topic of epochs does not take now; retry, or use "
+                "another attempt"
             )
         if self.used_bytes + len(data) > self._limit_bytes:
             raise StorageFailed(

@@ -45,7 +45,7 @@ class Owners:
     def __init__(self) -> None:
         self.topic_id = TOPIC_ID
         self.orders: list[tuple[GroupOrder, Ticket[bool]]] = []
-        self.pauses: list[tuple[int, Ticket[None]]] = []
+        self.pauses: list[tuple[int, Sequence[Target], Ticket[Sequence[Target]]]] = []
         self.end_offsets: dict[Place, int] = {}
 
     def find(self, topic: str, partition: int) -> TargetStream:
@@ -65,9 +65,9 @@ class Owners:
         self.orders.append((order, ticket))
         return ticket
 
-    def pause(self, tries: int) -> Ticket[None]:
-        ticket: Ticket[None] = Ticket()
-        self.pauses.append((tries, ticket))
+    def ready(self, query: str, targets: Sequence[Target], tries: int) -> Ticket[Sequence[Target]]:
+        ticket: Ticket[Sequence[Target]] = Ticket()
+        self.pauses.append((tries, targets, ticket))
         return ticket
 
     def answer(self, *answers: Exception | bool) -> None:
@@ -79,11 +79,11 @@ class Owners:
             else:
                 ticket.fail(answer)
 
-    def go_on(self) -> None:
-        """Groups that wait may be sent again."""
+    def go_on(self, count: int | None = None) -> None:
+        """Groups that wait may be sent again: those for the first streams of each epoch."""
         waiting, self.pauses = self.pauses, []
-        for _, ticket in waiting:
-            ticket.succeed(None)
+        for _, targets, ticket in waiting:
+            ticket.succeed(targets[:count])
 
     @property
     def sent_bytes(self) -> int:
@@ -192,6 +192,19 @@ def test_a_group_that_waits_for_an_owner_is_not_in_memory() -> None:
         world.owners.go_on()
         assert [bytes(order.batches) for order, _ in world.owners.orders] == first[1:2]
         world.owners.answer(tries == 3)
+    assert (done.done, done.error, world.commit.remaining) == (True, None, {})
+
+
+def test_streams_without_an_owner_are_not_asked() -> None:
+    """Nor are their groups read; those that have one again get theirs."""
+    world = World()
+    done = world.publish()
+    world.owners.answer(False, False, False)
+    for partition in range(3):
+        assert [tries for tries, _, _ in world.owners.pauses] == [partition + 1]
+        world.owners.go_on(1)
+        assert [order.target.partition for order, _ in world.owners.orders] == [partition]
+        world.owners.answer()
     assert (done.done, done.error, world.commit.remaining) == (True, None, {})
 
 
