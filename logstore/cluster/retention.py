@@ -174,8 +174,14 @@ class ClusterRetention:
         if wanted is None:
             return None
         before = wanted.before_offset
+        # Readers come last: who registers behind their answer asks for bounds, and the trim has to be among them.
+        allowed = await self.epochs.trim_limit(stream, before)
+        if allowed < before:
+            wanted = excess(chunks, stream.config, allowed, now, lambda offset: offset)
+            if wanted is None:
+                return None
+            before = wanted.before_offset
         allowed = await self.holds.trim_limit(stream, before, held_records(chunks, before))
-        allowed = min(allowed, await self.epochs.trim_limit(stream, before))
         return wanted if allowed >= before else excess(chunks, stream.config, allowed, now, lambda offset: offset)
 
 

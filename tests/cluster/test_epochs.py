@@ -155,8 +155,8 @@ def test_a_host_is_lost_at_every_step(undisturbed: Told, victim: str) -> None:
 
 @pytest.mark.slow
 def test_two_hosts_are_lost_one_after_the_other(undisturbed: Told) -> None:
-    """With three copies of which one is left, the cluster waits until hosts are back, and goes on then; nothing is lost or
-    there twice.
+    """With three copies of which one is left, the cluster waits until hosts are back; nothing is lost, nor is
+    anything there twice.
     """
     for step in range(0, len(undisturbed.steps), 3):
         told = run({step: "home", step + 10: "owner"}, seed=step % 5, returns_s=3.0)
