@@ -187,6 +187,9 @@ class EpochsWorld:
         self.kill_at: dict[Step, str] = {}
         self.lost: list[str] = []
         self.outcomes: list[str] = []
+        self.read: dict[int, list[Buffer]] = {}
+        self.read_to: dict[int, int] = {}
+        """What a consumer has read of each partition, and up to where."""
 
     # ---- hosts
 
@@ -346,7 +349,7 @@ class EpochsWorld:
     async def check(self, epochs: int, partitions: int, records: int = 2, first: int = 0) -> None:
         """Every committed epoch is in every stream: once, whole, in order, as it was staged."""
         for partition in range(partitions):
-            found = groups_in(await self._batches(partition))
+            found = groups_in([*self.read.get(partition, []), *await self._batches(partition)])
             expected = [
                 (number, [value_of(number, partition, task, record) for task in range(2) for record in range(records)])
                 for number in range(first, epochs)
@@ -354,12 +357,12 @@ class EpochsWorld:
             assert found == expected, f"partition {partition}: {found}"
 
     async def _batches(self, partition: int) -> list[Buffer]:
-        """All that readers may see of a stream, read at its owner, control batches too."""
+        """All that readers may see of a stream behind what was read, read at its owner, control batches too."""
         while True:
             for host in list(self.hosts.values()):
                 stream = host.topics.stream(TOPIC, partition)
                 found: list[Buffer] = []
-                offset = stream.log_start_offset
+                offset = self.read_to.get(partition, stream.log_start_offset)
                 try:
                     while offset < stream.high_watermark or not stream.is_leader:
                         read = await host.reads.read(stream, offset, 1 << 20, include_control=True)
@@ -371,6 +374,24 @@ class EpochsWorld:
                     continue
                 return found
             await trio.sleep(0.1)
+
+    async def read_and_delete(self, partition: int) -> None:
+        """A consumer reads on at whoever leads a stream, and deletes what it has read."""
+        for host in list(self.hosts.values()):
+            topic = host.topics.topics.get(TOPIC)
+            stream = None if topic is None else topic.partitions[partition]
+            if stream is None or not stream.is_leader:
+                continue
+            try:
+                while (offset := self.read_to.get(partition, 0)) < stream.high_watermark:
+                    read = await host.reads.read(stream, offset, 1 << 20, include_control=True)
+                    if not read.buffers:
+                        break
+                    self.read.setdefault(partition, []).extend(read.buffers)
+                    self.read_to[partition] = read.next_offset
+            except CairnError:
+                continue
+            stream.delete_records(min(self.read_to.get(partition, 0), stream.high_watermark))
 
     async def home(self) -> str:
         """The host that has the epochs, once there is one."""

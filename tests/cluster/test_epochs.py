@@ -327,7 +327,14 @@ async def trouble(world: EpochsWorld, random: Random, over: trio.Event) -> None:
         await world.start(name)
 
 
-def run_random(seed: int, epochs: int = 30) -> list[str]:
+async def deletions(world: EpochsWorld, random: Random, over: trio.Event) -> None:
+    """A consumer deletes what it has read."""
+    while not over.is_set():
+        await trio.sleep(random.expovariate(1 / 0.02))
+        await world.read_and_delete(random.randrange(PARTITIONS))
+
+
+def run_random(seed: int, epochs: int = 30, *, has_deletions: bool = False) -> list[str]:
     """Epochs under random trouble; returns what the client met. Raises AssertionError."""
     outcomes: list[str] = []
 
@@ -341,6 +348,8 @@ def run_random(seed: int, epochs: int = 30) -> list[str]:
                 ended.set()
 
             world.nursery.start_soon(disturb)
+            if has_deletions:
+                world.nursery.start_soon(deletions, world, Random(seed), over)
             for number in range(epochs):
                 await world.epoch(number, PARTITIONS)
                 await trio.sleep(random.expovariate(1 / 0.02))
@@ -359,10 +368,13 @@ def run_random(seed: int, epochs: int = 30) -> list[str]:
 @pytest.mark.parametrize(
     "seeds", [range(1), pytest.param(range(1, 60), marks=pytest.mark.slow)], ids=["a seed", "many seeds"]
 )
-def test_random_histories(seeds: range) -> None:
-    """Hosts are lost, come back and are cut off at any time: every epoch is in every stream once, whole, in order."""
+@pytest.mark.parametrize("has_deletions", [False, True])
+def test_random_histories(seeds: range, *, has_deletions: bool) -> None:
+    """Hosts are lost, come back and are cut off at any time: every epoch is in every stream once, whole, in order, also
+    where a consumer deletes what it has read.
+    """
     for seed in seeds:
-        run_random(seed)
+        run_random(seed, has_deletions=has_deletions)
 
 
 # ---- planted bugs
