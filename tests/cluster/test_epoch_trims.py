@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import pytest
 import trio
 
+from logstore.base.metadata.errors import MetadataError
 from logstore.cluster import epoch_holds
 from logstore.cluster.epoch_holds import EpochHolds
-from logstore.cluster.owner_calls import APPEND_GROUP, EPOCHS_LIMIT, FIND_END, IS_UNDER_WAY, Handler
+from logstore.cluster.owner_calls import APPEND_GROUP, EPOCHS_LIMIT, FIND_END, IS_UNDER_WAY, Handler, OwnerCalls
 from logstore.cluster.replicated_stream import ReplicatedStream
 from logstore.errors import TryAgain
 from logstore.format.batch import iterate_batches
@@ -245,5 +246,23 @@ def test_a_deletion_ends_while_an_epoch_is_stuck(monkeypatch: pytest.MonkeyPatch
             await result(stream.delete_records(-1))
         assert stream.log_start_offset == start
         assert await result(stream.delete_records(held)) == held
+
+    run(story)
+
+
+def test_a_host_that_has_not_heard_of_epochs() -> None:
+    """Whether there are any, the metadata store says: as long as there are none, nobody is asked."""
+
+    async def story(world: EpochsWorld) -> None:
+        name, stream = await led(world, 0)
+        host = world.hosts[name]
+        late = EpochHolds(cast(OwnerCalls, None), lambda: None, host.running.store, host.nursery.start_soon)
+        assert await late.trim_limit(stream, 7) == 7
+        await world.epoch(0, PARTITIONS)
+        with pytest.raises(TryAgain, match="has not heard yet"):
+            await late.trim_limit(stream, 7)
+        world.cluster.metadata.cut_off(name)
+        with pytest.raises(MetadataError):
+            await late.trim_limit(stream, 7)
 
     run(story)
