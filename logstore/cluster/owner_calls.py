@@ -36,8 +36,8 @@ ASK_READERS: Final = 4
 HOLDERS: Final = 5
 TRIM_LIMIT: Final = 6
 BOUNDS: Final = 7
-EPOCHS_LIMIT: Final = 8
-IS_UNDER_WAY: Final = 9
+EPOCHS_LIMIT: Final = 10
+IS_UNDER_WAY: Final = 11
 
 
 class Owners(Protocol):
