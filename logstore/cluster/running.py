@@ -33,7 +33,7 @@ from logstore.cluster.membership import Announcement, Membership
 from logstore.cluster.meter import HostMeter
 from logstore.cluster.own_place import OwnPlace
 from logstore.cluster.owner_calls import OwnerCalls
-from logstore.cluster.part import Homes, LocalParts, OpenAccess, StartCluster
+from logstore.cluster.part import Homes, LocalParts, OpenAccess, OpenMetadata, StartCluster
 from logstore.cluster.peer_list import PeerList
 from logstore.cluster.peers import OwnEnd
 from logstore.cluster.placement import Placement
@@ -227,10 +227,14 @@ def open_metadata(
             attempt_s=ETCD_ATTEMPT_S,
             user=security.etcd_user,
             password=_password(security.etcd_password_file),
-            tls=EtcdTls(security.etcd_ca) if security.etcd_ca else None,
+            tls=_etcd_tls(security),
         )
         return open_etcd(etcd, random, report)
     return open_sqlite(where.path, random)
+
+
+OPEN_METADATA: Final[OpenMetadata] = open_metadata
+"""For who does not know this module's types."""
 
 
 @asynccontextmanager
@@ -249,6 +253,13 @@ async def open_access(
 
 OPEN_ACCESS: Final[OpenAccess] = open_access
 """For who does not know this module's types."""
+
+
+def _etcd_tls(security: ClusterSecurity) -> EtcdTls | None:
+    """None: etcd's certificate, if it has one, is of an authority that the system knows."""
+    if not security.etcd_ca:
+        return None
+    return EtcdTls(security.etcd_ca, security.etcd_certificate, security.etcd_key)
 
 
 def _password(path: str) -> str:

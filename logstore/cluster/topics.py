@@ -52,6 +52,15 @@ INTERNAL_MESSAGE_BYTES: Final = 16 << 20
 T = TypeVar("T")
 
 
+def internal_settings(hosts: int) -> dict[str, str]:
+    """The settings of a topic of the cluster's own that is made where so many hosts live."""
+    return {
+        "max.message.bytes": str(INTERNAL_MESSAGE_BYTES),
+        "segment.bytes": str(INTERNAL_CHUNK_BYTES),
+        "min.insync.replicas": str(min(2, max(1, hosts))),
+    }
+
+
 class TopicHost(Protocol):
     """What topics need of the host (`logstore.cluster.host`)."""
 
@@ -238,11 +247,7 @@ class ClusterTopics:
         found = self.topics.get(name)
         if found is not None or name in self._creating:
             return None if found is None else found.topic_id
-        settings = {
-            "max.message.bytes": str(INTERNAL_MESSAGE_BYTES),
-            "segment.bytes": str(INTERNAL_CHUNK_BYTES),
-            "min.insync.replicas": str(min(2, max(1, len(self._host.view.members)))),
-        }
+        settings = internal_settings(len(self._host.view.members))
         topic_id = self._new_id().hex
         topic = schema.Topic(topic_id=topic_id, partitions=1, replicas=DEFAULT_REPLICAS, settings=settings)
         self._make(name, topic)
