@@ -69,8 +69,8 @@ def _adopt(arguments: argparse.Namespace) -> int:
     try:
         with locked_directory(source, "sidecar"), locked_directory(into, "sidecar"):
             adopted = _run(arguments)
-    except* AdoptionRefused as refusals:
-        raise AdoptionRefused("; ".join(str(each) for each in leaves(refusals))) from refusals
+    except BaseExceptionGroup as failures:
+        raise leaves(failures)[0] from None
     _say(adopted, arguments)
     return 0
 

@@ -23,6 +23,7 @@ from logstore.format.epoch_api import DescribeRequest, EpochCommitRequest, Part,
 from logstore.format.reader_api import ReaderOffset
 from logstore.format.records import Record, encode_batch
 from logstore.testing.cluster import Cluster
+from logstore.testing.processes import Etcd
 from tests.metadata.support import needs_etcd
 from tests.support.cli import cairn
 from tests.support.limits import PATIENCE_S
@@ -165,6 +166,7 @@ def adopted(directory: Path, source: Path, *flags: str) -> Iterator[Cluster]:
 
 def adopt_words(cluster: Cluster, source: Path) -> list[str]:
     """The command."""
+    assert isinstance(cluster.etcd, Etcd)
     url = f"etcd://{cluster.etcd.endpoint}"
     return ["adopt", str(source), "--into", str(cluster["a"].data_dir), "--cluster", url, "--host-name", "a"]
 
