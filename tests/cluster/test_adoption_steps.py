@@ -344,10 +344,11 @@ async def test_a_source_that_was_used_between_two_tries(tmp_path: Path) -> None:
         await engine.wait(engine.store.stream("orders", 0).delete_records(RECORDS // 2))
     attempt.wrap = lambda store: store
     await attempt.run()
-    found = {stream.partition("/")[2]: each for stream, each in (await attempt.registrations()).items()}
-    assert found["0"].log_start == RECORDS // 2  # whether a chunk is left there depends on whether it was rolled
-    ends = [chunk.end.next_offset for chunk in found["1"].chunks if chunk.end]
-    assert (found["1"].log_start, ends[-1]) == (0, RECORDS // 2 + RECORDS)
+    topic_id = json.loads((await attempt.entries())[schema.topic_key("orders")])["topic_id"]
+    first, second = [(await attempt.registrations())[f"{topic_id}/{partition}"] for partition in range(2)]
+    assert first.log_start == RECORDS // 2  # whether a chunk is left there depends on whether it was rolled
+    ends = [chunk.end.next_offset for chunk in second.chunks if chunk.end]
+    assert (second.log_start, ends[-1]) == (0, RECORDS // 2 + RECORDS)
 
 
 async def test_a_host_that_starts_in_between(tmp_path: Path) -> None:
