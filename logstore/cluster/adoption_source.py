@@ -18,6 +18,7 @@ from logstore.base.errors import CairnError
 from logstore.base.metadata import schema
 from logstore.cluster.group_entry import MAX_GROUP_BYTES
 from logstore.cluster.topics import (
+    DEFAULT_REPLICAS,
     EPOCHS_TOPIC,
     GROUPS_TOPIC,
     INTERNAL_CHUNK_BYTES,
@@ -107,8 +108,8 @@ def take_source(store: Store, fs: FileSystem, users: Ledger, replicas: int, clus
     for name, entries in ledgers.items():
         if entries:
             topic_id = uuid.uuid5(uuid.UUID(hex=cluster_id), name).hex
-            settings = internal_settings(replicas)
-            topics[name] = schema.Topic(topic_id=topic_id, partitions=1, replicas=replicas, settings=settings)
+            settings, copies = internal_settings(replicas), max(DEFAULT_REPLICAS, replicas)
+            topics[name] = schema.Topic(topic_id=topic_id, partitions=1, replicas=copies, settings=settings)
             chunks = _ledger_chunks(entries, store.clock.wall_ms(), retention_ms)
             streams.append(SourceStream(f"{name}-0", f"{topic_id}/0", 0, chunks, topics[name]))
     access = {**dict(store.access.items()), **dict(users.items())}

@@ -182,7 +182,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     age = await ClusterClock.open(metadata, local.clock)
     retention = ClusterRetention(age, local.clock, store_settings, report)
     services = StreamServices(host, local.clock, report, reads.load_producers, nursery.start_soon, retention)
-    facts = ClusterFacts(identity.cluster_id, settings.node_id, store_settings)
+    facts = ClusterFacts(identity.cluster_id, settings.node_id, store_settings, settings.default_replicas)
     topics = ClusterTopics(host, facts, ProducerIds(metadata), services, local.new_id)
     access = StoredAccess(metadata, report, nursery.start_soon)
     nursery.start_soon(own_place.follow, membership.move)

@@ -18,7 +18,7 @@ from logstore.replica.registrations import Member, Prefix
 from tests.support.limits import PATIENCE_S
 
 LOOPBACK = "127.0.0.1"
-SETTINGS = LinkSettings(min_pause_s=0.005, max_pause_s=0.05)
+SETTINGS = LinkSettings(min_pause_s=0.005, max_pause_s=0.05, trouble_s=0.0)
 """Pauses are short, so that a test does not wait for them; all other limits are the product's."""
 
 
