@@ -38,7 +38,7 @@ def spreads(goals: Sequence[Mapping[str, Any]]) -> list[Spread]:
     found = [
         Spread(goal["high"] / goal["low"], goal["name"], goal["n"], goal["low"], goal["high"])
         for goal in goals
-        if goal.get("n") and (goal.get("low") or 0) > 0
+        if (goal.get("n") or 0) > 1 and (goal.get("low") or 0) > 0
     ]
     return sorted(found)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from benchmarks.harness.noise import BEGIN, END, PAGE, filled, spreads
@@ -17,7 +19,7 @@ def test_the_table_of_noise_is_that_of_the_kept_results() -> None:
 
 def test_only_figures_with_rounds_are_counted() -> None:
     """A figure that was measured once, or may be below 0, has no such ratio; the widest one comes last."""
-    goals = [
+    goals: list[dict[str, Any]] = [
         {"name": "wide", "n": 3, "low": 1.0, "high": 4.0},
         {"name": "once", "n": None, "low": None, "high": None},
         {"name": "below", "n": 3, "low": -1.0, "high": 4.0},
