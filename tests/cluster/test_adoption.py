@@ -4,6 +4,8 @@ host is lost.
 
 from __future__ import annotations
 
+import re
+import shlex
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -12,8 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.structs import OffsetAndMetadata
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 
 from logstore.client.admin import Admin
 from logstore.client.blocking import Client, parse_addresses
@@ -29,6 +30,7 @@ from tests.support.cli import cairn
 from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "cluster.md"
 QUERY, RUN = "orders-query", "run1"
 NOW_MS = 1_700_000_000_000
 PRODUCER_ID = 7
@@ -82,17 +84,26 @@ def commit(client: Client, epoch: int) -> None:
 def read_all(bootstrap: str, ends: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], list[Row]]:
     """All records of partitions up to an offset of each."""
     rows: dict[tuple[str, int], list[Row]] = {stream: [] for stream in ends}
-    streams = [TopicPartition(*stream) for stream in ends]
-    with closing(KafkaConsumer(bootstrap_servers=bootstrap, enable_auto_commit=False)) as consumer:
-        consumer.assign(streams)
-        consumer.seek_to_beginning(*streams)
-        while any(consumer.position(stream) < ends[stream.topic, stream.partition] for stream in streams):
-            for stream, found in consumer.poll(timeout_ms=1_000).items():
-                rows[stream.topic, stream.partition] += [
-                    Row(r.offset, r.timestamp, r.key, r.value, tuple(r.headers))
-                    for r in found
-                    if r.offset < ends[stream.topic, stream.partition]
-                ]
+    places = dict.fromkeys(ends, 0)
+    settings: dict[str, str | bool] = {
+        "bootstrap.servers": bootstrap, "group.id": "reader", "enable.auto.commit": False,
+        "enable.partition.eof": True, "auto.offset.reset": "earliest",
+    }  # fmt: skip
+    deadline_s = time.monotonic() + PATIENCE_S
+    with closing(Consumer(settings)) as consumer:
+        consumer.assign([TopicPartition(*stream, OFFSET_BEGINNING) for stream in ends])
+        while any(place < ends[stream] for stream, place in places.items()):
+            assert time.monotonic() < deadline_s, (places, ends)
+            for found in consumer.consume(1_000, timeout=0.1):
+                stream, offset = (found.topic() or "", found.partition() or 0), found.offset() or 0
+                error = found.error()
+                if error is not None:
+                    places[stream] = offset if error.code() == KafkaError._PARTITION_EOF else places[stream]
+                    continue
+                places[stream] = offset + 1
+                if offset < ends[stream]:
+                    headers = tuple((name, bytes(value or b"")) for name, value in found.headers() or [])
+                    rows[stream].append(Row(offset, found.timestamp()[1], found.key(), found.value() or b"", headers))
     return rows
 
 
@@ -123,22 +134,22 @@ def fill(address: str) -> Known:
         client.create_topic("out", 2)
         for number in range(LAST_SEQUENCE + 1):
             last = produce(client, numbered(number))
-        for codec in (None, "gzip"):
-            with closing(KafkaProducer(bootstrap_servers=address, compression_type=codec)) as producer:
-                for number in range(300):
-                    headers = [("trace", b"%d" % number)] if number % 3 else []
-                    producer.send(
-                        "orders", b"%0200d" % number, b"key %d" % number, headers, number % 2, NOW_MS + number
-                    )
+        for codec in ("none", "gzip"):
+            producer = Producer({"bootstrap.servers": address, "compression.type": codec, "enable.idempotence": True})
+            for number in range(300):
+                headers = {"trace": b"%d" % number} if number % 3 else {}
+                producer.produce(
+                    "orders", b"%0200d" % number, b"key %d" % number, number % 2, timestamp=NOW_MS + number,
+                    headers=headers,
+                )  # fmt: skip
+            assert producer.flush(PATIENCE_S) == 0
         for epoch in range(3):
             stage(client, epoch)
             commit(client, epoch)
         assert client.delete_records(Stream("orders", 0), 100) == 100
         client.register_reader("archive", [ReaderOffset("orders", 1, 50)])
-    stream = TopicPartition("orders", 1)
-    with closing(KafkaConsumer(bootstrap_servers=address, group_id="billing", enable_auto_commit=False)) as consumer:
-        consumer.assign([stream])
-        consumer.commit({stream: OffsetAndMetadata(123, "half", -1)})
+    with closing(Consumer({"bootstrap.servers": address, "group.id": "billing"})) as consumer:
+        consumer.commit(offsets=[TopicPartition("orders", 1, 123, "half")], asynchronous=False)
     ends = ends_of(address)
     return Known(read_all(address, ends), ends, last)
 
@@ -165,18 +176,22 @@ def adopted(directory: Path, source: Path, *flags: str) -> Iterator[Cluster]:
 
 
 def adopt_words(cluster: Cluster, source: Path) -> list[str]:
-    """The command."""
+    """The command of docs/cluster.md, with this etcd and these directories."""
     assert isinstance(cluster.etcd, Etcd)
-    url = f"etcd://{cluster.etcd.endpoint}"
-    return ["adopt", str(source), "--into", str(cluster["a"].data_dir), "--cluster", url, "--host-name", "a"]
+    (command,) = re.findall(r"^ *\$ cairn (adopt .*)$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    words = shlex.split(command)
+    words[1], words[words.index("--into") + 1] = str(source), str(cluster["a"].data_dir)
+    words[words.index("--cluster") + 1] = f"etcd://{cluster.etcd.endpoint}"
+    return words
 
 
 def check(bootstrap: str, known: Known) -> None:
     """Everything that was known is there, at its offsets."""
     assert read_all(bootstrap, known.ends) == known.rows
-    with closing(KafkaConsumer(bootstrap_servers=bootstrap, group_id="billing")) as consumer:
-        found = consumer.committed(TopicPartition("orders", 1), metadata=True)
-        assert (found.offset, found.metadata) == (123, "half")
+    settings = {"bootstrap.servers": bootstrap, "group.id": "billing"}
+    with closing(Consumer(settings)) as consumer:
+        (found,) = consumer.committed([TopicPartition("orders", 1)], timeout=PATIENCE_S)
+        assert (found.offset, found.metadata, found.error) == (123, "half", None)
 
 
 @needs_etcd
