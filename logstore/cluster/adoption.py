@@ -37,6 +37,7 @@ from logstore.errors import AdoptionRefused, CorruptFile
 from logstore.interfaces import FileSystem
 from logstore.log.ledger import Ledger
 from logstore.log.store import Store, StoreSettings
+from logstore.log.topics import TopicConfig
 from logstore.replica.identity import DiskLabel
 from logstore.replica.registrations import Member, StreamRegistration
 
@@ -46,6 +47,8 @@ ADOPTED_FILE: Final = "adopted.json"
 """In the source, from the moment on when a cluster may have its log."""
 USERS_LEDGER: Final = "users"
 VERSION: Final = 1
+SETTINGS: Final = StoreSettings(topic_defaults=TopicConfig(retention_ms=-1), disk_reserve_bytes=0)
+"""Nothing is trimmed that only the settings of the sidecar would keep, whatever room there is."""
 
 
 class AdoptionPlaces(NamedTuple):
@@ -101,9 +104,9 @@ async def adopt(places: AdoptionPlaces, host: str, replicas: int, environment: A
             _finish(places.target)
             return Adopted(0, 0, 0, 0, was_done=True)
         source = await _take(places.source, adoption, replicas, environment)
+        metadata_entries(source, {})  # raises what no metadata store takes, before anything is copied
         environment.planned(source.size_bytes)
         registrations = await _copy(places, adoption, source, environment)
-        metadata_entries(source, registrations)  # raises what no store takes
         write_label(places.target, adoption.cluster_id, DiskLabel(adoption.disk, host))
         _write(places.source, ADOPTED_FILE, {"v": VERSION, "cluster_id": adoption.cluster_id, "host": host})
         await publish(metadata, source, registrations, adoption.cluster_id)
@@ -165,7 +168,7 @@ def _open(fs: FileSystem, environment: AdoptionEnvironment) -> Store:
     return Store.open(
         fs,
         environment.clock,
-        StoreSettings(),
+        SETTINGS,
         new_id=environment.new_id,
         report=environment.report,
         decided=decided_in_journal,

@@ -36,7 +36,7 @@ from logstore.cluster.stored_access import ACCESS, HEAD, MAX_ACCESS_BYTES, encod
 from logstore.cluster.stored_access import VERSION as ACCESS_VERSION
 from logstore.errors import AdoptionRefused
 from logstore.replica.registrations import HEAD as REGISTRATION_HEAD
-from logstore.replica.registrations import MAX_CHUNKS, StreamRegistration, encode_registration
+from logstore.replica.registrations import StreamRegistration, encode_registration
 from logstore.replica.stored_registrations import chunks_prefix, head_key
 
 ADOPTION: Final = "adoption"
@@ -99,12 +99,6 @@ def metadata_entries(source: Source, registrations: Mapping[str, StreamRegistrat
     """All entries, in the order in which they are put. Raises AdoptionRefused."""
     entries: dict[str, bytes] = {}
     for stream, registration in registrations.items():
-        if len(registration.chunks) > MAX_CHUNKS:
-            names = {each.stream: each.name for each in source.streams}
-            raise AdoptionRefused(
-                f"{names[stream]} has {len(registration.chunks)} chunks, and a cluster keeps {MAX_CHUNKS} of a stream: "
-                "let retention remove some, or copy the topic's records to another topic with a Kafka client"
-            )
         parts = encode_registration(registration)
         entries[head_key(stream)] = parts.pop(REGISTRATION_HEAD)
         entries |= {chunks_prefix(stream) + name: value for name, value in parts.items()}

@@ -37,6 +37,7 @@ from logstore.log.catalogue import PRODUCER_IDS
 from logstore.log.ledger import Ledger
 from logstore.log.store import Store, Topic
 from logstore.log.stream import Stream
+from logstore.replica.registrations import MAX_CHUNKS
 
 READ_BYTES: Final = 4 << 20
 MAX_PIECE_BYTES: Final = MAX_GROUP_BYTES + (1 << 20)
@@ -169,6 +170,11 @@ def _stream(topic: schema.Topic, stream: Stream) -> SourceStream:
         for chunk in held
         if chunk.next_offset > stream.log_start_offset or chunk in last
     )
+    if len(chunks) > MAX_CHUNKS:
+        raise AdoptionRefused(
+            f"{stream.name} has {len(chunks)} chunks, and a cluster keeps {MAX_CHUNKS} of a stream: trim it "
+            "(`cairn trim`), or copy the topic's records to another topic with a Kafka client"
+        )
     name = f"{topic.topic_id}/{stream.partition}"
     log_start = stream.log_start_offset if chunks else stream.high_watermark
     if chunks and chunks[-1].next_offset != stream.high_watermark:

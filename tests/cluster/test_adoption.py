@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_STORED, Consumer, KafkaError, Producer, TopicPartition
 
 from logstore.client.admin import Admin
 from logstore.client.blocking import Client, parse_addresses
@@ -149,7 +149,7 @@ def fill(address: str) -> Known:
         assert client.delete_records(Stream("orders", 0), 100) == 100
         client.register_reader("archive", [ReaderOffset("orders", 1, 50)])
     with closing(Consumer({"bootstrap.servers": address, "group.id": "billing"})) as consumer:
-        consumer.commit(offsets=[TopicPartition("orders", 1, 123, "half")], asynchronous=False)
+        consumer.commit(offsets=[TopicPartition("orders", 1, 123, "half", leader_epoch=0)], asynchronous=False)
     ends = ends_of(address)
     return Known(read_all(address, ends), ends, last)
 
@@ -188,10 +188,20 @@ def adopt_words(cluster: Cluster, source: Path) -> list[str]:
 def check(bootstrap: str, known: Known) -> None:
     """Everything that was known is there, at its offsets."""
     assert read_all(bootstrap, known.ends) == known.rows
-    settings = {"bootstrap.servers": bootstrap, "group.id": "billing"}
+    settings: dict[str, str | bool] = {
+        "bootstrap.servers": bootstrap, "group.id": "billing", "enable.auto.commit": False,
+        "auto.offset.reset": "error",
+    }  # fmt: skip
     with closing(Consumer(settings)) as consumer:
         (found,) = consumer.committed([TopicPartition("orders", 1)], timeout=PATIENCE_S)
-        assert (found.offset, found.metadata, found.error) == (123, "half", None)
+        assert (found.offset, found.metadata, found.error, found.leader_epoch) == (123, "half", None, 0)
+        # It asks where leader epoch 0 ends: an end in front of its offset would be a loss, and it would begin anew.
+        consumer.assign([TopicPartition("orders", 1, OFFSET_STORED)])
+        deadline_s, first = time.monotonic() + PATIENCE_S, None
+        while first is None or first.error() is not None:
+            assert time.monotonic() < deadline_s
+            first = consumer.poll(0.1)
+        assert first.offset() == 123
 
 
 @needs_etcd

@@ -200,6 +200,9 @@ async def test_everything_is_taken_over(tmp_path: Path) -> None:
     """
     source = tmp_path / "source"
     await fill(source)
+    (tmp_path / "password").write_text("secret\n")
+    words = ("user", "add", "etl", "--data-dir", str(source), "--password-file", str(tmp_path / "password"))
+    assert cairn(*words, "--iterations", "4096").status == 0
     before = {path: path.read_bytes() for path in source.glob("streams/**/*.log")}
     assert len(before) > 2
     attempt = Attempt(tmp_path, source)
@@ -214,6 +217,8 @@ async def test_everything_is_taken_over(tmp_path: Path) -> None:
         if key.startswith("access/") and key != "access/head"
     ]
     assert any(key.startswith("acl/") and "User:etl" in key for key, _ in access)
+    listed = await trio.to_thread.run_sync(lambda: cairn("user", "list", "--cluster", f"sqlite:{attempt.metadata}"))
+    assert listed.out.startswith("etl: SCRAM-SHA-"), listed.err
     note = json.loads((source / ADOPTED_FILE).read_text())
     cluster = json.loads(entries[schema.CLUSTER_KEY])
     assert note["cluster_id"] == cluster["cluster_id"]
