@@ -30,7 +30,7 @@ from logstore.base.metadata.interface import MetadataStore
 from logstore.cluster.adoption_copy import ReplicaBuilder
 from logstore.cluster.adoption_entries import StoreState, metadata_entries, publish, state_of
 from logstore.cluster.adoption_source import Source, take_source
-from logstore.cluster.host_identity import LABEL_FILE, write_label
+from logstore.cluster.host_identity import ADOPTED_FILE, ADOPTION_FILE, LABEL_FILE, write_label
 from logstore.engine import open_engine
 from logstore.epochs.journaled import decided_in_journal
 from logstore.errors import AdoptionRefused, CorruptFile
@@ -41,10 +41,6 @@ from logstore.log.topics import TopicConfig
 from logstore.replica.identity import DiskLabel
 from logstore.replica.registrations import Member, StreamRegistration
 
-ADOPTION_FILE: Final = "adoption.json"
-"""In the new directory, as long as it is not done."""
-ADOPTED_FILE: Final = "adopted.json"
-"""In the source, from the moment on when a cluster may have its log."""
 USERS_LEDGER: Final = "users"
 VERSION: Final = 1
 SETTINGS: Final = StoreSettings(topic_defaults=TopicConfig(retention_ms=-1), disk_reserve_bytes=0)

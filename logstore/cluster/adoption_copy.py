@@ -1,7 +1,7 @@
 """Makes replicas of one host of the chunks of a sidecar that was alone: the same batches at the same offsets.
 
-The n-th chunk of a stream becomes its chunk of epoch n, sealed, with this host as its only member; the other copies are
-made by the cluster, as those of any chunk that lacks some.
+The n-th chunk of a stream becomes its chunk of epoch n, sealed, with this host as its only member; a last one that is
+large becomes two. The other copies are made by the cluster, as those of any chunk that lacks some.
 
 Invariants:
 * Replicas are made through the store, as those that hosts send each other: each batch is checked, and durable.

@@ -42,20 +42,25 @@ from logstore.replica.registrations import MAX_CHUNKS
 READ_BYTES: Final = 4 << 20
 MAX_PIECE_BYTES: Final = MAX_GROUP_BYTES + (1 << 20)
 """Of a batch, or of an append group with BEGIN and END: hosts copy each in one message."""
+END_BYTES: Final = 1 << 20
+"""The end of a stream is a chunk of its own, of about so much at most: no chunk may follow it before enough hosts have
+it, so appends wait for that.
+"""
 FRAME_ENTRIES: Final = 2_000
 FRAME_BYTES: Final = 1 << 20
 """Of a ledger in one batch of the topic that has it in a cluster."""
 
 
 class Piece(NamedTuple):
-    """A batch, or a whole append group, and the offset behind it."""
+    """A batch, or a whole append group, with its first offset and the offset behind it."""
 
     data: bytes
+    base_offset: int
     next_offset: int
 
 
 class SourceChunk(NamedTuple):
-    """A chunk with batches: in a file, or made here (`content`)."""
+    """Batches that become a chunk: those of a file, of a part of it, or made here (`content`)."""
 
     path: str
     producers_path: str
@@ -64,6 +69,8 @@ class SourceChunk(NamedTuple):
     size_bytes: int
     written_ms: int
     content: bytes | None = None
+    position: int = 0
+    """Where it begins in its file."""
 
 
 class SourceStream(NamedTuple):
@@ -102,7 +109,7 @@ def take_source(store: Store, fs: FileSystem, users: Ledger, replicas: int, clus
     streams: list[SourceStream] = []
     for name, found in sorted(store.topics.items()):
         topics[name] = _topic(name, found, replicas)
-        streams += [_stream(topics[name], stream) for stream in found.partitions]
+        streams += [_with_short_end(fs, _stream(topics[name], stream)) for stream in found.partitions]
     retention_ms = store.retention_clock.now_ms()
     readers = dict(Ledger.open(fs, "readers", store.notify).items())
     ledgers = {GROUPS_TOPIC: {**dict(store.groups.items()), **readers}, EPOCHS_TOPIC: dict(store.epochs.items())}
@@ -185,6 +192,25 @@ def _stream(topic: schema.Topic, stream: Stream) -> SourceStream:
     return SourceStream(stream.name, name, log_start, chunks, topic)
 
 
+def _with_short_end(fs: FileSystem, stream: SourceStream) -> SourceStream:
+    """The stream with its last chunk cut in two, if it is large. Raises AdoptionRefused, CorruptChunk, OSError."""
+    if not stream.chunks or stream.chunks[-1].size_bytes <= END_BYTES:
+        return stream
+    last, position, cut = stream.chunks[-1], 0, (0, 0)
+    for piece in pieces_of(fs, stream, last):
+        if position and (not cut[0] or cut[0] < last.size_bytes - END_BYTES):
+            cut = (position, piece.base_offset)
+        position += len(piece.data)
+    size_bytes, offset = cut
+    if not size_bytes:
+        return stream
+    front = last._replace(next_offset=offset, size_bytes=size_bytes)
+    end = last._replace(
+        producers_path="", base_offset=offset, size_bytes=last.size_bytes - size_bytes, position=size_bytes
+    )
+    return stream._replace(chunks=(*stream.chunks[:-1], front, end))
+
+
 def _ledger_chunks(entries: Mapping[str, bytes], now_ms: int, retention_ms: int) -> tuple[SourceChunk, ...]:
     """A ledger as chunks of the stream that has it in a cluster (`logstore.cluster.replicated_ledger`)."""
     chunks: list[SourceChunk] = []
@@ -229,7 +255,7 @@ def pieces_of(fs: FileSystem, stream: SourceStream, chunk: SourceChunk) -> Itera
 
     Raises AdoptionRefused for what a cluster cannot hold, CorruptChunk for damage, OSError.
     """
-    due, group = chunk.base_offset, bytearray()
+    due, begin, group = chunk.base_offset, 0, bytearray()
     batches = _batches(_reader(fs, chunk), chunk.size_bytes, lambda size: _refuse_size(stream, due, size))
     try:
         for header, batch in batches:
@@ -242,13 +268,14 @@ def pieces_of(fs: FileSystem, stream: SourceStream, chunk: SourceChunk) -> Itera
             due = header.next_offset
             kind = known_type(batch) if header.is_control else 0
             if not group and kind != BEGIN_TYPE:
-                yield Piece(bytes(batch), due)
+                yield Piece(bytes(batch), header.base_offset, due)
                 continue
+            begin = begin if group else header.base_offset
             group += batch
             if len(group) > MAX_PIECE_BYTES:
                 _refuse_size(stream, due, len(group))
             if kind == END_TYPE:
-                yield Piece(bytes(group), due)
+                yield Piece(bytes(group), begin, due)
                 group.clear()
     except CorruptBatch as error:
         raise _damaged(stream, chunk, due, str(error)) from error
@@ -260,7 +287,7 @@ def _reader(fs: FileSystem, chunk: SourceChunk) -> Callable[[int, int], bytes]:
     content = chunk.content
     if content is not None:
         return lambda position, length: content[position : position + length]
-    return lambda position, length: fs.read(chunk.path, position, length)
+    return lambda position, length: fs.read(chunk.path, chunk.position + position, length)
 
 
 def _batches(

@@ -40,6 +40,10 @@ from logstore.replica.identity import DiskLabel, DiskVerdict, judge_disk
 from logstore.replica.registrations import Member, OwnerId
 
 LABEL_FILE: Final = "host.json"
+ADOPTION_FILE: Final = "adoption.json"
+"""In a directory that `logstore.cluster.adoption` makes, as long as it is not done."""
+ADOPTED_FILE: Final = "adopted.json"
+"""In the directory of a sidecar that was alone, from the moment on when a cluster may have its log."""
 RETRY_S: Final = 1.0
 """Between tries to reach the metadata store at a start."""
 _VERSION: Final = 1

@@ -22,15 +22,14 @@ from logstore.base.metadata.interface import Committed, Conflict, Entry, Metadat
 from logstore.base.metadata.sqlite import open_sqlite
 from logstore.base.system import SystemClock
 from logstore.cluster.adoption import (
-    ADOPTED_FILE,
-    ADOPTION_FILE,
     Adopted,
     AdoptionEnvironment,
     AdoptionPlaces,
     adopt,
 )
 from logstore.cluster.adoption_entries import ADOPTION
-from logstore.cluster.adoption_source import MAX_PIECE_BYTES
+from logstore.cluster.adoption_source import END_BYTES, MAX_PIECE_BYTES
+from logstore.cluster.host_identity import ADOPTED_FILE, ADOPTION_FILE
 from logstore.cluster.stored_access import decode_entry
 from logstore.disk.files import OsFiles
 from logstore.engine import StoreEngine, open_engine
@@ -354,6 +353,25 @@ async def test_a_source_that_was_used_between_two_tries(tmp_path: Path) -> None:
     assert first.log_start == RECORDS // 2  # whether a chunk is left there depends on whether it was rolled
     ends = [chunk.end.next_offset for chunk in second.chunks if chunk.end]
     assert (second.log_start, ends[-1]) == (0, RECORDS // 2 + RECORDS)
+
+
+async def test_the_end_of_a_large_chunk_is_a_chunk_of_its_own(tmp_path: Path) -> None:
+    """Appends wait until enough hosts have the last chunk: it is short, whatever the size of the source's last one."""
+    source = tmp_path / "source"
+    async with opened(made(source)) as engine:
+        await engine.wait(engine.store.create_topic("large", 1, {}))
+        stream = engine.store.stream("large", 0)
+        for number in range(40):
+            batch = encode_batch([Record(0, NOW_MS, None, bytes([number]) * 65_536)])
+            await engine.wait(stream.append(batch, now_ms=NOW_MS))
+        size_bytes = stream.size_bytes
+    attempt = Attempt(tmp_path, source)
+    await attempt.run()
+    (registration,) = (await attempt.registrations()).values()
+    front, end = (chunk.end for chunk in registration.chunks if chunk.end is not None)
+    assert front.length_bytes + end.length_bytes == size_bytes
+    assert END_BYTES - 70_000 < end.length_bytes <= END_BYTES
+    assert (registration.chunks[1].base_offset, end.next_offset) == (front.next_offset, 40)
 
 
 async def test_a_host_that_starts_in_between(tmp_path: Path) -> None:
