@@ -95,10 +95,15 @@ async def adopt(places: AdoptionPlaces, host: str, replicas: int, environment: A
     schema.member_key(host)
     async with places.metadata() as metadata:
         source_id = await trio.to_thread.run_sync(_source_id, places.source)
-        adoption = _begin(places.target, source_id, host, environment)
+        adoption = _done(places, source_id, host) or _begin(places.target, source_id, host, environment)
         if await state_of(metadata, adoption.cluster_id) is StoreState.DONE:
             _finish(places.target)
             return Adopted(0, 0, 0, 0, was_done=True)
+        if not places.target.exists(ADOPTION_FILE):
+            raise AdoptionRefused(
+                f"--into is the directory of host {host!r} of cluster {adoption.cluster_id}, of which the metadata "
+                "store knows nothing: give the URL of that cluster's, or a directory that is new"
+            )
         source = await _take(places.source, adoption, replicas, environment)
         metadata_entries(source, {})  # raises what no metadata store takes, before anything is copied
         environment.planned(source.size_bytes)
@@ -118,6 +123,17 @@ def _source_id(fs: FileSystem) -> str:
             f"the directory has {LABEL_FILE}: it is that of a host of a cluster already; start it with --cluster"
         )
     return str(_read(fs, "cairn.json")["cluster_id"])
+
+
+def _done(places: AdoptionPlaces, source_id: str, host: str) -> Adoption | None:
+    """The adoption that has made the new directory, if it is complete there. Raises CorruptFile, OSError."""
+    source, target = places[:2]
+    if target.exists(ADOPTION_FILE) or not target.exists(LABEL_FILE) or not source.exists(ADOPTED_FILE):
+        return None
+    label, note = _read(target, LABEL_FILE), _read(source, ADOPTED_FILE)
+    if (label.get("host"), label.get("cluster_id")) != (host, note.get("cluster_id")):
+        return None
+    return Adoption(source_id, str(label["cluster_id"]), host, str(label.get("disk")))
 
 
 def _begin(fs: FileSystem, source_id: str, host: str, environment: AdoptionEnvironment) -> Adoption:
@@ -173,7 +189,8 @@ def _open(fs: FileSystem, environment: AdoptionEnvironment) -> Store:
 
 def _finish(fs: FileSystem) -> None:
     """Let hosts start on the new directory."""
-    fs.remove(ADOPTION_FILE)
+    if fs.exists(ADOPTION_FILE):
+        fs.remove(ADOPTION_FILE)
     fs.sync_directory("")
 
 
