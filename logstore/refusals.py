@@ -37,6 +37,7 @@ OWN_NAMES = frozenset(
         ADOPTED_FILE,
         f"{ADOPTED_FILE}.new",
         ADOPTION_FILE,
+        f"{ADOPTION_FILE}.new",
     }
 )
 """What a data directory may hold."""

@@ -149,7 +149,7 @@ def _begin(fs: FileSystem, source_id: str, host: str, environment: AdoptionEnvir
                 f"there, and this is {source_id}, for {host!r}: give the same again, or an empty --into"
             )
         return found
-    others = sorted(set(fs.list_directory("")) - {LOCK_FILE})
+    others = sorted(set(fs.list_directory("")) - {LOCK_FILE, f"{ADOPTION_FILE}.new"})
     if others:
         raise AdoptionRefused(f"--into is not empty, it has {others[0]!r}: give a directory that is new")
     cluster_id, disk = environment.new_id().hex, f"{environment.random.getrandbits(64):016x}"

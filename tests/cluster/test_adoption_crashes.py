@@ -199,8 +199,9 @@ async def crash_everywhere(tmp_path: Path, seed: int, monkeypatch: pytest.Monkey
         await run(machine, metadata)
     await check(machine, metadata, before)
     assert len(states) > CRASHES
-    copying = [state for state in states if state.target.exists("replicas")]
-    for number, state in enumerate([*random.sample(states, 3), *random.sample(copying, CRASHES), states[-1]]):
+    copying = [number for number, state in enumerate(states) if state.target.exists("replicas")]
+    for number in {*random.sample(range(len(states)), 3), *random.sample(copying, CRASHES), len(states) - 1}:
+        state = states[number]
         store = metadata if state.is_published else tmp_path / f"m{number}.sqlite"
         await run(state, store)
         await check(state, store, before)
