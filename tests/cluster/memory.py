@@ -195,6 +195,7 @@ class MemoryFiles:
 class Heard:
     """See StreamObserver: keeps what it hears."""
 
+    name: str = "orders-0"
     founded: Callable[[int], bytes] = lambda base_offset: b"state at %d" % base_offset
     news: list[tuple[str, object]] = field(default_factory=list)
     high_watermark: int = 0

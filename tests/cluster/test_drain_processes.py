@@ -16,6 +16,7 @@ from logstore.testing.cluster import Cluster, ClusterHostProcess
 from tests.cluster.clients import PATIENCE_MS, read
 from tests.metadata.support import needs_etcd
 from tests.support.cli import Finished, cairn
+from tests.support.cluster_network import new_network
 from tests.support.limits import PATIENCE_S
 from tests.support.waiting import until
 
@@ -89,7 +90,7 @@ def test_a_host_is_drained_stopped_and_removed(tmp_path: Path) -> None:
     """Its streams and chunks go to others while a producer writes; it ends with none and is stopped for good. Nothing
     is lost or doubled, and no error comes to the producer. What cannot be is refused with a reason.
     """
-    with Cluster(tmp_path, ("a", "b", "c", "d"), "--lease-s", "3") as cluster:
+    with Cluster(tmp_path, ("a", "b", "c", "d"), "--lease-s", "3", network=new_network()) as cluster:
         a, b, c, _ = cluster
         with Client(parse_addresses(cluster.bootstrap), limit_s=PATIENCE_S) as client:
             client.create_topic("orders", PARTITIONS)

@@ -16,6 +16,7 @@ from logstore.testing.cluster import Cluster, ClusterHostProcess
 from tests.cluster.clients import asked, read
 from tests.metadata.support import needs_etcd
 from tests.support.cli import cairn
+from tests.support.cluster_network import new_network
 from tests.support.limits import PATIENCE_S
 from tests.support.waiting import until
 
@@ -102,7 +103,7 @@ def test_epochs_are_exact_while_home_and_owners_are_killed(tmp_path: Path, led: 
     """`kill -9` of the home of epochs, then of an owner of a stream: the client goes on, and each partition has each
     epoch once, in order. `cairn queries` says the same as the client, at any host.
     """
-    with Cluster(tmp_path) as cluster:
+    with Cluster(tmp_path, network=new_network()) as cluster:
         with Client(parse_addresses(cluster.bootstrap), limit_s=PATIENCE_S) as client:
             client.create_topic(TOPIC, PARTITIONS)
             with StagingClient(cluster) as staging:

@@ -12,6 +12,7 @@ from logstore.testing.cluster import Cluster, ClusterHostProcess
 from tests.cluster.clients import asked, create_topic, ends, read
 from tests.cluster.test_processes import Load, leader_of, producing, wait_for_more
 from tests.metadata.support import needs_etcd
+from tests.support.cluster_network import new_network
 from tests.support.waiting import until
 
 pytestmark = [needs_etcd, pytest.mark.clients]
@@ -57,7 +58,7 @@ def delete(cluster: Cluster) -> None:
 
 def test_retention_and_deleted_records_outlive_their_owner(tmp_path: Path) -> None:
     """The first offset moves with the input, on the disks of all hosts; kill -9 of the owner brings nothing back."""
-    with Cluster(tmp_path / "cluster") as cluster:
+    with Cluster(tmp_path / "cluster", network=new_network()) as cluster:
         create(cluster)
         with producing(cluster) as load:
             until(lambda: offsets(cluster)[0] > 0, "records go")
@@ -69,7 +70,7 @@ def test_retention_and_deleted_records_outlive_their_owner(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_retention_goes_on_while_hosts_and_etcd_go(tmp_path: Path) -> None:
     """Under load, under the next owner, while etcd is away, and with other settings."""
-    with Cluster(tmp_path / "cluster") as cluster:
+    with Cluster(tmp_path / "cluster", network=new_network()) as cluster:
         create(cluster)
         with producing(cluster) as load:
             until(lambda: offsets(cluster)[0] > 0, "records go")
