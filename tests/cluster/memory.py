@@ -32,7 +32,8 @@ from logstore.replica.effects import DiskOperation, Load, WriteEntries
 from logstore.replica.identity import DiskLabel
 from logstore.replica.known_replicas import StoredReplicas
 from logstore.replica.messages import Message
-from logstore.replica.owner import Owner, OwnerState
+from logstore.replica.owner import Owner
+from logstore.replica.owner_states import OwnerState
 from logstore.replica.registrations import StreamRegistration
 from logstore.testing.reports import RecordedReports
 from logstore.testing.simdisk import SimDisk

@@ -25,11 +25,11 @@ from tests.cluster.test_processes import (
     leader_of,
     partitions_of,
     producing,
-    until,
     wait_for_more,
 )
 from tests.metadata.support import needs_etcd
 from tests.support.cluster_network import are_containers, new_faulty_network, new_network
+from tests.support.waiting import until
 
 NO_NAMESPACES = why_not()
 needs_namespaces = pytest.mark.skipif(NO_NAMESPACES is not None, reason=NO_NAMESPACES or "")
