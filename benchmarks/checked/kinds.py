@@ -214,18 +214,21 @@ class Kinds:
         return Fault("drain", [host], begin, seen=seen)
 
     def _full_disk(self) -> Fault:
+        """`again`: when the host has made room for what must be written, that is taken, too."""
         (host,) = self._some()
-        disk = self._disks[host.name]
-        before = 0
+        disk, again = self._disks[host.name], self._chance.random() < 0.5
+        before = taken = 0
 
         def begin() -> None:
-            nonlocal before
+            nonlocal before, taken
             before = host.log.count("event=disk_low ")
-            disk.fill()
+            taken = disk.fill()
 
         def seen() -> str:
-            has_said = host.log.count("event=disk_low ") > before
-            return f"{host.name} says disk_low, no block of {disk.kind} is free" if has_said and disk.is_full else ""
+            if not taken or host.log.count("event=disk_low ") == before:
+                return ""
+            more = disk.fill() if again else 0
+            return f"{taken} and then {more} bytes of {disk.kind} taken, {host.name} says disk_low"
 
         return Fault("full disk", [host], begin, disk.empty, seen)
 

@@ -7,6 +7,7 @@
 Needs the right to mount: ext4 in a file beside the directory, or else a tmpfs. Nothing is left mounted after `unmount`.
 """
 
+import errno
 import os
 import subprocess
 from pathlib import Path
@@ -54,20 +55,19 @@ class Disk:
     def _filler(self) -> Path:
         return self.path / "filler"
 
-    @property
-    def is_full(self) -> bool:
-        """Whether nobody can write a block more."""
-        return os.statvfs(self.path).f_bavail == 0
-
-    def fill(self) -> None:
-        """Leave nothing free."""
-        with self._filler.open("wb", buffering=0) as file:
+    def fill(self) -> int:
+        """Leave nothing free; the bytes that were. A host may make room then, and the disk may be filled again."""
+        taken = 0
+        with self._filler.open("ab", buffering=0) as file:
             piece = bytes(PIECE_BYTES)
             while piece:
                 try:
-                    file.write(piece)
-                except OSError:
+                    taken += file.write(piece)
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
                     piece = piece[: len(piece) // 2]
+        return taken
 
     def empty(self) -> None:
         """Free it again."""
@@ -76,6 +76,7 @@ class Disk:
 
 def _succeeds(command: list[str]) -> bool:
     try:
-        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+        done = subprocess.run(command, capture_output=True, check=False)  # noqa: S603  no shell
+        return done.returncode == 0
     except FileNotFoundError:
         return False
