@@ -34,7 +34,7 @@ as a cluster that stands still."""
 COPIES_S: Final = 900.0
 """Within which a healed cluster must have all copies: one that fails again and again is left out for minutes."""
 SEEN_S: Final = 120.0
-WIPE_S: Final = 30.0
+WIPE_S: Final = 120.0
 """How long a wipe waits for all copies; without them it is left out."""
 QUIET_S: Final = (0.5, 4.0)
 HELD_S: Final = (0.3, 6.0)

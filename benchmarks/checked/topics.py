@@ -107,8 +107,8 @@ def _fill_and_read(work: Work, topic: str, life: int, partition: int) -> None:
                 call.failed(error)  # type: ignore[attr-defined]
 
         producer.produce(topic, f"{who}:{number}".encode(), partition=partition, on_delivery=note)
+    work.filled[stream] = topic, partition
     if producer.flush(2 * ANSWER_S) == 0:
-        work.filled[stream] = topic, partition
         read_log(work, (topic, partition), stream)
 
 

@@ -32,7 +32,7 @@ def test_an_hour_of_checked_histories(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=1.5 * HOUR_S)
     found = json.loads((tmp_path / "histories.json").read_text(encoding="utf-8"))
-    assert (found["violations"], found["trouble"]) == ([], []), f"seed {found['plan']['seed']}"
+    assert (found["violations"], found["trouble"]) == ([], []), f"seed {found['slices'][0]['plan']['seed']}"
     assert [goal["name"] for goal in found["goals"] if not goal["holds"]] == []
 
 
