@@ -217,15 +217,14 @@ class Kinds:
         """`again`: when the host has made room for what must be written, that is taken, too."""
         (host,) = self._some()
         disk, again = self._disks[host.name], self._chance.random() < 0.5
-        before = taken = 0
+        taken = 0
 
         def begin() -> None:
-            nonlocal before, taken
-            before = host.log.count("event=disk_low ")
+            nonlocal taken
             taken = disk.fill()
 
         def seen() -> str:
-            if not taken or host.log.count("event=disk_low ") == before:
+            if not taken or not _is_low(host.log):
                 return ""
             more = disk.fill() if again else 0
             return f"{taken} and then {more} bytes of {disk.kind} taken, {host.name} says disk_low"
@@ -284,3 +283,9 @@ class Kinds:
             self._network.slow(source, target, delay_s=delay_s, bytes_s=bytes_s)
 
         return self._on_ways(kind, [], ways, strike)
+
+
+def _is_low(log: str) -> bool:
+    """Whether a host has said in its present life that its disk is full, and not that this is over."""
+    life = log.rpartition("event=recovered ")[2]
+    return life.rfind("event=disk_low ") > life.rfind("event=disk_low_over ")

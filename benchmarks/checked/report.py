@@ -24,6 +24,8 @@ CALLS: Final = (
     *("log", "epoch", "take over"),
 )
 KILL_S: Final = 3.0
+KILLS: Final = "kill -9 of a host, time without an acknowledgement"
+LONGEST_KILL: Final = f"{KILLS}, longest"
 ALL_KINDS_MINUTES: Final = 15.0
 """So long a history takes each kind of fault at least once."""
 NOT_SEEN: Final = ", not seen"
@@ -54,10 +56,9 @@ def find_goals(content: Content) -> list[Goal]:
     ]
     killed = [row["silence_s"] for row in content["rows"] if row["name"] == "kill"]
     if killed:
-        name = "kill -9 of a host, time without an acknowledgement"
         goals += [
-            at_most(f"{name}, median", median(killed), "s", KILL_S, killed),
-            at_most(f"{name}, longest", max(killed), "s", KILL_S, killed),
+            at_most(f"{KILLS}, median", median(killed), "s", KILL_S, killed),
+            at_most(LONGEST_KILL, max(killed), "s", KILL_S, killed),
         ]
     return goals
 

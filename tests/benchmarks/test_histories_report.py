@@ -14,7 +14,6 @@ from benchmarks.checked.disks import survey
 from logstore.format.records import Record, encode_batch
 
 KINDS = ["kill", "pause"]
-LONGEST_KILL = "kill -9 of a host, time without an acknowledgement, longest"
 
 
 def part(seed: int, minutes: float = 30.0, **changes: Any) -> report.Content:
@@ -50,7 +49,7 @@ def test_a_run_in_which_all_was_seen_reaches_its_goals() -> None:
         ({"violation_count": 1}, "broken promises"),
         ({"trouble": ["a client has not ended"]}, "what did not heal or end"),
         ({"kinds": [*KINDS, "drain"]}, "kinds of faults that were seen"),
-        ({"rows": [row("kill", 0.5), row("kill", 0.5), row("kill", 9.0)]}, LONGEST_KILL),
+        ({"rows": [row("kill", 0.5), row("kill", 0.5), row("kill", 9.0)]}, report.LONGEST_KILL),
     ],
 )
 def test_what_is_wrong_misses_a_goal(changes: dict[str, Any], goal: str) -> None:
