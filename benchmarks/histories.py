@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -184,7 +185,10 @@ class Run:
         ids = topics.find_ids(work, TOPICS)
         with self._troubled():
             faults.stop_all()
-        self.trouble += [f"host {host.name} wrote a traceback" for host in cluster if "Traceback" in host.log]
+        for host in cluster:
+            self.trouble += [f"host {host.name} wrote a traceback"] if "Traceback" in host.log else []
+            for event in re.findall(r" level=error event=(\w+)", host.log):
+                work.noted(f"errors that hosts reported: {event}")
         if not ids:
             self.trouble.append("no host describes the topics at the end")
             return

@@ -149,6 +149,8 @@ class LocalProcess:
 
     def _launch(self, command: Sequence[str]) -> subprocess.Popen[str]:
         log: IO[str]
+        if self._process is not None and self._process.stdout is not None:
+            self._process.stdout.close()  # of one that ended by itself
         with self.log_path.open("a") as log:
             self._process = subprocess.Popen(  # noqa: S603  our own programs
                 command, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
