@@ -164,8 +164,8 @@ def test_slow_links_are_no_faults_of_hosts(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_link_that_is_too_slow_costs_a_member(tmp_path: Path) -> None:
-    """At a few bytes a second what is sent to a member is on the way for minutes: the chunk goes on without that member,
-    and with it when its links are as quick as before.
+    """At a few bytes a second what is sent to a member is on the way for minutes: the chunk goes on without that member
+    until its links are as quick as before.
     """
     network = RelayedNetwork()
     with Cluster(tmp_path / "cluster", network=network) as cluster:
