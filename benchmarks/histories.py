@@ -78,6 +78,8 @@ class Run:
         """What is wrong without being in the history: nothing heals, a client does not end, a traceback."""
         self.notes: dict[str, int] = {}
         self.kinds: Sequence[str] = ()
+        self.minutes = 0.0
+        """Of faults, so far."""
         self.file_system = ""
         """Of the disks; empty: they are not small ones of their own."""
 
@@ -141,14 +143,15 @@ class Run:
                 self.trouble.append(f"a client has not ended: {thread.name}")
 
     def _inject(self, faults: Faults, work: Work, chance: Random) -> None:
-        ends_s = time.monotonic() + self.plan.minutes * 60
+        begun_s = time.monotonic()
         kinds: list[str] = []
-        while time.monotonic() < ends_s:
+        while self.minutes < self.plan.minutes:
             if not kinds:
                 kinds = list(faults.kinds)
                 chance.shuffle(kinds)
             kind = kinds.pop()
             done = faults.run_one(kind)
+            self.minutes = (time.monotonic() - begun_s) / 60
             if done is None:
                 continue
             silence_s = max(silences_s(work, done.begun_s, work.recorder.at_s).values())
@@ -252,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.merge:
         parts = [json.loads(path.read_text(encoding="utf-8")) for path in given.merge]
         content = report.merge(parts)
-        content["mode"] = mode_of(sum(each["plan"]["minutes"] for each in content["slices"]))
+        content["mode"] = mode_of(sum(each["minutes"] for each in content["slices"]))
         keep(content, results.directory(parser, given.results, content["mode"]), console)
         return
     seed = given.seed if given.seed is not None else Random().randrange(1 << 31)
@@ -291,6 +294,7 @@ def judge(plan: Plan, run: Run, before: dict[str, Any]) -> report.Content:
     violations = checker.violations()
     slice_ = {
         "plan": asdict(plan),
+        "minutes": round(run.minutes, 2),
         **results.commit(),
         "disks": run.file_system,
         "load_average_after": [round(load, 2) for load in os.getloadavg()],

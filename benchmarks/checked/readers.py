@@ -30,6 +30,8 @@ END_OF_PARTITION = -191
 LOG_S = 300.0
 """For one log to be read, or for one answer, at the end."""
 ASK_S = 10.0
+ATTEMPT_S = 30.0
+"""So long a consumer may give nothing before another one takes its place."""
 Records = list[tuple[int, str]]
 
 
@@ -203,14 +205,31 @@ def find_limits(work: Work, streams: Sequence[str]) -> dict[str, int]:
     return found
 
 
-def read_log(work: Work, place: tuple[str, int], stream: str) -> bool:
-    """All that a partition holds, noted under the name of a stream. False: it could not be read within LOG_S."""
+def read_log(work: Work, place: tuple[str, int], stream: str, limit_s: float = LOG_S) -> bool:
+    """All that a partition holds, noted under the name of a stream. False: it could not be read within `limit_s`.
+
+    A consumer that gets nothing for a while is replaced: what a library makes of errors is not what is judged here.
+    """
+    deadline_s = time.monotonic() + limit_s
+    call = work.recorder.begin("log", "end", stream=stream)
+    while time.monotonic() < deadline_s:
+        found = _try_to_read(work, place, min(deadline_s, time.monotonic() + ATTEMPT_S))
+        if found is not None:
+            start, limit, records = found
+            work.looked(stream, records[-1][0] if records else -1)
+            call.ok(records=records, start=start, limit=limit)
+            return True
+        work.noted("reads of a log begun anew")
+    call.failed(f"not within {limit_s:g} s")
+    return False
+
+
+def _try_to_read(work: Work, place: tuple[str, int], deadline_s: float) -> tuple[int, int, Records] | None:
+    """Start, limit and records of a log."""
     settings = _settings(work, work.new_name("end")) | {"enable.partition.eof": True}
     consumer = confluent_kafka.Consumer(settings)
-    deadline_s = time.monotonic() + LOG_S
-    call = work.recorder.begin("log", "end", stream=stream)
     records: Records = []
-    start, limit, position = 0, -1, 0
+    start, limit = 0, -1
     try:
         while limit < 0 and time.monotonic() < deadline_s:
             with suppress(confluent_kafka.KafkaException):
@@ -220,16 +239,13 @@ def read_log(work: Work, place: tuple[str, int], stream: str) -> bool:
         while position < limit and time.monotonic() < deadline_s:
             for message in consumer.consume(5_000, POLL_S):
                 if message.error() is None:
+                    deadline_s = time.monotonic() + ATTEMPT_S
                     records.append((message.offset(), (message.value() or b"").decode()))
                     position = message.offset() + 1
                 elif message.error().code() == END_OF_PARTITION:
                     position = message.offset()  # control records, which clients do not show, lie behind the last one
+                else:
+                    work.noted("a reader of a whole log was told " + message.error().name())
+        return (start, limit, [each for each in records if each[0] < limit]) if 0 <= limit <= position else None
     finally:
         consumer.close()
-    if limit < 0 or position < limit:
-        call.failed(f"{len(records)} records of {start} to {limit} within {LOG_S:g} s")
-        return False
-    records = [each for each in records if each[0] < limit]
-    work.looked(stream, records[-1][0] if records else -1)
-    call.ok(records=records, start=start, limit=limit)
-    return True

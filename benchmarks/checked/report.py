@@ -43,7 +43,7 @@ def find_goals(content: Content) -> list[Goal]:
     slices = content["slices"]
     seen = {kind for kind in content["kinds"] if calls[f"fault: {kind}"]}
     hosts = sum(each["plan"]["hosts"] for each in slices)
-    is_whole = any(each["plan"]["minutes"] >= ALL_KINDS_MINUTES for each in slices)
+    is_whole = any(each["minutes"] >= ALL_KINDS_MINUTES for each in slices)
     unseen = sum(times for call, times in calls.items() if call.startswith("fault: ") and call.endswith(NOT_SEEN))
     goals = [
         at_most("broken promises", content["violation_count"], "", 0),

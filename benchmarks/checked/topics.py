@@ -109,7 +109,7 @@ def _fill_and_read(work: Work, topic: str, life: int, partition: int) -> None:
         producer.produce(topic, f"{who}:{number}".encode(), partition=partition, on_delivery=note)
     work.filled[stream] = topic, partition
     if producer.flush(2 * ANSWER_S) == 0:
-        read_log(work, (topic, partition), stream)
+        read_log(work, (topic, partition), stream, 2 * ANSWER_S)
 
 
 def change_settings(work: Work, chance: Random) -> None:

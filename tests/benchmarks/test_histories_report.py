@@ -21,7 +21,7 @@ def part(seed: int, minutes: float = 30.0, **changes: Any) -> report.Content:
     calls = dict.fromkeys((*report.CALLS, "zombie", "zombie, failed", *(f"fault: {kind}" for kind in KINDS)), 1)
     content: report.Content = {
         "mode": "shorter", "finished": "2026-01-01T00:00:00", "machine": {}, "versions": {},
-        "slices": [{"plan": {"minutes": minutes, "hosts": 3, "seed": seed}}], "kinds": KINDS,
+        "slices": [{"plan": {"hosts": 3, "seed": seed}, "minutes": minutes}], "kinds": KINDS,
         "calls": calls | {"disks read": 3}, "notes": {"members that left": 2}, "violation_count": 0, "violations": [],
         "trouble": [], "rows": [row("kill", 0.5), row("pause", 4.0)],
     }  # fmt: skip
