@@ -24,7 +24,7 @@ from spe_adapter.codec.encode import Columns
 from spe_adapter.epochs.client import TaskAttempt, start_commit, take_over
 from spe_adapter.epochs.segments import SegmentCutter, StagedSegment
 
-EACH_S = 0.15
+EACH_S = 0.3
 PAUSE_S = 0.3
 ZOMBIE_CHANCE: Final = 0.02
 """That a run is replaced although nothing is wrong, after an epoch."""

@@ -37,7 +37,8 @@ SEEN_S: Final = 120.0
 WIPE_S: Final = 120.0
 """How long a wipe waits for all copies; without them it is left out."""
 QUIET_S: Final = (0.5, 4.0)
-HELD_S: Final = (0.3, 6.0)
+HELD_S: Final = (0.3, 15.0)
+"""Shorter and longer than a lease."""
 SECOND_CHANCE: Final = 0.2
 POLL_S: Final = 0.1
 LOG_CHARACTERS: Final = 4_000

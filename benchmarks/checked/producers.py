@@ -26,7 +26,7 @@ from kafka.errors import KafkaError
 from benchmarks.checked.history import Call
 from benchmarks.checked.work import CLEARED, KEPT, ORDERS, Topic, Work, stream_name
 
-PACE_S = 0.05
+PACE_S = 0.15
 DRAIN_S = 300.0
 DELIVERY_MS = 600_000
 """Longer than any fault: a record that a library gives up is a failure that nobody needs."""

@@ -23,7 +23,7 @@ from benchmarks.checked.work import ORDERS, Topic, Work, place_of, stream_name
 
 POLL_S = 0.5
 REJOIN_S = (5.0, 20.0)
-COMMIT_EACH_S = 0.2
+COMMIT_EACH_S = 0.5
 PAUSE_S = 0.5
 END_OF_PARTITION = -191
 """What librdkafka calls `_PARTITION_EOF`."""

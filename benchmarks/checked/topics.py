@@ -116,7 +116,7 @@ def change_settings(work: Work, chance: Random) -> None:
     """A setting of orders changes and is read back, and records of another topic are deleted."""
     admin, deleter = _admin(work), Deleter(work)
     while not work.writing_ended.wait(CLEAR_EACH_S):
-        value = 64 * KIB + chance.randrange(128 * KIB)
+        value = 16 * KIB + chance.randrange(32 * KIB)
         call = work.recorder.begin("alter", "admin", topic=ORDERS.name, key=ALTERED, value=value)
         entry = ConfigEntry(ALTERED, str(value), incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.TOPIC, ORDERS.name, incremental_configs=[entry])

@@ -43,12 +43,12 @@ class Topic(NamedTuple):
         return {"segment.bytes": str(self.segment_bytes), **retention}
 
 
-ORDERS: Final = Topic("orders", 3, 128 * KIB)
-KEPT: Final = Topic("kept", 2, 64 * KIB, keeps_bytes=192 * KIB)
+ORDERS: Final = Topic("orders", 3, 32 * KIB)
+KEPT: Final = Topic("kept", 2, 16 * KIB, keeps_bytes=48 * KIB)
 """Retention takes what is old."""
-CLEARED: Final = Topic("cleared", 2, 64 * KIB)
+CLEARED: Final = Topic("cleared", 2, 16 * KIB)
 """An operator deletes records."""
-RESULTS: Final = Topic("results", 4, 64 * KIB, is_dense=False)
+RESULTS: Final = Topic("results", 4, 16 * KIB, is_dense=False)
 """Exactly-once queries write; control records lie between the records."""
 TOPICS: Final = (ORDERS, KEPT, CLEARED, RESULTS)
 
