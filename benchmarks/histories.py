@@ -52,7 +52,7 @@ JOIN_S = 600.0
 CAUGHT_UP_S = 300.0
 POLL_S = 0.2
 LEASE_S = "10"
-"""Twice the setting's default: a machine that is busy with other work is slow, and its hosts are not gone for that."""
+"""Longer than the default of the setting: a machine that is busy with other work is slow, and its hosts are not gone for that."""
 MEMBERS = {"readers": (ORDERS,), "auditors": (ORDERS, KEPT)}
 """Two of each group."""
 Clients = list[tuple[Callable[..., None], tuple[Any, ...]]]
