@@ -118,6 +118,10 @@ class ReplicaFiles(Protocol):
 class StreamObserver(Protocol):
     """Hears of one stream while this host owns it."""
 
+    @property
+    def name(self) -> str:
+        """TOPIC-PARTITION, as clients know the stream."""
+
     def founding(self, base_offset: int) -> bytes:
         """The producers' last sequences as of an offset where everything in front is acknowledged, as bytes that
         `logstore.format.snapshot` reads; asked when the first batch of a chunk is sent.

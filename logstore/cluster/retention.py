@@ -4,7 +4,7 @@ Invariants:
 * Age is counted on the cluster's retention clock from the last append to a chunk, with AGREE_MS more, by which two
   hosts' clocks may differ: so no jump of a wall clock and no outage deletes a record.
 * Whole sealed chunks go, oldest first, by a swap of the registration; nothing at or behind a registered reader's
-  position goes, up to the limits of readers.
+  position goes, up to the limits of readers. Nothing behind the start of an epoch that is under way goes.
 * The open chunk is sealed when its first append is older than `segment.ms` or `retention.ms`, and when all its records
   are trimmed: so retention reaches every record, also when input has stopped.
 
@@ -28,6 +28,7 @@ from logstore.events import RETENTION_WAITS
 from logstore.log.readers import HeldRecords
 from logstore.log.retention import Excess, RetentionTime, excess, held_records
 from logstore.log.store import MAKE_ROOM_INTERVAL_S, StoreSettings
+from logstore.log.ticket import Ticket
 from logstore.replica.registrations import ChunkRegistration, StreamRegistration
 
 STREAMS_AT_ONCE: Final = 200
@@ -49,6 +50,30 @@ class NoHolds:
     async def trim_limit(self, stream: ReplicatedStream, wanted: int, held: Callable[[int], HeldRecords]) -> int:
         """See ReaderHolds."""
         return wanted
+
+
+class EpochHolds(Protocol):
+    """What epochs under way hold (`logstore.cluster.epoch_holds`)."""
+
+    async def trim_limit(self, stream: ReplicatedStream, wanted: int) -> int:
+        """The offset up to which epochs let a stream be trimmed, at most `wanted`. Raises CairnError if that cannot be
+        known now.
+        """
+
+    def deletable(self, stream: ReplicatedStream, offset: int) -> Ticket[None]:
+        """Settles when epochs let the records in front of an offset be deleted. Fails with TryAgain."""
+
+
+class NoEpochs:
+    """There are no epochs."""
+
+    async def trim_limit(self, stream: ReplicatedStream, wanted: int) -> int:
+        """See EpochHolds."""
+        return wanted
+
+    def deletable(self, stream: ReplicatedStream, offset: int) -> Ticket[None]:
+        """See EpochHolds."""
+        return Ticket.succeeded(None)
 
 
 class _Chunk(NamedTuple):
@@ -95,12 +120,13 @@ class _Chunks(Sequence[_Chunk]):
 
 
 class ClusterRetention:
-    """See the module. `holds` may be replaced before `run` runs. It is what streams tell of their chunks
-    (`StreamRetention`).
+    """See the module. `holds` and `epochs` may be replaced before `run` runs. It is what streams tell of their chunks,
+    and ask before clients delete records (`StreamRetention`).
     """
 
     def __init__(self, clock: ClusterClock, wall: Clock, settings: StoreSettings, report: Report) -> None:
         self.holds: ReaderHolds = NoHolds()
+        self.epochs: EpochHolds = NoEpochs()
         self._clock = clock
         self._wall = wall
         self._settings = settings
@@ -120,6 +146,10 @@ class ClusterRetention:
         """Look at a stream soon."""
         self._due[stream] = None
         self._woken.set()
+
+    def deletable(self, stream: ReplicatedStream, offset: int) -> Ticket[None]:
+        """See EpochHolds."""
+        return self.epochs.deletable(stream, offset)
 
     def all_due(self) -> None:
         """Look at all streams soon: the disk has no room. Said again while that lasts, it counts every ten seconds."""
@@ -179,6 +209,13 @@ class ClusterRetention:
         if wanted is None:
             return None
         before = wanted.before_offset
+        # Readers come last: who registers behind their answer asks for bounds, and the trim has to be among them.
+        allowed = await self.epochs.trim_limit(stream, before)
+        if allowed < before:
+            wanted = excess(chunks, stream.config, allowed, now, lambda offset: offset)
+            if wanted is None:
+                return None
+            before = wanted.before_offset
         allowed = await self.holds.trim_limit(stream, before, held_records(chunks, before))
         if allowed >= before:
             return wanted

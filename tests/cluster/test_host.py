@@ -410,6 +410,22 @@ def test_a_read_fails(number: int, is_damage: bool) -> None:
     simulated(test, "a", "b", "c")
 
 
+def test_a_stream_is_named_as_clients_know_it() -> None:
+    """What an operator is told of a led stream has topic and partition, beside the stream's own name."""
+
+    async def test(cluster: MemoryCluster) -> None:
+        (stream,) = await cluster.create_topic()
+        await cluster.append(stream, b"0")
+        owner = await cluster.owner(stream)
+        owner.observe(stream)
+        cluster.network.cut(owner.host.name, next(host for host in "abc" if host != owner.host.name))
+        await cluster.append(stream, b"1")
+        told = [fields for name, fields in cluster.reports.events if name == "member_failed"]
+        assert {(fields["stream"], fields["partition"]) for fields in told} == {(stream, "orders-0")}
+
+    simulated(test, "a", "b", "c")
+
+
 def test_a_host_stands_still() -> None:
     """An owner that heard nothing, because its own process stood still, blames no member for it."""
 

@@ -17,9 +17,10 @@ from logstore.base.metadata.sqlite import open_sqlite
 from logstore.cluster.replicated_stream import CROWDED_S, ReplicatedStream
 from logstore.cluster.retention import ClusterRetention
 from logstore.cluster.retention_clock import AGREE_MS, KEY, ClusterClock, decode_time, encode_time
-from logstore.errors import NotLeader, OffsetOutOfRange, StorageFailed
+from logstore.errors import NotLeader, OffsetOutOfRange, StorageFailed, TryAgain
 from logstore.log.readers import HeldRecords
 from logstore.log.store import StoreSettings
+from logstore.log.ticket import Ticket
 from logstore.log.topics import TopicConfig
 from logstore.testing.clock import ManualClock
 from logstore.testing.reports import RecordedReports
@@ -149,6 +150,66 @@ async def test_registered_readers_hold_records(tmp_path: Path) -> None:
         await at.apply()
         assert at.front.stream.log_start_offset == 2
         assert [(wanted, held[0]) for wanted, held in asked] == [(5, 3 * size)]
+
+
+class UnderWay:
+    """Epochs that hold the stream at an offset, until a test says that they are over."""
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+        self.asked: list[int] = []
+        self.over: Ticket[None] = Ticket()
+
+    async def trim_limit(self, stream: ReplicatedStream, wanted: int) -> int:
+        self.asked.append(wanted)
+        return min(wanted, self.offset)
+
+    def deletable(self, stream: ReplicatedStream, offset: int) -> Ticket[None]:
+        self.asked.append(offset)
+        return self.over
+
+
+async def test_epochs_under_way_hold_records(tmp_path: Path) -> None:
+    """Nothing behind the start of one goes. Registered readers are asked last: a trim follows from their answer."""
+    asked: list[int] = []
+
+    class Holds:
+        async def trim_limit(self, stream: ReplicatedStream, wanted: int, held: Callable[[int], HeldRecords]) -> int:
+            asked.append(wanted)
+            return wanted
+
+    async with world(tmp_path, TopicConfig(retention_bytes=0)) as at:
+        under_way = at.retention.epochs = UnderWay(3)
+        at.retention.holds = Holds()
+        for _ in range(5):
+            at.write()
+        await at.apply()
+        assert (at.front.stream.log_start_offset, under_way.asked, asked) == (3, [5], [3])
+        await at.apply()
+        assert (at.front.stream.log_start_offset, under_way.asked, asked) == (3, [5, 5], [3])
+
+
+@pytest.mark.parametrize("is_in_time", [True, False])
+async def test_a_deletion_waits_for_epochs_under_way(tmp_path: Path, *, is_in_time: bool) -> None:
+    """Then it is done; or the client is told to ask again, and nothing is deleted."""
+    async with world(tmp_path, TopicConfig()) as at:
+        under_way = UnderWay(0)
+        at.front.retention.epochs = under_way
+        at.write(5)
+        deleted = at.front.stream.delete_records(3)
+        at.owner.carry_out_trims()
+        assert (deleted.done, under_way.asked, at.front.stream.log_start_offset) == (False, [3], 0)
+        if is_in_time:
+            under_way.over.succeed(None)
+            at.owner.carry_out_trims()
+            assert deleted.result() == 3
+            assert at.front.stream.delete_records(2).result() == 3
+        else:
+            under_way.over.fail(TryAgain("an epoch is under way"))
+            at.owner.carry_out_trims()
+            assert isinstance(deleted.error, TryAgain)
+        assert under_way.asked == [3]
+        assert at.front.stream.log_start_offset == (3 if is_in_time else 0)
 
 
 async def test_the_last_chunk_stays_for_the_producers(tmp_path: Path) -> None:
