@@ -137,6 +137,12 @@ def _judged(host: str, stored: _StoredLabel | None, label: DiskLabel, registered
             f"{LABEL_FILE}: disk {label.disk} was started {starts} times, and this is a copy from its start number "
             f"{label.starts}; bring the disk itself back, or give the host an empty directory"
         )
+    if registered is None and label.starts > 1:
+        raise DiskRefused(
+            f"{LABEL_FILE}: disk {label.disk} was started {label.starts} times, and the metadata store does not know "
+            "it: if the host was removed from the cluster, give it an empty directory; if an older copy of the store "
+            "was restored, bring the newest one back"
+        )
     if label.starts > (registered.starts if registered is not None else 0) + 1:
         raise DiskRefused(
             f"{LABEL_FILE}: disk {label.disk} was started {label.starts} times, and the metadata store knows of "

@@ -24,6 +24,7 @@ from logstore.base.metadata.sqlite import open_sqlite
 from logstore.base.tls import PeerTls
 from logstore.cluster.chunk_reads import ChunkReads
 from logstore.cluster.engine import ClusterEngine
+from logstore.cluster.epoch_holds import EpochHolds
 from logstore.cluster.epochs_home import EpochsHome
 from logstore.cluster.group_appends import GroupAppends
 from logstore.cluster.host import ClusterHost, HostParts
@@ -202,10 +203,12 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     readers = ReadersHome(topics, groups, store_settings.hold_limits, age.now_ms, report)
     holds = retention.holds = ReaderHolds(topics, owners, lambda: readers.stream)
     homes = Homes(groups, EpochsHome(ledgers, owners, local.limits), readers, holds, owners, links.calls, topics)
+    retention.epochs = under_way = EpochHolds(owners, lambda: homes.epochs.known_stream, metadata, nursery.start_soon)
     readers.answer_owners(links.calls)
+    homes.epochs.answer_owners(links.calls)
     holds.answer_home(links.calls)
     nursery.start_soon(retention.run, topics.streams)
-    GroupAppends(topics, engine, local.clock).serve(links.calls)
+    GroupAppends(topics, engine, under_way, local.clock).serve(links.calls)
     nursery.start_soon(homes.epochs.run)
     survey = Survey(host, metadata, links.is_reachable, local.clock)
     views = Views(survey, HostMeter(host, links, metadata, local.engine.store.replicas), access, tls, own_place)

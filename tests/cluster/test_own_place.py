@@ -17,9 +17,9 @@ from logstore.testing.cluster import Cluster
 from logstore.testing.reports import RecordedReports
 from tests.cluster.memory import MemoryCluster, simulated
 from tests.metadata.support import needs_etcd
-from tests.monitoring.support import until
 from tests.support.cli import cairn
 from tests.support.limits import PATIENCE_S
+from tests.support.waiting import until
 
 NAMES = ("a", "10.0.0.1")
 NODES = '{"kind": "List", "items": [{"metadata": {"name": "a", "labels": {"rack": "%s"}}}]}'
