@@ -32,6 +32,7 @@ from logstore.cluster.adoption_source import Source
 from logstore.cluster.producer_ids import KEY as PRODUCER_IDS
 from logstore.cluster.replicated_ledger import KEY_PREFIX as LEDGERS
 from logstore.cluster.retention_clock import KEY as RETENTION_CLOCK
+from logstore.cluster.retention_clock import encode_time
 from logstore.cluster.stored_access import ACCESS, HEAD, MAX_ACCESS_BYTES, encode_entry, stored_key
 from logstore.cluster.stored_access import VERSION as ACCESS_VERSION
 from logstore.errors import AdoptionRefused
@@ -112,7 +113,7 @@ def metadata_entries(source: Source, registrations: Mapping[str, StreamRegistrat
         entries |= access
         entries[HEAD] = json.dumps({"v": ACCESS_VERSION, "changes": 1}, separators=(",", ":")).encode()
     entries[PRODUCER_IDS] = b"%d" % source.producer_ids
-    entries[RETENTION_CLOCK] = b"%d" % source.retention_ms
+    entries[RETENTION_CLOCK] = encode_time(source.retention_ms)
     return entries | {schema.topic_key(name): schema.encode(topic) for name, topic in source.topics.items()}
 
 
