@@ -18,8 +18,8 @@ from logstore.base.errors import AddressError, FieldError
 from logstore.base.events import LEVELS, Level
 from logstore.base.fields import Boolean, Integer, String, Type, from_text
 from logstore.base.tls import CLIENT_CERTIFICATES, VERSIONS, TlsFiles
-from logstore.cluster.copy_pace import DEFAULT_MAX_RATE, DEFAULT_MIN_RATE, CopyRates
-from logstore.cluster.settings import ClusterSecurity, ClusterSettings, PlaceSettings, parse_cluster, with_copy_rates
+from logstore.cluster.copy_pace import DEFAULT_GRACE_S, DEFAULT_MAX_RATE, DEFAULT_MIN_RATE, CopyRates
+from logstore.cluster.settings import ClusterSecurity, ClusterSettings, PlaceSettings, parse_cluster, with_copies
 from logstore.errors import ConfigError
 from logstore.kafka.api_types import BrokerSettings
 from logstore.kafka.groups.coordinator import GroupSettings
@@ -202,6 +202,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("cluster", "lease-s", 3, 2, 3600, "how long a silent host counts as alive, if its machine is gone"),
     Setting("cluster", "copy-min-bytes-per-s", DEFAULT_MIN_RATE, 1 << 16, 1 << 40, "rate of copies at the least"),
     Setting("cluster", "copy-max-bytes-per-s", DEFAULT_MAX_RATE, 1 << 16, 1 << 40, "rate of copies at the most"),
+    Setting("cluster", "copy-grace-s", DEFAULT_GRACE_S, 0, 86_400, "before chunks of a host that has gone are copied"),
     Setting("tier", "tier-url", "", 0, 0, "webhdfs://NAMENODE:PORT/DIRECTORY for sealed chunks; empty: no tier"),
     Setting("tier", "tier-user", "cairn", 0, 0, "user of HDFS who owns the tier's files"),
     Setting("tier", "tier-replicas", 3, 1, 16, "replicas of the tier's files in HDFS"),
@@ -412,7 +413,8 @@ def _cluster(values: Mapping[str, Any]) -> ClusterSettings | None:
     place = PlaceSettings(*(values[name] for name in ("rack", "disk_rate", "topology", "topology_script")))
     url, host, listen, told = (values[name] for name in ("cluster", "host_name", "peer_listen", "peer_advertise"))
     settings = parse_cluster(security, url, host, values["node_id"], listen, told, place, values["lease_s"])
-    return with_copy_rates(settings, CopyRates(values["copy_min_bytes_per_s"], values["copy_max_bytes_per_s"]))
+    rates = CopyRates(values["copy_min_bytes_per_s"], values["copy_max_bytes_per_s"])
+    return with_copies(settings, rates, values["copy_grace_s"])
 
 
 def parse_super_users(text: str) -> frozenset[str]:

@@ -11,6 +11,8 @@ The kinds of calls between hosts, with their payloads (docs/replication.md, "Cal
 | HOLDERS | the topic of groups | a stream, and up to where it is to be trimmed; the positions that readers hold below |
 | TRIM_LIMIT | the topic of groups | the same, and what each position holds; up to where it may be trimmed |
 | BOUNDS | streams | streams; where each begins and ends |
+| TELL_WISHES | no stream, but the host that plans copies | wishes and copies of a host; its goes |
+| TELL_GOES | streams, from that host | goes; nothing |
 
 Invariant: an error of the owner comes back as the error's kind and message, in the form of Cairn's own answers
 (`logstore.format.epoch_api`).
@@ -34,6 +36,8 @@ ASK_READERS: Final = 4
 HOLDERS: Final = 5
 TRIM_LIMIT: Final = 6
 BOUNDS: Final = 7
+TELL_WISHES: Final = 8
+TELL_GOES: Final = 9
 
 
 class Owners(Protocol):

@@ -13,7 +13,7 @@ from logstore.base.metadata.errors import InvalidMetadataCall
 from logstore.base.metadata.schema import MAX_DOMAINS, MAX_RACK_CHARACTERS, member_key
 from logstore.base.racks import domains
 from logstore.base.tls import TlsFiles
-from logstore.cluster.copy_pace import CopyRates
+from logstore.cluster.copy_pace import DEFAULT_GRACE_S, CopyRates
 from logstore.errors import ConfigError
 
 DEFAULT_NAMESPACE: Final = "/cairn/"
@@ -72,6 +72,7 @@ class ClusterSettings:
     lease_s: int
     security: ClusterSecurity
     copy_rates: CopyRates = field(default_factory=CopyRates)
+    copy_grace_s: float = DEFAULT_GRACE_S
 
 
 def parse_cluster(
@@ -117,14 +118,14 @@ def parse_cluster(
     return ClusterSettings(parse_url(url), host, node_id, addresses[0], told, place, lease_s, security)
 
 
-def with_copy_rates(settings: ClusterSettings | None, rates: CopyRates) -> ClusterSettings | None:
-    """The settings with these rates. Raises ConfigError."""
+def with_copies(settings: ClusterSettings | None, rates: CopyRates, grace_s: float) -> ClusterSettings | None:
+    """The settings with these of copies. Raises ConfigError."""
     if rates.min_bytes_per_s > rates.max_bytes_per_s:
         raise ConfigError(
             f"copy-min-bytes-per-s={rates.min_bytes_per_s} is above copy-max-bytes-per-s={rates.max_bytes_per_s}: "
             "copies cannot have more than they may"
         )
-    return None if settings is None else replace(settings, copy_rates=rates)
+    return None if settings is None else replace(settings, copy_rates=rates, copy_grace_s=grace_s)
 
 
 def parse_url(url: str) -> EtcdUrl | SqliteUrl:

@@ -57,10 +57,14 @@ def cost_of(
     """What a set adds to half of the sum of load² ÷ capacity, divided by the rate."""
     total = sum((loads[host] + rate / 2) / places[host][1] for host in chosen)
     for domain, capacity in links.items():
-        inside = [host for host in places if places[host][0][: len(domain)] == domain]
-        before, units = sum(loads[host] for host in inside), sum(host in inside for host in chosen)
-        total += units * (before + units * rate / 2) / capacity
+        if any(places[host][0][: len(domain)] == domain for host in chosen):
+            total += (entering_of(places, loads, domain) + rate / 2) / capacity
     return total
+
+
+def entering_of(places: dict[str, Place], loads: dict[str, float], domain: Domain) -> float:
+    """What passes the link into a domain: in these networks what its hosts carry."""
+    return sum(loads[host] for host in places if places[host][0][: len(domain)] == domain)
 
 
 def flow_cost(
