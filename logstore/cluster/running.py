@@ -209,17 +209,24 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     readers.answer_owners(links.calls)
     holds.answer_home(links.calls)
     nursery.start_soon(retention.run, topics.streams)
-    coordinator = CopyCoordinator(host, metadata, links.calls, local.random, report)
-    requests = CopyRequests(host.name, host.copy_tokens, coordinator, metadata, links.calls, view, report)
-    links.calls.handle(TELL_WISHES, coordinator.serve)
-    links.calls.handle(TELL_GOES, requests.serve)
-    nursery.start_soon(coordinator.run)
-    nursery.start_soon(requests.run)
+    coordinator = _plan_copies(host, metadata, links, local)
     GroupAppends(topics, engine, local.clock).serve(links.calls)
     nursery.start_soon(homes.epochs.run)
     survey = Survey(host, metadata, links.is_reachable, local.clock)
-    views = Views(survey, HostMeter(host, links, metadata, local.engine.store.replicas), access, tls, own_place)
+    meter = HostMeter(host, links, metadata, local.engine.store.replicas, coordinator)
+    views = Views(survey, meter, access, tls, own_place)
     return RunningCluster(engine, placement, homes, host, membership, addresses, views)
+
+
+def _plan_copies(host: ClusterHost, metadata: MetadataStore, links: HostLinks, local: LocalParts) -> CopyCoordinator:
+    """Have this host's copies be requests to the plan of the cluster, which this host may come to make."""
+    coordinator = CopyCoordinator(host, metadata, links.calls, local.random, local.report)
+    requests = CopyRequests(host.name, host.copy_tokens, coordinator, metadata, links.calls, host.view, local.report)
+    links.calls.handle(TELL_WISHES, coordinator.serve)
+    links.calls.handle(TELL_GOES, requests.serve)
+    local.nursery.start_soon(coordinator.run)
+    local.nursery.start_soon(requests.run)
+    return coordinator
 
 
 START: Final[StartCluster] = start_cluster

@@ -85,7 +85,7 @@ class CopyScheduler:
 
         None: it cannot be planned here now, because a host is not known, or too many wait.
         """
-        known = tuple(source for source in sources if source in self._hosts and source != target)
+        known = tuple(dict.fromkeys(each for each in sources if each in self._hosts and each != target))
         if target not in self._hosts or not known or name in self._names:
             return None
         priority = MOVE_PRIORITY if is_move else max(MOVE_PRIORITY + 1, TOP_PRIORITY - live)

@@ -64,6 +64,8 @@ class MemoryNetwork:
         self._hosts: dict[str, tuple[Received, PeerRefused]] = {}
         self.handlers: dict[str, dict[int, Handler]] = {}
         """Of calls, by host."""
+        self.before_answer: Callable[[str], Awaitable[None]] | None = None
+        """Called when a host has carried out a call, before it answers."""
 
     def attach(self, name: str, received: Received, refused: PeerRefused) -> None:
         """A host listens."""
@@ -130,7 +132,10 @@ class MemoryCalls:
         body = memoryview(b"".join(payload))
         await self._cross(self.name, host)
         handlers = self.network.handlers[host]
+        self.network.sent["call"] = self.network.sent.get("call", 0) + 1
         answer = await handlers[kind](self.name, body)
+        if self.network.before_answer is not None:
+            await self.network.before_answer(host)
         if self.network.handlers[host] is not handlers:
             raise HostUnreachable(f"host {host!r} has gone")
         await self._cross(host, self.name)
