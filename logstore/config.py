@@ -18,7 +18,7 @@ from logstore.base.errors import AddressError, FieldError
 from logstore.base.events import LEVELS, Level
 from logstore.base.fields import Boolean, Integer, String, Type, from_text
 from logstore.base.tls import CLIENT_CERTIFICATES, VERSIONS, TlsFiles
-from logstore.cluster.copy_pace import DEFAULT_GRACE_S, DEFAULT_MAX_RATE, DEFAULT_MIN_RATE, CopyRates
+from logstore.cluster.copy_pace import DEFAULT_GRACE_S, DEFAULT_MAX_RATE, DEFAULT_MIN_RATE
 from logstore.cluster.settings import ClusterSecurity, ClusterSettings, PlaceSettings, parse_cluster, with_copies
 from logstore.errors import ConfigError
 from logstore.kafka.api_types import BrokerSettings
@@ -413,8 +413,7 @@ def _cluster(values: Mapping[str, Any]) -> ClusterSettings | None:
     place = PlaceSettings(*(values[name] for name in ("rack", "disk_rate", "topology", "topology_script")))
     url, host, listen, told = (values[name] for name in ("cluster", "host_name", "peer_listen", "peer_advertise"))
     settings = parse_cluster(security, url, host, values["node_id"], listen, told, place, values["lease_s"])
-    rates = CopyRates(values["copy_min_bytes_per_s"], values["copy_max_bytes_per_s"])
-    return with_copies(settings, rates, values["copy_grace_s"])
+    return with_copies(settings, values["copy_min_bytes_per_s"], values["copy_max_bytes_per_s"], values["copy_grace_s"])
 
 
 def parse_super_users(text: str) -> frozenset[str]:

@@ -118,14 +118,18 @@ def parse_cluster(
     return ClusterSettings(parse_url(url), host, node_id, addresses[0], told, place, lease_s, security)
 
 
-def with_copies(settings: ClusterSettings | None, rates: CopyRates, grace_s: float) -> ClusterSettings | None:
+def with_copies(
+    settings: ClusterSettings | None, min_bytes_per_s: int, max_bytes_per_s: int, grace_s: float
+) -> ClusterSettings | None:
     """The settings with these of copies. Raises ConfigError."""
-    if rates.min_bytes_per_s > rates.max_bytes_per_s:
+    if min_bytes_per_s > max_bytes_per_s:
         raise ConfigError(
-            f"copy-min-bytes-per-s={rates.min_bytes_per_s} is above copy-max-bytes-per-s={rates.max_bytes_per_s}: "
+            f"copy-min-bytes-per-s={min_bytes_per_s} is above copy-max-bytes-per-s={max_bytes_per_s}: "
             "copies cannot have more than they may"
         )
-    return None if settings is None else replace(settings, copy_rates=rates, copy_grace_s=grace_s)
+    if settings is None:
+        return None
+    return replace(settings, copy_rates=CopyRates(min_bytes_per_s, max_bytes_per_s), copy_grace_s=grace_s)
 
 
 def parse_url(url: str) -> EtcdUrl | SqliteUrl:
