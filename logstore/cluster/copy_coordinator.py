@@ -9,7 +9,8 @@ Invariants:
 * A go is pace, never safety: two coordinators would cost some appends their latency, and nothing else.
 * While the metadata store is away no new goes are told; those that were told stay.
 * In the store there are one entry of at most 64 KiB and one of some 100 bytes; the first is written for copies that
-  begin or end, several at once, at most every PAUSE_S.
+  begin or end, several at once, at most every PAUSE_S and at most WRITE_BYTES_S on the average: former values stay in
+  etcd until it compacts them.
 * The planner is loaded by name when it is needed first: 14 MB that no other host has. A host without the packages that
   it needs never coordinates.
 
@@ -43,6 +44,8 @@ LOOK_S: Final = 1.0
 """Between two looks at which hosts live and speak."""
 PAUSE_S: Final = 0.05
 """Between two plans that are written down."""
+WRITE_BYTES_S: Final = 16 << 10
+"""58 MB an hour: etcd holds 2 GB, and forgets after an hour as docs/cluster.md has it started."""
 TELL_S: Final = 2.0
 """For a call that tells goes; whoever does not hear of a go asks."""
 
@@ -105,7 +108,8 @@ class CopyCoordinator:
         """The goes that are in the metadata store."""
         self._told: set[Going] = set()
         self._turn = trio.Lock()
-        self._written_s = float("-inf")
+        self._free_s = float("-inf")
+        """When the next plan may be written down."""
         self._nursery: trio.Nursery | None = None
 
     @property
@@ -215,12 +219,12 @@ class CopyCoordinator:
             if not self._host.lease_id:
                 self._plan = None  # the entry has gone with the lease
                 return
-            await trio.sleep_until(self._written_s + PAUSE_S)
-            self._written_s = trio.current_time()
+            await trio.sleep_until(self._free_s)
             goes = plan.goes
+            value = copy_fields.encode_plan(goes)
+            self._free_s = trio.current_time() + max(PAUSE_S, len(value) / WRITE_BYTES_S)
             try:
-                kept = schema.keep_copy_plan(copy_fields.encode_plan(goes), self._revision)
-                outcome = await self._store.commit(kept)
+                outcome = await self._store.commit(schema.keep_copy_plan(value, self._revision))
             except OutcomeUnknown:  # nothing is told, and the next try writes all; a late write is only an older plan
                 return
             if not isinstance(outcome, Committed):

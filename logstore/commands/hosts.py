@@ -75,7 +75,7 @@ def _list(admin: Admin, arguments: argparse.Namespace) -> int:
     print(f"{reply.under_replicated} of {reply.chunks} chunks have fewer copies than wanted{more}")
     for host in reply.hosts:
         if host.leaving == DRAIN:
-            print(_progress(host, reply))
+            print(progress(host, reply))
     return 0
 
 
@@ -129,7 +129,7 @@ def _drain(admin: Admin, arguments: argparse.Namespace) -> int:
         host = next((each for each in reply.hosts if each.host == name and each.leaving == DRAIN), None)
         if host is None:
             raise HostStays(f"host {name!r} is not drained any more: somebody has taken it back")
-        return _is_drained(host, reply), _progress(host, reply), _host_fields(host)
+        return _is_drained(host, reply), progress(host, reply), _host_fields(host)
 
     return _follow(look, arguments)
 
@@ -138,8 +138,8 @@ def _is_drained(host: HostSummary, reply: HostsReply) -> bool:
     return host.is_empty and reply.is_complete
 
 
-def _progress(host: HostSummary, reply: HostsReply) -> str:
-    """How far a host is that is drained."""
+def progress(host: HostSummary, reply: HostsReply) -> str:
+    """How far a host is that is drained, and what it lacks to get on."""
     if _is_drained(host, reply):
         return f"host {host.host} holds nothing: it may be switched off, and then removed"
     more = "" if reply.is_complete else " or more"
