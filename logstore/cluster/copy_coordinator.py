@@ -7,6 +7,7 @@ Invariants:
 * No go is told before it is in the metadata store, in a transaction that needs this host's own entry. So a coordinator
   that was replaced, and does not know it, gives no goes any more; its next try tells it.
 * A go is pace, never safety: two coordinators would cost some appends their latency, and nothing else.
+* A defect of the planner ends the planning of this host, and nothing else: others may plan, and copies go on anyway.
 * While the metadata store is away no new goes are told; those that were told stay.
 * In the store there are one entry of at most 64 KiB and one of some 100 bytes; the first is written for copies that
   begin or end, several at once, at most every PAUSE_S and at most WRITE_BYTES_S on the average: former values stay in
@@ -17,8 +18,10 @@ Invariants:
 Sources: SGuard, section 5 (the coordinator calls back when a chunk may be written), section 3 (it recovers by itself).
 """
 
+import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from random import Random
 from typing import Final, Protocol
@@ -35,7 +38,7 @@ from logstore.cluster.interfaces import PlanCopies
 from logstore.cluster.owner_calls import TELL_GOES, Calls, answered
 from logstore.cluster.set_choice import links_of, places_of
 from logstore.errors import HostUnreachable, MalformedRequest
-from logstore.events import COPIES_COORDINATED, COPY_PLANNER_MISSING, METADATA_ENTRY_DAMAGED
+from logstore.events import COPIES_COORDINATED, COPY_PLANNER_CRASHED, COPY_PLANNER_MISSING, METADATA_ENTRY_DAMAGED
 from logstore.format.fields import decode_fields, encode_fields
 from logstore.interfaces import Buffer
 
@@ -133,7 +136,7 @@ class CopyCoordinator:
             while True:
                 await trio.sleep(LOOK_S)
                 if self._plan is not None:
-                    self._look(self._plan)
+                    self._safely(partial(self._look, self._plan))
                     with suppress(MetadataError):  # it is away: the next look writes
                         await self._write_down()
 
@@ -159,11 +162,10 @@ class CopyCoordinator:
         going = await self._kept()
         self._revision, self._stored, self._told = outcome.revision, tuple(going), set(going)
         plan = CopyPlan(self._plan_copies, self._random, going, _now_ms())
-        self._live = {}
-        self._look(plan)
-        self._plan = plan
+        self._live, self._plan = {}, plan
+        self._safely(partial(self._look, plan))
         self._report(COPIES_COORDINATED, goes=len(going))
-        return True
+        return self.coordinates
 
     async def _kept(self) -> list[Going]:
         """The goes of the last plan; none if they cannot be read: hosts say which they have."""
@@ -188,7 +190,7 @@ class CopyCoordinator:
     async def _told_by(self, owner: str, fields: Mapping[str, object]) -> dict[str, object]:
         wishes, held = copy_fields.read_told(fields)
         if self._plan is not None:
-            self._plan.heard(owner, wishes, held, _now_ms())
+            self._safely(partial(self._plan.heard, owner, wishes, held, _now_ms()))
             await self._write_down()
         plan = self._plan
         if plan is None:
@@ -198,6 +200,14 @@ class CopyCoordinator:
         return {"coordinates": True, "goes": copy_fields.goes_fields(goes), "elsewhere": plan.elsewhere(owner)}
 
     # ---- the plan
+
+    def _safely(self, work: Callable[[], None]) -> None:
+        """Do a step of the plan."""
+        try:
+            work()
+        except Exception:  # noqa: BLE001  a defect must not end this host, and the next one that plans
+            self._plan = self._plan_copies = None
+            self._report(COPY_PLANNER_CRASHED, trace=traceback.format_exc())
 
     def _look(self, plan: CopyPlan) -> None:
         """Forget hosts that say nothing, and plan anew if others live now."""

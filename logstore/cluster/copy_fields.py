@@ -34,7 +34,7 @@ _WISH: Final = Object(
     "Wish",
     {
         **_COPY,
-        "sources": Field(ListOf(_HOST, MAX_SOURCES), "that have the chunk"),
+        "sources": Field(ListOf(_HOST, MAX_SOURCES, 1), "that have the chunk"),
         "live": Field(Integer(0, 100), "copies that are alive"),
         "move": Field(Boolean(), "whether they are enough"),
     },

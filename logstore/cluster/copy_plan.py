@@ -8,6 +8,8 @@ it has heard every host once.
 Invariants:
 * A stream has one wish, of the host that spoke last for it.
 * A go lasts until its owner says that it neither makes nor wishes for that copy, or has said nothing for SILENT_MS.
+* What cannot be planned for UNPLANNED_MS, because a host is not known here, has a go without tokens: the owner knows
+  better, and a plan holds nobody up.
 * When hosts come, go or move, the planner is made anew, with the goes that there are and the wishes in their order.
 """
 
@@ -21,6 +23,7 @@ from logstore.replica.copy_tokens import CopyGo, CopyWish
 
 SILENT_MS: Final = 10_000
 """A host that wishes for copies, or makes some, speaks every second."""
+UNPLANNED_MS: Final = 10_000
 Places = Mapping[str, tuple[tuple[str, ...], float]]
 Rates = Mapping[tuple[str, ...], float]
 
@@ -36,6 +39,7 @@ class Going(NamedTuple):
 class _Asked(NamedTuple):
     owner: str
     wish: CopyWish
+    since_ms: int
 
 
 class CopyPlan:
@@ -97,13 +101,15 @@ class CopyPlan:
             self._wish(owner, stream, wish, now_ms)
 
     def tick(self, now_ms: int) -> None:
-        """Forget hosts that say nothing any more, and ask again for what could not be planned."""
+        """Forget hosts that say nothing any more; ask again for what could not be planned, or let it begin."""
         for owner in [owner for owner, heard_ms in self._heard_ms.items() if now_ms - heard_ms >= SILENT_MS]:
             del self._heard_ms[owner]
             for stream in self._streams_of(owner):
                 self._forget(stream, now_ms)
-        for stream in [stream for stream in self._asked if stream not in self._planned]:
+        for stream, asked in [each for each in self._asked.items() if each[0] not in self._planned]:
             self._ask(stream, now_ms)
+            if stream in self._asked and stream not in self._planned and now_ms - asked.since_ms >= UNPLANNED_MS:
+                self._start([(stream, asked.wish.target, asked.wish.sources[0])])
 
     # ---- wishes
 
@@ -113,12 +119,12 @@ class CopyPlan:
 
     def _wish(self, owner: str, stream: str, wish: CopyWish, now_ms: int) -> None:
         asked, going = self._asked.get(stream), self._going.get(stream)
-        if asked == (owner, wish):
+        if asked is not None and asked[:2] == (owner, wish):
             return
         if going is not None and going.owner == owner and _fits(going.go, wish):
             return
         self._forget(stream, now_ms)
-        self._asked[stream] = _Asked(owner, wish)
+        self._asked[stream] = _Asked(owner, wish, now_ms)
         self._ask(stream, now_ms)
 
     def _ask(self, stream: str, now_ms: int) -> None:

@@ -4,7 +4,7 @@ Invariants:
 * While this host's streams wish for copies or make some, it tells the coordinator all of them, at once when something
   has changed and every TELL_AGAIN_S. While they do not, it asks nobody, and reads nothing from the metadata store.
 * Who coordinates is read from the metadata store when it is not known, does not live, or does not answer. If nobody
-  does, this host tries to.
+  does, or the host that is named says that it does not, this host tries to.
 * Without an answer for AWAY_S, while there are wishes, copies go on without a plan, by this host's own tokens; with the
   next answer by the plan again. What is under way goes on in either case.
 * Goes come as answers and as calls; either may be late or come twice.
@@ -60,6 +60,8 @@ class CopyRequests:
         self._report = report
         self._found = ""
         """The coordinator, as far as this host knows."""
+        self._idle = ""
+        """The host that is named and does not coordinate, as it has just said."""
         self._changed = trio.Event()
         tokens.changed = self._note
         tokens.follow_plan(is_planned=True)
@@ -110,6 +112,7 @@ class CopyRequests:
                 if coordinator and await self._ask(coordinator):
                     self._found = coordinator
                     return True
+                self._idle = coordinator
             except (HostUnreachable, MetadataError, CairnError):
                 pass
         self._found = ""
@@ -131,8 +134,14 @@ class CopyRequests:
         if entry is not None:
             known = schema.decode(schema.Coordinator, entry)
             member = self._view.members.get(known.host)
-            is_alive = member is not None and member.start == known.start and known.host in self._coordinator.live
-            if is_alive and (known.host != self._name or self._coordinator.coordinates):
+            idle, self._idle = self._idle, ""
+            does_plan = (
+                known.host != idle
+                and member is not None
+                and member.start == known.start
+                and known.host in self._coordinator.live
+            )
+            if does_plan and (known.host != self._name or self._coordinator.coordinates):
                 return known.host
         became = await self._coordinator.become(ABSENT if entry is None else entry.revision)
         return self._name if became else ""

@@ -326,7 +326,8 @@ class MemoryCluster:
         self.grace_s = 0.0
         self.is_planned = False
         """Whether hosts that start from now on follow a plan of copies."""
-        self.may_coordinate: Callable[[str], bool] = lambda host: True
+        self.planner: Callable[[str], PlanCopies | None] = lambda host: CopyScheduler
+        """What a host loads to plan copies."""
         self.disks: dict[str, ReplicaDisk] = {}
         self.label_disks: dict[str, SimDisk] = {}
         self.hosts: dict[str, RunningHost] = {}
@@ -392,7 +393,7 @@ class MemoryCluster:
         calls = MemoryCalls(self.network, name)
 
         async def load() -> PlanCopies | None:
-            return CopyScheduler if self.may_coordinate(name) else None
+            return self.planner(name)
 
         coordinator = CopyCoordinator(host, store, calls, self.random, self.reports, load)
         requests = CopyRequests(name, host.copy_tokens, coordinator, store, calls, running.view, self.reports)

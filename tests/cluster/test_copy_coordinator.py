@@ -11,9 +11,10 @@ from logstore.base.metadata import schema
 from logstore.cluster.copy_fields import decode_plan, encode_plan
 from logstore.cluster.copy_plan import Going
 from logstore.cluster.copy_requests import AWAY_S
+from logstore.events import COPIES_UNPLANNED, COPY_PLANNER_CRASHED
 from logstore.replica.copy_tokens import CopyGo
 from logstore.replica.registrations import ChunkRegistration
-from scheduler.peace.copies import HOST_COPIES
+from scheduler.peace.copies import HOST_COPIES, CopyScheduler, Start
 from tests.cluster.memory import LIMITS, MemoryCluster, simulated
 
 HOSTS = "abcde"
@@ -21,7 +22,7 @@ CHUNK_BYTES = 120_000
 BATCH = b"x" * 30_000
 
 
-async def begin(cluster: MemoryCluster, *, partitions: int = 12, batches: int = 12, hosts: str = HOSTS) -> list[str]:
+async def begin(cluster: MemoryCluster, *, partitions: int = 8, batches: int = 12, hosts: str = HOSTS) -> list[str]:
     """Hosts in three racks that plan their copies, and streams with sealed chunks; copies take a while."""
     cluster.is_planned, cluster.bytes_per_s = True, 5e6
     for number, name in enumerate(hosts):
@@ -201,6 +202,32 @@ def test_of_two_coordinators_the_later_one_counts() -> None:
     check(test)
 
 
+def test_a_defect_of_the_planner_ends_one_plan() -> None:
+    """The host that plans meets a defect: it says so and serves on, another one plans, and all copies are made."""
+
+    async def test(cluster: MemoryCluster) -> None:
+        broken: list[str] = []
+
+        class Broken(CopyScheduler):
+            def end(self, name: str, now_ms: int) -> list[Start]:
+                if not broken:
+                    broken.extend(coordinators(cluster))
+                    raise AssertionError("a planted defect")
+                return super().end(name, now_ms)
+
+        cluster.planner = lambda host: Broken
+        streams = await begin(cluster)
+        await lose_one(cluster, streams)
+        await until_whole(cluster, streams)
+        assert len(cluster.reports.of(COPY_PLANNER_CRASHED)) == 1
+        assert broken[0] in cluster.hosts
+        assert len(coordinators(cluster)) == 1
+        assert coordinators(cluster) != broken
+        assert not cluster.reports.of(COPIES_UNPLANNED)
+
+    check(test)
+
+
 def test_a_new_coordinator_goes_on_with_the_plan() -> None:
     """It begins with the goes that the metadata store has: their tokens are taken before any host has said anything."""
 
@@ -220,22 +247,22 @@ def test_a_new_coordinator_goes_on_with_the_plan() -> None:
     check(test)
 
 
-@pytest.mark.parametrize("is_back", [True, False])
+@pytest.mark.parametrize("is_back", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_without_a_plan_copies_go_on(is_back: bool) -> None:
     """No host can plan: after a bound copies go by each host's own tokens, and all are made. When a host can plan after
     all, they are planned again.
     """
 
     async def test(cluster: MemoryCluster) -> None:
-        cluster.may_coordinate = lambda host: False
+        cluster.planner = lambda host: None
         streams = await begin(cluster, batches=16)
         lost = await lose_one(cluster, streams)
         began_s = trio.current_time()
         await cluster.until(lambda: any(not each.host.copy_tokens.is_planned for each in cluster.hosts.values()))
         assert AWAY_S <= trio.current_time() - began_s <= 2 * AWAY_S
-        assert "copies_unplanned" in cluster.reports.names()
+        assert cluster.reports.of(COPIES_UNPLANNED)
         if is_back:
-            cluster.may_coordinate = lambda host: True
+            cluster.planner = lambda host: CopyScheduler
             await back(cluster, lost)
             other = next(name for name in cluster.hosts if name != lost)
             await kill_soon(cluster, other)

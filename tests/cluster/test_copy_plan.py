@@ -18,7 +18,7 @@ from logstore.cluster.copy_fields import (
     read_told,
     told_fields,
 )
-from logstore.cluster.copy_plan import SILENT_MS, CopyPlan, Going
+from logstore.cluster.copy_plan import SILENT_MS, UNPLANNED_MS, CopyPlan, Going
 from logstore.errors import MalformedRequest
 from logstore.replica.copy_tokens import CopyGo, CopyTokens, CopyWish
 from scheduler.peace.copies import HOST_COPIES, CopyScheduler
@@ -147,6 +147,12 @@ def test_hosts_that_come_and_go_change_the_plan() -> None:
     assert [each.stream for each in plan.goes] == ["t"]
     plan.move({**PLACES, "new": ((), 1.0)}, {}, 3)
     assert {each.stream for each in plan.goes} == {"s", "t"}
+    plan.heard("a", {"never": wish("stranger")}, {}, 4)
+    plan.tick(UNPLANNED_MS)
+    assert plan.counts == (0, 1)
+    plan.heard("a", {"never": wish("stranger")}, {}, UNPLANNED_MS + 1)
+    plan.tick(UNPLANNED_MS + 4)
+    assert [each.stream for each in plan.goes] == ["never"], "a plan holds nobody up"
     plan.move({}, {}, 4)
     plan.heard("a", {"u": wish()}, {"s": CopyGo(1, "new", "d")}, 5)
     assert "u" not in {each.stream for each in plan.goes}
