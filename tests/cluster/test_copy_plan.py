@@ -142,7 +142,7 @@ def test_hosts_that_come_and_go_change_the_plan() -> None:
     """A wish for a target that is not known yet waits; the goes that there are keep their tokens."""
     plan = CopyPlan(CopyScheduler, Random(1), (), 0)
     plan.heard("a", {"s": wish("new"), "t": wish()}, {}, 1)
-    assert plan.goes == ()
+    assert not plan.goes
     plan.move(PLACES, {}, 2)
     assert [each.stream for each in plan.goes] == ["t"]
     plan.move({**PLACES, "new": ((), 1.0)}, {}, 3)

@@ -99,7 +99,7 @@ def test_tokens_are_never_exceeded_and_all_copies_go(data: st.DataObject) -> Non
             del going[over]
             started(copies.end(over, number))
         if data.draw(st.integers(0, 9)) == 0:
-            copies = scheduler(under_way=[tuple(start) for start in going.values()])
+            copies = scheduler(under_way=list(going.values()))
             for again, (target, sources) in list(waiting.items()):
                 started(copies.ask(again, target, sources, 2, number, is_move=False))
     while going:
