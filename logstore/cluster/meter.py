@@ -18,7 +18,7 @@ from logstore.cluster.figures import ClusterFigures, CopyFigures, HostFigures, L
 from logstore.cluster.host import ClusterHost
 from logstore.cluster.links import HostLinks
 from logstore.log.replicas import ReplicaChunks
-from logstore.replica.owner import TAKING
+from logstore.replica.owner_states import TAKING
 from logstore.replica.registrations import ChunkRegistration, StreamRegistration
 
 MAX_SHORT: Final = 100

@@ -13,6 +13,8 @@ The kinds of calls between hosts, with their payloads (docs/replication.md, "Cal
 | BOUNDS | streams | streams; where each begins and ends |
 | TELL_WISHES | no stream, but the host that plans copies | wishes and copies of a host; its goes |
 | TELL_GOES | streams, from that host | goes; nothing |
+| EPOCHS_LIMIT | the topic of epochs | a stream, and up to where it is to be trimmed; up to where epochs let it be |
+| IS_UNDER_WAY | the topic of epochs | a stream, and an epoch's group for it; whether that epoch is under way |
 
 Invariant: an error of the owner comes back as the error's kind and message, in the form of Cairn's own answers
 (`logstore.format.epoch_api`).
@@ -38,6 +40,8 @@ TRIM_LIMIT: Final = 6
 BOUNDS: Final = 7
 TELL_WISHES: Final = 8
 TELL_GOES: Final = 9
+EPOCHS_LIMIT: Final = 10
+IS_UNDER_WAY: Final = 11
 
 
 class Owners(Protocol):

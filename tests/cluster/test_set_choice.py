@@ -7,7 +7,6 @@ from random import Random
 
 import pytest
 import trio
-import trio.testing
 
 from logstore.base.metadata import schema
 from logstore.base.racks import domains
@@ -20,6 +19,7 @@ from logstore.replica.messages import Message
 from logstore.replica.registrations import Member
 from scheduler.peace.replica_sets import ReplicaSets
 from tests.cluster.memory import MemoryCluster, simulated
+from tests.support.virtual_time import run_virtual
 
 COPIES = 3
 CHUNK_BYTES = 4_000_000
@@ -123,7 +123,7 @@ def test_disks_are_loaded_in_proportion(racks: int) -> None:
             await write(nursery)
             nursery.cancel_scope.cancel()
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    run_virtual(main)
     planned: Counter[str] = Counter()
     hashed: Counter[str] = Counter()
     weighted: Counter[str] = Counter()
@@ -202,7 +202,7 @@ def test_new_streams_spread_before_they_write() -> None:
         )
         assert set(chosen.values()) == {10}
 
-    trio.run(main)
+    run_virtual(main)
 
 
 def test_links_into_domains_count() -> None:
@@ -224,7 +224,7 @@ def test_links_into_domains_count() -> None:
         assert domains("/z/r") == domains("z/r") == ("z", "r")
         assert domains("") == ()
 
-    trio.run(main)
+    run_virtual(main)
 
 
 def test_copies_spread() -> None:
