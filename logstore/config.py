@@ -18,7 +18,7 @@ from logstore.base.errors import AddressError, FieldError
 from logstore.base.events import LEVELS, Level
 from logstore.base.fields import Boolean, Integer, String, Type, from_text
 from logstore.base.tls import CLIENT_CERTIFICATES, VERSIONS, TlsFiles
-from logstore.cluster.copy_pace import DEFAULT_MAX_RATE, DEFAULT_MIN_RATE
+from logstore.cluster.copy_pace import DEFAULT_GRACE_S, DEFAULT_MAX_RATE, DEFAULT_MIN_RATE
 from logstore.cluster.settings import ClusterSettings, cluster_of
 from logstore.errors import ConfigError
 from logstore.kafka.api_types import BrokerSettings
@@ -205,6 +205,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("cluster", "copy-min-bytes-per-s", DEFAULT_MIN_RATE, 1 << 16, 1 << 40, "rate of copies at the least"),
     Setting("cluster", "default-replication-factor", 3, 1, 5, "copies of topics that ask for no number of their own"),
     Setting("cluster", "copy-max-bytes-per-s", DEFAULT_MAX_RATE, 1 << 16, 1 << 40, "rate of copies at the most"),
+    Setting("cluster", "copy-grace-s", DEFAULT_GRACE_S, 0, 86_400, "before chunks of a host that has gone are copied"),
     Setting("tier", "tier-url", "", 0, 0, "webhdfs://NAMENODE:PORT/DIRECTORY for sealed chunks; empty: no tier"),
     Setting("tier", "tier-user", "cairn", 0, 0, "user of HDFS who owns the tier's files"),
     Setting("tier", "tier-replicas", 3, 1, 16, "replicas of the tier's files in HDFS"),

@@ -41,6 +41,9 @@ LEAST_S: Final = 0.002
 GROWTH: Final = 1.0035
 """ln 2 per two hundred appends."""
 HARM: Final = 0.5
+DEFAULT_GRACE_S: Final = 30
+"""For hosts that have gone a moment ago, before what they had is copied: a process that is started again, and a machine
+that boots quickly, are back in less."""
 DEFAULT_MIN_RATE: Final = 8 << 20
 DEFAULT_MAX_RATE: Final = 1 << 30
 FLOWING_S: Final = 1.0

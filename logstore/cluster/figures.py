@@ -37,6 +37,20 @@ class ShortStream(NamedTuple):
     chunks: int
 
 
+class CopyFigures(NamedTuple):
+    """Copies of chunks: of this host's streams those that may be made now and those that wait, whether they go without
+    a plan, whether this host plans those of the cluster, and bytes that were copied to this host and from it since the
+    start.
+    """
+
+    going: int
+    waiting: int
+    is_unplanned: bool
+    is_coordinator: bool
+    made_bytes: int
+    served_bytes: int
+
+
 class ClusterFigures(NamedTuple):
     """The figures of one moment. Counts of calls, failures and takeovers are since the start."""
 
@@ -59,6 +73,7 @@ class ClusterFigures(NamedTuple):
     hosts: tuple[HostFigures, ...]
     short: tuple[ShortStream, ...]
     """The first MAX_SHORT of them."""
+    copies: CopyFigures
     is_metadata_away: bool
     metadata_calls: int
     metadata_failures: int

@@ -40,7 +40,7 @@ from logstore.base.metadata.local_watch import ChangeSignal
 from logstore.cluster import election
 from logstore.cluster.claims import Claims
 from logstore.cluster.copies import Copies
-from logstore.cluster.copy_pace import CopyRates
+from logstore.cluster.copy_pace import DEFAULT_GRACE_S, CopyRates
 from logstore.cluster.disk_work import DiskWork
 from logstore.cluster.entry_reads import EntryReads
 from logstore.cluster.host_identity import HostIdentity
@@ -56,6 +56,7 @@ from logstore.cluster.view import ClusterView, KnownHead, KnownTopic, stream_nam
 from logstore.errors import NotLeader, UnknownTopicOrPartition
 from logstore.events import REPLICAS_REMOVED
 from logstore.replica.appending import OwnerLimits
+from logstore.replica.copy_tokens import CopyTokens
 from logstore.replica.effects import Acked, Effect, Load, Send, Store
 from logstore.replica.host_state import HostState
 from logstore.replica.messages import (
@@ -101,6 +102,7 @@ class HostParts:
     report: Report
     plan_sets: PlanSets | None = None
     copy_rates: CopyRates = field(default_factory=CopyRates)
+    grace_s: float = DEFAULT_GRACE_S
 
 
 @dataclass(slots=True)
@@ -131,8 +133,10 @@ class ClusterHost:
         self._ticks = OwnerTicks(self._owners, self._carry_out)
         self._shared = HostState.waking(self._has_token)
         self._copies = Copies(parts.links, parts.copy_rates)
-        self._sets = SetChoice(self.name, lambda: self._hosts.live, parts.links, parts.plan_sets)
-        self._hosts = LiveHosts(self.name, parts.view, parts.links, membership, self._hosts_changed, self._sets.choose)
+        self._sets = SetChoice(self.name, lambda: self.live, parts.links, parts.plan_sets, self._shared.copies)
+        self._hosts = LiveHosts(
+            self.name, parts.view, parts.links, membership, self._hosts_changed, self._sets.choose, parts.grace_s
+        )
         self._claims = Claims(
             parts.identity.owner_id,
             parts.view,
@@ -184,6 +188,31 @@ class ClusterHost:
     def replica_counts(self) -> tuple[int, int]:
         """How many replicas are open here, and how many are sealed."""
         return self._replica.counts
+
+    @property
+    def live(self) -> Mapping[str, schema.Member]:
+        """The hosts that live, as this host sees it."""
+        return self._hosts.live
+
+    @property
+    def copy_tokens(self) -> CopyTokens:
+        """Which of this host's streams may have a chunk copied."""
+        return self._shared.copies
+
+    @property
+    def copies(self) -> Copies:
+        """Copies that are made and served here."""
+        return self._copies
+
+    @property
+    def coordinator_entry(self) -> schema.Coordinator:
+        """This host in its present life, for when it coordinates copies."""
+        return schema.Coordinator(host=self.name, start=self._membership.member.start)
+
+    @property
+    def lease_id(self) -> int:
+        """The lease under which this host is a member; 0: it surely is none now."""
+        return self._membership.lease_id
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Carry out what is asked for, until cancelled. Started when the view is complete."""

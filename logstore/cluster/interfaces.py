@@ -6,13 +6,15 @@
 | `LinkObserver` | takes the messages that arrive, and hears which hosts can be reached |
 | `ReplicaFiles` | carries out what replicas ask of the disk, on the streams of the local store |
 | `SetPlanner` | says which hosts join a replica set |
+| `CopyPlanner` | says which copies may be made now, and from where |
 | `StreamObserver` | the stream that clients append to, on its owner's host: hears what is acknowledged |
 
 Invariants: everything here runs on the event loop's thread. A message may be lost, so `send` never waits and never
 fails; whoever needs an answer asks again.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from random import Random
 from typing import NamedTuple, Protocol
 
 from logstore.log.stream import Stream
@@ -40,14 +42,42 @@ class SetPlanner(Protocol):
         count: int,
         bytes_s: float,
         loads: Mapping[str, float],
+        entering: Mapping[tuple[str, ...], float],
         /,
     ) -> tuple[str, ...]:
-        """Hosts among the candidates that join those that are held."""
+        """Hosts among the candidates that join those that are held, in the order of the chain. `loads` of hosts, and
+        what is `entering` domains over their links, in bytes a second.
+        """
 
 
 PlanSets = Callable[[Mapping[str, tuple[tuple[str, ...], float]], Mapping[tuple[str, ...], float]], SetPlanner]
 """Makes a planner from hosts' fault domains and disks, in bytes a second, and the links into domains, as far as known.
 """
+
+
+class CopyPlanner(Protocol):
+    """Plans copies of chunks (Peace: `scheduler.peace.copies`). A copy that may begin is a name, a target, a source."""
+
+    def ask(
+        self, name: str, target: str, sources: Sequence[str], live: int, now_ms: int, /, *, is_move: bool
+    ) -> Sequence[tuple[str, str, str]] | None:
+        """Ask for a copy; returns the copies that may begin now. None: it cannot be planned now."""
+
+    def end(self, name: str, now_ms: int, /) -> Sequence[tuple[str, str, str]]:
+        """A copy has ended, or is not wanted any more; returns the copies that may begin now."""
+
+
+PlanCopies = Callable[
+    [
+        Mapping[str, tuple[tuple[str, ...], float]],
+        Mapping[tuple[str, ...], float],
+        Iterable[tuple[str, str, str]],
+        Random,
+        int,
+    ],
+    CopyPlanner,
+]
+"""Makes a planner from hosts' places, links into domains, copies that are under way, and the time in milliseconds."""
 
 
 class Links(Protocol):

@@ -9,6 +9,10 @@
 | is no member: its lease has ended | no | no |
 | is to leave, and lives | yes | where there are too few others |
 
+A host that lived and could be reached, and now is gone, is *awaited* for `grace_s`: chunks that lack its copies alone
+wait for it (`logstore.replica.repair`). When this host itself has begun, any host that is not there is awaited for as
+long.
+
 Invariants:
 * This host itself is always chosen: it knows that it lives.
 * A host that refused is back when it is reachable, or has started anew.
@@ -16,6 +20,7 @@ Invariants:
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
@@ -23,6 +28,7 @@ import trio
 
 from logstore.base.metadata import schema
 from logstore.cluster import election
+from logstore.cluster.copy_pace import DEFAULT_GRACE_S
 from logstore.cluster.interfaces import Links
 from logstore.cluster.membership import Membership
 from logstore.cluster.view import ClusterView
@@ -39,10 +45,10 @@ MIN_HOSTS_TO_LEAVE: Final = 3
 """Of two hosts that lose their link both would leave."""
 
 
-def placing_of(leaving: Mapping[str, schema.Leaving], choose: Choose) -> Placing:
-    """What the metadata store says of hosts that leave, as owners take it."""
+def placing_of(leaving: Mapping[str, schema.Leaving], before: Placing) -> Placing:
+    """What the metadata store says of hosts that leave, as owners take it; the rest as before."""
     removed = frozenset(host for host, entry in leaving.items() if entry.how == schema.REMOVE)
-    return Placing(frozenset(leaving), removed, choose)
+    return replace(before, leaving=frozenset(leaving), removed=removed)
 
 
 class LiveHosts:
@@ -56,7 +62,13 @@ class LiveHosts:
         membership: Membership,
         changed: Callable[[], None],
         choose: Choose = first_ones,
+        grace_s: float = DEFAULT_GRACE_S,
     ) -> None:
+        self._grace_s = grace_s
+        self._began_s = trio.current_time()
+        self._usable: frozenset[str] = frozenset()
+        self._gone_s: dict[str, float] = {}
+        """Hosts that are awaited, and when they went."""
         self._name = name
         self._view = view
         self._links = links
@@ -68,7 +80,7 @@ class LiveHosts:
         self._lost: frozenset[str] = frozenset()
         self._live: dict[str, schema.Member] = {}
         self.live: Mapping[str, schema.Member] = MappingProxyType({})
-        self.placing = Placing(choose=choose)
+        self.placing = Placing(choose=choose, is_beginning=grace_s > 0)
         """Which hosts leave, as an operator has said, and who joins replica sets."""
         self.changed_s = trio.current_time()
         """When `live` or `placing` has changed last."""
@@ -89,11 +101,24 @@ class LiveHosts:
             if host not in members or members[host].start != start:
                 del self._refusing[host]
         live = {host: member for host, member in members.items() if host not in self._refusing}
-        placing = placing_of(self._view.leaving, self.placing.choose)
+        placing = placing_of(self._view.leaving, self._awaiting(frozenset(live) - self._lost))
         if live != self.live or placing != self.placing:
             self.live, self.placing = MappingProxyType(live), placing
             self.changed_s = trio.current_time()
         self._changed()
+
+    def _awaiting(self, usable: frozenset[str]) -> Placing:
+        """The placing, with the hosts that are awaited now."""
+        now_s = trio.current_time()
+        self._gone_s.update(dict.fromkeys(self._usable - usable, now_s))
+        self._gone_s = {
+            host: since_s
+            for host, since_s in self._gone_s.items()
+            if host not in usable and now_s - since_s < self._grace_s
+        }
+        self._usable = usable
+        is_beginning = now_s - self._began_s < self._grace_s
+        return replace(self.placing, awaited=frozenset(self._gone_s), is_beginning=is_beginning)
 
     def refused(self, host: str) -> None:
         """A host's connection was lost, and its address refuses connections: its process is gone."""
@@ -118,7 +143,9 @@ class LiveHosts:
         self._lost_since_s = {host: self._lost_since_s.get(host, now_s) for host in hosts if host not in reachable}
         lost = frozenset(host for host, since_s in self._lost_since_s.items() if now_s - since_s >= UNREACHABLE_S)
         is_moved, self._lost = lost != self._lost, lost
-        if is_back or is_moved:
+        awaiting = self._awaiting(self._usable)
+        is_over = (awaiting.awaited, awaiting.is_beginning) != (self.placing.awaited, self.placing.is_beginning)
+        if is_back or is_moved or is_over:
             self.members_changed()
         self._leave_if_isolated(hosts, now_s)
 

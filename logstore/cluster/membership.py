@@ -99,6 +99,11 @@ class Membership:
         """Whether this host surely is a member now."""
         return self.state is MembershipState.JOINED and self._lease is not None and self._lease.held
 
+    @property
+    def lease_id(self) -> int:
+        """The lease under which this host is a member; 0: it surely is none now."""
+        return self._lease.lease_id if self.is_held and self._lease is not None else 0
+
     async def run(self, task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED) -> None:
         """Join, and stay a member until cancelled or resigned. Started with the revision of the first joining.
 

@@ -13,7 +13,8 @@ import trio
 
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import MetadataStore
-from logstore.cluster.figures import ClusterFigures, HostFigures, LinkFigures, ShortStream
+from logstore.cluster.copy_coordinator import CopyCoordinator
+from logstore.cluster.figures import ClusterFigures, CopyFigures, HostFigures, LinkFigures, ShortStream
 from logstore.cluster.host import ClusterHost
 from logstore.cluster.links import HostLinks
 from logstore.log.replicas import ReplicaChunks
@@ -37,7 +38,15 @@ class _Short(NamedTuple):
 class HostMeter:
     """Implements `ClusterMeter`."""
 
-    def __init__(self, host: ClusterHost, links: HostLinks, metadata: MetadataStore, replicas: ReplicaChunks) -> None:
+    def __init__(
+        self,
+        host: ClusterHost,
+        links: HostLinks,
+        metadata: MetadataStore,
+        replicas: ReplicaChunks,
+        coordinator: CopyCoordinator,
+    ) -> None:
+        self._coordinator = coordinator
         self._host = host
         self._replicas = replicas
         self._links = links
@@ -67,9 +76,20 @@ class HostMeter:
             links=tuple(self._link_figures()),
             hosts=tuple(await self._host_figures()),
             short=tuple(islice(self._short_streams(), MAX_SHORT)),
+            copies=self._copy_figures(),
             is_metadata_away=bool(metadata.away),
             metadata_calls=metadata.calls,
             metadata_failures=metadata.attempts_failed,
+        )
+
+    def _copy_figures(self) -> CopyFigures:
+        tokens, copies = self._host.copy_tokens, self._host.copies
+        return CopyFigures(
+            *tokens.counts,
+            is_unplanned=not tokens.is_planned,
+            is_coordinator=self._coordinator.coordinates,
+            made_bytes=copies.flow.copied_bytes,
+            served_bytes=copies.served_bytes,
         )
 
     async def _count(self) -> None:

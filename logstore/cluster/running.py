@@ -23,6 +23,8 @@ from logstore.base.metadata.interface import MetadataStore
 from logstore.base.metadata.sqlite import open_sqlite
 from logstore.base.tls import PeerTls
 from logstore.cluster.chunk_reads import ChunkReads
+from logstore.cluster.copy_coordinator import CopyCoordinator
+from logstore.cluster.copy_requests import CopyRequests
 from logstore.cluster.engine import ClusterEngine
 from logstore.cluster.epoch_holds import EpochHolds
 from logstore.cluster.epochs_home import EpochsHome
@@ -33,7 +35,7 @@ from logstore.cluster.links import HostLinks
 from logstore.cluster.membership import Announcement, Membership
 from logstore.cluster.meter import HostMeter
 from logstore.cluster.own_place import OwnPlace
-from logstore.cluster.owner_calls import OwnerCalls
+from logstore.cluster.owner_calls import TELL_GOES, TELL_WISHES, OwnerCalls
 from logstore.cluster.part import Homes, LocalParts, OpenAccess, OpenMetadata, StartCluster
 from logstore.cluster.peer_list import PeerList
 from logstore.cluster.peers import OwnEnd
@@ -176,7 +178,9 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     place = await trio.to_thread.run_sync(own_place.read)
     announced = Announcement(settings.node_id, told, addresses, place)
     membership = Membership(metadata, identity, announced, report, settings.lease_s)
-    parts = HostParts(identity, metadata, view, links, files, report, ReplicaSets, settings.copy_rates)
+    parts = HostParts(
+        identity, metadata, view, links, files, report, ReplicaSets, settings.copy_rates, settings.copy_grace_s
+    )
     host = observer.host = ClusterHost(parts, membership)
     reads = ChunkReads(local.engine, host, files, local.clock, report)
     store_settings = local.engine.store.settings
@@ -208,11 +212,24 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     homes.epochs.answer_owners(links.calls)
     holds.answer_home(links.calls)
     nursery.start_soon(retention.run, topics.streams)
+    coordinator = _plan_copies(host, metadata, links, local)
     GroupAppends(topics, engine, under_way, local.clock).serve(links.calls)
     nursery.start_soon(homes.epochs.run)
     survey = Survey(host, metadata, links.is_reachable, local.clock)
-    views = Views(survey, HostMeter(host, links, metadata, local.engine.store.replicas), access, tls, own_place)
+    meter = HostMeter(host, links, metadata, local.engine.store.replicas, coordinator)
+    views = Views(survey, meter, access, tls, own_place)
     return RunningCluster(engine, placement, homes, host, membership, addresses, views)
+
+
+def _plan_copies(host: ClusterHost, metadata: MetadataStore, links: HostLinks, local: LocalParts) -> CopyCoordinator:
+    """Have this host's copies be requests to the plan of the cluster, which this host may come to make."""
+    coordinator = CopyCoordinator(host, metadata, links.calls, local.random, local.report)
+    requests = CopyRequests(host.name, host.copy_tokens, coordinator, metadata, links.calls, host.view, local.report)
+    links.calls.handle(TELL_WISHES, coordinator.serve)
+    links.calls.handle(TELL_GOES, requests.serve)
+    local.nursery.start_soon(coordinator.run)
+    local.nursery.start_soon(requests.run)
+    return coordinator
 
 
 START: Final[StartCluster] = start_cluster

@@ -14,7 +14,7 @@ from logstore.base.metadata.errors import InvalidMetadataCall
 from logstore.base.metadata.schema import MAX_DOMAINS, MAX_RACK_CHARACTERS, member_key
 from logstore.base.racks import domains
 from logstore.base.tls import TlsFiles
-from logstore.cluster.copy_pace import CopyRates
+from logstore.cluster.copy_pace import DEFAULT_GRACE_S, CopyRates
 from logstore.errors import ConfigError
 
 DEFAULT_NAMESPACE: Final = "/cairn/"
@@ -86,6 +86,7 @@ class ClusterSettings:
     lease_s: int
     security: ClusterSecurity
     copy_rates: CopyRates = field(default_factory=CopyRates)
+    copy_grace_s: float = DEFAULT_GRACE_S
     default_replicas: int = 3
 
 
@@ -97,7 +98,7 @@ def cluster_of(values: Mapping[str, Any]) -> ClusterSettings | None:
     url, host, listen, told = (values[name] for name in ("cluster", "host_name", "peer_listen", "peer_advertise"))
     settings = parse_cluster(security, url, host, values["node_id"], listen, told, place, values["lease_s"])
     rates = CopyRates(values["copy_min_bytes_per_s"], values["copy_max_bytes_per_s"])
-    return with_copy_rates(settings, rates, values["default_replication_factor"])
+    return with_copies(settings, rates, values["copy_grace_s"], values["default_replication_factor"])
 
 
 def parse_cluster(
@@ -144,16 +145,18 @@ def parse_cluster(
     return ClusterSettings(parse_url(url), host, node_id, addresses[0], told, place, lease_s, security)
 
 
-def with_copy_rates(
-    settings: ClusterSettings | None, rates: CopyRates, default_replicas: int
+def with_copies(
+    settings: ClusterSettings | None, rates: CopyRates, grace_s: float, default_replicas: int
 ) -> ClusterSettings | None:
-    """The settings with these rates, and copies of topics that ask for no number. Raises ConfigError."""
+    """The settings with these of copies, and copies of topics that ask for no number. Raises ConfigError."""
     if rates.min_bytes_per_s > rates.max_bytes_per_s:
         raise ConfigError(
             f"copy-min-bytes-per-s={rates.min_bytes_per_s} is above copy-max-bytes-per-s={rates.max_bytes_per_s}: "
             "copies cannot have more than they may"
         )
-    return None if settings is None else replace(settings, copy_rates=rates, default_replicas=default_replicas)
+    if settings is None:
+        return None
+    return replace(settings, copy_rates=rates, copy_grace_s=grace_s, default_replicas=default_replicas)
 
 
 def parse_url(url: str) -> EtcdUrl | SqliteUrl:

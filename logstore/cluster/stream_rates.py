@@ -1,6 +1,9 @@
 """What is written to the disk of each host: the rates of all streams, and where the open chunk of each is. No I/O, no
 clock.
 
+What passes the links into fault domains is a sum too: the members of a chunk form a chain, owner first, and bytes enter
+a domain where the chain does, not for members that get them within it.
+
 Where open chunks are, every host knows within milliseconds, from the heads of registrations; how much a stream writes
 its owner measures and tells. So a load is a sum over streams, and when a stream's next chunk lies elsewhere, its rate
 goes along at once: no host acts on a load that is already gone.
@@ -14,7 +17,8 @@ Memory: an entry for each stream. A change costs what a stream's members cost.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from math import exp
 from typing import Final
 
@@ -25,11 +29,16 @@ TELL_CHANGE: Final = 0.2
 MAX_TOLD: Final = 500
 """Rates told at a time, half of them such that have not changed: a host that has started anew hears of them."""
 
+Domain = tuple[str, ...]
+"""A fault domain by the names on the way to it."""
+
 
 class StreamRates:
     """See the module."""
 
     def __init__(self) -> None:
+        self._ways: Mapping[str, Sequence[Domain]] = {}
+        self._entering: Counter[Domain] = Counter()
         self._rates: dict[str, int] = {}
         self._sets: dict[str, tuple[str, ...]] = {}
         self._loads: Counter[str] = Counter()
@@ -51,6 +60,22 @@ class StreamRates:
             found[host] -= self.rate(without)
         return found
 
+    def entering(self, without: str = "") -> Counter[Domain]:
+        """What passes the links into domains, in bytes a second, but for one stream."""
+        found = self._entering.copy()
+        for domain in self._entered(self._sets.get(without, ())):
+            found[domain] -= self.rate(without)
+        return found
+
+    def place_hosts(self, ways: Mapping[str, Sequence[Domain]]) -> None:
+        """The domains of each host whose links are known."""
+        self._ways = ways
+        self._entering.clear()
+        if any(ways.values()):
+            for stream, hosts in self._sets.items():
+                for domain in self._entered(hosts):
+                    self._entering[domain] += self.rate(stream)
+
     def gone(self, stream: str) -> None:
         """There is no such stream any more."""
         self._add(self._sets.pop(stream, ()), -self.rate(stream))
@@ -69,7 +94,16 @@ class StreamRates:
             self._add(self._sets[stream], bytes_s - self.rate(stream))
             self._rates[stream] = bytes_s
 
-    def _add(self, hosts: Iterable[str], bytes_s: int) -> None:
+    def _entered(self, hosts: Sequence[str]) -> Iterator[Domain]:
+        """The domains that a chain enters, each as often as it does."""
+        if self._ways:
+            for sender, receiver in pairwise(hosts):
+                inside = self._ways.get(sender, ())
+                yield from (domain for domain in self._ways.get(receiver, ()) if domain not in inside)
+
+    def _add(self, hosts: Sequence[str], bytes_s: int) -> None:
+        for domain in self._entered(hosts):
+            self._entering[domain] += bytes_s
         for host in hosts:
             self._loads[host] += bytes_s
             if not self._loads[host]:

@@ -70,11 +70,12 @@ class _Counts:
     chunks: Counter[str] = field(default_factory=Counter)
     short: Counter[str] = field(default_factory=Counter)
     stuck: Counter[str] = field(default_factory=Counter)
+    missing_hosts: dict[str, int] = field(default_factory=dict)
     is_complete: bool = True
 
     def add(self, stream: str, chunk: ChunkRegistration, copies: int, alive: int) -> None:
         """Count a chunk, of which so many copies are wanted and alive."""
-        self.held.update({member.host for member in chunk.members})
+        self.held.update(_named(chunk))
         self.chunks[stream] += 1
         if alive < copies:
             self.missing[stream] += copies - alive
@@ -192,8 +193,10 @@ class Survey:
         known = self._view.heads.get(stream)
         if known is not None:  # otherwise its topic was deleted meanwhile
             counts.add(stream, chunk, known.head.copies, sum(map(self.is_alive, chunk.members)))
-            if known.head.copies > self._staying:
-                counts.stuck.update({member.host for member in chunk.members if member.host in self._view.leaving})
+            lacking = known.head.copies - self._staying
+            for host in _named(chunk) & self._view.leaving.keys() if lacking > 0 else ():
+                counts.stuck[host] += 1
+                counts.missing_hosts[host] = max(lacking, counts.missing_hosts.get(host, 0))
 
     # ---- summaries
 
@@ -236,6 +239,7 @@ class Survey:
             missing_copies=missing,
             leaving=leaving.how if (leaving := self._view.leaving.get(name)) is not None else "",
             stuck_chunks=counts.stuck[name],
+            missing_hosts=counts.missing_hosts.get(name, 0),
         )
 
     def _place(
@@ -256,3 +260,8 @@ class Survey:
             chunks=counts.chunks[stream],
             under_replicated=counts.short[stream],
         )
+
+
+def _named(chunk: ChunkRegistration) -> set[str]:
+    """The hosts that a chunk names: its members, and candidates, which may have a part of it."""
+    return {member.host for member in (*chunk.members, *chunk.candidates)}

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from logstore.base.racks import domains
 from logstore.client.admin import Admin
 from logstore.commands.connection import add_action, add_connection_arguments, connect
 from logstore.commands.output import Cell, print_json, print_table, run, show_time
@@ -22,6 +23,7 @@ TITLES = ("host", "node", "rack", "state", "streams", "chunks", "missing", "link
 LIST: Final = "list"
 POLL_S: Final = 1.0
 """Between two looks at a host that leaves: an answer is used again for as long."""
+ALIVE: Final = "alive"
 LEAVING: Final = {"": "", DRAIN: ", is drained", REMOVE: ", is removed"}
 
 
@@ -73,7 +75,7 @@ def _list(admin: Admin, arguments: argparse.Namespace) -> int:
     print(f"{reply.under_replicated} of {reply.chunks} chunks have fewer copies than wanted{more}")
     for host in reply.hosts:
         if host.leaving == DRAIN:
-            print(_progress(host, reply))
+            print(progress(host, reply))
     return 0
 
 
@@ -108,6 +110,7 @@ def _host_fields(host: HostSummary) -> dict[str, Any]:
         "streams": host.streams,
         "chunks": host.chunks,
         "stuck_chunks": host.stuck_chunks,
+        "missing_hosts": host.missing_hosts,
         "missing_copies": host.missing_copies,
         "link": host.link or None,
         "addresses": list(host.addresses),
@@ -126,7 +129,7 @@ def _drain(admin: Admin, arguments: argparse.Namespace) -> int:
         host = next((each for each in reply.hosts if each.host == name and each.leaving == DRAIN), None)
         if host is None:
             raise HostStays(f"host {name!r} is not drained any more: somebody has taken it back")
-        return _is_drained(host, reply), _progress(host, reply), _host_fields(host)
+        return _is_drained(host, reply), progress(host, reply), _host_fields(host)
 
     return _follow(look, arguments)
 
@@ -135,15 +138,27 @@ def _is_drained(host: HostSummary, reply: HostsReply) -> bool:
     return host.is_empty and reply.is_complete
 
 
-def _progress(host: HostSummary, reply: HostsReply) -> str:
-    """How far a host is that is drained."""
+def progress(host: HostSummary, reply: HostsReply) -> str:
+    """How far a host is that is drained, and what it lacks to get on."""
     if _is_drained(host, reply):
         return f"host {host.host} holds nothing: it may be switched off, and then removed"
     more = "" if reply.is_complete else " or more"
     stuck = ""
     if host.stuck_chunks:
-        stuck = f"; {host.stuck_chunks} of the chunks have more copies than there are other hosts: start another host"
-    return f"host {host.host} still owns {host.streams} streams and has {host.chunks}{more} chunks{stuck}"
+        others = "another host" if host.missing_hosts < 2 else f"{host.missing_hosts} other hosts"
+        stuck = f"; {host.stuck_chunks} of the chunks have more copies than there are other hosts: start {others}"
+    lost = _lost_domain(host, reply)
+    apart = f"; no host that stays is in {lost}, so copies will lie less far apart" if lost else ""
+    return f"host {host.host} still owns {host.streams} streams and has {host.chunks}{more} chunks{stuck}{apart}"
+
+
+def _lost_domain(host: HostSummary, reply: HostsReply) -> str:
+    """The widest fault domain of a host in which no host is that lives and stays, if other domains have some."""
+    staying = [domains(each.rack) for each in reply.hosts if not each.leaving and each.state == ALIVE]
+    way = domains(host.rack)
+    lost = (depth for depth in range(1, len(way) + 1) if all(other[:depth] != way[:depth] for other in staying))
+    depth = next(lost, 0)
+    return "/" + "/".join(way[:depth]) if depth and any(staying) else ""
 
 
 def _undrain(admin: Admin, arguments: argparse.Namespace) -> int:

@@ -54,6 +54,8 @@ class HostSummary:
     """DRAIN or REMOVE: an operator has said that it is to hold nothing any more."""
     stuck_chunks: int = 0
     """Of the chunks of a host that is drained: those that have too few other hosts to go to."""
+    missing_hosts: int = 0
+    """As many more hosts as those chunks need."""
 
     @property
     def is_empty(self) -> bool:
@@ -204,6 +206,7 @@ def _host_fields(host: HostSummary) -> dict[str, object]:
         "missing_copies": host.missing_copies,
         "leaving": host.leaving,
         "stuck_chunks": host.stuck_chunks,
+        "missing_hosts": host.missing_hosts,
     }
 
 
@@ -228,6 +231,7 @@ def _get_host(fields: Fields) -> HostSummary:
         missing_copies=get_int(fields, "missing_copies", 0, _INT64_MAX),
         leaving=leaving,
         stuck_chunks=get_int(fields, "stuck_chunks", 0, _INT64_MAX),
+        missing_hosts=get_int({"missing_hosts": 0, **fields}, "missing_hosts", 0, _INT32_MAX),
     )
 
 

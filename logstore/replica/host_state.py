@@ -3,8 +3,8 @@
 Invariants:
 * `HostProgress` counts only confirmations of more than was durable before: a host whose process lives, and whose disk
   hangs, makes no progress.
-* `Tokens` has at most `limit` tokens out at a time; streams that wait get them first come, first served. A copy that
-  its stream waits for needs none.
+* `Tokens` has at most `limit` tokens out at a time; streams that wait get them first come, first served. Copies have
+  theirs by need (`copy_tokens`).
 * No clock: who calls says what time it is, in milliseconds of the owners' time.
 """
 
@@ -12,10 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-COPIES_AT_ONCE: Final = 8
-"""Chunks that the owners of one host have copied at a time: enough to keep several targets at work, and few enough that
-orders which are repeated while targets make them wait cost nothing.
-"""
+from logstore.replica.copy_tokens import CopyTokens
+
 GROWTHS_AT_ONCE: Final = 1
 """A host that comes is to be a member of all streams' next chunks: one chunk rolled after the other holds nobody up."""
 
@@ -38,7 +36,7 @@ class HostProgress:
 class Tokens:
     """See the module. `wake` is told of a stream that waited and has a token now: its owner is to have a tick."""
 
-    def __init__(self, limit: int = COPIES_AT_ONCE, wake: Callable[[str], None] = lambda stream: None) -> None:
+    def __init__(self, limit: int, wake: Callable[[str], None] = lambda stream: None) -> None:
         self._limit = limit
         self._wake = wake
         self._held: dict[str, None] = {}
@@ -76,7 +74,7 @@ class HostState:
     """See the module."""
 
     progress: HostProgress = field(default_factory=HostProgress)
-    copies: Tokens = field(default_factory=Tokens)
+    copies: CopyTokens = field(default_factory=CopyTokens)
     """For chunks that are copied."""
     growths: Tokens = field(default_factory=lambda: Tokens(GROWTHS_AT_ONCE))
     """For streams that go on with more members, because a host has come."""
@@ -84,7 +82,7 @@ class HostState:
     @classmethod
     def waking(cls, wake: Callable[[str], None]) -> "HostState":
         """The state of a host that is told of streams that have waited."""
-        return cls(copies=Tokens(COPIES_AT_ONCE, wake), growths=Tokens(GROWTHS_AT_ONCE, wake))
+        return cls(copies=CopyTokens(wake=wake), growths=Tokens(GROWTHS_AT_ONCE, wake))
 
     def leave(self, stream: str) -> None:
         """The stream is not owned here any more."""

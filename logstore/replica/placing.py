@@ -1,7 +1,7 @@
 """Where the chunks of a stream may lie: which hosts leave, and which members join a replica set. Decided by the host.
 
-Invariants: what is decided here is never needed for safety. Two placings are equal if the same hosts leave: how members
-are chosen changes no chunk that there is.
+Invariants: what is decided here is never needed for safety. Two placings are equal if the same hosts leave and the same
+are awaited: how members are chosen changes no chunk that there is.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -54,12 +54,24 @@ class NextSet(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Placing:
     """See the module. `leaving`: hosts that are to hold nothing any more; `removed`: those of them that are gone for
-    good.
+    good. `awaited`: hosts that have gone a moment ago; `is_beginning`: this host has begun a moment ago, so any host
+    that is not there may be.
     """
 
     leaving: frozenset[str] = frozenset()
     removed: frozenset[str] = frozenset()
     choose: Choose = field(default=first_ones, compare=False)
+    awaited: frozenset[str] = frozenset()
+    is_beginning: bool = False
+
+    @property
+    def may_await(self) -> bool:
+        """Whether any host is awaited."""
+        return bool(self.awaited) or self.is_beginning
+
+    def awaits(self, host: str) -> bool:
+        """Whether a host that does not live may be back in a moment, with what it had."""
+        return (self.is_beginning or host in self.awaited) and host not in self.leaving
 
     def staying(self, members: Iterable[Member]) -> tuple[Member, ...]:
         """Those of the members that do not leave."""

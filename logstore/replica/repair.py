@@ -1,6 +1,7 @@
 """Copies of sealed chunks, up to the number that the stream is to have. The owner of the stream runs it.
 
-One chunk at a time, the last one first: as long as it has fewer than `min_copies` holders, no chunk may follow it. A
+One chunk at a time: the one with the fewest live copies, the last one first among equals. While the stream waits for a
+copy, the last chunk alone counts: as long as it has fewer than `min_copies` holders, no chunk may follow it. A
 repair is three steps, each of which may be the last one before a crash:
 1. the registration names the target as a candidate (a swap), so that a host that is copied to is never taken for one
    that holds something unlisted;
@@ -11,8 +12,10 @@ Invariants:
 * A member is dropped only if `copies` live ones stay, or if its copy is damaged and another member is alive. So members
   that are gone leave the registration when there are enough others, and not before.
 * A target is a member only after it has said that it holds the chunk durably, as a whole.
-* A copy takes a token of the host's (`Tokens`), from its naming to its end; without one the repair is at rest. A
-  copy that the stream waits for takes none.
+* A copy has a go (`CopyTokens`), from its naming to its end; without one the repair is at rest. A copy that the stream
+  waits for needs none. What is wished for stays the same while it is possible.
+* A chunk that lacks only copies of hosts that have gone a moment ago (`Placing.awaits`) is not copied yet, if two live
+  members have it: such a host comes back with all but the tail of what it had.
 * A target is given up when it has said nothing of progress for `timeout_ms`; to wait for its turn is progress.
 * The copy of a host that leaves counts as long as there are too few others: it is dropped when `copies` others are
   alive, so a chunk has never fewer copies because a host leaves. What a removed host had is dropped as soon as every
@@ -33,8 +36,8 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from logstore.base.states import following
+from logstore.replica.copy_tokens import CopyTokens, CopyWish
 from logstore.replica.effects import Effect, Send, Unavailable
-from logstore.replica.host_state import Tokens
 from logstore.replica.messages import CopyChunk, CopyDone, CopyProgress, Reason, Refused
 from logstore.replica.placing import ANYWHERE, Placing
 from logstore.replica.registrations import ChunkRegistration, Member, StreamRegistration, differing_chunks
@@ -99,6 +102,8 @@ class RepairStep:
 
 
 NOTHING: Final = RepairStep()
+SAFE_COPIES: Final = 2
+"""With so many live copies a chunk waits for hosts that may come back in a moment."""
 ORDERS_PER_TIMEOUT: Final = 4
 """A target that makes progress is asked again so often only."""
 
@@ -106,9 +111,11 @@ ORDERS_PER_TIMEOUT: Final = 4
 class Repair:
     """The repair of one stream's sealed chunks."""
 
-    def __init__(self, stream: str, resend_ms: int, timeout_ms: int, tokens: Tokens | None = None) -> None:
+    def __init__(self, stream: str, resend_ms: int, timeout_ms: int, tokens: CopyTokens | None = None) -> None:
         self._stream = stream
-        self._tokens = tokens or Tokens()
+        self._tokens = tokens or CopyTokens()
+        self._wished: tuple[int, Member] | None = None
+        """The chunk and the target that a go was asked for last."""
         self._is_waiting = self._is_urgent = False
         """Whether there was no token for a copy; whether the stream waits for its copy."""
         self._resend_ms = resend_ms
@@ -128,6 +135,8 @@ class Repair:
         """
         self._seen_registration: StreamRegistration | None = None
         """As it was then."""
+        self._waited: tuple[int, tuple[Member, ...], Placing] | None = None
+        """The same when a go was asked for."""
         self._is_damage_seen = True
         """Whether nothing can be done about the damaged copies that are known, before something else changes."""
 
@@ -200,7 +209,7 @@ class Repair:
         """The swap that the last step asked for is done."""
         self._step(RepairEvent.REGISTERED)
         self._since_ms, self._sent_ms = now_ms, now_ms - self._resend_ms
-        if self.state is RepairState.IDLE:
+        if self.state is RepairState.IDLE and self._job is not None:
             self._job = None
             self._tokens.give_back(self._stream)
 
@@ -227,21 +236,20 @@ class Repair:
     ) -> RepairStep:
         if self._seen == (revision, live, self.placing):
             return NOTHING
-        self._is_waiting = False
+        if self._is_waiting and self._waited == (revision, live, self.placing):
+            if self._stream not in self._tokens.held:
+                return NOTHING
+        self._is_waiting, self._waited = False, (revision, live, self.placing)
         effects: list[Effect] = []
-        for chunk in reversed(self._unseen(registration, live)):
-            if chunk.is_open:
-                continue
+        short = self._short(registration, live)
+        surplus = self._surplus(registration, live) if not (self._is_urgent and short) else None
+        if surplus is not None:
+            self._step(RepairEvent.DROP)
+            return RepairStep((), surplus)
+        for chunk in short:
             holders = [member for member in chunk.members if member in live]
-            staying = self.placing.staying(holders)
-            if len(staying) >= registration.copies:
-                if len(chunk.members) + len(chunk.candidates) > registration.copies:
-                    self._step(RepairEvent.DROP)
-                    kept = staying[: registration.copies]
-                    return RepairStep(tuple(effects), registration.with_copies(chunk.epoch, kept))
-                continue
-            source = next((member for member in holders if (chunk.epoch, member) not in self._bad), None)
-            target = self._target(chunk, source, live)
+            sources = [member for member in holders if (chunk.epoch, member) not in self._bad]
+            target = self._target(chunk, next(iter(sources), None), live)
             if not holders:
                 effects += self._report(chunk)
             if target is None:
@@ -250,8 +258,8 @@ class Repair:
                     self._step(RepairEvent.DROP)
                     return RepairStep(tuple(effects), removed)
                 continue
-            if not self._is_urgent and not self._tokens.take(self._stream):
-                self._is_waiting = True
+            source = self._granted(registration, chunk, target, sources, holders)
+            if self._is_waiting:
                 return RepairStep(tuple(effects))
             self._job = Job(chunk.epoch, target, source)
             if chunk.names(target):
@@ -266,6 +274,58 @@ class Repair:
         self._seen, self._seen_registration = (revision, live, self.placing), registration
         self._tokens.give_back(self._stream)
         return RepairStep(tuple(effects))
+
+    def _surplus(self, registration: StreamRegistration, live: tuple[Member, ...]) -> StreamRegistration | None:
+        """The registration without the copies of a chunk that are too many, or on hosts that leave; None: no chunk has
+        any.
+        """
+        for chunk in reversed(self._unseen(registration, live)):
+            if not chunk.is_open and len(chunk.members) + len(chunk.candidates) > registration.copies:
+                staying = self.placing.staying(member for member in chunk.members if member in live)
+                if len(staying) >= registration.copies:
+                    return registration.with_copies(chunk.epoch, staying[: registration.copies])
+        return None
+
+    def _short(self, registration: StreamRegistration, live: tuple[Member, ...]) -> list[ChunkRegistration]:
+        """The sealed chunks that lack copies, in the order in which they are copied."""
+        found: list[tuple[int, ChunkRegistration]] = []
+        for chunk in reversed(self._unseen(registration, live)):
+            if chunk.is_open:
+                continue
+            holders = [member for member in chunk.members if member in live]
+            missing = registration.copies - len(self.placing.staying(holders))
+            if missing > 0 and not self._may_wait(chunk, live, len(holders), missing):
+                found.append((0 if self._is_urgent else len(holders), chunk))
+        found.sort(key=lambda each: each[0])
+        return [chunk for _, chunk in found]
+
+    def _may_wait(self, chunk: ChunkRegistration, live: tuple[Member, ...], holders: int, missing: int) -> bool:
+        """Whether hosts that have gone a moment ago may bring back all copies that a chunk lacks."""
+        if self._is_urgent or holders < SAFE_COPIES or not self.placing.may_await:
+            return False
+        there = {member.host for member in live}
+        named = (member.host for member in (*chunk.members, *chunk.candidates))
+        return sum(host not in there and self.placing.awaits(host) for host in named) >= missing
+
+    def _granted(
+        self,
+        registration: StreamRegistration,
+        chunk: ChunkRegistration,
+        target: Member,
+        sources: list[Member],
+        holders: list[Member],
+    ) -> Member | None:
+        """Where a copy may come from, if it has a go; if not, `_is_waiting` is set."""
+        if self._is_urgent:
+            return next(iter(sources), None)
+        self._wished = (chunk.epoch, target)
+        staying = len(self.placing.staying(holders))
+        is_move = staying < len(holders) and len(holders) >= registration.copies
+        wish = CopyWish(chunk.epoch, target.host, tuple(each.host for each in sources), len(holders), is_move)
+        go = self._tokens.take(self._stream, wish)
+        self._is_waiting = go is None
+        granted = (each for each in sources if go is not None and each.host == go.source)
+        return next(granted, next(iter(sources), None))
 
     def _unseen(self, registration: StreamRegistration, live: tuple[Member, ...]) -> tuple[ChunkRegistration, ...]:
         """The chunks that may want something: with the same live members and placing those that have changed, such as
@@ -288,6 +348,8 @@ class Repair:
         if source is not None and not usable:
             others = self.placing.staying(member for member in live if member.host not in hosts)
             usable = [member for member in others if (chunk.epoch, member) not in self._bad]
+            if self._wished is not None and self._wished[0] == chunk.epoch and self._wished[1] in usable:
+                return self._wished[1]
             holders = self.placing.staying(member for member in chunk.members if member in live)
             usable = list(self.placing.choose(self._stream, usable, holders, 1, is_new=False))
         return next(iter(usable), None)
@@ -363,7 +425,7 @@ class Repair:
         """Targets and sources whose time is over may be asked again: look through all chunks for what they are for."""
         if self._bad and min(self._bad.values()) <= now_ms:
             self._bad = {key: until_ms for key, until_ms in self._bad.items() if until_ms > now_ms}
-            self._seen = self._seen_registration = None
+            self._seen = self._seen_registration = self._waited = None
 
     def _report(self, chunk: ChunkRegistration) -> list[Effect]:
         """Once for each chunk, until it is there again."""

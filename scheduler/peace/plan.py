@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from scheduler.peace.placement import Placement, Relation, check_placement
 from scheduler.topology import Topology, disk_capacity
 
 Counts = npt.NDArray[np.int32]
+Numbers = npt.NDArray[np.int64]
 
 
 class TransferKind(StrEnum):
@@ -220,4 +221,24 @@ class Planner(Protocol):
 
     def chain(self, request: Request, chunk: int, residual: Residual, random: Random) -> Chain | None:
         """The chain of one chunk, taken from `residual`; None, and nothing taken, if there is none."""
+        ...
+
+
+@runtime_checkable
+class JointPlanning(Planner, Protocol):
+    """A planner that sees all waiting chunks at once, and a model of how many of them fit into some timesteps.
+
+    What `demand` returns is the planner's own, and goes to its other methods only.
+    """
+
+    def demand(self, requests: Sequence[Request]) -> Any | None:
+        """The requests for `max_chunks` and `begins`; None if the model does not cover them all."""
+        ...
+
+    def max_chunks(self, demand: Any, whole: Residual, timesteps: int) -> int:
+        """The largest number of chunks that the model allows in `timesteps` timesteps together."""
+        ...
+
+    def begins(self, demand: Any, whole: Residual) -> Numbers:
+        """For each switch, how many chunks its hosts can begin in one timestep if no other hosts begin any."""
         ...

@@ -6,13 +6,20 @@ each replica runs from the chunk over fault domains (zone, rack) to a host. A ho
 keep the replicas as far apart as there are domains; a unit costs what it adds to the sum of load² ÷ capacity over disks
 and domains' links. That sum is least when all loads are in proportion to the capacities.
 
-Domains lie within each other, so the network is a tree, and costs are convex: the cheapest path is never taken back
-(the sets that fit are the independent sets of a laminar matroid, and what they cost is M♮-convex). So the flow is
-found by cheapest paths alone, one for each replica; `tests/peace` compares it with networkx's and with all sets.
+The members of a set form a chain: bytes go from each to the next. They enter a domain once, with its first member, and
+not at all if the chain begins there; the link into the domain is charged for that, and not for members that get their
+bytes within it.
+
+Domains lie within each other, so the network is a tree, and costs are convex where each domain gets one member: the
+cheapest path is never taken back (the sets that fit are the independent sets of a laminar matroid, and what they cost
+is M♮-convex). So the flow is found by cheapest paths alone, one for each replica; `tests/peace` compares it with
+networkx's and with all sets. Where a domain gets several members, and its link is known, the second one is cheaper than
+the first; then the set found is not always the cheapest, though it lies as far apart.
 
 Invariants:
 * Members of a set are different hosts. Domains at a level have as equal a share of a set as their hosts allow; so no
   two members share a domain while there is another one.
+* Members come in the order of the chain: each domain's next to each other, so that none is entered twice.
 * Nothing is kept between calls: loads come in, sets go out. Ties go to the candidate that comes first.
 * With held members that lie too close together, the others are chosen as far apart as they can be.
 
@@ -58,11 +65,13 @@ class ReplicaSets:
         count: int,
         bytes_s: float,
         loads: Mapping[str, float],
+        entering: Mapping[Domain, float],
     ) -> tuple[str, ...]:
         """Hosts among the candidates that join `held` as members of a set, `count` of them or all.
 
-        `bytes_s`: of the chunk; `loads`: of all hosts, in bytes per second, without the chunk. Hosts without a place
-        are ignored. Raises PlacementError for a negative rate.
+        `bytes_s`: of the chunk; `loads`: of all hosts, `entering`: over the links into domains, both in bytes per
+        second, without the chunk. The chain begins at the first of `held`. Hosts without a place are ignored. Raises
+        PlacementError for a negative rate.
         """
         if bytes_s < 0:
             raise PlacementError(f"a chunk of {bytes_s} bytes a second; must not be negative")
@@ -70,7 +79,6 @@ class ReplicaSets:
         left = [host for host in dict.fromkeys(candidates) if host in self._disks and host not in own]
         room = self._room([*own, *left], len(own) + min(count, len(left)))
         taken = Counter(domain for host in own for domain in self._ways[host])
-        through = self._through(loads) if self._links else {}
         costs = {host: (loads.get(host, 0.0) + bytes_s / 2) / self._disks[host] for host in left}
         chosen: list[str] = []
         slack = 0
@@ -79,13 +87,21 @@ class ReplicaSets:
             if not fitting:
                 slack += 1  # held members lie too close together for the rest to make up for it
                 continue
-            best = min(fitting, key=lambda host: costs[host] + self._link_cost(host, through, bytes_s))
+            best = min(fitting, key=lambda host: costs[host] + self._link_cost(host, taken, entering, bytes_s))
             chosen.append(best)
             left.remove(best)
             taken.update(self._ways[best])
-            for domain in self._linked[best]:
-                through[domain] += bytes_s
-        return tuple(chosen)
+        return tuple(self._chain(own, chosen))
+
+    def _chain(self, held: Sequence[str], chosen: Sequence[str]) -> list[str]:
+        """The chosen hosts, each behind the nearest one: so each domain is entered once."""
+        last, left, chain = (held or chosen)[:1], list(chosen), list[str]()
+        while left:
+            following = min(left, key=lambda host: -_shared(self._ways[host], self._ways[last[0]]))
+            left.remove(following)
+            chain.append(following)
+            last = [following]
+        return chain
 
     def _room(self, hosts: Iterable[str], total: int) -> dict[Domain, int]:
         """How many members of a set of `total` may lie in each domain: equal shares, as far as there are hosts."""
@@ -108,20 +124,24 @@ class ReplicaSets:
             room.update(dict.fromkeys(below, share))
         return room
 
-    def _through(self, loads: Mapping[str, float]) -> dict[Domain, float]:
-        """What passes the link of each domain that has one."""
-        through = dict.fromkeys(self._links, 0.0)
-        for host, domains in self._linked.items():
-            for domain in domains:
-                through[domain] += loads.get(host, 0.0)
-        return through
-
-    def _link_cost(self, host: str, through: Mapping[Domain, float], bytes_s: float) -> float:
-        return sum((through[domain] + bytes_s / 2) / self._links[domain] for domain in self._linked[host])
+    def _link_cost(
+        self, host: str, taken: Mapping[Domain, int], entering: Mapping[Domain, float], bytes_s: float
+    ) -> float:
+        """What a host adds to the links into domains that no member is in yet."""
+        return sum(
+            (entering.get(domain, 0.0) + bytes_s / 2) / self._links[domain]
+            for domain in self._linked[host]
+            if not taken[domain]
+        )
 
 
 def _way(domain: Domain) -> list[Domain]:
     return [domain[: depth + 1] for depth in range(len(domain))]
+
+
+def _shared(one: Sequence[Domain], other: Sequence[Domain]) -> int:
+    """How many domains two hosts share."""
+    return sum(mine == theirs for mine, theirs in zip(one, other, strict=False))
 
 
 def _share(sizes: Sequence[int], wanted: int) -> int:

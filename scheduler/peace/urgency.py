@@ -13,12 +13,11 @@ Invariants:
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from scheduler.peace.plan import Counts, Request, Residual
-from scheduler.peace.repaired import Demand, RepairedPlanner
-from scheduler.peace.tree_kernels import Numbers
+from scheduler.peace.plan import Counts, JointPlanning, Numbers, Request, Residual
 from scheduler.topology import Topology
 
 MAX_TIMESTEPS = 1 << 12
@@ -28,7 +27,7 @@ MAX_TIMESTEPS = 1 << 12
 class Urgency:
     """Finds the urgent chunks in one network."""
 
-    def __init__(self, topology: Topology, planner: RepairedPlanner) -> None:
+    def __init__(self, topology: Topology, planner: JointPlanning) -> None:
         self._planner = planner
         self._racks = np.array(topology.rack_of, np.int64)
         self._switches = len(topology.switches)
@@ -72,7 +71,7 @@ class Urgency:
                 room[request.writer] -= more
         return must
 
-    def _horizon(self, demand: Demand, chunks: int, whole: Residual) -> int | None:
+    def _horizon(self, demand: Any, chunks: int, whole: Residual) -> int | None:
         """The fewest timesteps by the model; None above MAX_TIMESTEPS."""
         low = high = 1
         while self._planner.max_chunks(demand, whole, high) < chunks:

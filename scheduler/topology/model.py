@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-import networkx as nx
-
 from scheduler.errors import TopologyError
 
 CHUNK_BYTES = 64 << 20
@@ -189,24 +187,30 @@ class Topology:
 
     def _check_reach(self) -> None:
         first = self.rack_of[0]
-        graph = self._switch_graph()
         ways = {
-            "{host} cannot be reached from {first}": graph,
-            "{first} cannot be reached from {host}": graph.reverse(),
+            "{host} cannot be reached from {first}": [(link.source, link.target) for link in self.links],
+            "{first} cannot be reached from {host}": [(link.target, link.source) for link in self.links],
         }
-        for way, one in ways.items():
-            reached = nx.descendants(one, first) | {first}
+        for way, hops in ways.items():
+            reached = self._reached(first, hops)
             for server in self.servers:
                 if self.switch_index[server.rack] not in reached:
                     problem = way.format(host=f"server {server.name!r}", first=f"server {self.servers[0].name!r}")
                     racks = f"{server.rack!r} and {self.servers[0].rack!r}"
                     raise TopologyError(f"{problem}: no links connect {racks} that way")
 
-    def _switch_graph(self) -> "nx.DiGraph[int]":
-        graph: nx.DiGraph[int] = nx.DiGraph()
-        graph.add_nodes_from(range(len(self.switches)))
-        graph.add_edges_from((self.switch_index[link.source], self.switch_index[link.target]) for link in self.links)
-        return graph
+    def _reached(self, first: int, hops: Sequence[tuple[str, str]]) -> set[int]:
+        """The switches that can be reached from one over these hops."""
+        following: dict[int, list[int]] = {}
+        for source, target in hops:
+            following.setdefault(self.switch_index[source], []).append(self.switch_index[target])
+        reached, left = {first}, [first]
+        while left:
+            for switch in following.get(left.pop(), ()):
+                if switch not in reached:
+                    reached.add(switch)
+                    left.append(switch)
+        return reached
 
 
 def disk_capacity(server: Server) -> int:

@@ -7,7 +7,7 @@ Disks are the model of the replication tests (`tests.replica.disk`): what was no
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -18,13 +18,17 @@ import trio.testing
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import MetadataStore
 from logstore.base.racks import HostPlace
+from logstore.cluster.copy_coordinator import CopyCoordinator
 from logstore.cluster.copy_pace import CopyRates
+from logstore.cluster.copy_requests import CopyRequests
 from logstore.cluster.host import ClusterHost, HostParts
 from logstore.cluster.host_identity import HostIdentity, establish_identity
-from logstore.cluster.interfaces import Loaded, PeerRefused, Received
+from logstore.cluster.interfaces import Loaded, PeerRefused, PlanCopies, Received
 from logstore.cluster.membership import Announcement, Membership
+from logstore.cluster.owner_calls import TELL_GOES, TELL_WISHES, Handler
 from logstore.cluster.view import ClusterView, stream_name
-from logstore.errors import CorruptChunk, StorageFailed
+from logstore.errors import CorruptChunk, HostUnreachable, StorageFailed
+from logstore.interfaces import Buffer
 from logstore.log.stream import Stream
 from logstore.log.ticket import Ticket
 from logstore.replica.appending import OwnerLimits
@@ -38,6 +42,7 @@ from logstore.replica.registrations import StreamRegistration
 from logstore.testing.reports import RecordedReports
 from logstore.testing.simdisk import SimDisk
 from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
+from scheduler.peace.copies import CopyScheduler
 from scheduler.peace.replica_sets import ReplicaSets
 from tests.replica.disk import Damage, DiskError, ReplicaDisk
 from tests.support.virtual_time import run_virtual
@@ -63,6 +68,10 @@ class MemoryNetwork:
         self.sent: dict[str, int] = {}
         """Messages by type."""
         self._hosts: dict[str, tuple[Received, PeerRefused]] = {}
+        self.handlers: dict[str, dict[int, Handler]] = {}
+        """Of calls, by host."""
+        self.before_answer: Callable[[str], Awaitable[None]] | None = None
+        """Called when a host has carried out a call, before it answers."""
 
     def attach(self, name: str, received: Received, refused: PeerRefused) -> None:
         """A host listens."""
@@ -115,6 +124,33 @@ class MemoryLinks:
     def is_reachable(self, host: str) -> bool:
         """See Links."""
         return self.network.passes(self.name, host)
+
+
+@dataclass
+class MemoryCalls:
+    """See Calls: each way takes LINK_S."""
+
+    network: MemoryNetwork
+    name: str
+
+    async def call(self, host: str, kind: int, payload: Sequence[Buffer], /) -> memoryview:
+        """See Calls."""
+        body = memoryview(b"".join(payload))
+        await self._cross(self.name, host)
+        handlers = self.network.handlers[host]
+        self.network.sent["call"] = self.network.sent.get("call", 0) + 1
+        answer = await handlers[kind](self.name, body)
+        if self.network.before_answer is not None:
+            await self.network.before_answer(host)
+        if self.network.handlers[host] is not handlers:
+            raise HostUnreachable(f"host {host!r} has gone")
+        await self._cross(host, self.name)
+        return memoryview(b"".join(answer))
+
+    async def _cross(self, sender: str, receiver: str) -> None:
+        await trio.sleep(LINK_S)
+        if sender != receiver and not self.network.passes(sender, receiver):
+            raise HostUnreachable(f"nothing passes from {sender!r} to {receiver!r}")
 
 
 class MemoryFiles:
@@ -262,6 +298,8 @@ class RunningHost:
     ended: trio.Event = field(default_factory=trio.Event)
     observers: dict[str, Heard] = field(default_factory=dict)
     chunk_bytes: int = 64 << 20
+    coordinator: CopyCoordinator | None = None
+    requests: CopyRequests | None = None
 
     def observe(self, stream: str) -> Heard:
         """Hear of a stream."""
@@ -311,6 +349,11 @@ class MemoryCluster:
         self.write_s = DISK_S
         """Of the disks of hosts that start from now on."""
         self.copy_rates = CopyRates()
+        self.grace_s = 0.0
+        self.is_planned = False
+        """Whether hosts that start from now on follow a plan of copies."""
+        self.planner: Callable[[str], PlanCopies | None] = lambda host: CopyScheduler
+        """What a host loads to plan copies."""
         self.disks: dict[str, ReplicaDisk] = {}
         self.label_disks: dict[str, SimDisk] = {}
         self.hosts: dict[str, RunningHost] = {}
@@ -375,9 +418,13 @@ class MemoryCluster:
                 files = MemoryFiles(disk, nursery)
                 files.bytes_per_s, files.write_s = self.bytes_per_s, self.write_s
                 links = MemoryLinks(self.network, name)
-                parts = HostParts(identity, store, view, links, files, self.reports, ReplicaSets, self.copy_rates)
+                parts = HostParts(
+                    identity, store, view, links, files, self.reports, ReplicaSets, self.copy_rates, self.grace_s
+                )
                 host = ClusterHost(parts, membership, self.limits)
                 running = RunningHost(host, store, identity, membership, view, files, scope)
+                if self.is_planned:
+                    self._plan_copies(running, nursery)
                 running.chunk_bytes = self.limits.chunk_bytes
                 self.network.attach(name, host.receive, host.peer_refused)
                 nursery.start_soon(view.run)
@@ -387,6 +434,20 @@ class MemoryCluster:
                 self.hosts[name] = running
                 task_status.started(running)
         running.ended.set()
+
+    def _plan_copies(self, running: RunningHost, nursery: trio.Nursery) -> None:
+        host, store, name = running.host, running.store, running.host.name
+        calls = MemoryCalls(self.network, name)
+
+        async def load() -> PlanCopies | None:
+            return self.planner(name)
+
+        coordinator = CopyCoordinator(host, store, calls, self.random, self.reports, load)
+        requests = CopyRequests(name, host.copy_tokens, coordinator, store, calls, running.view, self.reports)
+        self.network.handlers[name] = {TELL_WISHES: coordinator.serve, TELL_GOES: requests.serve}
+        running.coordinator, running.requests = coordinator, requests
+        nursery.start_soon(coordinator.run)
+        nursery.start_soon(requests.run)
 
     async def kill(self, name: str, *, is_refused: bool = True) -> None:
         """The process of a host ends at once; what it had not synced may be lost. Its lease ends by itself."""

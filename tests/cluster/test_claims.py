@@ -14,7 +14,7 @@ from logstore.base.metadata import schema
 from logstore.cluster.claims import BALANCE_AFTER_S, STREAMS_AT_ONCE, Claims
 from logstore.cluster.live_hosts import placing_of
 from logstore.cluster.view import KnownHead, KnownTopic, stream_name
-from logstore.replica.placing import first_ones
+from logstore.replica.placing import ANYWHERE
 from logstore.replica.registrations import ChunkRegistration, Member, OwnerId, StreamHead
 
 STREAMS = 10 * STREAMS_AT_ONCE
@@ -41,7 +41,7 @@ async def test_other_tasks_run_between_looks(
     )
     hosts = SimpleNamespace(
         live={"a": member("disk1"), "b": member("disk2")},
-        placing=placing_of(leaving, first_ones),
+        placing=placing_of(leaving, ANYWHERE),
         changed_s=trio.current_time(),
         reaches=lambda hosts: 0,  # nothing is claimed
     )

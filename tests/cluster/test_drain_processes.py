@@ -107,6 +107,9 @@ def test_a_host_is_drained_stopped_and_removed(tmp_path: Path) -> None:
             assert drained.out == "host a holds nothing: it may be switched off, and then removed\n", drained.err
             held = next(host for host in said(c, "hosts", "--json").json["hosts"] if host["host"] == "a")
             assert (held["leaving"], held["streams"], held["chunks"]) == ("drain", 0, 0)
+            logs = "".join(host.log for host in cluster)
+            assert "copies_coordinated" in logs or "copies_unplanned" in logs
+            assert "copy_planner_missing" not in logs
             assert a.stop() == 0
             load.wait_more(500)
         finally:

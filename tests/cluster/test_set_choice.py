@@ -14,6 +14,7 @@ from logstore.cluster import election
 from logstore.cluster.set_choice import TELL_S, SetChoice
 from logstore.cluster.stream_rates import MAX_TOLD, NEW_BYTES_S, StreamRates
 from logstore.replica import messages
+from logstore.replica.copy_tokens import CopyTokens, CopyWish
 from logstore.replica.messages import Message
 from logstore.replica.registrations import Member
 from scheduler.peace.replica_sets import ReplicaSets
@@ -78,7 +79,8 @@ def worst(loads: Counter[str], live: dict[str, schema.Member]) -> float:
 def test_disks_are_loaded_in_proportion(racks: int) -> None:
     """600 streams with unlike rates, for a minute, on racks of unlike disks, each host choosing for its own streams
     with what it is told: each disk's load is within a tenth of what is proportional to what it takes, and no two
-    members share a rack. By rendezvous hashing alone the worst disk is off by more than five times as much.
+    members share a rack. By rendezvous hashing the worst disk is off by more than five times as much, with weights by
+    what disks take more than twice.
     """
     random = Random(racks)
     live = {
@@ -124,13 +126,18 @@ def test_disks_are_loaded_in_proportion(racks: int) -> None:
     run_virtual(main)
     planned: Counter[str] = Counter()
     hashed: Counter[str] = Counter()
+    weighted: Counter[str] = Counter()
     equal = {host: member_of(member.node_id, member.rack) for host, member in live.items()}
     for stream, rate in rates.items():
         planned.update(dict.fromkeys(sets[stream], rate))
-        by_hash = election.placement(stream, election.preferred(stream, equal)[0], equal)[:COPIES]
-        hashed.update({member.host: rate for member in by_hash})
-    print(f"{racks} racks: planned {worst(planned, live):.3f}, hashed {worst(hashed, live):.3f}")
+        for hosts, counts in ((equal, hashed), (live, weighted)):
+            by_hash = election.placement(stream, election.preferred(stream, hosts)[0], hosts)[:COPIES]
+            counts.update({member.host: rate for member in by_hash})
+    offs = [f"{name} {worst(counts, live):.3f}" for name, counts in
+            (("planned", planned), ("weighted hash", weighted), ("unweighted hash", hashed))]  # fmt: skip
+    print(f"{racks} racks: {', '.join(offs)}")
     assert worst(planned, live) <= 0.1
+    assert worst(weighted, live) > 2 * 0.1
     assert worst(hashed, live) > 5 * 0.1
 
 
@@ -218,6 +225,53 @@ def test_links_into_domains_count() -> None:
         assert domains("") == ()
 
     run_virtual(main)
+
+
+def test_copies_spread() -> None:
+    """Copies that are asked for at a time go to all hosts in proportion to their disks, also if one host has nothing to
+    write; as many as there are by now of other hosts count.
+    """
+    rates = (100, 100, 100, 200, 300)
+    live = {f"h{number}": member_of(number, disk_rate=rate) for number, rate in enumerate(rates)}
+
+    async def main() -> None:
+        tokens = CopyTokens(0)
+        choice = SetChoice("h0", lambda: live, Wires().of("h0"), ReplicaSets, tokens)
+        for number in range(40):
+            choice.rates.placed(f"t/{number}", ["h0", "h2", "h3", "h4"])
+            choice.rates.told(f"t/{number}", 1_000_000)
+        others = [Member(host, member.disk) for host, member in live.items() if host != "h0"]
+
+        def ask(number: int) -> str:
+            (target,) = choice.choose(f"s{number}", others, [Member("h0", "d0")], 1, is_new=False)
+            tokens.take(f"s{number}", CopyWish(1, target.host, ("h0",), 2))
+            return target.host
+
+        found = Counter(ask(number) for number in range(70))
+        assert found == {"h1": 10, "h2": 10, "h3": 20, "h4": 30}
+        tokens.elsewhere = {"h4": 30}
+        again = Counter(ask(number) for number in range(70, 80))
+        assert again["h4"] == 0
+
+    trio.run(main)
+
+
+def test_bytes_enter_a_rack_once() -> None:
+    """What passes a link is what chains take over it: nothing for members in their sender's rack."""
+    rates = StreamRates()
+    rates.placed("t/0", ["a", "b", "c"])
+    rates.told("t/0", 5_000)
+    rates.place_hosts({"a": [("x",)], "b": [("x",)], "c": [("y",)], "d": [("y",)]})
+    assert +rates.entering() == {("y",): 5_000}
+    rates.placed("t/1", ["a", "c", "d"])
+    rates.told("t/1", 100)
+    assert +rates.entering() == {("y",): 5_100}
+    assert +rates.entering(without="t/0") == {("y",): 100}
+    rates.placed("t/0", ["c", "a"])
+    assert +rates.entering() == {("y",): 100, ("x",): 5_000}
+    rates.gone("t/0")
+    rates.place_hosts({})
+    assert not +rates.entering()
 
 
 def test_hosts_hear_of_each_other() -> None:

@@ -7,9 +7,12 @@ from dataclasses import replace
 import pytest
 import trio
 
+from logstore.base.racks import HostPlace
+from logstore.cluster.departures import Departures
 from logstore.cluster.survey import REUSE_S, Survey
+from logstore.commands.hosts import progress
 from logstore.errors import UnknownTopicOrPartition
-from logstore.format.host_summaries import PLACES_PER_REPLY, HostSummary
+from logstore.format.host_summaries import PLACES_PER_REPLY, HostSummary, get_hosts, hosts_fields
 from logstore.testing.clock import ManualClock
 from tests.cluster.memory import LIMITS, MemoryCluster, RunningHost, simulated
 
@@ -79,6 +82,32 @@ def test_hosts_before_and_after_a_loss() -> None:
         assert sum(host.missing_copies for host in reply.hosts) == 0
 
     simulated(test, "a", "b", "c", limits=replace(LIMITS, chunk_bytes=1_000))
+
+
+def test_a_drain_that_cannot_end_says_what_it_lacks() -> None:
+    """How many hosts, and the domain in which nobody stays; a chunk of which the host is to get a copy counts."""
+
+    async def test(cluster: MemoryCluster) -> None:
+        clock = ManualClock()
+        (stream,) = await cluster.create_topic("t")
+        await cluster.append(stream, b"x")
+        for name, rack in (("a", "/z1/r1"), ("b", "/z1/r2"), ("c", "/z2/r3")):
+            await cluster.hosts[name].membership.move(HostPlace(rack))
+        await Departures(cluster.hosts["a"].view, cluster.hosts["a"].store).drain("c")
+        await Departures(cluster.hosts["a"].view, cluster.hosts["a"].store).drain("b")
+        survey = survey_of(cluster, cluster.hosts["a"], clock)
+        hosts = await hosts_of(survey, clock)
+        assert {name: host.missing_hosts for name, host in hosts.items()} == {"a": 0, "b": 2, "c": 2}
+        reply = await survey.hosts()
+        assert progress(hosts["c"], reply).endswith(
+            "1 of the chunks have more copies than there are other hosts: start 2 other hosts; no host that stays is "
+            "in /z2, so copies will lie less far apart"
+        )
+        assert "no host that stays is in /z1/r2," in progress(hosts["b"], reply)
+        assert "stays" not in progress(replace(hosts["b"], rack="/z1/r1"), reply)
+        assert get_hosts(hosts_fields(reply)) == reply
+
+    simulated(test, "a", "b", "c")
 
 
 def test_places_of_a_topic() -> None:

@@ -57,10 +57,14 @@ def cost_of(
     """What a set adds to half of the sum of load² ÷ capacity, divided by the rate."""
     total = sum((loads[host] + rate / 2) / places[host][1] for host in chosen)
     for domain, capacity in links.items():
-        inside = [host for host in places if places[host][0][: len(domain)] == domain]
-        before, units = sum(loads[host] for host in inside), sum(host in inside for host in chosen)
-        total += units * (before + units * rate / 2) / capacity
+        if any(places[host][0][: len(domain)] == domain for host in chosen):
+            total += (entering_of(places, loads, domain) + rate / 2) / capacity
     return total
+
+
+def entering_of(places: dict[str, Place], loads: dict[str, float], domain: Domain) -> float:
+    """What passes the link into a domain: in these networks what its hosts carry."""
+    return sum(loads[host] for host in places if places[host][0][: len(domain)] == domain)
 
 
 def flow_cost(
@@ -90,11 +94,15 @@ def flow_cost(
 def test_a_set_is_the_cheapest_that_lies_as_far_apart(
     network: tuple[dict[str, Place], dict[Domain, float], dict[str, float]], many: int, rate: float
 ) -> None:
-    """It costs what the best of all sets that fit costs, and what a min-cost flow does."""
+    """It costs what the best of all sets that fit costs, and what a min-cost flow does: with links of domains that get
+    one member each.
+    """
     places, links, loads = network
     many = min(many, len(places))
-    chosen = ReplicaSets(places, links).choose(list(places), (), many, rate, loads)
     room = limits(places, (), list(places), many)
+    links = {domain: bytes_s for domain, bytes_s in links.items() if room[domain] == 1}
+    entering = {domain: entering_of(places, loads, domain) for domain in links}
+    chosen = ReplicaSets(places, links).choose(list(places), (), many, rate, loads, entering)
 
     def fits(hosts: tuple[str, ...]) -> bool:
         inside = Counter(way if way else host for host in hosts for way in ways(host))
@@ -119,7 +127,7 @@ def test_members_that_are_held_count(
     places, links, loads = network
     held = data.draw(st.lists(st.sampled_from(sorted(places)), unique=True, max_size=3))
     others = [host for host in places if host not in held]
-    joined = ReplicaSets(places, links).choose(others, held, 1, 10.0, loads)
+    joined = ReplicaSets(places, links).choose(others, held, 1, 10.0, loads, {})
     assert len(joined) == min(1, len(others))
     used = {places[host][0] for host in held if places[host][0]}
     if joined and places[joined[0]][0] in used:
@@ -135,5 +143,33 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(PlacementError, match="domain 'z/r': -1 bytes"):
         ReplicaSets({}, {("z", "r"): -1})
     with pytest.raises(PlacementError, match="a chunk of -1 bytes"):
-        ReplicaSets({"a": ((), 1)}).choose(["a"], (), 1, -1, {})
-    assert ReplicaSets({"a": ((), 1)}).choose(["a", "stranger"], ("gone",), 3, 1, {}) == ("a",)
+        ReplicaSets({"a": ((), 1)}).choose(["a"], (), 1, -1, {}, {})
+    assert ReplicaSets({"a": ((), 1)}).choose(["a", "stranger"], ("gone",), 3, 1, {}, {}) == ("a",)
+
+
+def test_a_link_is_charged_where_the_chain_enters() -> None:
+    """What lies in the owner's rack costs its link nothing, nor does a second member of a rack: the hosts of a rack
+    with a slow link are taken as others are. The chain enters each rack once.
+    """
+    places: dict[str, Place] = {f"{rack}{number}": ((rack,), 100.0) for rack in "xy" for number in range(3)}
+    links: dict[Domain, float] = {("x",): 1.0, ("y",): 1.0}
+    sets = ReplicaSets(places, links)
+    loads = {"x1": 50.0, "y1": 50.0}
+    chosen = sets.choose([*places][1:], ["x0"], 3, 10.0, loads, {("x",): 1e6, ("y",): 0.0})
+    assert chosen == ("x2", "y0", "y2")
+    alone = sets.choose(["x1", "y1"], ["x0"], 1, 10.0, {}, {("x",): 0.0, ("y",): 0.0})
+    assert alone == ("y1",), "far apart comes before cheap"
+
+
+@given(networks(), st.integers(2, 5), st.data())
+def test_no_domain_is_entered_twice(
+    network: tuple[dict[str, Place], dict[Domain, float], dict[str, float]], many: int, data: st.DataObject
+) -> None:
+    """The members of a domain are next to each other, those of the first one's domains first."""
+    places, links, loads = network
+    first = data.draw(st.sampled_from(sorted(places)))
+    others = [host for host in places if host != first]
+    chain = (first, *ReplicaSets(places, links).choose(others, [first], many - 1, 1.0, loads, {}))
+    for domain in {places[host][0][:depth] for host in chain for depth in (1, 2) if places[host][0][depth - 1 :]}:
+        inside = [place for place, host in enumerate(chain) if places[host][0][: len(domain)] == domain]
+        assert inside[-1] - inside[0] == len(inside) - 1

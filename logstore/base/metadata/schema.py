@@ -7,6 +7,8 @@
 | `members/HOST` | `Member` | as long as the host's lease |
 | `nodes/NODE-ID` | `Node`: the host that has this number | the same |
 | `leaving/HOST` | `Leaving`: what an operator has said of the host | until it is taken back, or the host is removed |
+| `copies/coordinator` | `Coordinator`: the host that plans copies of chunks | as long as the host's lease |
+| `copies/plan` | the copies that its plan lets be made now: `logstore/cluster/copy_fields.py` | until the next one |
 | `topics/TOPIC` | `Topic` | until the topic is deleted |
 | `streams/TOPIC-ID/`, `chunks/TOPIC-ID/` | registrations of streams: `logstore/replica/registrations.py` | the same |
 
@@ -59,6 +61,8 @@ MEMBERS: Final = "members/"
 NODES: Final = "nodes/"
 TOPICS: Final = "topics/"
 LEAVING: Final = "leaving/"
+COPY_COORDINATOR_KEY: Final = "copies/coordinator"
+COPY_PLAN_KEY: Final = "copies/plan"
 DRAIN: Final = "drain"
 REMOVE: Final = "remove"
 LEAVING_HOW: Final = (DRAIN, REMOVE)
@@ -90,6 +94,13 @@ _OBJECTS: Final = {
                 ListOf(Integer(0, MAX_RATE), MAX_DOMAINS), "into each of its domains; 0: not known", ()
             ),
             "addresses": Field(MapOf(String()), "listener to HOST:PORT"),
+        },
+    ),
+    "Coordinator": Object(
+        "Coordinator",
+        {
+            "host": Field(_NAME_TYPE, "that plans copies"),
+            "start": Field(_NAME_TYPE, "the life of the host in which it does"),
         },
     ),
     "Leaving": Object("Leaving", {"how": Field(_NAME_TYPE, "drain or remove")}),
@@ -154,6 +165,14 @@ class Leaving:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Coordinator:
+    """The host that plans copies of chunks, in the life in which it does."""
+
+    host: str
+    start: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
     """A topic."""
 
@@ -163,8 +182,8 @@ class Topic:
     settings: Mapping[str, str]
 
 
-Value = Cluster | Disk | Leaving | Member | Node | Topic
-V = TypeVar("V", Cluster, Disk, Leaving, Member, Node, Topic)
+Value = Cluster | Coordinator | Disk | Leaving | Member | Node | Topic
+V = TypeVar("V", Cluster, Coordinator, Disk, Leaving, Member, Node, Topic)
 
 
 def member_key(host: str) -> str:
@@ -274,6 +293,17 @@ def stay(host: str, revision: int) -> Transaction:
     """Take back what is said of a host, if that has this revision."""
     key = leaving_key(host)
     return Transaction((Condition(key, revision),), (Delete(key),))
+
+
+def coordinate_copies(coordinator: Coordinator, lease_id: int, revision: int = ABSENT) -> Transaction:
+    """Make a host plan copies while its lease lasts, if the entry of who does has this revision."""
+    put = Put(COPY_COORDINATOR_KEY, encode(coordinator), lease_id)
+    return Transaction((Condition(COPY_COORDINATOR_KEY, revision),), (put,))
+
+
+def keep_copy_plan(plan: bytes, coordinator_revision: int) -> Transaction:
+    """Keep a plan of copies, if the entry of who plans has still this revision."""
+    return Transaction((Condition(COPY_COORDINATOR_KEY, coordinator_revision),), (Put(COPY_PLAN_KEY, plan),))
 
 
 def create_topic(name: str, topic: Topic) -> Transaction:

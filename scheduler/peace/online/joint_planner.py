@@ -14,8 +14,7 @@ from dataclasses import replace
 from random import Random
 
 from scheduler.peace.online.jobs import TransferJob, Unit
-from scheduler.peace.plan import Chain, Planner, Request, Residual, TransferKind
-from scheduler.peace.repaired import RepairedPlanner
+from scheduler.peace.plan import Chain, JointPlanning, Planner, Request, Residual, TransferKind
 from scheduler.peace.urgency import Urgency
 from scheduler.topology import Topology
 
@@ -26,7 +25,7 @@ _SHARE_ANEW = 64
 class JointPlanner:
     """Plans for units with a planner that plans jointly. `whole`: the network with nothing in flight."""
 
-    def __init__(self, topology: Topology, planner: RepairedPlanner, random: Random, whole: Residual) -> None:
+    def __init__(self, topology: Topology, planner: JointPlanning, random: Random, whole: Residual) -> None:
         self._planner = planner
         self._random = random
         self._whole = whole
@@ -38,7 +37,7 @@ class JointPlanner:
     @classmethod
     def of(cls, topology: Topology, planner: Planner, random: Random, whole: Residual) -> "JointPlanner | None":
         """A planner of many chunks at once; None if `planner` plans one chunk after the other."""
-        return cls(topology, planner, random, whole) if isinstance(planner, RepairedPlanner) else None
+        return cls(topology, planner, random, whole) if isinstance(planner, JointPlanning) else None
 
     def invalidate(self) -> None:
         """Note that requests or the network changed, so that urgent chunks are counted again."""

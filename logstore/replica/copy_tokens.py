@@ -1,0 +1,148 @@
+"""Which of a host's streams may have a chunk copied now: by the plan of copies, or by the host's own tokens.
+
+A stream asks for a copy with a *wish*: the chunk, its target, and the hosts that it may come from. What answers is a
+*go*. While a plan is followed, goes come from the coordinator of copies (`logstore.cluster.copy_requests`), which knows
+the wishes of all hosts. Without a plan, `limit` streams have a go at a time.
+
+Invariants:
+* A stream has one wish or one go. Its go is for the chunk and the target of its wish; without a plan the newest one
+  counts.
+* Without a plan the neediest wish is next: a chunk with fewer live copies before one with more, what lacks copies
+  before what only moves; first come, first served among equals.
+* A copy without a source moves nothing (its target may have all of it), and asks nobody. Neither does a copy that its
+  stream waits for, which is not asked for here at all.
+* Goes are pace alone. A go that came from a coordinator that has been replaced does no harm; goes stay when a plan is
+  followed, or no longer.
+* No clock, no I/O.
+
+Sources: SGuard, section 5 (writes wait until a scheduler says when); HDFS's levels of re-replication (fewest replicas
+first).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+COPIES_AT_ONCE: Final = 8
+"""Chunks that the owners of one host have copied at a time without a plan: enough to keep several targets at work, and
+few enough that orders which are repeated while targets make them wait cost nothing.
+"""
+
+
+class CopyWish(NamedTuple):
+    """A copy that a stream wants: of the chunk with this epoch, to `target`, from one of `sources`.
+
+    `live`: copies of the chunk that are alive; `is_move`: they are enough, but some are on hosts that leave.
+    """
+
+    epoch: int
+    target: str
+    sources: tuple[str, ...]
+    live: int
+    is_move: bool = False
+
+    @property
+    def need(self) -> tuple[bool, int]:
+        """What is least is needed most."""
+        return (self.is_move, self.live)
+
+
+class CopyGo(NamedTuple):
+    """The chunk of this epoch may be copied now, from `source` ("": the target may have all of it)."""
+
+    epoch: int
+    target: str
+    source: str
+
+
+class CopyTokens:
+    """See the module. `wake` is told of a stream that waited and has a go now: its owner is to have a tick."""
+
+    def __init__(self, limit: int = COPIES_AT_ONCE, wake: Callable[[str], None] = lambda stream: None) -> None:
+        self._limit = limit
+        self._wake = wake
+        self._held: dict[str, CopyGo] = {}
+        self._waiting: dict[str, CopyWish] = {}
+        self.changed: Callable[[], None] = lambda: None
+        """Called when there is another wish, or one less, or one go less."""
+        self.is_planned = False
+        self.elsewhere: Mapping[str, int] = {}
+        """Copies to each host that other hosts wish for or make, as the plan tells."""
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many streams have a go, and how many wait for one."""
+        return len(self._held), len(self._waiting)
+
+    @property
+    def held(self) -> Mapping[str, CopyGo]:
+        """Goes by stream."""
+        return self._held
+
+    @property
+    def waiting(self) -> Mapping[str, CopyWish]:
+        """Wishes by stream, in the order in which they came."""
+        return self._waiting
+
+    def targets(self, without: str = "") -> Counter[str]:
+        """How many copies each host is to get, but for those of one stream."""
+        found = Counter(self.elsewhere)
+        for each in (self._held, self._waiting):
+            found.update(copy.target for stream, copy in each.items() if stream != without)
+        return found
+
+    def take(self, stream: str, wish: CopyWish) -> CopyGo | None:
+        """The stream's go for what it wishes; None: it waits for one."""
+        held = self._held.get(stream)
+        if held is not None and (held.epoch, held.target) == (wish.epoch, wish.target):
+            return held
+        if not wish.sources or (held is not None and not self.is_planned):
+            return self._go(stream, wish)
+        if held is not None:
+            self.give_back(stream)
+        if not self.is_planned and len(self._held) < self._limit:
+            return self._go(stream, wish)
+        if self._waiting.get(stream) != wish:
+            self._waiting[stream] = wish
+            self.changed()
+        return None
+
+    def give_back(self, stream: str) -> None:
+        """The stream neither copies nor waits: without a plan, the neediest of the others is next."""
+        if self._waiting.pop(stream, None) is None and self._held.pop(stream, None) is None:
+            return
+        self.changed()
+        self._go_on()
+
+    # ---- the plan
+
+    def follow_plan(self, *, is_planned: bool) -> None:
+        """Goes come from a plan from now on, or not any more."""
+        self.is_planned = is_planned
+        if not is_planned:
+            self.elsewhere = {}
+        self._go_on()
+
+    def granted(self, stream: str, go: CopyGo) -> bool:
+        """The plan has a go for a stream; whether it still wants that."""
+        wish = self._waiting.get(stream)
+        if wish is None or (wish.epoch, wish.target) != (go.epoch, go.target) or go.source not in wish.sources:
+            return self._held.get(stream) == go
+        self._go(stream, wish, go.source)
+        self._wake(stream)
+        return True
+
+    # ---- goes
+
+    def _go(self, stream: str, wish: CopyWish, source: str = "") -> CopyGo:
+        self._waiting.pop(stream, None)
+        source = source or (wish.sources[0] if wish.sources else "")
+        go = self._held[stream] = CopyGo(wish.epoch, wish.target, source)
+        return go
+
+    def _go_on(self) -> None:
+        """Without a plan: as many goes as there may be."""
+        while not self.is_planned and self._waiting and len(self._held) < self._limit:
+            stream = min(self._waiting, key=lambda each: self._waiting[each].need)
+            self._go(stream, self._waiting[stream])
+            self._wake(stream)

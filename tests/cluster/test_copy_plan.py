@@ -1,0 +1,201 @@
+"""The plan of copies and the wishes of a host, without a network: what is asked for, told, forgotten and adopted."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from logstore.base.metadata.interface import MAX_VALUE_BYTES
+from logstore.cluster.copy_fields import (
+    MAX_GOES,
+    MAX_WISHES,
+    decode_plan,
+    encode_plan,
+    goes_fields,
+    read_answer,
+    read_goes,
+    read_told,
+    told_fields,
+)
+from logstore.cluster.copy_plan import SILENT_MS, UNPLANNED_MS, CopyPlan, Going
+from logstore.errors import MalformedRequest
+from logstore.replica.copy_tokens import CopyGo, CopyTokens, CopyWish
+from scheduler.peace.copies import HOST_COPIES, CopyScheduler
+
+PLACES = dict.fromkeys("abcdef", ((), 1.0))
+
+
+def wish(target: str = "c", live: int = 2, *, epoch: int = 1, is_move: bool = False) -> CopyWish:
+    """A wish for a copy from host d or e."""
+    return CopyWish(epoch, target, ("d", "e"), live, is_move)
+
+
+def planned(*going: Going) -> CopyPlan:
+    """A plan for six hosts."""
+    plan = CopyPlan(CopyScheduler, Random(1), going, 0)
+    plan.move(PLACES, {}, 0)
+    return plan
+
+
+# ---- tokens of a host
+
+
+def test_without_a_plan_the_neediest_goes_next() -> None:
+    """So many at a time; fewest live copies first, moves last, then first come, first served."""
+    woken: list[str] = []
+    tokens = CopyTokens(1, woken.append)
+    assert tokens.take("s0", wish()) == CopyGo(1, "c", "d")
+    wishes = {"move": wish(live=3, is_move=True), "two": wish(), "two again": wish(), "one": wish(live=1)}
+    assert [tokens.take(stream, each) for stream, each in wishes.items()] == [None] * 4
+    assert tokens.counts == (1, 4)
+    for stream in ("s0", "one", "two", "two again"):
+        tokens.give_back(stream)
+    assert woken == ["one", "two", "two again", "move"]
+    tokens.give_back("nobody")
+    assert tokens.counts == (1, 0)
+
+
+def test_with_a_plan_goes_come_from_it_alone() -> None:
+    """A go counts for the chunk and the target that are wished for, and from a host that is; with the plan away the
+    host's own tokens do again, and what is under way stays.
+    """
+    woken: list[str] = []
+    tokens = CopyTokens(1, woken.append)
+    tokens.follow_plan(is_planned=True)
+    assert tokens.take("s", wish()) is None
+    for stranger in (CopyGo(2, "c", "d"), CopyGo(1, "a", "d"), CopyGo(1, "c", "a")):
+        assert not tokens.granted("s", stranger)
+    assert tokens.granted("s", CopyGo(1, "c", "e"))
+    assert woken == ["s"]
+    assert tokens.take("s", wish()) == CopyGo(1, "c", "e")
+    assert tokens.granted("s", CopyGo(1, "c", "e")), "told twice"
+    assert tokens.take("s", wish("b")) is None, "another target needs another go"
+    assert tokens.take("t", wish()) is None
+    assert tokens.take("nothing to move", CopyWish(1, "c", (), 0)) == CopyGo(1, "c", "")
+    assert tokens.targets() == {"b": 1, "c": 2}
+    assert tokens.targets(without="t") == {"b": 1, "c": 1}
+    tokens.follow_plan(is_planned=False)
+    tokens.give_back("nothing to move")
+    assert woken == ["s", "s"]
+    assert tokens.counts == (1, 1)
+
+
+# ---- the plan
+
+
+def test_goes_are_for_what_hosts_say_last() -> None:
+    """A go stays as long as its owner wishes for it or makes it; what is not said any more is forgotten, and the next
+    has its tokens.
+    """
+    plan = planned()
+    plan.heard("a", {f"s{number}": wish() for number in range(HOST_COPIES + 2)}, {}, 1)
+    goes = {each.stream: each.go for each in plan.goes}
+    assert sorted(goes) == [f"s{number}" for number in range(HOST_COPIES)]
+    assert plan.counts == (HOST_COPIES, 2)
+    waiting = {f"s{number}": wish() for number in range(HOST_COPIES, HOST_COPIES + 2)}
+    plan.heard("a", waiting, goes, 2)
+    assert {each.stream: each.go for each in plan.goes} == goes
+    del goes["s0"]
+    plan.heard("a", waiting, goes, 3)
+    assert len(plan.goes) == HOST_COPIES
+    assert "s0" not in {each.stream for each in plan.goes}
+    assert plan.elsewhere("a") == {}
+    assert plan.elsewhere("b") == {"c": HOST_COPIES + 1}
+    plan.heard("a", {}, {}, 4)
+    assert plan.counts == (0, 0)
+
+
+def test_a_host_that_is_silent_is_forgotten() -> None:
+    """Its goes too, those among them that a former coordinator has given."""
+    plan = planned(Going("gone", "s9", CopyGo(1, "c", "d")))
+    plan.heard("a", {"s0": wish()}, {}, SILENT_MS - 1)
+    plan.tick(SILENT_MS - 1)
+    assert plan.counts == (2, 0)
+    plan.tick(SILENT_MS)
+    assert [each.owner for each in plan.goes] == ["a"]
+    plan.tick(2 * SILENT_MS)
+    assert plan.counts == (0, 0)
+
+
+def test_copies_without_a_go_are_adopted() -> None:
+    """What hosts make by their own tokens counts, once they say so."""
+    plan = planned()
+    held = {f"t{number}": CopyGo(1, "c", "d") for number in range(HOST_COPIES)}
+    plan.heard("b", {}, held, 1)
+    plan.heard("a", {"s": wish()}, {}, 2)
+    assert {each.stream for each in plan.goes} == set(held)
+    del held["t0"]
+    plan.heard("b", {}, held, 3)
+    assert "s" in {each.stream for each in plan.goes}
+
+
+def test_a_stream_has_the_wish_of_its_newest_owner() -> None:
+    """A takeover in the middle: the former owner's go ends, the new one's wish counts."""
+    plan = planned()
+    plan.heard("a", {"s": wish()}, {}, 1)
+    plan.heard("b", {"s": wish("f", epoch=2)}, {}, 2)
+    assert plan.goes == (Going("b", "s", CopyGo(2, "f", plan.goes[0].go.source)),)
+
+
+def test_hosts_that_come_and_go_change_the_plan() -> None:
+    """A wish for a target that is not known yet waits; the goes that there are keep their tokens."""
+    plan = CopyPlan(CopyScheduler, Random(1), (), 0)
+    plan.heard("a", {"s": wish("new"), "t": wish()}, {}, 1)
+    assert not plan.goes
+    plan.move(PLACES, {}, 2)
+    assert [each.stream for each in plan.goes] == ["t"]
+    plan.move({**PLACES, "new": ((), 1.0)}, {}, 3)
+    assert {each.stream for each in plan.goes} == {"s", "t"}
+    plan.heard("a", {"never": wish("stranger")}, {}, 4)
+    plan.tick(UNPLANNED_MS)
+    assert plan.counts == (0, 1)
+    plan.heard("a", {"never": wish("stranger")}, {}, UNPLANNED_MS + 1)
+    plan.tick(UNPLANNED_MS + 4)
+    assert [each.stream for each in plan.goes] == ["never"], "a plan holds nobody up"
+    plan.move({}, {}, 4)
+    plan.heard("a", {"u": wish()}, {"s": CopyGo(1, "new", "d")}, 5)
+    assert "u" not in {each.stream for each in plan.goes}
+
+
+# ---- as bytes
+
+
+def test_what_hosts_tell_comes_back() -> None:
+    """Wishes and goes, the neediest MAX_WISHES; answers; the plan in the metadata store."""
+    wishes = {f"s{number}": wish(live=3 - number % 3) for number in range(2 * MAX_WISHES)}
+    held = {"t": CopyGo(4, "a", ""), "u": CopyGo(5, "b", "c")}
+    told = read_told(told_fields(wishes, held))
+    assert told[1] == held
+    assert len(told[0]) == MAX_WISHES
+    assert max(each.live for each in told[0].values()) <= 2
+    assert all(wishes[stream] == each for stream, each in told[0].items())
+    assert read_goes({"goes": goes_fields(held.items())}) == held
+    answer = read_answer({"error": None, "coordinates": True, "goes": goes_fields(held.items()), "elsewhere": {"a": 3}})
+    assert answer == (True, held, {"a": 3})
+    assert read_answer({"coordinates": False}) == (False, {}, {})
+    going = [
+        Going("o" * 64, f"{number:032x}/12345", CopyGo((1 << 63) - 1, "t" * 64, "s" * 64)) for number in range(300)
+    ]
+    value = encode_plan(going)
+    assert decode_plan(value) == going[:MAX_GOES]
+    assert len(value) <= MAX_VALUE_BYTES
+    assert encode_plan([Going("a", "t/0", CopyGo(7, "b", "c"))]) == b'{"v":1,"goes":[["a","t/0",7,"b","c"]]}'
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"", b"[]", b'{"v":2,"goes":[]}', b'{"v":1,"goes":[["a","s",1,"t"]]}', b'{"v":1,"goes":[["a","s","x","t","u"]]}'],
+)
+def test_a_damaged_plan_is_refused(value: bytes) -> None:
+    """By name; a coordinator begins without it."""
+    with pytest.raises(MalformedRequest):
+        decode_plan(value)
+
+
+def test_what_is_no_wish_is_refused() -> None:
+    """With the field."""
+    with pytest.raises(MalformedRequest, match="wishes"):
+        read_told({"held": []})
+    with pytest.raises(MalformedRequest, match="epoch"):
+        read_goes({"goes": [{"stream": "s", "epoch": -1, "target": "a", "source": "b"}]})
