@@ -205,6 +205,7 @@ class Owner:
         if self.state is not OwnerState.APPENDING:
             return self.state is OwnerState.DEPOSED
         is_quiet = self._swap is None and self._appending.is_at_rest and not self._suspects.is_any(self._live)
+        is_quiet = is_quiet and not self._shared.growths.has(self.stream)
         return is_quiet and not self._trimming.is_wanted and self._repair.is_at_rest(self.revision, self._live)
 
     def may_append(self, size_bytes: int) -> bool:
@@ -345,7 +346,7 @@ class Owner:
             return [ready, *self._look_hints(), *self._advance(now_ms)]
         if self.state is OwnerState.ROLLING:
             self._step(OwnerEvent.ROLLED)
-            self._shared.growths.give_back(self.stream)
+            self._shared.growths.give_back(self.stream, now_ms)
             self._begin_chunk(now_ms)
             return [*self._look_hints(), *self._send_placed(now_ms)]
         raise AssertionError(f"owner of {self.stream}: a swap in state {self.state.value}")
@@ -580,8 +581,8 @@ class Owner:
         following, appending = self._next_set(now_ms), self._appending
         is_better, growths = following.is_better_than(appending.progress), self._shared.growths
         if not is_better:
-            growths.give_back(self.stream)
-        appending.is_draining = appending.is_draining or (is_better and growths.take(self.stream))
+            growths.give_back(self.stream, now_ms)
+        appending.is_draining = appending.is_draining or (is_better and growths.take(self.stream, now_ms))
         if appending.is_draining and appending.window.is_all_acked and following.size >= self.registration.min_copies:
             return self._roll(self._choose_members(now_ms), now_ms)
         return []

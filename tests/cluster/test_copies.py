@@ -18,7 +18,6 @@ from logstore.cluster.copy_pace import (
     CopyRates,
 )
 from logstore.cluster.host import ClusterHost
-from logstore.replica.host_state import Tokens
 from logstore.replica.messages import ReadEntries
 from tests.cluster.memory import LIMITS, Heard, MemoryCluster, simulated
 
@@ -164,22 +163,6 @@ def test_a_lost_piece_gives_its_token_back() -> None:
     assert [asked.message.epoch for asked in flow.due(PIECE_S)] == [2]
     flow.ask("a", piece(0))
     assert [asked.message.epoch for asked in flow.due(PIECE_S)] == [0]
-
-
-def test_streams_take_turns_with_tokens() -> None:
-    """First come, first served; who is given a token is told so, and a stream that ends leaves its place."""
-    woken: list[str] = []
-    tokens = Tokens(2, woken.append)
-    assert [tokens.take(stream) for stream in "abcde"] == [True, True, False, False, False]
-    assert tokens.take("a")
-    tokens.give_back("d")
-    tokens.give_back("a")
-    assert woken == ["c"]
-    assert tokens.take("c")
-    assert not tokens.take("a")
-    tokens.give_back("c")
-    assert woken == ["c", "e"]
-    assert tokens.counts == (2, 1)
 
 
 # ---- hosts
