@@ -3,19 +3,15 @@
 Invariants:
 * `HostProgress` counts only confirmations of more than was durable before: a host whose process lives, and whose disk
   hangs, makes no progress.
-* `Tokens` has at most `limit` tokens out at a time; streams that wait get them first come, first served. Copies have
-  theirs by need (`copy_tokens`).
+* Copies wait for goes (`copy_tokens`), changes of members because a host has come for their turn (`growths`).
 * No clock: who calls says what time it is, in milliseconds of the owners' time.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
 
 from logstore.replica.copy_tokens import CopyTokens
-
-GROWTHS_AT_ONCE: Final = 1
-"""A host that comes is to be a member of all streams' next chunks: one chunk rolled after the other holds nobody up."""
+from logstore.replica.growths import Growths
 
 
 class HostProgress:
@@ -33,42 +29,6 @@ class HostProgress:
         return now_ms - max(since_ms, self._confirmed_ms.get(host, since_ms))
 
 
-class Tokens:
-    """See the module. `wake` is told of a stream that waited and has a token now: its owner is to have a tick."""
-
-    def __init__(self, limit: int, wake: Callable[[str], None] = lambda stream: None) -> None:
-        self._limit = limit
-        self._wake = wake
-        self._held: dict[str, None] = {}
-        self._waiting: dict[str, None] = {}
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """How many streams have a token, and how many wait for one."""
-        return len(self._held), len(self._waiting)
-
-    def take(self, stream: str) -> bool:
-        """Take a token, which the stream may have already. If there is none, the stream waits for one."""
-        if stream in self._held:
-            return True
-        if len(self._held) >= self._limit or (self._waiting and stream not in self._waiting):
-            self._waiting.setdefault(stream)
-            return False
-        self._waiting.pop(stream, None)
-        self._held[stream] = None
-        return True
-
-    def give_back(self, stream: str) -> None:
-        """The stream does not need a token, and does not wait for one: the next gets it."""
-        self._waiting.pop(stream, None)
-        self._held.pop(stream, None)
-        while self._waiting and len(self._held) < self._limit:
-            following = next(iter(self._waiting))
-            del self._waiting[following]
-            self._held[following] = None
-            self._wake(following)
-
-
 @dataclass(frozen=True, slots=True)
 class HostState:
     """See the module."""
@@ -76,15 +36,15 @@ class HostState:
     progress: HostProgress = field(default_factory=HostProgress)
     copies: CopyTokens = field(default_factory=CopyTokens)
     """For chunks that are copied."""
-    growths: Tokens = field(default_factory=lambda: Tokens(GROWTHS_AT_ONCE))
+    growths: Growths = field(default_factory=Growths)
     """For streams that go on with more members, because a host has come."""
 
     @classmethod
     def waking(cls, wake: Callable[[str], None]) -> "HostState":
         """The state of a host that is told of streams that have waited."""
-        return cls(copies=CopyTokens(wake=wake), growths=Tokens(GROWTHS_AT_ONCE, wake))
+        return cls(copies=CopyTokens(wake=wake), growths=Growths(wake))
 
     def leave(self, stream: str) -> None:
         """The stream is not owned here any more."""
         self.copies.give_back(stream)
-        self.growths.give_back(stream)
+        self.growths.leave(stream)

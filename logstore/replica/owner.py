@@ -152,6 +152,7 @@ class Owner:
             return self.state is OwnerState.DEPOSED
         is_ending = self._appending.end.is_due and len(self.registration.chunks) < MAX_CHUNKS
         is_quiet = self._swap is None and self._appending.is_at_rest and not (self._trimming.is_wanted or is_ending)
+        is_quiet = is_quiet and not self._shared.growths.has(self.stream)
         return is_quiet and self._repair.is_at_rest(self.revision, self._live)
 
     @property
@@ -311,7 +312,7 @@ class Owner:
             return [ready, *self._look_hints(), *self._advance(now_ms)]
         if self.state is OwnerState.ROLLING:
             self._step(OwnerEvent.ROLLED)
-            self._shared.growths.give_back(self.stream)
+            self._shared.growths.give_back(self.stream, now_ms)
             self._reported = ""
             self._begin_chunk(now_ms)
             return [*self._look_hints(), *self._send_placed(now_ms)]
@@ -559,8 +560,8 @@ class Owner:
         is_full = len(self.registration.chunks) >= MAX_CHUNKS
         is_better = not is_full and following.is_better_than(self._appending.progress)
         if not is_better:
-            growths.give_back(self.stream)
-        end.is_due = end.is_due or (is_better and growths.take(self.stream))
+            growths.give_back(self.stream, now_ms)
+        end.is_due = end.is_due or (is_better and growths.take(self.stream, now_ms))
         if not end.is_due or following.size < self.registration.min_copies:
             return []
         if is_full:

@@ -18,7 +18,6 @@ from logstore.cluster.copy_pace import (
     CopyRates,
 )
 from logstore.cluster.host import ClusterHost
-from logstore.replica.host_state import Tokens
 from logstore.replica.messages import ReadEntries
 from tests.cluster.memory import LIMITS, Heard, MemoryCluster, simulated
 
@@ -178,22 +177,6 @@ def test_a_lost_piece_is_lost_when_its_time_is_over_however_sums_are_rounded() -
         assert wait_s is not None
         flow.due(asked_s + wait_s)
         assert flow.is_idle or (flow.wait_s(asked_s + wait_s) or 0) > 0, asked_s
-
-
-def test_streams_take_turns_with_tokens() -> None:
-    """First come, first served; who is given a token is told so, and a stream that ends leaves its place."""
-    woken: list[str] = []
-    tokens = Tokens(2, woken.append)
-    assert [tokens.take(stream) for stream in "abcde"] == [True, True, False, False, False]
-    assert tokens.take("a")
-    tokens.give_back("d")
-    tokens.give_back("a")
-    assert woken == ["c"]
-    assert tokens.take("c")
-    assert not tokens.take("a")
-    tokens.give_back("c")
-    assert woken == ["c", "e"]
-    assert tokens.counts == (2, 1)
 
 
 # ---- hosts

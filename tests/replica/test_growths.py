@@ -1,0 +1,36 @@
+"""Streams take turns to go on with more members, and each turn has a pause behind it."""
+
+from logstore.replica.growths import PAUSES, Growths
+
+
+def test_one_stream_after_another() -> None:
+    """First come, first served; who is next is told so when the pause is over, and a stream may give up its place."""
+    woken: list[str] = []
+    growths = Growths(woken.append)
+    assert [growths.take(stream, 100) for stream in "abcd"] == [True, False, False, False]
+    assert growths.take("a", 105)
+    growths.give_back("b", 106)
+    growths.give_back("a", 110)
+    assert growths.has("a")
+    assert not growths.take("a", 111)
+    growths.give_back("a", 110 + PAUSES * 10 - 1)
+    assert woken == []
+    growths.give_back("a", 110 + PAUSES * 10)
+    assert woken == ["c"]
+    assert growths.take("c", 150)
+    assert growths.waiting == 1
+
+
+def test_a_stream_that_ends_leaves_its_turn() -> None:
+    """Who is lost with its turn, in it or in its pause, or waits for it, holds nobody up."""
+    woken: list[str] = []
+    growths = Growths(woken.append)
+    assert growths.take("a", 0)
+    assert [growths.take(stream, 0) for stream in "bcd"] == [False] * 3
+    growths.leave("c")
+    growths.leave("a")
+    growths.give_back("b", 1_000)
+    growths.leave("b")
+    assert woken == ["b", "d"]
+    growths.leave("d")
+    assert growths.take("a", 1_001)
