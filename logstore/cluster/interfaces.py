@@ -18,9 +18,9 @@ from typing import NamedTuple, Protocol
 from logstore.log.stream import Stream
 from logstore.log.ticket import Ticket
 from logstore.replica.effects import DiskOperation, Load
+from logstore.replica.known_replicas import StoredReplicas
 from logstore.replica.messages import Entry, Message
 from logstore.replica.registrations import Prefix, StreamRegistration
-from logstore.replica.replica import StoredReplicas
 
 Received = Callable[[str, Message], None]
 """Takes a message from a host."""

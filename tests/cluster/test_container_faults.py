@@ -11,18 +11,9 @@ from benchmarks.checked.faults import Disk
 from logstore.testing.cluster import Cluster, ClusterHostProcess
 from logstore.testing.containers import ContainerNetwork
 from logstore.testing.network import ETCD
-from tests.cluster.test_processes import (
-    AFTER,
-    WARM,
-    check,
-    create,
-    leader_of,
-    partitions_of,
-    producing,
-    until,
-    wait_for_more,
-)
+from tests.cluster.test_processes import AFTER, WARM, check, create, leader_of, partitions_of, producing, wait_for_more
 from tests.support.cluster_network import are_containers
+from tests.support.waiting import until
 
 if not are_containers():
     pytest.skip("`./run test cluster --docker` runs it", allow_module_level=True)
