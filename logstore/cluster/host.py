@@ -291,10 +291,19 @@ class ClusterHost:
         owner = self._taking(stream)
         self._drive(owner, owner.roll(self._ticks.now_ms()))
 
-    def size_chunks(self, stream: str, chunk_bytes: int) -> None:
-        """Chunks of a stream are full at another size, if this host owns the stream."""
-        if stream in self._owners:
-            self._owners[stream].size_chunks(chunk_bytes)
+    def reconfigure(self, stream: str, chunk_bytes: int) -> None:
+        """Chunks of a stream are full at another size, and have another number of members at least, as its topic says;
+        if this host owns the stream.
+        """
+        owner = self._owners.get(stream)
+        if owner is not None:
+            owner.size_chunks(chunk_bytes)
+            self._require(owner)
+
+    def _require(self, owner: Owner) -> None:
+        known = self._claims.topic_of(owner.stream)
+        if known is not None:
+            self._drive(owner, owner.require(election.min_copies(known.topic), self._ticks.now_ms()))
 
     def next_offset(self, stream: str) -> int:
         """The offset of the next batch. Raises NotLeader."""
@@ -454,6 +463,7 @@ class ClusterHost:
         founding, written_ms = partial(news.founding, stream), partial(news.written_ms, stream)
         owner = self._owners[stream] = Owner(stream, me, self._limits, founding, written_ms, self._shared)
         owner.size_chunks(news.chunk_bytes(stream, self._limits.chunk_bytes))
+        self._require(owner)
         owner.live_members(self._hosts.placement(stream), now_ms, self._hosts.placing)
         read = owner.start(now_ms)
         head, known = self.view.heads.get(stream), self._requests.registrations.known(stream)

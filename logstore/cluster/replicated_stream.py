@@ -78,8 +78,8 @@ class StreamOwners(Protocol):
     def roll(self, stream: str, /) -> None:
         """Seal the open chunk, and open the next one. Raises NotLeader."""
 
-    def size_chunks(self, stream: str, chunk_bytes: int, /) -> None:
-        """Chunks of the stream are full at another size."""
+    def reconfigure(self, stream: str, chunk_bytes: int, /) -> None:
+        """The topic's settings have changed; chunks are full at this size."""
 
     def acked(self, stream: str, /) -> Prefix:
         """How much of the open chunk is acknowledged. Raises NotLeader."""
@@ -502,7 +502,7 @@ class ReplicatedStream(Waitable):
     def reconfigure(self, config: TopicConfig) -> None:
         """The topic's settings have changed."""
         self.config = config
-        self._services.owners.size_chunks(self.stream, config.segment_bytes)
+        self._services.owners.reconfigure(self.stream, config.segment_bytes)
         if self.is_leader:
             self._services.retention.due(self)
 

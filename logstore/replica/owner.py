@@ -32,7 +32,7 @@ from dataclasses import dataclass
 
 from logstore.base.states import following
 from logstore.replica.appending import Appending, Founding, OwnerLimits
-from logstore.replica.effects import Acked, Deposed, Effect, MemberFailed, Ready, Registered, Send, Unavailable
+from logstore.replica.effects import Acked, Deposed, Effect, MemberFailed, Ready, Registered, Send
 from logstore.replica.fencing import Fencing, SealPlan
 from logstore.replica.host_state import HostState
 from logstore.replica.messages import (
@@ -47,6 +47,7 @@ from logstore.replica.messages import (
     Refused,
     ToOwner,
 )
+from logstore.replica.owner_reports import OwnerReports
 from logstore.replica.owner_states import TAKING, TRANSITIONS, OwnerEvent, OwnerState
 from logstore.replica.placing import ANYWHERE, NextSet, Placing
 from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
@@ -103,7 +104,8 @@ class Owner:
         self._fencing: Fencing | None = None
         self._sent_ms = 0
         self._since_ms = 0
-        self._reported = ""
+        self._required: int | None = None
+        self._reports = OwnerReports(stream, self.limits.suspect_ms)
         self._written_ms = written_ms
         self._trimming = Trimming()
         self._appending = Appending(stream, me.host, self.limits, founding, shared.progress)
@@ -116,12 +118,25 @@ class Owner:
         """A chunk is full at this size from now on."""
         self._appending.end.chunk_bytes = chunk_bytes
 
+    def require(self, min_copies: int, now_ms: int) -> list[Effect]:
+        """Chunks that are opened from now on have so many members at least."""
+        if self._required == min_copies:
+            return []
+        self._required = min_copies
+        return self._advance(now_ms)
+
     @property
     def registration(self) -> StreamRegistration:
         """The stream's registration, as this owner has read or written it last."""
         if self._registration is None:
             raise AssertionError(f"{self.stream}: the registration has not been read")
         return self._registration
+
+    @property
+    def min_copies(self) -> int:
+        """Without that many members no chunk is opened: as the topic says now, or else the registration."""
+        least = self.registration.min_copies if self._required is None else self._required
+        return min(least, self.registration.copies)
 
     @property
     def high_watermark(self) -> int:
@@ -313,7 +328,6 @@ class Owner:
         if self.state is OwnerState.ROLLING:
             self._step(OwnerEvent.ROLLED)
             self._shared.growths.give_back(self.stream, now_ms)
-            self._reported = ""
             self._begin_chunk(now_ms)
             return [*self._look_hints(), *self._send_placed(now_ms)]
         raise AssertionError(f"owner of {self.stream}: a swap in state {self.state.value}")
@@ -374,7 +388,7 @@ class Owner:
             return []
         plan = fencing.plan()
         if plan is None:
-            return self._report_unavailable(fencing) if is_late or fencing.is_lost else []
+            return self._reports.no_member(fencing) if is_late or fencing.is_lost else []
         self._step(OwnerEvent.FENCED)
         return [*self._damage_reports(plan), *self._swap_in(self._sealed_registration(plan), now_ms)]
 
@@ -388,23 +402,6 @@ class Owner:
             )
             for member in plan.damaged
         ]
-
-    def _report_unavailable(self, fencing: Fencing) -> list[Effect]:
-        members = ", ".join(
-            f"{member.host} (disk {member.disk}) " + fencing.lack_of(member) for member in fencing.chunk.members
-        )
-        return self._report(fencing.chunk.epoch, f"no member of the open chunk has it: {members}; bring one back")
-
-    def _report_full(self) -> list[Effect]:
-        reason = f"the stream has {MAX_CHUNKS} chunks or more, and gets no further one; trim it, or make chunks larger"
-        return self._report(self.registration.epoch, reason)
-
-    def _report(self, epoch: int, reason: str) -> list[Effect]:
-        """Say why the stream waits, once for each reason."""
-        if self._reported == reason:
-            return []
-        self._reported = reason
-        return [Unavailable(self.stream, epoch, reason)]
 
     # ---- chunks
 
@@ -423,9 +420,13 @@ class Owner:
         if self._swap is not None:
             return []
         last = self.registration.last_chunk
-        is_safe = last is None or len(last.members) >= self.registration.min_copies
-        if is_safe and len(members := self._choose_members(now_ms)) >= self.registration.min_copies:
+        is_safe = last is None or len(last.members) >= self.min_copies
+        following = self._next_set(now_ms)
+        if following.size < self.min_copies:
+            return [*self._say_too_few(following, now_ms), *self._go_on_repairing(now_ms)]
+        if is_safe:
             self._step(OwnerEvent.OPEN)
+            members = self._repair.placing.members(self.stream, following)
             return self._swap_in(self.registration.opened(members, self._end_offset()), now_ms)
         return self._go_on_repairing(now_ms)
 
@@ -436,9 +437,12 @@ class Owner:
         last = self.registration.last_chunk
         return last.end.next_offset if last is not None and last.end is not None else self.registration.log_start
 
+    def _say_too_few(self, following: NextSet, now_ms: int) -> list[Effect]:
+        return self._reports.too_few(self.registration.epoch, self.min_copies, following, now_ms)
+
     def _next_set(self, now_ms: int) -> NextSet:
         """Who may be in the set of the next chunk, and how many are to be; no suspects."""
-        copies, least, able = self.registration.copies, self.registration.min_copies, self._suspects.able(self._live)
+        copies, least, able = self.registration.copies, self.min_copies, self._suspects.able(self._live)
         usable = [member for member in self._live if not self._suspects.is_suspect(member, now_ms)]
         return self._repair.placing.next_set(self.me.host, able, usable, copies, least)
 
@@ -453,6 +457,7 @@ class Owner:
         chunk = self.registration.open_chunk
         if chunk is None:
             raise AssertionError(f"owner of {self.stream}: no chunk is open in {self.registration}")
+        self._reports.chunk_opened()
         self._appending.begin(chunk, now_ms)
         if len(self.registration.chunks) > MAX_CHUNKS + SPARE_CHUNKS:
             self._appending.end.take_nothing()
@@ -473,8 +478,10 @@ class Owner:
 
     def _confirmed(self, message: AppendDone, now_ms: int) -> list[Effect]:
         self._suspects.until_ms.pop(message.member, None)
+        self._reports.confirmed(message.member)
         if not self._appending.confirmed(message, now_ms):
             return []
+        self._reports.acknowledged()
         acked = Acked(self.stream, self.registration.epoch, self.high_watermark)
         return [acked, *self._advance(now_ms)]
 
@@ -508,8 +515,8 @@ class Owner:
         return [*effects, *self._appending.send_again(now_ms), *self._send_placed(now_ms)]
 
     def _roll_if_due(self, now_ms: int) -> list[Effect]:
-        late = self._appending.late(now_ms)
         gone = [member for member in self._appending.progress if self._live and member not in self._live]
+        late = [member for member in self._appending.late(now_ms) if member not in gone]
         effects: list[Effect] = []
         if late:
             effects = self._fail(late, self._appending.lateness(late[0], now_ms), now_ms)
@@ -523,7 +530,7 @@ class Owner:
         """Whether the next swap is that of a roll: another one would hold it up if the metadata store went away."""
         if not self._appending.end.is_draining or len(self.registration.chunks) >= MAX_CHUNKS:
             return False
-        return self._next_set(now_ms).size >= self.registration.min_copies
+        return self._next_set(now_ms).size >= self.min_copies
 
     def _trim_if_due(self, now_ms: int) -> list[Effect]:
         """Swap in what is left of a trim; batches go on meanwhile."""
@@ -543,14 +550,13 @@ class Owner:
                 self._suspects.until_ms[member] = now_ms + self.limits.suspect_ms  # gone is not broken
             else:
                 self._suspects.add(member, self.limits.suspect_ms, now_ms)
-        epoch = self.registration.epoch
-        reports: list[Effect] = [MemberFailed(self.stream, epoch, member.host, reason) for member in news]
+        reports = self._reports.failed(self.registration.epoch, news, reason)
         if self._swap is not None:
             return reports  # a repair is being registered; the next tick finds the members late again
-        chosen = self._choose_members(now_ms)
-        if len(chosen) < self.registration.min_copies:
-            return reports
-        return [*reports, *self._roll(chosen, now_ms)]
+        following = self._next_set(now_ms)
+        if following.size < self.min_copies:
+            return [*reports, *self._say_too_few(following, now_ms)]
+        return [*reports, *self._roll(self._choose_members(now_ms), now_ms)]
 
     def _end_chunk_if_due(self, now_ms: int) -> list[Effect]:
         """Roll a chunk that is due once it is drained, for which the metadata store has to answer first. A chunk for
@@ -562,10 +568,10 @@ class Owner:
         if not is_better:
             growths.give_back(self.stream, now_ms)
         end.is_due = end.is_due or (is_better and growths.take(self.stream, now_ms))
-        if not end.is_due or following.size < self.registration.min_copies:
+        if not end.is_due or following.size < self.min_copies:
             return []
         if is_full:
-            return self._report_full()
+            return self._reports.full(self.registration.epoch)
         if end.is_draining and self._appending.window.is_all_acked:
             return self._roll(self._choose_members(now_ms), now_ms)
         return [ReadRegistration(self.stream)] if end.asks_store(now_ms) else []
@@ -573,7 +579,7 @@ class Owner:
     def _roll(self, members: tuple[Member, ...], now_ms: int) -> list[Effect]:
         """Seal the chunk at the acknowledged length, and open the next one, in one swap."""
         if len(self.registration.chunks) >= MAX_CHUNKS + SPARE_CHUNKS:
-            return self._report_full()
+            return self._reports.full(self.registration.epoch)
         self._step(OwnerEvent.ROLL)
         return self._swap_in(self._rolled_registration(members), now_ms)
 

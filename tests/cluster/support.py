@@ -80,7 +80,7 @@ class MemoryOwner:
     def trim(self, stream: str, log_start: int, *, keeps_last: bool) -> None:
         self.asked.append((log_start, keeps_last))
 
-    def size_chunks(self, stream: str, chunk_bytes: int) -> None:
+    def reconfigure(self, stream: str, chunk_bytes: int) -> None:
         self.chunk_bytes = chunk_bytes
 
     async def read_entries(self, stream: str, chunk: ChunkRegistration, offset: int, max_bytes: int) -> EntriesRead:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import trio
 
+from logstore.cluster.election import MIN_COPIES_SETTING
 from logstore.errors import NotLeader, UnknownTopicOrPartition
 from logstore.replica.messages import Append, CopyChunk, EntriesRead, Entry
 from logstore.replica.registrations import Prefix
@@ -422,6 +423,30 @@ def test_a_stream_is_named_as_clients_know_it() -> None:
         await cluster.append(stream, b"1")
         told = [fields for name, fields in cluster.reports.events if name == "member_failed"]
         assert {(fields["stream"], fields["partition"]) for fields in told} == {(stream, "orders-0")}
+
+    simulated(test, "a", "b", "c")
+
+
+def test_a_stream_that_waits_for_hosts_says_so() -> None:
+    """The operator is told how many hosts it needs; it goes on with one when its topic asks for no more."""
+
+    async def test(cluster: MemoryCluster) -> None:
+        (stream,) = await cluster.create_topic("t")
+        await cluster.append(stream, b"0")
+        owner = await cluster.owner(stream)
+        me = owner.host.name
+        for name in set("abc") - {me}:
+            await cluster.kill(name)
+        cluster.nursery.start_soon(cluster.append, stream, b"1")
+        await cluster.until(lambda: "stream_unavailable" in cluster.reports.names())
+        (reason,) = [fields["reason"] for name, fields in cluster.reports.events if name == "stream_unavailable"]
+        assert f"needs 2 hosts, and these can have it: {me}; start another host" in str(reason)
+        topic = replace(owner.view.topics["t"].topic, settings={MIN_COPIES_SETTING: "1"})
+        await owner.host.topics.alter("t", topic)
+        await cluster.until(lambda: owner.view.topics["t"].topic == topic)
+        owner.host.reconfigure(stream, 64 << 20)
+        await cluster.append(stream, b"2")
+        assert set(await cluster.read_all(me, stream)) == {b"0", b"1", b"2"}
 
     simulated(test, "a", "b", "c")
 

@@ -1,9 +1,8 @@
 """Faults of the network and of disks between real processes: what one host sends does not reach another, or comes late;
-a disk is full. Who owns the stream and who is a member of its chunk follows, and follows back. With `--docker` the
-hosts are in containers.
+a disk is full. Who owns the stream and who is a member of its chunk follows, and follows back.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from logstore.errors import CairnError
 from logstore.format.host_summaries import PlaceSummary
 from logstore.replica.registrations import Member
 from logstore.testing.cluster import Cluster
-from logstore.testing.containers import ContainerNetwork
 from logstore.testing.disks import Disk
 from logstore.testing.namespaces import NamespaceNetwork, why_not
 from logstore.testing.network import ETCD, Network, NetworkUnavailable, RelayedNetwork
@@ -24,7 +22,6 @@ from logstore.testing.processes import ClusterHostProcess
 from logstore.testing.relay import source_of
 from tests.cluster.test_processes import AFTER, TOPIC, WARM, check, create, leader_of, producing, wait_for_more
 from tests.metadata.support import needs_etcd
-from tests.support.cluster_network import are_containers, new_faulty_network, new_network
 from tests.support.waiting import until
 
 NO_NAMESPACES = why_not()
@@ -33,18 +30,6 @@ pytestmark = [needs_etcd, pytest.mark.clients]
 ALL = {"a", "b", "c"}
 SHORT_S = 5.0
 """For one question: a host that is cut off may not answer, and is asked again."""
-
-
-def slow_on_processes(test: Callable[..., None]) -> Callable[..., None]:
-    """A mark of stories that the long run has on processes, and each run in containers."""
-    return test if are_containers() else pytest.mark.slow(test)
-
-
-def touched(network: Network, sources: Iterable[ClusterHostProcess], targets: Iterable[ClusterHostProcess]) -> int:
-    """How many bytes between hosts met a fault of the network; 1 where it does not count them."""
-    if not isinstance(network, RelayedNetwork):
-        return 1
-    return sum(network.touched_bytes(source.name, target.name) for source in sources for target in targets)
 
 
 def seen_by(host: ClusterHostProcess) -> PlaceSummary | None:
@@ -96,9 +81,7 @@ def test_a_relay_knows_who_connects(*, for_calls: bool) -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [ContainerNetwork]
-    if are_containers()
-    else [
+    [
         pytest.param(NamespaceNetwork, marks=needs_namespaces),
         pytest.param(RelayedNetwork, marks=() if NO_NAMESPACES else pytest.mark.slow),
     ],
@@ -137,7 +120,7 @@ def test_a_cut_in_one_direction_costs_a_member(tmp_path: Path) -> None:
     """What is sent to a member does not arrive, what the member sends does: the chunk goes on without it, and with it
     when the cut heals.
     """
-    network = new_faulty_network()
+    network = RelayedNetwork()
     with Cluster(tmp_path / "cluster", network=network) as cluster:
         create(cluster)
         with producing(cluster) as load:
@@ -146,14 +129,13 @@ def test_a_cut_in_one_direction_costs_a_member(tmp_path: Path) -> None:
             for other in others:
                 network.cut(other.name, member.name)
             wait_for_more(load, AFTER)
-            assert touched(network, others, [member]) > 0
-            assert not isinstance(network, RelayedNetwork) or touched(network, [member], others) == 0
+            assert sum(network.touched_bytes(other.name, member.name) for other in others) > 0
+            assert sum(network.touched_bytes(member.name, other.name) for other in others) == 0
             left = ALL - {member.name}
             for other in others:
                 place = wait_place(other, lambda place: set(place.replicas) == left, f"{member.name} is no member")
                 assert place.owner in left
-            if isinstance(network, RelayedNetwork):
-                network.reset()
+            network.reset()
             wait_for_more(load, WARM)
             network.heal()
             wait_for_more(load, WARM)
@@ -161,10 +143,10 @@ def test_a_cut_in_one_direction_costs_a_member(tmp_path: Path) -> None:
         check(cluster, load)
 
 
-@slow_on_processes
+@pytest.mark.slow
 def test_slow_links_are_no_faults_of_hosts(tmp_path: Path) -> None:
     """Every message between hosts is late by a twentieth of a second: producers go on, and nobody loses anything."""
-    network = new_faulty_network()
+    network = RelayedNetwork()
     with Cluster(tmp_path / "cluster", network=network) as cluster:
         create(cluster)
         with producing(cluster) as load:
@@ -175,19 +157,19 @@ def test_slow_links_are_no_faults_of_hosts(tmp_path: Path) -> None:
                         network.slow(source.name, target.name, delay_s=0.05)
             wait_for_more(load, AFTER)
             owner = leader_of(cluster)
-            assert all(touched(network, [owner], [other]) for other in cluster if other is not owner)
+            assert all(network.touched_bytes(owner.name, other.name) for other in cluster if other is not owner)
             network.heal()
             wait_for_more(load, WARM)
             wait_all_members(cluster)
         check(cluster, load)
 
 
-@slow_on_processes
+@pytest.mark.slow
 def test_a_link_that_is_too_slow_costs_a_member(tmp_path: Path) -> None:
     """At a few bytes a second what is sent to a member is on the way for minutes: the chunk goes on without that member
     until its links are as quick as before.
     """
-    network = new_faulty_network()
+    network = RelayedNetwork()
     with Cluster(tmp_path / "cluster", network=network) as cluster:
         create(cluster)
         with producing(cluster) as load:
@@ -199,8 +181,7 @@ def test_a_link_that_is_too_slow_costs_a_member(tmp_path: Path) -> None:
             wait_place(others[0], lambda place: set(place.replicas) == left, f"{member.name} is no member")
             wait_for_more(load, AFTER)
             network.heal()
-            if isinstance(network, RelayedNetwork):
-                network.reset()
+            network.reset()
             wait_for_more(load, WARM)
             wait_all_members(cluster)
         check(cluster, load)
@@ -219,12 +200,12 @@ def on_small_disks(cluster: Cluster) -> Iterator[dict[str, Disk]]:
             disk.unmount()
 
 
-@slow_on_processes
+@pytest.mark.slow
 def test_a_full_disk_costs_a_host_its_streams(tmp_path: Path) -> None:
     """The owner's disk has no block free: it says so and takes nothing more, the stream goes on at the other hosts, and
     is on all three again when there is room.
     """
-    cluster = Cluster(tmp_path / "cluster", network=new_network())
+    cluster = Cluster(tmp_path / "cluster")
     with on_small_disks(cluster) as disks, cluster:
         create(cluster)
         with producing(cluster) as load:
@@ -243,10 +224,10 @@ def test_a_full_disk_costs_a_host_its_streams(tmp_path: Path) -> None:
         check(cluster, load)
 
 
-@slow_on_processes
+@pytest.mark.slow
 def test_all_disks_full_lose_nothing(tmp_path: Path) -> None:
     """No host can write a block: nothing is acknowledged, nobody ends, and producers go on when there is room."""
-    cluster = Cluster(tmp_path / "cluster", network=new_network())
+    cluster = Cluster(tmp_path / "cluster")
     with on_small_disks(cluster) as disks, cluster:
         create(cluster)
         with producing(cluster) as load:

@@ -170,6 +170,43 @@ def test_too_few_hosts_make_batches_wait() -> None:
     assert of_kind(confirm(owner, (B, C), ONE), Acked) == [Acked("s", 1, 2)]
 
 
+def test_a_stream_that_waits_for_hosts_says_so_once() -> None:
+    """Not at once, for hosts start one after the other; then with what is missing, and again if it is so again. That a
+    member is gone is told once, however long it is.
+    """
+    owner, pause_ms = appending(Store()), OwnerLimits().suspect_ms
+    said = "the next chunk needs 2 hosts, and these can have it: a; "
+    said += "start another host, or lower min.insync.replicas of the topic"
+    for began_ms, data, durable in ((0, b"one", ONE), (10 * pause_ms, b"two", TWO)):
+        owner.append(data, 1 + (data == b"one"), began_ms)
+        confirm(owner, (A,), durable, now_ms=began_ms)
+        told = owner.live_members((A,), began_ms)
+        for after in range(1, 5):
+            assert [each.reason for each in told if isinstance(each, Unavailable)] == [said] * (after == 2)
+            gone = [MemberFailed("s", 1, host, "it is gone") for host in ("b", "c")]
+            assert of_kind(told, MemberFailed) == gone * (after == 1)
+            told = owner.tick(began_ms + after * pause_ms)
+        owner.live_members((A, B, C), began_ms + 5 * pause_ms)
+        acked = of_kind(confirm(owner, (B, C), durable, now_ms=began_ms + 5 * pause_ms), Acked)
+        assert acked == [Acked("s", 1, durable.next_offset)]
+
+
+def test_fewer_copies_may_be_required_of_a_stream_that_waits() -> None:
+    """The topic's setting counts at once, in place of what it was when the stream was made."""
+    store = Store()
+    owner = appending(store)
+    owner.append(b"one", 2, 0)
+    confirm(owner, (A,), ONE)
+    assert of_kind(owner.live_members((A,), 1), SwapRegistration) == []
+    assert owner.require(2, 1) == []
+    assert of_kind(store.swap(owner, owner.require(1, 1)), Acked) == []
+    chunk = store.registration.open_chunk
+    assert chunk is not None
+    assert chunk.members == (A,)
+    assert owner.require(3, 2) == []
+    assert owner.state is OwnerState.APPENDING
+
+
 def test_a_swap_whose_answer_was_lost_is_recognized() -> None:
     """The repeated swap is refused, and the register holds what was asked for: it was done."""
     store = Store()
