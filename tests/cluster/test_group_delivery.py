@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import TypeVar, cast
 
 import pytest
 import trio
-import trio.testing
 
 from logstore.base.metadata.local_watch import ChangeSignal
-from logstore.base.metadata.sqlite import open_sqlite
 from logstore.cluster.group_delivery import REPORT_AFTER, GroupDelivery
 from logstore.cluster.owner_calls import OwnerCalls, Owners
 from logstore.cluster.topics import ClusterTopics
@@ -26,7 +23,8 @@ from logstore.format.fields import encode_fields
 from logstore.interfaces import Buffer
 from logstore.log.ticket import Ticket
 from logstore.testing.reports import RecordedReports
-from tests.support.limits import PATIENCE_S
+from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
+from tests.support.virtual_time import run_virtual
 
 T = TypeVar("T")
 TOPIC_ID = uuid.UUID(int=7)
@@ -76,24 +74,24 @@ async def result(ticket: Ticket[T]) -> T:
     return ticket.result()
 
 
-def run(directory: Path, story: Callable[[World, GroupDelivery], Awaitable[None]]) -> None:
+def run(story: Callable[[World, GroupDelivery], Awaitable[None]]) -> None:
     """In virtual time."""
 
     async def main() -> None:
-        world = World()
+        world, metadata = World(), SimulatedMetadata(Random(0), MetadataFaults())
         owners = cast(Owners, SimpleNamespace(owner_of=world.owner_of, view=world))
-        async with open_sqlite(directory / "metadata.db", Random(0)) as store, trio.open_nursery() as nursery:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(metadata.serve)
             topics = cast(ClusterTopics, world.topics)
-            delivery = GroupDelivery(topics, OwnerCalls(owners, world), store, world.reports)
+            delivery = GroupDelivery(topics, OwnerCalls(owners, world), metadata.store("h1"), world.reports)
             await nursery.start(delivery.run)
-            with trio.fail_after(10 * PATIENCE_S):
-                await story(world, delivery)
+            await story(world, delivery)
             nursery.cancel_scope.cancel()
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.01))
+    run_virtual(main)
 
 
-def test_a_stream_without_an_owner_is_not_asked(tmp_path: Path) -> None:
+def test_a_stream_without_an_owner_is_not_asked() -> None:
     """Its group need not be read. The operator is told after some tries, and again after as many."""
 
     async def story(world: World, delivery: GroupDelivery) -> None:
@@ -104,10 +102,10 @@ def test_a_stream_without_an_owner_is_not_asked(tmp_path: Path) -> None:
         world.owners[f"{TOPIC_ID.hex}/1"] = "b"
         assert await result(ready) == [target(1)]
 
-    run(tmp_path, story)
+    run(story)
 
 
-def test_an_owner_that_cannot_do_it_now_is_asked_again(tmp_path: Path) -> None:
+def test_an_owner_that_cannot_do_it_now_is_asked_again() -> None:
     """Whether it is away or says so; what it never takes is an error. Tries are counted from the last answer on."""
 
     async def story(world: World, delivery: GroupDelivery) -> None:
@@ -127,10 +125,10 @@ def test_an_owner_that_cannot_do_it_now_is_asked_again(tmp_path: Path) -> None:
             assert not await result(delivery.append(order()))
         assert world.reports.names() == ["group_waits"]
 
-    run(tmp_path, story)
+    run(story)
 
 
-def test_a_topic_that_is_not_known_is_asked_for(tmp_path: Path) -> None:
+def test_a_topic_that_is_not_known_is_asked_for() -> None:
     """It may be deleted: the metadata store says so, and then the group has nowhere to go."""
 
     async def story(world: World, delivery: GroupDelivery) -> None:
@@ -139,4 +137,4 @@ def test_a_topic_that_is_not_known_is_asked_for(tmp_path: Path) -> None:
         with pytest.raises(UnknownTopicOrPartition, match="has been deleted"):
             await result(delivery.append(order()))
 
-    run(tmp_path, story)
+    run(story)

@@ -43,7 +43,7 @@ def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         kafka.stop()
         return
     # A test adds a user, from when on the others would be refused.
-    sidecar = SidecarPeer(directory, flags=("--super-users", "User:ANONYMOUS"))
+    sidecar = SidecarPeer(directory, flags=("--super-users", "User:ANONYMOUS", "--handshake-s", str(PATIENCE_S)))
     sidecar.start()
     try:
         sidecar.wait_serving(PATIENCE_S)
