@@ -125,7 +125,7 @@ def test_copies_go_by_one_plan() -> None:
 STEPS = (1, 2, 3, 4, 6, 8, 11, 15, 20, 30, 40)
 
 
-@pytest.mark.parametrize("step", [pytest.param(step, marks=pytest.mark.slow if step > 2 else ()) for step in STEPS])
+@pytest.mark.parametrize("step", [pytest.param(step, marks=pytest.mark.slow if step > 1 else ()) for step in STEPS])
 def test_a_coordinator_is_killed_at_each_step(step: int) -> None:
     """Before it answers its n-th call, the coordinator is killed: another one goes on, and all copies are made."""
 
@@ -156,6 +156,7 @@ def test_a_coordinator_is_killed_at_each_step(step: int) -> None:
     check(test)
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_loses_its_lease_does_no_harm() -> None:
     """Cut off from the metadata store alone, it tells no new goes; when its lease has ended another host plans. When it
     is back, one of them does, and all copies are made.
@@ -273,6 +274,7 @@ def test_without_a_plan_copies_go_on(is_back: bool) -> None:
     check(test)
 
 
+@pytest.mark.slow
 def test_while_the_metadata_store_is_away_nothing_is_lost() -> None:
     """Goes that were told stay; when it is back, whoever plans then is followed, and all copies are made."""
 
