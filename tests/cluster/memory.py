@@ -110,6 +110,10 @@ class MemoryLinks:
         """See Links."""
         return self.network.passes(self.name, host)
 
+    def is_stranger_to(self, host: str) -> bool:
+        """See Links: here all are known."""
+        return False
+
 
 class MemoryFiles:
     """See ReplicaFiles: operations on one chunk take DISK_S each, one after the other. They end with their host.
