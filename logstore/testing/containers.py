@@ -28,6 +28,7 @@ from testcontainers.core.container import DockerContainer
 from testcontainers.core.network import Network as DockerNetwork
 
 from logstore.testing.certificates import certificate_flags, make_certificates
+from logstore.testing.namespaces import shape
 from logstore.testing.network import ETCD, NetworkUnavailable, free_ports
 from logstore.testing.processes import PATIENCE_S, NotStarted
 
@@ -281,10 +282,7 @@ class ContainerNetwork:
 
     def slow(self, source: str, target: str, *, delay_s: float = 0.0, bytes_s: float = 0.0) -> None:
         """See Network. Slows all that source sends, to whomever; a delay needs netem in the kernel."""
-        shape = ("netem", "delay", f"{delay_s * 1000:.3f}ms") if delay_s else ("tbf",)
-        rate = ("rate", f"{(bytes_s or 1e9) * 8:.0f}bit")
-        rest = () if delay_s else ("burst", "128kb", "latency", "500ms")
-        self._inside(source, "tc", "qdisc", "replace", "dev", "eth0", "root", *shape, *rate, *rest)
+        self._inside(source, "tc", "qdisc", "replace", "dev", "eth0", "root", *shape(delay_s, bytes_s))
 
     def heal(self) -> None:
         """See Network."""
