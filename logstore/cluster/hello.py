@@ -29,6 +29,8 @@ HEAD: Final = struct.Struct(">4sHI")
 MAX_BYTES: Final = 2048
 """Of a body."""
 MAX_SHOWN: Final = 300
+STRANGER: Final = " is not a member that "
+"""In the refusal of a host that is reached, by one that does not know it as a member; part of the protocol."""
 _VERSIONS: Final = struct.Struct(">HH")
 
 
@@ -120,7 +122,7 @@ def check_hello(own: Hello, found: Hello, disk: str | None) -> int:
     if found.me.host == own.me.host:
         raise LinkRefused(f"host {own.me.host!r} has no link to itself: two hosts have this name, or one address")
     if disk is None:
-        raise LinkRefused(f"host {shown(found.me.host)} is not a member that {own.me.host!r} knows of")
+        raise LinkRefused(f"host {shown(found.me.host)}{STRANGER}{own.me.host!r} knows of")
     if found.me.disk != disk:
         raise LinkRefused(f"host {shown(found.me.host)} has disk {disk!r}, not {shown(found.me.disk)}")
     return agreed_version(own, found)

@@ -89,6 +89,9 @@ class Links(Protocol):
     def is_reachable(self, host: str) -> bool:
         """Whether there is a connection to the host now."""
 
+    def is_stranger_to(self, host: str) -> bool:
+        """Whether the host has answered, and takes nothing because it does not know this one as a member."""
+
 
 class LinkObserver(Protocol):
     """Hears from the links to the other hosts. A call must not wait, and does not come from within `Links.send`."""

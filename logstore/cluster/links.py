@@ -102,6 +102,11 @@ class HostLinks:
         link = self._outgoing.get(host)
         return host == self._own.me.host or (link is not None and link.is_up)
 
+    def is_stranger_to(self, host: str) -> bool:
+        """Whether the host can be reached, and takes nothing because it does not know this one as a member."""
+        link = self._outgoing.get(host)
+        return link is not None and link.is_stranger
+
     @property
     def counts(self) -> Mapping[str, LinkCounts]:
         """What went over the links since the start, by host."""

@@ -150,8 +150,11 @@ class LiveHosts:
         self._leave_if_isolated(hosts, now_s)
 
     def _leave_if_isolated(self, hosts: list[str], now_s: float) -> None:
-        """Leave while no other host can be reached, and join again when one can be."""
-        if len(self._lost_since_s) < len(hosts):
+        """Leave while no other host can be reached, and join again when one can be: also when one says that it would
+        take messages of a member, or when there is no other one any more that could take over.
+        """
+        is_reached = len(self._lost_since_s) < len(hosts) or any(map(self._links.is_stranger_to, hosts))
+        if is_reached or not hosts:
             self._membership.stay()
         elif len(hosts) >= MIN_HOSTS_TO_LEAVE - 1 and now_s - max(self._lost_since_s.values()) >= ISOLATED_S:
             self._membership.leave()

@@ -20,6 +20,7 @@ import trio
 from logstore.base.connected_socket import ConnectedSocket
 from logstore.base.errors import TlsError
 from logstore.cluster.connecting import connect, greet
+from logstore.cluster.hello import STRANGER
 from logstore.cluster.peers import OwnEnd, Peer
 from logstore.cluster.wire import encode
 from logstore.errors import LinkRefused, MalformedMessage, UnsendableMessage
@@ -44,6 +45,8 @@ class OutgoingLink:
         self._own = own
         self._counts = own.counts_of(host)
         self.is_up = False
+        self.is_stranger = False
+        """The host can be reached, and takes nothing because it does not know this one as a member."""
         self._queue: deque[tuple[list[Buffer], int]] = deque()
         self._bulk: deque[tuple[list[Buffer], int]] = deque()
         self._queued_bytes = self._bulk_bytes = 0
@@ -135,11 +138,13 @@ class OutgoingLink:
         try:
             link = await connect(self._own, peer.address)
         except ConnectionRefusedError:
+            self.is_stranger = False
             self._note_trouble(peer, "nobody listens there: is the host's process running?")
             if peer is self._peer:  # otherwise the host has moved meanwhile
                 self._own.observer.refused(self.host)
             return None
         except OSError as error:
+            self.is_stranger = False
             self._note_trouble(peer, error.strerror or str(error))
             return None
         try:
@@ -148,6 +153,7 @@ class OutgoingLink:
             await self._serve(link, peer)
             return trio.current_time() - since_s
         except (OSError, MalformedMessage, LinkRefused, TlsError) as error:
+            self.is_stranger = isinstance(error, LinkRefused) and STRANGER in str(error)
             self._note_trouble(peer, str(error))
             return None
         finally:
@@ -163,7 +169,7 @@ class OutgoingLink:
 
     async def _serve(self, link: ConnectedSocket, peer: Peer) -> None:
         """Send until the connection ends. Raises OSError."""
-        self.is_up = True
+        self.is_up, self.is_stranger = True, False
         self._trouble, self._trouble_since_s = "", None
         self._own.report(PEER_CONNECTED, host=self.host, address=str(peer.address))
         self._own.observer.connected(self.host)

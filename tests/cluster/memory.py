@@ -125,6 +125,10 @@ class MemoryLinks:
         """See Links."""
         return self.network.passes(self.name, host)
 
+    def is_stranger_to(self, host: str) -> bool:
+        """See Links: here all are known."""
+        return False
+
 
 @dataclass
 class MemoryCalls:

@@ -47,6 +47,10 @@ class Peers:
         """See Links."""
         return True
 
+    def is_stranger_to(self, host: str) -> bool:
+        """See Links."""
+        return False
+
     def hosts(self) -> list[str]:
         """Who was asked."""
         return [host for host, _ in self.asked]

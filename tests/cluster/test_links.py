@@ -70,6 +70,29 @@ async def test_the_end_of_a_process_is_noticed() -> None:
         assert ("a", look(1)) not in b.seen.messages
 
 
+async def test_a_host_that_is_no_member_is_told_from_one_that_is_not_reached() -> None:
+    """Who does not know a host answers it all the same; when it knows the host, they connect. A host that is gone says
+    nothing.
+    """
+    a, b = LinkedHost("a"), LinkedHost("b")
+    async with trio.open_nursery() as nursery:
+        for host in (a, b):
+            await host.start(nursery)
+        a.links.set_peers({"b": b.peer})
+        await a.seen.event("peer_not_reached")
+        assert a.links.is_stranger_to("b")
+        assert not a.links.is_reachable("b")
+        assert not b.links.is_stranger_to("a")
+        know(a, b)
+        await a.until_connected(["b"])
+        assert not a.links.is_stranger_to("b")
+        b.links.set_peers({})
+        await b.stop()
+        await a.seen.until(lambda: ("refused", "b") in a.seen.news)
+        assert not a.links.is_stranger_to("b")
+        nursery.cancel_scope.cancel()
+
+
 async def test_another_cluster_is_refused() -> None:
     """Hosts of two clusters that got each other's addresses do not connect, and say why."""
     a, b = LinkedHost("a"), LinkedHost("b", cluster="cluster2")

@@ -68,6 +68,10 @@ class Wire:
         """See Links."""
         return host in self._wires.choices
 
+    def is_stranger_to(self, host: str) -> bool:
+        """See Links."""
+        return False
+
 
 def worst(loads: Counter[str], live: dict[str, schema.Member]) -> float:
     """How far the load of a disk is from what is proportional to its rate, at most, as a part of that."""
