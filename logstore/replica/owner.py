@@ -541,9 +541,11 @@ class Owner:
 
     def _fail(self, members: list[Member], reason: str, now_ms: int) -> list[Effect]:
         """Members of the open chunk fail: go on with another set, if there is one; else wait for them."""
-        news = [member for member in members if not self._suspects.is_suspect(member, now_ms)]
+        gone = [member for member in members if self._live and member not in self._live]
+        trusted = [member for member in members if not self._suspects.is_suspect(member, now_ms)]
+        news = [member for member in trusted if self._appending.fails_anew(member) or member in gone]
         for member in news:
-            if self._live and member not in self._live:
+            if member in gone:
                 self._suspects.until_ms[member] = now_ms + self.limits.suspect_ms  # gone is not broken
             else:
                 self._suspects.add(member, self.limits.suspect_ms, now_ms)

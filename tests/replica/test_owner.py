@@ -10,7 +10,7 @@ from typing import TypeVar
 import pytest
 
 from logstore.replica.effects import Effect, Send, Unavailable
-from logstore.replica.messages import AppendDone, CopyChunk, CopyDone, FenceDone, Reason, Refused
+from logstore.replica.messages import Append, AppendDone, CopyChunk, CopyDone, FenceDone, Reason, Refused
 from logstore.replica.owner import Owner
 from logstore.replica.owner_states import OwnerState
 from logstore.replica.placing import Placing
@@ -68,6 +68,56 @@ def test_without_a_copy_up_to_the_log_start_the_stream_waits() -> None:
     (report,) = [effect for effect in effects if isinstance(effect, Unavailable)]
     assert "a (disk disk1) has less than was acknowledged, b (disk disk2) does not answer" in report.reason
     assert len(swaps(owner.receive(fenced(B, 8), 2_000))) == 1
+
+
+def appending() -> Owner:
+    """An owner on host c, with a member on each of three hosts; two are enough."""
+    registration = StreamRegistration(3, 2)
+    owner = Owner("s", HERE)
+    owner.live_members((C, A, B), 0)
+    owner.start(0)
+    owner.registration_read(RegistrationRead("s", 1, registration), 0)
+    claimed = registration.claimed(HERE)
+    (opened,) = swaps(owner.swap_answered(SwapAnswer("s", 1, True, 2, claimed), 0))
+    owner.swap_answered(SwapAnswer("s", 2, True, 3, opened), 0)
+    assert owner.state is OwnerState.APPENDING
+    return owner
+
+
+def refuse(owner: Owner, epoch: int, members: tuple[Member, ...], now_ms: int) -> list[StreamRegistration]:
+    """The disks of members take nothing; the registrations that the owner wants then."""
+    refusals = (Refused("s", epoch, member, Reason.DISK_FAILED, 0) for member in members)
+    return swaps([effect for refused in refusals for effect in owner.receive(refused, now_ms)])
+
+
+def wait_swap(owner: Owner, begun_ms: int) -> tuple[StreamRegistration, int]:
+    """What the owner wants when time passes, and when it does."""
+    for now_ms in range(begun_ms, begun_ms + 100 * owner.limits.suspect_ms, 100):
+        wanted = swaps(owner.tick(now_ms))
+        if wanted:
+            return wanted[0], now_ms
+    raise AssertionError("it waits for ever")
+
+
+def test_a_stream_goes_on_when_all_its_members_have_failed() -> None:
+    """All disks were full at a time: no member can take the chunk any more, and nobody stands in. When the members are
+    no suspects any more, the next chunk is opened with all of them, and what waits is sent there; those that fail again
+    are left out for twice as long.
+    """
+    owner, epoch, now_ms = appending(), 1, 0
+    owner.append(b"x" * 100, 1, now_ms)
+    for pauses in (1, 2):
+        (without_a,) = refuse(owner, epoch, (A,), now_ms)
+        owner.swap_answered(SwapAnswer("s", owner.revision, True, owner.revision + 1, without_a), now_ms)
+        assert refuse(owner, epoch + 1, (B, C), now_ms) == []
+        failed_ms = now_ms
+        rolled, now_ms = wait_swap(owner, failed_ms)
+        assert pauses * owner.limits.suspect_ms <= now_ms - failed_ms <= pauses * owner.limits.suspect_ms + 200
+        epoch += 2
+        assert rolled.open_chunk == ChunkRegistration(epoch, 0, (C, A, B))
+        sent = owner.swap_answered(SwapAnswer("s", owner.revision, True, owner.revision + 1, rolled), now_ms)
+        appends = [each.message for each in sent if isinstance(each, Send) and isinstance(each.message, Append)]
+        assert {append.epoch for append in appends} == {epoch}
 
 
 def sealed(count: int, members: tuple[Member, ...]) -> StreamRegistration:
