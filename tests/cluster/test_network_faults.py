@@ -1,8 +1,9 @@
 """Faults of the network and of disks between real processes: what one host sends does not reach another, or comes late;
-a disk is full. Who owns the stream and who is a member of its chunk follows, and follows back.
+a disk is full. Who owns the stream and who is a member of its chunk follows, and follows back. With `--docker` the
+hosts are in containers.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from logstore.errors import CairnError
 from logstore.format.host_summaries import PlaceSummary
 from logstore.replica.registrations import Member
 from logstore.testing.cluster import Cluster
+from logstore.testing.containers import ContainerNetwork
 from logstore.testing.disks import Disk
 from logstore.testing.namespaces import NamespaceNetwork, why_not
 from logstore.testing.network import ETCD, Network, NetworkUnavailable, RelayedNetwork
@@ -22,6 +24,7 @@ from logstore.testing.processes import ClusterHostProcess
 from logstore.testing.relay import source_of
 from tests.cluster.test_processes import AFTER, TOPIC, WARM, check, create, leader_of, producing, wait_for_more
 from tests.metadata.support import needs_etcd
+from tests.support.cluster_network import are_containers, new_faulty_network, new_network
 from tests.support.waiting import until
 
 NO_NAMESPACES = why_not()
@@ -30,6 +33,18 @@ pytestmark = [needs_etcd, pytest.mark.clients]
 ALL = {"a", "b", "c"}
 SHORT_S = 5.0
 """For one question: a host that is cut off may not answer, and is asked again."""
+
+
+def slow_on_processes(test: Callable[..., None]) -> Callable[..., None]:
+    """A mark of stories that the long run has on processes, and each run in containers."""
+    return test if are_containers() else pytest.mark.slow(test)
+
+
+def touched(network: Network, sources: Iterable[ClusterHostProcess], targets: Iterable[ClusterHostProcess]) -> int:
+    """How many bytes between hosts met a fault of the network; 1 where it does not count them."""
+    if not isinstance(network, RelayedNetwork):
+        return 1
+    return sum(network.touched_bytes(source.name, target.name) for source in sources for target in targets)
 
 
 def seen_by(host: ClusterHostProcess) -> PlaceSummary | None:
@@ -81,7 +96,9 @@ def test_a_relay_knows_who_connects(*, for_calls: bool) -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [
+    [ContainerNetwork]
+    if are_containers()
+    else [
         pytest.param(NamespaceNetwork, marks=needs_namespaces),
         pytest.param(RelayedNetwork, marks=() if NO_NAMESPACES else pytest.mark.slow),
     ],
@@ -103,17 +120,16 @@ def test_a_host_that_is_cut_off_is_replaced(tmp_path: Path, make: Callable[[], N
                 network.cut(name, host.name)
             wait_for_more(load, AFTER)
             for other in others:
-                # Until its chunk is sealed, the next owner has the members of the one before.
-                wait_place(
-                    other,
-                    lambda place: place.owner in ALL - {host.name} and host.name not in place.replicas,
-                    "another host owns the stream, and goes on without the one that is cut off",
-                )
+                place = wait_place(other, lambda place: place.owner != host.name, "another host owns the stream")
+                assert place.owner in ALL - {host.name}
+                assert place.epoch > before.epoch
+                assert host.name not in place.replicas
             network.heal()
             wait_for_more(load, WARM)
             wait_all_members(cluster)
+            # A host of its own life that was replaced knows it, too.
             after = wait_place(host, lambda place: place.owner != "", "somebody owns the stream")
-            assert after.epoch > before.epoch  # the host that was replaced knows it, too
+            assert after.epoch > before.epoch
         check(cluster, load)
 
 
@@ -121,7 +137,7 @@ def test_a_cut_in_one_direction_costs_a_member(tmp_path: Path) -> None:
     """What is sent to a member does not arrive, what the member sends does: the chunk goes on without it, and with it
     when the cut heals.
     """
-    network = RelayedNetwork()
+    network = new_faulty_network()
     with Cluster(tmp_path / "cluster", network=network) as cluster:
         create(cluster)
         with producing(cluster) as load:
@@ -130,8 +146,8 @@ def test_a_cut_in_one_direction_costs_a_member(tmp_path: Path) -> None:
             for other in others:
                 network.cut(other.name, member.name)
             wait_for_more(load, AFTER)
-            assert sum(network.touched_bytes(other.name, member.name) for other in others) > 0
-            assert sum(network.touched_bytes(member.name, other.name) for other in others) == 0
+            assert touched(network, others, [member]) > 0
+            assert not isinstance(network, RelayedNetwork) or touched(network, [member], others) == 0
             left = ALL - {member.name}
             for other in others:
                 wait_place(
@@ -139,7 +155,8 @@ def test_a_cut_in_one_direction_costs_a_member(tmp_path: Path) -> None:
                     lambda place: set(place.replicas) == left and place.owner in left,
                     f"{member.name} is no member, and another host owns the stream",
                 )
-            network.reset()
+            if isinstance(network, RelayedNetwork):
+                network.reset()
             wait_for_more(load, WARM)
             network.heal()
             wait_for_more(load, WARM)
@@ -147,10 +164,10 @@ def test_a_cut_in_one_direction_costs_a_member(tmp_path: Path) -> None:
         check(cluster, load)
 
 
-@pytest.mark.slow
+@slow_on_processes
 def test_slow_links_are_no_faults_of_hosts(tmp_path: Path) -> None:
     """Every message between hosts is late by a twentieth of a second: producers go on, and nobody loses anything."""
-    network = RelayedNetwork()
+    network = new_faulty_network()
     with Cluster(tmp_path / "cluster", network=network) as cluster:
         create(cluster)
         with producing(cluster) as load:
@@ -161,19 +178,19 @@ def test_slow_links_are_no_faults_of_hosts(tmp_path: Path) -> None:
                         network.slow(source.name, target.name, delay_s=0.05)
             wait_for_more(load, AFTER)
             owner = leader_of(cluster)
-            assert all(network.touched_bytes(owner.name, other.name) for other in cluster if other is not owner)
+            assert all(touched(network, [owner], [other]) for other in cluster if other is not owner)
             network.heal()
             wait_for_more(load, WARM)
             wait_all_members(cluster)
         check(cluster, load)
 
 
-@pytest.mark.slow
+@slow_on_processes
 def test_a_link_that_is_too_slow_costs_a_member(tmp_path: Path) -> None:
     """At a few bytes a second what is sent to a member is on the way for minutes: the chunk goes on without that member
     until its links are as quick as before.
     """
-    network = RelayedNetwork()
+    network = new_faulty_network()
     with Cluster(tmp_path / "cluster", network=network) as cluster:
         create(cluster)
         with producing(cluster) as load:
@@ -185,7 +202,8 @@ def test_a_link_that_is_too_slow_costs_a_member(tmp_path: Path) -> None:
             wait_place(others[0], lambda place: set(place.replicas) == left, f"{member.name} is no member")
             wait_for_more(load, AFTER)
             network.heal()
-            network.reset()
+            if isinstance(network, RelayedNetwork):
+                network.reset()
             wait_for_more(load, WARM)
             wait_all_members(cluster)
         check(cluster, load)
@@ -204,12 +222,12 @@ def on_small_disks(cluster: Cluster) -> Iterator[dict[str, Disk]]:
             disk.unmount()
 
 
-@pytest.mark.slow
+@slow_on_processes
 def test_a_full_disk_costs_a_host_its_streams(tmp_path: Path) -> None:
     """The owner's disk has no block free: it says so and takes nothing more, the stream goes on at the other hosts, and
     is on all three again when there is room.
     """
-    cluster = Cluster(tmp_path / "cluster")
+    cluster = Cluster(tmp_path / "cluster", network=new_network())
     with on_small_disks(cluster) as disks, cluster:
         create(cluster)
         with producing(cluster) as load:
@@ -228,10 +246,10 @@ def test_a_full_disk_costs_a_host_its_streams(tmp_path: Path) -> None:
         check(cluster, load)
 
 
-@pytest.mark.slow
+@slow_on_processes
 def test_all_disks_full_lose_nothing(tmp_path: Path) -> None:
     """No host can write a block: nothing is acknowledged, nobody ends, and producers go on when there is room."""
-    cluster = Cluster(tmp_path / "cluster")
+    cluster = Cluster(tmp_path / "cluster", network=new_network())
     with on_small_disks(cluster) as disks, cluster:
         create(cluster)
         with producing(cluster) as load:
