@@ -143,7 +143,7 @@ def _topic(name: str, found: Topic, replicas: int) -> schema.Topic:
         )
     if found.config.is_tiered or any(stream.tiered for stream in found.partitions):
         raise AdoptionRefused(
-            f"topic {name!r} has chunks in a tier, or puts them there, which no cluster reads yet: copy its records "
+            f"topic {name!r} has chunks in a tier, or puts them there, which are not taken over: copy its records "
             "to another topic with a Kafka client, and delete it"
         )
     if found.config.min_insync_replicas > replicas:

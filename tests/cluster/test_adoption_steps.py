@@ -255,7 +255,7 @@ class FailingStore:
         return await self._store.commit(transaction)
 
 
-@pytest.mark.parametrize("made", [False, True], ids=["not made", "answer lost"])
+@pytest.mark.parametrize("made", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["not made", "answer lost"])
 async def test_a_metadata_store_that_fails_at_any_transaction(tmp_path: Path, made: bool) -> None:
     """An adoption that ends there is taken up again, and completed; a lost answer does not even end it."""
     source = tmp_path / "source"
