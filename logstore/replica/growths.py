@@ -5,8 +5,8 @@ metadata store some work, and hundreds of them behind one another would leave no
 
 Invariants:
 * At most one stream has the turn, and streams that wait get it first come, first served.
-* Behind each turn is a pause PAUSES times as long as the turn took: changes take a quarter of the time at most, on a
-  quick machine and on a slow one.
+* Behind each turn is a pause PAUSES times as long as the turn took, but at most LONGEST_PAUSE_MS: changes take a quarter
+  of the time at most, on a quick machine and on a slow one, and a turn that waited for something holds up nobody.
 * A stream keeps the turn through its pause, and gives it back again in every tick until the pause is over.
 * No clock: who calls says what time it is, in milliseconds of the owners' time.
 """
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 PAUSES: Final = 3
+LONGEST_PAUSE_MS: Final = 500
 
 
 class Growths:
@@ -54,7 +55,7 @@ class Growths:
         if self._turn != stream:
             return
         if self._free_ms is None:
-            self._free_ms = now_ms + PAUSES * (now_ms - self._begun_ms)
+            self._free_ms = now_ms + min(PAUSES * (now_ms - self._begun_ms), LONGEST_PAUSE_MS)
         if now_ms >= self._free_ms:
             self._end(now_ms)
 

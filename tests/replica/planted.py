@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from logstore.replica.appending import Appending, MemberProgress
-from logstore.replica.effects import Effect, Send, WriteFence
+from logstore.replica.effects import Effect, Send, Unavailable, WriteFence
 from logstore.replica.fencing import SealPlan
 from logstore.replica.known_replicas import ReplicaChunk, ReplicaState
 from logstore.replica.messages import (
@@ -170,11 +170,14 @@ class AcksWhileItSeals(Owner):
 class StartsAtZero(Owner):
     """A takeover that reaches nobody goes on with an empty stream."""
 
-    def _report_unavailable(self, fencing: object) -> list[Effect]:
+    def _seal_when_fenced(self, now_ms: int) -> list[Effect]:
+        effects = super()._seal_when_fenced(now_ms)
+        if not any(isinstance(effect, Unavailable) for effect in effects):
+            return effects
         chunk = self.registration.open_chunk
         assert chunk is not None
         self.state = OwnerState.SEALING
-        return self._swap_in(self.registration.sealed(Prefix.empty(chunk.base_offset), chunk.members), self._since_ms)
+        return self._swap_in(self.registration.sealed(Prefix.empty(chunk.base_offset), chunk.members), now_ms)
 
 
 class SealsByMessage(Owner):

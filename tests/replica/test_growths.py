@@ -1,6 +1,6 @@
 """Streams take turns to go on with more members, and each turn has a pause behind it."""
 
-from logstore.replica.growths import PAUSES, Growths
+from logstore.replica.growths import LONGEST_PAUSE_MS, PAUSES, Growths
 
 
 def test_one_stream_after_another() -> None:
@@ -34,3 +34,13 @@ def test_a_stream_that_ends_leaves_its_turn() -> None:
     assert woken == ["b", "d"]
     growths.leave("d")
     assert growths.take("a", 1_001)
+
+
+def test_a_turn_that_took_long_has_no_long_pause() -> None:
+    """The stream waited for a member that did not answer: it may change its members again soon."""
+    growths = Growths()
+    assert growths.take("a", 0)
+    growths.give_back("a", 60_000)
+    assert not growths.take("a", 60_000 + LONGEST_PAUSE_MS - 1)
+    growths.give_back("a", 60_000 + LONGEST_PAUSE_MS)
+    assert growths.take("a", 60_000 + LONGEST_PAUSE_MS)
