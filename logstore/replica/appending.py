@@ -72,8 +72,8 @@ class MemberProgress:
     resends: int = 0
     """Since the member has confirmed something."""
     is_doubtful: bool = False
-    has_failed: bool = False
-    """And has confirmed nothing since."""
+    has_refused: bool = False
+    """The member takes nothing more of this chunk: a disk that was full, say, and its copy is what it is."""
 
 
 class Appending:
@@ -191,7 +191,7 @@ class Appending:
         progress = self.progress[message.member]
         if message.durable.length_bytes > progress.durable.length_bytes:
             progress.durable = message.durable
-            progress.is_doubtful = progress.has_failed = False
+            progress.is_doubtful = progress.has_refused = False
             progress.resends = 0
             self._hosts.note(message.member.host, now_ms)
         elif message.is_working:
@@ -215,15 +215,6 @@ class Appending:
     def members_of(self, host: str) -> list[Member]:
         """The members on a host: one, or none."""
         return [member for member in self.progress if member.host == host]
-
-    def fails_anew(self, member: Member) -> bool:
-        """A member fails; whether it had not failed since it has confirmed something of this chunk.
-
-        What it could not take then does not count again when it is no suspect any more: it may take the next chunk.
-        """
-        progress = self.progress[member]
-        is_new, progress.has_failed = not progress.has_failed, True
-        return is_new
 
     def late(self, now_ms: int) -> list[Member]:
         """The members that have had a batch for too long."""

@@ -496,7 +496,10 @@ class Owner:
             for member in failed:
                 is_other = message.reason in (Reason.WRONG_DISK, Reason.DIVERGED, Reason.DAMAGED)
                 self._appending.progress[member].is_doubtful |= is_other
-            return self._fail(failed, message.reason.value, now_ms)
+            effects = self._fail(failed, message.reason.value, now_ms)
+            for member in failed:
+                self._appending.progress[member].has_refused = True
+            return effects
         self._repair.receive(message, now_ms)
         return self._advance(now_ms)
 
@@ -541,10 +544,13 @@ class Owner:
         return self.state is OwnerState.APPENDING
 
     def _fail(self, members: list[Member], reason: str, now_ms: int) -> list[Effect]:
-        """Members of the open chunk fail: go on with another set, if there is one; else wait for them."""
+        """Members of the open chunk fail: go on with another set, if there is one; else wait for them. One that has
+        refused is no suspect again for this chunk, for it will never take it: it may take the next.
+        """
         gone = [member for member in members if self._live and member not in self._live]
         trusted = [member for member in members if not self._suspects.is_suspect(member, now_ms)]
-        news = [member for member in trusted if self._appending.fails_anew(member) or member in gone]
+        progress = self._appending.progress
+        news = [member for member in trusted if member in gone or not progress[member].has_refused]
         for member in news:
             if member in gone:
                 self._suspects.until_ms[member] = now_ms + self.limits.suspect_ms  # gone is not broken
