@@ -62,11 +62,7 @@ def refuse_foreign_files(data_dir: Path) -> None:
 
 
 def refuse_other_kind(settings: SidecarConfig) -> None:
-    """Raises ConfigError if a host of a cluster would start alone on its data directory, or with a tier."""
-    if settings.cluster is not None and settings.tier is not None:
-        raise ConfigError(
-            "--tier-url is for a sidecar alone: a host of a cluster has no tier yet; leave out one of both"
-        )
+    """Raises ConfigError if a host of a cluster would start alone on its data directory."""
     label = settings.data_dir / LABEL_FILE
     if settings.cluster is None and label.exists():
         raise ConfigError(

@@ -97,7 +97,8 @@ from logstore.monitoring.event_log import EventLog
 from logstore.monitoring.health import Health, Phase
 from logstore.monitoring.sampler import Here, Served, Watched
 from logstore.refusals import COORDINATOR_DIRECTORY, refuse_foreign_files, refuse_other_kind, refuse_own_callers
-from logstore.tier.starting import start_tier
+from logstore.tier.service import TierMeter
+from logstore.tier.starting import open_tier, start_tier
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a reader thread may keep the interpreter from the event loop; Python's default is ten times that."""
@@ -193,7 +194,9 @@ async def _serve(settings: SidecarConfig) -> None:
             alone = Broker(engine, clock, within, callers.authorizer(settings.super_users), callers.quotas.quotas)
             broker = alone if cluster is None else alone._replace(engine=cluster.engine, placement=cluster.placement)
             groups = _groups(settings, alone, store, report)
-            tier = start_tier(settings.tier, engine, files, uuid.uuid4, nursery)
+            tier: TierMeter | None = None if cluster is None else cluster.tier
+            if cluster is None:
+                tier = start_tier(settings.tier, engine, files, uuid.uuid4, nursery)
             gc.freeze()
             gc.enable()
             listeners, facts = list[Listener](), partial(_host_facts, settings.data_dir)
@@ -291,7 +294,7 @@ async def _start_cluster(
         ) from error
     random, clock = SystemRandom(), SystemClock()
     limits = EpochLimits(settings.staging_bytes, settings.staged_age_ms)
-    local = LocalParts(engine, files, clock, report, random, uuid.uuid4, nursery, limits)
+    local = LocalParts(engine, files, clock, report, random, uuid.uuid4, nursery, limits, open_tier(settings.tier))
     return await start(settings.cluster, local)
 
 

@@ -76,7 +76,7 @@ class _Counts:
         """Count a chunk, of which so many copies are wanted and alive."""
         self.held.update({member.host for member in chunk.members})
         self.chunks[stream] += 1
-        if alive < copies:
+        if alive < copies and not chunk.is_tiered_alone:
             self.missing[stream] += copies - alive
             self.short[stream] += 1
 
