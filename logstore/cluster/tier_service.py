@@ -15,8 +15,9 @@ from logstore.base.events import Report
 from logstore.cluster.retention_clock import ClusterClock
 from logstore.cluster.tiering import AsyncRead, ClusterTiering, ClusterTierParts, TierHost, TierTopics
 from logstore.engine import StoreEngine
+from logstore.format.tiered_chunk import TieredChunk
 from logstore.tier.range_cache import RangeCache
-from logstore.tier.sealed_upload import Piece, Read
+from logstore.tier.sealed_upload import Piece, Read, SealedChunk
 from logstore.tier.service import TierStores
 from logstore.tier.tiering import TierFigures
 
@@ -33,7 +34,7 @@ class OwnThreads:
         """See TierThreads."""
         return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._threads)
 
-    async def run_reading(self, read: AsyncRead, work: Callable[[Read], T]) -> T:
+    async def upload(self, work: Callable[[Read], TieredChunk], chunk: SealedChunk, read: AsyncRead) -> TieredChunk:
         """See TierThreads."""
         token = trio.lowlevel.current_trio_token()
 

@@ -110,12 +110,14 @@ class TierThreads(Protocol):
     async def run(self, work: Callable[[], T], /) -> T:
         """Run it."""
 
-    async def run_reading(self, read: AsyncRead, work: Callable[[Read], T], /) -> T:
-        """Run work that reads, and that waits for what it reads."""
+    async def upload(self, work: Callable[[Read], TieredChunk], chunk: SealedChunk, read: AsyncRead, /) -> TieredChunk:
+        """Run work that reads a chunk from its first offset on, piece by piece, and waits for what it reads."""
 
 
 class ClusterTierParts(NamedTuple):
-    """What the tier stands on. `uploads`: chunks that are stored at a time; `served_ms`: the cluster's retention clock."""
+    """What the tier stands on. `uploads`: chunks that are stored at a time; `served_ms`: the cluster's retention clock;
+    `sweep_s`: seconds between sweeps.
+    """
 
     objects: ObjectStore
     turns: UploadTurns
@@ -124,6 +126,7 @@ class ClusterTierParts(NamedTuple):
     clock: Clock
     served_ms: Callable[[], int]
     report: Report
+    sweep_s: float = SWEEP_INTERVAL_S
 
 
 @dataclass(slots=True)
@@ -310,9 +313,10 @@ class ClusterTiering:
 
     async def _store_in_flight(self, stream: ReplicatedStream, chunk: ChunkRegistration) -> None:
         ownership, threads, parts = stream.ownership, self._parts.threads, self._parts
-        upload = partial(upload_sealed, parts.objects, parts.turns, _source(stream, chunk))
+        source = _source(stream, chunk)
+        upload = partial(upload_sealed, parts.objects, parts.turns, source)
         try:
-            found: TieredChunk = await threads.run_reading(partial(self._read, stream, chunk), upload)
+            found = await threads.upload(upload, source, partial(self._read, stream, chunk))
         except (TierUnavailable, TierRefused):
             raise
         except (CairnError, OSError) as error:
@@ -432,7 +436,7 @@ class ClusterTiering:
             left = [at.key for at in page if await self._is_left(parse_key(at.key), gone)]
             await self._remove_objects(left)
             swept += len(left)
-        self._sweep_at_s = self._parts.clock.monotonic_s() + SWEEP_INTERVAL_S
+        self._sweep_at_s = self._parts.clock.monotonic_s() + self._parts.sweep_s
         if swept:
             self.figures.swept_keys += swept
             self._parts.report(TIER_SWEPT, keys=swept)
@@ -453,9 +457,13 @@ class ClusterTiering:
             chunks = stream.registration.chunks
         except NotLeader:
             return False
-        if tiered_chunks.epoch_of(key.attempt) > stream.leader_epoch or key.place != stream.tier_place:
+        if key.place != stream.tier_place or not self._may_judge(stream, key):
             return False
         return not any(chunk.tiered is not None and chunk.tiered.attempt == key.attempt for chunk in chunks)
+
+    def _may_judge(self, stream: ReplicatedStream, key: ParsedKey) -> bool:
+        """Whether an object was stored by the owner of this ownership, or by one before it."""
+        return tiered_chunks.epoch_of(key.attempt) <= stream.leader_epoch
 
 
 def _source(stream: ReplicatedStream, chunk: ChunkRegistration) -> SealedChunk:
