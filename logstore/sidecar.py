@@ -79,7 +79,7 @@ from logstore.kafka.groups.service import GroupService
 from logstore.kafka.hosts import cluster_apis
 from logstore.kafka.metadata import MetadataHandlers
 from logstore.kafka.offsets import OffsetHandlers
-from logstore.kafka.operators import HostFacts, operator_apis, summary_api
+from logstore.kafka.operators import HostFacts, operator_apis, summary_api, tier_api
 from logstore.kafka.producer_ids import ProducerIdHandlers
 from logstore.kafka.quotas import QuotaHandlers
 from logstore.kafka.reader_routing import ReaderRouting
@@ -548,7 +548,14 @@ def _cluster_handlers(
         *UserHandlers(broker, stores.users).apis(),
     ]
     summary = summary_api(broker, own, lambda: homes.epochs.epochs, lambda: homes.readers.readers, facts)
-    private = (summary, *cluster_apis(broker, cluster.survey), *scan_apis(broker), *routing.apis(), *readers.apis())
+    private = (
+        summary,
+        tier_api(broker),
+        *cluster_apis(broker, cluster.survey),
+        *scan_apis(broker),
+        *routing.apis(),
+        *readers.apis(),
+    )
     return compose(apis, private)
 
 

@@ -226,12 +226,22 @@ class ReplicatedStream(Waitable):
     @property
     def tiered_end_offset(self) -> int:
         """The offset after the last record in the tier; -1: nothing is there."""
-        tiered = self.tiered_chunks
+        tiered = self._tiered_chunks
         return -1 if not tiered or tiered[-1].end is None else tiered[-1].end.next_offset
 
     @property
-    def tiered_chunks(self) -> Sequence[ChunkRegistration]:
-        """The chunks that are in the tier, from the first one on, without a gap; none where another host owns it."""
+    def tiered_chunk_count(self) -> int:
+        """How many chunks are in the tier, from the first one on, without a gap."""
+        return len(self._tiered_chunks)
+
+    @property
+    def tiered_bytes(self) -> int:
+        """Bytes of their batches."""
+        return sum(chunk.end.length_bytes for chunk in self._tiered_chunks if chunk.end is not None)
+
+    @property
+    def _tiered_chunks(self) -> Sequence[ChunkRegistration]:
+        """None where another host owns the stream."""
         chunks = self.registration.chunks if self.is_leader else ()
         return list(takewhile(lambda chunk: chunk.tiered is not None, chunks))
 

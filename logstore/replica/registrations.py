@@ -340,10 +340,8 @@ HEAD: Final = "head"
 """The name of the part of a registration that is not a sealed chunk."""
 _VERSION: Final = 2
 _TIER_VERSION: Final = 3
-"""Of the entry of a chunk that lies in the tier; all other entries are of version 2, which older hosts read."""
-_READABLE: Final = (1, 2, 3)
-"""Version 1 had neither the log start, which was 0, nor the time at which a chunk was written; version 3 says where a
-chunk lies in the tier."""
+"""Of the entry of a chunk that lies in the tier; all other entries are of version 2, which older hosts read. Version 1 had
+neither the log start, which was 0, nor the time at which a chunk was written."""
 
 
 def encode_registration(registration: StreamRegistration) -> dict[str, bytes]:
@@ -577,9 +575,9 @@ def _fields(name: str, value: bytes) -> dict[str, Any]:
         raise CorruptRegister(f"entry {name} of a stream's registration is not JSON ({error}); restore it") from error
     if not isinstance(fields, dict):
         raise CorruptRegister(f"entry {name} of a stream's registration is not an object; restore it")
-    if fields.get("v") not in _READABLE:
-        found = fields.get("v")
+    newest, found = _VERSION if name == HEAD else _TIER_VERSION, fields.get("v")
+    if found not in range(1, newest + 1):
         raise UnknownFormatVersion(
-            f"entry {name} of a stream's registration has version {found!r}, at most {_TIER_VERSION}; update this host"
+            f"entry {name} of a stream's registration has version {found!r}, at most {newest}; update this host"
         )
     return fields

@@ -250,7 +250,7 @@ class TierWorld:
 
     async def create(self, **settings: str) -> str:
         """Create the topic; returns its stream."""
-        (stream,) = await self.cluster.create_topic(TOPIC, **{**TIERED, **settings})
+        (stream,) = await self.cluster.create_topic(TOPIC, 1, 3, **{**TIERED, **settings})
         return stream
 
     def leader(self) -> tuple[TieredHost, ReplicatedStream] | None:
