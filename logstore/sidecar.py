@@ -97,7 +97,6 @@ from logstore.monitoring.event_log import EventLog
 from logstore.monitoring.health import Health, Phase
 from logstore.monitoring.sampler import Here, Served, Watched
 from logstore.refusals import COORDINATOR_DIRECTORY, refuse_foreign_files, refuse_other_kind, refuse_own_callers
-from logstore.tier.service import TierMeter
 from logstore.tier.starting import open_tier, start_tier
 
 SWITCH_INTERVAL_S = 0.0005
@@ -194,9 +193,7 @@ async def _serve(settings: SidecarConfig) -> None:
             alone = Broker(engine, clock, within, callers.authorizer(settings.super_users), callers.quotas.quotas)
             broker = alone if cluster is None else alone._replace(engine=cluster.engine, placement=cluster.placement)
             groups = _groups(settings, alone, store, report)
-            tier: TierMeter | None = None if cluster is None else cluster.tier
-            if cluster is None:
-                tier = start_tier(settings.tier, engine, files, uuid.uuid4, nursery)
+            tier = cluster.tier if cluster else start_tier(settings.tier, engine, files, uuid.uuid4, nursery)
             gc.freeze()
             gc.enable()
             listeners, facts = list[Listener](), partial(_host_facts, settings.data_dir)

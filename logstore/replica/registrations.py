@@ -340,8 +340,9 @@ HEAD: Final = "head"
 """The name of the part of a registration that is not a sealed chunk."""
 _VERSION: Final = 2
 _TIER_VERSION: Final = 3
-"""Of the entry of a chunk that lies in the tier; all other entries are of version 2, which older hosts read. Version 1 had
-neither the log start, which was 0, nor the time at which a chunk was written."""
+"""Of the entry of a chunk that lies in the tier; all other entries are of version 2, which older hosts read. Version 1
+had neither the log start, which was 0, nor the time at which a chunk was written.
+"""
 
 
 def encode_registration(registration: StreamRegistration) -> dict[str, bytes]:
