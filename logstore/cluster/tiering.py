@@ -52,7 +52,7 @@ from logstore.events import (
 )
 from logstore.format.tiered_chunk import ParsedKey, StoredObject, TieredChunk, parse_key
 from logstore.replica.messages import EntriesRead
-from logstore.replica.registrations import ChunkRegistration, StreamRegistration, TieredCopy
+from logstore.replica.registrations import ChunkRegistration, StreamRegistration, TieredCopy, differing_chunks
 from logstore.tier.interface import ListedObject, ObjectStore, UploadTurns
 from logstore.tier.sealed_upload import Piece, Read, SealedChunk, upload_sealed
 from logstore.tier.tiering import (
@@ -223,7 +223,7 @@ class ClusterTiering:
         known = self._known.get(stream)
         if known is None or known.ownership != stream.ownership:
             known = self._known[stream] = _Known(stream.ownership, registration, SealedChunks.of(registration))
-            known.chunks = _named(stream, registration)
+            known.chunks = _named(stream, registration.chunks)
         elif known.registration is not registration:
             self._note_changes(stream, known, registration)
         if known.chunks or known.removable or stream.config.is_tiered:
@@ -233,16 +233,24 @@ class ClusterTiering:
 
     def _note_changes(self, stream: ReplicatedStream, known: _Known, now: StreamRegistration) -> None:
         """The registration has changed in the same ownership: by this owner's own swaps, and so for good."""
-        chunks = _named(stream, now)
-        known.removable += [chunk for epoch, chunk in known.chunks.items() if epoch not in chunks]
-        given_up = [chunk for chunk in known.sealed.held if _is_alone(now, chunk)]
-        if given_up:
-            freed_bytes = sum(chunk.end.length_bytes * len(chunk.members) for chunk in given_up if chunk.end)
-            self.figures.dropped_bytes += freed_bytes
-            before_offset = max(chunk.end.next_offset for chunk in given_up if chunk.end)
-            self._parts.report(LOCAL_COPIES_REMOVED, stream=stream.name, before=before_offset, freed_bytes=freed_bytes)
-        known.registration, known.chunks, known.sealed = now, chunks, SealedChunks.of(now)
+        gone, _, fresh = differing_chunks(known.registration, now)
+        before = {chunk.epoch: chunk for chunk in gone}
+        were = [found for epoch in before if (found := known.chunks.pop(epoch, None)) is not None]
+        known.chunks |= _named(stream, fresh)
+        known.removable += [chunk for chunk in were if chunk.leader_epoch not in known.chunks]
+        given_up = [before[chunk.epoch] for chunk in fresh if chunk.is_tiered_alone and chunk.epoch in before]
+        self._report_given_up(stream, [chunk for chunk in given_up if chunk.members])
+        known.registration, known.sealed = now, SealedChunks.of(now)
         known.later = {epoch: until_s for epoch, until_s in known.later.items() if now.chunk(epoch) is not None}
+
+    def _report_given_up(self, stream: ReplicatedStream, chunks: Sequence[ChunkRegistration]) -> None:
+        """Hosts remove their copies of chunks: say so."""
+        ends = [chunk.end for chunk in chunks if chunk.end is not None]
+        if ends:
+            copies = sum(chunk.end.length_bytes * len(chunk.members) for chunk in chunks if chunk.end is not None)
+            self.figures.dropped_bytes += copies
+            before = max(end.next_offset for end in ends)
+            self._parts.report(LOCAL_COPIES_REMOVED, stream=stream.name, before=before, freed_bytes=copies)
 
     # ---- pauses
 
@@ -454,12 +462,12 @@ class ClusterTiering:
         if not stream.is_leader or (stream, key.base_offset) in self._in_flight:
             return False
         try:
-            chunks = stream.registration.chunks
+            chunk = stream.registration.chunk_at(key.base_offset)
         except NotLeader:
             return False
         if key.place != stream.tier_place or not self._may_judge(stream, key):
             return False
-        return not any(chunk.tiered is not None and chunk.tiered.attempt == key.attempt for chunk in chunks)
+        return chunk is None or chunk.tiered is None or chunk.tiered.attempt != key.attempt
 
     def _may_judge(self, stream: ReplicatedStream, key: ParsedKey) -> bool:
         """Whether an object was stored by the owner of this ownership, or by one before it."""
@@ -482,14 +490,9 @@ def _source(stream: ReplicatedStream, chunk: ChunkRegistration) -> SealedChunk:
     )
 
 
-def _named(stream: ReplicatedStream, registration: StreamRegistration) -> dict[int, TieredChunk]:
-    found = ((chunk.epoch, tiered_chunks.tiered_chunk(stream.tier_place, chunk)) for chunk in registration.chunks)
+def _named(stream: ReplicatedStream, chunks: Iterable[ChunkRegistration]) -> dict[int, TieredChunk]:
+    found = ((chunk.epoch, tiered_chunks.tiered_chunk(stream.tier_place, chunk)) for chunk in chunks)
     return {epoch: chunk for epoch, chunk in found if chunk is not None}
-
-
-def _is_alone(registration: StreamRegistration, chunk: ChunkRegistration) -> bool:
-    now = registration.chunk(chunk.epoch)
-    return now is not None and now.is_tiered_alone
 
 
 def _take(listed: Iterator[ListedObject]) -> list[ListedObject]:

@@ -375,10 +375,22 @@ class TierWorld:
             sealed = [chunk for chunk in found.chunks if not chunk.is_open]
             if all(chunk.is_tiered_alone for chunk in sealed[:-1]) and all(chunk.tiered for chunk in sealed):
                 break
+        while not all(self._holds_what_it_is_to_hold(name) for name in self.hosts):  # noqa: ASYNC110
+            await trio.sleep(0.1)
         if is_swept:
             await trio.sleep(2.5 * SWEEP_S)
             named = {key for chunk in await self.named() for key in chunk.all_keys()}
             assert self.keys() == named, (sorted(self.keys() - named), sorted(named - self.keys()))
+
+    def _holds_what_it_is_to_hold(self, name: str) -> bool:
+        """Whether a host has no chunk on its disk that the registration does not list for it."""
+        found = self.leader()
+        if found is None:
+            return False
+        chunks = found[1].registration.chunks
+        listed = {chunk.epoch for chunk in chunks if name in {member.host for member in chunk.members}}
+        held = {epoch for stream, epoch in self.cluster.disks[name].chunks if stream == found[1].stream}
+        return held <= listed
 
 
 @asynccontextmanager
