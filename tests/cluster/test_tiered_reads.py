@@ -40,10 +40,12 @@ STEP_MS = 10
 
 
 class TieredOwner(MemoryOwner):
-    """An owner whose chunks may lie in the tier alone."""
+    """An owner whose chunks may lie in the tier alone. `is_cut`: no host that has one of them can be reached."""
+
+    is_cut = False
 
     async def read_entries(self, stream: str, chunk: ChunkRegistration, offset: int, max_bytes: int) -> EntriesRead:
-        if not chunk.members:
+        if not chunk.members or (self.is_cut and chunk.tiered is not None):
             raise ChunkUnreachable(f"nobody has the chunk from {chunk.base_offset} on")
         return await super().read_entries(stream, chunk, offset, max_bytes)
 
@@ -135,6 +137,17 @@ async def test_readers_find_what_they_found_when_hosts_had_the_chunks(tmp_path: 
         stream = at.front.stream
         assert (stream.local_start_offset, stream.tiered_chunk_count) == (CHUNKS * (BATCHES + 3), CHUNKS)
         assert await at.found() == before
+
+
+async def test_chunks_are_read_from_the_tier_while_their_hosts_are_away(tmp_path: Path) -> None:
+    """Hosts have copies still, and none of these hosts can be reached: readers find the same."""
+    async with running(tmp_path) as at:
+        before = await at.found()
+        await at.move()
+        for each in at.owner.chunks[:-1]:
+            each.registration = replace(each.registration, members=at.owner.chunks[-1].registration.members)
+        at.owner.is_cut = True
+        assert (await at.found())[:-2] == before[:-2]
 
 
 async def test_a_fetch_does_not_wait_for_the_store(tmp_path: Path) -> None:

@@ -224,6 +224,11 @@ class TierWorld:
         await self.cluster.kill(name)
         await self.check_named()
 
+    async def lose(self, name: str) -> None:
+        """The host is gone, and may be brought back."""
+        self.lost.append(name)
+        await self.kill(name)
+
     def isolate(self, name: str) -> None:
         """Nothing passes between a host and the others, and the metadata store; the object store it reaches."""
         self.cut_off.add(name)
