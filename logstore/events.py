@@ -12,6 +12,8 @@ from logstore.base.events import Level, LogEvent
 from logstore.base.http.events import CANNOT_ACCEPT as CANNOT_ACCEPT
 from logstore.base.http.events import CONNECTION_CRASHED as CONNECTION_CRASHED
 from logstore.base.http.events import CONNECTION_REFUSED as CONNECTION_REFUSED
+from logstore.base.metadata.events import METADATA_AWAY as METADATA_AWAY
+from logstore.base.metadata.events import METADATA_BACK as METADATA_BACK
 
 # ---- the process
 

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import httpx
 import trio
 
-from logstore.base.events import Level, LogEvent, Report
+from logstore.base.events import Report
 from logstore.base.metadata.errors import (
     InvalidMetadataCall,
     MetadataDamaged,
@@ -48,6 +48,7 @@ from logstore.base.metadata.etcd.messages import (
     stream_answer,
 )
 from logstore.base.metadata.etcd.settings import EtcdSettings
+from logstore.base.metadata.events import METADATA_AWAY, METADATA_BACK
 from logstore.base.metadata.interface import MetadataStatistics
 
 MAX_ANSWER_BYTES: Final = 32 << 20
@@ -61,8 +62,6 @@ FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 1.0
 KEEP_IDLE_S: Final = 30.0
 """Connections are kept between calls: a lease is kept alive every few seconds."""
-METADATA_AWAY: Final = LogEvent("metadata_away", Level.WARNING, folded_by="etcd")
-METADATA_BACK: Final = LogEvent("metadata_back", folded_by="etcd")
 _NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
