@@ -57,7 +57,7 @@ TOPIC = "orders"
 TIERED = {"remote.storage.enable": "true", "local.retention.bytes": "0", "retention.ms": "-1"}
 CACHE_BYTES = 1 << 20
 ROUND_S = 0.5
-SWEEP_S = 20.0
+SWEEP_S = 8.0
 
 
 class HostObjects:
