@@ -18,8 +18,8 @@ from logstore.base.errors import AddressError, FieldError
 from logstore.base.events import LEVELS, Level
 from logstore.base.fields import Boolean, Integer, String, Type, from_text
 from logstore.base.tls import CLIENT_CERTIFICATES, VERSIONS, TlsFiles
-from logstore.cluster.copy_pace import DEFAULT_MAX_RATE, DEFAULT_MIN_RATE, CopyRates
-from logstore.cluster.settings import ClusterSecurity, ClusterSettings, PlaceSettings, parse_cluster, with_copy_rates
+from logstore.cluster.copy_pace import DEFAULT_MAX_RATE, DEFAULT_MIN_RATE
+from logstore.cluster.settings import ClusterSettings, cluster_of
 from logstore.errors import ConfigError
 from logstore.kafka.api_types import BrokerSettings
 from logstore.kafka.groups.coordinator import GroupSettings
@@ -195,12 +195,15 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("cluster", "etcd-user", "", 0, 0, "user of etcd; empty: none"),
     Setting("cluster", "etcd-password-file", "", 0, 0, "file with that user's password"),
     Setting("cluster", "etcd-ca", "", 0, 0, "PEM file with the authority of etcd's certificate, for etcds://"),
+    Setting("cluster", "etcd-certificate", "", 0, 0, "PEM file with this host's certificate for etcd; empty: none"),
+    Setting("cluster", "etcd-key", "", 0, 0, "its key; empty: in the same file"),
     Setting("cluster", "rack", "", 0, 0, "fault domains of this host, such as /zone1/rack3; empty: topology's"),
     Setting("cluster", "disk-rate", 0, 0, (1 << 53) - 1, "bytes per second that its disk takes; 0: topology's"),
     Setting("cluster", "topology", "", 0, 0, "file that says where hosts are: docs/cluster.md"),
     Setting("cluster", "topology-script", "", 0, 0, "Hadoop's rack script, which is asked for this host"),
     Setting("cluster", "lease-s", 3, 2, 3600, "how long a silent host counts as alive, if its machine is gone"),
     Setting("cluster", "copy-min-bytes-per-s", DEFAULT_MIN_RATE, 1 << 16, 1 << 40, "rate of copies at the least"),
+    Setting("cluster", "default-replication-factor", 3, 1, 5, "copies of topics that ask for no number of their own"),
     Setting("cluster", "copy-max-bytes-per-s", DEFAULT_MAX_RATE, 1 << 16, 1 << 40, "rate of copies at the most"),
     Setting("tier", "tier-url", "", 0, 0, "webhdfs://NAMENODE:PORT/DIRECTORY for sealed chunks; empty: no tier"),
     Setting("tier", "tier-user", "cairn", 0, 0, "user of HDFS who owns the tier's files"),
@@ -399,20 +402,10 @@ def _build(
         super_users=parse_super_users(values["super_users"]),
         tls=_tls(_encrypted(listeners, http, coordinator), values),
         login=_login(values),
-        cluster=_cluster(values),
+        cluster=cluster_of(values),
         tier=parse_tier(values),
         http=http,
     )
-
-
-def _cluster(values: Mapping[str, Any]) -> ClusterSettings | None:
-    """The cluster that the sidecar takes part in; None: it is alone. Raises ConfigError."""
-    tls = TlsFiles(values["peer_certificate"], values["peer_key"], client_ca=values["peer_ca"])
-    security = ClusterSecurity(tls, values["etcd_user"], values["etcd_password_file"], values["etcd_ca"])
-    place = PlaceSettings(*(values[name] for name in ("rack", "disk_rate", "topology", "topology_script")))
-    url, host, listen, told = (values[name] for name in ("cluster", "host_name", "peer_listen", "peer_advertise"))
-    settings = parse_cluster(security, url, host, values["node_id"], listen, told, place, values["lease_s"])
-    return with_copy_rates(settings, CopyRates(values["copy_min_bytes_per_s"], values["copy_max_bytes_per_s"]))
 
 
 def parse_super_users(text: str) -> frozenset[str]:

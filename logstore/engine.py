@@ -44,7 +44,7 @@ from logstore.log.reading import (
     from_tail,
     lost,
 )
-from logstore.log.scanning import ScanRange, ScanResult, find_ends
+from logstore.log.scanning import ScanRange, ScanResult, TakeEnd, find_ends
 from logstore.log.served import ForeignStream, ServedStream
 from logstore.log.space import is_full
 from logstore.log.store import Store
@@ -535,12 +535,12 @@ class StoreEngine:
                 return ScanResult([], stream.log_start_offset, 0)  # trimmed during the read
             raise
 
-    async def find_ends(self, stream: Stream, from_offset: int) -> list[tuple[int, bytes]]:
-        """Base offsets and bytes of the END control batches at or after `from_offset`, newest first.
+    async def find_ends(self, stream: Stream, from_offset: int, *, take: TakeEnd) -> None:
+        """Give `take` the END control batches at or after `from_offset`, by base offset and bytes, newest first.
 
-        Raises CorruptChunk, OSError.
+        Raises CorruptChunk, OSError, and what `take` raises.
         """
-        return await find_ends(partial(self.scan_controls, stream), stream, from_offset)
+        await find_ends(partial(self.scan_controls, stream), stream, from_offset, take=take)
 
 
 @asynccontextmanager

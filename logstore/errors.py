@@ -258,6 +258,10 @@ class NoCluster(CairnError):
     """What the hosts of a cluster say, asked of a sidecar that is alone."""
 
 
+class AdoptionRefused(CairnError):
+    """A data directory, or a metadata store, of which no cluster can be made; the message says why, and what to do."""
+
+
 class HostUnreachable(TryAgain):
     """Another host of the cluster gave no answer to a call; whether it did what was asked for is not known."""
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from logstore.base.directory import LOCK_FILE
-from logstore.cluster.host_identity import LABEL_FILE
+from logstore.cluster.host_identity import ADOPTED_FILE, ADOPTION_FILE, LABEL_FILE
 from logstore.config import SidecarConfig
 from logstore.epochs.staging import DIRECTORY as STAGING_DIRECTORY
 from logstore.errors import ConfigError
@@ -34,6 +34,10 @@ OWN_NAMES = frozenset(
         COORDINATOR_DIRECTORY,
         LABEL_FILE,
         f"{LABEL_FILE}.new",
+        ADOPTED_FILE,
+        f"{ADOPTED_FILE}.new",
+        ADOPTION_FILE,
+        f"{ADOPTION_FILE}.new",
     }
 )
 """What a data directory may hold."""
@@ -63,6 +67,16 @@ def refuse_foreign_files(data_dir: Path) -> None:
 
 def refuse_other_kind(settings: SidecarConfig) -> None:
     """Raises ConfigError if a host of a cluster would start alone on its data directory."""
+    if (settings.data_dir / ADOPTED_FILE).exists():
+        raise ConfigError(
+            f"{settings.data_dir / ADOPTED_FILE}: a cluster has the log of this data directory, or `cairn adopt` was "
+            "interrupted: run that again, and start the host on the directory that it has made. What is appended here "
+            "would be missing there; only if that cluster is given up, remove the file"
+        )
+    if (settings.data_dir / ADOPTION_FILE).exists():
+        raise ConfigError(
+            f"{settings.data_dir / ADOPTION_FILE}: `cairn adopt` has not completed this directory: run it again"
+        )
     label = settings.data_dir / LABEL_FILE
     if settings.cluster is None and label.exists():
         raise ConfigError(

@@ -40,7 +40,6 @@ from logstore.base.report import Reporter
 from logstore.base.system import SystemClock
 from logstore.base.tls import ServerTls
 from logstore.cluster.epochs_home import EpochLimits
-from logstore.cluster.owner_calls import FORWARD
 from logstore.cluster.part import ClusterPart, Homes, LocalParts, StartCluster
 from logstore.cluster.replicated_ledger import ReplicatedLedger
 from logstore.config import SidecarConfig
@@ -528,7 +527,7 @@ def _cluster_handlers(
     """What a host of a cluster serves."""
     homes = cluster.homes
     routing = EpochRouting(broker, homes.epochs, homes.owners)
-    homes.calls.handle(FORWARD, routing.passed_on)
+    routing.serve(homes.calls)
     readers = ReaderRouting(broker, homes.topics, homes.readers, homes.holds, homes.owners)
     readers.serve(homes.calls)
     apis: list[Api] = [

@@ -14,7 +14,6 @@ import sys
 import uuid
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Final
 
@@ -24,12 +23,12 @@ from logstore.access.entries import LedgerEntries
 from logstore.base.directory import locked_directory
 from logstore.base.events import ignore
 from logstore.base.failures import leaves
-from logstore.base.tls import TlsFiles
 from logstore.client import users as requests
 from logstore.client.commands import add_server_arguments, client_of
 from logstore.client.wire import ALTER_USERS, DESCRIBE_USERS
 from logstore.cluster.part import OpenAccess
 from logstore.cluster.settings import ClusterSecurity, EtcdUrl, SqliteUrl, parse_url
+from logstore.commands.metadata_store import ETCD_FLAGS, add_etcd_arguments, cluster_room, etcd_security
 from logstore.disk.files import OsFiles
 from logstore.errors import CairnError, ConfigError
 from logstore.kafka.security.credentials import (
@@ -52,13 +51,6 @@ from logstore.refusals import refuse_foreign_files
 DEFAULT_ITERATIONS: Final = 16_384
 """The most that Kafka itself takes; a login costs a client some 10 ms."""
 EXIT_FAILED: Final = 1
-CLUSTER_ROOM: Final = "logstore.cluster.running"
-"""Loaded only for `--cluster`: it needs the extra `cluster`."""
-ETCD_FLAGS: Final = {
-    "etcd-user": "with --cluster: user of etcd",
-    "etcd-password-file": "with --cluster: file with that user's password",
-    "etcd-ca": "with --cluster: PEM file with the authority of etcd's certificate",
-}
 Act = Callable[[Users], Ticket[None]]
 """Looks at users or changes them."""
 
@@ -89,8 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action.add_argument(
             "--cluster", metavar="URL", help="instead of a host that runs: the metadata store of the cluster"
         )
-        for name, what in ETCD_FLAGS.items():
-            action.add_argument(f"--{name}", default="", help=what)
+        add_etcd_arguments(action, "with --cluster: ")
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -192,7 +183,7 @@ def _users(arguments: argparse.Namespace) -> Mapping[str, Mapping[str, int]]:
 
 def _place(arguments: argparse.Namespace) -> Callable[[Act], None] | None:
     """Where the users are, if no sidecar is asked: what opens them and acts on them. Raises ConfigError."""
-    security = ClusterSecurity(TlsFiles(""), arguments.etcd_user, arguments.etcd_password_file, arguments.etcd_ca)
+    security = etcd_security(arguments)
     if arguments.cluster is None:
         if security.is_set:
             raise ConfigError(f"{', '.join(f'--{name}' for name in ETCD_FLAGS)} go with --cluster URL")
@@ -206,10 +197,7 @@ def _place(arguments: argparse.Namespace) -> Callable[[Act], None] | None:
 
 def _in_cluster(where: EtcdUrl | SqliteUrl, security: ClusterSecurity, act: Act) -> None:
     """Open the users of a cluster in its metadata store, and act. Raises CairnError, in groups."""
-    try:
-        open_access: OpenAccess = import_module(CLUSTER_ROOM).OPEN_ACCESS
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"--cluster needs the package {error.name}: pip install 'cairn[cluster]'") from error
+    open_access: OpenAccess = cluster_room().OPEN_ACCESS
 
     async def run() -> None:
         async with open_access(where, security, random.SystemRandom(), ignore) as access:

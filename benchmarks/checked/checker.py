@@ -3,12 +3,18 @@
 The promises:
 * **log**: an acknowledged record is in the log once at least, at its offset; a record of an idempotent producer is
   there once at most, and its records are in the order of sending; nothing is there that was not sent; offsets of a
-  dense stream have no holes; no offset is given to two records.
-* **reads**: what was read at an offset is what is there at the end; a reader's offsets go up, without holes.
+  dense stream have no holes; no offset is given to two records. Every log with acknowledged records can be read.
+* **trimming**: what was deleted stays deleted, nothing else goes, and retention keeps what it must.
+* **copies**: each record of the log lies on as many disks as its topic has copies.
+* **reads**: what was read at an offset is what is there at the end; a reader's offsets go up, without holes but where
+  records were trimmed, to the end of the log.
 * **groups**: an answer is the offset of a commit that is the last one, or may be; a record below the last committed
-  offset was delivered to a member.
-* **topics**: a topic that was made is there, with its partitions, until somebody deletes it, and not afterwards.
-* **epochs**: an epoch is in all its streams or in none, once, in order; one that was committed is in them.
+  offset was delivered to a member; a group gets to the end.
+* **topics**: a topic that was made is there, with its partitions, until somebody deletes it, and not afterwards; a
+  setting is what it was altered to last.
+* **epochs**: an epoch is in all its streams or in none, once, in order; one that was committed, or told to a later run,
+  is in them; a run that was replaced commits nothing.
+* **hosts** end when they are told to, and only then.
 
 What the cluster does not promise (docs/cluster.md) is not judged: an owner that is cut off answers reads with what it
 knows, so a reader may wait for what another one has seen.
@@ -23,10 +29,13 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from benchmarks.checked.history import Entry
+from benchmarks.checked.registers import NEVER, Answer, Register
 
-NEVER: Final = float("inf")
 MAX_OF_A_KIND: Final = 20
 """Violations of a kind that are told one by one."""
+RECORD_BYTES_MAX: Final = 200
+"""Of a record on a disk, with a batch of its own."""
+RECORD_BYTES_MIN: Final = 30
 
 
 class Violation(NamedTuple):
@@ -49,24 +58,25 @@ class Producer:
 
 @dataclass
 class Stream:
-    """What is known of a stream."""
+    """What is known of a stream. `copies`: on so many disks; 0: not judged."""
 
     is_dense: bool = True
+    copies: int = 0
+    keeps_bytes: int = 0
+    topic: str = ""
+    made_s: float = 0.0
     log: dict[int, str] | None = None
-    """What is in it at the end; None: nobody looked."""
+    """What is in it at the end; None: nobody could read it."""
+    start: int = 0
     limit: int = 0
     seen: dict[int, str] = field(default_factory=dict)
     """What readers saw, at each offset, first."""
-
-
-class Write(NamedTuple):
-    """A commit of a group."""
-
-    begun_s: float
-    ended_s: float
-    """NEVER: it may still happen."""
-    is_acked: bool
-    offset: int
+    skipped: list[tuple[str, int, int]] = field(default_factory=list)
+    """By whom, from where, to where."""
+    cleared: list[tuple[int, bool]] = field(default_factory=list)
+    """Up to where records were to be deleted, and whether that was acknowledged."""
+    held: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    """On each disk, the offsets whose record is that of the log."""
 
 
 class TopicChange(NamedTuple):
@@ -77,6 +87,17 @@ class TopicChange(NamedTuple):
     is_acked: bool
     call: str
     partitions: int
+
+
+@dataclass
+class Query:
+    """What is known of a query's epochs."""
+
+    streams: dict[int, list[str]] = field(default_factory=dict)
+    """Of each epoch that anybody tried to commit."""
+    acked: set[int] = field(default_factory=set)
+    told: int = -1
+    """The last epoch, as a run was told that took over."""
 
 
 class Checker:
@@ -91,13 +112,15 @@ class Checker:
         self._producers: dict[str, Producer] = {}
         self._streams: defaultdict[str, Stream] = defaultdict(Stream)
         self._owners: dict[tuple[str, int], str] = {}
-        self._positions: dict[tuple[str, str], int] = {}
+        self._readers: dict[tuple[str, str], int] = {}
+        """Position of each reader that must get to the end."""
+        self._groups: dict[str, tuple[list[str], bool]] = {}
         self._delivered: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
-        self._writes: defaultdict[tuple[str, str], list[Write]] = defaultdict(list)
-        self._answers: defaultdict[tuple[str, str], list[tuple[float, int]]] = defaultdict(list)
+        self._commits: defaultdict[tuple[str, str], Register] = defaultdict(Register)
+        self._settings: defaultdict[tuple[str, str], Register] = defaultdict(Register)
         self._topics: defaultdict[str, list[TopicChange]] = defaultdict(list)
         self._listed: list[tuple[float, dict[str, int]]] = []
-        self._epochs: defaultdict[str, dict[int, tuple[list[str], bool]]] = defaultdict(dict)
+        self._queries: defaultdict[str, Query] = defaultdict(Query)
 
     @property
     def violation_count(self) -> int:
@@ -108,15 +131,14 @@ class Checker:
         """Take entries, in their order."""
         for entry in entries:
             match entry["what"]:
-                case "stream":
-                    self._streams[entry["stream"]].is_dense = entry["dense"]
-                case "producer":
-                    self._producers[entry["who"]] = Producer(entry["stream"], entry["idempotent"])
                 case "begin":
                     self._open[entry["id"]] = entry
-                    self._begins(entry)
+                    if entry["call"] == "produce":
+                        self._producers[entry["who"]].asked.add(entry["number"])
                 case "end":
                     self._ends(self._open.pop(entry["id"]), entry)
+                case _:
+                    self._declared(entry)
 
     def violations(self) -> list[Violation]:
         """What is wrong, when all entries have been taken. Call it once."""
@@ -126,12 +148,17 @@ class Checker:
             self._check_stream(name, stream)
         for who, producer in self._producers.items():
             self._check_producer(who, producer)
-        for group, answers in self._answers.items():
-            self._check_group(group, answers)
+        for (who, stream_name), position in self._readers.items():
+            self._check_end("readers reach the end", f"{who} at {stream_name}", stream_name, position)
+        for key, register in self._commits.items():
+            self._check_group(key, register)
+        for (topic, setting), register in self._settings.items():
+            for answer in register.wrong_answers():
+                self._breaks("settings stay", f"{topic}: {setting} was {answer.value} at {answer.begun_s:.3f} s")
         for at_s, found in self._listed:
             self._check_topics(at_s, found)
-        for query, epochs in self._epochs.items():
-            self._check_epochs(query, epochs)
+        for name, query in self._queries.items():
+            self._check_epochs(name, query)
         return self._violations
 
     def _breaks(self, promise: str, seen: str) -> None:
@@ -139,9 +166,31 @@ class Checker:
         if self._of_kind[promise] <= MAX_OF_A_KIND:
             self._violations.append(Violation(promise, seen))
 
-    def _begins(self, asked: Entry) -> None:
-        if asked["call"] == "produce":
-            self._producers[asked["who"]].asked.add(asked["number"])
+    def _declared(self, entry: Entry) -> None:
+        """Entries that are no calls."""
+        match entry["what"]:
+            case "stream":
+                stream = self._streams[entry["stream"]]
+                stream.is_dense, stream.copies = entry["dense"], entry["copies"]
+                stream.keeps_bytes = entry["keeps_bytes"]
+            case "producer":
+                self._producers[entry["who"]] = Producer(entry["stream"], entry["idempotent"])
+                if "topic" in entry:
+                    stream = self._streams[entry["stream"]]
+                    stream.topic, stream.made_s = entry["topic"], entry["at_s"]
+            case "reader":
+                self._readers |= {(entry["who"], stream): 0 for stream in entry["streams"]}
+            case "group":
+                self._groups[entry["group"]] = entry["streams"], entry["reads"]
+            case "setting":
+                register = self._settings[entry["topic"], entry["key"]]
+                register.write(entry["at_s"], entry["at_s"], entry["value"], is_acked=True)
+            case "died":
+                self._breaks("hosts stay up", f"{entry['host']} ended with status {entry['status']}: {entry['why']}")
+            case "copies":
+                self._has_copies(entry["host"], self._streams[entry["stream"]], entry["records"])
+            case "disk":
+                self.counts["disks read"] += 1
 
     def _ends(self, asked: Entry, answer: Entry) -> None:
         call = asked["call"]
@@ -153,35 +202,65 @@ class Checker:
         elif call == "read":
             self._read(asked, answer["records"])
         elif call == "deliver":
-            self._delivers(asked, answer["records"])
+            self._delivered[asked["group"], asked["stream"]].update(offset for offset, _ in answer["records"])
+            self._saw(asked["who"], asked["stream"], answer["records"])
         elif call == "fault":
-            self.counts[f"fault: {asked['kind']}"] += 1
-        elif call == "log":
-            stream = self._streams[asked["stream"]]
-            stream.limit = answer["limit"]
-            stream.log = dict(answer["records"])
-            if len(stream.log) != len(answer["records"]):
-                self._breaks("an offset once", f"{asked['stream']}: an offset is twice in what the log gave")
+            for kind, seen in answer["seen"].items():
+                self.counts[f"fault: {kind}" if seen else f"fault: {kind}, not seen"] += 1
+        elif call == "zombie":
+            self._breaks("replaced runs commit nothing", f"{asked['query']} at epoch {asked['number']}")
         self._settle(asked, answer)
 
     def _settle(self, asked: Entry, answer: Entry) -> None:
         """Calls whose effect counts when they have failed, too."""
-        begun_s, is_ok = asked["at_s"], answer["ok"]
-        ended_s = answer["at_s"] if is_ok else NEVER
+        begun_s, is_ok, end_s = asked["at_s"], answer["ok"], answer["at_s"]
         match asked["call"]:
+            case "log":
+                self._looked(asked["stream"], answer if is_ok else None)
             case "commit":
-                write = Write(begun_s, ended_s, is_ok, asked["offset"])
-                self._writes[asked["group"], asked["stream"]].append(write)
+                register = self._commits[asked["group"], asked["stream"]]
+                register.write(begun_s, end_s, asked["offset"], is_acked=is_ok)
             case "committed" if is_ok:
-                self._answers[asked["group"], asked["stream"]].append((begun_s, answer["offset"]))
+                value = answer["offset"] if answer["offset"] >= 0 else None
+                self._commits[asked["group"], asked["stream"]].answers.append(Answer(begun_s, end_s, value))
+            case "alter":
+                register = self._settings[asked["topic"], asked["key"]]
+                register.write(begun_s, end_s, asked["value"], is_acked=is_ok)
+            case "described" if is_ok:
+                self._settings[asked["topic"], asked["key"]].answers.append(Answer(begun_s, end_s, answer["value"]))
             case "create" | "grow" | "delete":
+                ended_s = end_s if is_ok else NEVER
                 change = TopicChange(begun_s, ended_s, is_ok, asked["call"], asked.get("partitions", 0))
                 self._topics[asked["topic"]].append(change)
             case "topics" if is_ok:
                 self._listed.append((begun_s, answer["topics"]))
+            case "clear":
+                self._streams[asked["stream"]].cleared.append((asked["offset"], is_ok))
             case "epoch":
-                _, was_acked = self._epochs[asked["query"]].get(asked["number"], ([], False))
-                self._epochs[asked["query"]][asked["number"]] = asked["streams"], is_ok or was_acked
+                query = self._queries[asked["query"]]
+                query.streams[asked["number"]] = asked["streams"]
+                if is_ok:
+                    query.acked.add(asked["number"])
+            case "take over" if is_ok:
+                self._took_over(asked["query"], answer["last"])
+
+    def _took_over(self, name: str, last: int) -> None:
+        query = self._queries[name]
+        least = max(query.acked, default=-1)
+        if not least <= last <= max(query.streams, default=-1):
+            self._breaks("runs are told the last epoch", f"{name}: {last}; epoch {least} was acknowledged")
+        query.told = max(query.told, last)
+
+    def _looked(self, name: str, answer: Entry | None) -> None:
+        stream = self._streams[name]
+        if answer is None:
+            stream.log = None
+            return
+        stream.start, stream.limit = answer["start"], answer["limit"]
+        stream.log = dict(answer["records"])
+        if len(stream.log) != len(answer["records"]):
+            self._breaks("an offset once", f"{name}: an offset is twice in what the log gave")
+        self._saw("end", name, answer["records"])
 
     def _acked(self, asked: Entry, offset: int) -> None:
         producer = self._producers[asked["who"]]
@@ -198,14 +277,11 @@ class Checker:
             if offset < position:
                 self._breaks("reads go up", f"{asked['who']} read {name} {offset} at position {position}")
             elif offset > position and stream.is_dense:
-                self._breaks("reads have no holes", f"{asked['who']} read {name} {offset} at position {position}")
+                stream.skipped.append((asked["who"], position, offset))
             position = offset + 1
-        self._positions[asked["who"], name] = position
+        if (asked["who"], name) in self._readers:
+            self._readers[asked["who"], name] = position
         self._saw(asked["who"], name, records)
-
-    def _delivers(self, asked: Entry, records: list[tuple[int, str]]) -> None:
-        self._delivered[asked["group"], asked["stream"]].update(offset for offset, _ in records)
-        self._saw(asked["who"], asked["stream"], records)
 
     def _saw(self, who: str, name: str, records: list[tuple[int, str]]) -> None:
         stream = self._streams[name]
@@ -214,39 +290,92 @@ class Checker:
             if before != value:
                 self._breaks("reads agree", f"{who} read {value} at {name} {offset}, where {before} was read before")
 
+    def _has_copies(self, host: str, stream: Stream, records: list[tuple[int, str]]) -> None:
+        log = stream.log or {}
+        stream.held[host].update(offset for offset, value in records if log.get(offset) == value)
+
     def _check_stream(self, name: str, stream: Stream) -> None:
         if stream.log is None:
+            if self._must_be_readable(name, stream):
+                self._breaks("logs can be read", f"{name}: nobody could read it at the end")
             return
         offsets = sorted(stream.log)
-        if stream.is_dense and offsets != list(range(stream.limit)):
-            missing = sorted(set(range(stream.limit)) - set(offsets))[:5]
-            self._breaks("no holes", f"{name}: {len(offsets)} records of {stream.limit}, missing {missing}")
+        wanted = set(range(stream.start, stream.limit))
+        if stream.is_dense and set(offsets) != wanted:
+            missing = sorted(wanted - set(offsets))[:5]
+            self._breaks("no holes", f"{name}: {len(offsets)} records of {len(wanted)}, missing {missing}")
+        for who, position, offset in stream.skipped:
+            if offset > stream.start:
+                self._breaks("reads have no holes", f"{who} read {name} {offset} at position {position}")
         for offset, value in stream.seen.items():
-            if stream.log.get(offset) != value:
+            if offset >= stream.start and stream.log.get(offset) != value:
                 now = stream.log.get(offset, "nothing")
                 self._breaks("what was read stays", f"{name} {offset}: {value} was read, {now} is there")
         for offset, value in stream.log.items():
-            who, _, number = value.rpartition(":")
-            producer = self._producers.get(who)
-            if who in self._epochs:
-                continue
-            if producer is None or producer.stream != name or int(number) not in producer.asked:
+            if not self._was_sent(name, value):
                 self._breaks("nothing that was not sent", f"{name} {offset}: {value}")
+        self._check_start(name, stream)
+        self._check_copies(name, stream, offsets)
+
+    def _must_be_readable(self, name: str, stream: Stream) -> bool:
+        """Whether anything was acknowledged there, and nobody has tried to delete it since."""
+        changes = self._topics[stream.topic]
+        if any(each.call == "delete" and each.begun_s >= stream.made_s for each in changes):
+            return False
+        return any(each.acked for each in self._producers.values() if each.stream == name) or any(
+            name in streams for query in self._queries.values() for streams in query.streams.values()
+        )
+
+    def _was_sent(self, name: str, value: str) -> bool:
+        who, _, number = value.rpartition(":")
+        if not number.isdecimal():
+            return False
+        if who in self._queries:
+            return name in self._queries[who].streams.get(int(number), ())
+        producer = self._producers.get(who)
+        return producer is not None and producer.stream == name and int(number) in producer.asked
+
+    def _check_start(self, name: str, stream: Stream) -> None:
+        """What is gone was allowed to go."""
+        start, length = stream.start, stream.limit - stream.start
+        if stream.keeps_bytes:
+            if start and length < stream.keeps_bytes // RECORD_BYTES_MAX:
+                self._breaks("retention keeps enough", f"{name}: {length} records in front of {stream.limit}")
+            if not start and stream.limit * RECORD_BYTES_MIN > 2 * stream.keeps_bytes:
+                self._breaks("retention goes on", f"{name}: all {stream.limit} records are still there")
+            return
+        least = max((offset for offset, is_acked in stream.cleared if is_acked), default=0)
+        most = max((offset for offset, _ in stream.cleared), default=0)
+        if start < least:
+            self._breaks("deleted records stay deleted", f"{name}: the log starts at {start}, deleted up to {least}")
+        if start > most:
+            self._breaks("only deleted records go", f"{name}: the log starts at {start}, deleted up to {most}")
+
+    def _check_copies(self, name: str, stream: Stream, offsets: list[int]) -> None:
+        """Retention may take more after the log was read: of such a stream what must stay is judged."""
+        if not stream.copies or not self.counts["disks read"]:
+            return
+        first = stream.limit - stream.keeps_bytes // RECORD_BYTES_MAX if stream.keeps_bytes else stream.start
+        times = Counter(offset for held in stream.held.values() for offset in held)
+        lacking = [offset for offset in offsets if offset >= first and times[offset] < stream.copies]
+        if lacking:
+            has = times[lacking[0]]
+            self._breaks("copies", f"{name}: {len(lacking)} records lack copies, as {lacking[0]}, on {has} disks")
 
     def _check_producer(self, who: str, producer: Producer) -> None:
-        log = self._streams[producer.stream].log
-        if log is None:
+        stream = self._streams[producer.stream]
+        if stream.log is None:
             return
         for number, offset in producer.acked.items():
-            if log.get(offset) != f"{who}:{number}":
-                now = log.get(offset, "nothing")
+            if offset >= stream.start and stream.log.get(offset) != f"{who}:{number}":
+                now = stream.log.get(offset, "nothing")
                 self._breaks("acknowledged records stay", f"{producer.stream} {offset}: {who}:{number} was, {now} is")
         acked = sorted(producer.acked.items())
         for (before, low), (number, high) in pairwise(acked):
             if high <= low:
                 self._breaks("in order", f"{producer.stream}: {who}:{before} at {low}, {who}:{number} at {high}")
         if producer.is_idempotent:
-            self._check_once(who, producer.stream, log)
+            self._check_once(who, producer.stream, stream.log)
 
     def _check_once(self, who: str, name: str, log: dict[int, str]) -> None:
         mark = f"{who}:"
@@ -258,28 +387,26 @@ class Checker:
             at = next(place for place, (low, high) in enumerate(pairwise(numbers)) if high < low)
             self._breaks("idempotent records in order", f"{name}: {who}: {numbers[at : at + 2]}")
 
-    def _check_group(self, key: tuple[str, str], answers: list[tuple[float, int]]) -> None:
+    def _check_end(self, promise: str, who: str, name: str, position: int) -> None:
+        last = max(self._streams[name].log or {}, default=-1)
+        if position <= last:
+            self._breaks(promise, f"{who}: position {position}, the last record is at {last}")
+
+    def _check_group(self, key: tuple[str, str], register: Register) -> None:
         group, name = key
-        writes = self._writes[key]
-        for read_s, offset in answers:
-            if offset < 0:
-                may_be = not any(write.is_acked and write.ended_s < read_s for write in writes)
-            else:
-                may_be = any(
-                    write.offset == offset
-                    and write.begun_s < NEVER
-                    and not any(
-                        later.is_acked and later.begun_s > write.ended_s and later.ended_s < read_s for later in writes
-                    )
-                    for write in writes
-                )
-            if not may_be:
-                self._breaks("commits stay", f"group {group}, {name}: {offset} at {read_s:.3f} s, which is no last one")
-        if group not in {delivered for delivered, _ in self._delivered}:
+        for answer in register.wrong_answers():
+            at = f"{answer.value} at {answer.begun_s:.3f} s"
+            self._breaks("commits stay", f"group {group}, {name}: {at}, which is no last one")
+        if not register.is_answered:
+            self._breaks("commits can be read", f"group {group}, {name}: nobody was told what was committed last")
+        _, reads = self._groups.get(group, ([], False))
+        if not reads or not register.answers:
             return
-        last = max(answers)[1]
-        missing = sorted(set(range(last)) - self._delivered[key])
-        if missing and self._streams[name].is_dense:
+        last = register.answers[-1].value or 0
+        self._check_end("groups reach the end", f"group {group} at {name}", name, last)
+        stream = self._streams[name]
+        missing = sorted(set(range(stream.start, last)) - self._delivered[key])
+        if missing and stream.is_dense:
             self._breaks("groups get all", f"group {group}, {name}: {last} committed, not delivered: {missing[:5]}")
 
     def _check_topics(self, at_s: float, found: dict[str, int]) -> None:
@@ -294,24 +421,28 @@ class Checker:
             if gone_s is not None and topic in found and not _may_follow(changes, "create", gone_s):
                 self._breaks("deleted topics go", f"{topic} was deleted, and is there")
 
-    def _check_epochs(self, query: str, epochs: dict[int, tuple[list[str], bool]]) -> None:
-        found: defaultdict[str, list[int]] = defaultdict(list)
-        looked = {name for streams, _ in epochs.values() for name in streams if self._streams[name].log is not None}
-        for name in looked:
-            log = self._streams[name].log or {}
-            mark = f"{query}:"
-            found[name] = [int(value[len(mark) :]) for _, value in sorted(log.items()) if value.startswith(mark)]
-            for number, times in Counter(found[name]).items():
+    def _check_epochs(self, name: str, query: Query) -> None:
+        found: dict[str, list[int]] = {}
+        for stream_name in {each for streams in query.streams.values() for each in streams}:
+            log, mark = self._streams[stream_name].log, f"{name}:"
+            if log is None:
+                continue
+            numbers = [int(value[len(mark) :]) for _, value in sorted(log.items()) if value.startswith(mark)]
+            found[stream_name] = numbers
+            for number, times in Counter(numbers).items():
                 if times > 1:
-                    self._breaks("epochs once", f"{name}: epoch {number} of {query} is there {times} times")
-            if found[name] != sorted(found[name]):
-                self._breaks("epochs in order", f"{name}: epochs of {query} are not in their order")
-        for number, (streams, is_acked) in sorted(epochs.items()):
-            has = [name for name in streams if number in found[name]]
-            if looked.issuperset(streams) and len(has) not in (0, len(streams)):
-                self._breaks("epochs whole", f"epoch {number} of {query} is in {has} of {streams}")
-            if is_acked and looked.issuperset(streams) and not has:
-                self._breaks("committed epochs stay", f"epoch {number} of {query} is in none of {streams}")
+                    self._breaks("epochs once", f"{stream_name}: epoch {number} of {name} is there {times} times")
+            if numbers != sorted(numbers):
+                self._breaks("epochs in order", f"{stream_name}: epochs of {name} are not in their order")
+        sets = {stream: set(numbers) for stream, numbers in found.items()}
+        for number, streams in sorted(query.streams.items()):
+            if not sets.keys() >= set(streams):
+                continue
+            has = [stream for stream in streams if number in sets[stream]]
+            if len(has) not in (0, len(streams)):
+                self._breaks("epochs whole", f"epoch {number} of {name} is in {has} of {streams}")
+            if (number in query.acked or number <= query.told) and not has:
+                self._breaks("committed epochs stay", f"epoch {number} of {name} is in none of {streams}")
 
 
 def _last_acked(changes: list[TopicChange], call: str, before_s: float) -> float | None:

@@ -1,61 +1,119 @@
-"""An exactly-once writer: epoch n of its query has one record in each stream of a topic; a new run follows each error.
+"""Exactly-once writers: epoch n of a query has one record in each of its streams; a new run follows each error, and
+replaced runs try to commit.
 
 Invariants: a number is committed again only after the cluster has said that it is not the last one. What a lost answer
-was is found out by the next run, not noted: the call has failed, so it happened or not.
+was is found out by the next run, not noted: the call has failed, so it happened or not. What a replaced run writes has
+a name of its own, so that it shows wherever it is.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from random import Random
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.checked.work import Work, stream_name
+from benchmarks.checked.work import RESULTS, Work, place_of
 from logstore.client.blocking import Client, parse_addresses
 from logstore.client.wire import TopicPartition
 from logstore.errors import CairnError
 from spe_adapter.codec.encode import Columns
 from spe_adapter.epochs.client import TaskAttempt, start_commit, take_over
-from spe_adapter.epochs.segments import SegmentCutter
+from spe_adapter.epochs.segments import SegmentCutter, StagedSegment
 
-TOPIC = "results"
-PARTITIONS = 3
-EACH_S = 0.1
+EACH_S = 0.3
 PAUSE_S = 0.3
-STREAMS = [stream_name(TOPIC, partition) for partition in range(PARTITIONS)]
+ZOMBIE_CHANCE: Final = 0.02
+"""That a run is replaced although nothing is wrong, after an epoch."""
+STREAMS: Final = (RESULTS.streams[:3], RESULTS.streams[1:], [RESULTS.streams[0], RESULTS.streams[3]])
+"""Of each query: they share streams, and none has all."""
 
 
-def commit_epochs(work: Work, chance: Random) -> None:
+class Run(NamedTuple):
+    """An incarnation of a query, and its streams."""
+
+    work: Work
+    query: str
+    streams: Sequence[str]
+    name: str
+
+    def attempt(self, epoch: int) -> TaskAttempt:
+        """The one task of an epoch."""
+        return TaskAttempt(self.query, self.name, epoch, 0, "a")
+
+    def segments(self, value: str) -> list[StagedSegment]:
+        """A record in each stream."""
+        cutter, count = SegmentCutter(), len(self.streams)
+        data = pa.array([value.encode()] * count, pa.binary())
+        moments = np.full(count, time.time_ns() // 1_000_000, dtype=np.int64)
+        places = [TopicPartition(*place_of(stream)) for stream in self.streams]
+        rows = Columns(None, data, None, moments)
+        return [*cutter.add_records(rows, np.arange(count, dtype=np.int32), places), *cutter.rest()]
+
+    def commit(self, client: Client, epoch: int) -> None:
+        """Commit one epoch. Raises CairnError, OSError."""
+        asked = {"query": self.query, "number": epoch, "streams": list(self.streams)}
+        call = self.work.recorder.begin("epoch", self.query, **asked)
+        try:
+            start_commit(client, self.attempt(epoch), self.segments(f"{self.query}:{epoch}"), "").receive()
+        except (CairnError, OSError) as error:
+            call.failed(error)
+            raise
+        call.ok()
+        self.work.progressed(f"query {self.query}")
+
+    def take_over(self, client: Client) -> int:
+        """Replace all earlier runs; the first epoch that is not committed. Raises CairnError, OSError."""
+        call = self.work.recorder.begin("take over", self.query, query=self.query)
+        try:
+            last = take_over(client, self.query, self.name)
+        except (CairnError, OSError) as error:
+            call.failed(error)
+            raise
+        call.ok(last=-1 if last is None else last)
+        return 0 if last is None else last + 1
+
+    def come_back(self, client: Client, epoch: int) -> None:
+        """Of a run that was replaced: it commits something all the same, which must fail."""
+        call = self.work.recorder.begin("zombie", self.query, query=self.query, number=epoch)
+        try:
+            start_commit(client, self.attempt(epoch), self.segments(f"{self.query}~replaced:{epoch}"), "").receive()
+        except (CairnError, OSError) as error:
+            call.failed(error)
+        else:
+            call.ok()
+
+
+def expect_queries(work: Work) -> list[tuple[str, Sequence[str]]]:
+    """The names and streams of all queries, which must go on from now on."""
+    found: list[tuple[str, Sequence[str]]] = []
+    for streams in STREAMS:
+        query = work.new_name("query")
+        work.expected(f"query {query}")
+        found.append((query, streams))
+    return found
+
+
+def commit_epochs(work: Work, query: str, streams: Sequence[str], chance: Random) -> None:
     """See the module."""
-    query = work.new_name("query")
-    while not work.ended.is_set():
-        run = f"{chance.getrandbits(64):x}"
+    replaced: Run | None = None
+    while not work.writing_ended.is_set():
+        run = Run(work, query, streams, f"{chance.getrandbits(64):x}")
         try:
             with Client(parse_addresses(",".join(work.bootstrap))) as client:
-                last = take_over(client, query, run)
-                epoch = 0 if last is None else last + 1
-                while not work.ended.wait(EACH_S):
-                    _commit(work, client, query, run, epoch)
+                epoch = run.take_over(client)
+                if replaced is not None:
+                    replaced.come_back(client, epoch)
+                while not work.writing_ended.wait(EACH_S):
+                    run.commit(client, epoch)
                     epoch += 1
+                    if chance.random() < ZOMBIE_CHANCE:
+                        break
+                replaced = run
         except (CairnError, OSError) as error:
+            replaced = run
             work.noted("runs of a query that were replaced", error)
-            work.ended.wait(PAUSE_S)
-
-
-def _commit(work: Work, client: Client, query: str, run: str, epoch: int) -> None:
-    """Commit one epoch. Raises CairnError, OSError."""
-    cutter = SegmentCutter()
-    data = pa.array([f"{query}:{epoch}".encode()] * PARTITIONS, pa.binary())
-    moments = np.full(PARTITIONS, time.time_ns() // 1_000_000, dtype=np.int64)
-    places = [TopicPartition(TOPIC, partition) for partition in range(PARTITIONS)]
-    streams = np.arange(PARTITIONS, dtype=np.int32)
-    segments = [*cutter.add_records(Columns(None, data, None, moments), streams, places), *cutter.rest()]
-    call = work.recorder.begin("epoch", query, query=query, number=epoch, streams=STREAMS)
-    try:
-        start_commit(client, TaskAttempt(query, run, epoch, 0, "a"), segments, "").receive()
-    except (CairnError, OSError) as error:
-        call.failed(error)
-        raise
-    call.ok()
+            work.writing_ended.wait(PAUSE_S)

@@ -2,22 +2,33 @@
 
 | entry | what it says |
 |---|---|
-| `stream` | a stream is used: `stream`; `dense`: its offsets have no holes |
-| `producer` | `who` sends to `stream`, its records numbered from 0; `idempotent` |
+| `stream` | a stream is used: `stream`; `dense`: without holes; `copies`; `keeps_bytes`: of retention, or 0 |
+| `producer` | `who` sends to `stream`, its records numbered from 0; `idempotent`; `topic`, if the topic may go |
+| `reader` | `who` must get to the end of `streams` |
+| `group` | `group` commits offsets of `streams`; `reads`: its members must get to their end |
+| `setting` | `topic` has `value` at `key` |
 | `begin`, `end` | of a call: `who`, `id`, `call`; what was asked stands in the one, what was answered in the other |
-| `fault` | `kind` and what it was done to; `begin` and `end` have the same `id` |
+| `died` | `host` ended with `status`, though nobody had ended it, or not as it was told: `why`, the end of its `log` |
+| `disk` | the disk of `host` was read, when no host ran |
+| `copies` | `records` of `stream` on the disk of `host`, behind the last `log` |
 
 | call | asked | answered (`ok`) |
 |---|---|---|
 | `produce` | `stream`, `number` | `offset` |
 | `read` | `stream`, `offset` (the reader's position) | `records`: offset and value of each |
-| `log` | `stream`: all of it, at the end | `records`, `limit`: the end of the log |
+| `log` | `stream`: all of it, at the end | `records`, `start` and `limit`: beginning and end of the log |
 | `deliver` | `group`, `stream`: what a member was given | `records` |
 | `commit` | `group`, `stream`, `offset` | |
 | `committed` | `group`, `stream` | `offset` |
 | `create`, `grow`, `delete` | `topic`, `partitions` | |
 | `topics` | | `topics`: partitions of each |
+| `alter` | `topic`, `key`, `value` | |
+| `described` | `topic`, `key` | `value` |
+| `clear` | `stream`, `offset`: records below it are deleted | |
 | `epoch` | `query`, `number`, `streams` | |
+| `take over` | `query` | `last`: its last epoch that is committed, or −1 |
+| `zombie` | `query`, `number`: a run that was replaced commits | |
+| `fault` | `kind`, `hosts` | `seen`: by kind, what shows that the fault was one; empty if nothing did |
 
 Invariants:
 * A call that has no end, or an end that is not `ok`, was carried out or not, or will be.

@@ -1,7 +1,7 @@
 """Producers of three libraries, idempotent and not, which number their records and note every answer.
 
 Invariants:
-* A producer ends when `Work.ended` is set, and then waits for what is under way, for DRAIN_S at most.
+* A producer ends when `Work.writing_ended` is set, and then waits for what is under way, for DRAIN_S at most.
 * What a library says about a lost host never ends a producer; a library that gives up is replaced by a producer of a
   new name.
 * Producers that are not idempotent have one request in flight: the order of what is acknowledged is theirs.
@@ -14,7 +14,7 @@ import asyncio
 import functools
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -24,13 +24,15 @@ from kafka import KafkaProducer
 from kafka.errors import KafkaError
 
 from benchmarks.checked.history import Call
-from benchmarks.checked.work import Work, stream_name
+from benchmarks.checked.work import CLEARED, KEPT, ORDERS, Topic, Work, stream_name
 
-PACE_S = 0.03
-DRAIN_S = 60.0
+PACE_S = 0.15
+DRAIN_S = 300.0
 DELIVERY_MS = 600_000
 """Longer than any fault: a record that a library gives up is a failure that nobody needs."""
 REQUEST_MS = 5_000
+AIOKAFKA_MS = 15_000
+"""It gives a record up after this time, too."""
 WAITING_MAX = 500
 PAUSE_S = 0.5
 
@@ -38,15 +40,18 @@ for _name in ("kafka", "aiokafka"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)  # of lost hosts they say much
 
 
+class GivenUp(Exception):
+    """A library has given up a record."""
+
+
 class Numbered:
     """The records of one producer: numbers, and the calls that wait for an answer."""
 
-    def __init__(self, work: Work, library: str, partition: int, *, is_idempotent: bool) -> None:
+    def __init__(self, work: Work, library: str, stream: str, *, is_idempotent: bool) -> None:
         self.work = work
-        self.partition = partition
         kind = "idempotent" if is_idempotent else "plain"
         self.who = work.new_name(f"{library}-{kind}")
-        self.stream = stream_name(work.topic, partition)
+        self.stream = stream
         self.waiting: set[int] = set()
         self._next = 0
         work.recorder.add(what="producer", who=self.who, stream=self.stream, idempotent=is_idempotent)
@@ -65,7 +70,7 @@ class Numbered:
 
     def acked(self) -> None:
         """A record was acknowledged."""
-        self.work.acked(self.stream)
+        self.work.progressed(f"stream {self.stream}")
 
 
 class Answered(Call):
@@ -86,19 +91,19 @@ class Answered(Call):
         self._numbered.waiting.discard(self._of)
 
 
-def run_kafka_python(work: Work, partition: int, *, is_idempotent: bool) -> None:
+def run_kafka_python(work: Work, topic: Topic, partition: int, *, is_idempotent: bool) -> None:
     """kafka-python."""
-    numbered = Numbered(work, "kafka-python", partition, is_idempotent=is_idempotent)
+    numbered = Numbered(work, "kafka-python", stream_name(topic.name, partition), is_idempotent=is_idempotent)
     producer = KafkaProducer(
         bootstrap_servers=work.bootstrap, acks="all", linger_ms=5, enable_idempotence=is_idempotent,
         max_in_flight_requests_per_connection=5 if is_idempotent else 1, retries=1_000_000, max_block_ms=DELIVERY_MS,
         delivery_timeout_ms=DELIVERY_MS, request_timeout_ms=REQUEST_MS, metadata_max_age_ms=5_000,
     )  # fmt: skip
     try:
-        while not work.ended.wait(PACE_S):
+        while not work.writing_ended.wait(PACE_S):
             if not numbered.is_full:
                 value, call = numbered.begin()
-                sent = producer.send(work.topic, value, partition=partition)
+                sent = producer.send(topic.name, value, partition=partition)
                 sent.add_callback(lambda found, call=call: call.ok(offset=found.offset))
                 sent.add_errback(call.failed)
         with suppress(KafkaError):
@@ -107,9 +112,9 @@ def run_kafka_python(work: Work, partition: int, *, is_idempotent: bool) -> None
         producer.close(DRAIN_S)
 
 
-def run_confluent(work: Work, partition: int, *, is_idempotent: bool) -> None:
+def run_confluent(work: Work, topic: Topic, partition: int, *, is_idempotent: bool) -> None:
     """librdkafka."""
-    numbered = Numbered(work, "librdkafka", partition, is_idempotent=is_idempotent)
+    numbered = Numbered(work, "librdkafka", stream_name(topic.name, partition), is_idempotent=is_idempotent)
     producer = confluent_kafka.Producer(
         {
             "bootstrap.servers": ",".join(work.bootstrap), "enable.idempotence": is_idempotent, "acks": "all",
@@ -127,35 +132,40 @@ def run_confluent(work: Work, partition: int, *, is_idempotent: bool) -> None:
 
         return note
 
-    while not work.ended.wait(PACE_S):
+    while not work.writing_ended.wait(PACE_S):
         if not numbered.is_full:
             value, call = numbered.begin()
-            producer.produce(work.topic, value, partition=partition, on_delivery=delivered(call))
+            producer.produce(topic.name, value, partition=partition, on_delivery=delivered(call))
         producer.poll(0)
     producer.flush(DRAIN_S)
 
 
-def run_aiokafka(work: Work, partition: int, *, is_idempotent: bool) -> None:
+def run_aiokafka(work: Work, topic: Topic, partition: int, *, is_idempotent: bool) -> None:
     """aiokafka."""
-    numbered = Numbered(work, "aiokafka", partition, is_idempotent=is_idempotent)
+    numbered = Numbered(work, "aiokafka", stream_name(topic.name, partition), is_idempotent=is_idempotent)
+    failures: list[str] = []
+    """Behind a batch that aiokafka gives up, its sequence has a gap: an idempotent producer is refused from then on."""
 
     def settle(call: Call, sent: asyncio.Future[Any]) -> None:
         if sent.cancelled() or sent.exception() is not None:
-            call.failed("cancelled" if sent.cancelled() else repr(sent.exception()))
+            failures.append("cancelled" if sent.cancelled() else repr(sent.exception()))
+            call.failed(failures[-1])
         else:
             call.ok(offset=sent.result().offset)
 
     async def produce() -> None:
         producer = AIOKafkaProducer(
             bootstrap_servers=work.bootstrap, acks="all", enable_idempotence=is_idempotent, linger_ms=5,
-            request_timeout_ms=REQUEST_MS, metadata_max_age_ms=1_000,
+            request_timeout_ms=AIOKAFKA_MS, metadata_max_age_ms=1_000,
         )  # fmt: skip
         await producer.start()
         try:
-            while not work.ended.is_set():
+            while not work.writing_ended.is_set():
+                if failures:
+                    raise GivenUp(failures[0])
                 if not numbered.is_full:
                     value, call = numbered.begin()
-                    sent = await producer.send(work.topic, value, partition=partition)
+                    sent = await producer.send(topic.name, value, partition=partition)
                     sent.add_done_callback(functools.partial(settle, call))
                 await asyncio.sleep(PACE_S)
             with suppress(TimeoutError):
@@ -170,31 +180,41 @@ Producer = Callable[..., None]
 LIBRARIES: tuple[Producer, ...] = (run_kafka_python, run_confluent, run_aiokafka)
 
 
-def keep_producing(run: Producer, work: Work, partition: int, *, is_idempotent: bool) -> None:
-    """A producer after another, until the work ends: what ends in an error is counted and begun anew."""
-    while not work.ended.is_set():
+def keep_producing(run: Producer, work: Work, topic: Topic, partition: int, *, is_idempotent: bool) -> None:
+    """A producer after another, until writing ends: what ends in an error is counted and begun anew."""
+    while not work.writing_ended.is_set():
         try:
-            run(work, partition, is_idempotent=is_idempotent)
+            run(work, topic, partition, is_idempotent=is_idempotent)
         except Exception as error:  # noqa: BLE001  whatever a library raises
             work.noted(f"{run.__name__} was begun anew", error)
-            work.ended.wait(PAUSE_S)
+            work.writing_ended.wait(PAUSE_S)
+
+
+def _plan() -> Iterator[tuple[Producer, Topic, int, bool]]:
+    """Each library, idempotent and not; a partition of orders has two libraries, so one that waits is not the
+    cluster. The small topics have a producer each of a library that goes on by itself.
+    """
+    for place, run in enumerate(LIBRARIES):
+        for is_idempotent in (True, False):
+            yield run, ORDERS, (place + is_idempotent) % ORDERS.partitions, is_idempotent
+    for topic in (KEPT, CLEARED):
+        for partition in range(topic.partitions):
+            yield (run_kafka_python if partition else run_confluent), topic, partition, True
 
 
 def begin_all(work: Work) -> list[threading.Thread]:
-    """Each library, idempotent and not; each partition has two libraries, so one that waits is not the cluster."""
+    """All producers, one in a thread."""
     threads = []
-    for place, run in enumerate(LIBRARIES):
-        for is_idempotent in (True, False):
-            partition = (place + is_idempotent) % work.partitions
-            threads.append(
-                threading.Thread(
-                    target=keep_producing,
-                    args=(run, work, partition),
-                    kwargs={"is_idempotent": is_idempotent},
-                    name=f"{run.__name__}, {'idempotent' if is_idempotent else 'plain'}",
-                    daemon=True,
-                )
-            )
-    for thread in threads:
+    for run, topic, partition, is_idempotent in _plan():
+        stream = stream_name(topic.name, partition)
+        work.expected(f"stream {stream}")
+        thread = threading.Thread(
+            target=keep_producing,
+            args=(run, work, topic, partition),
+            kwargs={"is_idempotent": is_idempotent},
+            name=f"{run.__name__} of {stream}, {'idempotent' if is_idempotent else 'plain'}",
+            daemon=True,
+        )
         thread.start()
+        threads.append(thread)
     return threads

@@ -31,7 +31,7 @@ from logstore.client.errors import (
 )
 from logstore.client.network import HostNetwork, Network
 from logstore.client.security import PLAINTEXT, ClientSecurity
-from logstore.client.wire import Fetched, OffsetInfo, TopicInfo, TopicPartition
+from logstore.client.wire import DEFAULT_REPLICATION, Fetched, OffsetInfo, TopicInfo, TopicPartition
 from logstore.errors import (
     CairnError,
     InvalidConfig,
@@ -168,12 +168,14 @@ class Client:
             if self._connections.leader(stream) == leader and not self._connections.is_astray(stream)
         ]
 
-    def create_topic(self, name: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
+    def create_topic(
+        self, name: str, partitions: int, configs: Mapping[str, str] | None = None, replicas: int = DEFAULT_REPLICATION
+    ) -> None:
         """Create a topic. Raises TopicExists if the name is taken (after a lost connection, perhaps by this very call),
         InvalidConfig for an invalid setting, Refused for any other error.
         """
         timeout_ms = int(self._request_timeout_s * 1000)
-        body = wire.create_topic_request(name, partitions, configs or {}, timeout_ms=timeout_ms)
+        body = wire.create_topic_request(name, partitions, configs or {}, timeout_ms=timeout_ms, replicas=replicas)
 
         def ask() -> None:
             created = wire.create_topic_reply(self._ask(wire.CREATE_TOPICS, [body]))

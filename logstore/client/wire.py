@@ -80,7 +80,7 @@ _NO_EPOCH: Final = -1
 _NO_SESSION: Final = 0
 _READ_UNCOMMITTED: Final = 0
 _TOPIC: Final = 2
-_DEFAULT_REPLICATION: Final = -1
+DEFAULT_REPLICATION: Final = -1
 
 
 class TopicInfo(NamedTuple):
@@ -393,13 +393,15 @@ def produce_reply(body: Buffer) -> Produced:
     return Produced(reader.int16(), reader.int64())
 
 
-def create_topic_request(name: str, partitions: int, configs: Mapping[str, str], *, timeout_ms: int) -> bytes:
-    """Create one topic, with the server's default replication factor."""
+def create_topic_request(
+    name: str, partitions: int, configs: Mapping[str, str], *, timeout_ms: int, replicas: int = DEFAULT_REPLICATION
+) -> bytes:
+    """Create one topic."""
     writer = WireWriter()
     writer.int32(1)
     writer.string(name)
     writer.int32(partitions)
-    writer.int16(_DEFAULT_REPLICATION)
+    writer.int16(replicas)
     writer.int32(0)  # no assignments
     writer.int32(len(configs))
     for key, value in configs.items():

@@ -127,5 +127,5 @@ class CopyFlow:
 
     def _forget_lost(self, now_s: float) -> None:
         for (stream, epoch), piece in list(self._in_flight.items()):
-            if now_s - piece.asked_s >= PIECE_S:
+            if piece.asked_s + PIECE_S <= now_s:  # as `wait_s` has it: the difference may be rounded below PIECE_S
                 self.ended(stream, epoch, 0, now_s)

@@ -9,19 +9,21 @@ Invariants:
 * A host that lives is not removed, and neither is one that has the only copy of a chunk, or may have: of an entry that
   cannot be read nobody knows.
 * The entry of a removed host goes when no chunk names the host: then nothing of it is left, and its name is free.
+* With it go the entries of disks that no chunk names: those of the removed host, and those that hosts which are alive
+  have no more, because they were wiped. A host that was removed comes back with an empty directory.
 
-Costs: `remove` reads the entries of all sealed chunks, 256 a page; one walk at a time.
+Costs: `remove` reads the entries of all sealed chunks, 256 a page, one walk at a time; at last those of all disks.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Container
 from contextlib import suppress
 from typing import Final, NamedTuple
 
 import trio
 
 from logstore.base.metadata import schema
-from logstore.base.metadata.errors import OutcomeUnknown
-from logstore.base.metadata.interface import ABSENT, Committed, MetadataStore, Transaction
+from logstore.base.metadata.errors import MetadataDamaged, OutcomeUnknown
+from logstore.base.metadata.interface import ABSENT, Committed, Condition, Delete, MetadataStore, Transaction
 from logstore.cluster.view import ClusterView
 from logstore.errors import CorruptRegister, HostStays, UnknownFormatVersion, UnknownHost
 from logstore.replica.registrations import ChunkRegistration, Member, decode_sealed_chunk
@@ -78,8 +80,9 @@ class Departures:
             raise HostStays(
                 f"host {host!r} is alive: `cairn hosts drain {host}`, stop it when it holds nothing, then remove it"
             )
+        named: set[Member] = set()
         async with self._walking:
-            held = await self._held(host)
+            held = await self._held(host, named)
         if held.alone:
             raise HostStays(
                 f"host {host!r} cannot be removed: of {held.alone} chunks no other host that is alive has a copy, the "
@@ -87,6 +90,7 @@ class Departures:
             )
         await self._write(host, schema.REMOVE)
         if not held.chunks:
+            await self._forget_disks(host, named)
             with suppress(UnknownHost):  # somebody else has
                 await self.undrain(host)  # all hosts have seen that it was removed, and forget it
         return held.chunks
@@ -114,11 +118,33 @@ class Departures:
             return True
         return False
 
+    # ---- disks
+
+    async def _forget_disks(self, removed: str, named: Container[Member]) -> None:
+        """Delete the entries of disks that nobody has any more. One that a start has changed meanwhile stays."""
+        after, more = "", True
+        while more:
+            page = await self._store.page(schema.DISKS, after=after)
+            for entry in page.entries:
+                disk = entry.key.removeprefix(schema.DISKS)
+                try:
+                    host = schema.decode(schema.Disk, entry).host
+                except MetadataDamaged:
+                    continue  # whose it is nobody knows
+                alive = self._view.members.get(host)
+                is_replaced = alive is not None and alive.disk != disk
+                is_gone = alive is None and host == removed
+                if (is_replaced or is_gone) and Member(host, disk) not in named:
+                    await self._store.commit(Transaction((Condition(entry.key, entry.revision),), (Delete(entry.key),)))
+            after, more = page.entries[-1].key if page.entries else "", page.more
+
     # ---- chunks
 
-    async def _held(self, host: str) -> Held:
+    async def _held(self, host: str, named: set[Member]) -> Held:
+        """What a host has; adds all members that chunks name."""
         held = Held()
         async for stream, chunk in self._chunks():
+            named.update((*chunk.members, *chunk.candidates))
             if not any(member.host == host for member in (*chunk.members, *chunk.candidates)):
                 continue
             is_alone = not any(member.host != host and self._is_alive(member) for member in chunk.members)

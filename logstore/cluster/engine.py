@@ -13,7 +13,7 @@ from logstore.cluster.topics import ClusterTopics
 from logstore.engine import SCAN_CHUNKS, StoreEngine
 from logstore.errors import CorruptChunk, OffsetOutOfRange
 from logstore.log.reading import ReadResult, TimeFound
-from logstore.log.scanning import ScanRange, ScanResult, find_ends
+from logstore.log.scanning import ScanRange, ScanResult, TakeEnd, find_ends
 from logstore.log.served import ForeignStream, ServedStream
 from logstore.log.ticket import TicketView
 
@@ -104,11 +104,11 @@ class ClusterEngine:
         return found
 
     async def find_ends(
-        self, stream: ReplicatedStream, from_offset: int, before_offset: int = -1
-    ) -> list[tuple[int, bytes]]:
-        """Base offsets and bytes of the END control batches from one offset on and before another (-1: the high
-        watermark), newest first.
+        self, stream: ReplicatedStream, from_offset: int, before_offset: int = -1, *, take: TakeEnd
+    ) -> None:
+        """Give `take` the END control batches from one offset on and before another (-1: the high watermark), newest
+        first.
 
-        Raises NotLeader, CorruptChunk, ChunkUnreachable, OSError.
+        Raises NotLeader, CorruptChunk, ChunkUnreachable, OSError, and what `take` raises.
         """
-        return await find_ends(partial(self.scan_controls, stream), stream, from_offset, before_offset)
+        await find_ends(partial(self.scan_controls, stream), stream, from_offset, before_offset, take=take)

@@ -8,34 +8,43 @@ Invariants:
 * There are epochs here only while this host owns the stream. Who asked them is given up when that ends (`entered`): the
   next home has all that was acknowledged, and every request may be asked again.
 * Nothing is decided on what is not acknowledged: an entry of the ledger, a staged segment.
+* The owner of a stream is told how far it may trim, and whether an epoch is under way, only if the metadata store says
+  behind what was found that this host has the epochs: a home that was replaced does not know what was decided since. No
+  entry is put for it: a trim makes room where there is none for entries.
 """
 
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Final, NamedTuple
 
 import trio
 
-from logstore.base.clock import Clock
-from logstore.base.events import Report
+from logstore.base.metadata.errors import MetadataError
 from logstore.base.metadata.local_watch import ChangeSignal
 from logstore.cluster.askers import Askers
 from logstore.cluster.group_delivery import GroupDelivery
-from logstore.cluster.owner_calls import OwnerCalls
+from logstore.cluster.owner_calls import EPOCHS_LIMIT, IS_UNDER_WAY, CallServer, OwnerCalls, answered
 from logstore.cluster.replicated_ledger import LedgerHome, LedgerServices, ReplicatedLedger
 from logstore.cluster.replicated_stream import ReplicatedStream
 from logstore.cluster.staged_records import StagedRecords
 from logstore.cluster.topics import EPOCHS_TOPIC
 from logstore.epochs.epochs import DEFAULT_STAGED_AGE_MS, Epochs
+from logstore.epochs.ledger_entries import Target
 from logstore.epochs.parts import EpochParts
 from logstore.epochs.remote_publisher import RemotePublisher
 from logstore.epochs.replicated_staging import ReplicatedStaging
 from logstore.epochs.staging import DEFAULT_LIMIT_BYTES
-from logstore.errors import CairnError, NotEnoughReplicas
+from logstore.epochs.stream_holds import HeldEpoch, StreamHolds
+from logstore.errors import CairnError, NotEnoughReplicas, NotLeader, TryAgain
 from logstore.events import LEDGER_NOT_READ
+from logstore.format.fields import Fields, decode_fields, get_int, get_name
+from logstore.interfaces import Buffer
 
 TICK_S: Final = 5.0
 MAX_WAITING_BYTES: Final = 64 << 20
 """Of staged output that is not given to the stream yet."""
+_INT32_MAX: Final = 2**31 - 1
+_INT64_MAX: Final = 2**63 - 1
 
 
 class EpochLimits(NamedTuple):
@@ -93,6 +102,8 @@ class EpochsHome:
         self._home = LedgerHome(EPOCHS_TOPIC, services, lambda stream: EpochsLedger(stream, services, limits))
         self._askers = Askers()
         self._ledger: EpochsLedger | None = None
+        self._holds = StreamHolds()
+        """Of this ownership."""
         self.epochs: Epochs | None = None
         """Of this ownership; None: this host does not own the stream, or has not read it yet."""
         self._changed = ChangeSignal()
@@ -110,6 +121,11 @@ class EpochsHome:
         """The name of the stream; None: the topic is not there, and is being made."""
         if self._services.topics.internal_topic(EPOCHS_TOPIC) is None:
             return None
+        return self.known_stream
+
+    @property
+    def known_stream(self) -> str | None:
+        """The name of the stream; None: this host knows of no topic of epochs."""
         stream = self._home.stream
         return None if stream is None else stream.stream
 
@@ -150,24 +166,76 @@ class EpochsHome:
         async with trio.open_nursery() as nursery:
             ledger.records.nursery = nursery
             await nursery.start(delivery.run)
+            holds = StreamHolds()
             try:
-                epochs = self._made(ledger, delivery, clock, report)
+                epochs = self._made(ledger, delivery, holds)
             except CairnError as error:
                 report(LEDGER_NOT_READ, stream=ledger.stream.name, error=str(error))
                 await trio.sleep_forever()  # another host would find the same
             epochs.roll_forward()
-            self.epochs, self._ledger = epochs, ledger
+            self.epochs, self._ledger, self._holds = epochs, ledger, holds
             self._changed.notify()
             try:
                 while True:
                     await trio.sleep(TICK_S)
                     epochs.tick(now_ms=clock.wall_ms())
+                    ledger.staging.tell_dropped()
             finally:
                 self.epochs = self._ledger = ledger.records.nursery = None
                 self._askers.end_all()
                 self._changed.notify()
 
-    def _made(self, ledger: EpochsLedger, delivery: GroupDelivery, clock: Clock, report: Report) -> Epochs:
-        publisher = RemotePublisher(ledger.staging, delivery, report)
+    def _made(self, ledger: EpochsLedger, delivery: GroupDelivery, holds: StreamHolds) -> Epochs:
+        clock, report = self._services.clock, self._services.report
+        publisher = RemotePublisher(ledger.staging, delivery, holds, report)
         parts = EpochParts(ledger, ledger.staging, publisher, StagingRoom(ledger.records), clock)
         return Epochs(parts, report, staged_age_ms=self._limits.staged_age_ms)
+
+    # ---- what owners of streams ask
+
+    def answer_owners(self, calls: CallServer) -> None:
+        """Serve calls of kind EPOCHS_LIMIT and IS_UNDER_WAY from now on."""
+        calls.handle(EPOCHS_LIMIT, self._trim_limit)
+        calls.handle(IS_UNDER_WAY, self._is_under_way)
+
+    async def _trim_limit(self, _: str, payload: memoryview) -> Sequence[Buffer]:
+        async def find() -> Mapping[str, object]:
+            fields, _ = decode_fields(payload)
+            topic_id, partition = get_name(fields, "topic_id"), get_int(fields, "partition", 0, _INT32_MAX)
+            wanted, epochs = get_int(fields, "wanted", 0, _INT64_MAX), self._here()
+            limit = min(wanted, self._holds.lowest(topic_id, partition, wanted))
+            await self._confirm_here(epochs)
+            return {"limit": limit}
+
+        return await answered(find)
+
+    async def _is_under_way(self, _: str, payload: memoryview) -> Sequence[Buffer]:
+        async def find() -> Mapping[str, object]:
+            fields, _ = decode_fields(payload)
+            held, epochs = _held(fields), self._here()
+            is_under_way = self._holds.is_under_way(held)
+            await self._confirm_here(epochs)
+            return {"is_under_way": is_under_way}
+
+        return await answered(find)
+
+    def _here(self) -> Epochs:
+        if self.epochs is None:
+            raise NotLeader("this host does not have the epochs of the cluster's queries")
+        return self.epochs
+
+    async def _confirm_here(self, epochs: Epochs) -> None:
+        """Raise NotLeader or TryAgain unless these are the epochs for certain."""
+        try:
+            is_owner = await self._home.is_owner_for_certain()
+        except MetadataError as error:
+            raise TryAgain(f"the metadata store does not say who has the epochs of queries: {error}") from error
+        if not is_owner or not self.is_current(epochs):
+            raise NotLeader("this host has the epochs of the cluster's queries no more")
+
+
+def _held(fields: Fields) -> HeldEpoch:
+    partition, start = get_int(fields, "partition", 0, _INT32_MAX), get_int(fields, "start", 0, _INT64_MAX)
+    target = Target(get_name(fields, "topic"), get_name(fields, "topic_id"), partition, start)
+    epoch, number = (get_int(fields, key, 0, _INT64_MAX) for key in ("epoch", "run_number"))
+    return HeldEpoch(target, get_name(fields, "query"), epoch, number)

@@ -5,8 +5,10 @@ Invariants:
   noted as it is acknowledged, what lies in front was searched from the offset at which the epoch was decided.
 * Between that certainty and the append nothing else runs. A group that is under way is not appended again: whoever
   sends it meanwhile waits for the first.
-* Where a stream has had another owner since an epoch was decided, and was trimmed behind the offset where it ended
-  then, and no END is found, the epoch counts as one that was there and was trimmed: nothing is ever there twice.
+* Where a stream begins behind the offset at which an epoch was decided, and no END is found, the home of epochs is
+  asked whether the epoch is under way (`logstore.cluster.epoch_holds`). If it is, nothing was trimmed behind END, and
+  the group never came; if it is over, the group was there, and was trimmed. So a group is lost no more than it is there
+  twice, also if the offset was said by an owner that had been replaced.
 * Another host waits for a group that is under way no longer than WAIT_S, and asks again: a stream that waits for its
   members holds up no groups for other streams, of which a host calls for few at a time.
 * When the ownership ends, all that is known of the stream goes with it. The next owner searches what this one has left.
@@ -26,21 +28,29 @@ from logstore.cluster.owner_calls import APPEND_GROUP, FIND_END, CallServer, ans
 from logstore.cluster.replicated_stream import ReplicatedStream
 from logstore.cluster.topics import ClusterTopics
 from logstore.epochs.group_order import GroupOrder, decode_order
-from logstore.epochs.stream_ends import StreamEnds
+from logstore.epochs.stream_ends import EndSearch, StreamEnds
 from logstore.errors import MalformedRequest, NotLeader, TryAgain, UnknownTopicOrPartition
 from logstore.format.fields import decode_fields, get_int, get_name
 from logstore.interfaces import Buffer
+from logstore.log.scanning import TakeEnd
 from logstore.log.stream_state import AppendResult
 from logstore.log.ticket import Ticket
+
+
+class EpochsUnderWay(Protocol):
+    """Knows which epochs are under way (`logstore.cluster.epoch_holds`)."""
+
+    async def is_under_way(self, order: GroupOrder, /) -> bool:
+        """Whether the epoch of a group may not be in its stream yet. Raises CairnError: it is not known now."""
 
 
 class ControlReads(Protocol):
     """Reads control batches of streams (`logstore.cluster.engine`)."""
 
     async def find_ends(
-        self, stream: ReplicatedStream, from_offset: int, before_offset: int, /
-    ) -> list[tuple[int, bytes]]:
-        """Base offsets and bytes of the END control batches from one offset on and before another."""
+        self, stream: ReplicatedStream, from_offset: int, before_offset: int, /, *, take: TakeEnd
+    ) -> None:
+        """Give `take` the END control batches from one offset on and before another, by base offset and bytes."""
 
 
 WAIT_S: Final = 5.0
@@ -62,9 +72,10 @@ class _OwnedStream:
 class GroupAppends:
     """See the module."""
 
-    def __init__(self, topics: ClusterTopics, reads: ControlReads, clock: Clock) -> None:
+    def __init__(self, topics: ClusterTopics, reads: ControlReads, epochs: EpochsUnderWay, clock: Clock) -> None:
         self._topics = topics
         self._reads = reads
+        self._epochs = epochs
         self._clock = clock
         self._owned: dict[str, _OwnedStream] = {}
         self._most_owned = MAX_FORGOTTEN
@@ -91,21 +102,35 @@ class GroupAppends:
         """
         stream = self.stream(order.target.topic_id, order.target.partition)
         owned = self._owned_stream(stream)
-        decided_at = order.target.start_offset
-        is_searched = decided_at < stream.led_from or owned.ends.must_search(decided_at)
-        is_found = is_searched and await self._search(stream, owned, order)
-        under_way = owned.under_way.get((order.query, order.epoch))
+        under_way = await self._appended(stream, owned, order)
         if under_way is None:
-            is_trimmed = is_searched and decided_at < stream.log_start_offset
-            if is_found or is_trimmed or owned.ends.has(order.query, order.epoch, decided_at):
-                return
-            under_way = self._append(stream, owned, order)
+            return
         with trio.move_on_after(WAIT_S):
             await _settled(under_way)
             return
         raise TryAgain(
             f"{stream.name}: epoch {order.epoch} of query {order.query!r} waits for the stream's members; ask again"
         )
+
+    async def _appended(self, stream: ReplicatedStream, owned: _OwnedStream, order: GroupOrder) -> Ticket[None] | None:
+        """The group under way, which is appended now unless it is already; None: the stream has its epoch, or had it.
+        Raises as `append`.
+        """
+        decided_at, may_be_trimmed = order.target.start_offset, True
+        while True:
+            is_searched = decided_at < stream.led_from or owned.ends.must_search(decided_at)
+            is_found = is_searched and await self._search(stream, owned, order)
+            under_way = owned.under_way.get((order.query, order.epoch))
+            if under_way is not None:
+                return under_way
+            if is_found or owned.ends.has(order.query, order.epoch, decided_at):
+                return None
+            if not (may_be_trimmed and is_searched and decided_at < stream.log_start_offset):
+                return self._append(stream, owned, order)
+            if not await self._epochs.is_under_way(order):
+                return None
+            # It was under way behind the search: END cannot be trimmed. The epoch may have come meanwhile: look again.
+            may_be_trimmed = False
 
     def _owned_stream(self, stream: ReplicatedStream) -> _OwnedStream:
         """What is known of a stream now: nothing in front of an ownership that has just begun."""
@@ -126,17 +151,17 @@ class GroupAppends:
         """Note the ENDs from the offset on at which an epoch was decided; whether the epoch, or a later epoch of its
         query, is among those that were found. Raises NotLeader if the ownership ends meanwhile.
         """
-        from_offset, newest = order.target.start_offset, dict[str, int]()
+        from_offset, search = order.target.start_offset, EndSearch(order.query)
         async with owned.searching:
             if owned.ends.must_search(from_offset):
-                found, searched_to = list[tuple[int, bytes]](), from_offset
+                searched_to = from_offset
                 while searched_to < (known_from := owned.ends.known_from):  # which moves when an END is forgotten
-                    found += await self._reads.find_ends(stream, searched_to, known_from)
+                    await self._reads.find_ends(stream, searched_to, known_from, take=search.take)
                     searched_to = known_from
-                newest = owned.ends.searched(from_offset, found)
+                owned.ends.searched(from_offset, search)
         if stream.ownership != owned.ownership:
             raise NotLeader(f"{stream.name}: its ownership ended while it was searched for epochs")
-        return newest.get(order.query, -1) >= order.epoch
+        return search.newest_epoch >= order.epoch
 
     def _append(self, stream: ReplicatedStream, owned: _OwnedStream, order: GroupOrder) -> Ticket[None]:
         now_ms = self._clock.wall_ms()

@@ -1,8 +1,9 @@
 """The streams of a cluster as the home of epochs reaches them (`logstore.epochs.remote_publisher.Streams`).
 
 Invariants:
-* A delivery goes on, over lost hosts and new owners, until the owner of the stream says that the group is in it, that
-  it refuses the group for good, or until the topic is gone.
+* A group is sent once for each `append`, and is not kept here: whoever gives it sends it again, over lost hosts and new
+  owners, until the owner of the stream says that the group is in it, that it refuses the group for good, or until the
+  topic is gone.
 * A topic is gone only if the metadata store says so: what this host and the owner know of topics may be late.
 * Deliveries end with `run`: the next home of epochs has the decisions, and delivers for itself.
 """
@@ -21,10 +22,12 @@ from logstore.cluster.owner_calls import APPEND_GROUP, FIND_END, OwnerCalls, fie
 from logstore.cluster.replicated_stream import StreamPlace
 from logstore.cluster.topics import ClusterTopics
 from logstore.epochs.group_order import GroupOrder, encode_order
+from logstore.epochs.ledger_entries import Target
 from logstore.epochs.remote_publisher import Place, StreamEnd, TargetStream
 from logstore.errors import (
     CairnError,
     CorruptBatch,
+    HostUnreachable,
     InvalidRecord,
     InvalidTopic,
     MessageTooLarge,
@@ -39,6 +42,7 @@ from logstore.log.ticket import Ticket
 FIRST_PAUSE_S: Final = 0.05
 MAX_PAUSE_S: Final = 1.0
 """Between two tries to reach the owner of a stream, unless the cluster changes before."""
+MAX_DOUBLINGS: Final = 10
 LOCATE_S: Final = 20.0
 """How long a commit waits for the owners of its streams; nothing is decided then."""
 REPORT_AFTER: Final = 5
@@ -58,6 +62,8 @@ class GroupDelivery:
         self._metadata = metadata
         self._report = report
         self._nursery: trio.Nursery | None = None
+        self._tries: dict[tuple[str, Place], int] = {}
+        """Tries in a row that nobody has answered, of those that are made again."""
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Deliver, until cancelled."""
@@ -85,9 +91,43 @@ class GroupDelivery:
         """See Streams."""
         return self._start(lambda: self._ends(places))
 
-    def append(self, order: GroupOrder) -> Ticket[None]:
+    def append(self, order: GroupOrder) -> Ticket[bool]:
         """See Streams."""
         return self._start(lambda: self._append(order))
+
+    def ready(self, query: str, targets: Sequence[Target], tries: int) -> Ticket[Sequence[Target]]:
+        """See Streams."""
+        return self._start(lambda: self._ready(query, targets, tries))
+
+    async def _ready(self, query: str, targets: Sequence[Target], tries: int) -> Sequence[Target]:
+        """A stream without an owner is not asked; one whose topic this host does not know may be gone."""
+        pause_s = min(FIRST_PAUSE_S * 2 ** min(tries - 1, MAX_DOUBLINGS), MAX_PAUSE_S)
+        while True:
+            await self._pause(pause_s)
+            ready = [target for target in targets if self._may_answer(target)]
+            if ready:
+                return ready
+            for target in targets:
+                error = HostUnreachable("no host owns the stream now")
+                self._note_try(f"{query!r}", (target.topic, target.partition), error)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+    def _may_answer(self, target: Target) -> bool:
+        stream = StreamPlace(target.topic, uuid.UUID(target.topic_id).hex, target.partition).stream
+        return not self._is_known(target.topic, target.topic_id) or self._owners.owner_of(stream) is not None
+
+    def _is_known(self, topic: str, topic_id: str) -> bool:
+        known = self._topics.topics.get(topic)
+        return known is not None and str(known.topic_id) == topic_id
+
+    def _note_try(self, whose: str, place: Place, error: CairnError) -> None:
+        tries = self._tries[whose, place] = self._tries.get((whose, place), 0) + 1
+        if tries % REPORT_AFTER == 0:
+            self._report(GROUP_WAITS, topic=place[0], partition=place[1], tries=tries, error=str(error))
+
+    async def _pause(self, pause_s: float) -> None:
+        with trio.move_on_after(pause_s):
+            await self._owners.changed()
 
     def _start(self, work: Callable[[], Awaitable[T]]) -> Ticket[T]:
         ticket: Ticket[T] = Ticket()
@@ -123,42 +163,48 @@ class GroupDelivery:
         try:
             topic_id = self.find(*place).topic_id
             payload = encode_fields({"topic_id": topic_id, "partition": place[1]})
-            answer = await self._until_answered(place, topic_id, FIND_END, [payload])
+            answer, pause_s = None, FIRST_PAUSE_S
+            while answer is None:
+                answer = await self._asked(place, topic_id, FIND_END, [payload], f"{place}")
+                if answer is None:
+                    await self._pause(pause_s)
+                    pause_s = min(2 * pause_s, MAX_PAUSE_S)
             found[place] = StreamEnd(topic_id, get_int(answer, "end", 0, _INT64_MAX))
         except UnknownTopicOrPartition:
             found[place] = None
 
     # ---- groups
 
-    async def _append(self, order: GroupOrder) -> None:
+    async def _append(self, order: GroupOrder) -> bool:
+        """Send a group once; whether its stream has it."""
         target = order.target
-        place = (target.topic, target.partition)
-        await self._until_answered(place, target.topic_id, APPEND_GROUP, encode_order(order))
+        place, whose = (target.topic, target.partition), f"{order.query!r}"
+        return await self._asked(place, target.topic_id, APPEND_GROUP, encode_order(order), whose) is not None
 
-    async def _until_answered(self, place: Place, topic_id: str, kind: int, payload: Sequence[Buffer]) -> Fields:
-        """Ask the owner of a stream until it answers. Raises UnknownTopicOrPartition, FOR_GOOD."""
+    async def _asked(
+        self, place: Place, topic_id: str, kind: int, payload: Sequence[Buffer], whose: str
+    ) -> Fields | None:
+        """Ask the owner of a stream once; None: it did not answer, or cannot do it now. `whose`: tries are counted for
+        this name. Raises UnknownTopicOrPartition, FOR_GOOD.
+        """
         stream = StreamPlace(place[0], uuid.UUID(topic_id).hex, place[1]).stream
-        pause_s, tries = FIRST_PAUSE_S, 0
-        while True:
-            try:
-                return fields_of(await self._owners.call(stream, kind, payload))
-            except FOR_GOOD:
-                raise
-            except CairnError as error:
-                if await self._is_gone(place[0], topic_id, error):
-                    raise UnknownTopicOrPartition(f"topic {place[0]!r} with id {topic_id} has been deleted") from error
-                tries += 1
-                if tries % REPORT_AFTER == 0:
-                    self._report(GROUP_WAITS, topic=place[0], partition=place[1], tries=tries, error=str(error))
-            with trio.move_on_after(pause_s):
-                await self._owners.changed()
-            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+        try:
+            answer = fields_of(await self._owners.call(stream, kind, payload))
+        except FOR_GOOD:
+            self._tries.pop((whose, place), None)
+            raise
+        except CairnError as error:
+            if await self._is_gone(place[0], topic_id, error):
+                self._tries.pop((whose, place), None)
+                raise UnknownTopicOrPartition(f"topic {place[0]!r} with id {topic_id} has been deleted") from error
+            self._note_try(whose, place, error)
+            return None
+        self._tries.pop((whose, place), None)
+        return answer
 
     async def _is_gone(self, topic: str, topic_id: str, error: CairnError) -> bool:
         """Whether the metadata store says that a topic is deleted; asked if a host does not know it."""
-        known = self._topics.topics.get(topic)
-        is_known = known is not None and str(known.topic_id) == topic_id
-        if is_known and not isinstance(error, UnknownTopicOrPartition):
+        if self._is_known(topic, topic_id) and not isinstance(error, UnknownTopicOrPartition):
             return False
         try:
             entry = (await self._metadata.get(schema.topic_key(topic))).entry

@@ -76,7 +76,8 @@ from logstore.replica.messages import (
     StreamRates,
     ToOwner,
 )
-from logstore.replica.owner import TAKING, Owner
+from logstore.replica.owner import Owner
+from logstore.replica.owner_states import TAKING
 from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
 from logstore.replica.registrations import ChunkRegistration, Member, Prefix, StreamHead, StreamRegistration, TieredCopy
 from logstore.replica.replica import Replica
@@ -146,7 +147,7 @@ class ClusterHost:
         self._seen: dict[str, int] = {}
         self._heads: dict[str, StreamHead] = {}
         """Of streams with replicas here, as they were seen last."""
-        self._unfinished: set[str] = set()
+        self._unfinished: dict[str, None] = {}
         """Streams with replicas that are not as the registration says yet."""
         self._disk = DiskWork(parts.files, self._replica, self._copies, self._carry_out, parts.report)
         self._handlers: dict[type, Callable[[str, Any], None]] = {
@@ -196,7 +197,8 @@ class ClusterHost:
             nursery.start_soon(self._show_again)
             nursery.start_soon(self._hosts.watch_links)
             nursery.start_soon(self._sets.run)
-            for stream in self._replica.streams():
+            unknown = [each for each in self._replica.fenced_streams() if not self._claims.is_known(each)]
+            for stream in dict.fromkeys((*self._replica.streams(), *unknown)):
                 self._requests.ask(ReadRegistration(stream))
             self.members_changed()
             task_status.started()
@@ -428,7 +430,7 @@ class ClusterHost:
         has_replicas = self._replica.has_chunks_of(stream)
         before = self._heads.pop(stream, None)
         if now is None:
-            if has_replicas:
+            if self._replica.has_anything_of(stream):
                 self._requests.ask(ReadRegistration(stream))
             return
         if has_replicas:
@@ -489,7 +491,7 @@ class ClusterHost:
         self._shared.leave(stream)
         self._claims.look_at(stream)
         self._news.stream_deleted(stream, is_owned=owner is not None)
-        if self._replica.has_chunks_of(stream):
+        if self._replica.has_anything_of(stream):
             self._requests.ask(ReadRegistration(stream))
         self._changed.notify()
 
@@ -507,14 +509,8 @@ class ClusterHost:
 
     def _answered(self, answer: RegistrationRead | SwapAnswer) -> None:
         """What the metadata store says of a stream."""
-        stream, registration = answer.stream, answer.registration
-        if registration is None:
-            self._deleted(stream)
-        else:
-            self._seen[stream] = max(answer.revision, self._seen.get(stream, 0))
-            self._carry_out(self._replica.registration_seen(stream, answer.revision, registration))
-            if not self._replica.is_in_line(stream, registration):
-                self._unfinished.add(stream)
+        stream = answer.stream
+        self._show(answer)
         owner = self._owners.get(stream)
         if owner is None:
             return
@@ -523,25 +519,38 @@ class ClusterHost:
         else:
             self._drive(owner, owner.registration_read(answer, self._ticks.now_ms()))
 
+    def _show(self, answer: RegistrationRead | SwapAnswer) -> None:
+        """Show the replicas here a registration, which may be known for long: the owner learns nothing from it."""
+        stream, registration = answer.stream, answer.registration
+        if registration is None:
+            self._deleted(stream)
+            return
+        self._seen[stream] = max(answer.revision, self._seen.get(stream, 0))
+        self._carry_out(self._replica.registration_seen(stream, answer.revision, registration))
+        if not self._replica.is_in_line(stream, registration):
+            self._unfinished[stream] = None
+
     def _deleted(self, stream: str) -> None:
         """There is no registration. Its replicas go if the topic is gone too: a registration is there before any."""
-        if self._claims.topic_of(stream) is None and self._replica.has_chunks_of(stream):
-            if stream not in self._unfinished:
+        if self._claims.topic_of(stream) is None and self._replica.has_anything_of(stream):
+            if stream not in self._unfinished and self._replica.has_chunks_of(stream):
                 self._parts.report(REPLICAS_REMOVED, stream=stream)
-            self._unfinished.add(stream)
+            self._unfinished[stream] = None
             self._carry_out(self._replica.stream_deleted(stream))
 
     async def _show_again(self) -> None:
-        """Show replicas their registrations again, until nothing is left to do about them."""
+        """Show replicas their registrations again, until nothing is left to do about them; new ones, too, which may be
+        those of an owner that was replaced.
+        """
         while True:
             await trio.sleep(SHOW_AGAIN_S)
-            unfinished, self._unfinished = self._unfinished, set()
+            unfinished, self._unfinished = self._unfinished | self._replica.begun(), {}
             for stream in unfinished:
                 known = self._requests.registrations.known(stream)
                 if known is not None and known.registration is not None:
-                    self._answered(known)
-                elif self._replica.has_chunks_of(stream):
-                    self._unfinished.add(stream)
+                    self._show(known)
+                elif self._replica.has_anything_of(stream):
+                    self._unfinished[stream] = None
                     self._requests.ask(ReadRegistration(stream))
 
     # ---- effects

@@ -40,6 +40,10 @@ from logstore.replica.identity import DiskLabel, DiskVerdict, judge_disk
 from logstore.replica.registrations import Member, OwnerId
 
 LABEL_FILE: Final = "host.json"
+ADOPTION_FILE: Final = "adoption.json"
+"""In a directory that `logstore.cluster.adoption` makes, as long as it is not done."""
+ADOPTED_FILE: Final = "adopted.json"
+"""In the directory of a sidecar that was alone, from the moment on when a cluster may have its log."""
 RETRY_S: Final = 1.0
 """Between tries to reach the metadata store at a start."""
 _VERSION: Final = 1
@@ -109,7 +113,7 @@ async def _establish(
             starts = registered.starts if registered is not None else 0
             label = DiskLabel(label.disk, label.host, starts + 1, start)
             stored = _StoredLabel(cluster_id, label)
-            _write_label(fs, stored)
+            write_label(fs, cluster_id, label)
         value = schema.Disk(host=label.host, starts=label.starts, start=label.start)
         key = schema.disk_key(label.disk)
         transaction = Transaction((Condition(key, found.entry_revision),), (Put(key, schema.encode(value)),))
@@ -132,6 +136,12 @@ def _judged(host: str, stored: _StoredLabel | None, label: DiskLabel, registered
         raise DiskRefused(
             f"{LABEL_FILE}: disk {label.disk} was started {starts} times, and this is a copy from its start number "
             f"{label.starts}; bring the disk itself back, or give the host an empty directory"
+        )
+    if registered is None and label.starts > 1:
+        raise DiskRefused(
+            f"{LABEL_FILE}: disk {label.disk} was started {label.starts} times, and the metadata store does not know "
+            "it: if the host was removed from the cluster, give it an empty directory; if an older copy of the store "
+            "was restored, bring the newest one back"
         )
     if label.starts > (registered.starts if registered is not None else 0) + 1:
         raise DiskRefused(
@@ -195,9 +205,9 @@ def _damaged(what: str) -> CorruptFile:
     return CorruptFile(f"{LABEL_FILE} is damaged ({what}); restore it, or give the host an empty directory")
 
 
-def _write_label(fs: FileSystem, stored: _StoredLabel) -> None:
-    label = stored.label
-    values = (stored.cluster_id, label.disk, label.host, label.starts, label.start)
+def write_label(fs: FileSystem, cluster_id: str, label: DiskLabel) -> None:
+    """Put a label on the disk, durably. Blocks. Raises OSError."""
+    values = (cluster_id, label.disk, label.host, label.starts, label.start)
     fields = {"v": _VERSION, **dict(zip(_FIELDS, values, strict=True))}
     temporary = f"{LABEL_FILE}.new"
     fs.create(temporary)

@@ -18,9 +18,9 @@ from typing import NamedTuple, Protocol
 from logstore.log.stream import Stream
 from logstore.log.ticket import Ticket
 from logstore.replica.effects import DiskOperation, Load
+from logstore.replica.known_replicas import StoredReplicas
 from logstore.replica.messages import Entry, Message
 from logstore.replica.registrations import Prefix, StreamRegistration
-from logstore.replica.replica import StoredReplicas
 
 Received = Callable[[str, Message], None]
 """Takes a message from a host."""
@@ -117,6 +117,10 @@ class ReplicaFiles(Protocol):
 
 class StreamObserver(Protocol):
     """Hears of one stream while this host owns it."""
+
+    @property
+    def name(self) -> str:
+        """TOPIC-PARTITION, as clients know the stream."""
 
     def founding(self, base_offset: int) -> bytes:
         """The producers' last sequences as of an offset where everything in front is acknowledged, as bytes that

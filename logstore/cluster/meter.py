@@ -17,7 +17,7 @@ from logstore.cluster.figures import ClusterFigures, HostFigures, LinkFigures, S
 from logstore.cluster.host import ClusterHost
 from logstore.cluster.links import HostLinks
 from logstore.log.replicas import ReplicaChunks
-from logstore.replica.owner import TAKING
+from logstore.replica.owner_states import TAKING
 from logstore.replica.registrations import ChunkRegistration, StreamRegistration
 
 MAX_SHORT: Final = 100

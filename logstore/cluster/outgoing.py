@@ -57,6 +57,8 @@ class OutgoingLink:
         """Of the try, or of the connection, which ends if the host has another address or disk."""
         self._trouble = ""
         """Why the host is not reached, as last reported."""
+        self._trouble_since_s: float | None = None
+        """Since when no try has led to a connection; None: the last one did, or there was none."""
         self._failures = 0
         """Tries in a row that failed; after a connection, `_short`."""
         self._short = 0
@@ -152,14 +154,17 @@ class OutgoingLink:
             link.close()
 
     def _note_trouble(self, peer: Peer, why: str) -> None:
-        if why != self._trouble:
+        now_s = trio.current_time()
+        if self._trouble_since_s is None:
+            self._trouble_since_s = now_s
+        if why != self._trouble and now_s - self._trouble_since_s >= self._own.settings.trouble_s:
             self._trouble = why
             self._own.report(PEER_NOT_REACHED, host=self.host, address=str(peer.address), why=why)
 
     async def _serve(self, link: ConnectedSocket, peer: Peer) -> None:
         """Send until the connection ends. Raises OSError."""
         self.is_up = True
-        self._trouble = ""
+        self._trouble, self._trouble_since_s = "", None
         self._own.report(PEER_CONNECTED, host=self.host, address=str(peer.address))
         self._own.observer.connected(self.host)
         ended: list[str] = []

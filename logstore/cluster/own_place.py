@@ -6,7 +6,8 @@ What a file may be: a description of the network (`cairn topology`), the output 
 other hosts are told, and its machine's name.
 
 Invariants:
-* Settings of this host itself come before the file, and the file before the script.
+* Settings of this host itself come before the file, and the file before the script. A host whose rack is set need not
+  be in the file.
 * At the start, what cannot be read prevents it. Later it changes nothing, and is reported once for each error.
 * A file is read when its time or size has changed, and at SIGHUP; a script runs at the start and at SIGHUP.
 """
@@ -66,7 +67,7 @@ class OwnPlace:
         try:
             if topology:
                 self._seen = _stamp(Path(topology))
-                found = _from_file(Path(topology), self._names)
+                found = _from_file(Path(topology), self._names, needs_place=not rack)
             elif script:
                 found = HostPlace(_from_script(script, self._names[0]))
             if rack:
@@ -124,8 +125,8 @@ def _check(place: HostPlace, where: str) -> None:
         raise RacksError(f"{where}: no place of a host: {error}; use shorter names, or give --rack") from error
 
 
-def _from_file(path: Path, names: tuple[str, ...]) -> HostPlace:
-    """Raises RacksError, ConfigError, TopologyError, OSError."""
+def _from_file(path: Path, names: tuple[str, ...], *, needs_place: bool) -> HostPlace:
+    """`needs_place`: a file must name the host. Raises RacksError, ConfigError, TopologyError, OSError."""
     with path.open("rb") as file:
         content = file.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
@@ -139,9 +140,12 @@ def _from_file(path: Path, names: tuple[str, ...]) -> HostPlace:
     else:
         known = _described(path)
     found = next((known[name] for name in names if name in known), None)
-    if found is None:
-        raise RacksError(f"{path}: names none of {', '.join(map(repr, names))}, by which this host is known")
-    return found
+    if found is None and needs_place:
+        raise RacksError(
+            f"{path}: names none of {', '.join(map(repr, names))}, by which this host is known: add one of them there, "
+            "or give --rack"
+        )
+    return found or HostPlace()
 
 
 def _json(text: str) -> object:

@@ -11,6 +11,8 @@ The kinds of calls between hosts, with their payloads (docs/replication.md, "Cal
 | HOLDERS | the topic of groups | a stream, and up to where it is to be trimmed; the positions that readers hold below |
 | TRIM_LIMIT | the topic of groups | the same, and what each position holds; up to where it may be trimmed |
 | BOUNDS | streams | streams; where each begins and ends |
+| EPOCHS_LIMIT | the topic of epochs | a stream, and up to where it is to be trimmed; up to where epochs let it be |
+| IS_UNDER_WAY | the topic of epochs | a stream, and an epoch's group for it; whether that epoch is under way |
 
 Invariant: an error of the owner comes back as the error's kind and message, in the form of Cairn's own answers
 (`logstore.format.epoch_api`).
@@ -34,6 +36,8 @@ ASK_READERS: Final = 4
 HOLDERS: Final = 5
 TRIM_LIMIT: Final = 6
 BOUNDS: Final = 7
+EPOCHS_LIMIT: Final = 10
+IS_UNDER_WAY: Final = 11
 
 
 class Owners(Protocol):

@@ -61,6 +61,7 @@ class OwnerNews:
     def tell(self, effect: Ready | Registered | Deposed | Unavailable | MemberFailed) -> None:
         """Anything else."""
         observer, report = self.observers.get(effect.stream), self._report
+        names = {"stream": effect.stream, **({} if observer is None else {"partition": observer.name})}
         if isinstance(effect, Registered):
             if observer is not None:
                 observer.registered(effect.registration)
@@ -69,22 +70,22 @@ class OwnerNews:
             self.waiting.pop(effect.stream, None)
         if isinstance(effect, Ready):
             self.takeovers += effect.epoch > 1
-            report(STREAM_OWNED, stream=effect.stream, epoch=effect.epoch, offset=effect.high_watermark)
+            report(STREAM_OWNED, **names, epoch=effect.epoch, offset=effect.high_watermark)
             if observer is not None:
                 observer.ready(effect.epoch, effect.high_watermark)
         elif isinstance(effect, Deposed):
-            report(STREAM_DEPOSED, stream=effect.stream, newer_epoch=effect.newer_epoch, unacked=effect.unacked_offset)
+            report(STREAM_DEPOSED, **names, newer_epoch=effect.newer_epoch, unacked=effect.unacked_offset)
             self._deposed(effect.stream)
             if observer is not None:
                 observer.deposed(effect.newer_epoch)
         elif isinstance(effect, Unavailable):
             self.waiting[effect.stream] = effect.reason
-            report(STREAM_UNAVAILABLE, stream=effect.stream, epoch=effect.epoch, reason=effect.reason)
+            report(STREAM_UNAVAILABLE, **names, epoch=effect.epoch, reason=effect.reason)
             if observer is not None:
                 observer.unavailable(effect.reason)
         else:
             self.member_failures += 1
-            report(MEMBER_FAILED, stream=effect.stream, epoch=effect.epoch, host=effect.host, reason=effect.reason)
+            report(MEMBER_FAILED, **names, epoch=effect.epoch, host=effect.host, reason=effect.reason)
             if observer is not None and effect.reason == Reason.DISK_FULL.value:
                 observer.crowded()
         self._changed()

@@ -13,6 +13,7 @@ import trio
 
 from logstore.base.clock import Clock
 from logstore.base.events import Report
+from logstore.base.metadata.interface import MetadataStore
 from logstore.base.tls import PeerTls
 from logstore.cluster.epochs_home import EpochLimits, EpochsHome
 from logstore.cluster.figures import ClusterMeter
@@ -104,5 +105,9 @@ class ClusterPart(Protocol):
 
 OpenAccess = Callable[[EtcdUrl | SqliteUrl, ClusterSecurity, Random, Report], AbstractAsyncContextManager[StoredAccess]]
 """Opens users, access control lists and quotas for who is no host. Raises CairnError."""
+OpenMetadata = Callable[
+    [EtcdUrl | SqliteUrl, ClusterSecurity, Random, Report], AbstractAsyncContextManager[MetadataStore]
+]
+"""Opens the metadata store of a cluster. Raises ConfigError."""
 StartCluster = Callable[[ClusterSettings, LocalParts], Awaitable[ClusterPart]]
 """Takes all steps of a start but `join`. Raises CairnError, OSError."""

@@ -41,6 +41,8 @@ class LinkSettings:
     min_pause_s: float = 0.05
     """Before the second try to connect; each further pause is twice as long."""
     max_pause_s: float = 1.0
+    trouble_s: float = 5.0
+    """A host that cannot be reached is reported after so long: while hosts start, some do not know others yet."""
     queue_bytes: int = 32 << 20
     """Of messages that wait for one host. Beyond it messages are dropped, so the bound is this and one frame."""
     max_body_bytes: int = 64 << 20

@@ -68,7 +68,7 @@ class RegistrationRequests:
 
     @property
     def delay_s(self) -> float:
-        """How long requests take at present: the longest of late, and of those that are not answered yet."""
+        """How long requests take at present: the longest of those answered lately, and of those that wait."""
         waiting_s = trio.current_time() - next(iter(self._asked_s.values())) if self._asked_s else 0.0
         return max(self._delay_s, waiting_s)
 
@@ -109,10 +109,11 @@ class RegistrationRequests:
             key = next(iter(queue))
             request = self._running[key] = queue.pop(key)
             pause_s = await self._perform(request)
-            self._delay_s = max(trio.current_time() - self._asked_s.pop(key), self._delay_s * DELAY_KEPT)
-            if pause_s:
+            took_s = trio.current_time() - self._asked_s.pop(key)
+            if pause_s:  # a store that is away is not slow
                 nursery.start_soon(self._rest, key, pause_s)
             else:
+                self._delay_s = max(took_s, self._delay_s * DELAY_KEPT)
                 self._end(key)
 
     async def _rest(self, key: Key, pause_s: float) -> None:

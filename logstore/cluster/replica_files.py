@@ -24,10 +24,10 @@ from logstore.log.replica_chunk import ChunkPrefix, LocalReplica
 from logstore.log.replicas import ReplicaChunks
 from logstore.log.stream import Stream
 from logstore.log.ticket import Ticket
-from logstore.replica.effects import CutChunk, DiskOperation, Load, RemoveChunk, WriteEntries
+from logstore.replica.effects import CutChunk, DiskOperation, Load, RemoveChunk, RemoveFence, WriteEntries
+from logstore.replica.known_replicas import StoredChunk, StoredReplicas
 from logstore.replica.messages import Entry
 from logstore.replica.registrations import Prefix
-from logstore.replica.replica import StoredChunk, StoredReplicas
 
 WALK_BYTES: Final = 1 << 20
 """A read that only looks for a checksum or an offset asks for so much at a time."""
@@ -75,6 +75,8 @@ class LocalReplicaFiles:
             return self._chunks.cut(operation.stream, operation.epoch, ChunkPrefix(*operation.end))
         if isinstance(operation, RemoveChunk):
             return self._chunks.remove(operation.stream, operation.epoch)
+        if isinstance(operation, RemoveFence):
+            return self._chunks.remove_fence(operation.stream)
         return self._chunks.write_fence(operation.stream, operation.fence_epoch)
 
     def local(self, stream: str, epoch: int) -> Stream | None:

@@ -44,6 +44,7 @@ from logstore.events import STREAM_LED, TRIMMED
 from logstore.format.batch import BatchHeader, patch_base, stamp_append_time
 from logstore.format.index import NO_TIMESTAMP
 from logstore.format.snapshot import ProducerSnapshot, encode_snapshot
+from logstore.log.coroutines import start
 from logstore.log.producers import ProducerTable
 from logstore.log.stream_state import AppendResult, AppendTicket
 from logstore.log.ticket import Ticket
@@ -112,6 +113,9 @@ class StreamRetention(Protocol):
     def due(self, stream: "ReplicatedStream", /) -> None:
         """Something may go: look at the stream soon."""
 
+    def deletable(self, stream: "ReplicatedStream", offset: int, /) -> Ticket[None]:
+        """Settles when epochs under way let the records in front of an offset be deleted. Fails with TryAgain."""
+
 
 class _NoRetention:
     """Nothing goes."""
@@ -121,6 +125,9 @@ class _NoRetention:
 
     def due(self, stream: "ReplicatedStream", /) -> None:
         pass
+
+    def deletable(self, stream: "ReplicatedStream", offset: int, /) -> Ticket[None]:
+        return Ticket.succeeded(None)
 
 
 class StreamServices(NamedTuple):
@@ -540,8 +547,9 @@ class ReplicatedStream(Waitable):
 
     def delete_records(self, offset: int) -> Ticket[int]:
         """Delete the records in front of an offset, as a client asks; -1: all. Settles with the log start from then on.
+        Waits for epochs that are under way behind the log start.
 
-        Fails with NotLeader, UnknownTopicOrPartition, InvalidTopic, OffsetOutOfRange.
+        Fails with NotLeader, UnknownTopicOrPartition, InvalidTopic, OffsetOutOfRange, TryAgain.
         """
         try:
             if self.is_internal:
@@ -551,7 +559,12 @@ class ReplicatedStream(Waitable):
                 raise OffsetOutOfRange(self.name, offset, self.log_start_offset, self.high_watermark)
         except CairnError as error:
             return Ticket.failed(error)
-        return self.trim(self.high_watermark if offset == -1 else offset, "deleted by a client")
+        return start(self._delete(self.high_watermark if offset == -1 else offset))
+
+    async def _delete(self, offset: int) -> int:
+        if offset > self.start_asked:
+            await self._services.retention.deletable(self, offset)
+        return await self.trim(offset, "deleted by a client")
 
     def trim(self, offset: int, why: str = "") -> Ticket[int]:
         """Let nobody see the records in front of an offset, and give up the chunks in front. Settles with the log start

@@ -4,16 +4,17 @@ Invariants:
 * Age is counted on the cluster's retention clock from the last append to a chunk, with AGREE_MS more, by which two
   hosts' clocks may differ: so no jump of a wall clock and no outage deletes a record.
 * Whole sealed chunks go, oldest first, by a swap of the registration; nothing at or behind a registered reader's
-  position goes, up to the limits of readers.
+  position goes, up to the limits of readers. Nothing behind the start of an epoch that is under way goes.
 * The open chunk is sealed when its first append is older than `segment.ms` or `retention.ms`, and when all its records
   are trimmed: so retention reaches every record, also when input has stopped.
 
 What may go is looked for every `retention_check_interval_ms`, and at once where a chunk has become full, a topic's
-settings have changed, or a disk has no room. Costs: a walk over the chunks of each owned stream, and the swaps.
+settings have changed, or a disk has no room. Costs: the chunks that go, the sizes of all where `retention.bytes` is
+set, and the swaps.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, overload
 
 import trio
 
@@ -27,6 +28,7 @@ from logstore.events import RETENTION_WAITS
 from logstore.log.readers import HeldRecords
 from logstore.log.retention import Excess, RetentionTime, excess, held_records
 from logstore.log.store import MAKE_ROOM_INTERVAL_S, StoreSettings
+from logstore.log.ticket import Ticket
 from logstore.replica.registrations import ChunkRegistration, StreamRegistration
 
 STREAMS_AT_ONCE: Final = 200
@@ -50,6 +52,30 @@ class NoHolds:
         return wanted
 
 
+class EpochHolds(Protocol):
+    """What epochs under way hold (`logstore.cluster.epoch_holds`)."""
+
+    async def trim_limit(self, stream: ReplicatedStream, wanted: int) -> int:
+        """The offset up to which epochs let a stream be trimmed, at most `wanted`. Raises CairnError if that cannot be
+        known now.
+        """
+
+    def deletable(self, stream: ReplicatedStream, offset: int) -> Ticket[None]:
+        """Settles when epochs let the records in front of an offset be deleted. Fails with TryAgain."""
+
+
+class NoEpochs:
+    """There are no epochs."""
+
+    async def trim_limit(self, stream: ReplicatedStream, wanted: int) -> int:
+        """See EpochHolds."""
+        return wanted
+
+    def deletable(self, stream: ReplicatedStream, offset: int) -> Ticket[None]:
+        """See EpochHolds."""
+        return Ticket.succeeded(None)
+
+
 class _Chunk(NamedTuple):
     """A chunk as retention sees it (`logstore.log.retention.AgedChunk`)."""
 
@@ -60,13 +86,47 @@ class _Chunk(NamedTuple):
     max_timestamp: int = 0
 
 
+class _Chunks(Sequence[_Chunk]):
+    """The chunks of a registration as retention sees them, each made when it is asked for."""
+
+    def __init__(self, chunks: Sequence[ChunkRegistration], open_end: _Chunk) -> None:
+        """`open_end`: the open one counts as written now; it goes when it is sealed."""
+        self._chunks = chunks
+        self._open_end = open_end
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    @overload
+    def __getitem__(self, at: int) -> _Chunk: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[_Chunk]: ...
+
+    def __getitem__(self, at: int | slice) -> _Chunk | list[_Chunk]:
+        if isinstance(at, slice):
+            return [self._seen(chunk) for chunk in self._chunks[at]]
+        return self._seen(self._chunks[at])
+
+    def total_bytes(self) -> int:
+        """Of all chunks."""
+        sealed = sum(chunk.end.length_bytes for chunk in self._chunks if chunk.end is not None)
+        return sealed + (self._open_end.size_bytes if self._chunks and self._chunks[-1].is_open else 0)
+
+    def _seen(self, chunk: ChunkRegistration) -> _Chunk:
+        if chunk.end is None:
+            return self._open_end._replace(base_offset=chunk.base_offset)
+        return _Chunk(chunk.base_offset, chunk.end.next_offset, chunk.end.length_bytes, chunk.written_ms)
+
+
 class ClusterRetention:
-    """See the module. `holds` may be replaced before `run` runs. It is what streams tell of their chunks
-    (`StreamRetention`).
+    """See the module. `holds` and `epochs` may be replaced before `run` runs. It is what streams tell of their chunks,
+    and ask before clients delete records (`StreamRetention`).
     """
 
     def __init__(self, clock: ClusterClock, wall: Clock, settings: StoreSettings, report: Report) -> None:
         self.holds: ReaderHolds = NoHolds()
+        self.epochs: EpochHolds = NoEpochs()
         self._clock = clock
         self._wall = wall
         self._settings = settings
@@ -86,6 +146,10 @@ class ClusterRetention:
         """Look at a stream soon."""
         self._due[stream] = None
         self._woken.set()
+
+    def deletable(self, stream: ReplicatedStream, offset: int) -> Ticket[None]:
+        """See EpochHolds."""
+        return self.epochs.deletable(stream, offset)
 
     def all_due(self) -> None:
         """Look at all streams soon: the disk has no room. Said again while that lasts, it counts every ten seconds."""
@@ -138,18 +202,21 @@ class ClusterRetention:
 
     async def _excess(self, stream: ReplicatedStream, registration: StreamRegistration) -> Excess | None:
         open_end = _Chunk(0, stream.high_watermark, stream.open_bytes, self.now_ms())
-        chunks = [_seen(chunk, open_end) for chunk in registration.chunks]
+        chunks, config = _Chunks(registration.chunks, open_end), stream.config
+        total_bytes = chunks.total_bytes() if config.retention_bytes >= 0 else 0
         now = RetentionTime(self.now_ms() - AGREE_MS, self._wall.wall_ms())
-        wanted = excess(chunks, stream.config, stream.high_watermark, now, lambda offset: offset)
+        wanted = excess(chunks, config, stream.high_watermark, now, lambda offset: offset, total_bytes)
         if wanted is None:
             return None
         before = wanted.before_offset
+        # Readers come last: who registers behind their answer asks for bounds, and the trim has to be among them.
+        allowed = await self.epochs.trim_limit(stream, before)
+        if allowed < before:
+            wanted = excess(chunks, stream.config, allowed, now, lambda offset: offset)
+            if wanted is None:
+                return None
+            before = wanted.before_offset
         allowed = await self.holds.trim_limit(stream, before, held_records(chunks, before))
-        return wanted if allowed >= before else excess(chunks, stream.config, allowed, now, lambda offset: offset)
-
-
-def _seen(chunk: ChunkRegistration, open_end: _Chunk) -> _Chunk:
-    """A chunk; the open one counts as written now: it goes when it is sealed."""
-    if chunk.end is None:
-        return open_end._replace(base_offset=chunk.base_offset)
-    return _Chunk(chunk.base_offset, chunk.end.next_offset, chunk.end.length_bytes, chunk.written_ms)
+        if allowed >= before:
+            return wanted
+        return excess(chunks, config, allowed, now, lambda offset: offset, total_bytes)

@@ -24,6 +24,7 @@ from logstore.base.metadata.sqlite import open_sqlite
 from logstore.base.tls import PeerTls
 from logstore.cluster.chunk_reads import ChunkReads
 from logstore.cluster.engine import ClusterEngine
+from logstore.cluster.epoch_holds import EpochHolds
 from logstore.cluster.epochs_home import EpochsHome
 from logstore.cluster.group_appends import GroupAppends
 from logstore.cluster.host import ClusterHost, HostParts
@@ -33,7 +34,7 @@ from logstore.cluster.membership import Announcement, Membership
 from logstore.cluster.meter import HostMeter
 from logstore.cluster.own_place import OwnPlace
 from logstore.cluster.owner_calls import OwnerCalls
-from logstore.cluster.part import Homes, LocalParts, OpenAccess, StartCluster
+from logstore.cluster.part import Homes, LocalParts, OpenAccess, OpenMetadata, StartCluster
 from logstore.cluster.peer_list import PeerList
 from logstore.cluster.peers import OwnEnd
 from logstore.cluster.placement import Placement
@@ -185,7 +186,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     age = await ClusterClock.open(metadata, local.clock)
     retention = ClusterRetention(age, local.clock, store_settings, report)
     services = StreamServices(host, local.clock, report, reads.load_producers, nursery.start_soon, retention)
-    facts = ClusterFacts(identity.cluster_id, settings.node_id, store_settings)
+    facts = ClusterFacts(identity.cluster_id, settings.node_id, store_settings, settings.default_replicas)
     topics = ClusterTopics(host, facts, ProducerIds(metadata), services, local.new_id)
     access = StoredAccess(metadata, report, nursery.start_soon)
     nursery.start_soon(own_place.follow, membership.move)
@@ -205,10 +206,12 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     readers = ReadersHome(topics, groups, store_settings.hold_limits, age.now_ms, report)
     holds = retention.holds = ReaderHolds(topics, owners, lambda: readers.stream)
     homes = Homes(groups, EpochsHome(ledgers, owners, local.limits), readers, holds, owners, links.calls, topics)
+    retention.epochs = under_way = EpochHolds(owners, lambda: homes.epochs.known_stream, metadata, nursery.start_soon)
     readers.answer_owners(links.calls)
+    homes.epochs.answer_owners(links.calls)
     holds.answer_home(links.calls)
     nursery.start_soon(retention.run, topics.streams)
-    GroupAppends(topics, engine, local.clock).serve(links.calls)
+    GroupAppends(topics, engine, under_way, local.clock).serve(links.calls)
     nursery.start_soon(homes.epochs.run)
     survey = Survey(host, metadata, links.is_reachable, local.clock)
     tier = _start_tier(local, topics, host, age)
@@ -243,10 +246,14 @@ def open_metadata(
             attempt_s=ETCD_ATTEMPT_S,
             user=security.etcd_user,
             password=_password(security.etcd_password_file),
-            tls=EtcdTls(security.etcd_ca) if security.etcd_ca else None,
+            tls=_etcd_tls(security),
         )
         return open_etcd(etcd, random, report)
     return open_sqlite(where.path, random)
+
+
+OPEN_METADATA: Final[OpenMetadata] = open_metadata
+"""For who does not know this module's types."""
 
 
 @asynccontextmanager
@@ -265,6 +272,13 @@ async def open_access(
 
 OPEN_ACCESS: Final[OpenAccess] = open_access
 """For who does not know this module's types."""
+
+
+def _etcd_tls(security: ClusterSecurity) -> EtcdTls | None:
+    """None: etcd's certificate, if it has one, is of an authority that the system knows."""
+    if not security.etcd_ca:
+        return None
+    return EtcdTls(security.etcd_ca, security.etcd_certificate, security.etcd_key)
 
 
 def _password(path: str) -> str:

@@ -3,9 +3,10 @@
 Invariant: settings are frozen and complete; a wrong one raises ConfigError, which names it and says what is allowed.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from logstore.base.addresses import Address, is_loopback, parse_address
 from logstore.base.errors import AddressError
@@ -17,6 +18,8 @@ from logstore.cluster.copy_pace import CopyRates
 from logstore.errors import ConfigError
 
 DEFAULT_NAMESPACE: Final = "/cairn/"
+ETCD_SECURITY: Final = ("etcd_user", "etcd_password_file", "etcd_ca", "etcd_certificate", "etcd_key")
+"""The fields of `ClusterSecurity` that are settings of their own, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +45,22 @@ class ClusterSecurity:
     etcd_user: str = ""
     etcd_password_file: str = ""
     etcd_ca: str = ""
+    etcd_certificate: str = ""
+    etcd_key: str = ""
 
     @property
     def is_set(self) -> bool:
         """Whether anything was given."""
-        return any((*self.peer[:4], self.etcd_user, self.etcd_password_file, self.etcd_ca))
+        return any((*self.peer[:4], *(getattr(self, name) for name in ETCD_SECURITY)))
+
+    def check_etcd(self) -> None:
+        """Raises ConfigError unless the files for etcd are complete."""
+        if self.etcd_key and not self.etcd_certificate:
+            raise ConfigError(f"etcd-key={self.etcd_key} has no certificate: give --etcd-certificate, or leave it out")
+        if self.etcd_certificate and not self.etcd_ca:
+            raise ConfigError(
+                f"etcd-certificate={self.etcd_certificate} needs the authority of etcd's own one: give --etcd-ca too"
+            )
 
 
 class PlaceSettings(NamedTuple):
@@ -72,6 +86,18 @@ class ClusterSettings:
     lease_s: int
     security: ClusterSecurity
     copy_rates: CopyRates = field(default_factory=CopyRates)
+    default_replicas: int = 3
+
+
+def cluster_of(values: Mapping[str, Any]) -> ClusterSettings | None:
+    """The cluster that a sidecar with these settings takes part in; None: it is alone. Raises ConfigError."""
+    tls = TlsFiles(values["peer_certificate"], values["peer_key"], client_ca=values["peer_ca"])
+    security = ClusterSecurity(tls, *(values[name] for name in ETCD_SECURITY))
+    place = PlaceSettings(*(values[name] for name in ("rack", "disk_rate", "topology", "topology_script")))
+    url, host, listen, told = (values[name] for name in ("cluster", "host_name", "peer_listen", "peer_advertise"))
+    settings = parse_cluster(security, url, host, values["node_id"], listen, told, place, values["lease_s"])
+    rates = CopyRates(values["copy_min_bytes_per_s"], values["copy_max_bytes_per_s"])
+    return with_copy_rates(settings, rates, values["default_replication_factor"])
 
 
 def parse_cluster(
@@ -108,6 +134,7 @@ def parse_cluster(
         )
     if bool(security.peer.certificate) != bool(security.peer.client_ca):
         raise ConfigError("links by TLS need --peer-certificate and --peer-ca: give both, or neither")
+    security.check_etcd()
     if not security.peer.certificate and not is_loopback(addresses[0].host):
         raise ConfigError(
             f"peer-listen={listen} can be reached from other machines: give --peer-certificate and --peer-ca, or "
@@ -117,14 +144,16 @@ def parse_cluster(
     return ClusterSettings(parse_url(url), host, node_id, addresses[0], told, place, lease_s, security)
 
 
-def with_copy_rates(settings: ClusterSettings | None, rates: CopyRates) -> ClusterSettings | None:
-    """The settings with these rates. Raises ConfigError."""
+def with_copy_rates(
+    settings: ClusterSettings | None, rates: CopyRates, default_replicas: int
+) -> ClusterSettings | None:
+    """The settings with these rates, and copies of topics that ask for no number. Raises ConfigError."""
     if rates.min_bytes_per_s > rates.max_bytes_per_s:
         raise ConfigError(
             f"copy-min-bytes-per-s={rates.min_bytes_per_s} is above copy-max-bytes-per-s={rates.max_bytes_per_s}: "
             "copies cannot have more than they may"
         )
-    return None if settings is None else replace(settings, copy_rates=rates)
+    return None if settings is None else replace(settings, copy_rates=rates, default_replicas=default_replicas)
 
 
 def parse_url(url: str) -> EtcdUrl | SqliteUrl:

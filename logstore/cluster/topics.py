@@ -19,6 +19,7 @@ from logstore.base.events import LogEvent
 from logstore.base.fields import shown
 from logstore.base.metadata import schema
 from logstore.base.metadata.local_watch import ChangeSignal
+from logstore.cluster.election import min_copies
 from logstore.cluster.interfaces import StreamObserver
 from logstore.cluster.producer_ids import ProducerIds
 from logstore.cluster.replicated_stream import ReplicatedStream, StreamPlace, StreamServices
@@ -52,6 +53,15 @@ INTERNAL_MESSAGE_BYTES: Final = 16 << 20
 T = TypeVar("T")
 
 
+def internal_settings(hosts: int) -> dict[str, str]:
+    """The settings of a topic of the cluster's own that is made where so many hosts live."""
+    return {
+        "max.message.bytes": str(INTERNAL_MESSAGE_BYTES),
+        "segment.bytes": str(INTERNAL_CHUNK_BYTES),
+        "min.insync.replicas": str(min(2, max(1, hosts))),
+    }
+
+
 class TopicHost(Protocol):
     """What topics need of the host (`logstore.cluster.host`)."""
 
@@ -76,6 +86,7 @@ class ClusterFacts(NamedTuple):
     cluster_id: str
     node_id: int
     settings: StoreSettings
+    default_replicas: int = DEFAULT_REPLICAS
 
 
 @dataclass(slots=True, eq=False)
@@ -106,6 +117,7 @@ class ClusterTopics:
         self.clock: Clock = services.clock
         self.topics: dict[str, ReplicatedTopic] = {}
         self.topic_defaults = facts.settings.topic_defaults
+        self.default_replicas = facts.default_replicas
         self._by_id: dict[uuid.UUID, ReplicatedTopic] = {}
         self._host = host
         self._services = services
@@ -145,6 +157,7 @@ class ClusterTopics:
         topic = self.topics.get(name)
         overrides = dict(found.settings)
         config = parse_config(overrides, self.topic_defaults)
+        config = replace(config, min_insync_replicas=min_copies(found))  # what is applied: clients are shown that
         is_internal = name in INTERNAL_TOPICS
         if is_internal:
             config = replace(config, retention_ms=-1, retention_bytes=-1)
@@ -238,15 +251,16 @@ class ClusterTopics:
         found = self.topics.get(name)
         if found is not None or name in self._creating:
             return None if found is None else found.topic_id
-        settings = {
-            "max.message.bytes": str(INTERNAL_MESSAGE_BYTES),
-            "segment.bytes": str(INTERNAL_CHUNK_BYTES),
-            "min.insync.replicas": str(min(2, max(1, len(self._host.view.members)))),
-        }
+        settings = internal_settings(len(self._host.view.members))
         topic_id = self._new_id().hex
-        topic = schema.Topic(topic_id=topic_id, partitions=1, replicas=DEFAULT_REPLICAS, settings=settings)
+        topic = schema.Topic(topic_id=topic_id, partitions=1, replicas=self._internal_replicas, settings=settings)
         self._make(name, topic)
         return None
+
+    @property
+    def _internal_replicas(self) -> int:
+        """As many copies as other topics have, and DEFAULT_REPLICAS at least."""
+        return max(DEFAULT_REPLICAS, self.default_replicas)
 
     def groups_topic(self) -> uuid.UUID | None:
         """The id of the topic of groups; None: it is not there, and is being made."""
@@ -256,7 +270,7 @@ class ClusterTopics:
         """The number of replicas of a new topic; -1: the cluster's choice. Raises InvalidReplicas."""
         most = min(schema.MAX_REPLICAS, max(1, len(self._host.view.members)))
         if wanted == -1:
-            return min(DEFAULT_REPLICAS, most)
+            return min(self.default_replicas, most)
         if not 1 <= wanted <= most:
             raise InvalidReplicas(f"replication factor {wanted}: must be from 1 to {most}, the hosts that are there")
         return wanted

@@ -40,7 +40,7 @@ def _offsets(arguments: argparse.Namespace) -> int:
         ]
         print_json({"topic": streams[0].topic, "time_ms": time_ms, "partitions": found})
         return 0
-    titles = ["partition", "earliest", "latest", "records"]
+    titles = ["partition", "earliest", "latest", "offsets"]
     rows: list[list[Cell]] = [
         [stream.partition, earliest[stream], latest[stream], latest[stream] - earliest[stream]] for stream in streams
     ]

@@ -16,6 +16,8 @@ from logstore.base.failures import sentence
 from logstore.client.errors import Unavailable
 from logstore.errors import CairnError
 
+NOBODY: Final = "Start one with `cairn serve`, or name another with --servers HOST:PORT."
+ASKS_FOR_MORE: Final = "If the address asks for TLS or a login, --command-config FILE says how."
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
@@ -45,7 +47,8 @@ def run(name: str, arguments: argparse.Namespace, work: Callable[[argparse.Names
         _complain(name, str(error))
         return EXIT_USAGE
     except Unavailable as error:
-        _complain(name, f"{error} Start one with `cairn serve`, or name another with --servers HOST:PORT.")
+        is_closed = isinstance(error.__cause__, ConnectionResetError)
+        _complain(name, f"{error} {ASKS_FOR_MORE if is_closed else NOBODY}")
         return EXIT_FAILED
     except (CairnError, OSError) as error:
         _complain(name, sentence(error))

@@ -23,6 +23,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "readers": ("logstore.client.readers_command", "look at the readers that keep records from being trimmed"),
     "queries": ("logstore.commands.queries", "queries that write epochs: epoch, run, lag, staged bytes"),
     "verify": ("logstore.commands.verify", "check every byte of a data directory"),
+    "adopt": ("logstore.commands.adopt", "make a sidecar that was alone the first host of a cluster, with its log"),
     "dump": ("logstore.commands.dump", "show what a file or a topic of a data directory holds, batch by batch"),
     "checkpoint": ("spe_adapter.tools.checkpoint_command", "have a query's Spark checkpoint say what the log says"),
     "checkpoints": ("spe_adapter.tools.checkpoints_command", "look at operators' checkpoints, and check every byte"),
@@ -35,7 +36,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "programs": ("serve", "coordinate", "demo"),
     "a running sidecar": ("status", "hosts", "topics", "offsets", "trim", "groups", "readers", "queries", "user"),
-    "a data directory": ("verify", "dump"),
+    "a data directory": ("verify", "dump", "adopt"),
     "queries on Spark": ("checkpoint", "checkpoints", "state"),
     "networks and HDFS": ("topology", "hdfs-policy"),
     "this command": ("completion",),

@@ -10,6 +10,7 @@ from typing import Any
 
 from logstore.client.admin import Admin
 from logstore.client.blocking import Client
+from logstore.client.wire import DEFAULT_REPLICATION
 from logstore.commands.connection import add_action, add_connection_arguments, connect
 from logstore.commands.describe_topic import describe_topic
 from logstore.commands.output import (
@@ -33,6 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     create = add_action(actions, "create", "create a topic")
     create.add_argument("topic", metavar="TOPIC")
     create.add_argument("--partitions", type=_count, default=1, metavar="N", help="default: %(default)s")
+    create.add_argument(
+        "--replication-factor", type=_count, metavar="N", help="copies of each chunk, in a cluster; default: its own"
+    )
     create.add_argument("--set", action="append", default=[], metavar="CONFIG=VALUE", dest="settings")
     grow = add_action(actions, "grow", "give a topic more partitions")
     grow.add_argument("topic", metavar="TOPIC")
@@ -57,7 +61,8 @@ def _topics(arguments: argparse.Namespace) -> int:
                 describe_topic(client, arguments)
             case "create":
                 settings = {key: value or "" for key, value in _settings(arguments.settings).items()}
-                client.create_topic(arguments.topic, arguments.partitions, settings)
+                replicas = arguments.replication_factor or DEFAULT_REPLICATION
+                client.create_topic(arguments.topic, arguments.partitions, settings, replicas)
                 _done(arguments, "created", arguments.topic)
             case "grow":
                 client.create_partitions(arguments.topic, arguments.partitions)
@@ -122,5 +127,5 @@ def _settings(texts: Sequence[str]) -> dict[str, str | None]:
 
 def _count(text: str) -> int:
     if not (text.isdecimal() and text.isascii() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of partitions")
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
     return int(text)

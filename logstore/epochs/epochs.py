@@ -32,6 +32,7 @@ from typing import Final
 from logstore.base.events import Report
 from logstore.epochs.append_group import check_part, holds_end
 from logstore.epochs.commit_in_progress import CommitInProgress
+from logstore.epochs.commit_request import MayPublish, anybody, make_record, named_places
 from logstore.epochs.epoch_block import BlockOutcome
 from logstore.epochs.ledger_entries import (
     BUSY,
@@ -39,7 +40,6 @@ from logstore.epochs.ledger_entries import (
     INCARNATIONS,
     LAST,
     MAX_INCARNATIONS,
-    CommitRecord,
     EpochEvent,
     EpochState,
     Incarnations,
@@ -51,7 +51,7 @@ from logstore.epochs.ledger_entries import (
     encode_incarnations,
     encode_last_epoch,
 )
-from logstore.epochs.parts import EpochParts, check_complete
+from logstore.epochs.parts import EpochParts
 from logstore.epochs.query import Query, QueryProgress, Search
 from logstore.errors import (
     CairnError,
@@ -158,13 +158,14 @@ class Epochs:
         return searches
 
     def found(self, search: Search, controls: Iterable[tuple[int, Buffer]]) -> None:
-        """Answer a search with the control batches (offset, bytes) from `search.from_offset` to the high watermark.
+        """Answer a search with control batches (offset, bytes): all from `search.from_offset` to the high watermark, in
+        one call or in many.
 
         Raises CorruptBatch or UnknownFormatVersion.
         """
         commit = self._queries[search.query].commit
         if commit is not None and holds_end(commit.record, controls):
-            del commit.remaining[search.target]
+            commit.remaining.pop(search.target, None)
 
     def roll_forward(self) -> Ticket[None]:
         """Publish committed epochs that are not in all their streams; before serving, once all searches are answered.
@@ -220,24 +221,31 @@ class Epochs:
         admitted.result()
         return StageReply(staged.result())
 
-    def commit(self, request: EpochCommitRequest, *, now_ms: int) -> Ticket[EpochCommitReply]:
-        """Commit an epoch; settles when the epoch is in all its streams, now or before the request.
+    def commit(
+        self, request: EpochCommitRequest, *, now_ms: int, may_publish: MayPublish = anybody
+    ) -> Ticket[EpochCommitReply]:
+        """Commit an epoch; settles when the epoch is in all its streams, now or before the request. `may_publish` is
+        asked for the topics that the epoch has output for, just before it is decided.
 
-        Raises or fails with: FencedIncarnation, StaleEpoch (a checkpoint was rewound), StagedMissing,
-        UnknownTopicOrPartition, StorageFailed (retry the same request), CorruptFile (committed, but staged data was
-        damaged since: an operator has to act).
+        Raises or fails with: FencedIncarnation, StaleEpoch (a checkpoint was rewound), StagedMissing, what
+        `may_publish` raises, UnknownTopicOrPartition, StorageFailed (retry the same request), CorruptFile (committed,
+        but staged data was damaged since: an operator has to act).
         """
         self._refuse_fenced(request.query, request.incarnation)
-        return start(self._commit(self._admit(request.query, request.incarnation, now_ms), request, now_ms))
+        return start(
+            self._commit(self._admit(request.query, request.incarnation, now_ms), request, now_ms, may_publish)
+        )
 
-    async def _commit(self, query: Query, request: EpochCommitRequest, now_ms: int) -> EpochCommitReply:
+    async def _commit(
+        self, query: Query, request: EpochCommitRequest, now_ms: int, may_publish: MayPublish
+    ) -> EpochCommitReply:
         """Take an epoch from the request to the answer."""
         await query.admitted
         await self._take_turn(query, request)
         self._refuse_fenced(request.query, request.incarnation)
         if query.last is not None and request.epoch <= query.last.epoch:
             return self._answer_old(query, request, query.last)
-        record = self._make_record(query, request)
+        record = make_record(request, query.incarnations.count, self._staging, self._publisher, may_publish)
         commit = CommitInProgress(record, LastEpoch(request.epoch, now_ms, request.forget, request.positions))
         is_certain = query.is_certain
         self._replace_commit(query, commit)
@@ -251,7 +259,7 @@ class Epochs:
         while True:
             await self._wait_for_turn(query)
             last = query.last
-            await self._publisher.locate(self._places(request))
+            await self._publisher.locate(named_places(request, self._staging))
             if query.state not in BUSY and query.last is last:
                 return
 
@@ -335,17 +343,6 @@ class Epochs:
         """Bytes of all staged output that is not removed yet."""
         return self._staging.used_bytes
 
-    def output_topics(self, request: EpochCommitRequest) -> set[str]:
-        """The topics that the attempts of a commit have staged output for; none for an epoch that is committed."""
-        return {topic for topic, _ in self._places(request)}
-
-    def _places(self, request: EpochCommitRequest) -> set[tuple[str, int]]:
-        """The streams that the attempts of a commit have staged output for, by topic and partition."""
-        keys = [AttemptKey(*_epoch_of(request), task.task, task.attempt) for task in request.tasks]
-        attempts = [attempt for key in keys if (attempt := self._staging.get(key)) is not None]
-        parts = [part for attempt in attempts for segment in attempt.segments for part in segment.header.parts]
-        return {(part.topic, part.partition) for part in parts}
-
     def tick(self, *, now_ms: int) -> None:
         """Retry failed steps, and drop staged data and queries that are too old. Call it every few seconds."""
         for query in list(self._queries.values()):
@@ -413,35 +410,6 @@ class Epochs:
             )
         self._drop_old(query)
         return EpochCommitReply("skipped", last.epoch)
-
-    def _make_record(self, query: Query, request: EpochCommitRequest) -> CommitRecord:
-        """The record of the commit that a request asks for. Raises StagedMissing,
-        UnknownTopicOrPartition, MessageTooLarge.
-        """
-        size_bytes: Counter[tuple[str, int]] = Counter()
-        for task in request.tasks:
-            if not task.segments:
-                continue
-            key = AttemptKey(*_epoch_of(request), task.task, task.attempt)
-            attempt = self._staging.get(key)
-            check_complete(key, attempt, task.segments)
-            if attempt is not None:
-                for part in (part for segment in attempt.segments for part in segment.header.parts):
-                    size_bytes[part.topic, part.partition] += part.length_bytes
-        targets = []
-        for place, group_bytes in sorted(size_bytes.items()):
-            if group_bytes:
-                targets.append(self._publisher.target(*place))
-                self._publisher.check_group(targets[-1], group_bytes)
-        return CommitRecord(
-            query=query.name,
-            incarnation=request.incarnation,
-            incarnation_number=query.incarnations.count,
-            epoch=request.epoch,
-            positions=request.positions,
-            tasks=tuple(sorted((task for task in request.tasks if task.segments), key=lambda task: task.task)),
-            targets=tuple(targets),
-        )
 
     def _replace_commit(self, query: Query, commit: CommitInProgress) -> None:
         """Set `commit` as the query's commit; it takes over earlier commits whose record may still be on disk."""
@@ -593,8 +561,3 @@ class Epochs:
         if over and (unused or finished):
             del self._queries[query.name]
             self._ledger.put({f"{INCARNATIONS}{query.name}": None, f"{LAST}{query.name}": None})
-
-
-def _epoch_of(request: EpochCommitRequest) -> tuple[str, str, int]:
-    """The query, the incarnation and the epoch of a request, as a key of staged output begins."""
-    return request.query, request.incarnation, request.epoch

@@ -6,11 +6,14 @@ Invariants:
   (`stream_ends`).
 * The start offset of a target is where the stream ended when its owner was asked, just before the commit record was
   made: END of the epoch lies at or behind it, and what was trimmed behind it was appended after the decision.
-* Groups of one epoch that are in memory at the same time have MAX_GROUPS_BYTES, or are one larger one.
+* Groups are in memory while their owners are asked, and no longer: what an owner has not taken is read again for the
+  next try. All groups that are in memory have FIRST_TRIES_BYTES and MORE_TRIES_BYTES together, those of one epoch
+  MAX_GROUPS_BYTES or one larger one; one segment at a time is read back for them. A group that no owner takes holds up
+  those that are tried for the first time no longer than one call.
 * No stream is asked to take what it refuses for its size (`check_group`): a decided epoch could not be published.
 
-A cluster has no block of a journal over several hosts, and nothing is pinned: owners know for themselves what their
-streams have.
+A cluster has no block of a journal over several hosts. Pins are holds (`stream_holds`): the owners of streams ask for
+them before they trim.
 """
 
 from collections import Counter
@@ -23,17 +26,23 @@ from logstore.epochs.commit_in_progress import CommitInProgress
 from logstore.epochs.epoch_block import EpochBlock
 from logstore.epochs.group_order import GroupOrder
 from logstore.epochs.ledger_entries import CommitRecord, Target
+from logstore.epochs.memory_room import MemoryRoom
 from logstore.epochs.publisher import output_gone
 from logstore.epochs.replicated_staging import ReplicatedSegment, ReplicatedStaging
+from logstore.epochs.stream_holds import StreamHolds
 from logstore.errors import TryAgain, UnknownTopicOrPartition
 from logstore.events import EPOCH_TOPIC_GONE
 from logstore.format.staged import AttemptKey
-from logstore.log.coroutines import for_each
+from logstore.log.coroutines import all_settled, start
 from logstore.log.stream_state import Pin
 from logstore.log.ticket import Ticket
 from logstore.log.topics import TopicConfig
 
 MAX_GROUPS_BYTES: Final = 8 << 20
+FIRST_TRIES_BYTES: Final = 32 << 20
+"""Of groups of all queries that are sent for the first time: two of the largest."""
+MORE_TRIES_BYTES: Final = 16 << 20
+"""Of those that are sent again."""
 
 Place = tuple[str, int]
 """A stream, by topic and partition."""
@@ -65,10 +74,15 @@ class Streams(Protocol):
     def ends(self, places: Sequence[Place]) -> Ticket[Mapping[Place, StreamEnd]]:
         """Where these streams end. A stream that is gone is left out. Fails with TryAgain."""
 
-    def append(self, order: GroupOrder) -> Ticket[None]:
-        """Have a group appended once. Tries until it is known to be in the stream.
+    def append(self, order: GroupOrder) -> Ticket[bool]:
+        """Have a group appended once; whether it is known to be in the stream: if it is not, it is to be sent again.
 
         Fails with UnknownTopicOrPartition if the topic is deleted, or with what the stream refuses it for.
+        """
+
+    def ready(self, query: str, targets: Sequence[Target], tries: int) -> Ticket[Sequence[Target]]:
+        """Those of some streams, at least one, that may take the groups of a query now, after so many tries of all of
+        them. Settles after a pause, when there is one. Fails with TryAgain.
         """
 
 
@@ -77,10 +91,14 @@ class RemotePublisher:
 
     finds_published = False
 
-    def __init__(self, staging: ReplicatedStaging, streams: Streams, report: Report) -> None:
+    def __init__(self, staging: ReplicatedStaging, streams: Streams, holds: StreamHolds, report: Report) -> None:
         self._staging = staging
         self._streams = streams
+        self._holds = holds
         self._report = report
+        self._first_tries, self._more_tries = MemoryRoom(FIRST_TRIES_BYTES), MemoryRoom(MORE_TRIES_BYTES)
+        self._reading = MemoryRoom(1)
+        """One segment at a time."""
         self._ends: dict[Place, StreamEnd] = {}
         """Of the streams that were asked for last."""
 
@@ -107,11 +125,11 @@ class RemotePublisher:
         self._streams.check_group(f"{target.topic}-{target.partition}", size_bytes)
 
     def pins(self, record: CommitRecord) -> list[Pin]:
-        """Nothing is searched by the home of epochs."""
-        return []
+        """See `stream_holds`."""
+        return self._holds.pins(record)
 
     def search_from(self, target: Target) -> int | None:
-        """See `pins`."""
+        """Nothing is searched by the home of epochs."""
         return None
 
     async def prepare(
@@ -132,23 +150,43 @@ class RemotePublisher:
         sizes: Counter[Place] = Counter()
         for place, part in (each for _, segment in segments for each in segment.parts()):
             sizes[place] += part.length
-        waiting = list(commit.remaining)
-        while waiting:
-            groups = await self._groups(commit.record, _take(waiting, sizes), segments)
+        tries, room, left = 0, self._first_tries, list(commit.remaining)
+        while left:
+            waiting, left = left, []
+            if tries:
+                room, ready = self._more_tries, await self._streams.ready(commit.record.query, waiting, tries)
+                left = [target for target in waiting if target not in ready]
+                waiting = list(ready)
+            tries += 1
+            while waiting:
+                some = _take(waiting, sizes)
+                size_bytes = sum(sizes[target.topic, target.partition] for target in some)
+                await room.enter(size_bytes)
+                sent = start(self._send(commit, some, segments))
+                await sent.settled()
+                room.leave(size_bytes)
+                left += sent.result()
 
-            async def append(order: GroupOrder) -> None:
-                await self._append(commit, order)
+    async def _send(
+        self, commit: CommitInProgress, targets: Sequence[Target], segments: Sequence[tuple[str, ReplicatedSegment]]
+    ) -> list[Target]:
+        """Send the groups of some streams once; returns those that have not taken it. Raises as `publish`."""
+        groups = await self._groups(commit.record, targets, segments)
+        sent = [start(self._append(commit, order)) for order in groups]
+        del groups
+        await all_settled(sent)
+        return [target for target, each in zip(targets, sent, strict=True) if not each.result()]
 
-            await for_each(groups, append, max_in_flight=len(groups))
-
-    async def _append(self, commit: CommitInProgress, order: GroupOrder) -> None:
+    async def _append(self, commit: CommitInProgress, order: GroupOrder) -> bool:
         target = order.target
         try:
-            await self._streams.append(order)
+            if not await self._streams.append(order):
+                return False
         except UnknownTopicOrPartition:
             fields = {"query": order.query, "epoch": order.epoch, "topic": target.topic, "partition": target.partition}
             self._report(EPOCH_TOPIC_GONE, **fields)
         del commit.remaining[target]
+        return True
 
     def _segments(self, record: CommitRecord) -> list[tuple[str, ReplicatedSegment]]:
         """The epoch's segments in their order, each with its task and attempt. Raises CorruptFile."""
@@ -170,12 +208,20 @@ class RemotePublisher:
             parts = [(place, part) for place, part in segment.parts() if place in groups]
             if not parts:
                 continue
-            data = memoryview(await self._staging.data(segment))
-            for place, part in parts:
-                group = groups[place]
-                group.attempts += [attempt] if attempt not in group.attempts[-1:] else []
-                group.batches += data[part.position : part.position + part.length]
-                group.batch_count += part.batches
+            await self._reading.enter(1)
+            read = start(self._staging.data(segment))
+            await read.settled()
+            if read.error is None:
+                data = memoryview(read.result())
+                for place, part in parts:
+                    group = groups[place]
+                    group.attempts += [attempt] if attempt not in group.attempts[-1:] else []
+                    group.batches += data[part.position : part.position + part.length]
+                    group.batch_count += part.batches
+                data.release()
+            self._reading.leave(1)
+            read.result()
+            del read
         return [
             GroupOrder(
                 target,

@@ -10,7 +10,9 @@ Invariants:
   only if all pieces are there and its checksums match; one that the former owner has begun and not finished is passed
   over.
 * The segments of an attempt count from the first on without a gap.
-* An append that fails ends everything here: the stream has another owner, who reads its own.
+* A segment with a piece whose append has failed ends its attempt. A DROPPED record that has failed is appended again
+  (`tell_dropped`), and the name of a dropped attempt begins anew only behind that record: what a next owner reads back
+  under a name is never a mixture of two attempts.
 * All staged bytes together stay below `limit_bytes` and one segment header. At most CACHE_BYTES of data are kept in
   memory, for epochs that are committed soon; the rest is read from the stream.
 
@@ -19,6 +21,7 @@ This module does not know which epochs are committed: `logstore.epochs.epochs` n
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
@@ -155,6 +158,8 @@ class ReplicatedStaging:
         self._reading: _Pieces | None = None
         self._cache: dict[ReplicatedSegment, bytes] = {}
         self._cached_bytes = 0
+        self._untold: dict[AttemptKey, None] = {}
+        """Dropped, and the stream does not say so, nor is it being told."""
         self.used_bytes = 0
 
     # ---- what the stream has, at a takeover
@@ -206,6 +211,13 @@ class ReplicatedStaging:
         known = attempt.known(position, data)
         if known is not None:
             return known
+        if key in self._untold:
+            self.tell_dropped()
+        if key in self._untold:
+            raise StorageFailed(
+                f"attempt {key.attempt!r} was dropped, which the topic of epochs does not take now; retry, or use "
+                "another attempt"
+            )
         if self.used_bytes + len(data) > self._limit_bytes:
             raise StorageFailed(
                 f"{self.used_bytes} bytes are staged, and {len(data)} more would exceed staging.limit_bytes = "
@@ -283,9 +295,21 @@ class ReplicatedStaging:
         dropped = [key for key in keys if key in self._attempts]
         if not dropped:
             return 0
-        for first in range(0, len(dropped), KEYS_AT_ONCE):
-            self._append(DROPPED, _encode_keys(dropped[first : first + KEYS_AT_ONCE]))
-        return self._forget(dropped)
+        self._untold.update(dict.fromkeys(dropped))
+        dropped_bytes = self._forget(dropped)
+        self.tell_dropped()
+        return dropped_bytes
+
+    def tell_dropped(self) -> None:
+        """Tell the stream of dropped attempts that it does not know of. Call it every few seconds."""
+        keys, self._untold = list(self._untold), {}
+        for first in range(0, len(keys), KEYS_AT_ONCE):
+            some = keys[first : first + KEYS_AT_ONCE]
+            self._append(DROPPED, _encode_keys(some)).add_callback(partial(self._told, some))
+
+    def _told(self, keys: Sequence[AttemptKey], told: Ticket[int]) -> None:
+        if told.error is not None:
+            self._untold.update(dict.fromkeys(keys))
 
     def _forget(self, keys: Iterable[AttemptKey]) -> int:
         forgotten = [attempt for key in keys if (attempt := self._attempts.pop(key, None)) is not None]

@@ -7,10 +7,9 @@ Invariants:
   order, each in all its streams before the next is decided; and END of an epoch lies behind the offset where the stream
   ended when the epoch was decided.
 * At most MAX_QUERIES are kept: the END that lies furthest back is forgotten first, and `known_from` moves behind it. So
-  a search may find more than is kept; whoever has searched looks at what was found as well.
+  a search may find more than is kept, in twice that memory; it tells of the query that it was made for.
 """
 
-from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from logstore.format.control import End, decode_control
@@ -24,6 +23,40 @@ class NewestEnd(NamedTuple):
 
     offset: int
     epoch: int
+
+
+class EndSearch:
+    """What a search for ENDs has found: the newest of each query, at most MAX_QUERIES; and the newest of one query,
+    whatever comes. `floor`: every END at or behind this offset that was found is kept, or a newer one of its query is.
+    """
+
+    def __init__(self, query: str) -> None:
+        self._query = query
+        self._newest = NewestEnd(-1, -1)
+        self.ends: dict[str, NewestEnd] = {}
+        self.floor = 0
+
+    @property
+    def newest_epoch(self) -> int:
+        """The epoch of the query's END that lies furthest behind; -1: none was found."""
+        return self._newest.epoch
+
+    def take(self, offset: int, batch: Buffer) -> None:
+        """A control batch at an offset. Raises CorruptBatch, UnknownFormatVersion."""
+        control = decode_control(batch)
+        if not isinstance(control, End):
+            return
+        end = NewestEnd(offset, control.epoch)
+        if control.query == self._query:
+            self._newest = max(self._newest, end)
+        known = self.ends.get(control.query)
+        if offset < self.floor or (known is not None and known.offset >= offset):
+            return
+        self.ends[control.query] = end
+        if len(self.ends) > 2 * MAX_QUERIES:
+            newest = sorted(self.ends.items(), key=lambda each: each[1], reverse=True)
+            self.ends = dict(newest[:MAX_QUERIES])
+            self.floor = newest[MAX_QUERIES][1].offset + 1
 
 
 class StreamEnds:
@@ -46,18 +79,11 @@ class StreamEnds:
         """Whether an END at or behind this offset may not be noted."""
         return decided_at < self.known_from
 
-    def searched(self, from_offset: int, controls: Iterable[tuple[int, Buffer]]) -> dict[str, int]:
-        """These control batches (offset, bytes), and no other END, lie between an offset and `known_from`. Returns the
-        newest epoch of each query among them. Raises CorruptBatch, UnknownFormatVersion.
-        """
-        found: dict[str, int] = {}
-        self.known_from = min(self.known_from, from_offset)
-        for offset, batch in sorted(controls, key=lambda each: each[0], reverse=True):
-            control = decode_control(batch)
-            if isinstance(control, End):
-                found.setdefault(control.query, control.epoch)
-                self.note(control.query, control.epoch, offset)
-        return found
+    def searched(self, from_offset: int, search: EndSearch) -> None:
+        """A search has found these ENDs, and no others, between an offset and `known_from`."""
+        self.known_from = max(min(self.known_from, from_offset), search.floor)
+        for query, end in sorted(search.ends.items(), key=lambda each: each[1]):
+            self.note(query, end.epoch, end.offset)
 
     def has(self, query: str, epoch: int, decided_at: int) -> bool:
         """Whether the stream has an epoch that was decided when the stream ended at an offset, or had ended there a

@@ -118,7 +118,7 @@ def topic_entries(config: TopicConfig, overrides: Mapping[str, str], defaults: T
                 ConfigSource.TOPIC if name in overrides else default_source,
                 _KINDS.get(name, ConfigType.LONG),
                 name in FIXED,
-                ours[name],
+                ours[name] if name in overrides else value,
                 default_source,
                 SETTINGS[name].documentation if name in SETTINGS else "Has one value here.",
             )
@@ -196,7 +196,7 @@ class ConfigHandlers:
             ("auto.create.topics.enable", creates, "true", ConfigType.BOOLEAN),
             ("num.partitions", str(settings.default_partitions), "1", ConfigType.INT),
             ("socket.request.max.bytes", str(settings.max_frame_bytes), str(16 << 20), ConfigType.INT),
-            ("default.replication.factor", "1", "1", ConfigType.INT),
+            ("default.replication.factor", str(self._broker.engine.store.default_replicas), "1", ConfigType.INT),
             (
                 "log.retention.check.interval.ms",
                 check_ms,

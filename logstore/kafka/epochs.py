@@ -4,11 +4,12 @@ Invariants:
 * Every answer is a body of `logstore.format.epoch_api`; a CairnError is an error inside it, and closes no
   connection.
 * If `auto-create-topics` is on, a topic that a staged segment names is created on first use, before anything is staged.
-* Rights are checked before anything is staged, created or committed (`logstore.kafka.rights.table`).
+* Rights are checked before anything is staged, created or committed (`logstore.kafka.rights.table`): those of a commit
+  for the topics that it publishes in, when its turn has come.
 * No request is served before `roll_forward` has returned.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Final
 
@@ -16,6 +17,7 @@ import trio
 
 from logstore.engine import StoreEngine
 from logstore.epochs.epochs import Epochs
+from logstore.epochs.query import Search
 from logstore.errors import CairnError, TopicAuthorizationFailed
 from logstore.format.epoch_api import (
     ABORT,
@@ -55,7 +57,11 @@ async def roll_forward(engine: StoreEngine, epochs: Epochs) -> None:
     """
     for search in epochs.searches():
         stream = engine.store.stream(search.target.topic, search.target.partition)
-        epochs.found(search, await engine.find_ends(stream, search.from_offset))
+
+        def take(offset: int, batch: bytes, search: Search = search) -> None:
+            epochs.found(search, [(offset, batch)])
+
+        await engine.find_ends(stream, search.from_offset, take=take)
     await engine.wait(epochs.roll_forward())
 
 
@@ -98,7 +104,8 @@ class EpochRequests:
                 await self._create_topics({part.topic for part in request.parts}, caller)
                 return await engine.wait(self._epochs.stage(request, now_ms=now_ms))
             case EpochCommitRequest():
-                return await engine.wait(self._epochs.commit(request, now_ms=now_ms))
+                may_publish = partial(self._check_outputs, request, caller)
+                return await engine.wait(self._epochs.commit(request, now_ms=now_ms, may_publish=may_publish))
             case AbortRequest():
                 return await engine.wait(self._epochs.abort(request))
             case DescribeRequest():
@@ -107,7 +114,10 @@ class EpochRequests:
                 raise AssertionError("scans have a handler of their own")
 
     def _authorize(self, request: Request, caller: Caller) -> None:
-        """Raise NotAuthorized unless the caller may do this with the query, and write to all its output topics."""
+        """Raise NotAuthorized unless the caller may do this with the query, and write to all topics that it stages for.
+
+        What a commit publishes is not settled yet: see `_check_outputs`.
+        """
         match request:
             case StageRequest():
                 table.require(self._broker, STAGE, caller, request.query)
@@ -115,19 +125,23 @@ class EpochRequests:
                     table.require(self._broker, STAGE, caller, topic, 1)
             case EpochCommitRequest():
                 table.require(self._broker, EPOCH_COMMIT, caller, request.query)
-                outputs = self._epochs.output_topics(request)
-                if not all(table.allows(self._broker, EPOCH_COMMIT, caller, topic, 1) for topic in outputs):
-                    # Another caller may have staged: the topics are not this one's to know.
-                    raise TopicAuthorizationFailed(
-                        f"{caller.principal} may not WRITE to every topic that epoch {request.epoch} of query "
-                        f"{request.query!r} has output for; ask for ACLs that allow it"
-                    )
             case AbortRequest():
                 table.require(self._broker, ABORT, caller, request.query)
             case DescribeRequest():
                 table.require(self._broker, DESCRIBE, caller, request.query)
             case ScanRequest():
                 raise AssertionError("scans have a handler of their own")
+
+    def _check_outputs(self, request: EpochCommitRequest, caller: Caller, topics: Collection[str]) -> None:
+        """Raise TopicAuthorizationFailed unless the caller may write to all topics that an epoch has output for."""
+        if not self._broker.authorizer.is_active:
+            return
+        if not all(table.allows(self._broker, EPOCH_COMMIT, caller, topic, 1) for topic in topics):
+            # Another caller may have staged: the topics are not this one's to know.
+            raise TopicAuthorizationFailed(
+                f"{caller.principal} may not WRITE to every topic that epoch {request.epoch} of query "
+                f"{request.query!r} has output for; ask for ACLs that allow it"
+            )
 
     async def _create_topics(self, names: Iterable[str], caller: Caller) -> None:
         """Create missing topics, if `auto-create-topics` is on; if not, `Epochs.stage` reports a missing topic. Raises

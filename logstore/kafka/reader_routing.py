@@ -1,18 +1,15 @@
 """Requests about registered readers on a host of a cluster: answered here, or by the host that has the readers.
 
-A client may ask any host; see `logstore.cluster.readers_home`.
+See `logstore.cluster.readers_home`.
 
 Invariants:
-* A request that a lost host, or a home that is none any more, leaves without an answer is asked again, until PATIENCE_S
-  are over: each of them may be asked twice without harm.
 * An answer rests on an entry that was put in the ledger for it, or is confirmed by one: a home that was replaced and
   does not know it answers nothing.
-* The home serves a request that is passed on no longer than PATIENCE_S: the other host has given it up by then.
 * Rights are checked by the host that the client asks.
 """
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 import trio
@@ -21,7 +18,7 @@ from logstore.cluster.owner_calls import ASK_READERS, CallServer, OwnerCalls
 from logstore.cluster.reader_holds import ReaderHolds
 from logstore.cluster.readers_home import ReadersHome
 from logstore.cluster.topics import ClusterTopics
-from logstore.errors import CairnError, HostUnreachable, MalformedRequest, OffsetOutOfRange, TryAgain
+from logstore.errors import CairnError, MalformedRequest, OffsetOutOfRange
 from logstore.format.fields import decode_fields, encode_fields, get_int
 from logstore.format.reader_api import (
     LOG_START,
@@ -39,16 +36,11 @@ from logstore.format.reader_api import (
 )
 from logstore.interfaces import Buffer
 from logstore.kafka.api_types import Broker, PrivateApi
+from logstore.kafka.home_routing import TOPIC_WAIT_S, HomeRouting, PassedOn
 from logstore.kafka.readers import ReaderFront, answer
 from logstore.log.readers import Readers, StreamBounds, StreamId
 from logstore.log.ticket import Ticket
 
-PATIENCE_S: Final = 25.0
-"""Less than a client waits for an answer before it connects again."""
-PAUSE_S: Final = 0.05
-"""Between two tries, unless the readers come to this host before."""
-TOPIC_WAIT_S: Final = 2.0
-"""How long this host may be behind another one in what topics there are."""
 REPLACED_TRIES: Final = 5
 NO_CORRELATION: Final = bytes(4)
 _INT16_MAX: Final = 2**15 - 1
@@ -92,6 +84,22 @@ class _HomeReaders:
             self.readers.check_placed(positions)
 
 
+class _HomeToAsk:
+    """The home of readers, whose topic is made when somebody asks."""
+
+    def __init__(self, home: ReadersHome) -> None:
+        self._home = home
+
+    @property
+    def stream(self) -> str | None:
+        """See Home."""
+        return self._home.stream if self._home.made() else None
+
+    async def changed(self) -> None:
+        """See Home."""
+        await self._home.changed()
+
+
 class ReaderRouting:
     """See the module."""
 
@@ -102,7 +110,8 @@ class ReaderRouting:
         self._topics = topics
         self._home = home
         self._holds = holds
-        self._owners = owners
+        form = PassedOn(ASK_READERS, "the registered readers", _encode, _decode)
+        self._routing = HomeRouting(_HomeToAsk(home), owners, form, self._answer_here)
 
     def apis(self) -> list[PrivateApi]:
         """The requests that are served."""
@@ -110,55 +119,19 @@ class ReaderRouting:
 
     def serve(self, calls: CallServer) -> None:
         """Serve calls of kind ASK_READERS from now on."""
-        calls.handle(ASK_READERS, self._passed_on)
-
-    # ---- on the host that a client asks
+        calls.handle(ASK_READERS, self._routing.serve)
 
     async def _ask(self, request: ReaderRequest) -> ReaderReply:
-        with trio.move_on_after(PATIENCE_S):
-            while True:
-                found = await self._try(request)
-                if found is not None:
-                    return _reply(api_key_of(request), found)
-                with trio.move_on_after(PAUSE_S):
-                    await self._home.changed()
-        raise TryAgain(f"no host of the cluster had the registered readers for {PATIENCE_S:g} s; retry")
-
-    async def _try(self, request: ReaderRequest) -> Buffer | None:
-        """The body of the answer, or None: ask again."""
-        if not self._home.made():
-            return None
-        if self._home.readers is not None:
-            return await self._answer_here(request)
-        stream = self._home.stream
-        if stream is None or self._owners.owner_of(stream) is None:
-            return None
-        _, body = encode_request(request, correlation_id=0)
-        payload = [encode_fields({"key": api_key_of(request)}), body]
-        try:
-            found = await self._owners.call(stream, ASK_READERS, payload)
-        except HostUnreachable:
-            return None
-        return found if len(found) else None
+        body = b"".join(await self._routing.ask(request))
+        _, reply = decode_reply(api_key_of(request), NO_CORRELATION + body)
+        if isinstance(reply, CairnError):
+            raise reply
+        return reply
 
     # ---- on the home
 
-    async def _passed_on(self, host: str, payload: memoryview) -> Sequence[Buffer]:
-        try:
-            fields, body = decode_fields(payload)
-            api_key = get_int(fields, "key", 0, _INT16_MAX)
-            if api_key not in READER_API_KEYS:
-                raise MalformedRequest(f"{api_key} is no request about readers")
-            request = decode_request(api_key, body)
-        except MalformedRequest as error:
-            return encode_reply_body(error)
-        found = None
-        with trio.move_on_after(PATIENCE_S):
-            found = await self._answer_here(request)
-        return [] if found is None else [found]
-
-    async def _answer_here(self, request: ReaderRequest) -> Buffer | None:
-        """The body of the answer of the readers here; None: they are here no more."""
+    async def _answer_here(self, request: ReaderRequest) -> list[Buffer] | None:
+        """The body of the answer of the readers here; None: they are not here, or no more."""
         readers = self._home.readers
         if readers is None:
             return None
@@ -169,7 +142,7 @@ class ReaderRouting:
             except CairnError as error:
                 reply = error
             if await self._home.confirm(readers):
-                return b"".join(encode_reply_body(reply))
+                return encode_reply_body(reply)
         return None
 
     async def _reply(self, place: _HomeReaders, request: ReaderRequest) -> ReaderReply:
@@ -202,9 +175,15 @@ class ReaderRouting:
         return topic is not None and 0 <= entry.partition < len(topic.partitions)
 
 
-def _reply(api_key: int, body: Buffer) -> ReaderReply:
-    """Raises the error in the body of an answer, MalformedRequest."""
-    _, reply = decode_reply(api_key, NO_CORRELATION + bytes(body))
-    if isinstance(reply, CairnError):
-        raise reply
-    return reply
+def _encode(request: ReaderRequest) -> list[Buffer]:
+    _, body = encode_request(request, correlation_id=0)
+    return [encode_fields({"key": api_key_of(request)}), body]
+
+
+def _decode(payload: memoryview) -> ReaderRequest:
+    """Raises MalformedRequest."""
+    fields, body = decode_fields(payload)
+    api_key = get_int(fields, "key", 0, _INT16_MAX)
+    if api_key not in READER_API_KEYS:
+        raise MalformedRequest(f"{api_key} is no request about readers")
+    return decode_request(api_key, body)

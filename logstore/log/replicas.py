@@ -275,6 +275,11 @@ class ReplicaChunks:
         fence_epoch = max(fence_epoch, int(self._ledger.get(key) or 0))
         return self._ledger.put({key: str(fence_epoch).encode()})
 
+    def remove_fence(self, stream: str) -> Ticket[None]:
+        """Forget the fence of a stream that will never be appended to. Fails with StorageFailed."""
+        key = f"{FENCE_KEY}{stream}"
+        return Ticket.succeeded(None) if self._ledger.get(key) is None else self._ledger.put({key: None})
+
     def tick(self) -> None:
         """Note what is durable of the replicas that have come to rest since the last call, or have grown by much: a
         start need not read it, and knows that it was there. The caller runs this every few seconds.

@@ -14,7 +14,7 @@ Sources: docs/decisions/0015-retention-counts-served-time.md, docs/decisions/003
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import NamedTuple, Protocol
 
 from logstore.base.clock import Clock
@@ -87,27 +87,35 @@ def excess(
     pinned_offset: int,
     now: RetentionTime,
     limit: Callable[[int], int],
+    total_bytes: int | None = None,
 ) -> Excess | None:
     """The oldest chunks beyond a topic's retention, up to the first chunk within it; None if there are none.
 
     `limit` gives the offset up to which registered readers let the stream be trimmed, from the offset that is wanted.
+    `total_bytes`: of all chunks, if the caller knows it. Then only the chunks are looked at that go, and a few more.
     """
-    wanted = _excess(chunks, config, pinned_offset, now)
+    if total_bytes is None:
+        total_bytes = sum(chunk.size_bytes for chunk in chunks) if config.retention_bytes >= 0 else 0
+    wanted = _excess(chunks, config, pinned_offset, now, total_bytes)
     if wanted is None:
         return None
     allowed_offset = limit(wanted.before_offset)
-    return wanted if allowed_offset >= wanted.before_offset else _excess(chunks, config, allowed_offset, now)
+    is_allowed = allowed_offset >= wanted.before_offset
+    return wanted if is_allowed else _excess(chunks, config, allowed_offset, now, total_bytes)
 
 
-def _excess(chunks: Sequence[AgedChunk], config: TopicConfig, pinned_offset: int, now: RetentionTime) -> Excess | None:
-    written_ms = _written(chunks)
-    total = sum(chunk.size_bytes for chunk in chunks)
+def _excess(
+    chunks: Sequence[AgedChunk], config: TopicConfig, pinned_offset: int, now: RetentionTime, total: int
+) -> Excess | None:
     before_offset = None
     reasons: dict[str, None] = {}
+    known_at, written_ms = -1, UNKNOWN_TIME
     for at, chunk in enumerate(chunks):
+        if known_at < at:
+            known_at, written_ms = _written(chunks, at)
         is_open = at == len(chunks) - 1
         is_too_big = 0 <= config.retention_bytes <= total - chunk.size_bytes and not is_open
-        is_too_old = 0 <= config.retention_ms < now.served_ms - written_ms[at] and written_ms[at] != UNKNOWN_TIME
+        is_too_old = 0 <= config.retention_ms < now.served_ms - written_ms and written_ms != UNKNOWN_TIME
         if is_open:
             is_too_old = is_too_old and now.wall_ms - chunk.max_timestamp > config.retention_ms
         if chunk.next_offset > pinned_offset or chunk.size_bytes == 0 or not (is_too_big or is_too_old):
@@ -118,14 +126,15 @@ def _excess(chunks: Sequence[AgedChunk], config: TopicConfig, pinned_offset: int
     return None if before_offset is None else Excess(before_offset, " and ".join(sorted(reasons)))
 
 
-def _written(chunks: Sequence[AgedChunk]) -> list[int]:
-    """When each chunk was last written; a chunk without a known time gets that of the next chunk that has one."""
-    known = UNKNOWN_TIME
-    found: list[int] = []
-    for chunk in reversed(chunks):
-        known = chunk.written_ms if chunk.written_ms != UNKNOWN_TIME else known
-        found.append(known)
-    return found[::-1]
+def _written(chunks: Sequence[AgedChunk], first: int) -> tuple[int, int]:
+    """When a chunk was last written, and the number of the chunk that says so: the next one with a known time, which
+    counts for those in front of it. Without one: the number of chunks, and UNKNOWN_TIME.
+    """
+    for at in range(first, len(chunks)):
+        written_ms = chunks[at].written_ms
+        if written_ms != UNKNOWN_TIME:
+            return at, written_ms
+    return len(chunks), UNKNOWN_TIME
 
 
 def must_roll(chunks: Sequence[Chunk], config: TopicConfig, log_start_offset: int, served_ms: int) -> bool:
@@ -150,7 +159,7 @@ def must_roll(chunks: Sequence[Chunk], config: TopicConfig, log_start_offset: in
 
 def held_records(chunks: Sequence[AgedChunk], end_offset: int) -> Callable[[int], HeldRecords]:
     """The chunks with records from an offset up to `end_offset`; whole chunks, for only these are trimmed."""
-    found = [chunk for chunk in chunks if chunk.base_offset < end_offset]
+    found = list(takewhile(lambda chunk: chunk.base_offset < end_offset, chunks))
     ends = [chunk.next_offset for chunk in found]
     total_bytes = list(accumulate((chunk.size_bytes for chunk in found), initial=0))
 

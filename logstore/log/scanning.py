@@ -158,6 +158,10 @@ def scan_tail(tail: StreamTail, wanted: ScanRange, max_bytes: int) -> ScanResult
     return ScanResult(_joined(buffers, size), max(start, wanted.from_offset), size)
 
 
+TakeEnd = Callable[[int, bytes], None]
+"""Takes an END control batch: its base offset and its bytes."""
+
+
 class ScannedStream(Protocol):
     """A stream whose control batches are looked for."""
 
@@ -170,15 +174,16 @@ async def find_ends(
     stream: ScannedStream,
     from_offset: int,
     before_offset: int = -1,
-) -> list[tuple[int, bytes]]:
-    """Base offsets and bytes of a stream's END control batches at or after `from_offset`, and before `before_offset`
-    (-1: the high watermark), newest first, by the scan of an engine.
+    *,
+    take: TakeEnd,
+) -> None:
+    """Give `take` a stream's END control batches at or after `from_offset`, and before `before_offset` (-1: the high
+    watermark), newest first, by the scan of an engine. One piece of ENDS_BYTES is in memory at a time.
     """
-    found: list[tuple[int, bytes]] = []
     before = stream.high_watermark if before_offset == -1 else before_offset
     while before > max(from_offset, stream.log_start_offset):
         piece = await scan_controls(before, (END_TYPE,), ENDS_BYTES, from_offset=from_offset)
         whole = b"".join(piece.buffers)
-        found += [(head.base_offset, whole[at : at + head.size_bytes]) for at, head in iterate_batches(whole)]
+        for at, head in sorted(iterate_batches(whole), key=lambda each: -each[1].base_offset):
+            take(head.base_offset, whole[at : at + head.size_bytes])
         before = piece.next_before
-    return found

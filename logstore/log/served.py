@@ -164,6 +164,10 @@ class ServedStore(Protocol):
         """Limits and defaults."""
 
     @property
+    def default_replicas(self) -> int:
+        """Copies of topics that ask for no number."""
+
+    @property
     def topics(self) -> Mapping[str, ServedTopic]:
         """All topics, by name."""
 

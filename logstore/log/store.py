@@ -135,6 +135,8 @@ class StoreEnvironment(NamedTuple):
 class Store:
     """The streams, topics and ledgers of one sidecar."""
 
+    default_replicas = 1
+
     def __init__(self, environment: StoreEnvironment, settings: StoreSettings, identity: DirectoryIdentity) -> None:
         self.clock = environment.clock
         self.settings = settings

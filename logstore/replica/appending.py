@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from logstore.replica.chunk_end import ChunkEnd
 from logstore.replica.effects import Effect, Send
 from logstore.replica.host_state import HostProgress
 from logstore.replica.messages import Append, AppendDone, Entry, OutOfOrder
@@ -43,6 +44,8 @@ class OwnerLimits:
     """
 
     chunk_bytes: int = 64 << 20
+    largest_chunk_bytes: int = 1 << 30
+    """What a full chunk may grow to while the metadata store is away."""
     min_chunk_ms: int = 100
     """A chunk takes batches for that long, however small chunks are to be: this bounds what a stream writes to the
     metadata store.
@@ -69,6 +72,8 @@ class MemberProgress:
     resends: int = 0
     """Since the member has confirmed something."""
     is_doubtful: bool = False
+    has_failed: bool = False
+    """And has confirmed nothing since."""
 
 
 class Appending:
@@ -89,11 +94,7 @@ class Appending:
         self.window = Window(0, limits.max_in_flight_bytes)
         self.chunk: ChunkRegistration | None = None
         self.progress: dict[Member, MemberProgress] = {}
-        self.is_draining = False
-        """The chunk gets no more batches: the next ones wait for the next chunk."""
-        self.chunk_bytes = limits.chunk_bytes
-        """A chunk of this size is full."""
-        self._opened_ms = 0
+        self.end = ChunkEnd(limits.chunk_bytes, limits.largest_chunk_bytes, limits.min_chunk_ms)
         self._told_acked_bytes = 0
         self._ask_founding = founding
         self._founding: bytes | None = None
@@ -101,31 +102,29 @@ class Appending:
     def begin(self, chunk: ChunkRegistration, now_ms: int) -> None:
         """Go on in a chunk that was just opened: what is not acknowledged is sent there again, at its offsets."""
         self._founding = None
-        self._opened_ms = now_ms
         if self.window.next_offset < chunk.base_offset:
             self.window = Window(chunk.base_offset, self._limits.max_in_flight_bytes)
         self.window.begin_chunk()
         self.chunk = chunk
         nothing = Prefix.empty(chunk.base_offset)
         self.progress = {member: MemberProgress(nothing) for member in chunk.members}
-        self.is_draining = False
+        self.end.begin(now_ms)
         self._told_acked_bytes = 0
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether every batch is acknowledged, every member was told so, and the chunk takes more."""
+        """Whether every batch is acknowledged, and every member was told so."""
         is_told = self._told_acked_bytes >= self.window.acked.length_bytes
-        return self.chunk is not None and self.window.is_empty and is_told and not self.is_draining
+        return self.chunk is not None and self.window.is_empty and is_told
 
     # ---- sending
 
     def send_placed(self, now_ms: int) -> list[Effect]:
         """Place the batches that wait, and send them along the chain."""
         effects: list[Effect] = []
-        is_old_enough = now_ms - self._opened_ms >= self._limits.min_chunk_ms
-        while self.chunk is not None and not self.is_draining:
-            if self.window.placed.length_bytes >= self.chunk_bytes and is_old_enough:
-                self.is_draining = True
+        while self.chunk is not None:
+            self.end.grown(self.window.placed.length_bytes, now_ms)
+            if self.end.is_draining:
                 break
             at, entries = self.window.place(now_ms, self._limits.append_bytes)
             if not entries:
@@ -192,7 +191,7 @@ class Appending:
         progress = self.progress[message.member]
         if message.durable.length_bytes > progress.durable.length_bytes:
             progress.durable = message.durable
-            progress.is_doubtful = False
+            progress.is_doubtful = progress.has_failed = False
             progress.resends = 0
             self._hosts.note(message.member.host, now_ms)
         elif message.is_working:
@@ -216,6 +215,15 @@ class Appending:
     def members_of(self, host: str) -> list[Member]:
         """The members on a host: one, or none."""
         return [member for member in self.progress if member.host == host]
+
+    def fails_anew(self, member: Member) -> bool:
+        """A member fails; whether it had not failed since it has confirmed something of this chunk.
+
+        What it could not take then does not count again when it is no suspect any more: it may take the next chunk.
+        """
+        progress = self.progress[member]
+        is_new, progress.has_failed = not progress.has_failed, True
+        return is_new
 
     def late(self, now_ms: int) -> list[Member]:
         """The members that have had a batch for too long."""

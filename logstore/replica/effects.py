@@ -59,7 +59,14 @@ class WriteFence:
     fence_epoch: int
 
 
-DiskOperation = WriteEntries | CutChunk | RemoveChunk | WriteFence
+@dataclass(frozen=True, slots=True)
+class RemoveFence:
+    """Forget the fence of a stream whose topic was deleted: nobody appends to the stream ever again."""
+
+    stream: str
+
+
+DiskOperation = WriteEntries | CutChunk | RemoveChunk | WriteFence | RemoveFence
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,6 @@ Sources: Apache BookKeeper (ensemble changes, the last add confirmed); SGuard, s
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
-from typing import Final
 
 from logstore.base.states import following
 from logstore.replica.appending import Appending, Founding, OwnerLimits
@@ -49,6 +47,7 @@ from logstore.replica.messages import (
     Refused,
     ToOwner,
 )
+from logstore.replica.owner_states import TAKING, TRANSITIONS, OwnerEvent, OwnerState
 from logstore.replica.placing import ANYWHERE, NextSet, Placing
 from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
 from logstore.replica.registrations import (
@@ -64,61 +63,6 @@ from logstore.replica.registrations import (
 from logstore.replica.repair import Repair
 from logstore.replica.suspects import Suspects
 from logstore.replica.trimming import Trimming
-
-
-class OwnerState(Enum):
-    """The life of an owner."""
-
-    IDLE = "idle"
-    READING = "reading"
-    CLAIMING = "claiming"
-    FENCING = "fencing"
-    SEALING = "sealing"
-    RESTORING = "restoring"
-    OPENING = "opening"
-    APPENDING = "appending"
-    ROLLING = "rolling"
-    DEPOSED = "deposed"
-
-
-class OwnerEvent(Enum):
-    """What moves an owner to another state."""
-
-    START = "start"
-    READ = "registration read"
-    CLAIMED = "claimed, a chunk is open"
-    CLAIMED_CLOSED = "claimed, no chunk is open"
-    FENCED = "members fenced"
-    SEALED = "chunk sealed"
-    OPEN = "enough copies"
-    OPENED = "chunk opened"
-    ROLL = "member failed, or chunk full"
-    ROLLED = "next chunk opened"
-    OVERTAKEN = "newer owner"
-
-
-TRANSITIONS: Final = {
-    (OwnerState.IDLE, OwnerEvent.START): OwnerState.READING,
-    (OwnerState.READING, OwnerEvent.READ): OwnerState.CLAIMING,
-    (OwnerState.CLAIMING, OwnerEvent.CLAIMED): OwnerState.FENCING,
-    (OwnerState.CLAIMING, OwnerEvent.CLAIMED_CLOSED): OwnerState.RESTORING,
-    (OwnerState.FENCING, OwnerEvent.FENCED): OwnerState.SEALING,
-    (OwnerState.SEALING, OwnerEvent.SEALED): OwnerState.RESTORING,
-    (OwnerState.RESTORING, OwnerEvent.OPEN): OwnerState.OPENING,
-    (OwnerState.OPENING, OwnerEvent.OPENED): OwnerState.APPENDING,
-    (OwnerState.APPENDING, OwnerEvent.ROLL): OwnerState.ROLLING,
-    (OwnerState.ROLLING, OwnerEvent.ROLLED): OwnerState.APPENDING,
-    (OwnerState.CLAIMING, OwnerEvent.OVERTAKEN): OwnerState.DEPOSED,
-    (OwnerState.FENCING, OwnerEvent.OVERTAKEN): OwnerState.DEPOSED,
-    (OwnerState.SEALING, OwnerEvent.OVERTAKEN): OwnerState.DEPOSED,
-    (OwnerState.RESTORING, OwnerEvent.OVERTAKEN): OwnerState.DEPOSED,
-    (OwnerState.OPENING, OwnerEvent.OVERTAKEN): OwnerState.DEPOSED,
-    (OwnerState.APPENDING, OwnerEvent.OVERTAKEN): OwnerState.DEPOSED,
-    (OwnerState.ROLLING, OwnerEvent.OVERTAKEN): OwnerState.DEPOSED,
-}
-
-TAKING: Final = (OwnerState.APPENDING, OwnerState.ROLLING)
-"""States in which batches are taken."""
 
 
 @dataclass(slots=True)
@@ -170,7 +114,7 @@ class Owner:
 
     def size_chunks(self, chunk_bytes: int) -> None:
         """A chunk is full at this size from now on."""
-        self._appending.chunk_bytes = chunk_bytes
+        self._appending.end.chunk_bytes = chunk_bytes
 
     @property
     def registration(self) -> StreamRegistration:
@@ -201,11 +145,20 @@ class Owner:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether nothing is due by time alone: a tick would do nothing before the next event."""
+        """Whether nothing is due by time alone before `wake_ms`: until then a tick would do nothing before the next
+        event.
+        """
         if self.state is not OwnerState.APPENDING:
             return self.state is OwnerState.DEPOSED
-        is_quiet = self._swap is None and self._appending.is_at_rest and not self._suspects.is_any(self._live)
-        return is_quiet and not self.trimming.is_wanted and self._repair.is_at_rest(self.revision, self._live)
+        is_ending = self._appending.end.is_due and len(self.registration.chunks) < MAX_CHUNKS
+        is_quiet = self._swap is None and self._appending.is_at_rest and not (self.trimming.is_wanted or is_ending)
+        return is_quiet and self._repair.is_at_rest(self.revision, self._live)
+
+    @property
+    def wake_ms(self) -> int | None:
+        """When an owner at rest is to have a tick, because a host that failed may be chosen again; None: never."""
+        times = [time for time in (self._suspects.wake_ms(self._live), self._repair.wake_ms) if time is not None]
+        return min(times, default=None) if self.state is OwnerState.APPENDING else None
 
     def may_append(self, size_bytes: int) -> bool:
         """Whether `append` takes a batch of this size now; if not, the log keeps it and asks again later."""
@@ -220,12 +173,15 @@ class Owner:
         return [ReadRegistration(self.stream)]
 
     def registration_read(self, answer: RegistrationRead, now_ms: int) -> list[Effect]:
-        """The stream's register, read or watched. After its claim the owner looks in it for another claim only."""
+        """The stream's register, as the metadata store has told it now. After its claim the owner looks in it for
+        another claim only; and it knows that the store answers, so that a chunk which is due may end.
+        """
         if answer.registration is None or self.state in (OwnerState.IDLE, OwnerState.DEPOSED):
             return []
         if self.state is not OwnerState.READING:
-            is_overtaken = answer.revision > self.revision and answer.registration.owner != self.me
-            return self._depose(answer.registration.epoch) if is_overtaken else []
+            if answer.revision > self.revision and answer.registration.owner != self.me:
+                return self._depose(answer.registration.epoch)
+            return self._store_answered(now_ms)
         self._registration, self.revision = answer.registration, answer.revision
         self._step(OwnerEvent.READ)
         return self._swap_in(self.registration.claimed(self.me), now_ms)
@@ -253,8 +209,10 @@ class Owner:
         return self._advance(now_ms)
 
     def roll(self, now_ms: int) -> list[Effect]:
-        """Seal the open chunk, if it has anything, once all that was sent is acknowledged, and open the next one."""
-        self._appending.is_draining |= self.acked.length_bytes > 0 and self.state is OwnerState.APPENDING
+        """Seal the open chunk, if it has anything, when the metadata store answers and all that was sent is
+        acknowledged, and open the next one.
+        """
+        self._appending.end.is_due |= self.acked.length_bytes > 0 and self.state is OwnerState.APPENDING
         return self._advance(now_ms)
 
     def tick(self, now_ms: int) -> list[Effect]:
@@ -318,6 +276,7 @@ class Owner:
             return self._overtaken(answer, now_ms)
         self._swap = None
         self._registration, self.revision = swap.wanted, answer.revision
+        self._appending.end.store_answered()
         changed = Registered(self.stream, swap.wanted)
         if swap.is_repair:
             self._repair.registered(now_ms)
@@ -326,6 +285,13 @@ class Owner:
         else:
             return [changed, *self._registered(now_ms)]
         return [changed, *self._advance(now_ms)]
+
+    def _store_answered(self, now_ms: int) -> list[Effect]:
+        """The metadata store answers: a chunk that is due is drained, unless a swap waits for the store still."""
+        if self.state is not OwnerState.APPENDING or self._swap is not None or not self._appending.end.is_due:
+            return []
+        self._appending.end.store_answered()
+        return self._advance(now_ms)
 
     def _overtaken(self, answer: SwapAnswer, now_ms: int) -> list[Effect]:
         """The register holds what another owner has written."""
@@ -346,6 +312,7 @@ class Owner:
         if self.state is OwnerState.ROLLING:
             self._step(OwnerEvent.ROLLED)
             self._shared.growths.give_back(self.stream)
+            self._reported = ""
             self._begin_chunk(now_ms)
             return [*self._look_hints(), *self._send_placed(now_ms)]
         raise AssertionError(f"owner of {self.stream}: a swap in state {self.state.value}")
@@ -428,7 +395,7 @@ class Owner:
         return self._report(fencing.chunk.epoch, f"no member of the open chunk has it: {members}; bring one back")
 
     def _report_full(self) -> list[Effect]:
-        reason = f"the stream has {MAX_CHUNKS} chunks; trim it, or make chunks larger"
+        reason = f"the stream has {MAX_CHUNKS} chunks or more, and gets no further one; trim it, or make chunks larger"
         return self._report(self.registration.epoch, reason)
 
     def _report(self, epoch: int, reason: str) -> list[Effect]:
@@ -456,8 +423,6 @@ class Owner:
             return []
         last = self.registration.last_chunk
         is_safe = last is None or len(last.members) >= self.registration.min_copies
-        if len(self.registration.chunks) >= MAX_CHUNKS + SPARE_CHUNKS:
-            return [*self._report_full(), *self._go_on_repairing(now_ms)]
         if is_safe and len(members := self._choose_members(now_ms)) >= self.registration.min_copies:
             self._step(OwnerEvent.OPEN)
             return self._swap_in(self.registration.opened(members, self._end_offset()), now_ms)
@@ -481,15 +446,19 @@ class Owner:
         return self._repair.placing.members(self.stream, self._next_set(now_ms))
 
     def _begin_chunk(self, now_ms: int) -> ChunkRegistration:
-        """Start appending to the chunk that was just opened."""
+        """Start appending to the chunk that was just opened. A chunk behind all spare ones stays empty, so that it is
+        not listed by the next owner: the stream waits until it is trimmed.
+        """
         chunk = self.registration.open_chunk
         if chunk is None:
             raise AssertionError(f"owner of {self.stream}: no chunk is open in {self.registration}")
         self._appending.begin(chunk, now_ms)
+        if len(self.registration.chunks) > MAX_CHUNKS + SPARE_CHUNKS:
+            self._appending.end.take_nothing()
         return chunk
 
     def _go_on_repairing(self, now_ms: int) -> list[Effect]:
-        if self._swap is not None:
+        if self._swap is not None or self._is_about_to_roll(now_ms):
             return []
         is_urgent = self.state is OwnerState.RESTORING
         step = self._repair.tick(self.registration, self.revision, self._live, now_ms, is_urgent=is_urgent)
@@ -533,7 +502,7 @@ class Owner:
         effects = self._roll_if_due(now_ms) if self._swap is None else []
         if not self._state_is_appending():
             return effects
-        if self._swap is None:
+        if self._swap is None and not self._is_about_to_roll(now_ms):
             effects += self._trim_if_due(now_ms)
         return [*effects, *self._appending.send_again(now_ms), *self._send_placed(now_ms)]
 
@@ -546,8 +515,14 @@ class Owner:
         if self._state_is_appending() and gone:
             effects += self._fail(gone, "it is gone", now_ms)
         if self._state_is_appending():
-            effects += self._roll_if_better(now_ms)
+            effects += self._end_chunk_if_due(now_ms)
         return effects
+
+    def _is_about_to_roll(self, now_ms: int) -> bool:
+        """Whether the next swap is that of a roll: another one would hold it up if the metadata store went away."""
+        if not self._appending.end.is_draining or len(self.registration.chunks) >= MAX_CHUNKS:
+            return False
+        return self._next_set(now_ms).size >= self.registration.min_copies
 
     def _trim_if_due(self, now_ms: int) -> list[Effect]:
         """Swap in what is left of a trim; batches go on meanwhile."""
@@ -559,15 +534,16 @@ class Owner:
 
     def _fail(self, members: list[Member], reason: str, now_ms: int) -> list[Effect]:
         """Members of the open chunk fail: go on with another set, if there is one; else wait for them."""
-        news = [member for member in members if not self._suspects.is_suspect(member, now_ms)]
+        gone = [member for member in members if self._live and member not in self._live]
+        trusted = [member for member in members if not self._suspects.is_suspect(member, now_ms)]
+        news = [member for member in trusted if self._appending.fails_anew(member) or member in gone]
         for member in news:
-            if self._live and member not in self._live:
+            if member in gone:
                 self._suspects.until_ms[member] = now_ms + self.limits.suspect_ms  # gone is not broken
             else:
                 self._suspects.add(member, self.limits.suspect_ms, now_ms)
-        reports: list[Effect] = [
-            MemberFailed(self.stream, self.registration.epoch, member.host, reason) for member in news
-        ]
+        epoch = self.registration.epoch
+        reports: list[Effect] = [MemberFailed(self.stream, epoch, member.host, reason) for member in news]
         if self._swap is not None:
             return reports  # a repair is being registered; the next tick finds the members late again
         chosen = self._choose_members(now_ms)
@@ -575,20 +551,27 @@ class Owner:
             return reports
         return [*reports, *self._roll(chosen, now_ms)]
 
-    def _roll_if_better(self, now_ms: int) -> list[Effect]:
-        """Roll a full chunk once it is drained, and one for which there is a better set now: in the stream's turn."""
-        following, appending = self._next_set(now_ms), self._appending
-        is_better, growths = following.is_better_than(appending.progress), self._shared.growths
+    def _end_chunk_if_due(self, now_ms: int) -> list[Effect]:
+        """Roll a chunk that is due once it is drained, for which the metadata store has to answer first. A chunk for
+        which there is a better set now is due too, in the stream's turn.
+        """
+        following, end, growths = self._next_set(now_ms), self._appending.end, self._shared.growths
+        is_full = len(self.registration.chunks) >= MAX_CHUNKS
+        is_better = not is_full and following.is_better_than(self._appending.progress)
         if not is_better:
             growths.give_back(self.stream)
-        appending.is_draining = appending.is_draining or (is_better and growths.take(self.stream))
-        if appending.is_draining and appending.window.is_all_acked and following.size >= self.registration.min_copies:
+        end.is_due = end.is_due or (is_better and growths.take(self.stream))
+        if not end.is_due or following.size < self.registration.min_copies:
+            return []
+        if is_full:
+            return self._report_full()
+        if end.is_draining and self._appending.window.is_all_acked:
             return self._roll(self._choose_members(now_ms), now_ms)
-        return []
+        return [ReadRegistration(self.stream)] if end.asks_store(now_ms) else []
 
     def _roll(self, members: tuple[Member, ...], now_ms: int) -> list[Effect]:
         """Seal the chunk at the acknowledged length, and open the next one, in one swap."""
-        if len(self.registration.chunks) >= MAX_CHUNKS:
+        if len(self.registration.chunks) >= MAX_CHUNKS + SPARE_CHUNKS:
             return self._report_full()
         self._step(OwnerEvent.ROLL)
         return self._swap_in(self._rolled_registration(members), now_ms)

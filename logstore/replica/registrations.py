@@ -41,7 +41,9 @@ MAX_CHUNKS: Final = 16_384
 
 
 SPARE_CHUNKS: Final = 64
-"""Of takeovers, beyond MAX_CHUNKS: a new owner has to open a chunk before it can trim."""
+"""Beyond MAX_CHUNKS, of takeovers and of members that fail: an owner needs an open chunk before it can trim. One more
+takes no batches, and is not listed when it is sealed, because it is empty.
+"""
 MAX_DROPPED: Final = 60
 """Chunks that one trim drops: a swap is one transaction. What is left is dropped by the next one."""
 UNKNOWN_TIME: Final = -1

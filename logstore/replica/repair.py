@@ -128,14 +128,21 @@ class Repair:
         """
         self._seen_registration: StreamRegistration | None = None
         """As it was then."""
+        self._is_damage_seen = True
+        """Whether nothing can be done about the damaged copies that are known, before something else changes."""
 
     def _step(self, event: RepairEvent) -> None:
         self.state = following(TRANSITIONS, self.state, event, f"repair of {self._stream}")
 
     def is_at_rest(self, revision: int, live: tuple[Member, ...]) -> bool:
-        """Whether there is nothing to do for this registration and these live members."""
+        """Whether there is nothing to do for this registration and these live members before `wake_ms`."""
         is_known = self._is_waiting or self._seen == (revision, live, self.placing)
-        return self.state is RepairState.IDLE and is_known and not self._damaged
+        return self.state is RepairState.IDLE and is_known and self._is_damage_seen
+
+    @property
+    def wake_ms(self) -> int | None:
+        """When a target or a source that failed may be asked again; None if none has failed."""
+        return min(self._bad.values(), default=None)
 
     # ---- events
 
@@ -164,6 +171,7 @@ class Repair:
                 return self._ask(self._job, registration, now_ms)
         if self.state is not RepairState.IDLE:
             return NOTHING
+        self._forget_old_failures(now_ms)
         dropped = self._drop_damaged(registration, live)
         if dropped is not None:
             return dropped
@@ -173,6 +181,7 @@ class Repair:
         """An answer of a target, or of a source by way of the target. The next tick goes on."""
         if isinstance(message, Refused) and message.reason is Reason.DAMAGED:
             self._damaged[message.epoch, message.member] = None
+            self._is_damage_seen = False
         job = self._job
         if job is None or self.state is not RepairState.COPYING or message.epoch != job.epoch:
             return
@@ -233,8 +242,8 @@ class Repair:
                     kept = staying[: registration.copies]
                     return RepairStep(tuple(effects), registration.with_copies(chunk.epoch, kept))
                 continue
-            source = next((member for member in holders if not self._is_bad(chunk.epoch, member, now_ms)), None)
-            target = self._target(chunk, source, live, now_ms)
+            source = next((member for member in holders if (chunk.epoch, member) not in self._bad), None)
+            target = self._target(chunk, source, live)
             if not holders and chunk.tiered is None:
                 effects += self._report(chunk)
             if target is None:
@@ -256,8 +265,7 @@ class Repair:
             self._step(RepairEvent.NAME)
             wanted = registration.with_copies(chunk.epoch, chunk.members, (*chunk.candidates, target))
             return RepairStep(tuple(effects), wanted)
-        if not self._bad:
-            self._seen, self._seen_registration = (revision, live, self.placing), registration
+        self._seen, self._seen_registration = (revision, live, self.placing), registration
         self._tokens.give_back(self._stream)
         return RepairStep(tuple(effects))
 
@@ -270,9 +278,7 @@ class Repair:
             return registration.chunks
         return differing_chunks(before, registration)[2]
 
-    def _target(
-        self, chunk: ChunkRegistration, source: Member | None, live: tuple[Member, ...], now_ms: int
-    ) -> Member | None:
+    def _target(self, chunk: ChunkRegistration, source: Member | None, live: tuple[Member, ...]) -> Member | None:
         """Who gets the copy: a candidate, which may have most of it; else a host that has none. A host that leaves gets
         none, unless it is a candidate and nobody holds the chunk.
         """
@@ -280,10 +286,10 @@ class Repair:
         hosts = {member.host for member in chunk.members if member in live}
         if source is not None:
             candidates = list(self.placing.staying(candidates))
-        usable = [member for member in candidates if not self._is_bad(chunk.epoch, member, now_ms)]
+        usable = [member for member in candidates if (chunk.epoch, member) not in self._bad]
         if source is not None and not usable:
             others = self.placing.staying(member for member in live if member.host not in hosts)
-            usable = [member for member in others if not self._is_bad(chunk.epoch, member, now_ms)]
+            usable = [member for member in others if (chunk.epoch, member) not in self._bad]
             holders = self.placing.staying(member for member in chunk.members if member in live)
             usable = list(self.placing.choose(self._stream, usable, holders, 1, is_new=False))
         return next(iter(usable), None)
@@ -343,6 +349,7 @@ class Repair:
                 del self._damaged[epoch, member]
                 self._step(RepairEvent.DROP)
                 return RepairStep((), registration.with_copies(epoch, members, candidates))
+        self._is_damage_seen = True
         return None
 
     # ---- failures
@@ -354,12 +361,11 @@ class Repair:
         self._job = None
         self._tokens.give_back(self._stream)
 
-    def _is_bad(self, epoch: int, member: Member, now_ms: int) -> bool:
-        until_ms = self._bad.get((epoch, member))
-        if until_ms is not None and until_ms <= now_ms:
-            del self._bad[epoch, member]
-            return False
-        return until_ms is not None
+    def _forget_old_failures(self, now_ms: int) -> None:
+        """Targets and sources whose time is over may be asked again: look through all chunks for what they are for."""
+        if self._bad and min(self._bad.values()) <= now_ms:
+            self._bad = {key: until_ms for key, until_ms in self._bad.items() if until_ms > now_ms}
+            self._seen = self._seen_registration = None
 
     def _report(self, chunk: ChunkRegistration) -> list[Effect]:
         """Once for each chunk, until it is there again."""

@@ -26,8 +26,7 @@ Sources: Apache BookKeeper's bookies (fencing, last add confirmed); HDFS's pipel
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import replace
 from typing import Any, Final
 
 from logstore.base.states import following
@@ -37,10 +36,20 @@ from logstore.replica.effects import (
     Effect,
     Load,
     RemoveChunk,
+    RemoveFence,
     Send,
     Store,
     WriteEntries,
     WriteFence,
+)
+from logstore.replica.known_replicas import (
+    TRANSITIONS,
+    CopyOrdered,
+    KnownReplicas,
+    ReplicaChunk,
+    ReplicaEvent,
+    ReplicaState,
+    StoredReplicas,
 )
 from logstore.replica.messages import (
     Append,
@@ -70,98 +79,6 @@ COPY_BYTES: Final = 1 << 20
 """What a copy asks for at a time, at most: the host may make it less."""
 
 
-class ReplicaState(Enum):
-    """The life of one host's replica of a chunk."""
-
-    OPEN = "open"
-    """Takes appends, if its epoch is not fenced."""
-    SEALING = "sealing"
-    """Is being cut to the length that the registration says."""
-    SEALED = "sealed"
-    """Holds the whole chunk, durably."""
-    FAILED = "failed"
-    """A write or a sync has failed, or a read found damage: what is whole is served, nothing is added, until the next
-    start of the host, which looks at it anew; a copy takes its place when the registration has dropped it."""
-    REMOVING = "removing"
-    """The stream's registration does not list it."""
-
-
-class ReplicaEvent(Enum):
-    """What moves a replica of a chunk to another state."""
-
-    SEAL = "registration shows the end"
-    CUT = "cut"
-    FAIL = "write, sync or read failed"
-    UNLIST = "registration lists it no more"
-
-
-TRANSITIONS: Final = {
-    (ReplicaState.OPEN, ReplicaEvent.SEAL): ReplicaState.SEALING,
-    (ReplicaState.SEALING, ReplicaEvent.CUT): ReplicaState.SEALED,
-    (ReplicaState.OPEN, ReplicaEvent.FAIL): ReplicaState.FAILED,
-    (ReplicaState.FAILED, ReplicaEvent.FAIL): ReplicaState.FAILED,
-    (ReplicaState.SEALED, ReplicaEvent.FAIL): ReplicaState.FAILED,
-    (ReplicaState.SEALING, ReplicaEvent.FAIL): ReplicaState.FAILED,
-    (ReplicaState.OPEN, ReplicaEvent.UNLIST): ReplicaState.REMOVING,
-    (ReplicaState.SEALED, ReplicaEvent.UNLIST): ReplicaState.REMOVING,
-    (ReplicaState.FAILED, ReplicaEvent.UNLIST): ReplicaState.REMOVING,
-    (ReplicaState.REMOVING, ReplicaEvent.FAIL): ReplicaState.FAILED,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class StoredChunk:
-    """What a start finds of a chunk on the disk: whole entries, whose checksums are right."""
-
-    base_offset: int
-    durable: Prefix
-    is_sealed: bool
-    is_damaged: bool = False
-    """Behind `durable` there is data that was once durable, and cannot be read: the copy counts for nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredReplicas:
-    """What a start finds on the disk: the fence of each stream, and chunks by stream and epoch."""
-
-    fences: dict[str, int] = field(default_factory=dict)
-    chunks: dict[tuple[str, int], StoredChunk] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Copy:
-    """A copy in progress, or done: for whom, from whom, up to where."""
-
-    owner: str
-    order: CopyChunk
-
-
-@dataclass(slots=True)
-class _Chunk:
-    """A replica of one chunk. `end`: with what is not durable yet. `readable_bytes`: what readers may see."""
-
-    stream: str
-    epoch: int
-    base_offset: int
-    end: Prefix
-    durable: Prefix
-    state: ReplicaState = ReplicaState.OPEN
-    acked_bytes: int = 0
-    is_followed: bool = False
-    is_damaged: bool = False
-    copy: _Copy | None = None
-    copy_revision: int = 0
-    asked_at: int = 0
-    """How many operations of the disk were done when the owner was answered last."""
-    fences: list[tuple[str, Fence]] = field(default_factory=list)
-    """Fences that are not answered yet, with who asked."""
-
-    @property
-    def failure(self) -> Reason:
-        """Why a replica that has failed takes nothing."""
-        return Reason.DAMAGED if self.is_damaged else Reason.DISK_FAILED
-
-
 class Replica:
     """All replicas of one host, on one disk."""
 
@@ -178,18 +95,18 @@ class Replica:
         self._max_unsynced_bytes = max_unsynced_bytes
         self._fences = dict(stored.fences)
         self._durable_fences = dict(stored.fences)
-        self._chunks: dict[tuple[str, int], _Chunk] = {}
-        self._by_stream: dict[str, dict[int, _Chunk]] = {}
+        self._chunks = KnownReplicas()
         for (stream, epoch), chunk in stored.chunks.items():
             state = ReplicaState.SEALED if chunk.is_sealed else ReplicaState.OPEN
-            found = _Chunk(stream, epoch, chunk.base_offset, chunk.durable, chunk.durable, state)
-            self._chunks[stream, epoch] = self._by_stream.setdefault(stream, {})[epoch] = found
+            found = ReplicaChunk(stream, epoch, chunk.base_offset, chunk.durable, chunk.durable, state)
+            self._chunks.add(found)
             if chunk.is_damaged:
                 self._fail(found, is_damaged=True)
         self._tokens = 0
         self._stores: dict[int, tuple[DiskOperation, str]] = {}
         self._loads: dict[int, tuple[str, ReadEntries]] = {}
         self._unsynced_bytes = self._operations = 0
+        self._begun: dict[str, None] = {}
         self._owner_hosts: dict[str, str] = {}
         """Who gets reports of damage."""
         self._handlers: dict[type, Callable[[str, Any], list[Effect]]] = {
@@ -211,28 +128,44 @@ class Replica:
 
     def streams(self) -> list[str]:
         """The streams of which there is a chunk here: whose registrations the host should look at when it starts."""
-        return sorted(self._by_stream)
+        return self._chunks.streams()
+
+    def fenced_streams(self) -> list[str]:
+        """The streams with a fence here, which stays until their topic is deleted."""
+        return sorted(self._fences)
 
     @property
     def counts(self) -> tuple[int, int]:
         """How many replicas take entries still, and how many are sealed; each look counts them all."""
-        states = [chunk.state for chunk in self._chunks.values()]
+        states = [chunk.state for chunk in self._chunks]
         return states.count(ReplicaState.OPEN), states.count(ReplicaState.SEALED)
 
     def has_chunks_of(self, stream: str) -> bool:
         """Whether there is a chunk of the stream here."""
-        return stream in self._by_stream
+        return bool(self._chunks.of_stream(stream))
+
+    def has_anything_of(self, stream: str) -> bool:
+        """Whether there is a chunk of the stream here, or a fence."""
+        return stream in self._fences or self.has_chunks_of(stream)
+
+    def begun(self) -> dict[str, None]:
+        """The streams with a replica that was begun since the last call, as a message said, which may have come from an
+        owner that was replaced: a registration, as the host knows it, is to be shown after a while.
+        """
+        begun, self._begun = self._begun, {}
+        return begun
 
     def fence_of(self, stream: str) -> int:
         """The lowest epoch from which appends are taken."""
         return self._fences.get(stream, 0)
 
-    def _step(self, chunk: _Chunk, event: ReplicaEvent) -> None:
+    def _step(self, chunk: ReplicaChunk, event: ReplicaEvent) -> None:
         chunk.state = following(TRANSITIONS, chunk.state, event, f"replica of {chunk.stream} epoch {chunk.epoch}")
 
-    def _fail(self, chunk: _Chunk, *, is_damaged: bool) -> None:
+    def _fail(self, chunk: ReplicaChunk, *, is_damaged: bool) -> None:
         """Nothing is added any more. `is_damaged`: what was durable cannot be read."""
         self._step(chunk, ReplicaEvent.FAIL)
+        self._chunks.unsettle(chunk)
         chunk.end = chunk.durable
         chunk.is_damaged = chunk.is_damaged or is_damaged
 
@@ -242,7 +175,7 @@ class Replica:
         refused = self._refusal(message)
         if refused is not None:
             return [Send(message.owner, refused)]
-        chunk = self._chunks.get((message.stream, message.epoch))
+        chunk = self._chunks.get(message.stream, message.epoch)
         if chunk is None:
             chunk = self._new_chunk(message.stream, message.epoch, message.base_offset)
         forward = self._forward(message)
@@ -270,7 +203,7 @@ class Replica:
 
     def _refusal(self, message: Append) -> Refused | None:
         """Why an append is not taken, whatever it holds; None if it may be."""
-        chunk = self._chunks.get((message.stream, message.epoch))
+        chunk = self._chunks.get(message.stream, message.epoch)
         reason: Reason | None = None
         if message.disk != self.me.disk:
             reason = Reason.WRONG_DISK
@@ -282,7 +215,7 @@ class Replica:
             reason = Reason.SEALED
         return None if reason is None else self._refused(message.stream, message.epoch, reason)
 
-    def _unknown_entries(self, chunk: _Chunk, message: Append) -> tuple[Entry, ...] | None:
+    def _unknown_entries(self, chunk: ReplicaChunk, message: Append) -> tuple[Entry, ...] | None:
         return unknown_entries(chunk.end, message)
 
     def _forward(self, message: Append) -> list[Effect]:
@@ -292,26 +225,23 @@ class Replica:
         onward = replace(message, disk=following_member.disk, forward=tuple(rest))
         return [Send(following_member.host, onward)]
 
-    def _new_chunk(self, stream: str, epoch: int, base_offset: int) -> _Chunk:
+    def _new_chunk(self, stream: str, epoch: int, base_offset: int) -> ReplicaChunk:
         nothing = Prefix.empty(base_offset)
-        chunk = self._chunks[stream, epoch] = _Chunk(stream, epoch, base_offset, nothing, nothing)
-        self._by_stream.setdefault(stream, {})[epoch] = chunk
+        chunk = ReplicaChunk(stream, epoch, base_offset, nothing, nothing)
+        self._chunks.add(chunk)
+        self._begun[stream] = None
+        return chunk
+
+    def _replica(self, stream: str, epoch: int) -> ReplicaChunk:
+        chunk = self._chunks.get(stream, epoch)
+        if chunk is None:
+            raise AssertionError(f"there is no replica of {stream} epoch {epoch}")
         return chunk
 
     def was_copied(self, stream: str, epoch: int) -> bool:
         """Whether a copy of the sealed chunk was ordered here: entries for it may come, also from behind its end."""
-        chunk = self._chunks.get((stream, epoch))
+        chunk = self._chunks.get(stream, epoch)
         return chunk is not None and chunk.copy_revision > 0
-
-    def _chunks_of(self, stream: str) -> list[_Chunk]:
-        return list(self._by_stream.get(stream, {}).values())
-
-    def _drop(self, stream: str, epoch: int) -> None:
-        del self._chunks[stream, epoch]
-        chunks = self._by_stream[stream]
-        del chunks[epoch]
-        if not chunks:
-            del self._by_stream[stream]
 
     def _refused(self, stream: str, epoch: int, reason: Reason) -> Refused:
         return Refused(stream, epoch, self.me, reason, self.fence_of(stream))
@@ -323,7 +253,7 @@ class Replica:
             return [Send(sender, self._refused(message.stream, message.epoch, Reason.WRONG_DISK))]
         if message.fence_epoch < self.fence_of(message.stream):
             return [Send(sender, self._refused(message.stream, message.epoch, Reason.FENCED))]
-        chunk = self._chunks.get((message.stream, message.epoch))
+        chunk = self._chunks.get(message.stream, message.epoch)
         if chunk is None:
             # On the right disk: nothing of this chunk was ever durable here, so nothing of it was acknowledged.
             chunk = self._new_chunk(message.stream, message.epoch, message.base_offset)
@@ -332,11 +262,12 @@ class Replica:
             # Never a shorter length: the chunk would be sealed there, and what others still have would be gone.
             return [Send(sender, self._refused(message.stream, message.epoch, Reason.DAMAGED))]
         chunk.fences = [(sender, message)]
+        self._chunks.unsettle(chunk)
         if self._durable_fences.get(message.stream, 0) >= message.fence_epoch:
             return self._fence_answers(chunk)
         return [self._store(WriteFence(message.stream, message.fence_epoch), sender)]
 
-    def _fence_answers(self, chunk: _Chunk) -> list[Effect]:
+    def _fence_answers(self, chunk: ReplicaChunk) -> list[Effect]:
         """The answers to fences that are durable, once every append taken before them is."""
         if not self._is_settled(chunk):
             return []
@@ -350,7 +281,7 @@ class Replica:
             effects.append(Send(sender, done))
         return effects
 
-    def _is_settled(self, chunk: _Chunk) -> bool:
+    def _is_settled(self, chunk: ReplicaChunk) -> bool:
         return chunk.durable == chunk.end
 
     # ---- the disk
@@ -364,15 +295,20 @@ class Replica:
         """An operation is done and durable."""
         operation, asker = self._stores.pop(token)
         self._operations += 1
+        if isinstance(operation, RemoveFence):
+            self._fences.pop(operation.stream, None)
+            self._durable_fences.pop(operation.stream, None)
+            return []
         if isinstance(operation, WriteFence):
             fence = max(operation.fence_epoch, self._durable_fences.get(operation.stream, 0))
             self._durable_fences[operation.stream] = fence
-            return [effect for chunk in self._chunks_of(operation.stream) for effect in self._fence_answers(chunk)]
-        chunk = self._chunks[operation.stream, operation.epoch]
+            fenced = self._chunks.unsettled(operation.stream)
+            return [effect for chunk in fenced for effect in self._fence_answers(chunk)]
+        chunk = self._replica(operation.stream, operation.epoch)
         if isinstance(operation, WriteEntries):
             return self._written(chunk, operation, asker)
         if isinstance(operation, RemoveChunk):
-            self._drop(operation.stream, operation.epoch)
+            self._chunks.drop(chunk)
             return []
         chunk.end = chunk.durable = operation.end
         self._step(chunk, ReplicaEvent.CUT)
@@ -383,9 +319,11 @@ class Replica:
         the bytes do not match their checksum. A cut that the disk refused is no damage: the copy is whole.
         """
         operation, asker = self._stores.pop(token)
+        if isinstance(operation, RemoveFence):
+            return []  # it is tried again
         if isinstance(operation, WriteFence):
             return [Send(asker, self._refused(operation.stream, 0, Reason.DISK_FAILED))]
-        chunk = self._chunks[operation.stream, operation.epoch]
+        chunk = self._replica(operation.stream, operation.epoch)
         if isinstance(operation, WriteEntries):
             self._forget_unsynced(operation)
         self._fail(chunk, is_damaged=is_damaged)
@@ -394,7 +332,7 @@ class Replica:
         refused = Send(asked_by, self._refused(chunk.stream, chunk.epoch, chunk.failure))
         return [refused, *self._fence_answers(chunk)]
 
-    def _written(self, chunk: _Chunk, operation: WriteEntries, owner: str) -> list[Effect]:
+    def _written(self, chunk: ReplicaChunk, operation: WriteEntries, owner: str) -> list[Effect]:
         self._forget_unsynced(operation)
         if chunk.state is ReplicaState.FAILED:
             return []  # an earlier write failed: what lies behind a hole counts for nothing
@@ -406,7 +344,7 @@ class Replica:
             return [*self._fence_answers(chunk), *progress, *self._continue_copy(chunk)]
         return [Send(owner, self._append_done(chunk)), *self._fence_answers(chunk)]
 
-    def _append_done(self, chunk: _Chunk) -> AppendDone:
+    def _append_done(self, chunk: ReplicaChunk) -> AppendDone:
         is_working = chunk.durable != chunk.end and chunk.asked_at < self._operations
         chunk.asked_at = self._operations
         return AppendDone(chunk.stream, chunk.epoch, self.me, chunk.durable, is_working)
@@ -420,9 +358,10 @@ class Replica:
         """A stream's registration, as it is or was: seals what it shows as sealed, removes what it does not list."""
         effects: list[Effect] = []
         self._owner_hosts[stream] = registration.owner.host
-        for chunk in self._chunks_of(stream):
+        for chunk in self._chunks.shown(stream, registration):
             shown = registration.chunk(chunk.epoch)
             if shown is None or not shown.names(self.me):
+                self._chunks.unsettle(chunk)
                 if registration.epoch > chunk.epoch and revision >= chunk.copy_revision:
                     effects += self._remove(chunk)
                 continue
@@ -431,13 +370,15 @@ class Replica:
                 effects.append(Send(registration.owner.host, self._refused(stream, chunk.epoch, Reason.DAMAGED)))
             elif shown.end is not None and chunk.state is ReplicaState.OPEN:
                 effects += self._seal(chunk, shown.end, registration.owner.host)
+            self._chunks.settle(chunk, self.me, shown)
         return effects
 
     def is_in_line(self, stream: str, registration: StreamRegistration) -> bool:
-        """Whether nothing is left to do here about the stream's sealed chunks. Otherwise the host shows the
-        registration again after a while: appends were under way, an operation failed, or a report was lost.
+        """Whether nothing is left to do here about the stream's sealed chunks, by the registration that was seen last.
+        Otherwise the host shows it again after a while: appends were under way, an operation failed, or a report was
+        lost.
         """
-        for chunk in self._chunks_of(stream):
+        for chunk in self._chunks.unsettled(stream):
             shown = registration.chunk(chunk.epoch)
             if shown is None or not shown.names(self.me):
                 if registration.epoch > chunk.epoch:
@@ -446,14 +387,14 @@ class Replica:
                 return False
         return True
 
-    def _remove(self, chunk: _Chunk) -> list[Effect]:
+    def _remove(self, chunk: ReplicaChunk) -> list[Effect]:
         if chunk.state in (ReplicaState.SEALING, ReplicaState.REMOVING) or not self._is_settled(chunk):
             return []  # the next registration that is seen will do it
         self._step(chunk, ReplicaEvent.UNLIST)
         chunk.copy = None
         return [self._store(RemoveChunk(chunk.stream, chunk.epoch), self.me.host)]
 
-    def _seal(self, chunk: _Chunk, end: Prefix, owner: str) -> list[Effect]:
+    def _seal(self, chunk: ReplicaChunk, end: Prefix, owner: str) -> list[Effect]:
         """Cut the chunk to its end, if it has that much; if not, it waits for a copy of the rest."""
         if not self._is_settled(chunk) or chunk.durable.length_bytes < end.length_bytes:
             return []
@@ -461,17 +402,20 @@ class Replica:
         return [self._store(CutChunk(chunk.stream, chunk.epoch, end), owner)]
 
     def stream_deleted(self, stream: str) -> list[Effect]:
-        """The stream's topic was deleted, and its name will never be used again: nothing of it is kept. Where appends
-        are under way this has to be said again.
+        """The stream's topic was deleted, and its name will never be used again: nothing of it is kept, its fence at
+        last. This has to be said again until nothing is left: appends may be under way, or an operation fails.
         """
-        return [effect for chunk in self._chunks.values() if chunk.stream == stream for effect in self._remove(chunk)]
+        chunks = list(self._chunks.of_stream(stream).values())
+        if not chunks and stream in self._fences:
+            return [self._store(RemoveFence(stream), self.me.host)]
+        return [effect for chunk in chunks for effect in self._remove(chunk)]
 
     # ---- copies of sealed chunks
 
     def _copy(self, sender: str, message: CopyChunk) -> list[Effect]:
         if message.disk != self.me.disk:
             return [Send(sender, self._refused(message.stream, message.epoch, Reason.WRONG_DISK))]
-        chunk = self._chunks.get((message.stream, message.epoch))
+        chunk = self._chunks.get(message.stream, message.epoch)
         if chunk is None:
             chunk = self._new_chunk(message.stream, message.epoch, message.base_offset)
         if chunk.state in (ReplicaState.REMOVING, ReplicaState.SEALING):
@@ -479,12 +423,12 @@ class Replica:
         if chunk.state is ReplicaState.FAILED:
             return [Send(sender, self._refused(message.stream, message.epoch, chunk.failure))]
         chunk.copy_revision = max(chunk.copy_revision, message.revision)
-        chunk.copy = _Copy(sender, message)
+        chunk.copy = CopyOrdered(sender, message)
         if chunk.state is ReplicaState.SEALED:
             return self._copy_done(chunk)
         return self._continue_copy(chunk)
 
-    def _continue_copy(self, chunk: _Chunk) -> list[Effect]:
+    def _continue_copy(self, chunk: ReplicaChunk) -> list[Effect]:
         """Ask for the next piece, or seal the chunk when all are there."""
         if chunk.copy is None or not self._is_settled(chunk):
             return []
@@ -502,14 +446,14 @@ class Replica:
 
     def progress_of(self, stream: str, epoch: int) -> list[Effect]:
         """Tells who has ordered a copy how far it is; nothing if there is none under way."""
-        chunk = self._chunks.get((stream, epoch))
+        chunk = self._chunks.get(stream, epoch)
         if chunk is None or chunk.copy is None:
             return []
         copied_bytes, revision = chunk.durable.length_bytes, chunk.copy.order.revision
         return [Send(chunk.copy.owner, CopyProgress(stream, epoch, self.me, copied_bytes, revision))]
 
     def _piece(self, sender: str, message: EntriesRead) -> list[Effect]:
-        chunk = self._chunks.get((message.stream, message.epoch))
+        chunk = self._chunks.get(message.stream, message.epoch)
         if chunk is None or chunk.copy is None or message.member != chunk.copy.order.source:
             return []
         if chunk.state is not ReplicaState.OPEN or not self._is_settled(chunk):
@@ -536,13 +480,13 @@ class Replica:
 
     def _piece_refused(self, sender: str, message: Refused) -> list[Effect]:
         """The source does not send: the owner hears of it, as if the source had told it."""
-        chunk = self._chunks.get((message.stream, message.epoch))
+        chunk = self._chunks.get(message.stream, message.epoch)
         if chunk is None or chunk.copy is None or message.member != chunk.copy.order.source:
             return []
         owner, chunk.copy = chunk.copy.owner, None
         return [Send(owner, message)]
 
-    def _copy_done(self, chunk: _Chunk) -> list[Effect]:
+    def _copy_done(self, chunk: ReplicaChunk) -> list[Effect]:
         if chunk.copy is None:
             return []
         copy, chunk.copy = chunk.copy, None
@@ -550,7 +494,7 @@ class Replica:
             return [Send(copy.owner, self._refused(chunk.stream, chunk.epoch, Reason.DIVERGED))]
         return [Send(copy.owner, CopyDone(chunk.stream, chunk.epoch, self.me, chunk.durable, copy.order.revision))]
 
-    def _end_copy(self, chunk: _Chunk, reason: Reason) -> list[Effect]:
+    def _end_copy(self, chunk: ReplicaChunk, reason: Reason) -> list[Effect]:
         if chunk.copy is None:
             return []
         owner, chunk.copy = chunk.copy.owner, None
@@ -561,7 +505,7 @@ class Replica:
     def _read(self, sender: str, message: ReadEntries) -> list[Effect]:
         if message.disk != self.me.disk:
             return [Send(sender, self._refused(message.stream, message.epoch, Reason.WRONG_DISK))]
-        chunk = self._chunks.get((message.stream, message.epoch))
+        chunk = self._chunks.get(message.stream, message.epoch)
         if chunk is None or chunk.state is ReplicaState.REMOVING:
             return [Send(sender, self._refused(message.stream, message.epoch, Reason.ABSENT))]
         self._tokens += 1
@@ -570,7 +514,7 @@ class Replica:
         place = (chunk.stream, chunk.epoch, message.offset)
         return [Load(self._tokens, *place, limit_bytes, message.max_bytes, message.for_copy, message.is_urgent)]
 
-    def _readable_bytes(self, chunk: _Chunk) -> int:
+    def _readable_bytes(self, chunk: ReplicaChunk) -> int:
         """How much of a chunk readers may see."""
         if chunk.state is ReplicaState.SEALED and chunk.is_followed:
             return chunk.durable.length_bytes
@@ -591,7 +535,7 @@ class Replica:
     def load_failed(self, token: int) -> list[Effect]:
         """What a `Load` asked for cannot be read, or does not match its checksum. The stream's owner hears of it."""
         sender, message = self._loads.pop(token)
-        chunk = self._chunks.get((message.stream, message.epoch))
+        chunk = self._chunks.get(message.stream, message.epoch)
         refused = self._refused(message.stream, message.epoch, Reason.DAMAGED)
         if chunk is not None and chunk.state in (ReplicaState.OPEN, ReplicaState.SEALED):
             self._fail(chunk, is_damaged=True)

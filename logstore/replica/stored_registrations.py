@@ -51,7 +51,8 @@ from logstore.replica.registrations import (
 
 MAX_CHANGED_CHUNKS: Final = MAX_CHANGES - 1
 """Of one swap; a transaction has the head too. A roll changes one chunk, a copy one, a trim as many as it drops."""
-MOST_CHUNKS: Final = MAX_CHUNKS + SPARE_CHUNKS
+MOST_CHUNKS: Final = MAX_CHUNKS + SPARE_CHUNKS + 1
+"""With an open one behind all spare ones, which takes no batches."""
 READ_TRIES: Final = 8
 """A head changes a few times in a second at most, and a read takes milliseconds."""
 SWAP_TRIES: Final = 3

@@ -50,6 +50,8 @@ class Suspects:
             return members
         return tuple(member for member in members if member not in self.until_ms or member not in self._again)
 
-    def is_any(self, members: tuple[Member, ...]) -> bool:
-        """Whether one of these has failed, and was not chosen since."""
-        return bool(self.until_ms) and any(member in self.until_ms for member in members)
+    def wake_ms(self, members: tuple[Member, ...]) -> int | None:
+        """When one of these that has failed may be chosen again; None if none of them has failed."""
+        if not self.until_ms:
+            return None
+        return min((self.until_ms[member] for member in members if member in self.until_ms), default=None)

@@ -28,6 +28,7 @@ from testcontainers.core.container import DockerContainer
 from testcontainers.core.network import Network as DockerNetwork
 
 from logstore.testing.certificates import certificate_flags, make_certificates
+from logstore.testing.namespaces import shape
 from logstore.testing.network import ETCD, NetworkUnavailable, free_ports
 from logstore.testing.processes import PATIENCE_S, NotStarted
 
@@ -40,6 +41,8 @@ DATA: Final = "/var/lib/cairn"
 CERTIFICATES: Final = "/certificates"
 READY: Final = b"cairn ready"
 POLL_S: Final = 0.05
+SIGNALED: Final = 128
+"""Docker adds it to the number of the signal that ended a process."""
 PREFIX: Final = "cairn-test-"
 
 # The container that would remove what a killed test leaves comes from a registry, which nobody can assume.
@@ -64,6 +67,7 @@ class ContainerNode:
         self.name = name
         self._make = make
         self._made: DockerContainer | None = None
+        self._is_ended = True
 
     @property
     def container(self) -> Any:
@@ -85,12 +89,25 @@ class ContainerNode:
         return int(self.container.attrs["State"]["Pid"])
 
     @property
+    def is_paused(self) -> bool:
+        """See Node."""
+        return self._made is not None and self.container.status == "paused"
+
+    @property
+    def died(self) -> int | None:
+        """See Node."""
+        if self._is_ended or self._made is None or self.is_running:
+            return None
+        return self._status()
+
+    @property
     def log(self) -> str:
         """See Node."""
         return self.container.logs(stdout=False).decode(errors="replace") if self._made is not None else ""
 
     def start(self) -> None:
         """See Node."""
+        self._is_ended = False
         if self._made is None:
             made = self._make()
             made.start()
@@ -98,17 +115,26 @@ class ContainerNode:
         else:
             self.container.start()
 
-    def kill(self) -> None:
+    def kill(self) -> int | None:
         """See Node."""
+        if self._is_ended or self._made is None:
+            return None
         if self.is_running:
             self.go_on()
             self.container.kill()
-            self.container.wait()
+        self._is_ended = True
+        return self._status()
 
     def stop(self) -> int:
         """See Node."""
         self.container.stop(timeout=int(PATIENCE_S))
-        return int(self.container.wait()["StatusCode"])
+        self._is_ended = True
+        return self._status()
+
+    def _status(self) -> int:
+        """As a process has it: a signal is a negative number."""
+        status = int(self.container.wait()["StatusCode"])
+        return SIGNALED - status if status > SIGNALED else status
 
     def pause(self) -> None:
         """See Node."""
@@ -256,10 +282,7 @@ class ContainerNetwork:
 
     def slow(self, source: str, target: str, *, delay_s: float = 0.0, bytes_s: float = 0.0) -> None:
         """See Network. Slows all that source sends, to whomever; a delay needs netem in the kernel."""
-        shape = ("netem", "delay", f"{delay_s * 1000:.3f}ms") if delay_s else ("tbf",)
-        rate = ("rate", f"{(bytes_s or 1e9) * 8:.0f}bit")
-        rest = () if delay_s else ("burst", "128kb", "latency", "500ms")
-        self._inside(source, "tc", "qdisc", "replace", "dev", "eth0", "root", *shape, *rate, *rest)
+        self._inside(source, "tc", "qdisc", "replace", "dev", "eth0", "root", *shape(delay_s, bytes_s))
 
     def heal(self) -> None:
         """See Network."""

@@ -32,17 +32,22 @@ NUMBERS: Final = 200
 KAFKA_PORT, PEER_PORT, ETCD_PORT, ETCD_PEER_PORT = 9092, 9099, 2379, 2380
 PROGRAMS: Final = {"ip": "iproute2", "tc": "iproute2", "nft": "nftables", "openssl": "openssl"}
 TABLE: Final = "inet faults"
+NO_LIMIT_BYTES_S: Final = 1e9
+MIN_BURST_BYTES: Final = 4_096
+"""More than a packet: what is longer than the burst is dropped."""
 
 
 def why_not() -> str | None:
-    """Why this machine or user cannot have namespaces; None if nothing is known against it."""
+    """Why this machine or user cannot have namespaces; None if one could be made."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     for program, package in PROGRAMS.items():
         if shutil.which(program) is None:
             return f"no program {program}: apt-get install {package}"
-    done = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False)  # noqa: S607
-    return f"ip netns list: {done.stderr.strip()}" if done.returncode else None
+    name = f"{PREFIX}-try-{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)  # noqa: S603, S607
+    subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)  # noqa: S603, S607
+    return f"no network namespace can be made: {made.stderr.strip()}" if made.returncode else None
 
 
 class NamespaceNetwork:
@@ -55,6 +60,7 @@ class NamespaceNetwork:
         self._subnet = f"198.19.{number}"
         self._names: list[str] = []
         self._folder = Path()
+        self._is_made = False
 
     def plan(self, names: Sequence[str]) -> None:
         """See Network."""
@@ -66,6 +72,7 @@ class NamespaceNetwork:
         problem = why_not()
         if problem:
             raise NetworkUnavailable(problem)
+        self._is_made = True
         self._remove()
         make_certificates(self._folder, self._names)
         _run("ip", "netns", "add", self._switch)
@@ -89,8 +96,9 @@ class NamespaceNetwork:
 
     def stop(self) -> None:
         """See Network."""
-        if why_not() is None:
+        if self._is_made:
             self._remove()
+            self._is_made = False
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def make_etcd(self, directory: Path) -> Etcd:
@@ -124,13 +132,7 @@ class NamespaceNetwork:
         """See Network. Slows all that source sends, to whomever; a delay needs netem in the kernel."""
         if source == ETCD:
             raise NetworkUnavailable("etcd's link is the machine's own: slow what hosts send")
-        self._inside(source, "tc", "qdisc", "replace", "dev", "eth0", "root", *self._shape(delay_s, bytes_s))
-
-    def _shape(self, delay_s: float, bytes_s: float) -> Sequence[str]:
-        if delay_s:
-            rate = ("rate", f"{bytes_s * 8:.0f}bit") if bytes_s else ()
-            return ("netem", "delay", f"{delay_s * 1000:.3f}ms", *rate)
-        return ("tbf", "rate", f"{(bytes_s or 1e9) * 8:.0f}bit", "burst", "128kb", "latency", "500ms")
+        self._inside(source, "tc", "qdisc", "replace", "dev", "eth0", "root", *shape(delay_s, bytes_s))
 
     def heal(self) -> None:
         """See Network."""
@@ -157,6 +159,18 @@ class NamespaceNetwork:
         for space in (*map(self._space, self._names), self._switch):
             subprocess.run(["ip", "netns", "delete", space], capture_output=True, check=False)  # noqa: S603, S607
         subprocess.run(["ip", "link", "delete", self._prefix], capture_output=True, check=False)  # noqa: S603, S607
+
+
+def shape(delay_s: float, bytes_s: float) -> Sequence[str]:
+    """A queue of `tc` that delays packets, or lets so many bytes through a second (0: no limit), and at most a fiftieth
+    of a second's at once.
+    """
+    if delay_s:
+        rate = ("rate", f"{bytes_s * 8:.0f}bit") if bytes_s else ()
+        return ("netem", "delay", f"{delay_s * 1000:.3f}ms", *rate)
+    rate_bytes_s = bytes_s or NO_LIMIT_BYTES_S
+    burst = max(MIN_BURST_BYTES, round(rate_bytes_s / 50))
+    return ("tbf", "rate", f"{rate_bytes_s * 8:.0f}bit", "burst", str(burst), "latency", "500ms")
 
 
 def _run(*command: str) -> None:

@@ -144,7 +144,9 @@ class RelayedNetwork:
             [sys.executable, "-m", "logstore.testing.relay", as_json(self._routes)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
-        self._wait_for("relay ready")
+        said = self._said()
+        if said != "relay ready":
+            raise NotStarted(f"the relay said {said!r} instead of 'relay ready'")
 
     def stop(self) -> None:
         """See Network."""
@@ -180,29 +182,45 @@ class RelayedNetwork:
         for source, target in permutations((*self._names, ETCD), 2):
             self._tell({"source": source, "target": target, "reset": True})
 
-    def _change(self, source: str, target: str, **changes: float) -> None:
-        for name in (source, target):
+    def touched_bytes(self, source: str, target: str) -> int:
+        """What source has sent to target since its last fault began, and met the fault: a fault of 0 bytes was none.
+        Raises NetworkUnavailable.
+        """
+        self._check(source, target)
+        return int(self._ask({"source": source, "target": target, "ask": True}))
+
+    def _check(self, *names: str) -> None:
+        for name in names:
             if name != ETCD and name not in self._places:
                 raise NetworkUnavailable(
                     f"{name!r} is no host of this network: {', '.join(self._names)} are, and {ETCD}"
                 )
+
+    def _change(self, source: str, target: str, **changes: float) -> None:
+        self._check(source, target)
         state = self._states.setdefault((source, target), {"cut": False, "delay_s": 0.0, "bytes_s": 0.0})
         state.update(changes)
         self._tell({"source": source, "target": target, **state})
 
     def _tell(self, command: Mapping[str, object]) -> None:
+        said = self._ask(command)
+        if said != "done":
+            raise NotStarted(f"the relay said {said!r} instead of 'done'")
+
+    def _ask(self, command: Mapping[str, object]) -> str:
         if self._relay is None or self._relay.stdin is None:
             raise NetworkUnavailable("the network does not run: enter the cluster first")
         self._relay.stdin.write(json.dumps(command) + "\n")
         self._relay.stdin.flush()
-        self._wait_for("done")
+        return self._said()
 
-    def _wait_for(self, wanted: str) -> None:
+    def _said(self) -> str:
         if self._relay is None or self._relay.stdout is None:
             raise NetworkUnavailable("the network does not run: enter the cluster first")
         line = self._relay.stdout.readline()
-        if line.strip() != wanted:
-            raise NotStarted(f"the relay said {line!r} instead of {wanted!r}")
+        if not line:
+            raise NotStarted("the relay has ended")
+        return line.strip()
 
 
 def free_ports(number: int) -> list[int]:

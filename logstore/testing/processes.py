@@ -13,12 +13,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Final, NamedTuple, Protocol
 
-PATIENCE_S: Final = 60.0
+PATIENCE_S: Final = 120.0
 """For a process to start or to end, on a loaded machine."""
 
 
 class NotStarted(Exception):
     """A process did not start; the message has what it said."""
+
+
+class NotEnded(Exception):
+    """A process that was told to end went on; it was killed. The message has what it said."""
 
 
 class HostPlace(NamedTuple):
@@ -50,6 +54,16 @@ class Node(Protocol):
         ...
 
     @property
+    def is_paused(self) -> bool:
+        """Whether it is frozen."""
+        ...
+
+    @property
+    def died(self) -> int | None:
+        """The exit status of a process that ended without `kill` or `stop`; None if it runs, or was ended by them."""
+        ...
+
+    @property
     def log(self) -> str:
         """What it has written to standard error."""
         ...
@@ -58,12 +72,14 @@ class Node(Protocol):
         """Start it. Raises NotStarted."""
         ...
 
-    def kill(self) -> None:
-        """SIGKILL: no chance to write anything down. Nothing is left of the process."""
+    def kill(self) -> int | None:
+        """SIGKILL: no chance to write anything down. Nothing is left of the process. Returns the exit status, −9 if the
+        process ran until then; None if there was no process.
+        """
         ...
 
     def stop(self) -> int:
-        """SIGTERM; returns the exit status."""
+        """SIGTERM; returns the exit status. Raises NotEnded."""
         ...
 
     def pause(self) -> None:
@@ -116,25 +132,38 @@ class LocalProcess:
         return self._process.pid
 
     @property
+    def is_paused(self) -> bool:
+        """Whether it is stopped by a signal, as the kernel says."""
+        stat = Path(f"/proc/{self.pid}/stat").read_text()
+        return stat.rpartition(")")[2].split()[0] == "T"
+
+    @property
+    def died(self) -> int | None:
+        """See Node."""
+        return None if self._process is None else self._process.poll()
+
+    @property
     def log(self) -> str:
         """What it has written to standard error."""
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
     def _launch(self, command: Sequence[str]) -> subprocess.Popen[str]:
         log: IO[str]
+        if self._process is not None and self._process.stdout is not None:
+            self._process.stdout.close()  # of one that ended by itself
         with self.log_path.open("a") as log:
             self._process = subprocess.Popen(  # noqa: S603  our own programs
                 command, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
             )
         return self._process
 
-    def kill(self) -> None:
-        """SIGKILL: no chance to write anything down. Nothing is left of the process."""
-        self._end(signal.SIGKILL)
+    def kill(self) -> int | None:
+        """See Node."""
+        return self._end(signal.SIGKILL)
 
     def stop(self) -> int:
-        """SIGTERM; returns the exit status."""
-        return self._end(signal.SIGTERM)
+        """See Node."""
+        return self._end(signal.SIGTERM) or 0
 
     def pause(self) -> None:
         """SIGSTOP: its connections stay open and are silent."""
@@ -144,13 +173,16 @@ class LocalProcess:
         """SIGCONT."""
         os.kill(self.pid, signal.SIGCONT)
 
-    def _end(self, number: signal.Signals) -> int:
+    def _end(self, number: signal.Signals) -> int | None:
         process, self._process = self._process, None
         if process is None:
-            return 0
+            return None
         process.send_signal(number)
         try:
             return process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired as error:
+            said = f"{self.name} did not end within {PATIENCE_S:g} s of {number.name}, and was killed"
+            raise NotEnded(f"{said}\n{self.log[-4000:]}") from error
         finally:
             process.kill()
             process.wait()

@@ -1,8 +1,8 @@
 """A relay of TCP connections between the hosts of a test cluster; it cuts, delays and slows each direction by itself.
 
 `python -m logstore.testing.relay ROUTES` listens at the ports of the routes (JSON). Then each line of standard input is
-a command (JSON), answered by the line `done`; the end of the input ends the relay. It needs no right of its own, so it
-works where network namespaces, nft and tc are not to be had.
+a command (JSON), answered by the line `done`, or by the number that it asks for; the end of the input ends the relay.
+It needs no right of its own, so it works where network namespaces, nft and tc are not to be had.
 
 Invariants:
 * Bytes are neither lost nor reordered: a cut direction holds them back, as TCP does until its connection is lost. What
@@ -52,14 +52,29 @@ class Direction:
         self.delay_s = 0.0
         self.bytes_s = 0.0
         """0: no limit."""
+        self.touched_bytes = 0
+        """That met a fault since it was told last; a test asks whether its fault was one."""
 
     def set(self, *, cut: bool, delay_s: float, bytes_s: float) -> None:
         """Change it, for connections that live too."""
         self.delay_s, self.bytes_s = delay_s, bytes_s
+        if cut or self.is_slow:
+            self.touched_bytes = 0
         if not cut:
             self._open.set()
         elif self._open.is_set():
             self._open = trio.Event()
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether bytes are delayed, or held to a rate."""
+        return bool(self.delay_s or self.bytes_s)
+
+    def take(self, data: bytes) -> bytes:
+        """Bytes that were sent, which are counted if they meet a fault."""
+        if self.is_slow or not self._open.is_set():
+            self.touched_bytes += len(data)
+        return data
 
     async def wait_open(self) -> None:
         """Until it is not cut."""
@@ -78,15 +93,18 @@ class Relay:
         """From one host to another."""
         return self._directions.setdefault((source, target), Direction())
 
-    def command(self, line: str) -> None:
-        """Carry out one line: `source`, `target`, and `cut`, `delay_s`, `bytes_s`, or `reset`."""
+    def command(self, line: str) -> str:
+        """Carry out one line: `source`, `target`, and `cut`, `delay_s`, `bytes_s`, or `reset`, or `ask`. The answer."""
         told = json.loads(line)
         ends = told["source"], told["target"]
+        if told.get("ask"):
+            return str(self.direction(*ends).touched_bytes)
         if told.get("reset"):
             for scope in tuple(self._scopes.get(ends, ())):
                 scope.cancel()
-            return
-        self.direction(*ends).set(cut=told["cut"], delay_s=told["delay_s"], bytes_s=told["bytes_s"])
+        else:
+            self.direction(*ends).set(cut=told["cut"], delay_s=told["delay_s"], bytes_s=told["bytes_s"])
+        return "done"
 
     async def serve(self, routes: Sequence[Route]) -> None:
         """Relay until it is cancelled."""
@@ -104,8 +122,7 @@ class Relay:
                 text += piece
                 while b"\n" in text:
                     line, _, text = text.partition(b"\n")
-                    self.command(line.decode())
-                    _say("done")
+                    _say(self.command(line.decode()))
 
     async def _listen(self, route: Route, task_status: trio.TaskStatus[None]) -> None:
         async def connected(near: trio.SocketStream) -> None:
@@ -169,9 +186,9 @@ async def _pump(source: trio.SocketStream, target: trio.SocketStream, way: Direc
     async def take() -> None:
         async with send:
             if begun:
-                await send.send((trio.current_time() + way.delay_s, begun))
+                await send.send((trio.current_time() + way.delay_s, way.take(begun)))
             async for piece in source:
-                await send.send((trio.current_time() + way.delay_s, bytes(piece)))
+                await send.send((trio.current_time() + way.delay_s, way.take(bytes(piece))))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(take)

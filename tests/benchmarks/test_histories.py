@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +20,8 @@ from tests.support.limits import PROGRAM_S
 
 ROOT = Path(__file__).parents[2]
 STREAM = "orders-0"
+ORDERS = ["p:0", "q:0", "q:0", "q:1", "p:1"]
+RESULTS = ["e:0", "e:1", "e:2"]
 Records = list[tuple[int, str]]
 
 
@@ -27,13 +31,21 @@ class History:
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self._calls = 0
-        self.add(what="stream", stream=STREAM, dense=True)
+        self.stream(STREAM)
+        self.stream("kept-0", keeps_bytes=2_000)
+        self.stream("cleared-0")
+        for partition in range(2):
+            self.stream(f"out-{partition}", dense=False)
         self.add(what="producer", who="p", stream=STREAM, idempotent=True)
         self.add(what="producer", who="q", stream=STREAM, idempotent=False)
 
     def add(self, **entry: Any) -> None:
         """One entry."""
         self.entries.append({"at_s": float(len(self.entries)), **entry})
+
+    def stream(self, name: str, *, dense: bool = True, keeps_bytes: int = 0) -> None:
+        """A stream with two copies."""
+        self.add(what="stream", stream=name, dense=dense, copies=2, keeps_bytes=keeps_bytes)
 
     def begin(self, call: str, who: str = "x", **asked: Any) -> int:
         """A call begins; its number."""
@@ -57,13 +69,33 @@ class History:
         """A record is acknowledged."""
         self.call("produce", who, stream=STREAM, number=number, answer={"offset": offset})
 
-    def log(self, *values: str, stream: str = STREAM) -> None:
-        """What the log holds at the end."""
-        self.call("log", "end", stream=stream, answer={"records": list(enumerate(values)), "limit": len(values)})
+    def log(self, *values: str, stream: str = STREAM, start: int = 0) -> None:
+        """What the log holds at the end, from its start on."""
+        records = list(enumerate(values, start))
+        self.call(
+            "log", "end", stream=stream, answer={"records": records, "start": start, "limit": start + len(values)}
+        )
 
-    def read(self, offset: int, *records: tuple[int, str]) -> None:
+    def read(self, offset: int, *records: tuple[int, str], stream: str = STREAM) -> None:
         """What a reader reads at a position."""
-        self.call("read", "r", stream=STREAM, offset=offset, answer={"records": list(records)})
+        self.call("read", "r", stream=stream, offset=offset, answer={"records": list(records)})
+
+    def sent(self, stream: str, count: int) -> list[str]:
+        """So many records of a producer of its own are acknowledged; their values."""
+        who = f"of-{stream}"
+        self.add(what="producer", who=who, stream=stream, idempotent=True)
+        for number in range(count):
+            self.call("produce", who, stream=stream, number=number, answer={"offset": number})
+        return [f"{who}:{number}" for number in range(count)]
+
+    def disks(self, *hosts: str, lacking: int = -1) -> None:
+        """All records of orders lie on the disks of hosts; of the last one, one may be missing."""
+        for host in hosts:
+            records = [(at, value) for at, value in enumerate(ORDERS) if host != hosts[-1] or at != lacking]
+            self.add(what="copies", host=host, stream=STREAM, records=records)
+            for stream in ("out-0", "out-1"):
+                self.add(what="copies", host=host, stream=stream, records=list(enumerate(RESULTS)))
+            self.add(what="disk", host=host)
 
     def broken(self) -> set[str]:
         """The names of the promises that the checker finds broken."""
@@ -86,20 +118,41 @@ def good() -> History:
     history.produce("q", 0, 1)
     history.fail("produce", "q", stream=STREAM, number=1)
     history.begin("produce", "p", stream=STREAM, number=1)
+    history.add(what="reader", who="r", streams=[STREAM])
     history.read(0, (0, "p:0"))
     history.read(1, (1, "q:0"), (2, "q:0"))
-    history.call("deliver", "m", group="g", stream=STREAM, answer={"records": [(0, "p:0"), (1, "q:0")]})
+    history.read(3, (3, "q:1"), (4, "p:1"))
+    history.add(what="group", group="g", streams=[STREAM], reads=True)
+    history.call("deliver", "m", group="g", stream=STREAM, answer={"records": list(enumerate(ORDERS))})
     history.call("commit", "m", group="g", stream=STREAM, offset=1)
     history.fail("commit", "m", group="g", stream=STREAM, offset=2)
     history.call("committed", "end", group="g", stream=STREAM, answer={"offset": 1})
     history.call("committed", "end", group="g", stream=STREAM, answer={"offset": 2})
+    history.call("commit", "m", group="g", stream=STREAM, offset=5)
+    history.call("committed", "end", group="g", stream=STREAM, answer={"offset": 5})
+    history.add(what="setting", topic="t", key="k", value=1)
+    history.call("described", topic="t", key="k", answer={"value": 1})
+    history.fail("alter", topic="t", key="k", value=2)
+    history.call("alter", topic="t", key="k", value=3)
+    history.call("described", topic="t", key="k", answer={"value": 2})
+    history.call("take over", query="e", answer={"last": -1})
     for number in range(3):
         history.call("epoch", query="e", number=number, streams=["out-0", "out-1"])
     history.fail("epoch", query="e", number=3, streams=["out-0", "out-1"])
+    history.call("take over", query="e", answer={"last": 2})
+    history.fail("zombie", query="e", number=3)
     for partition in range(2):
-        history.log("e:0", "e:1", "e:2", stream=f"out-{partition}")
+        history.log(*RESULTS, stream=f"out-{partition}")
     history.call("topics", answer={"topics": {"t": 2, "perhaps": 1}})
-    history.log("p:0", "q:0", "q:0", "q:1", "p:1")
+    kept = history.sent("kept-0", 20)
+    history.read(0, (0, kept[0]), (6, kept[6]), stream="kept-0")
+    history.log(*kept[7:], stream="kept-0", start=7)
+    cleared = history.sent("cleared-0", 5)
+    history.call("clear", stream="cleared-0", offset=2)
+    history.fail("clear", stream="cleared-0", offset=3)
+    history.log(*cleared[3:], stream="cleared-0", start=3)
+    history.log(*ORDERS)
+    history.call("fault", kind="kill + pause", answer={"seen": {"kill": "a ended: -9", "pause": ""}})
     return history
 
 
@@ -152,7 +205,8 @@ def other_stream(history: History) -> None:
 
 def hole(history: History) -> None:
     """An offset is missing."""
-    history.call("log", stream=STREAM, answer={"records": [(0, "p:0"), (1, "q:0"), (3, "q:0")], "limit": 4})
+    records = [(0, "p:0"), (1, "q:0"), (3, "q:0")]
+    history.call("log", stream=STREAM, answer={"records": records, "start": 0, "limit": 4})
 
 
 def read_goes_back(history: History) -> None:
@@ -191,8 +245,52 @@ def commit_is_lost(history: History) -> None:
 
 def group_skips(history: History) -> None:
     """A group has committed a record that no member was given."""
-    history.call("commit", "m", group="g", stream=STREAM, offset=4)
-    history.call("committed", "end", group="g", stream=STREAM, answer={"offset": 4})
+    history.call("commit", "m", group="g", stream=STREAM, offset=6)
+    history.call("committed", "end", group="g", stream=STREAM, answer={"offset": 6})
+
+
+def commit_is_not_told(history: History) -> None:
+    """A group has committed, and nobody is told what."""
+    history.call("commit", "m", group="g2", stream=STREAM, offset=1)
+    history.fail("committed", "end", group="g2", stream=STREAM)
+
+
+def all_commits_are_lost(history: History) -> None:
+    """A group that had committed has no offset any more, and begins anew with a lower one."""
+    history.call("committed", "end", group="g", stream=STREAM, answer={"offset": -1001})
+    history.call("commit", "m", group="g", stream=STREAM, offset=5)
+
+
+def commit_comes_early(history: History) -> None:
+    """An answer is the offset of a commit that began behind it."""
+    history.call("committed", "end", group="g", stream=STREAM, answer={"offset": 7})
+    history.call("commit", "m", group="g", stream=STREAM, offset=7)
+
+
+def commit_comes_much_later(history: History) -> None:
+    """A commit that failed takes the place of a later one after an hour, as with the state of an old disk."""
+    history.fail("commit", "m", group="g2", stream=STREAM, offset=1)
+    history.call("commit", "m", group="g2", stream=STREAM, offset=2)
+    history.add(what="disk", host="a")
+    history.entries[-1]["at_s"] += 3_600.0
+    for call, answer in (("commit", {}), ("committed", {"offset": 2}), ("committed", {"offset": 1})):
+        offset = {"offset": 2} if call == "commit" else {}
+        history.call(call, "end", group="g2", stream=STREAM, answer=answer, **offset)
+        for entry in history.entries[-2:]:
+            entry["at_s"] += 3_600.0
+
+
+def group_stops(history: History) -> None:
+    """A group never gets to the end of the log."""
+    history.add(what="producer", who="late", stream=STREAM, idempotent=True)
+    history.call("produce", "late", stream=STREAM, number=0, answer={"offset": 5})
+    history.log(*ORDERS, "late:0")
+
+
+def setting_goes_back(history: History) -> None:
+    """A topic has the setting that it had before it was altered."""
+    history.call("alter", topic="t", key="k", value=4)
+    history.call("described", topic="t", key="k", answer={"value": 3})
 
 
 def topic_is_lost(history: History) -> None:
@@ -226,13 +324,140 @@ def epoch_lost(history: History) -> None:
         history.log("e:0", "e:2", stream=f"out-{partition}")
 
 
+def epoch_never_sent(history: History) -> None:
+    """An epoch that nobody tried to commit is in all streams."""
+    for partition in range(2):
+        history.log(*RESULTS, "e:4", stream=f"out-{partition}")
+
+
+def epoch_in_another_stream(history: History) -> None:
+    """An epoch is in a stream that it was not sent to."""
+    history.log(*ORDERS, "e:1")
+
+
+def told_epoch_is_lost(history: History) -> None:
+    """A run was told that an epoch is committed whose commit had no answer, and the epoch is nowhere."""
+    history.call("take over", query="e", answer={"last": 3})
+
+
+def epoch_is_forgotten(history: History) -> None:
+    """A run is told of an epoch before one that was acknowledged."""
+    history.call("take over", query="e", answer={"last": 1})
+
+
+def replaced_run_commits(history: History) -> None:
+    """A run that was replaced is told that it has committed."""
+    history.call("zombie", query="e", number=4)
+
+
+def replaced_run_writes(history: History) -> None:
+    """What a run that was replaced has written is in a stream, though it was refused."""
+    history.log(*RESULTS, "e~replaced:3", stream="out-0")
+
+
 def epochs_out_of_order(history: History) -> None:
     """A later epoch stands in front."""
     for partition in range(2):
         history.log("e:1", "e:0", "e:2", stream=f"out-{partition}")
 
 
+def log_cannot_be_read(history: History) -> None:
+    """Nobody can read a log with acknowledged records at the end, though it could be read before."""
+    history.fail("log", "end", stream=STREAM)
+
+
+def log_of_epochs_cannot_be_read(history: History) -> None:
+    """Nor one that only queries write to."""
+    history.fail("log", "end", stream="out-0")
+
+
+def log_of_a_topic_cannot_be_read(history: History) -> None:
+    """Nor one of a topic that came late, and that nobody has deleted since."""
+    history.call("delete", topic="gone", partitions=0)
+    history.add(what="producer", who="filler", stream="gone-0#1", idempotent=True, topic="gone")
+    history.call("produce", "filler", stream="gone-0#1", number=0, answer={"offset": 0})
+
+
+def reader_stops(history: History) -> None:
+    """A reader never gets to the end of the log."""
+    history.add(what="reader", who="r2", streams=[STREAM])
+    history.call("read", "r2", stream=STREAM, offset=0, answer={"records": [(0, "p:0")]})
+
+
+def read_skips_what_is_kept(history: History) -> None:
+    """Records that retention has not taken are skipped."""
+    kept = [f"of-kept-0:{number}" for number in range(20)]
+    history.read(7, (9, kept[9]), stream="kept-0")
+
+
+def retention_takes_too_much(history: History) -> None:
+    """Less is left than retention must keep."""
+    history.log("of-kept-0:19", stream="kept-0", start=19)
+
+
+def retention_stands_still(history: History) -> None:
+    """A stream is many times what retention leaves of it, and nothing is gone."""
+    history.stream("grows-0", keeps_bytes=2_000)
+    history.log(*history.sent("grows-0", 200), stream="grows-0")
+
+
+def deleted_records_come_back(history: History) -> None:
+    """Records that were deleted are there again."""
+    history.log(*(f"of-cleared-0:{number}" for number in range(1, 5)), stream="cleared-0", start=1)
+
+
+def more_is_deleted(history: History) -> None:
+    """A record is gone that nobody had deleted."""
+    history.log("of-cleared-0:4", stream="cleared-0", start=4)
+
+
+def log_begins_late(history: History) -> None:
+    """The log of a topic without retention has lost its beginning."""
+    history.log(*ORDERS[1:], start=1)
+
+
+def copy_is_missing(history: History) -> None:
+    """A record is on one disk, though its topic has two copies, whatever the cluster says of itself."""
+    history.disks("a", "b", lacking=3)
+
+
+def copy_differs(history: History) -> None:
+    """A disk has another record at an offset."""
+    history.disks("a")
+    history.add(what="copies", host="b", stream=STREAM, records=[(0, "p:1")])
+
+
+def host_dies(history: History) -> None:
+    """A host ends that nobody has ended."""
+    history.add(what="died", host="b", status=-11, why="it had ended by itself", log="")
+
+
 PLANTED = {
+    log_cannot_be_read: "logs can be read",
+    log_of_epochs_cannot_be_read: "logs can be read",
+    log_of_a_topic_cannot_be_read: "logs can be read",
+    reader_stops: "readers reach the end",
+    read_skips_what_is_kept: "reads have no holes",
+    retention_takes_too_much: "retention keeps enough",
+    retention_stands_still: "retention goes on",
+    deleted_records_come_back: "deleted records stay deleted",
+    more_is_deleted: "only deleted records go",
+    log_begins_late: "only deleted records go",
+    copy_is_missing: "copies",
+    copy_differs: "copies",
+    host_dies: "hosts stay up",
+    commit_is_not_told: "commits can be read",
+    all_commits_are_lost: "commits stay",
+    commit_comes_early: "commits stay",
+    commit_comes_much_later: "commits stay",
+    group_stops: "groups reach the end",
+    setting_goes_back: "settings stay",
+    epoch_never_sent: "nothing that was not sent",
+    epoch_in_another_stream: "nothing that was not sent",
+    told_epoch_is_lost: "committed epochs stay",
+    epoch_is_forgotten: "runs are told the last epoch",
+    replaced_run_commits: "replaced runs commit nothing",
+    replaced_run_writes: "nothing that was not sent",
     lost_ack: "acknowledged records stay",
     duplicate: "idempotent records once",
     reorder: "idempotent records in order",
@@ -275,6 +500,36 @@ def test_an_unanswered_commit_may_come_late() -> None:
     assert history.broken() == set()
 
 
+def test_every_promise_has_a_planted_violation() -> None:
+    """No rule of the checker is without one."""
+    source = Path(inspect.getsourcefile(Checker) or "").read_text(encoding="utf-8")
+    promises = set(re.findall(r'_breaks\(\s*"([^"]+)"', source)) | set(re.findall(r'_check_end\("([^"]+)"', source))
+    assert promises == set(PLANTED.values())
+
+
+def test_copies_on_all_disks_break_nothing() -> None:
+    """More disks than copies may have a record; what lies in front of the log's start need not be anywhere."""
+    history = good()
+    history.add(what="copies", host="c", stream="kept-0", records=[(19, "of-kept-0:19")])
+    history.disks("a", "b", "c")
+    broken = history.broken()
+    assert broken == {"copies"}  # of kept-0 and cleared-0, which no disk has
+    for stream, count, start in (("kept-0", 20, 7), ("cleared-0", 5, 3)):
+        records = [(number, f"of-{stream}:{number}") for number in range(start, count)]
+        for host in ("a", "b"):
+            history.add(what="copies", host=host, stream=stream, records=records)
+    assert history.broken() == set()
+
+
+def test_faults_that_nobody_saw_are_counted() -> None:
+    """Of two faults at a time each counts for itself, and only what was seen counts as a fault of its kind."""
+    checker = Checker()
+    checker.feed(good().entries)
+    assert checker.counts["fault: kill"] == 1
+    assert checker.counts["fault: pause"] == 0
+    assert checker.counts["fault: pause, not seen"] == 1
+
+
 def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
     """Calls, answers and failures come back in their order, with the times of the clock that was given."""
     times = iter(range(100))
@@ -282,7 +537,7 @@ def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
     with Recorder(path, lambda: float(next(times))) as recorder:
         recorder.begin("produce", "p", stream=STREAM, number=0).ok(offset=7)
         recorder.begin("create", "admin", topic="t", partitions=1).failed("no")
-    recorder.add(what="stream", stream="late", dense=True)  # dropped: the history is closed
+    recorder.add(what="disk", host="late")  # dropped: the history is closed
     assert list(read_history(path)) == [
         {"at_s": 1.0, "what": "begin", "who": "p", "id": 1, "call": "produce", "stream": STREAM, "number": 0},
         {"at_s": 2.0, "what": "end", "who": "p", "id": 1, "ok": True, "offset": 7},

@@ -10,16 +10,18 @@ import sys
 
 import pytest
 
-from logstore.testing.containers import why_not
 from tests.support.cluster_network import choose_containers
+from tests.support.images import NotBuilt, build_images
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """In tests: a mark of each would not do, for the collector runs when it likes. Choose containers, if asked."""
     config.addinivalue_line("filterwarnings", "ignore::ResourceWarning")
     if config.getoption("--docker"):
-        if problem := why_not():
-            raise pytest.UsageError(f"--docker: {problem}")
+        try:
+            build_images()
+        except NotBuilt as error:
+            raise pytest.UsageError(f"--docker: {error}") from error
         choose_containers()
 
 

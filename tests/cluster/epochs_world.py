@@ -21,13 +21,14 @@ import trio
 
 from logstore.cluster.chunk_reads import ChunkReads
 from logstore.cluster.engine import ClusterEngine
+from logstore.cluster.epoch_holds import EpochHolds
 from logstore.cluster.epochs_home import EpochLimits, EpochsHome
 from logstore.cluster.group_appends import GroupAppends
 from logstore.cluster.interfaces import ReplicaFiles
-from logstore.cluster.owner_calls import APPEND_GROUP, FORWARD, Handler, OwnerCalls
+from logstore.cluster.owner_calls import APPEND_GROUP, Handler, OwnerCalls
 from logstore.cluster.producer_ids import ProducerIds
 from logstore.cluster.replicated_ledger import LedgerServices
-from logstore.cluster.replicated_stream import StreamServices
+from logstore.cluster.replicated_stream import ReplicatedStream, StreamServices
 from logstore.cluster.topics import ClusterFacts, ClusterTopics
 from logstore.engine import StoreEngine
 from logstore.errors import CairnError, HostUnreachable, StagedMissing, StorageFailed, TryAgain
@@ -56,8 +57,9 @@ from logstore.kafka.api_types import Broker, BrokerSettings
 from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.epoch_routing import EpochRouting
 from logstore.log.store import StoreSettings
-from logstore.log.ticket import TicketView
+from logstore.log.ticket import Ticket, TicketView
 from logstore.replica.identity import DiskLabel
+from logstore.replica.registrations import UNKNOWN_TIME
 from tests.cluster.memory import LINK_S, MemoryCluster, RunningHost, memory_cluster
 from tests.kafka.node import CALLER
 from tests.replica.disk import ReplicaDisk
@@ -93,6 +95,23 @@ class TicketsOnly:
         cast(Any, ticket).add_callback(lambda _: settled.set())
         await settled.wait()
         return ticket.result()
+
+
+class ClientsTrims:
+    """`StreamRetention` where nothing goes by itself: clients delete records, as far as epochs let them."""
+
+    def __init__(self) -> None:
+        self.epochs: EpochHolds | None = None
+
+    def now_ms(self) -> int:
+        return UNKNOWN_TIME
+
+    def due(self, stream: ReplicatedStream, /) -> None:
+        pass
+
+    def deletable(self, stream: ReplicatedStream, offset: int, /) -> Ticket[None]:
+        assert self.epochs is not None
+        return self.epochs.deletable(stream, offset)
 
 
 @dataclass
@@ -168,6 +187,9 @@ class EpochsWorld:
         self.kill_at: dict[Step, str] = {}
         self.lost: list[str] = []
         self.outcomes: list[str] = []
+        self.read: dict[int, list[Buffer]] = {}
+        self.read_to: dict[int, int] = {}
+        """What a consumer has read of each partition, and up to where."""
 
     # ---- hosts
 
@@ -185,7 +207,10 @@ class EpochsWorld:
                 files = cast(ReplicaFiles, running.files)
                 local = cast(StoreEngine, TicketsOnly())
                 reads = ChunkReads(local, running.host, files, self.clock, reports)
-                services = StreamServices(running.host, self.clock, reports, reads.load_producers, nursery.start_soon)
+                trims = ClientsTrims()
+                services = StreamServices(
+                    running.host, self.clock, reports, reads.load_producers, nursery.start_soon, trims
+                )
                 facts = ClusterFacts("cluster", 1, StoreSettings())
                 topics = ClusterTopics(running.host, facts, ProducerIds(store), services, self._new_id)
                 topics.take_all()
@@ -193,12 +218,15 @@ class EpochsWorld:
                 owners = OwnerCalls(running.host, calls)
                 home = EpochsHome(LedgerServices(topics, reads, store, self.clock, reports), owners, EpochLimits())
                 engine = ClusterEngine(local, topics, reads)
-                appends = GroupAppends(topics, engine, self.clock)
+                holds = EpochHolds(owners, lambda: home.known_stream, store, nursery.start_soon)
+                trims.epochs = holds
+                home.answer_owners(calls)
+                appends = GroupAppends(topics, engine, holds, self.clock)
                 appends.serve(calls)
                 routing = EpochRouting(
                     Broker(engine, self.clock, BrokerSettings(auto_create_topics=False)), home, owners
                 )
-                calls.handle(FORWARD, routing.passed_on)
+                routing.serve(calls)
                 nursery.start_soon(home.run)
                 host = EpochHost(running, topics, reads, home, appends, routing, nursery, calls.handlers)
                 task_status.started(host)
@@ -321,7 +349,7 @@ class EpochsWorld:
     async def check(self, epochs: int, partitions: int, records: int = 2, first: int = 0) -> None:
         """Every committed epoch is in every stream: once, whole, in order, as it was staged."""
         for partition in range(partitions):
-            found = groups_in(await self._batches(partition))
+            found = groups_in([*self.read.get(partition, []), *await self._batches(partition)])
             expected = [
                 (number, [value_of(number, partition, task, record) for task in range(2) for record in range(records)])
                 for number in range(first, epochs)
@@ -329,12 +357,12 @@ class EpochsWorld:
             assert found == expected, f"partition {partition}: {found}"
 
     async def _batches(self, partition: int) -> list[Buffer]:
-        """All that readers may see of a stream, read at its owner, control batches too."""
+        """All that readers may see of a stream behind what was read, read at its owner, control batches too."""
         while True:
             for host in list(self.hosts.values()):
                 stream = host.topics.stream(TOPIC, partition)
                 found: list[Buffer] = []
-                offset = 0
+                offset = self.read_to.get(partition, stream.log_start_offset)
                 try:
                     while offset < stream.high_watermark or not stream.is_leader:
                         read = await host.reads.read(stream, offset, 1 << 20, include_control=True)
@@ -346,6 +374,24 @@ class EpochsWorld:
                     continue
                 return found
             await trio.sleep(0.1)
+
+    async def read_and_delete(self, partition: int) -> None:
+        """A consumer reads on at whoever leads a stream, and deletes what it has read."""
+        for host in list(self.hosts.values()):
+            topic = host.topics.topics.get(TOPIC)
+            stream = None if topic is None else topic.partitions[partition]
+            if stream is None or not stream.is_leader:
+                continue
+            try:
+                while (offset := self.read_to.get(partition, 0)) < stream.high_watermark:
+                    read = await host.reads.read(stream, offset, 1 << 20, include_control=True)
+                    if not read.buffers:
+                        break
+                    self.read.setdefault(partition, []).extend(read.buffers)
+                    self.read_to[partition] = read.next_offset
+            except CairnError:
+                continue
+            stream.delete_records(min(self.read_to.get(partition, 0), stream.high_watermark))
 
     async def home(self) -> str:
         """The host that has the epochs, once there is one."""

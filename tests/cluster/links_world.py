@@ -18,8 +18,17 @@ from logstore.replica.registrations import Member, Prefix
 from tests.support.limits import PATIENCE_S
 
 LOOPBACK = "127.0.0.1"
-SETTINGS = LinkSettings(min_pause_s=0.005, max_pause_s=0.05)
-"""Pauses are short, so that a test does not wait for them; all other limits are the product's."""
+SETTINGS = LinkSettings(
+    connect_s=PATIENCE_S,
+    handshake_s=PATIENCE_S,
+    stall_s=PATIENCE_S,
+    min_pause_s=0.005,
+    max_pause_s=0.05,
+    trouble_s=0.0,
+)
+"""Pauses are short, so that a test does not wait for them, and no link ends because the machine is slow; all limits of
+sizes are the product's.
+"""
 
 
 class Observer:

@@ -30,19 +30,25 @@ from logstore.log.ticket import Ticket
 from logstore.replica.appending import OwnerLimits
 from logstore.replica.effects import DiskOperation, Load, WriteEntries
 from logstore.replica.identity import DiskLabel
+from logstore.replica.known_replicas import StoredReplicas
 from logstore.replica.messages import Message
+from logstore.replica.owner import Owner
+from logstore.replica.owner_states import OwnerState
 from logstore.replica.registrations import StreamRegistration
-from logstore.replica.replica import StoredReplicas
 from logstore.testing.reports import RecordedReports
 from logstore.testing.simdisk import SimDisk
 from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
 from scheduler.peace.replica_sets import ReplicaSets
 from tests.replica.disk import Damage, DiskError, ReplicaDisk
+from tests.support.virtual_time import run_virtual
 
+SHOWN_CHUNKS = 5
 TOPIC_ID = "0123456789abcdef0123456789abcdef"
 LINK_S = 0.0005
 DISK_S = 0.001
 LEASE_S = 3
+WAIT_S = 300.0
+"""Virtual, for what must come: a suspect that has failed often is tried again after three minutes."""
 
 
 class MemoryNetwork:
@@ -190,6 +196,7 @@ class MemoryFiles:
 class Heard:
     """See StreamObserver: keeps what it hears."""
 
+    name: str = "orders-0"
     founded: Callable[[int], bytes] = lambda base_offset: b"state at %d" % base_offset
     news: list[tuple[str, object]] = field(default_factory=list)
     high_watermark: int = 0
@@ -263,6 +270,25 @@ class RunningHost:
         return heard
 
 
+class NeverSo(AssertionError):
+    """What a test waits for has not come; says what it was, and how the cluster is."""
+
+
+def _owner_state(owner: Owner) -> str:
+    """What an owner waits for."""
+    if owner.state in (OwnerState.IDLE, OwnerState.READING):
+        return owner.state.value
+    found = owner.registration
+    chunks = ", ".join(
+        f"{chunk.epoch} from {chunk.base_offset} on {[member.host for member in chunk.members]}"
+        + (f" and {[member.host for member in chunk.candidates]}" if chunk.candidates else "")
+        for chunk in found.chunks[-SHOWN_CHUNKS:]
+    )
+    waiting = f"{owner.waiting_batches} batches wait behind {owner.high_watermark}"
+    rest = "at rest" if owner.is_at_rest else "ticks"
+    return f"{owner.state.value}, {rest}, epoch {found.epoch}, revision {owner.revision}; {waiting}; chunks {chunks}"
+
+
 class MemoryCluster:
     """Hosts by name, each with a disk that outlives it."""
 
@@ -298,14 +324,35 @@ class MemoryCluster:
     def _store(self, name: str) -> MetadataStore:
         return self._metadata.store(name) if isinstance(self._metadata, SimulatedMetadata) else self._metadata[name]
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until a condition holds."""
-        while not condition():  # noqa: ASYNC110  time is virtual, and conditions are of many kinds
-            await trio.sleep(0.01)
+    async def until(self, condition: Callable[[], bool], what: str = "") -> None:
+        """Wait until a condition holds. Raises NeverSo, with the state of the cluster, if that takes WAIT_S."""
+        end_s = trio.current_time() + WAIT_S
+        while not condition():
+            await self.wait(end_s, what or f"{condition.__code__.co_filename}:{condition.__code__.co_firstlineno}")
+
+    async def wait(self, end_s: float, what: str, pause_s: float = 0.01) -> None:
+        """Let a moment pass for something that has not come. Raises NeverSo behind the end."""
+        if trio.current_time() > end_s:
+            raise NeverSo(f"not after {WAIT_S} s: {what}\n{self.describe()}")
+        await trio.sleep(pause_s)
 
     async def at_rest(self) -> None:
         """Wait until no owner has anything to do."""
-        await self.until(lambda: not any(each.host.statistics.ticking_owners for each in self.hosts.values()))
+        await self.until(lambda: not self._ticking(), "all owners are at rest")
+
+    def _ticking(self) -> bool:
+        return any(each.host.statistics.ticking_owners for each in self.hosts.values())
+
+    def describe(self) -> str:
+        """The state of the cluster, to be read by people: hosts, faults, and what owners wait for."""
+        full = [name for name, disk in self.disks.items() if disk.is_full]
+        cuts = sorted(self.network.cuts)
+        lines = [f"at {trio.current_time():.3f} s: up {sorted(self.hosts)}, cuts {cuts}, full {full}"]
+        for name, running in self.hosts.items():
+            is_reached = not isinstance(self._metadata, SimulatedMetadata) or self.metadata.reaches(name)
+            lines.append(f"{name}: {running.membership.state.value}, metadata {'there' if is_reached else 'away'}")
+            lines += [f"  {stream}: {_owner_state(owner)}" for stream, owner in running.host.owners.items()]
+        return "\n".join(lines)
 
     # ---- hosts
 
@@ -378,24 +425,26 @@ class MemoryCluster:
 
     async def owner(self, stream: str) -> RunningHost:
         """Wait for the host that owns a stream."""
+        end_s = trio.current_time() + WAIT_S
         while True:
             for running in self.hosts.values():
                 if running.host.owns(stream):
                     return running
-            await trio.sleep(0.01)
+            await self.wait(end_s, f"stream {stream} has an owner")
 
     async def append(self, stream: str, data: bytes, record_count: int = 1) -> tuple[str, int]:
         """Append a batch at the owner, wherever it is, and wait until it is acknowledged: at least once."""
+        end_s = trio.current_time() + WAIT_S
         while True:
             running = await self.owner(stream)
             heard = running.observers.get(stream) or running.observe(stream)
             if not running.host.may_append(stream, len(data)):
-                await trio.sleep(0.01)
+                await self.wait(end_s, f"stream {stream} takes {len(data)} bytes")
                 continue
             news = len(heard.news)
             offset = running.host.append(stream, data, record_count)
             while heard.high_watermark < offset + record_count:
-                await trio.sleep(0.002)
+                await self.wait(end_s, f"stream {stream} is acknowledged up to {offset + record_count}", 0.002)
                 if heard.news[news:] or running.scope.cancel_called:
                     break
             else:
@@ -443,9 +492,8 @@ def simulated(test: Test, *names: str, seed: int = 0, limits: OwnerLimits = LIMI
     clock = trio.testing.MockClock(autojump_threshold=0)
 
     async def main() -> None:
-        with trio.fail_after(600):
-            async with memory_cluster(*names, seed=seed, limits=limits) as cluster:
-                cluster.clock = clock
-                await test(cluster)
+        async with memory_cluster(*names, seed=seed, limits=limits) as cluster:
+            cluster.clock = clock
+            await test(cluster)
 
-    trio.run(main, clock=clock)
+    run_virtual(main, seed=seed, clock=clock)

@@ -19,6 +19,7 @@ from logstore.replica.messages import EntriesRead, Entry
 from logstore.replica.registrations import StreamRegistration
 from tests.cluster.memory import Heard, MemoryCluster, memory_cluster
 from tests.replica.history import History, PromiseBroken
+from tests.support.virtual_time import Trace, run_virtual
 
 HOSTS: Final = ("a", "b", "c", "d")
 ACTIONS: Final = 40
@@ -26,6 +27,7 @@ SETTLE_S: Final = 60
 CHECKS: Final = 10
 LIMITS: Final = OwnerLimits(
     chunk_bytes=2_000,
+    largest_chunk_bytes=6_000,
     min_chunk_ms=0,
     max_in_flight_bytes=1_000,
     append_bytes=300,
@@ -76,8 +78,9 @@ class LoadObserver(Heard):
 class RandomRun:
     """One run."""
 
-    def __init__(self, cluster: MemoryCluster, seed: int) -> None:
+    def __init__(self, cluster: MemoryCluster, seed: int, actions: int = ACTIONS) -> None:
         self.cluster = cluster
+        self.actions = actions
         self.random = Random(f"actions {seed}")
         self.histories: dict[str, History] = {}
         self.faults: Counter[str] = Counter()
@@ -95,7 +98,7 @@ class RandomRun:
                 nursery.start_soon(self._trim, stream)
                 for host in HOSTS[:2]:
                     nursery.start_soon(self._read, host, stream)
-            for _ in range(ACTIONS):
+            for _ in range(self.actions):
                 await trio.sleep(self.random.choice((0.02, 0.3, 1, 4)))
                 await self._fault()
             await self._heal()
@@ -103,7 +106,7 @@ class RandomRun:
                 for stream in streams:
                     await self._settled(stream)
             if limit.cancelled_caught:
-                raise PromiseBroken(f"{self.faults}: not settled after {SETTLE_S} s")
+                raise PromiseBroken(f"{self.faults}: not settled after {SETTLE_S} s\n{self.cluster.describe()}")
             nursery.cancel_scope.cancel()
         for stream in streams:
             for host in HOSTS:
@@ -305,15 +308,17 @@ class RandomRun:
         return log
 
 
-def run_one(seed: int) -> RandomRun:
-    """One run; raises PromiseBroken, or whatever a host raises."""
+def run_one(seed: int, *, order: int | None = None, actions: int = ACTIONS, trace: Trace | None = None) -> RandomRun:
+    """One run; raises PromiseBroken, or whatever a host raises. `order`: the seed of the order of tasks, `seed` if none
+    is given.
+    """
     runs: list[RandomRun] = []
 
     async def main() -> None:
         async with memory_cluster(*HOSTS, seed=seed, limits=LIMITS) as cluster:
-            run = RandomRun(cluster, seed)
+            run = RandomRun(cluster, seed, actions)
             runs.append(run)
             await run.run()
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    run_virtual(main, seed=seed if order is None else order, trace=trace)
     return runs[0]

@@ -8,11 +8,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from logstore.cluster.replicated_stream import ReplicatedStream, StreamPlace, StreamServices
+from logstore.cluster.retention import EpochHolds, NoEpochs
 from logstore.format.batch import iterate_batches
 from logstore.format.records import Record, decode_batch, encode_batch
 from logstore.log.producers import ProducerTable
 from logstore.log.stream import Stream
 from logstore.log.stream_state import AppendTicket
+from logstore.log.ticket import Ticket
 from logstore.log.topics import TopicConfig
 from logstore.replica.messages import EntriesRead, Entry
 from logstore.replica.registrations import UNKNOWN_TIME, ChunkRegistration, Member, Prefix, StreamRegistration
@@ -200,16 +202,20 @@ async def no_producers(stream: str, offset: int) -> ProducerTable[AppendTicket] 
 
 @dataclass
 class ServedTime:
-    """`StreamRetention`: a clock that a test sets, and the streams that are due."""
+    """`StreamRetention`: a clock that a test sets, the streams that are due, and what epochs hold."""
 
     time_ms: int = 0
     streams: list[ReplicatedStream] = field(default_factory=list)
+    epochs: EpochHolds = field(default_factory=NoEpochs)
 
     def now_ms(self) -> int:
         return self.time_ms
 
     def due(self, stream: ReplicatedStream) -> None:
         self.streams.append(stream)
+
+    def deletable(self, stream: ReplicatedStream, offset: int) -> Ticket[None]:
+        return self.epochs.deletable(stream, offset)
 
 
 @dataclass

@@ -201,12 +201,14 @@ async def test_control_batches_are_found_newest_first(
             before = piece.next_before
         offsets = [(10, END_TYPE), (8, BEGIN_TYPE), (6, END_TYPE), (4, BEGIN_TYPE), (3, END_TYPE), (1, BEGIN_TYPE)]
         assert found == offsets
-        ends = await engine.find_ends(front.stream, 4)
-        assert [offset for offset, _ in ends] == [10, 6]
-        assert [offset for offset, _ in await engine.find_ends(front.stream, 0)] == [10, 6, 3]
+        ends: list[int] = []
+        await engine.find_ends(front.stream, 4, take=lambda offset, _: ends.append(offset))
+        assert ends == [10, 6]
+        await engine.find_ends(front.stream, 0, take=lambda offset, _: ends.append(offset))
+        assert ends == [10, 6, 10, 6, 3]
         front.stream.deposed(5)
         with pytest.raises(NotLeader):
-            await engine.find_ends(front.stream, 0)
+            await engine.find_ends(front.stream, 0, take=lambda offset, _: ends.append(offset))
 
 
 async def test_a_group_survives_a_restart_and_is_copied_whole(tmp_path: Path) -> None:

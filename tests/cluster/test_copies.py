@@ -166,6 +166,20 @@ def test_a_lost_piece_gives_its_token_back() -> None:
     assert [asked.message.epoch for asked in flow.due(PIECE_S)] == [0]
 
 
+def test_a_lost_piece_is_lost_when_its_time_is_over_however_sums_are_rounded() -> None:
+    """Behind the time to wait the token is back. It was not, by a rounding, and to wait took no time: in virtual time
+    for ever.
+    """
+    for asked_s in (3.3000000000000016, *(number / 7 for number in range(1, 500))):
+        flow = CopyFlow(CopyPace())
+        flow.ask("a", piece(0))
+        flow.due(asked_s)
+        wait_s = flow.wait_s(asked_s)
+        assert wait_s is not None
+        flow.due(asked_s + wait_s)
+        assert flow.is_idle or (flow.wait_s(asked_s + wait_s) or 0) > 0, asked_s
+
+
 def test_streams_take_turns_with_tokens() -> None:
     """First come, first served; who is given a token is told so, and a stream that ends leaves its place."""
     woken: list[str] = []

@@ -34,6 +34,12 @@ async def named(cluster: MemoryCluster, streams: list[str], name: str) -> int:
     return sum(any(member.host == name for member in (*chunk.members, *chunk.candidates)) for chunk in found)
 
 
+async def disks(cluster: MemoryCluster) -> set[str]:
+    """The disks that the metadata store knows."""
+    page = await next(iter(cluster.hosts.values())).store.page(schema.DISKS)
+    return {entry.key.removeprefix(schema.DISKS) for entry in page.entries}
+
+
 async def until_empty(cluster: MemoryCluster, streams: list[str], name: str) -> None:
     """Wait until a host owns and holds nothing."""
     while await named(cluster, streams, name) or cluster.hosts[name].host.owners:  # noqa: ASYNC110  virtual time
@@ -129,7 +135,7 @@ def test_a_host_is_kept_after_all() -> None:
 
 def test_a_host_that_is_gone_is_removed() -> None:
     """Chunks forget it once every other host has them, and keep its name as long as there is another way to more
-    copies; the name is free then.
+    copies; the name is free then. The metadata store forgets its disk, and one that another host has no more.
     """
 
     async def test(cluster: MemoryCluster) -> None:
@@ -138,6 +144,15 @@ def test_a_host_that_is_gone_is_removed() -> None:
             await cluster.append(stream, b"0")
         with pytest.raises(HostStays, match="host 'a' is alive: `cairn hosts drain a`"):
             await said(cluster, "b").remove("a")
+        wiped = cluster.hosts["b"].identity.member
+        await cluster.kill("b")
+        cluster.wipe("b")
+        await cluster.start("b")
+        while any(  # noqa: ASYNC110  time is virtual
+            chunk.names(wiped) for each in await registrations(cluster, streams) for chunk in each.chunks
+        ):
+            await trio.sleep(1)
+        assert len(await disks(cluster)) == 4
         await cluster.kill("a")
         await cluster.until(lambda: "a" not in cluster.hosts["b"].view.members)
         assert await said(cluster, "b").remove("a") == 4
@@ -145,6 +160,7 @@ def test_a_host_that_is_gone_is_removed() -> None:
             await trio.sleep(1)
         assert await named(cluster, streams, "a") == 0
         await cluster.until(lambda: not cluster.hosts["b"].view.leaving)
+        assert await disks(cluster) == {running.identity.member.disk for running in cluster.hosts.values()}
         await cluster.start("d", node_id=9)
         await trio.sleep(5)
         for each in await registrations(cluster, streams):

@@ -5,18 +5,20 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Message, Producer
-from kafka import KafkaConsumer, TopicPartition
+from kafka import TopicPartition
 
 from logstore.client.blocking import Client, parse_addresses
 from logstore.testing.cluster import Cluster, ClusterHostProcess
+from tests.cluster.clients import PATIENCE_MS, read
 from tests.metadata.support import needs_etcd
 from tests.support.cli import Finished, cairn
+from tests.support.cluster_network import new_network
 from tests.support.limits import PATIENCE_S
+from tests.support.waiting import until
 
 pytestmark = [
     needs_etcd,
@@ -33,7 +35,8 @@ class Load:
         self.errors: list[str] = []
         self.is_over = threading.Event()
         settings: dict[str, str | int | float | bool] = {
-            "bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5, "message.timeout.ms": 120_000,
+            "bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5,
+            "message.timeout.ms": PATIENCE_MS,
         }  # fmt: skip
         self._producer = Producer(settings)
         self._thread = threading.Thread(target=self._run)
@@ -65,13 +68,12 @@ class Load:
     def end(self) -> None:
         """Write no more; everything is acknowledged then, or an error."""
         self.is_over.set()
-        self._thread.join()
+        self._thread.join(2 * PATIENCE_S)
 
     def wait_more(self, records: int) -> None:
         """Wait until so many more are acknowledged."""
-        wanted, pause = self.count + records, threading.Event()
-        while self.count < wanted and not self.errors:
-            pause.wait(0.05)
+        wanted = self.count + records
+        until(lambda: self.count >= wanted or bool(self.errors), f"{wanted} records are acknowledged")
 
 
 def said(host: ClusterHostProcess, *words: str) -> Finished:
@@ -79,23 +81,16 @@ def said(host: ClusterHostProcess, *words: str) -> Finished:
     return cairn(*words, "--servers", host.address, "--timeout", str(PATIENCE_S))
 
 
-def read(bootstrap: str, partition: int, count: int) -> list[int]:
+def numbers_in(bootstrap: str, partition: int) -> list[int]:
     """The numbers in a partition."""
-    found: list[int] = []
-    with closing(KafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest")) as consumer:
-        consumer.assign([TopicPartition("orders", partition)])
-        consumer.seek_to_beginning()
-        while len(found) < count:
-            for records in consumer.poll(1_000).values():
-                found += [int(record.value) for record in records]
-    return found
+    return [int(value) for _, value in read(bootstrap, TopicPartition("orders", partition))]
 
 
 def test_a_host_is_drained_stopped_and_removed(tmp_path: Path) -> None:
     """Its streams and chunks go to others while a producer writes; it ends with none and is stopped for good. Nothing
     is lost or doubled, and no error comes to the producer. What cannot be is refused with a reason.
     """
-    with Cluster(tmp_path, ("a", "b", "c", "d"), "--lease-s", "3") as cluster:
+    with Cluster(tmp_path, ("a", "b", "c", "d"), "--lease-s", "3", network=new_network()) as cluster:
         a, b, c, _ = cluster
         with Client(parse_addresses(cluster.bootstrap), limit_s=PATIENCE_S) as client:
             client.create_topic("orders", PARTITIONS)
@@ -121,4 +116,4 @@ def test_a_host_is_drained_stopped_and_removed(tmp_path: Path) -> None:
         assert not re.search(r"^a ", said(c, "hosts").out, re.MULTILINE)
         living = ",".join(host.address for host in cluster if host is not a)
         for partition, numbers in load.acked.items():
-            assert read(living, partition, len(numbers)) == numbers
+            assert numbers_in(living, partition) == numbers

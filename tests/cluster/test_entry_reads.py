@@ -10,6 +10,7 @@ from logstore.cluster.entry_reads import MAX_READS, EntryReads
 from logstore.errors import ChunkUnreachable
 from logstore.replica.messages import EntriesRead, Entry, Message, ReadEntries, Reason, Refused
 from logstore.replica.registrations import ChunkRegistration, Member, Prefix
+from tests.support.virtual_time import run_virtual
 
 A, B, C = (Member(host, f"disk-{host}") for host in "abc")
 OPEN = ChunkRegistration(3, 100, (A, B, C))
@@ -65,10 +66,9 @@ def simulated(test: Callable[[Peers], Awaitable[None]]) -> None:
     """Run a test in virtual time."""
 
     async def main() -> None:
-        with trio.fail_after(3600):
-            await test(Peers())
+        await test(Peers())
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    run_virtual(main)
 
 
 def test_one_member_after_the_other() -> None:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
-from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
-from kafka.errors import KafkaError
+from kafka import TopicPartition
 
 from logstore.client.blocking import Client, parse_addresses
 from logstore.errors import StagedMissing
 from logstore.format.epoch_api import DescribeRequest, EpochCommitRequest, Part, StageRequest, TaskOutput
 from logstore.format.records import Record, encode_batch
 from logstore.testing.cluster import Cluster, ClusterHostProcess
+from tests.cluster.clients import asked, read
 from tests.metadata.support import needs_etcd
 from tests.support.cli import cairn
+from tests.support.cluster_network import new_network
 from tests.support.limits import PATIENCE_S
+from tests.support.waiting import until
 
 pytestmark = [
     needs_etcd,
@@ -81,24 +80,13 @@ class StagingClient:
         assert self.error is None, repr(self.error)
 
 
-def until(is_so: Callable[[], bool], what: str) -> None:
-    """Wait until something is so."""
-    deadline_s, pause = time.monotonic() + PATIENCE_S, threading.Event()
-    while not is_so():
-        assert time.monotonic() < deadline_s, f"never: {what}"
-        pause.wait(0.02)
-
-
 def leader_of(cluster: Cluster, topic: str) -> ClusterHostProcess:
     """The host that leads the first partition of a topic, once there is one."""
     found: list[int] = []
 
     def is_led() -> bool:
-        try:
-            with closing(KafkaAdminClient(bootstrap_servers=cluster.bootstrap)) as admin:
-                found[:] = [admin.describe_topics([topic])[0]["partitions"][0]["leader_id"]]
-        except KafkaError:  # it has asked a host that was killed
-            return False
+        described = asked(cluster.bootstrap, lambda admin: admin.describe_topics([topic]))
+        found[:] = [described[0]["partitions"][0]["leader_id"]]
         return found[0] > 0 and cluster.by_node(found[0]).is_running
 
     until(is_led, f"somebody leads {topic}")
@@ -107,16 +95,7 @@ def leader_of(cluster: Cluster, topic: str) -> ClusterHostProcess:
 
 def values(cluster: Cluster, partition: int) -> list[int]:
     """All records of a partition, as a consumer gets them."""
-    where = TopicPartition(TOPIC, partition)
-    with closing(KafkaConsumer(bootstrap_servers=cluster.bootstrap, consumer_timeout_ms=60_000)) as consumer:
-        consumer.assign([where])
-        consumer.seek_to_beginning(where)
-        end = consumer.end_offsets([where])[where]
-        found: list[int] = []
-        while consumer.position(where) < end:
-            for records in consumer.poll(500).values():
-                found += [int(record.value) for record in records]
-        return found
+    return [int(value) for _, value in read(cluster.bootstrap, TopicPartition(TOPIC, partition))]
 
 
 @pytest.mark.parametrize("led", [("__cairn_epochs", TOPIC), pytest.param(("__cairn_epochs", TOPIC) * 5, marks=SLOW)])
@@ -124,7 +103,7 @@ def test_epochs_are_exact_while_home_and_owners_are_killed(tmp_path: Path, led: 
     """`kill -9` of the home of epochs, then of an owner of a stream: the client goes on, and each partition has each
     epoch once, in order. `cairn queries` says the same as the client, at any host.
     """
-    with Cluster(tmp_path) as cluster:
+    with Cluster(tmp_path, network=new_network()) as cluster:
         with Client(parse_addresses(cluster.bootstrap), limit_s=PATIENCE_S) as client:
             client.create_topic(TOPIC, PARTITIONS)
             with StagingClient(cluster) as staging:

@@ -21,8 +21,10 @@ from logstore.errors import CairnError, MalformedRequest, NotLeader, TryAgain, U
 from logstore.format.batch import iterate_batches
 from logstore.format.control import END_TYPE, known_type
 from logstore.format.records import Record, encode_batch
+from logstore.log.scanning import TakeEnd
 from tests.cluster.support import PLACE, Front, MemoryOwner
 from tests.support.limits import PATIENCE_S
+from tests.support.virtual_time import run_virtual
 
 TOPIC_ID = str(uuid.UUID(PLACE.topic_id))
 
@@ -40,7 +42,11 @@ class Host:
         self.searches: list[tuple[int, int]] = []
         self.may_search = trio.Event()
         self.may_search.set()
-        self.appends = GroupAppends(cast(ClusterTopics, known), self, self.front.clock)
+        self.is_owed = False
+        self.asked: list[int] = []
+        self.may_answer = trio.Event()
+        self.may_answer.set()
+        self.appends = GroupAppends(cast(ClusterTopics, known), self, self, self.front.clock)
         self.outcomes: list[CairnError | None] = []
 
     async def lead(self, kept: int = 0) -> None:
@@ -49,18 +55,21 @@ class Host:
         await self.front.tasks.run()
 
     async def find_ends(
-        self, stream: ReplicatedStream, from_offset: int, before_offset: int, /
-    ) -> list[tuple[int, bytes]]:
+        self, stream: ReplicatedStream, from_offset: int, before_offset: int, /, *, take: TakeEnd
+    ) -> None:
         self.searches.append((from_offset, before_offset))
         await self.may_search.wait()
-        found: list[tuple[int, bytes]] = []
         for entry in (entry for chunk in self.owner.chunks for entry in chunk.entries):
             for at, header in iterate_batches(entry.data):
                 batch = bytes(memoryview(entry.data)[at : at + header.size_bytes])
                 is_there = max(from_offset, stream.log_start_offset) <= header.base_offset < before_offset
                 if is_there and header.is_control and known_type(batch) == END_TYPE:
-                    found.append((header.base_offset, batch))
-        return found
+                    take(header.base_offset, batch)
+
+    async def is_under_way(self, order: GroupOrder, /) -> bool:
+        self.asked.append(order.epoch)
+        await self.may_answer.wait()
+        return self.is_owed
 
     async def send(self, epoch: int, start: int, query: str = "q") -> None:
         """A group comes; its outcome is noted."""
@@ -128,7 +137,7 @@ def test_a_stream_that_waits_for_its_members_holds_up_no_other_groups() -> None:
             host.owner.ack()
         assert (host.groups, host.outcomes[2:]) == (1, [None])
 
-    trio.run(test, clock=trio.testing.MockClock(autojump_threshold=0.01))
+    run_virtual(test, clock=trio.testing.MockClock(autojump_threshold=0.01))
 
 
 @pytest.mark.parametrize("kept", [0, 1])
@@ -216,7 +225,9 @@ async def test_a_name_that_begins_again_is_another_query() -> None:
 
 
 async def test_what_was_trimmed_behind_the_decision_is_not_there_twice() -> None:
-    """Another owner cannot tell a group that was trimmed from one that never came; the same owner can."""
+    """Another owner cannot tell a group that was trimmed from one that never came, and the home of epochs can: an epoch
+    that is over was there.
+    """
     owner = MemoryOwner()
     first, second = Host(owner), Host(owner)
     await first.lead()
@@ -232,6 +243,31 @@ async def test_what_was_trimmed_behind_the_decision_is_not_there_twice() -> None
     second.front.stream.log_start_offset = 4
     await second.send(1, 0)
     assert (second.groups, second.outcomes) == (1, [None])
+    assert (first.asked, second.asked) == ([], [1])
+
+
+async def test_a_group_that_never_came_is_appended_though_the_stream_begins_behind_its_decision() -> None:
+    """The epoch is under way: nothing was trimmed since it was decided, so it was decided with an old offset. It comes
+    twice while the home of epochs is asked, and is there once.
+    """
+    owner = MemoryOwner()
+    first, second = Host(owner), Host(owner)
+    await first.lead()
+    for value in (b"1", b"2"):
+        first.front.append(value)
+        owner.ack()
+    await second.lead()
+    second.front.stream.log_start_offset = 2
+    second.is_owed, second.may_answer = True, trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(second.send, 1, 1)
+        nursery.start_soon(second.send, 1, 1)
+        await settle()
+        assert (second.groups, second.asked) == (0, [1, 1])
+        second.may_answer.set()
+        await settle()
+        owner.ack()
+    assert (second.groups, second.outcomes) == (1, [None, None])
 
 
 async def test_a_search_that_an_ownership_does_not_outlast_says_nothing() -> None:

@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from logstore.errors import NotLeader, UnknownTopicOrPartition
-from logstore.replica.messages import Append, Entry
+from logstore.replica.messages import Append, CopyChunk, EntriesRead, Entry
 from logstore.replica.registrations import Prefix
 from tests.cluster.memory import DISK_S, LEASE_S, LIMITS, MemoryCluster, simulated
 
@@ -105,6 +105,41 @@ def test_the_metadata_store_is_away() -> None:
     simulated(test, "a", "b", "c")
 
 
+def test_a_full_chunk_goes_on_while_the_metadata_store_is_away() -> None:
+    """It is rolled when the store is back. A member that fails meanwhile, or an owner, holds the stream up until then;
+    nothing that was acknowledged is lost.
+    """
+
+    async def test(cluster: MemoryCluster) -> None:
+        (stream,) = await cluster.create_topic()
+        name, _ = await cluster.append(stream, b"0")
+        chunks = len(cluster.hosts[name].host.registration(stream).chunks)
+        cluster.metadata.stop()
+        for number in range(1, 100):
+            with trio.fail_after(1):
+                assert (await cluster.append(stream, b"%d" % number))[0] == name
+            await trio.sleep(0.3)
+        assert len(cluster.hosts[name].host.registration(stream).chunks) == chunks
+        cluster.metadata.start()
+        with trio.fail_after(20):
+            await cluster.until(lambda: len(cluster.hosts[name].host.registration(stream).chunks) > chunks)
+        cluster.metadata.stop()
+        for number in range(100, 200):
+            await cluster.append(stream, b"%d" % number)
+        await cluster.kill(name)
+        with trio.move_on_after(20) as waited:
+            await cluster.append(stream, b"200")
+        assert waited.cancelled_caught
+        cluster.nursery.start_soon(cluster.start, name)
+        await trio.sleep(20)
+        cluster.metadata.start()
+        await cluster.append(stream, b"200")
+        found = await cluster.read_all(next(iter(cluster.hosts)), stream)
+        assert list(dict.fromkeys(found)) == [b"%d" % number for number in range(201)]
+
+    simulated(test, "a", "b", "c", limits=replace(LIMITS, chunk_bytes=50))
+
+
 def test_a_planned_end_hands_over() -> None:
     """`resign` returns when others own the streams; producers wait for less than a second."""
 
@@ -148,6 +183,67 @@ def test_a_topic_is_deleted() -> None:
         await cluster.append(kept, b"1")
         with pytest.raises(UnknownTopicOrPartition):
             await host.read_registration(streams[0])
+
+    simulated(test, "a", "b", "c")
+
+
+def test_fences_go_with_their_topic() -> None:
+    """On every host, and on one that was away when the topic was deleted, after its start."""
+
+    async def test(cluster: MemoryCluster) -> None:
+        streams = await cluster.create_topic("gone", partitions=3)
+        for stream in streams:
+            await cluster.append(stream, b"0")
+        await cluster.kill("a")
+        for stream in streams:
+            await cluster.append(stream, b"1")
+        await cluster.start("a")
+        assert cluster.disks["b"].fences
+        await cluster.kill("b")
+        for stream in streams:
+            await cluster.append(stream, b"2")
+        host = cluster.hosts["a"].host
+        await host.topics.delete("gone", host.view.topics["gone"].topic.topic_id)
+        await trio.sleep(10)
+        assert [cluster.disks[name].fences for name in "ac"] == [{}, {}]
+        assert cluster.disks["b"].fences
+        await cluster.start("b")
+        await trio.sleep(10)
+        assert cluster.disks["b"].fences == {}
+
+    simulated(test, "a", "b", "c")
+
+
+def test_the_copy_order_of_an_owner_that_was_replaced_leaves_nothing() -> None:
+    """It names a chunk that has been trimmed since: what was begun of the copy goes, though the stream is quiet."""
+
+    async def test(cluster: MemoryCluster) -> None:
+        (stream,) = await cluster.create_topic()
+        name, _ = await cluster.append(stream, b"0")
+        host = cluster.hosts[name].host
+        before = host.registration(stream).open_chunk
+        assert before is not None
+        await cluster.append(stream, b"1")
+        end = Prefix.empty(0).followed_by(b"0", 1).followed_by(b"1", 1)
+        host.roll(stream)
+        await cluster.until(lambda: len(host.registration(stream).chunks) == 2)
+        host.trim(stream, 2, keeps_last=False)
+        await cluster.until(lambda: len(host.registration(stream).chunks) == 1)
+        await trio.sleep(10)
+        source, target = before.members[:2]
+        order = CopyChunk(
+            stream, target.disk, before.epoch, 0, end, source, cluster.hosts[name].host.owners[stream].revision - 1
+        )
+        running = cluster.hosts[target.host]
+        running.host.receive(source.host, order)
+        running.host.receive(
+            source.host, EntriesRead(stream, before.epoch, source, Prefix.empty(0), (Entry(b"0", 1),), 1, b"state at 0")
+        )
+        await trio.sleep(0.1)
+        assert (stream, before.epoch) in running.files.disk.chunks
+        await trio.sleep(5)
+        assert [epoch for _, epoch in running.files.disk.chunks] == []
+        assert not running.host.replica_counts[1]
 
     simulated(test, "a", "b", "c")
 
@@ -226,6 +322,27 @@ def test_idle_streams_cost_nothing() -> None:
     simulated(test, "a", "b", "c")
 
 
+def test_an_owner_wakes_when_a_member_that_failed_may_be_chosen_again() -> None:
+    """Until then it has no ticks; then its chunk is rolled to all members, though nothing happens."""
+
+    async def test(cluster: MemoryCluster) -> None:
+        (stream,) = await cluster.create_topic()
+        owner, _ = await cluster.append(stream, b"0")
+        host = cluster.hosts[owner].host
+        other = next(name for name in cluster.hosts if name != owner)
+        cluster.disks[other].is_full = True
+        await cluster.append(stream, b"1")
+        cluster.disks[other].is_full = False
+        begun_s = trio.current_time()
+        await cluster.at_rest()
+        assert trio.current_time() - begun_s < 10
+        assert {member.host for member in host.registration(stream).chunks[-1].members} == {*cluster.hosts} - {other}
+        await cluster.until(lambda: len(host.registration(stream).chunks[-1].members) == 3)
+        assert 59 < trio.current_time() - begun_s < 70
+
+    simulated(test, "a", "b", "c", limits=replace(LIMITS, suspect_ms=60_000))
+
+
 def test_streams_spread_over_hosts_and_come_back() -> None:
     """Each host owns its share; when one that was away has been back for a while, it gets its streams again."""
 
@@ -289,6 +406,22 @@ def test_a_read_fails(number: int, is_damage: bool) -> None:
         assert ("replica_damaged" in cluster.reports.names()) == is_damage
         await cluster.append(stream, b"1")
         assert ("member_failed" in cluster.reports.names()) == is_damage
+
+    simulated(test, "a", "b", "c")
+
+
+def test_a_stream_is_named_as_clients_know_it() -> None:
+    """What an operator is told of a led stream has topic and partition, beside the stream's own name."""
+
+    async def test(cluster: MemoryCluster) -> None:
+        (stream,) = await cluster.create_topic()
+        await cluster.append(stream, b"0")
+        owner = await cluster.owner(stream)
+        owner.observe(stream)
+        cluster.network.cut(owner.host.name, next(host for host in "abc" if host != owner.host.name))
+        await cluster.append(stream, b"1")
+        told = [fields for name, fields in cluster.reports.events if name == "member_failed"]
+        assert {(fields["stream"], fields["partition"]) for fields in told} == {(stream, "orders-0")}
 
     simulated(test, "a", "b", "c")
 

@@ -7,7 +7,6 @@ from random import Random
 
 import pytest
 import trio
-import trio.testing
 
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import Delete, MetadataStore, Put
@@ -18,6 +17,7 @@ from logstore.testing.metadata_contract import changing, committed
 from logstore.testing.reports import RecordedReports
 from logstore.testing.simdisk import SimDisk
 from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
+from tests.support.virtual_time import run_virtual
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,7 +32,7 @@ def with_metadata(test: Callable[[SimulatedMetadata], Awaitable[None]], seed: in
             await test(service)
             nursery.cancel_scope.cancel()
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    run_virtual(main, seed=seed)
 
 
 async def start(service: SimulatedMetadata, disk: SimDisk, host: str = "a", seed: int = 0) -> HostIdentity:

@@ -17,16 +17,18 @@ from logstore.format.operator_api import SidecarReply
 from logstore.monitoring.cluster_metrics import CLUSTER_METRICS
 from logstore.testing.cluster import Cluster, ClusterHostProcess
 from tests.metadata.support import needs_etcd
-from tests.monitoring.support import ask, samples, until
+from tests.monitoring.support import ask, samples
 from tests.support.cli import cairn
 from tests.support.limits import PATIENCE_S
+from tests.support.waiting import until
 
 pytestmark = [
     needs_etcd,
     pytest.mark.clients,
 ]
-PARTITIONS = 9
-RECORDS = 90
+PARTITIONS = 40
+"""Each host owns some: the hash of a topic's new id deals them out, and of nine a host has none now and then."""
+RECORDS = 120
 SLOW_PEER = {"cairn_link_dropped_messages_total", "cairn_link_queued_bytes"}
 """What moves when a host takes nothing: `test_links` has that."""
 
@@ -37,7 +39,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     with Cluster(tmp_path, ("a", "b", "c"), "--http", "127.0.0.1:0") as running:
         with Client(parse_addresses(running.bootstrap), limit_s=PATIENCE_S) as client:
             client.create_topic("orders", PARTITIONS)
-        producer = KafkaProducer(bootstrap_servers=running.bootstrap, acks="all", max_block_ms=60_000)
+        producer = KafkaProducer(bootstrap_servers=running.bootstrap, acks="all", max_block_ms=PATIENCE_S * 1000)
         sent = [producer.send("orders", b"%d" % number, partition=number % PARTITIONS) for number in range(RECORDS)]
         for each in sent:
             each.get(PATIENCE_S)
@@ -81,6 +83,7 @@ def test_a_cluster_is_shown(cluster: Cluster) -> None:
     assert (first["kafka_controller_kafkacontroller_activebrokercount"], first["cairn_link_up"]) == (3, 2)
     leading = [scraped(host)["kafka_server_replicamanager_leadercount"] for host in cluster]
     assert sum(leading) == PARTITIONS
+    assert min(leading) > 0
     assert first["cairn_replicas"] >= PARTITIONS
     found = said(b, "hosts")
     assert [(host["host"], host["state"], host["node_id"]) for host in found["hosts"]] == [
@@ -129,7 +132,7 @@ def test_a_cluster_is_shown(cluster: Cluster) -> None:
         alive.update(moved(second[0], scraped(a)))
         return alive >= wanted
 
-    until(all_are_alive, f"{sorted(wanted - alive)}")
+    until(all_are_alive, lambda: f"these metrics move: {sorted(wanted - alive)}")
     assert scraped(a)["cairn_metadata_away"] == 1
     producer.purge()  # what it has sent is never acknowledged
 

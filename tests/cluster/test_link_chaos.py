@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -10,7 +11,7 @@ import trio
 from logstore.base.addresses import Address
 from logstore.cluster.peers import Peer
 from logstore.replica.messages import LookAtRegistration, Message, StreamRates
-from tests.cluster.links_world import LOOPBACK, LinkedHost, append, look
+from tests.cluster.links_world import LOOPBACK, SETTINGS, LinkedHost, append, look
 
 
 class BadNetwork:
@@ -69,7 +70,8 @@ async def test_a_bad_network(seed: int) -> None:
     is good again, so is the link.
     """
     random = Random(seed)
-    a, b = LinkedHost("a"), LinkedHost("b")
+    settings = replace(SETTINGS, handshake_s=1.0)  # for what is missing of a hello
+    a, b = LinkedHost("a", settings=settings), LinkedHost("b", settings=settings)
     async with trio.open_nursery() as nursery:
         for host in (a, b):
             await host.start(nursery)

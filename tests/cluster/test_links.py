@@ -85,6 +85,24 @@ async def test_another_cluster_is_refused() -> None:
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize("trouble_s", [0.0, 10_000.0])
+async def test_trouble_is_said_after_a_bound(trouble_s: float) -> None:
+    """While hosts start, some do not know others yet: who cannot be reached is reported only if that lasts."""
+    a, b = LinkedHost("a", settings=replace(SETTINGS, trouble_s=trouble_s)), LinkedHost("b")
+    async with trio.open_nursery() as nursery:
+        for host in (a, b):
+            await host.start(nursery)
+        a.links.set_peers({"b": b.peer})  # b does not know a
+        if trouble_s:
+            await b.seen.until(lambda: len([name for name, _ in b.seen.events if name == "link_closed"]) > 2)
+        else:
+            assert (await a.seen.event("peer_not_reached"))["why"] == "host 'a' is not a member that 'b' knows of"
+        know(a, b)
+        await a.seen.until(lambda: a.links.is_reachable("b"))
+        assert any(name == "peer_not_reached" for name, _ in a.seen.events) is (trouble_s == 0)
+        nursery.cancel_scope.cancel()
+
+
 @pytest.mark.parametrize("disk", ["disk-old", "disk-new"])
 async def test_another_disk_is_refused(disk: str) -> None:
     """A host whose disk is not the one that it is known by is refused by name, until that is put right."""

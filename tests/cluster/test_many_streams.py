@@ -6,9 +6,10 @@ import trio
 from logstore.cluster.owner_ticks import TICK_S, TICKS_PER_TURN, OwnerTime
 from logstore.replica.effects import Effect, Send, Store
 from logstore.replica.host_state import HostProgress
+from logstore.replica.known_replicas import StoredReplicas
 from logstore.replica.messages import Append, AppendDone, Entry
 from logstore.replica.registrations import Member, Prefix
-from logstore.replica.replica import Replica, StoredReplicas
+from logstore.replica.replica import Replica
 from tests.cluster.memory import MemoryCluster, simulated
 
 

@@ -5,7 +5,6 @@ from random import Random
 
 import pytest
 import trio
-import trio.testing
 
 from logstore.base.errors import CairnError
 from logstore.base.metadata import schema
@@ -19,6 +18,7 @@ from logstore.testing.metadata_contract import changing, committed
 from logstore.testing.reports import RecordedReports
 from logstore.testing.simdisk import SimDisk
 from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
+from tests.support.virtual_time import run_virtual
 
 Test = Callable[[SimulatedMetadata, trio.Nursery], Awaitable[None]]
 
@@ -35,7 +35,7 @@ def with_metadata(test: Test, **faults: float) -> None:
                 nursery.cancel_scope.cancel()
             outer.cancel_scope.cancel()
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    run_virtual(main)
 
 
 async def identity_of(service: SimulatedMetadata, host: str, disk: SimDisk, seed: int) -> HostIdentity:

@@ -1,22 +1,91 @@
-"""Faults of the network between real processes: what one host sends does not reach another, or comes late."""
+"""Faults of the network and of disks between real processes: what one host sends does not reach another, or comes late;
+a disk is full. Who owns the stream and who is a member of its chunk follows, and follows back. With `--docker` the
+hosts are in containers.
+"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from logstore.client.admin import Admin
+from logstore.client.blocking import Client, parse_addresses
 from logstore.cluster.hello import Hello, encode_hello
+from logstore.errors import CairnError
+from logstore.format.host_summaries import PlaceSummary
 from logstore.replica.registrations import Member
 from logstore.testing.cluster import Cluster
+from logstore.testing.containers import ContainerNetwork
+from logstore.testing.disks import Disk
 from logstore.testing.namespaces import NamespaceNetwork, why_not
 from logstore.testing.network import ETCD, Network, NetworkUnavailable, RelayedNetwork
+from logstore.testing.processes import ClusterHostProcess
 from logstore.testing.relay import source_of
-from tests.cluster.test_processes import AFTER, WARM, check, create, leader_of, producing, wait_for_more
+from tests.cluster.test_processes import AFTER, TOPIC, WARM, check, create, leader_of, producing, wait_for_more
 from tests.metadata.support import needs_etcd
+from tests.support.cluster_network import are_containers, new_faulty_network, new_network
+from tests.support.waiting import until
 
 NO_NAMESPACES = why_not()
 needs_namespaces = pytest.mark.skipif(NO_NAMESPACES is not None, reason=NO_NAMESPACES or "")
 pytestmark = [needs_etcd, pytest.mark.clients]
+ALL = {"a", "b", "c"}
+SHORT_S = 5.0
+"""For one question: a host that is cut off may not answer, and is asked again."""
+
+
+def slow_on_processes(test: Callable[..., None]) -> Callable[..., None]:
+    """A mark of stories that the long run has on processes, and each run in containers."""
+    return test if are_containers() else pytest.mark.slow(test)
+
+
+def touched(network: Network, sources: Iterable[ClusterHostProcess], targets: Iterable[ClusterHostProcess]) -> int:
+    """How many bytes between hosts met a fault of the network; 1 where it does not count them."""
+    if not isinstance(network, RelayedNetwork):
+        return 1
+    return sum(network.touched_bytes(source.name, target.name) for source in sources for target in targets)
+
+
+def seen_by(host: ClusterHostProcess) -> PlaceSummary | None:
+    """Where partition 0 is, as one host says; None: it did not say."""
+    try:
+        with Client(parse_addresses(host.address), limit_s=SHORT_S) as client:
+            reply = Admin(client).places(TOPIC)
+    except (CairnError, OSError):
+        return None
+    return reply.places[0] if reply is not None and reply.places else None
+
+
+def wait_place(host: ClusterHostProcess, is_so: Callable[[PlaceSummary], bool], what: str) -> PlaceSummary:
+    """Where partition 0 is, once a host says that it is as it should be."""
+    last: PlaceSummary | None = None
+
+    def found() -> bool:
+        nonlocal last
+        last = seen_by(host)
+        return last is not None and is_so(last)
+
+    until(found, f"{host.name} says that {what}")
+    assert last is not None
+    return last
+
+
+def a_member(cluster: Cluster) -> tuple[ClusterHostProcess, list[ClusterHostProcess]]:
+    """A host that does not own the stream, once all are members; and the others."""
+    place = wait_place(cluster["a"], lambda place: set(place.replicas) == ALL, "all three hosts are members")
+    member = next(each for each in cluster if each.name != place.owner)
+    return member, [each for each in cluster if each is not member]
+
+
+def wait_all_members(cluster: Cluster) -> None:
+    """Until each host says that the open chunk has three members, and that no chunk lacks copies."""
+    for host in cluster:
+        wait_place(
+            host,
+            lambda place: set(place.replicas) == ALL and place.under_replicated == 0,
+            "all three hosts are members again, and have everything",
+        )
 
 
 @pytest.mark.parametrize("for_calls", [False, True])
@@ -27,48 +96,171 @@ def test_a_relay_knows_who_connects(*, for_calls: bool) -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [
+    [ContainerNetwork]
+    if are_containers()
+    else [
         pytest.param(NamespaceNetwork, marks=needs_namespaces),
         pytest.param(RelayedNetwork, marks=() if NO_NAMESPACES else pytest.mark.slow),
     ],
 )
 def test_a_host_that_is_cut_off_is_replaced(tmp_path: Path, make: Callable[[], Network]) -> None:
     """The owner is cut off from the other hosts and from etcd, and clients still reach it: it acknowledges nothing that
-    is lost, the others go on, and it is one of them when the cut heals.
+    is lost, another one owns the stream and goes on without it, and it is a member again when the cut heals.
     """
     network = make()
     with Cluster(tmp_path / "cluster", network=network) as cluster:
         create(cluster)
         with producing(cluster) as load:
-            host = leader_of(cluster)
             wait_for_more(load, WARM)
-            for other in (*(each.name for each in cluster if each is not host), ETCD):
-                network.cut(host.name, other)
-                network.cut(other, host.name)
+            before = wait_place(cluster["a"], lambda place: set(place.replicas) == ALL, "all three hosts are members")
+            host = cluster[before.owner]
+            others = [each for each in cluster if each is not host]
+            for name in (*(each.name for each in others), ETCD):
+                network.cut(host.name, name)
+                network.cut(name, host.name)
             wait_for_more(load, AFTER)
+            for other in others:
+                place = wait_place(other, lambda place: place.owner != host.name, "another host owns the stream")
+                assert place.owner in ALL - {host.name}
+                assert place.epoch > before.epoch
+                assert host.name not in place.replicas
             network.heal()
             wait_for_more(load, WARM)
+            wait_all_members(cluster)
+            # A host of its own life that was replaced knows it, too.
+            after = wait_place(host, lambda place: place.owner != "", "somebody owns the stream")
+            assert after.epoch > before.epoch
         check(cluster, load)
 
 
 def test_a_cut_in_one_direction_costs_a_member(tmp_path: Path) -> None:
-    """What the owner sends to a member does not arrive, what the member sends does: the chunk goes on without it."""
-    network = RelayedNetwork()
+    """What is sent to a member does not arrive, what the member sends does: the chunk goes on without it, and with it
+    when the cut heals.
+    """
+    network = new_faulty_network()
     with Cluster(tmp_path / "cluster", network=network) as cluster:
+        create(cluster)
+        with producing(cluster) as load:
+            wait_for_more(load, WARM)
+            member, others = a_member(cluster)
+            for other in others:
+                network.cut(other.name, member.name)
+            wait_for_more(load, AFTER)
+            assert touched(network, others, [member]) > 0
+            assert not isinstance(network, RelayedNetwork) or touched(network, [member], others) == 0
+            left = ALL - {member.name}
+            for other in others:
+                place = wait_place(other, lambda place: set(place.replicas) == left, f"{member.name} is no member")
+                assert place.owner in left
+            if isinstance(network, RelayedNetwork):
+                network.reset()
+            wait_for_more(load, WARM)
+            network.heal()
+            wait_for_more(load, WARM)
+            wait_all_members(cluster)
+        check(cluster, load)
+
+
+@slow_on_processes
+def test_slow_links_are_no_faults_of_hosts(tmp_path: Path) -> None:
+    """Every message between hosts is late by a twentieth of a second: producers go on, and nobody loses anything."""
+    network = new_faulty_network()
+    with Cluster(tmp_path / "cluster", network=network) as cluster:
+        create(cluster)
+        with producing(cluster) as load:
+            wait_for_more(load, WARM)
+            for source in cluster:
+                for target in cluster:
+                    if source is not target:
+                        network.slow(source.name, target.name, delay_s=0.05)
+            wait_for_more(load, AFTER)
+            owner = leader_of(cluster)
+            assert all(touched(network, [owner], [other]) for other in cluster if other is not owner)
+            network.heal()
+            wait_for_more(load, WARM)
+            wait_all_members(cluster)
+        check(cluster, load)
+
+
+@slow_on_processes
+def test_a_link_that_is_too_slow_costs_a_member(tmp_path: Path) -> None:
+    """At a few bytes a second what is sent to a member is on the way for minutes: the chunk goes on without that member
+    until its links are as quick as before.
+    """
+    network = new_faulty_network()
+    with Cluster(tmp_path / "cluster", network=network) as cluster:
+        create(cluster)
+        with producing(cluster) as load:
+            wait_for_more(load, WARM)
+            member, others = a_member(cluster)
+            for other in others:
+                network.slow(other.name, member.name, bytes_s=50.0)
+            left = ALL - {member.name}
+            wait_place(others[0], lambda place: set(place.replicas) == left, f"{member.name} is no member")
+            wait_for_more(load, AFTER)
+            network.heal()
+            if isinstance(network, RelayedNetwork):
+                network.reset()
+            wait_for_more(load, WARM)
+            wait_all_members(cluster)
+        check(cluster, load)
+
+
+@contextmanager
+def on_small_disks(cluster: Cluster) -> Iterator[dict[str, Disk]]:
+    """Each host's directory is a file system of its own. Before the cluster starts."""
+    disks = {host.name: Disk(host.data_dir, size_mb=256) for host in cluster}
+    try:
+        if not all(disk.mount() for disk in disks.values()):
+            pytest.skip("no right to mount small file systems")
+        yield disks
+    finally:
+        for disk in disks.values():
+            disk.unmount()
+
+
+@slow_on_processes
+def test_a_full_disk_costs_a_host_its_streams(tmp_path: Path) -> None:
+    """The owner's disk has no block free: it says so and takes nothing more, the stream goes on at the other hosts, and
+    is on all three again when there is room.
+    """
+    cluster = Cluster(tmp_path / "cluster", network=new_network())
+    with on_small_disks(cluster) as disks, cluster:
         create(cluster)
         with producing(cluster) as load:
             host = leader_of(cluster)
             wait_for_more(load, WARM)
-            for other in cluster:
-                if other is not host:
-                    network.cut(host.name, other.name)
-                    break
+            assert disks[host.name].fill() > 0
+            until(lambda: "event=disk_low " in host.log, f"{host.name} says that its disk is full")
+            other = next(each for each in cluster if each is not host)
+            wait_place(other, lambda place: host.name not in place.replicas, f"{host.name} is no member")
             wait_for_more(load, AFTER)
-            network.reset()
+            disks[host.name].empty()
+            until(lambda: "event=disk_low_over " in host.log, f"{host.name} says that there is room again")
             wait_for_more(load, WARM)
-            network.heal()
-            wait_for_more(load, WARM)
+            wait_all_members(cluster)
+            assert host.is_running
         check(cluster, load)
+
+
+@slow_on_processes
+def test_all_disks_full_lose_nothing(tmp_path: Path) -> None:
+    """No host can write a block: nothing is acknowledged, nobody ends, and producers go on when there is room."""
+    cluster = Cluster(tmp_path / "cluster", network=new_network())
+    with on_small_disks(cluster) as disks, cluster:
+        create(cluster)
+        with producing(cluster) as load:
+            wait_for_more(load, WARM)
+            for disk in disks.values():
+                disk.fill()
+            for host in cluster:
+                until(lambda host=host: "event=disk_low " in host.log, f"{host.name} says that its disk is full")  # type: ignore[misc]
+            for disk in disks.values():
+                disk.empty()
+            wait_for_more(load, WARM)
+            assert [host.name for host in cluster if host.died is not None] == []
+            wait_all_members(cluster)
+        check(cluster, load, is_exact=False)
 
 
 def test_a_network_without_faults_says_so(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from logstore.testing.cluster import Cluster
 from logstore.testing.reports import RecordedReports
 from tests.cluster.memory import MemoryCluster, simulated
 from tests.metadata.support import needs_etcd
-from tests.monitoring.support import until
 from tests.support.cli import cairn
 from tests.support.limits import PATIENCE_S
+from tests.support.waiting import until
 
 NAMES = ("a", "10.0.0.1")
 NODES = '{"kind": "List", "items": [{"metadata": {"name": "a", "labels": {"rack": "%s"}}}]}'
@@ -59,18 +59,22 @@ def test_where_a_host_is_read_from(tmp_path: Path) -> None:
 
 
 def test_what_prevents_a_start(tmp_path: Path) -> None:
-    """A file that is not there, names other hosts or is damaged, and a script that fails, are refused by name."""
+    """A file that is not there, names other hosts or is damaged, and a script that fails, are refused by name. With a
+    rack of its own a host need not be in the file.
+    """
     other = tmp_path / "racks"
     other.write_text("Rack: /dc/r1\n   10.0.0.9:9866\n")
     for settings, problem in (
         ({"topology": str(tmp_path / "none")}, "No such file"),
         ({"topology": str(other)}, "names none of 'a', '10.0.0.1'"),
+        ({"topology": str(other)}, "add one of them there, or give --rack"),
         ({"script": str(tmp_path / "none.sh")}, "No such file"),
         ({"script": script(tmp_path, "echo oops >&2; exit 3")}, "exit status 3: oops"),
     ):
         with pytest.raises(ConfigError, match="topology of this host: ") as refused:
             place_of(**settings)
         assert problem in str(refused.value)
+    assert place_of(topology=str(other), rack="/dc/r7", disk_rate=3) == HostPlace("/dc/r7", 3)
     other.write_text("[[server]\n")
     with pytest.raises(ConfigError, match="no valid TOML"):
         place_of(topology=str(other))

@@ -23,42 +23,34 @@ from logstore.client.admin import Admin
 from logstore.client.blocking import Client, parse_addresses
 from logstore.testing.cluster import Cluster, ClusterHostProcess, NotStarted
 from logstore.testing.processes import Etcd, HostPlace, LocalHost
+from tests.cluster.clients import ASK_MS, PATIENCE_MS, asked, create_topic, read
 from tests.metadata.support import needs_etcd
 from tests.support.cluster_network import new_network
 from tests.support.limits import PATIENCE_S
+from tests.support.waiting import until
 
 pytestmark = [
     needs_etcd,
     pytest.mark.clients,
 ]
 TOPIC = "orders"
-MAX_SILENCE_S = 10.0
-"""Of a loaded machine; an idle one takes half a second after a kill."""
+MAX_SILENCE_S = 60.0
+"""Of a loaded machine; an idle one takes half a second after a kill, which `benchmarks/cluster.py` publishes."""
 WARM, AFTER = 500, 1_500
 """Records before and after what happens to a host: clients notice, and there is something to lose."""
 
 
 def partitions_of(cluster: Cluster) -> list[dict[str, Any]]:
-    """The topic's partitions, as clients are told; kafka-python may have to ask again, since it chooses among the hosts
-    one that was killed, and then fails.
-    """
-    deadline_s, pause = time.monotonic() + PATIENCE_S, threading.Event()
-    while True:
-        try:
-            with closing(KafkaAdminClient(bootstrap_servers=cluster.bootstrap)) as admin:
-                found: list[dict[str, Any]] = admin.describe_topics([TOPIC])[0]["partitions"]
-                return found
-        except KafkaError:
-            if time.monotonic() > deadline_s:
-                raise
-            pause.wait(0.1)
+    """The topic's partitions, as clients are told."""
+    described = asked(cluster.bootstrap, lambda admin: admin.describe_topics([TOPIC]))
+    found: list[dict[str, Any]] = described[0]["partitions"]
+    return found
 
 
-def create(cluster: Cluster, partitions: int = 1, replicas: int = 3, **config: str) -> None:
-    """Create the topic."""
+def create(cluster: Cluster, partitions: int = 1, replicas: int = 3, topic: str = TOPIC, **config: str) -> None:
+    """Create a topic."""
     settings = {name.replace("_", "."): value for name, value in config.items()}
-    with closing(KafkaAdminClient(bootstrap_servers=cluster.bootstrap)) as admin:
-        admin.create_topics([NewTopic(TOPIC, partitions, replicas, topic_configs=settings)])
+    create_topic(cluster.bootstrap, NewTopic(topic, partitions, replicas, topic_configs=settings))
 
 
 def leader_of(cluster: Cluster, partition: int = 0) -> ClusterHostProcess:
@@ -70,14 +62,6 @@ def leader_of(cluster: Cluster, partition: int = 0) -> ClusterHostProcess:
 
     until(lambda: found() > 0, f"somebody leads partition {partition}")
     return cluster.by_node(found())
-
-
-def until(is_so: Callable[[], bool], what: str) -> None:
-    """Wait until something is so."""
-    deadline_s, pause = time.monotonic() + PATIENCE_S, threading.Event()
-    while not is_so():
-        assert time.monotonic() < deadline_s, f"never: {what}"
-        pause.wait(0.02)
 
 
 def lacks_nothing(cluster: Cluster) -> bool:
@@ -113,7 +97,8 @@ def run_kafka_python(cluster: Cluster, load: Load) -> None:
     """kafka-python."""
     producer = KafkaProducer(
         bootstrap_servers=cluster.bootstrap, acks="all", linger_ms=5, enable_idempotence=True,
-        delivery_timeout_ms=60_000, request_timeout_ms=5_000, max_block_ms=60_000,
+        delivery_timeout_ms=PATIENCE_MS, request_timeout_ms=5_000, max_block_ms=PATIENCE_MS,
+        bootstrap_timeout_ms=PATIENCE_MS,
     )  # fmt: skip
     while not load.ended.wait(0.001):
         number, load.sent = load.sent, load.sent + 1
@@ -129,7 +114,7 @@ def run_confluent(cluster: Cluster, load: Load) -> None:
     producer = ConfluentProducer(
         {
             "bootstrap.servers": cluster.bootstrap, "enable.idempotence": True, "linger.ms": 5,
-            "message.timeout.ms": 60_000, "socket.timeout.ms": 10_000,
+            "message.timeout.ms": PATIENCE_MS, "socket.timeout.ms": 10_000,
         }
     )  # fmt: skip
 
@@ -155,7 +140,7 @@ def run_aiokafka(cluster: Cluster, load: Load) -> None:
     async def produce() -> None:
         producer = AIOKafkaProducer(
             bootstrap_servers=cluster.bootstrap, acks="all", enable_idempotence=True, linger_ms=5,
-            request_timeout_ms=5_000, metadata_max_age_ms=1_000,
+            request_timeout_ms=ASK_MS, metadata_max_age_ms=1_000,
         )  # fmt: skip
         await producer.start()
         waiting = set()
@@ -216,18 +201,7 @@ def wait_for_more(load: Load, count: int) -> None:
 
 def read_all(cluster: Cluster) -> list[tuple[int, int]]:
     """Offset and number of every record of partition 0."""
-    with closing(KafkaConsumer(bootstrap_servers=cluster.bootstrap, consumer_timeout_ms=60_000)) as consumer:
-        place = TopicPartition(TOPIC, 0)
-        consumer.assign([place])
-        end = consumer.end_offsets([place])[place]
-        consumer.seek_to_beginning()
-        found: list[tuple[int, int]] = []
-        deadline_s = time.monotonic() + PATIENCE_S
-        while consumer.position(place) < end:
-            assert time.monotonic() < deadline_s, f"{len(found)} records read of {end}"
-            for records in consumer.poll(1_000).values():
-                found += [(record.offset, int(record.value)) for record in records]
-    return found
+    return [(offset, int(value)) for offset, value in read(cluster.bootstrap, TopicPartition(TOPIC, 0))]
 
 
 def check(cluster: Cluster, load: Load, *, is_exact: bool = True) -> None:
@@ -361,18 +335,43 @@ def test_a_cluster_that_was_killed_as_a_whole_has_everything(tmp_path: Path) -> 
         check(cluster, load)
 
 
+FILLED, FILLED_CHUNK_BYTES = "filled", 1 << 18
+
+
+def fill_half_a_chunk(cluster: Cluster) -> None:
+    """Append half of what a chunk of the topic FILLED takes; returns when that is acknowledged."""
+    with closing(KafkaProducer(bootstrap_servers=cluster.bootstrap, delivery_timeout_ms=60_000)) as producer:
+        producer.send(FILLED, bytes(FILLED_CHUNK_BYTES // 2), partition=0).get(PATIENCE_S)
+
+
+def filled_chunks(cluster: Cluster) -> int:
+    """How many chunks the topic FILLED has."""
+    with Client(parse_addresses(cluster.bootstrap)) as client:
+        found = Admin(client).places(FILLED)
+    assert found is not None
+    return found.places[0].chunks
+
+
 def test_appends_go_on_without_the_metadata_store(tmp_path: Path) -> None:
-    """While etcd is away, what needs no change of it goes on; so do takeovers when it is back."""
+    """While etcd is away, what needs no change of it goes on, in chunks that are full, too; when it is back, so do
+    takeovers, and full chunks are followed by others.
+    """
     with Cluster(tmp_path / "cluster", network=new_network()) as cluster:
+        create(cluster, topic=FILLED, segment_bytes=str(FILLED_CHUNK_BYTES))
         create(cluster)
+        fill_half_a_chunk(cluster)
         with producing(cluster) as load:
+            chunks = filled_chunks(cluster)
             away_s = time.monotonic()
             cluster.etcd.kill()
+            for _ in range(6):
+                fill_half_a_chunk(cluster)
             wait_for_more(load, 2 * AFTER)
             silence_s = load.silence_s(away_s)
             print(f"etcd killed: no acknowledgement for {silence_s:.2f} s")
             assert silence_s < MAX_SILENCE_S
             cluster.etcd.start()
+            until(lambda: filled_chunks(cluster) > chunks, "a full chunk is followed by another one")
             wait_for_more(load, AFTER)
             leader_of(cluster).kill()
             wait_for_more(load, 200)
@@ -403,7 +402,7 @@ def test_a_group_goes_on_when_its_coordinator_is_killed(tmp_path: Path) -> None:
             )  # fmt: skip
             seen: dict[int, int] = {}
 
-            def read(count: int) -> None:
+            def read_more(count: int) -> None:
                 wanted = len(seen) + count
 
                 def has_read() -> bool:
@@ -415,10 +414,10 @@ def test_a_group_goes_on_when_its_coordinator_is_killed(tmp_path: Path) -> None:
 
                 until(has_read, f"{wanted} records read")
 
-            read(WARM)
+            read_more(WARM)
             coordinator(cluster).kill()
             killed_s, before = time.monotonic(), len(seen)
-            read(WARM)
+            read_more(WARM)
             print(f"coordinator killed: {len(seen) - before} records read within {time.monotonic() - killed_s:.2f} s")
         committed = consumer.committed(TopicPartition(TOPIC, 0))
         consumer.close()
@@ -429,9 +428,8 @@ def test_a_group_goes_on_when_its_coordinator_is_killed(tmp_path: Path) -> None:
 
 def coordinator(cluster: Cluster) -> ClusterHostProcess:
     """The host that coordinates groups."""
-    with closing(KafkaAdminClient(bootstrap_servers=cluster.bootstrap)) as admin:
-        found = admin.describe_topics(["__cairn_groups"])[0]["partitions"][0]["leader_id"]
-        return cluster.by_node(found)
+    described = asked(cluster.bootstrap, lambda admin: admin.describe_topics(["__cairn_groups"]))
+    return cluster.by_node(described[0]["partitions"][0]["leader_id"])
 
 
 def test_topics_are_described_as_a_cluster_does(tmp_path: Path) -> None:

@@ -1,8 +1,21 @@
 """Clusters in memory under random faults: no promise is broken, and in the end everything goes on."""
 
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from tests.cluster.random_runs import run_one
+from tests.support.limits import PATIENCE_S
+from tests.support.virtual_time import Trace
+
+ROOT = Path(__file__).resolve().parents[2]
+FEW = 4
+"""Faults of a short run."""
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -14,8 +27,45 @@ def test_nothing_acknowledged_is_lost(seed: int) -> None:
     assert all(history.acked > 100 for history in run.histories.values())
 
 
+def traced(order: int) -> str:
+    """The digest of a short run."""
+    trace = Trace()
+    run_one(0, order=order, actions=FEW, trace=trace)
+    return str(trace)
+
+
+def test_a_seed_repeats_its_run() -> None:
+    """Same seed, same trace: each step of each task at the same time. Other orders of tasks are other runs."""
+    assert traced(0) == traced(0)
+    assert traced(0) != traced(1)
+
+
+def test_a_seed_repeats_its_run_in_another_process() -> None:
+    """Nothing depends on how Python hashes strings, which differs between processes."""
+    program = "from tests.cluster.test_random_runs import traced; print(traced(0))"
+    traces = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": str(number), "PYTHONPATH": str(ROOT)},
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        ).stdout
+        for number in (1, 2)
+    }
+    assert traces == {traced(0) + "\n"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 160))
 def test_many_of_them(seed: int) -> None:
     """The same with other seeds."""
     run_one(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", range(100))
+def test_many_orders_of_tasks(order: int) -> None:
+    """The same faults, while tasks that can run at the same moment run in other orders."""
+    run_one(0, order=order)

@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable
 from random import Random
 
 import trio
-import trio.testing
 
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import Condition, Put
@@ -20,6 +19,7 @@ from logstore.replica.stored_registrations import StoredRegistrations, head_key
 from logstore.testing.metadata_contract import changing, committed
 from logstore.testing.reports import RecordedReports
 from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata, SimulatedMetadataStore
+from tests.support.virtual_time import run_virtual
 
 FIRST = StreamRegistration(3, 2)
 TOPIC = schema.Topic(topic_id="t", partitions=100, replicas=3, settings={})
@@ -53,7 +53,7 @@ def with_requests(test: Callable[[Asked], Awaitable[None]], **faults: float) -> 
             await test(asked)
             nursery.cancel_scope.cancel()
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    run_virtual(main)
 
 
 def test_what_is_repeated_is_made_once() -> None:

@@ -22,7 +22,7 @@ from logstore.errors import CorruptChunk, StorageFailed, UnknownTopicOrPartition
 from logstore.interfaces import Buffer
 from logstore.log.journal import JournalLimits
 from logstore.log.store import Store, StoreSettings
-from logstore.replica.effects import CutChunk, DiskOperation, Load, RemoveChunk, WriteFence
+from logstore.replica.effects import CutChunk, DiskOperation, Load, RemoveChunk, RemoveFence, WriteFence
 from logstore.replica.messages import Entry
 from logstore.replica.registrations import Prefix
 from logstore.testing.reports import RecordedReports
@@ -99,6 +99,18 @@ async def test_what_is_confirmed_is_found_at_the_next_start(tmp_path: Path, valu
         assert loaded.entries == tuple(sent.entries)
         assert loaded.at == Prefix.empty(7)
         assert loaded.founding == sent.founding
+
+
+async def test_a_fence_that_was_removed_is_gone(tmp_path: Path) -> None:
+    """Also after a restart; one that was never there may be removed, and others stay."""
+    other = STREAM.partition("/")[0] + "/7"
+    async with running(tmp_path) as host:
+        await host.perform(WriteFence(STREAM, 2), WriteFence(other, 3), RemoveFence(STREAM), RemoveFence(STREAM))
+    async with running(tmp_path) as host:
+        assert host.files.stored.fences == {other: 3}
+        await host.perform(WriteFence(STREAM, 1))
+    async with running(tmp_path) as host:
+        assert host.files.stored.fences == {STREAM: 1, other: 3}
 
 
 NOTHING_IN_MEMORY = StoreSettings(tail_bytes=0, journal=JournalLimits(file_bytes=0))

@@ -9,16 +9,18 @@ from random import Random
 import pytest
 import trio
 import trio.testing
+from crc32c import crc32c
 
 from logstore.base.metadata.errors import MetadataDamaged
 from logstore.base.metadata.interface import MetadataStore, Put, Transaction
 from logstore.base.metadata.sqlite import open_sqlite
 from logstore.cluster.replicated_stream import CROWDED_S, ReplicatedStream
 from logstore.cluster.retention import ClusterRetention
-from logstore.cluster.retention_clock import AGREE_MS, KEY, ClusterClock
-from logstore.errors import NotLeader, OffsetOutOfRange, StorageFailed
+from logstore.cluster.retention_clock import AGREE_MS, KEY, ClusterClock, decode_time, encode_time
+from logstore.errors import NotLeader, OffsetOutOfRange, StorageFailed, TryAgain
 from logstore.log.readers import HeldRecords
 from logstore.log.store import StoreSettings
+from logstore.log.ticket import Ticket
 from logstore.log.topics import TopicConfig
 from logstore.testing.clock import ManualClock
 from logstore.testing.reports import RecordedReports
@@ -150,6 +152,66 @@ async def test_registered_readers_hold_records(tmp_path: Path) -> None:
         assert [(wanted, held[0]) for wanted, held in asked] == [(5, 3 * size)]
 
 
+class UnderWay:
+    """Epochs that hold the stream at an offset, until a test says that they are over."""
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+        self.asked: list[int] = []
+        self.over: Ticket[None] = Ticket()
+
+    async def trim_limit(self, stream: ReplicatedStream, wanted: int) -> int:
+        self.asked.append(wanted)
+        return min(wanted, self.offset)
+
+    def deletable(self, stream: ReplicatedStream, offset: int) -> Ticket[None]:
+        self.asked.append(offset)
+        return self.over
+
+
+async def test_epochs_under_way_hold_records(tmp_path: Path) -> None:
+    """Nothing behind the start of one goes. Registered readers are asked last: a trim follows from their answer."""
+    asked: list[int] = []
+
+    class Holds:
+        async def trim_limit(self, stream: ReplicatedStream, wanted: int, held: Callable[[int], HeldRecords]) -> int:
+            asked.append(wanted)
+            return wanted
+
+    async with world(tmp_path, TopicConfig(retention_bytes=0)) as at:
+        under_way = at.retention.epochs = UnderWay(3)
+        at.retention.holds = Holds()
+        for _ in range(5):
+            at.write()
+        await at.apply()
+        assert (at.front.stream.log_start_offset, under_way.asked, asked) == (3, [5], [3])
+        await at.apply()
+        assert (at.front.stream.log_start_offset, under_way.asked, asked) == (3, [5, 5], [3])
+
+
+@pytest.mark.parametrize("is_in_time", [True, False])
+async def test_a_deletion_waits_for_epochs_under_way(tmp_path: Path, *, is_in_time: bool) -> None:
+    """Then it is done; or the client is told to ask again, and nothing is deleted."""
+    async with world(tmp_path, TopicConfig()) as at:
+        under_way = UnderWay(0)
+        at.front.retention.epochs = under_way
+        at.write(5)
+        deleted = at.front.stream.delete_records(3)
+        at.owner.carry_out_trims()
+        assert (deleted.done, under_way.asked, at.front.stream.log_start_offset) == (False, [3], 0)
+        if is_in_time:
+            under_way.over.succeed(None)
+            at.owner.carry_out_trims()
+            assert deleted.result() == 3
+            assert at.front.stream.delete_records(2).result() == 3
+        else:
+            under_way.over.fail(TryAgain("an epoch is under way"))
+            at.owner.carry_out_trims()
+            assert isinstance(deleted.error, TryAgain)
+        assert under_way.asked == [3]
+        assert at.front.stream.log_start_offset == (3 if is_in_time else 0)
+
+
 async def test_the_last_chunk_stays_for_the_producers(tmp_path: Path) -> None:
     """While the open chunk is empty, the last sealed one alone has their sequences; readers do not see it."""
     async with world(tmp_path, TopicConfig(retention_bytes=0)) as at:
@@ -240,7 +302,7 @@ async def test_producers_hear_that_disks_are_full(tmp_path: Path) -> None:
 async def stored(store: MetadataStore) -> int:
     """The time that the metadata store has."""
     entry = (await store.get(KEY)).entry
-    return 0 if entry is None else int(entry.value)
+    return 0 if entry is None else decode_time(entry.value)
 
 
 async def test_hosts_agree_on_the_time(tmp_path: Path) -> None:
@@ -266,15 +328,36 @@ async def test_hosts_agree_on_the_time(tmp_path: Path) -> None:
         assert late.now_ms() == await stored(store)
 
 
-@pytest.mark.parametrize("value", [b"x", b"", b"-1", b"9" * 14, b"9" * 5_000])
+DAMAGED = (
+    b"x", b"", b"-1", b"9" * 14, b"9" * 5_000,
+    encode_time(1_000).replace(b"1000", b"9000"), encode_time(-1), encode_time(10**13),
+    *(b"%08x" % crc32c(other) + other for other in (b"7", b'{"v":2,"ms":1}', b'{"v":1,"ms":"1"}', b"[" * 60_000)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("value", DAMAGED)
 async def test_a_time_that_nobody_wrote_is_damage(tmp_path: Path, value: bytes) -> None:
     """No host takes it over: records would be deleted for their age."""
     async with open_sqlite(tmp_path / "metadata.db", Random(0)) as store:
         clock = await ClusterClock.open(store, ManualClock())
         await store.commit(Transaction((), (Put(KEY, value),)))
-        with pytest.raises(MetadataDamaged, match="not a time in ms; remove it"):
+        with pytest.raises(MetadataDamaged, match="the entry 'retention-clock'"):
             await clock.agree()
         assert clock.now_ms() == 0
+
+
+async def test_a_time_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    """It is a decimal number without a checksum; the next write has one."""
+    async with open_sqlite(tmp_path / "metadata.db", Random(0)) as store:
+        await store.commit(Transaction((), (Put(KEY, b"1000000"),)))
+        clock = ManualClock()
+        opened = await ClusterClock.open(store, clock)
+        assert opened.now_ms() == 1_000_000
+        clock.advance(10_000)
+        await opened.agree()
+        entry = (await store.get(KEY)).entry
+        assert entry is not None
+        assert entry.value == b'3c5898f8{"v":1,"ms":1010000}'
 
 
 # ---- the walk

@@ -1,20 +1,19 @@
 """Retention and deleted records as Kafka clients see them, with sidecar processes that are killed."""
 
-import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from threading import Event
 
 import pytest
-from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from kafka import KafkaAdminClient, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
 from kafka.errors import KafkaError, OffsetOutOfRangeError
 
 from logstore.testing.cluster import Cluster, ClusterHostProcess
-from tests.cluster.test_processes import Load, leader_of, producing, until, wait_for_more
+from tests.cluster.clients import asked, create_topic, ends, read
+from tests.cluster.test_processes import Load, leader_of, producing, wait_for_more
 from tests.metadata.support import needs_etcd
-from tests.support.limits import PATIENCE_S
+from tests.support.cluster_network import new_network
+from tests.support.waiting import until
 
 pytestmark = [needs_etcd, pytest.mark.clients]
 TOPIC = "orders"
@@ -24,30 +23,8 @@ RETENTION_BYTES = 32 << 10
 
 
 def offsets(cluster: Cluster) -> tuple[int, int]:
-    """The first offset and the end of the partition, as a new consumer is told; it asks again while hosts change."""
-    deadline_s, pause = time.monotonic() + PATIENCE_S, Event()
-    while True:
-        try:
-            with closing(KafkaConsumer(bootstrap_servers=cluster.bootstrap)) as consumer:
-                return consumer.beginning_offsets([PLACE])[PLACE], consumer.end_offsets([PLACE])[PLACE]
-        except KafkaError:
-            if time.monotonic() > deadline_s:
-                raise
-            pause.wait(0.1)
-
-
-def settled(do: Callable[[KafkaAdminClient], object], cluster: Cluster) -> None:
-    """What an administrator asks for, again while hosts change."""
-    deadline_s, pause = time.monotonic() + PATIENCE_S, Event()
-    while True:
-        try:
-            with closing(KafkaAdminClient(bootstrap_servers=cluster.bootstrap)) as admin:
-                do(admin)
-                return
-        except KafkaError:
-            if time.monotonic() > deadline_s:
-                raise
-            pause.wait(0.1)
+    """The first offset and the end of the partition, as a new consumer is told."""
+    return ends(cluster.bootstrap, PLACE)
 
 
 def chunk_bytes(host: ClusterHostProcess) -> int:
@@ -58,30 +35,20 @@ def chunk_bytes(host: ClusterHostProcess) -> int:
 
 def read_from(cluster: Cluster, offset: int) -> list[int]:
     """The offsets of what is read from an offset on. Raises OffsetOutOfRangeError."""
-    with closing(
-        KafkaConsumer(bootstrap_servers=cluster.bootstrap, auto_offset_reset="none", consumer_timeout_ms=60_000)
-    ) as consumer:
-        consumer.assign([PLACE])
-        end = consumer.end_offsets([PLACE])[PLACE]
-        consumer.seek(PLACE, offset)
-        found: list[int] = []
-        while consumer.position(PLACE) < end:
-            for records in consumer.poll(1_000).values():
-                found += [record.offset for record in records]
-        return found
+    return [found for found, _ in read(cluster.bootstrap, PLACE, offset)]
 
 
 def create(cluster: Cluster) -> None:
     """The topic, with small chunks."""
     settings = {"segment.bytes": str(CHUNK_BYTES), "retention.bytes": str(RETENTION_BYTES)}
-    settled(lambda admin: admin.create_topics([NewTopic(TOPIC, 1, 3, topic_configs=settings)]), cluster)
+    create_topic(cluster.bootstrap, NewTopic(TOPIC, 1, 3, topic_configs=settings))
 
 
 def delete(cluster: Cluster) -> None:
     """Delete half of the records that are there, and kill the owner: they stay deleted, and the others stay."""
     start, end = offsets(cluster)
     middle = (start + end) // 2
-    settled(lambda admin: admin.delete_records({PLACE: middle}), cluster)
+    asked(cluster.bootstrap, lambda admin: admin.delete_records({PLACE: middle}))
     leader_of(cluster).kill()
     assert offsets(cluster) == (middle, end)
     assert read_from(cluster, middle) == list(range(middle, end))
@@ -91,7 +58,7 @@ def delete(cluster: Cluster) -> None:
 
 def test_retention_and_deleted_records_outlive_their_owner(tmp_path: Path) -> None:
     """The first offset moves with the input, on the disks of all hosts; kill -9 of the owner brings nothing back."""
-    with Cluster(tmp_path / "cluster") as cluster:
+    with Cluster(tmp_path / "cluster", network=new_network()) as cluster:
         create(cluster)
         with producing(cluster) as load:
             until(lambda: offsets(cluster)[0] > 0, "records go")
@@ -103,7 +70,7 @@ def test_retention_and_deleted_records_outlive_their_owner(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_retention_goes_on_while_hosts_and_etcd_go(tmp_path: Path) -> None:
     """Under load, under the next owner, while etcd is away, and with other settings."""
-    with Cluster(tmp_path / "cluster") as cluster:
+    with Cluster(tmp_path / "cluster", network=new_network()) as cluster:
         create(cluster)
         with producing(cluster) as load:
             until(lambda: offsets(cluster)[0] > 0, "records go")
@@ -127,11 +94,11 @@ def test_retention_goes_on_while_hosts_and_etcd_go(tmp_path: Path) -> None:
             admin.delete_records({PLACE: middle + 1}, timeout_ms=1_000)
         assert offsets(cluster)[0] == middle, "what is not registered is not done"
         cluster.etcd.start()
-        settled(lambda admin: admin.delete_records({PLACE: middle + 1}), cluster)
+        asked(cluster.bootstrap, lambda admin: admin.delete_records({PLACE: middle + 1}))
         assert offsets(cluster)[0] == middle + 1, "it is done when it can be, by whoever owns the stream then"
 
         resource = ConfigResource(ConfigResourceType.TOPIC, TOPIC, configs={"retention.bytes": "0"})
-        settled(lambda admin: admin.alter_configs([resource]), cluster)
+        asked(cluster.bootstrap, lambda admin: admin.alter_configs([resource]))
         until(lambda: offsets(cluster)[0] > middle + 1, "a changed setting counts at once")
 
 

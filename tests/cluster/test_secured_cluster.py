@@ -9,9 +9,7 @@ import signal
 import socket
 import ssl
 import subprocess
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -38,6 +36,7 @@ from tests.security.conftest import cairn
 from tests.security.raw_client import RawClient
 from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import ROOT, Sidecar
+from tests.support.waiting import until
 
 pytestmark = [needs_etcd, pytest.mark.clients]
 ADMIN, PASSWORD, TOPIC = "admin", "correct horse", "orders"
@@ -112,14 +111,6 @@ class SecuredCluster:
     def log(self) -> str:
         """What all hosts have said."""
         return "".join(host.log() for host in self.hosts.values())
-
-
-def until(is_so: Callable[[], bool], what: str) -> None:
-    """Wait until something is so."""
-    deadline_s, pause = time.monotonic() + PATIENCE_S, threading.Event()
-    while not is_so():
-        assert time.monotonic() < deadline_s, f"never: {what}"
-        pause.wait(0.05)
 
 
 @pytest.fixture(scope="module")

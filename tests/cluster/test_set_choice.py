@@ -7,7 +7,6 @@ from random import Random
 
 import pytest
 import trio
-import trio.testing
 
 from logstore.base.metadata import schema
 from logstore.base.racks import domains
@@ -19,6 +18,7 @@ from logstore.replica.messages import Message
 from logstore.replica.registrations import Member
 from scheduler.peace.replica_sets import ReplicaSets
 from tests.cluster.memory import MemoryCluster, simulated
+from tests.support.virtual_time import run_virtual
 
 COPIES = 3
 CHUNK_BYTES = 4_000_000
@@ -121,7 +121,7 @@ def test_disks_are_loaded_in_proportion(racks: int) -> None:
             await write(nursery)
             nursery.cancel_scope.cancel()
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    run_virtual(main)
     planned: Counter[str] = Counter()
     hashed: Counter[str] = Counter()
     equal = {host: member_of(member.node_id, member.rack) for host, member in live.items()}
@@ -195,7 +195,7 @@ def test_new_streams_spread_before_they_write() -> None:
         )
         assert set(chosen.values()) == {10}
 
-    trio.run(main)
+    run_virtual(main)
 
 
 def test_links_into_domains_count() -> None:
@@ -217,7 +217,7 @@ def test_links_into_domains_count() -> None:
         assert domains("/z/r") == domains("z/r") == ("z", "r")
         assert domains("") == ()
 
-    trio.run(main)
+    run_virtual(main)
 
 
 def test_hosts_hear_of_each_other() -> None:

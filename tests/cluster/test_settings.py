@@ -47,3 +47,16 @@ def test_links_beyond_one_machine_need_certificates() -> None:
         parse_cluster(ClusterSecurity(TlsFiles("a.pem")), "sqlite:x", "a", 1, "0.0.0.0:1", "", PlaceSettings(), 3)
     safe = ClusterSecurity(TlsFiles("a.pem", client_ca="ca.pem"))
     assert parse_cluster(safe, "sqlite:x", "a", 1, "0.0.0.0:1", "", PlaceSettings(), 3) is not None
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"etcd_key": "k.pem"}, "etcd-key=k.pem has no certificate: give --etcd-certificate"),
+        ({"etcd_certificate": "c.pem"}, "etcd-certificate=c.pem needs .* give --etcd-ca too"),
+    ],
+)
+def test_files_for_etcd_are_complete(given: dict[str, str], problem: str) -> None:
+    """A key without its certificate, or a certificate for an etcd whose own one cannot be checked, is refused."""
+    with pytest.raises(ConfigError, match=problem):
+        parse_cluster(ClusterSecurity(TlsFiles(""), **given), "sqlite:x", "a", 1, "127.0.0.1:1", "", PlaceSettings(), 3)

@@ -23,6 +23,7 @@ from tests.continuous.processes import RunnerProcess, Work, expected
 from tests.metadata.support import needs_etcd
 from tests.microbatch.operators import Row, expected_of
 from tests.microbatch.world import by_key
+from tests.support.cluster_network import new_network
 from tests.support.spark_session import read_stream, start_spark, write_stream
 from tests.support.streams import produce
 
@@ -112,7 +113,7 @@ def test_a_stateful_query_outlives_the_loss_of_a_host(spark: SparkSession, tmp_p
     """`kill -9` of the host that has its epochs, while it runs; then a new driver that has nothing in memory loads the
     state from the log, with that host still away.
     """
-    with Cluster(tmp_path / "hosts") as cluster:
+    with Cluster(tmp_path / "hosts", network=new_network()) as cluster:
         run_stateful(spark, cluster, tmp_path, 4, "a")
 
 
@@ -120,7 +121,7 @@ def test_a_stateful_query_outlives_the_loss_of_a_host(spark: SparkSession, tmp_p
 @pytest.mark.timeout(1800)
 def test_queries_outlive_all_hosts_in_turn(spark: SparkSession, tmp_path: Path) -> None:
     """Each host is killed several times while queries with state and with the sink run; the guide's query runs too."""
-    with Cluster(tmp_path / "hosts") as cluster:
+    with Cluster(tmp_path / "hosts", network=new_network()) as cluster:
         run_stateful(spark, cluster, tmp_path, 40, "abcabcabc")
         run_the_guide(spark, cluster.bootstrap, tmp_path)
         for name in "abc":
@@ -138,7 +139,7 @@ def test_runners_outlive_all_hosts_in_turn(tmp_path: Path) -> None:
     print(f"seed {seed}")
     chance = random.Random(seed)
     given = [(b"key-%d" % min(int(chance.paretovariate(0.4)), 900), chance.randint(0, 999)) for _ in range(24_000)]
-    with Cluster(tmp_path / "hosts") as cluster:
+    with Cluster(tmp_path / "hosts", network=new_network()) as cluster:
         servers = cluster.bootstrap
         create(servers, "in", 1)
         feed(servers, "in", given)

@@ -6,7 +6,6 @@ from random import Random
 
 import pytest
 import trio
-import trio.testing
 
 from logstore.access.acls import Acl, Operation, PatternType, Permission, ResourceType
 from logstore.access.quotas import CONSUMER, PRODUCER, Entity
@@ -22,6 +21,7 @@ from logstore.kafka.security.users import CredentialName
 from logstore.log.ticket import Ticket
 from logstore.testing.reports import RecordedReports
 from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
+from tests.support.virtual_time import run_virtual
 
 SHA_256 = "SCRAM-SHA-256"
 CREDENTIAL = credential_of_password(SHA_256, "pencil", bytes(range(32)), 4096)
@@ -70,7 +70,7 @@ def with_two_hosts(test: Test, *, seed: int = 0, max_bytes: int = MAX_ACCESS_BYT
                 nursery.cancel_scope.cancel()
             outer.cancel_scope.cancel()
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    run_virtual(main, seed=seed)
 
 
 async def settled(ticket: Ticket[None]) -> None:

@@ -20,8 +20,10 @@ from logstore.cluster.stored_topics import StoredTopics
 from logstore.cluster.topics import ClusterFacts, ClusterTopics
 from logstore.cluster.view import ClusterView
 from logstore.errors import InvalidConfig, InvalidPartitions, InvalidReplicas, TopicExists, UnknownTopicOrPartition
+from logstore.kafka.configs import ConfigSource, topic_entries
 from logstore.log.store import StoreSettings
 from logstore.log.ticket import Ticket
+from logstore.log.topics import TopicConfig
 from logstore.testing.clock import ManualClock
 from logstore.testing.reports import RecordedReports
 from tests.cluster.support import MemoryOwner, no_producers
@@ -108,6 +110,31 @@ async def test_a_topic_is_on_every_host(tmp_path: Path) -> None:
         assert stream.deleted
         with pytest.raises(UnknownTopicOrPartition):
             other.front.topic("orders")
+
+
+async def test_the_least_number_of_copies_is_shown_as_it_is_applied(tmp_path: Path) -> None:
+    """Half of the copies, if it is not set: clients see that, and not Kafka's default; a reset shows it again."""
+    async with two_hosts(tmp_path) as (one, _, _):
+        for name, replicas, applied in (("one", 1, 1), ("three", 3, 2)):
+            topic = await settled(one.front.create_topic(name, 1, {}, replicas))
+            assert topic.config.min_insync_replicas == applied
+        three = await settled(one.front.alter_topic("three", {"min.insync.replicas": "3"}))
+        assert three.config.min_insync_replicas == 3
+        three = await settled(one.front.alter_topic("three", {"min.insync.replicas": None}))
+        assert three.config.min_insync_replicas == 2
+        entries = {entry.name: entry for entry in topic_entries(three.config, three.overrides, TopicConfig())}
+        shown = entries["min.insync.replicas"]
+        assert (shown.value, shown.default, shown.source) == ("2", "2", ConfigSource.DEFAULT)
+
+
+async def test_a_topic_that_asks_for_no_number_has_the_default_copies(tmp_path: Path) -> None:
+    """As many as the setting says, or as many as hosts live; the cluster's own topics have three at least."""
+    async with two_hosts(tmp_path) as (one, _, _):
+        assert one.front.replicas_of(-1) == one.front.default_replicas == 3
+        one.front.default_replicas = 1
+        assert one.front.replicas_of(-1) == 1
+        one.front.default_replicas = 5
+        assert one.front.replicas_of(-1) == 3
 
 
 async def test_a_name_is_given_once(tmp_path: Path) -> None:

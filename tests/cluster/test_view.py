@@ -5,7 +5,6 @@ from random import Random
 
 import pytest
 import trio
-import trio.testing
 
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import Condition, Delete, Put
@@ -17,6 +16,7 @@ from logstore.replica.stored_registrations import StoredRegistrations, head_key
 from logstore.testing.metadata_contract import changing, committed
 from logstore.testing.reports import RecordedReports
 from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
+from tests.support.virtual_time import run_virtual
 
 TOPIC = schema.Topic(topic_id="id1", partitions=2, replicas=3, settings={})
 
@@ -57,7 +57,7 @@ def with_view(test: Test, **faults: float) -> None:
             await test(service, view, reports)
             nursery.cancel_scope.cancel()
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    run_virtual(main)
 
 
 def test_it_follows_members_topics_and_heads() -> None:

@@ -135,6 +135,8 @@ def test_ctrl_c_is_status_130(tmp_path: Path) -> None:
 
 def test_topics_are_created_changed_grown_and_deleted(sidecar: Sidecar, client: Client) -> None:
     """Each action does what it says, and says so; the list has what is there."""
+    refused = ask(sidecar, "topics", "create", "life", "--replication-factor", "2")
+    assert (refused.status, "replication factor 2: there is 1 node" in refused.err) == (1, True)
     assert ask(sidecar, "topics", "create", "life", "--partitions", "2", "--set", "retention.ms=5000").status == 0
     assert client.topic_configs("life")["retention.ms"] == "5000"
     produce(client, "life", 3)

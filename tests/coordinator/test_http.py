@@ -19,6 +19,7 @@ from logstore.base.http.server import HttpServer
 from logstore.testing.reports import RecordedReports
 from scheduler.coordinator.log_events import CONNECTION_CRASHED
 from tests.support.limits import PATIENCE_S
+from tests.support.virtual_time import run_virtual
 
 SETTINGS = HttpSettings(max_header_bytes=2048, max_body_bytes=1000, header_s=10, body_s=20, idle_s=60, send_s=5)
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -383,6 +384,6 @@ def test_any_bytes_are_survived(pieces: list[bytes]) -> None:
     async def main() -> bytes:
         return await talk(*(piece for piece in pieces if piece))
 
-    received = trio.run(main, clock=MockClock(autojump_threshold=0))
+    received = run_virtual(main)
     found = statuses(received.replace(b"HTTP/1.1 100 \r\n\r\n", b""))
     assert all(status == 200 or number == len(found) - 1 for number, status in enumerate(found))

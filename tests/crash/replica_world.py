@@ -207,6 +207,19 @@ class ReplicaWorld:
         ticket.add_callback(settled)
         return ticket
 
+    def forget_fence(self, stream: str) -> None:
+        """Remove the fence of a stream, which is fenced no more."""
+        self.history.fences[stream] = (0, self.history.fences[stream][1])
+        self.history.version += 1
+        ticket = self.store.replicas.remove_fence(stream)
+
+        def settled(_: object) -> None:
+            if ticket.error is None:
+                self.history.fences[stream] = (0, 0)
+                self.history.version += 1
+
+        ticket.add_callback(settled)
+
     def rest(self) -> None:
         """Let the local streams come to rest; runs no disk work."""
         self.store.quiet.rest(at_once=True)

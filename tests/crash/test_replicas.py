@@ -86,9 +86,12 @@ def cuts(world: ReplicaWorld) -> None:
 
 
 def removals(world: ReplicaWorld) -> None:
-    """A chunk that is removed and copied anew, with another content; a sealed one at rest; one in its first write."""
+    """A chunk that is removed and copied anew, with another content; a sealed one at rest; one in its first write; a
+    fence.
+    """
     world.write(FIRST, 2)
     world.write(FIRST)
+    world.fence(STREAM, 2)
     world.run()
     world.write(FIRST)
     world.remove(FIRST, comes_back_other=True)
@@ -103,6 +106,7 @@ def removals(world: ReplicaWorld) -> None:
     world.remove(FIRST)
     world.write(SECOND)
     world.remove(SECOND)
+    world.forget_fence(STREAM)
     world.run()
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.limits import PROGRAM_S
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -18,7 +20,7 @@ def test_the_benchmark_leaves_its_table_figures_and_picture(tmp_path: Path) -> N
     """A few thousand records each way: JSON with both goals, and a plot."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.spark_throughput", "--smoke", "--results", str(tmp_path)],
-        cwd=ROOT, capture_output=True, text=True, check=False, timeout=200,
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=PROGRAM_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads((tmp_path / "spark_throughput.json").read_text())

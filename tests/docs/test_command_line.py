@@ -26,15 +26,16 @@ def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     places = {"verify": ["verify", str(data_dir)], "dump": ["dump", str(data_dir)]}
     with Sidecar(data_dir) as sidecar:
+        asked = ("--servers", sidecar.address, "--timeout", str(PATIENCE_S))
         for words in commands():
             if words[0] in places:
                 if words[0] == "dump":  # the page has deleted its topic by then
-                    assert cairn("topics", "create", words[2], "--servers", sidecar.address).status == 0
+                    assert cairn("topics", "create", words[2], *asked).status == 0
                 run = [*places[words[0]], *words[2:]]
             elif words[0] == "completion":
                 run = words
             else:
-                run = [*words, "--servers", sidecar.address, "--timeout", str(PATIENCE_S)]
+                run = [*words, *asked]
             finished = cairn(*run)
             assert finished.status == 0, (words, finished.err)
             assert finished.out or words[0] == "dump"

@@ -3,6 +3,9 @@
 import argparse
 import json
 import re
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from logstore.base.addresses import is_loopback
 from logstore.config import SidecarConfig, add_arguments, parse
 from logstore.monitoring.service import URGENT
 from logstore.testing import containers
+from tests.support import images
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "compose"
@@ -89,11 +93,31 @@ def test_health_is_asked_where_it_is_served() -> None:
 
 def test_the_image_holds_every_package() -> None:
     """What is installed is what pyproject.toml lists, and what .dockerignore lets through."""
-    copied = {rest.split()[0] for word, rest in steps(COMPOSE / "Dockerfile") if word == "COPY" and "--" not in rest}
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "benchmarks"}
-    assert packages <= copied
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
-    assert {f"!{name}" for name in (*packages, "pyproject.toml", "README.md", "LICENSE")} <= set(ignored)
+    for path in (COMPOSE / "Dockerfile", COMPOSE / "spark" / "Dockerfile"):
+        sources = [rest.split()[:-1] for word, rest in steps(path) if word == "COPY" and "--" not in rest]
+        copied = {name for names in sources for name in names}
+        assert packages <= copied
+        assert {f"!{name}" for name in copied} <= set(ignored)
+
+
+def test_an_image_installs_what_the_package_needs() -> None:
+    """In a layer of its own, which the code does not change: the requirements of pyproject.toml, with an extra."""
+    program = [sys.executable, str(COMPOSE / "requirements.py"), "cluster"]
+    printed = subprocess.run(program, cwd=ROOT, check=True, text=True, stdout=subprocess.PIPE).stdout.splitlines()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert printed == project["dependencies"] + project["optional-dependencies"]["cluster"]
+
+
+def test_tests_build_the_images_that_compose_builds() -> None:
+    """From the same files, in the same places."""
+    for name, (file, context) in images.PLACES.items():
+        builds = [service["build"] for service in CONTENT["services"].values() if service["image"] == name]
+        for build in builds:
+            assert (COMPOSE / build["context"]).resolve() == (ROOT / context).resolve()
+            assert (COMPOSE / build["context"] / build.get("dockerfile", "Dockerfile")).resolve() == ROOT / file
+        assert builds
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.parent.name)
@@ -123,5 +147,5 @@ def test_a_sidecar_is_not_root() -> None:
 def test_tests_use_the_images_that_compose_builds() -> None:
     """By the same names."""
     assert CONTENT["services"]["spark"]["command"][0].split(",") == [f"{name}:9092" for name in SIDECARS]
-    images = {service["image"] for service in CONTENT["services"].values()}
-    assert {containers.SIDECAR_IMAGE, containers.ETCD_IMAGE} <= images
+    built = {service["image"] for service in CONTENT["services"].values()}
+    assert {containers.SIDECAR_IMAGE, containers.ETCD_IMAGE} <= built

@@ -14,9 +14,7 @@ from logstore.epochs import ledger_entries, staging
 from logstore.kafka import answers, connection
 from logstore.kafka.groups import state as groups
 from logstore.kafka.security import login
-from logstore.replica import owner as replica_owner
-from logstore.replica import repair
-from logstore.replica import replica as replicas
+from logstore.replica import known_replicas, owner_states, repair
 from scheduler.peace.online import states as peace
 from spe_adapter.checkpoint import steps as checkpoint_steps
 
@@ -71,23 +69,23 @@ def login_section() -> str:
 
 def replication_sections() -> str:
     """The sections of replication."""
-    owner = [Step(before, event.value, after) for (before, event), after in replica_owner.TRANSITIONS.items()]
-    replica = [Step(before, event.value, after) for (before, event), after in replicas.TRANSITIONS.items()]
+    owner = [Step(before, event.value, after) for (before, event), after in owner_states.TRANSITIONS.items()]
+    replica = [Step(before, event.value, after) for (before, event), after in known_replicas.TRANSITIONS.items()]
     repairs = [Step(before, event.value, after) for (before, event), after in repair.TRANSITIONS.items()]
     return "".join(
         (
             drawn(
                 "The owner of a replicated stream",
-                "logstore/replica/owner.py",
+                "logstore/replica/owner_states.py",
                 "From its claim until another host has claimed the stream ([replication](replication.md)).",
-                replica_owner.OwnerState.IDLE,
+                owner_states.OwnerState.IDLE,
                 owner,
             ),
             drawn(
                 "A replica of a chunk",
-                "logstore/replica/replica.py",
+                "logstore/replica/known_replicas.py",
                 "On one host. Fences are a stream's, not a chunk's.",
-                replicas.ReplicaState.OPEN,
+                known_replicas.ReplicaState.OPEN,
                 replica,
             ),
             drawn(

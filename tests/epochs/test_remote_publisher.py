@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +14,7 @@ from logstore.epochs.group_order import GroupOrder, decode_order, encode_order
 from logstore.epochs.ledger_entries import CommitRecord, LastEpoch, Target
 from logstore.epochs.remote_publisher import Place, RemotePublisher, StreamEnd, TargetStream
 from logstore.epochs.replicated_staging import ReplicatedStaging
+from logstore.epochs.stream_holds import StreamHolds
 from logstore.errors import (
     CorruptFile,
     GroupTooLarge,
@@ -41,7 +44,8 @@ class Owners:
 
     def __init__(self) -> None:
         self.topic_id = TOPIC_ID
-        self.orders: list[tuple[GroupOrder, Ticket[None]]] = []
+        self.orders: list[tuple[GroupOrder, Ticket[bool]]] = []
+        self.pauses: list[tuple[int, Sequence[Target], Ticket[Sequence[Target]]]] = []
         self.end_offsets: dict[Place, int] = {}
 
     def find(self, topic: str, partition: int) -> TargetStream:
@@ -56,19 +60,35 @@ class Owners:
     def ends(self, places: Sequence[Place]) -> Ticket[Mapping[Place, StreamEnd]]:
         return Ticket.succeeded({place: StreamEnd(self.topic_id, self.end_offsets.get(place, 0)) for place in places})
 
-    def append(self, order: GroupOrder) -> Ticket[None]:
-        ticket: Ticket[None] = Ticket()
+    def append(self, order: GroupOrder) -> Ticket[bool]:
+        ticket: Ticket[bool] = Ticket()
         self.orders.append((order, ticket))
         return ticket
 
-    def answer(self, *errors: Exception | None) -> None:
-        """Answer the orders that wait, in their order."""
+    def ready(self, query: str, targets: Sequence[Target], tries: int) -> Ticket[Sequence[Target]]:
+        ticket: Ticket[Sequence[Target]] = Ticket()
+        self.pauses.append((tries, targets, ticket))
+        return ticket
+
+    def answer(self, *answers: Exception | bool) -> None:
+        """Answer the orders that wait, in their order: that their stream has the group, or not, or an error."""
         waiting, self.orders = self.orders, []
-        for (_, ticket), error in zip(waiting, errors or [None] * len(waiting), strict=True):
-            if error is None:
-                ticket.succeed(None)
+        for (_, ticket), answer in zip(waiting, answers or [True] * len(waiting), strict=True):
+            if isinstance(answer, bool):
+                ticket.succeed(answer)
             else:
-                ticket.fail(error)
+                ticket.fail(answer)
+
+    def go_on(self, count: int | None = None) -> None:
+        """Groups that wait may be sent again: those for the first streams of each epoch."""
+        waiting, self.pauses = self.pauses, []
+        for _, targets, ticket in waiting:
+            ticket.succeed(targets[:count])
+
+    @property
+    def sent_bytes(self) -> int:
+        """Of the groups that have no answer."""
+        return sum(order.byte_count for order, _ in self.orders)
 
 
 class World:
@@ -77,7 +97,7 @@ class World:
     def __init__(self, partitions: int = 3, value_bytes: int = 20, segments: int = 1) -> None:
         self.stream, self.owners, self.reports = Stream(), Owners(), RecordedReports()
         self.staging: ReplicatedStaging = self.stream.owned()
-        self.publisher = RemotePublisher(self.staging, self.owners, self.reports)
+        self.publisher = RemotePublisher(self.staging, self.owners, StreamHolds(), self.reports)
         for task in range(2):
             for segment in range(segments):
                 batches = [
@@ -132,7 +152,7 @@ def test_a_stream_that_was_not_reached_is_left(monkeypatch: pytest.MonkeyPatch) 
     """The others have the epoch, and are not asked again; one whose topic is gone is over, and reported."""
     world = World()
     done = world.publish()
-    world.owners.answer(UnknownTopicOrPartition("gone"), None, StorageFailed("no room"))
+    world.owners.answer(UnknownTopicOrPartition("gone"), True, StorageFailed("no room"))
     assert isinstance(done.error, StorageFailed)
     assert list(world.commit.remaining) == [world.record.targets[2]]
     assert world.reports.names() == ["epoch_topic_gone"]
@@ -152,6 +172,89 @@ def test_few_bytes_are_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> N
         assert world.stream.reads == 2 * len(taken)
         world.owners.answer()
     assert taken == [[0, 1], [2, 3], [4]]
+
+
+def test_a_group_that_waits_for_an_owner_is_not_in_memory() -> None:
+    """It is read again for the next try; the other streams of its epoch have theirs by then."""
+    world = World()
+    world.record = replace(world.record, positions="of this test alone")
+    world.commit = CommitInProgress(world.record, world.commit.last)
+    done = world.publish()
+    first = [bytes(order.batches) for order, _ in world.owners.orders]
+    world.owners.answer(True, False, True)
+    assert [target.partition for target in world.commit.remaining] == [1]
+    for tries in range(1, 4):
+        gc.collect()
+        orders = [each for each in gc.get_objects() if isinstance(each, GroupOrder)]
+        assert [order for order in orders if order.positions == world.record.positions] == []
+        del orders
+        assert [pause[0] for pause in world.owners.pauses] == [tries]
+        world.owners.go_on()
+        assert [bytes(order.batches) for order, _ in world.owners.orders] == first[1:2]
+        world.owners.answer(tries == 3)
+    assert (done.done, done.error, world.commit.remaining) == (True, None, {})
+
+
+def test_streams_without_an_owner_are_not_asked() -> None:
+    """Nor are their groups read; those that have one again get theirs."""
+    world = World()
+    done = world.publish()
+    world.owners.answer(False, False, False)
+    for partition in range(3):
+        assert [tries for tries, _, _ in world.owners.pauses] == [partition + 1]
+        world.owners.go_on(1)
+        assert [order.target.partition for order, _ in world.owners.orders] == [partition]
+        world.owners.answer()
+    assert (done.done, done.error, world.commit.remaining) == (True, None, {})
+
+
+def test_the_groups_of_many_queries_have_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many queries wait for owners, and for whatever. Groups that are sent for the first time have room
+    of their own.
+    """
+    monkeypatch.setattr(remote_publisher, "FIRST_TRIES_BYTES", 4000)
+    monkeypatch.setattr(remote_publisher, "MORE_TRIES_BYTES", 1000)
+    world = World(partitions=1, value_bytes=400)
+    size_bytes = sum(attempt.segments[0].header.data_bytes for attempt in world.staging.all_attempts())
+    assert 900 < size_bytes < 1000
+    commits = [CommitInProgress(world.record, world.commit.last) for _ in range(20)]
+    done = [start(world.publisher.publish(commit)) for commit in commits]
+    while world.owners.orders:
+        assert world.owners.sent_bytes <= 4000
+        world.owners.answer(*[False] * len(world.owners.orders))
+    assert len(world.owners.pauses) == 20
+    world.owners.go_on()
+    assert len(world.owners.orders) == 1, "the others wait for their turn, on the disk"
+    last = CommitInProgress(world.record, world.commit.last)
+    done.append(start(world.publisher.publish(last)))
+    assert len(world.owners.orders) == 2, "a new one does not wait for those"
+    while world.owners.orders:
+        assert world.owners.sent_bytes <= 2000
+        world.owners.answer()
+    assert all(each.done and each.error is None for each in done)
+
+
+def test_segments_are_read_back_one_at_a_time() -> None:
+    """And the next one is read when reading one has failed, too."""
+    world = World(partitions=1)
+    world.staging._cache.clear()
+    read, waiting = world.staging._read, list[Ticket[list[bytes]]]()
+
+    def slow(offset: int, count: int) -> Ticket[list[bytes]]:
+        waiting.append(Ticket())
+        return waiting[-1]
+
+    world.staging._read = slow
+    done = [start(world.publisher.publish(CommitInProgress(world.record, world.commit.last))) for _ in range(2)]
+    assert len(waiting) == 1
+    waiting[0].fail(StorageFailed("no member answers"))
+    assert isinstance(done[0].error, StorageFailed)
+    assert len(waiting) == 2
+    world.staging._read = read
+    segment = world.staging.all_attempts()[0].segments[0]
+    waiting[1].succeed(read(segment.offset, segment.pieces).result())
+    world.owners.answer()
+    assert done[1].error is None
 
 
 def test_staged_output_that_is_gone_is_told() -> None:

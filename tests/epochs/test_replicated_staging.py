@@ -36,8 +36,11 @@ class Stream:
     waiting: list[Ticket[int]] = field(default_factory=list)
     acked: int = 0
     reads: int = 0
+    is_crowded: bool = False
 
     def append(self, key: bytes, value: bytes) -> Ticket[int]:
+        if self.is_crowded:
+            return Ticket.failed(StorageFailed("no room; retry"))
         ticket: Ticket[int] = Ticket()
         self.records.append((key, value))
         self.waiting.append(ticket)
@@ -148,6 +151,37 @@ def test_dropped_attempts_are_gone_for_the_next_owner() -> None:
     stage(other, 0, b"2" * 50)
     stream.ack()
     assert data_of(stream.owned()) == [b"2" * 50]
+
+
+def test_a_drop_that_the_stream_does_not_take_is_told_again() -> None:
+    """A stream that is crowded for a moment keeps its owner. The name of the attempt is not used anew before the stream
+    knows: the next owner would take the old segment for the new one.
+    """
+    stream, data = Stream(), [Random(number).randbytes(100) for number in range(2)]
+    staging = stream.owned()
+    stage(staging, 0, data[0])
+    stream.ack()
+    stream.is_crowded = True
+    assert staging.drop([KEY]) > 0
+    with pytest.raises(StorageFailed, match="attempt 'a' was dropped"):
+        stage(staging, 0, data[1])
+    assert staging.get(KEY) is None
+    stream.is_crowded = False
+    staging.tell_dropped()
+    stream.ack()
+    assert stream.owned().all_attempts() == []
+    staging.tell_dropped()
+    assert [key for key, _ in stream.records] == [SEGMENT, DROPPED], "once"
+    stage(staging, 0, data[1])
+    stream.ack()
+    assert data_of(stream.owned()) == [data[1]]
+    stream.is_crowded = True
+    staging.drop([KEY])
+    stream.is_crowded = False
+    stage(staging, 0, data[0])
+    stream.ack()
+    assert [key for key, _ in stream.records][3:] == [DROPPED, SEGMENT]
+    assert data_of(stream.owned()) == [data[0]]
 
 
 def test_what_began_before_the_first_offset_does_not_count() -> None:

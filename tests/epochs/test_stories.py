@@ -1,11 +1,20 @@
 """What a query may live through, told as stories: each epoch once, from one execution, over all streams."""
 
+from collections.abc import Collection
 from random import Random
 
 import pytest
 
 from logstore.epochs.ledger_entries import LastEpoch, decode_last_epoch, encode_last_epoch
-from logstore.errors import FencedIncarnation, InvalidRecord, StagedMissing, StagePosition, StaleEpoch, StorageFailed
+from logstore.errors import (
+    FencedIncarnation,
+    InvalidRecord,
+    StagedMissing,
+    StagePosition,
+    StaleEpoch,
+    StorageFailed,
+    TopicAuthorizationFailed,
+)
 from logstore.events import EPOCH_TOPIC_GONE, STAGED_DATA_EXPIRED
 from logstore.format.epoch_api import AbortRequest, EpochCommitReply, StageReply, StageRequest
 from logstore.testing.clock import ManualClock
@@ -185,6 +194,31 @@ def test_a_commit_repeated_while_it_is_under_way_joins_it(sidecar: Sidecar) -> N
     assert sidecar.settle(first) == EpochCommitReply("committed", 0)
     assert second.result() == EpochCommitReply("duplicate", 0, "positions of 0")
     assert sidecar.records("out", 0) == ["a"]
+
+
+def test_a_commit_needs_the_rights_for_what_it_publishes(sidecar: Sidecar) -> None:
+    """Rights are asked for when its turn has come: somebody else may have staged more for the query while it waited."""
+    sidecar.create("secret", 1)
+    asked: list[set[str]] = []
+
+    def may_publish(topics: Collection[str]) -> None:
+        asked.append(set(topics))
+        if "secret" in topics:
+            raise TopicAuthorizationFailed("not for this one")
+
+    now_ms = sidecar.clock.wall_ms()
+    stage(sidecar, segment({0: ["a"]}, epoch=0))
+    stage(sidecar, segment({0: ["b"]}, epoch=1))
+    first = sidecar.epochs.commit(commit_request((0, "a0", 1), epoch=0), now_ms=now_ms, may_publish=may_publish)
+    second = sidecar.epochs.commit(commit_request((0, "a0", 2), epoch=1), now_ms=now_ms, may_publish=may_publish)
+    staged = sidecar.epochs.stage(segment({0: ["c"]}, epoch=1, position=1, topic="secret"), now_ms=now_ms)
+    assert sidecar.settle(staged) == StageReply(2)
+    assert sidecar.settle(first).outcome == "committed"
+    with pytest.raises(TopicAuthorizationFailed):
+        sidecar.settle(second)
+    assert asked == [{"out"}, {"out", "secret"}]
+    assert (sidecar.records("out", 0), sidecar.records("secret", 0)) == (["a"], [])
+    assert sidecar.epochs.describe("query-1").last_epoch == 0
 
 
 def test_an_empty_epoch_is_remembered(sidecar: Sidecar) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.checked.report import LONGEST_KILL
 from benchmarks.harness.held import CHECKED, check
 
 ROOT = Path(__file__).parents[2]
@@ -32,8 +33,9 @@ def test_an_hour_of_checked_histories(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=1.5 * HOUR_S)
     found = json.loads((tmp_path / "histories.json").read_text(encoding="utf-8"))
-    assert (found["violations"], found["trouble"]) == ([], []), f"seed {found['plan']['seed']}"
-    assert [goal["name"] for goal in found["goals"] if not goal["holds"]] == []
+    assert (found["violations"], found["trouble"]) == ([], []), f"seed {found['slices'][0]['plan']['seed']}"
+    missed = {goal["name"] for goal in found["goals"] if not goal["holds"]}
+    assert missed <= {LONGEST_KILL}  # told, not required: a kill within seconds of another one costs a lease
 
 
 @pytest.mark.parametrize("name", CHECKED)

@@ -12,6 +12,7 @@ from benchmarks.harness.sidecar import SidecarPeer
 from tests.foreign_clients.adapters import CLIENTS, Client
 from tests.foreign_clients.broker import Broker, connect
 from tests.support.kafka_peer import start_kafka
+from tests.support.limits import PATIENCE_S
 
 HERE = Path(__file__).parent
 THEIR_WARNINGS = (
@@ -45,7 +46,7 @@ def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     sidecar = SidecarPeer(directory, flags=("--super-users", "User:ANONYMOUS"))
     sidecar.start()
     try:
-        sidecar.wait_serving(60)
+        sidecar.wait_serving(PATIENCE_S)
         yield connect(kind, sidecar.port)
     finally:
         sidecar.stop()

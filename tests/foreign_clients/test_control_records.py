@@ -128,12 +128,14 @@ def test_kcat_reads_to_the_end(broker: Broker, topic: str) -> None:
 
 @pytest.mark.kafka_peer
 def test_the_java_consumer_reads_the_results(broker: Broker, topic: str) -> None:
-    """Kafka's own console consumer prints them and no more."""
+    """Kafka's own console consumer prints them and nothing between them and the next record."""
     publish(broker, topic, EPOCHS)
     client = ConfluentClient(broker.bootstrap)
     eventually(lambda: client.offset_at(topic, LATEST) > len(RESULTS))
+    client.produce(topic, [Message(value=b"last")])
+    count = str(len(RESULTS) + 1)
     printed = run_tool(
         "console-consumer",
-        ["--bootstrap-server", broker.bootstrap, "--topic", topic, "--from-beginning", "--timeout-ms", "10000"],
+        ["--bootstrap-server", broker.bootstrap, "--topic", topic, "--from-beginning", "--max-messages", count],
     )
-    assert printed.encode().split() == RESULTS
+    assert printed.encode().split() == [*RESULTS, b"last"]

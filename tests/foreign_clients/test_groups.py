@@ -40,7 +40,7 @@ def member(broker: Broker, group: str) -> Iterator[Open]:
                 "auto.offset.reset": "earliest",
                 "enable.auto.commit": False,
                 "heartbeat.interval.ms": 200,
-                "session.timeout.ms": 6000,
+                "session.timeout.ms": 60_000,
                 "fetch.wait.max.ms": 50,
                 **{key.replace("_", "."): value for key, value in settings.items()},
             }
@@ -268,7 +268,7 @@ def test_members_of_different_clients_share(broker: Broker, member: Open, group:
         bootstrap_servers=broker.bootstrap,
         group_id=group,
         heartbeat_interval_ms=200,
-        session_timeout_ms=6000,
+        session_timeout_ms=60_000,
         partition_assignment_strategy=[kafka.coordinator.assignors.range.RangePartitionAssignor],
     )
     try:

@@ -25,9 +25,10 @@ from tests.support.hdfs.cluster import ClusterOptions, HdfsCluster, Node, loopba
 from tests.support.hdfs.jars import class_path, hadoop_jars
 from tests.support.hdfs.keeper import marked
 from tests.support.hdfs.launch import Runtime
+from tests.support.limits import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
-END_MS = 30_000
+END_MS = PATIENCE_S * 1000
 
 
 @contextmanager

@@ -110,11 +110,12 @@ def test_a_sidecar_keeps_its_log_in_hdfs(hdfs: HdfsCluster, tmp_path: Path) -> N
         client = InsecureClient(hdfs.webhdfs_url, user="cairn")
         with client.read(sorted(files, key=lambda path: path.rpartition("/")[2])[0]) as reader:
             assert reader.read()[: len(first)] == first
-        described = json.loads(cairn("topics", "describe", "kept", "--servers", sidecar.address, "--json"))
+        asked = ("topics", "describe", "kept", "--servers", sidecar.address, "--timeout", str(PATIENCE_S))
+        described = json.loads(cairn(*asked, "--json"))
         tier = described["partitions"][0]["tier"]
         assert tier["up_to"] == tier["local_from"] - 1
         assert tier["chunks"] == len(files)
-        assert "ON DISK FROM" in cairn("topics", "describe", "kept", "--servers", sidecar.address)
+        assert "ON DISK FROM" in cairn(*asked)
         sidecar.kill()
         assert "no damage" in cairn("verify", str(sidecar.data_dir), "--tier", tier_url(hdfs, "alone"))
         sidecar.restart()

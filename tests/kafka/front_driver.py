@@ -9,7 +9,7 @@ import socket
 import struct
 import threading
 import uuid
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -280,3 +280,10 @@ def decode_answer(key: int, version: int, data: bytes) -> Any:
     answer, used = entity_reader(kind)(memoryview(data).toreadonly(), at)
     assert at + used == len(data), "bytes follow the answer"
     return answer
+
+
+async def wait_until(condition: Callable[[], object]) -> None:
+    """Until a condition of the server's own state holds."""
+    with trio.fail_after(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110  (the server's own state, seen from outside)
+            await trio.sleep(0.001)

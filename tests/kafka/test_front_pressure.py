@@ -41,8 +41,8 @@ from tests.kafka.front_driver import (
     kio_frame,
     produce_frame,
     serving,
+    wait_until,
 )
-from tests.support.limits import PATIENCE_S
 
 MIB = 1 << 20
 
@@ -51,13 +51,6 @@ def announced(size: int, sent: int, key: int = PRODUCE) -> bytes:
     """The head of a frame of `size` bytes, and the first `sent` of them."""
     head = struct.pack(">hhih", key, 8, 7, 4) + b"test"
     return struct.pack(">i", size) + head + bytes(sent - len(head))
-
-
-async def wait_until(condition: Callable[[], bool]) -> None:
-    """Until a condition of the server's own state holds."""
-    with trio.fail_after(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110  (the server's own state, seen from outside)
-            await trio.sleep(0.001)
 
 
 async def connect_many(server: Server, stack: AsyncExitStack, count: int, data: bytes) -> list[Peer]:

@@ -19,7 +19,7 @@ from logstore.kafka.scans import MAX_SCAN_BYTES
 from logstore.log.journal import JournalLimits
 from logstore.log.store import StoreSettings
 from logstore.testing.world import ListGroup
-from tests.kafka.front_driver import NOW_MS, TOPIC, Peer, Server, batch, request_frame, serving
+from tests.kafka.front_driver import NOW_MS, TOPIC, Peer, Server, batch, request_frame, serving, wait_until
 from tests.support.limits import PATIENCE_S
 
 ON_DISK = StoreSettings(tail_bytes=1, journal=JournalLimits(file_bytes=0))
@@ -76,6 +76,7 @@ async def test_unread_answers_to_scans_are_bounded(tmp_path: Path) -> None:
         deaf = [await server.connect(receive_buffer_bytes=2048) for _ in range(20)]
         for peer in deaf:
             await peer.send(frame, frame, frame)
+        await wait_until(lambda: server.kafka._answers.free_bytes < 1 << 20)
         await trio.testing.wait_all_tasks_blocked(0.3)
         assert (4 << 20) - server.kafka._answers.free_bytes <= (4 << 20) + len(deaf) * 256 * 1024
         async with await server.connect() as peer:

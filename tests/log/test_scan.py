@@ -394,8 +394,9 @@ async def test_an_index_of_before_the_types(tmp_path: Path) -> None:
     async with opened(tmp_path, segment_bytes=1 << 20) as place:
         for types in ((), (END_TYPE,), (MARK_TYPE, BEGIN_TYPE)):
             assert await scan(place, types=types) == naive(place, place.stream.high_watermark, types)
-        ends = await place.engine.find_ends(place.stream, 5)
-        assert [decode_control(batch).epoch for _, batch in ends] == [4, 3, 2, 1]  # type: ignore[union-attr]
+        ends: list[bytes] = []
+        await place.engine.find_ends(place.stream, 5, take=lambda _, batch: ends.append(batch))
+        assert [decode_control(batch).epoch for batch in ends] == [4, 3, 2, 1]  # type: ignore[union-attr]
 
 
 async def test_a_lost_chunk_is_an_error(tmp_path: Path) -> None:

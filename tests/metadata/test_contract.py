@@ -8,6 +8,7 @@ import trio.testing
 
 from logstore.testing import check_metadata_store
 from tests.metadata.support import EtcdMember, etcd_members, making_etcd, making_simulated, making_sqlite, needs_etcd
+from tests.support.virtual_time import run_virtual
 
 
 @pytest.fixture(scope="module")
@@ -20,14 +21,14 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[EtcdMember]]
 def test_sqlite_keeps_the_contract(tmp_path: Path) -> None:
     """The store of one host does all that the interface promises."""
     clock = trio.testing.MockClock()
-    trio.run(lambda: check_metadata_store(making_sqlite(tmp_path, clock)), clock=clock)
+    run_virtual(lambda: check_metadata_store(making_sqlite(tmp_path, clock)), clock=clock)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_simulated_store_keeps_the_contract(seed: int) -> None:
     """The store of simulations means what the real ones mean."""
     clock = trio.testing.MockClock()
-    trio.run(lambda: check_metadata_store(making_simulated(clock), seed=seed), clock=clock)
+    run_virtual(lambda: check_metadata_store(making_simulated(clock), seed=seed), seed=seed, clock=clock)
 
 
 @needs_etcd

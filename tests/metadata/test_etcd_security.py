@@ -16,13 +16,16 @@ from logstore.base.metadata.etcd.settings import EtcdTls
 from logstore.base.metadata.etcd.store import open_etcd
 from logstore.testing.metadata_contract import committed, put
 from tests.metadata.support import EtcdMember, etcd_members, etcd_store, needs_etcd, settings_for
+from tests.support.cli import cairn
 from tests.support.limits import PATIENCE_S
 
 pytestmark = needs_etcd
 
 
 async def test_tls_and_client_certificates(tmp_path: Path) -> None:
-    """With the right authority and a client's certificate all works; without either, nothing does, by name."""
+    """With the right authority and a client's certificate all works, from the command line too; without either, nothing
+    does, by name.
+    """
     authority, stranger = trustme.CA(), trustme.CA()
     server = authority.issue_cert("127.0.0.1")
     client = authority.issue_cert("client.example")
@@ -43,6 +46,10 @@ async def test_tls_and_client_certificates(tmp_path: Path) -> None:
             revision = await committed(store, put("a", b"1"))
             async with store.watch("", revision - 1) as watch:
                 assert (await watch.receive()).revision == revision
+        url = members[0].client.replace("https", "etcds")
+        words = ("user", "list", "--cluster", url, "--etcd-ca", files["ca"], "--etcd-certificate", files["client"])
+        listed = await trio.to_thread.run_sync(lambda: cairn(*words))
+        assert (listed.status, listed.out) == (0, "there are no users\n"), listed.err
         for tls, said in (
             (EtcdTls(files["stranger"], files["client"]), "certificate verify failed"),
             (EtcdTls(files["ca"]), "did not answer"),  # etcd closes the connection

@@ -6,7 +6,6 @@ from random import Random
 
 import pytest
 import trio
-import trio.testing
 
 from logstore.base.metadata.errors import MetadataUnavailable, OutcomeUnknown
 from logstore.base.metadata.interface import ABSENT, MetadataStore
@@ -15,6 +14,7 @@ from logstore.replica.registrations import OwnerId, StreamRegistration
 from logstore.replica.stored_registrations import StoredRegistrations, head_key
 from logstore.testing.metadata_contract import committed, put
 from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
+from tests.support.virtual_time import run_virtual
 
 HOSTS = ("h1", "h2", "h3")
 SWAPS = 15
@@ -100,8 +100,7 @@ def test_swaps_are_made_once_under_faults(seed: int) -> None:
     """Lost, late and overtaken messages, cut-off hosts, a service that stops: each swap is made at most once, and what
     was made is known to be made, or as perhaps replaced.
     """
-    clock = trio.testing.MockClock(autojump_threshold=0)
-    swaps, seen = trio.run(history, seed, clock=clock)
+    swaps, seen = run_virtual(history, seed, seed=seed)
     assert [revision for _, revision in seen] == list(range(2, 2 + len(seen)))
     assert len({value for value, _ in seen}) == len(seen), "made twice"
     assert set(swaps.won) <= set(seen)
@@ -109,13 +108,9 @@ def test_swaps_are_made_once_under_faults(seed: int) -> None:
     assert len(swaps.won) == len(HOSTS) * SWAPS
 
 
-def test_the_same_seed_gives_the_same_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_seed_gives_the_same_run() -> None:
     """Delays, losses and their consequences come from the seed alone, with a deterministic scheduler."""
-    monkeypatch.setattr(trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
-    runs = []
-    for _ in range(2):
-        trio._core._run._r.seed(7)
-        runs.append(trio.run(history, 7, clock=trio.testing.MockClock(autojump_threshold=0)))
+    runs = [run_virtual(history, 7, seed=7) for _ in range(2)]
     assert runs[0] == runs[1]
 
 
@@ -138,7 +133,7 @@ def test_a_request_may_come_late() -> None:
             assert found.value == b"late"
             nursery.cancel_scope.cancel()
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    run_virtual(main)
 
 
 def test_outages() -> None:
@@ -172,4 +167,4 @@ def test_outages() -> None:
                 assert (await watch.receive()).events[0].entry is None
             nursery.cancel_scope.cancel()
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    run_virtual(main)

@@ -6,7 +6,6 @@ from random import Random
 
 import pytest
 import trio
-import trio.testing
 
 from logstore.base.metadata.errors import LeaseEnded
 from logstore.base.metadata.held_lease import HeldLease
@@ -16,6 +15,7 @@ from logstore.testing.metadata_contract import changing, committed, put
 from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
 from tests.metadata.support import HASTY, etcd_members, etcd_store, needs_etcd
 from tests.support.limits import PATIENCE_S
+from tests.support.virtual_time import run_virtual
 
 
 def simulated(test: Callable[[SimulatedMetadata, trio.Nursery], Awaitable[None]], seed: int = 0) -> None:
@@ -28,7 +28,7 @@ def simulated(test: Callable[[SimulatedMetadata, trio.Nursery], Awaitable[None]]
             await test(service, nursery)
             nursery.cancel_scope.cancel()
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    run_virtual(main, seed=seed)
 
 
 def values(view: MetadataView) -> dict[str, bytes]:

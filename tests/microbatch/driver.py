@@ -20,8 +20,9 @@ from spe_adapter.microbatch import checkpoint_watch, registration  # noqa: E402
 from spe_adapter.microbatch.epoch import Step  # noqa: E402 - the path comes first
 from tests.microbatch.checkpoint_steps import is_alive  # noqa: E402
 from tests.microbatch.faults import Faults, load  # noqa: E402
-from tests.microbatch.world import World, ended, until  # noqa: E402
+from tests.microbatch.world import World, ended  # noqa: E402
 from tests.support.spark_session import start_spark  # noqa: E402 - the path comes first
+from tests.support.waiting import until  # noqa: E402
 
 if TYPE_CHECKING:
     from spe_adapter.microbatch.query import StatefulQuery

@@ -20,9 +20,9 @@ from spe_adapter.operators.states.operator import StatefulOperator, States
 from spe_adapter.operators.states.timers import ExpiredTimers, Timers
 from tests.microbatch.below import PARTITIONS, SCHEMA, Query
 from tests.microbatch.operators import Row
-from tests.microbatch.world import until
 from tests.support.sidecar import Sidecar
 from tests.support.streams import create_topic, read_all
+from tests.support.waiting import until
 
 OUTPUT = pa.schema([("what", pa.string()), ("total", pa.int64()), ("items", pa.int64()), ("kinds", pa.int64())])
 REPEATS = 3

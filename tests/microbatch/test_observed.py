@@ -9,7 +9,8 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from spe_adapter.microbatch.observed import OBSERVATION
 from tests.microbatch.operators import Model, rows_of
-from tests.microbatch.world import World, until
+from tests.microbatch.world import World
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.spark
 

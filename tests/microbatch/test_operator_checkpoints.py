@@ -40,6 +40,7 @@ from tests.microbatch.operators import Model, rows_of
 from tests.microbatch.world import by_key
 from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
+from tests.support.waiting import until
 
 TRIMMED_AT_ONCE = {"retention.ms": "1", "segment.bytes": "1024"}
 ROWS = 30
@@ -326,7 +327,7 @@ def test_the_service_writes_what_a_lost_host_needs(sidecar: Sidecar, tmp_path: P
     with Client(parse_addresses(sidecar.address)) as connected:
         prepare_topic(connected, query.topic, PARTITIONS, PARTITIONS)
     options = {"checkpointMinState": "0", "checkpointEvery": "1s", "checkpointMinEvery": "0ms"}
-    epochs = iter(rows_of(400, ROWS, 10))
+    epochs = iter(rows_of(1_000, ROWS, 10))
     progress = None
     while progress is None or progress.checkpoint_epoch is None:
         rows = next(epochs)  # ends if no checkpoint comes
@@ -382,7 +383,7 @@ def test_a_host_that_cannot_write_checkpoints_says_so(sidecar: Sidecar, tmp_path
     with Client(parse_addresses(sidecar.address)) as connected:
         prepare_topic(connected, query.topic, PARTITIONS, PARTITIONS)
     options = {"checkpointCoordinator": "http://127.0.0.1:1", "checkpointCoordinatorToken": str(token)}
-    epochs = iter(rows_of(400, ROWS, 10))
+    epochs = iter(rows_of(1_000, ROWS, 10))
     error = ""
     while not error:
         query.rows += next(epochs)  # ends if nothing is said
@@ -395,15 +396,15 @@ def test_a_host_that_cannot_write_checkpoints_says_so(sidecar: Sidecar, tmp_path
 def kill_service(process: int) -> None:
     """End the service as a crash would, and wait until it is gone: it holds a lock in the state directory."""
     os.kill(process, signal.SIGKILL)
-    for _ in range(int(PATIENCE_S / 0.05)):
-        try:
-            state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            return
-        if state == "Z":
-            return
-        Event().wait(0.05)
-    raise AssertionError(f"process {process} is still there")
+    until(lambda: is_gone(process), f"process {process} is gone")
+
+
+def is_gone(process: int) -> bool:
+    """Whether a process has ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
@@ -438,11 +439,7 @@ def test_another_number_of_partitions_with_a_log_behind_checkpoints(
         assert all(query.write_checkpoint(partition).state for partition in range(PARTITIONS))
         if is_trimmed():
             break
-    wait_for = 200
-    while not is_trimmed():
-        Event().wait(0.05)
-        wait_for -= 1
-        assert wait_for, "the log has all windows"
+    until(is_trimmed, "some window of each partition is in a checkpoint alone")
     query.partitions = partitions
     query.lose_memory()
     assert dict(go(1).how) == {"moved": partitions}

@@ -12,8 +12,9 @@ from spe_adapter.epochs.client import take_over
 from spe_adapter.microbatch.errors import TasksFailed
 from spe_adapter.microbatch.query import stateful
 from tests.microbatch.operators import DELAY_MS, Failing, Model, Row, Silent, Visits, rows_of
-from tests.microbatch.world import World, by_key, until
+from tests.microbatch.world import World, by_key
 from tests.support.limits import PATIENCE_S
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.spark]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from threading import Event
 
 import pytest
 
@@ -21,11 +20,10 @@ from spe_adapter.tools.reset import reset
 from tests.microbatch.below import EAGER_FLAGS, PARTITIONS, Query
 from tests.microbatch.operators import Model, Row, rows_of
 from tests.microbatch.world import by_key
-from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
+from tests.support.waiting import until
 
 TRIMMED_AT_ONCE = {"retention.ms": "1", "segment.bytes": "1024"}
-POLL_S = 0.02
 
 
 @pytest.fixture(autouse=True)
@@ -37,16 +35,6 @@ def _acknowledged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def log_start(client: Client, stream: TopicPartition) -> int:
     """The first offset that is there."""
     return client.offsets({stream: EARLIEST})[stream].offset
-
-
-def wait_for(what: str, condition: object) -> None:
-    """Wait until something holds."""
-    assert callable(condition)
-    for _ in range(int(PATIENCE_S / POLL_S)):
-        if condition():
-            return
-        Event().wait(POLL_S)
-    raise AssertionError(f"not in time: {what}")
 
 
 def lost_memory(tmp_path: Path) -> None:
@@ -68,7 +56,7 @@ def test_open_windows_survive_a_retention_of_nothing(eager: Sidecar, client: Cli
             start = log_start(client, stream)
             assert start >= held
             first[stream] = start
-    wait_for("the streams are trimmed", lambda: all(log_start(client, stream) for stream in first))
+    until(lambda: all(log_start(client, stream) for stream in first), "the streams are trimmed")
     description = client.describe_reader(reader_name(query.id))
     assert all(
         entry.offset >= log_start(client, TopicPartition("out", entry.partition)) for entry in description.streams

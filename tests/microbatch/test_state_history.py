@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import shutil
 from pathlib import Path
-from threading import Event
 
 import pytest
 
@@ -25,15 +24,14 @@ from spe_adapter.tools.state_inspector import inspect_state
 from tests.microbatch.below import PARTITIONS, Query
 from tests.microbatch.operators import Model, Row
 from tests.microbatch.world import by_key
-from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
+from tests.support.waiting import until
 
 SMALL_CHUNKS = {"retention.ms": "-1", "segment.bytes": "1048576"}
 KEYS = 60
 EPOCHS = 20
 CUT = 3
 """The first epochs, whose state is gone at the end."""
-POLL_S = 0.05
 
 
 @pytest.fixture(autouse=True)
@@ -67,11 +65,7 @@ def cleaned_streams(sidecar: Sidecar) -> set[str]:
 
 def wait_for_cleaning(sidecar: Sidecar) -> None:
     """Wait until each partition is cleaned."""
-    for _ in range(int(PATIENCE_S / POLL_S)):
-        if len(cleaned_streams(sidecar)) == PARTITIONS:
-            return
-        Event().wait(POLL_S)
-    raise AssertionError(sidecar.log()[-2000:])
+    until(lambda: len(cleaned_streams(sidecar)) == PARTITIONS, lambda: sidecar.log()[-2000:])
 
 
 def test_a_recovery_has_all_and_an_older_state_is_refused(eager: Sidecar, client: Client, tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from tests.microbatch.world import by_key
 from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
 from tests.support.streams import create_topic
+from tests.support.waiting import until
 
 BATCHES = 8
 BEHIND = 2
@@ -43,7 +44,6 @@ CHECKPOINT_EPOCH = 2 * (BATCHES - BEHIND - 2)
 """Of the last checkpoint: a base has the epoch before the one that ended last."""
 START_MS = 20_000
 STEP_MS = 100
-POLL_S = 0.05
 
 
 pytestmark = pytest.mark.usefixtures("checkpoints_at_once")
@@ -62,11 +62,11 @@ def trimmed(eager: Sidecar, client: Client, tmp_path: Path) -> Checkpointed:
     assert query.last is not None
     assert query.last.committed is not None
     epoch = query.last.committed.epoch
-    for _ in range(int(PATIENCE_S / POLL_S)):
-        if all(is_trimmed(client, query, partition, epoch) for partition in range(PARTITIONS)):
-            return query
-        Event().wait(POLL_S)
-    raise AssertionError("the log has all windows")
+    until(
+        lambda: all(is_trimmed(client, query, partition, epoch) for partition in range(PARTITIONS)),
+        "the log has not all windows",
+    )
+    return query
 
 
 def input_batches() -> list[list[Row]]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +16,6 @@ from tests.microbatch.operators import Row, Visits
 from tests.support.limits import PATIENCE_S
 from tests.support.spark_session import read_stream
 from tests.support.streams import create_topic, produce, read_all
-
-_POLL_S = 0.05
-
-
-def until(condition: Callable[[], bool], what: str, wait_s: float = PATIENCE_S) -> None:
-    """Wait until something holds; an assertion that names it if it does not."""
-    tick = threading.Event()
-    for _ in range(int(wait_s / _POLL_S)):
-        if condition():
-            return
-        tick.wait(_POLL_S)
-    raise AssertionError(f"not within {wait_s} s: {what}")
 
 
 class World:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,11 +94,3 @@ def family(found: Samples, name: str) -> Samples:
     """The samples of one metric; a histogram has three kinds of them."""
     names = (name, f"{name}_bucket", f"{name}_sum", f"{name}_count")
     return {key: found[key] for key in names if key in found}
-
-
-def until(check: Callable[[], object], what: str) -> None:
-    """Look again and again until a check is true."""
-    end_s, pause = time.monotonic() + PATIENCE_S, threading.Event()
-    while not check():
-        assert time.monotonic() < end_s, f"still not: {what}"
-        pause.wait(0.05)

@@ -20,8 +20,9 @@ from logstore.format.records import Record, encode_batch
 from logstore.monitoring.metrics import MAX_PARTITION_SERIES, METRICS
 from tests.kafka.front_driver import NOW_MS
 from tests.kafka.wire_client import FETCH, WireClient, fetch_values
-from tests.monitoring.support import Samples, ask, family, http_port, samples, scrape, until, value, watched
+from tests.monitoring.support import Samples, ask, family, http_port, samples, scrape, value, watched
 from tests.support.sidecar import Sidecar
+from tests.support.waiting import until
 
 MIB = 1 << 20
 CONNECTIONS = 12

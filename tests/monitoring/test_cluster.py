@@ -16,9 +16,10 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.metadata.support import etcd_members, needs_etcd
 from tests.monitoring.browser import IS_THERE, MISSING, chromium
-from tests.monitoring.support import Samples, ask, http_port, scrape, until, watched
+from tests.monitoring.support import Samples, ask, http_port, scrape, watched
 from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
+from tests.support.waiting import until
 
 pytestmark = [needs_etcd, pytest.mark.clients]
 TOPIC, PARTITIONS, RECORDS, GROUP = "orders", 4, 50, "billing"
@@ -45,11 +46,11 @@ def hosts(tmp_path: Path) -> Iterator[list[Sidecar]]:
 
 def loaded(hosts: list[Sidecar]) -> None:
     """RECORDS in each partition, half of which a group has read and committed."""
+    # Streams that are made before all hosts know each other move to other owners later.
+    until(lambda: all(members_of(host) == len(hosts) for host in hosts), "all are members, as each knows")
     bootstrap = ",".join(host.address for host in hosts)
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 2})
     deadline_s = time.monotonic() + PATIENCE_S
-    while len(admin.list_topics(timeout=PATIENCE_S).brokers) < len(hosts):
-        assert time.monotonic() < deadline_s
     for outcome in admin.create_topics([NewTopic(TOPIC, PARTITIONS, len(hosts))]).values():
         outcome.result(PATIENCE_S)
     producer = Producer({"bootstrap.servers": bootstrap, "log_level": 2})
@@ -68,6 +69,11 @@ def loaded(hosts: list[Sidecar]) -> None:
         offsets=[TopicPartition(TOPIC, partition, RECORDS // 2) for partition in range(PARTITIONS)], asynchronous=False
     )
     consumer.close()
+
+
+def members_of(host: Sidecar) -> float:
+    """How many hosts are alive, as a host knows."""
+    return scrape(host)["kafka_controller_kafkacontroller_activebrokercount"][()]
 
 
 def of_topic(found: Samples, name: str, key: str = "partition") -> dict[str, float]:

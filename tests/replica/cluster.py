@@ -25,6 +25,7 @@ from logstore.replica.effects import (
     Unavailable,
 )
 from logstore.replica.identity import DiskLabel, DiskVerdict, judge_disk
+from logstore.replica.known_replicas import StoredReplicas
 from logstore.replica.messages import (
     Append,
     AppendDone,
@@ -39,10 +40,11 @@ from logstore.replica.messages import (
     ReadEntries,
     Refused,
 )
-from logstore.replica.owner import Owner, OwnerState
+from logstore.replica.owner import Owner
+from logstore.replica.owner_states import OwnerState
 from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
 from logstore.replica.registrations import Member, OwnerId, StreamRegistration
-from logstore.replica.replica import Replica, StoredReplicas
+from logstore.replica.replica import Replica
 from logstore.testing.simnet import NetRules, SimNet
 from tests.replica.disk import Damage, DiskError, ReplicaDisk, founding_of
 from tests.replica.history import History, PromiseBroken
@@ -64,6 +66,7 @@ KEEP_ALIVE_US = 100_000
 TAKEOVER_RANK_US = 150_000
 LIMITS = OwnerLimits(
     chunk_bytes=600,
+    largest_chunk_bytes=1_500,
     min_chunk_ms=20,
     max_in_flight_bytes=400,
     append_bytes=100,

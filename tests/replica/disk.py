@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from random import Random
 
-from logstore.replica.effects import CutChunk, DiskOperation, Load, RemoveChunk, WriteEntries, WriteFence
+from logstore.replica.effects import CutChunk, DiskOperation, Load, RemoveChunk, RemoveFence, WriteEntries, WriteFence
 from logstore.replica.identity import DiskLabel
+from logstore.replica.known_replicas import StoredChunk, StoredReplicas
 from logstore.replica.messages import Entry
 from logstore.replica.registrations import Prefix
-from logstore.replica.replica import StoredChunk, StoredReplicas
 
 Key = tuple[str, int]
 
@@ -84,20 +84,20 @@ class ReplicaDisk:
         self.is_full = False
         """There is no room for entries."""
         self._pending: dict[Key, deque[DiskOperation]] = {}
-        self._pending_fences: list[WriteFence] = []
+        self._pending_fences: list[WriteFence | RemoveFence] = []
 
     # ---- as the host uses it
 
     def begin(self, operation: DiskOperation) -> None:
         """An operation was asked for."""
-        if isinstance(operation, WriteFence):
+        if isinstance(operation, WriteFence | RemoveFence):
             self._pending_fences.append(operation)
         else:
             self._pending.setdefault((operation.stream, operation.epoch), deque()).append(operation)
 
     def finish(self, operation: DiskOperation) -> None:
         """The operation is carried out and synced. Raises DiskError."""
-        if isinstance(operation, WriteFence):
+        if isinstance(operation, WriteFence | RemoveFence):
             self._pending_fences.remove(operation)
         else:
             first = self._pending[operation.stream, operation.epoch].popleft()
@@ -109,6 +109,9 @@ class ReplicaDisk:
     def _apply(self, operation: DiskOperation) -> None:
         if isinstance(operation, WriteFence):
             self.fences[operation.stream] = max(operation.fence_epoch, self.fences.get(operation.stream, 0))
+            return
+        if isinstance(operation, RemoveFence):
+            self.fences.pop(operation.stream, None)
             return
         key = (operation.stream, operation.epoch)
         if isinstance(operation, RemoveChunk):

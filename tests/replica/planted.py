@@ -11,6 +11,7 @@ from typing import Any
 from logstore.replica.appending import Appending, MemberProgress
 from logstore.replica.effects import Effect, Send, WriteFence
 from logstore.replica.fencing import SealPlan
+from logstore.replica.known_replicas import ReplicaChunk, ReplicaState
 from logstore.replica.messages import (
     Append,
     AppendDone,
@@ -21,10 +22,11 @@ from logstore.replica.messages import (
     Refused,
     end_after,
 )
-from logstore.replica.owner import Owner, OwnerState
+from logstore.replica.owner import Owner
+from logstore.replica.owner_states import OwnerState
 from logstore.replica.register import SwapAnswer, SwapRegistration
 from logstore.replica.registrations import ChunkRegistration, Member, Prefix, StreamRegistration
-from logstore.replica.replica import Replica, ReplicaState, _Chunk
+from logstore.replica.replica import Replica
 from logstore.replica.trimming import Trimming
 from tests.replica.cluster import Planted
 from tests.replica.disk import founding_of
@@ -201,7 +203,7 @@ class CutsByMessage(Replica):
     def receive(self, sender: str, message: object) -> list[Effect]:
         if isinstance(message, LookAtRegistration) and message.revision == -1:
             stream, epoch, length = message.stream.rsplit("/", 2)
-            chunk = self._chunks.get((stream, int(epoch)))
+            chunk = self._chunks.get(stream, int(epoch))
             stored = self._prefix_of(stream, int(epoch), int(length))
             if chunk is None or stored is None or chunk.state is not ReplicaState.OPEN or not stored.length_bytes:
                 return []
@@ -216,6 +218,14 @@ class CutsByMessage(Replica):
         end = end_after(message.at, message.entries)
         self._known[message.stream, message.epoch, end.length_bytes] = end
         return super()._append(sender, message)
+
+
+class RollsUnasked(Owner):
+    """A full chunk ends whether the metadata store answers or not."""
+
+    def _end_chunk_if_due(self, now_ms: int) -> list[Effect]:
+        self._appending.end.store_answered()
+        return super()._end_chunk_if_due(now_ms)
 
 
 class RemovesBeforeItIsRegistered(Owner):
@@ -236,7 +246,7 @@ class RemovesByMessage(Replica):
     def receive(self, sender: str, message: object) -> list[Effect]:
         if isinstance(message, LookAtRegistration) and message.revision == -2:
             stream, kept = message.stream.rsplit("/", 1)
-            chunks = [chunk for chunk in self._chunks_of(stream) if chunk.epoch < int(kept)]
+            chunks = [chunk for chunk in self._chunks.of_stream(stream).values() if chunk.epoch < int(kept)]
             return [effect for chunk in chunks for effect in self._remove(chunk)]
         return super().receive(sender, message)  # type: ignore[arg-type]
 
@@ -314,7 +324,7 @@ class DropsTheChunkOfTheLogStart(OtherTrims):
 class KeepsWhatWasDropped(Replica):
     """What lies in front of the stream's first chunk is not removed."""
 
-    def _remove(self, chunk: _Chunk) -> list[Effect]:
+    def _remove(self, chunk: ReplicaChunk) -> list[Effect]:
         return super()._remove(chunk) if chunk.epoch >= self._first.get(chunk.stream, 0) else []
 
     def registration_seen(self, stream: str, revision: int, registration: StreamRegistration) -> list[Effect]:
@@ -326,12 +336,21 @@ class KeepsWhatWasDropped(Replica):
         self._first: dict[str, int] = {}
 
 
+class SettlesTooEarly(Replica):
+    """A registration has nothing to say about a replica that it was looked at for once."""
+
+    def registration_seen(self, stream: str, revision: int, registration: StreamRegistration) -> list[Effect]:
+        effects = super().registration_seen(stream, revision, registration)
+        self._chunks._unsettled.pop(stream, None)
+        return effects
+
+
 class AcceptsGaps(Replica):
     """An append is taken wherever it belongs."""
 
     def _append(self, sender: str, message: Append) -> list[Effect]:
         if self._refusal(message) is None:
-            chunk = self._chunks.get((message.stream, message.epoch))
+            chunk = self._chunks.get(message.stream, message.epoch)
             if chunk is None:
                 chunk = self._new_chunk(message.stream, message.epoch, message.base_offset)
             if message.at.length_bytes > chunk.end.length_bytes:
@@ -342,7 +361,7 @@ class AcceptsGaps(Replica):
 class AppliesTwice(Replica):
     """A repeated append is appended again."""
 
-    def _unknown_entries(self, chunk: _Chunk, message: Append) -> tuple[Entry, ...] | None:
+    def _unknown_entries(self, chunk: ReplicaChunk, message: Append) -> tuple[Entry, ...] | None:
         return message.entries
 
 
@@ -360,7 +379,7 @@ class IgnoresTheFence(Replica):
 class AnswersFencesEarly(Replica):
     """The answer to a fence names what is durable now, while appends are being synced, which are confirmed later."""
 
-    def _is_settled(self, chunk: _Chunk) -> bool:
+    def _is_settled(self, chunk: ReplicaChunk) -> bool:
         return True
 
 
@@ -369,7 +388,7 @@ class ConfirmsBeforeTheSync(Replica):
 
     def _append(self, sender: str, message: Append) -> list[Effect]:
         effects = super()._append(sender, message)
-        chunk = self._chunks.get((message.stream, message.epoch))
+        chunk = self._chunks.get(message.stream, message.epoch)
         if chunk is None or chunk.durable == chunk.end or not message.at.length_bytes <= chunk.end.length_bytes:
             return effects
         kept = [
@@ -381,7 +400,7 @@ class ConfirmsBeforeTheSync(Replica):
 class ServesUnackedBatches(Replica):
     """Readers see everything that is durable."""
 
-    def _readable_bytes(self, chunk: _Chunk) -> int:
+    def _readable_bytes(self, chunk: ReplicaChunk) -> int:
         return chunk.durable.length_bytes
 
 
@@ -421,6 +440,7 @@ PLANTED = {
     "fence is answered before appends are synced": Planted(replica=AnswersFencesEarly),
     "confirmed before the sync": Planted(replica=ConfirmsBeforeTheSync),
     "unacked batches are served": Planted(replica=ServesUnackedBatches),
+    "roll without an answer of the metadata store": Planted(owner=RollsUnasked),
     "removal before the registration": Planted(owner=RemovesBeforeItIsRegistered, replica=RemovesByMessage),
     "takeover forgets the log start": Planted(owner=ForgetsTheLogStart),
     "stream without chunks starts anew": Planted(owner=StartsAnewWhenAllIsTrimmed),
@@ -428,6 +448,7 @@ PLANTED = {
     "trim drops what is not acknowledged": Planted(owner=TrimsUnacked),
     "trim drops the chunk of the log start": Planted(owner=DropsTheChunkOfTheLogStart),
     "dropped chunks stay on disks": Planted(replica=KeepsWhatWasDropped),
+    "registrations are looked at once for each replica": Planted(replica=SettlesTooEarly),
     "wiped disk keeps its name": Planted(disk_keeps_its_name=True),
     "old disk is judged by its new label": Planted(judges_disks_late=True),
     "damaged copy passes for a shorter one": Planted(hides_damage=True),

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from logstore.replica.owner import TAKING
+from logstore.replica.owner_states import TAKING
 from logstore.replica.registrations import Member, Prefix
 from logstore.testing.simnet import NetRules
 from tests.replica.cluster import STREAM, Cluster, ClusterShape, Planted

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from cProfile import Profile
+from dataclasses import replace
 from typing import TypeVar
 
 import pytest
 
 from logstore.replica.effects import Effect, Send, Unavailable
-from logstore.replica.messages import AppendDone, CopyChunk, FenceDone, Reason, Refused
-from logstore.replica.owner import Owner, OwnerState
+from logstore.replica.messages import Append, AppendDone, CopyChunk, CopyDone, FenceDone, Reason, Refused
+from logstore.replica.owner import Owner
+from logstore.replica.owner_states import OwnerState
 from logstore.replica.placing import Placing
-from logstore.replica.register import RegistrationRead, SwapAnswer, SwapRegistration
+from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
 from logstore.replica.registrations import (
     MAX_CHUNKS,
     ChunkRegistration,
@@ -23,7 +25,7 @@ from logstore.replica.registrations import (
 )
 from logstore.replica.repair import Repair
 
-A, B, C = Member("a", "disk1"), Member("b", "disk2"), Member("c", "disk3")
+A, B, C, D = Member("a", "disk1"), Member("b", "disk2"), Member("c", "disk3"), Member("d", "disk4")
 OPENED = StreamRegistration(2, 1).claimed(OwnerId("a", "a.1")).opened((A, B), 0)
 HERE = OwnerId("c", "c.1")
 T = TypeVar("T")
@@ -66,6 +68,56 @@ def test_without_a_copy_up_to_the_log_start_the_stream_waits() -> None:
     (report,) = [effect for effect in effects if isinstance(effect, Unavailable)]
     assert "a (disk disk1) has less than was acknowledged, b (disk disk2) does not answer" in report.reason
     assert len(swaps(owner.receive(fenced(B, 8), 2_000))) == 1
+
+
+def appending() -> Owner:
+    """An owner on host c, with a member on each of three hosts; two are enough."""
+    registration = StreamRegistration(3, 2)
+    owner = Owner("s", HERE)
+    owner.live_members((C, A, B), 0)
+    owner.start(0)
+    owner.registration_read(RegistrationRead("s", 1, registration), 0)
+    claimed = registration.claimed(HERE)
+    (opened,) = swaps(owner.swap_answered(SwapAnswer("s", 1, True, 2, claimed), 0))
+    owner.swap_answered(SwapAnswer("s", 2, True, 3, opened), 0)
+    assert owner.state is OwnerState.APPENDING
+    return owner
+
+
+def refuse(owner: Owner, epoch: int, members: tuple[Member, ...], now_ms: int) -> list[StreamRegistration]:
+    """The disks of members take nothing; the registrations that the owner wants then."""
+    refusals = (Refused("s", epoch, member, Reason.DISK_FAILED, 0) for member in members)
+    return swaps([effect for refused in refusals for effect in owner.receive(refused, now_ms)])
+
+
+def wait_swap(owner: Owner, begun_ms: int) -> tuple[StreamRegistration, int]:
+    """What the owner wants when time passes, and when it does."""
+    for now_ms in range(begun_ms, begun_ms + 100 * owner.limits.suspect_ms, 100):
+        wanted = swaps(owner.tick(now_ms))
+        if wanted:
+            return wanted[0], now_ms
+    raise AssertionError("it waits for ever")
+
+
+def test_a_stream_goes_on_when_all_its_members_have_failed() -> None:
+    """All disks were full at a time: no member can take the chunk any more, and nobody stands in. When the members are
+    no suspects any more, the next chunk is opened with all of them, and what waits is sent there; those that fail again
+    are left out for twice as long.
+    """
+    owner, epoch, now_ms = appending(), 1, 0
+    owner.append(b"x" * 100, 1, now_ms)
+    for pauses in (1, 2):
+        (without_a,) = refuse(owner, epoch, (A,), now_ms)
+        owner.swap_answered(SwapAnswer("s", owner.revision, True, owner.revision + 1, without_a), now_ms)
+        assert refuse(owner, epoch + 1, (B, C), now_ms) == []
+        failed_ms = now_ms
+        rolled, now_ms = wait_swap(owner, failed_ms)
+        assert pauses * owner.limits.suspect_ms <= now_ms - failed_ms <= pauses * owner.limits.suspect_ms + 200
+        epoch += 2
+        assert rolled.open_chunk == ChunkRegistration(epoch, 0, (C, A, B))
+        sent = owner.swap_answered(SwapAnswer("s", owner.revision, True, owner.revision + 1, rolled), now_ms)
+        appends = [each.message for each in sent if isinstance(each, Send) and isinstance(each.message, Append)]
+        assert {append.epoch for append in appends} == {epoch}
 
 
 def sealed(count: int, members: tuple[Member, ...]) -> StreamRegistration:
@@ -116,6 +168,81 @@ def test_all_chunks_are_looked_at_when_hosts_come_or_go() -> None:
     assert [chunk.epoch for chunk in step.wanted.chunks if chunk.candidates == (C,)] == [3]
 
 
+def test_a_repair_rests_when_another_host_has_the_copy() -> None:
+    """A target that has failed may be asked again at a time that the repair names, and costs no tick until then."""
+    copies, repair, live = replace(sealed(1, (A, B)), copies=3), Repair("s", 100, 1_000), (A, B, C, D)
+    revision, now_ms, targets = 1, 0, []
+    while not repair.is_at_rest(revision, live):
+        step = repair.tick(copies, revision, live, now_ms, is_urgent=False)
+        if step.wanted is not None:
+            copies, revision = step.wanted, revision + 1
+            repair.registered(now_ms)
+        for order in [effect.message for effect in step.effects if isinstance(effect, Send)]:
+            assert isinstance(order, CopyChunk)
+            targets.append(order.disk)
+            if order.disk == C.disk:
+                repair.receive(Refused("s", 1, C, Reason.DISK_FULL, 0), now_ms)
+            else:
+                repair.receive(CopyDone("s", 1, D, Prefix(100, 10, 0), order.revision), now_ms)
+        now_ms += 10
+        assert now_ms < 10_000
+    assert (targets, repair.wake_ms) == ([C.disk, D.disk], 1_010)
+    assert [chunk.members for chunk in copies.chunks if not chunk.is_open] == [(A, B, D)]
+    assert repair.tick(copies, revision, live, 1_020, is_urgent=False).wanted is None
+    assert (repair.is_at_rest(revision, live), repair.wake_ms) == (True, None)
+
+
+def test_a_repair_asks_a_target_again_at_the_time_that_it_has_named() -> None:
+    """The only host that may get the copy has failed: the repair rests, and goes on with that host later."""
+    copies, repair, live = replace(sealed(1, (A, B)), copies=3), Repair("s", 100, 1_000), (A, B, C)
+    step = repair.tick(copies, 1, live, 0, is_urgent=False)
+    assert step.wanted is not None
+    repair.registered(0)
+    assert repair.tick(step.wanted, 2, live, 0, is_urgent=False).effects
+    repair.receive(Refused("s", 1, C, Reason.DISK_FULL, 0), 0)
+    assert not repair.tick(step.wanted, 2, live, 10, is_urgent=False).effects
+    assert (repair.is_at_rest(2, live), repair.wake_ms) == (True, 1_000)
+    assert repair.tick(step.wanted, 2, live, 1_000, is_urgent=False).effects
+
+
+def test_an_only_copy_that_is_damaged_costs_no_ticks() -> None:
+    """Nothing can be done about it until another member lives: then it is dropped."""
+    copies, repair = sealed(1, (A, B)), Repair("s", 100, 1_000)
+    repair.tick(copies, 1, (B,), 0, is_urgent=False)
+    repair.receive(Refused("s", 1, B, Reason.DAMAGED, 0), 0)
+    assert not repair.is_at_rest(1, (B,))
+    assert repair.tick(copies, 1, (B,), 10, is_urgent=False).wanted is None
+    assert repair.is_at_rest(1, (B,))
+    assert not repair.is_at_rest(1, (A, B))
+    dropped = repair.tick(copies, 1, (A, B), 20, is_urgent=False).wanted
+    assert dropped is not None
+    assert dropped.chunks[0].members == (A,)
+
+
+def test_an_owner_rests_while_a_member_is_not_chosen() -> None:
+    """It names the time at which the member may be chosen again, and has nothing to do before."""
+    owner, revision = Owner("s", HERE), 1
+    owner.start(0)
+    owner.live_members((C, A, B), 0)
+
+    def settle(effects: list[Effect]) -> None:
+        nonlocal revision
+        while wanted := swaps(effects):
+            revision += 1
+            effects = owner.swap_answered(SwapAnswer("s", revision - 1, True, revision, wanted[0]), 0)
+
+    settle(owner.registration_read(RegistrationRead("s", 1, StreamRegistration(3, 2)), 0))
+    owner.append(b"x", 1, 0)
+    settle(owner.receive(Refused("s", 1, A, Reason.DISK_FAILED, 0), 0))
+    durable, epoch = Prefix.empty(0).followed_by(b"x", 1), owner.registration.epoch
+    for member in (C, B):
+        owner.receive(AppendDone("s", epoch, member, durable), 0)
+    owner.tick(0)
+    assert (owner.is_at_rest, owner.wake_ms) == (True, 5_000)
+    assert ReadRegistration("s") in owner.tick(5_000)
+    assert not owner.is_at_rest
+
+
 def test_a_host_that_is_drained_stands_in_for_one_that_fails_again_and_again() -> None:
     """A disk that is full for a moment keeps no host; while it stays full, a chunk has no copy less for the drain."""
     owner, now_ms, revision = Owner("s", HERE), 0, 1
@@ -124,8 +251,10 @@ def test_a_host_that_is_drained_stands_in_for_one_that_fails_again_and_again() -
     sets: list[tuple[Member, ...]] = []
 
     def settle(effects: list[Effect]) -> None:
-        """The metadata store makes all swaps."""
+        """The metadata store makes all swaps, and answers."""
         nonlocal revision
+        if any(isinstance(effect, ReadRegistration) for effect in effects):
+            effects = owner.registration_read(RegistrationRead("s", revision, owner.registration), now_ms)
         while wanted := swaps(effects):
             revision += 1
             if wanted[0].open_chunk not in (None, owner.registration.open_chunk):

@@ -9,7 +9,8 @@ import pytest
 from logstore.replica.appending import OwnerLimits
 from logstore.replica.effects import Acked, Deposed, Effect, MemberFailed, Ready, Send, Unavailable
 from logstore.replica.messages import Append, AppendDone, Fence, FenceDone, OutOfOrder, Reason, Refused
-from logstore.replica.owner import Owner, OwnerState
+from logstore.replica.owner import Owner
+from logstore.replica.owner_states import OwnerState
 from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
 from logstore.replica.registrations import (
     MAX_CHUNKS,
@@ -219,8 +220,11 @@ def test_a_member_that_fails_again_and_again() -> None:
         while owner.registration.open_chunk == chunk:
             now_ms += 1_000
             effects = owner.tick(now_ms)
+            if of_kind(effects, ReadRegistration):
+                effects += owner.registration_read(store.read(), now_ms)
             if of_kind(effects, SwapRegistration):
                 store.swap(owner, effects, now_ms)
+            assert now_ms < failed_ms + 1_000_000
         pauses_ms.append(now_ms - failed_ms)
     assert pauses_ms == [min(5_000 * 2**number, 600_000) for number in range(10)]
 
@@ -340,10 +344,71 @@ def test_a_full_chunk_is_rolled_without_sending_twice() -> None:
     store = Store()
     owner = appending(store, OwnerLimits(chunk_bytes=3, min_chunk_ms=0))
     owner.append(b"one", 2, 0)
+    assert of_kind(owner.tick(0), ReadRegistration)
+    owner.registration_read(store.read(), 0)
     assert appends(owner.append(b"two", 1, 0)) == {}
     effects = confirm(owner, (A, B, C), ONE)
     sent = appends(store.swap(owner, effects))
     assert [(message.epoch, message.entries[0].data) for message in sent.values()] == [(2, b"two"), (2, b"two")]
+
+
+def test_a_full_chunk_goes_on_until_the_metadata_store_answers() -> None:
+    """The store is asked once in 300 ms; while it is away, batches go into the full chunk and are acknowledged."""
+    store = Store()
+    owner = appending(store, OwnerLimits(chunk_bytes=3, min_chunk_ms=0))
+    owner.append(b"one", 2, 0)
+    end, asked = ONE, len(of_kind(confirm(owner, (A, B, C), ONE, now_ms=0), ReadRegistration))
+    for now_ms in range(0, 6_000, 100):
+        asked += len(of_kind(owner.tick(now_ms), ReadRegistration))
+        assert len(appends(owner.append(b"two", 1, now_ms))) == 2
+        end = end.followed_by(b"two", 1)
+        confirm(owner, (A, B, C), end, now_ms=now_ms)
+    assert (owner.high_watermark, asked) == (62, 20)
+    assert not owner.is_at_rest
+    store.swap(owner, owner.registration_read(store.read(), 6_000), 6_000)
+    assert (owner.state, owner.registration.epoch, owner.acked.length_bytes) == (OwnerState.APPENDING, 2, 0)
+
+
+def test_a_member_that_fails_while_the_metadata_store_is_away_holds_up_a_full_chunk() -> None:
+    """Its chunk cannot end without the store: nothing is acknowledged before the swap is made, and all is then."""
+    store = Store()
+    owner = appending(store, OwnerLimits(chunk_bytes=3, min_chunk_ms=0))
+    owner.append(b"one", 2, 0)
+    confirm(owner, (A, B, C), ONE)
+    owner.tick(0)
+    owner.append(b"two", 1, 10)
+    effects = owner.receive(Refused("s", 1, C, Reason.DISK_FAILED), 10)
+    assert confirm(owner, (A, B, C), ONE.followed_by(b"two", 1), now_ms=20) == []
+    assert (owner.state, owner.high_watermark) == (OwnerState.ROLLING, 2)
+    store.swap(owner, effects, 5_000)
+    again = Prefix.empty(2).followed_by(b"two", 1)
+    assert of_kind(confirm(owner, (A, B, D), again, epoch=2), Acked) == [Acked("s", 2, 3)]
+
+
+def test_an_answer_tells_nothing_while_a_swap_waits() -> None:
+    """A trim that is not answered may have found the store away since: the full chunk is not drained behind it. The
+    answer to the trim lets it be drained.
+    """
+    store = Store()
+    owner = appending(store, OwnerLimits(chunk_bytes=3, min_chunk_ms=0))
+    owner.append(b"one", 2, 0)
+    confirm(owner, (A, B, C), ONE)
+    trim = owner.trim(1, 0, keeps_last=True)
+    owner.registration_read(store.read(), 0)
+    assert len(appends(owner.append(b"two", 1, 0))) == 2
+    store.swap(owner, trim, 300)
+    assert appends(owner.append(b"three", 1, 300)) == {}
+
+
+def test_a_chunk_has_a_largest_size() -> None:
+    """While the metadata store is away a chunk grows up to its largest size; then batches wait for the next one."""
+    store = Store()
+    owner = appending(store, OwnerLimits(chunk_bytes=3, largest_chunk_bytes=9, min_chunk_ms=0))
+    sent = [len(appends(owner.append(b"one", 1, 0))) for _ in range(5)]
+    assert sent == [2, 2, 2, 0, 0]
+    end = ONE._replace(next_offset=1).followed_by(b"one", 1).followed_by(b"one", 1)
+    store.swap(owner, confirm(owner, (A, B, C), end))
+    assert (owner.state, owner.waiting_batches) == (OwnerState.APPENDING, 2)
 
 
 def sealed_chunks(number: int) -> StreamRegistration:
@@ -362,12 +427,32 @@ def taking_over(registration: StreamRegistration) -> tuple[Owner, Store, list[Ef
 
 
 def test_a_registration_has_a_bounded_number_of_chunks() -> None:
-    """At the bound the owner opens no further chunk, and says so once."""
-    owner, _, effects = taking_over(sealed_chunks(MAX_CHUNKS + SPARE_CHUNKS))
-    (unavailable,) = of_kind(effects, Unavailable)
-    assert isinstance(unavailable, Unavailable)
-    assert f"has {MAX_CHUNKS} chunks" in unavailable.reason
-    assert of_kind(owner.tick(1000), Unavailable) == []
+    """Behind all spare chunks a new owner opens one that takes no batches, and says so once; trims go on, and then the
+    stream does. However often owners change, there are no more chunks.
+    """
+    registration = sealed_chunks(MAX_CHUNKS + SPARE_CHUNKS)
+    for number in range(2):
+        owner, store, effects = taking_over(registration)
+        if number:
+            fence = FenceDone("s", registration.chunks[-1].epoch, A, owner.registration.epoch, Prefix.empty(0), 0)
+            end = Prefix.empty(registration.chunks[-1].base_offset)
+            effects = [
+                effect for each in (A, B, C) for effect in owner.receive(replace(fence, member=each, durable=end), 0)
+            ]
+            effects = store.swap(owner, effects)
+        ready = store.swap(owner, effects)
+        (unavailable,) = of_kind(ready, Unavailable)
+        assert isinstance(unavailable, Unavailable)
+        assert f"has {MAX_CHUNKS} chunks" in unavailable.reason
+        assert of_kind(owner.tick(1000), Unavailable) == []
+        assert appends(owner.append(b"one", 1, 1000)) == {}
+        registration = store.registration
+        assert len(registration.chunks) == MAX_CHUNKS + SPARE_CHUNKS + 1
+    effects = owner.trim(MAX_CHUNKS, 1000, keeps_last=True)
+    while owner.state is OwnerState.APPENDING:
+        effects = store.swap(owner, effects, 1000)
+    assert sorted(appends(store.swap(owner, effects, 1000))) == ["a", "b"]
+    assert len(store.registration.chunks) < MAX_CHUNKS
 
 
 def test_a_stream_at_the_bound_can_be_trimmed_by_a_new_owner() -> None:
@@ -378,6 +463,8 @@ def test_a_stream_at_the_bound_can_be_trimmed_by_a_new_owner() -> None:
     owner.append(b"one", 2, 0)
     confirm(owner, (A, B, C), Prefix.empty(MAX_CHUNKS).followed_by(b"one", 2), epoch=owner.registration.epoch)
     assert len(of_kind(owner.roll(0), Unavailable)) == 1
+    owner.tick(0)
+    assert owner.is_at_rest
     trim = owner.trim(MAX_CHUNKS // 2, 0, keeps_last=True)
     store.swap(owner, store.swap(owner, trim))
     assert (owner.state, owner.registration.epoch) == (OwnerState.APPENDING, MAX_CHUNKS + 2)

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from logstore.replica.owner import TRANSITIONS as OWNER_TRANSITIONS
-from logstore.replica.owner import Owner, OwnerEvent, OwnerState
+from logstore.replica.known_replicas import TRANSITIONS as REPLICA_TRANSITIONS
+from logstore.replica.known_replicas import ReplicaChunk, ReplicaEvent, ReplicaState
+from logstore.replica.owner import Owner
+from logstore.replica.owner_states import TRANSITIONS as OWNER_TRANSITIONS
+from logstore.replica.owner_states import OwnerEvent, OwnerState
 from logstore.replica.repair import TRANSITIONS as REPAIR_TRANSITIONS
 from logstore.replica.repair import RepairEvent, RepairState
-from logstore.replica.replica import TRANSITIONS as REPLICA_TRANSITIONS
-from logstore.replica.replica import Replica, ReplicaEvent, ReplicaState, _Chunk
+from logstore.replica.replica import Replica
 from tests.replica.cluster import Planted
 from tests.replica.random_runs import Outcome, run_seed
 from tests.replica.stories import FOLDER, play
@@ -114,7 +116,7 @@ def test_every_step_of_the_tables_is_taken() -> None:
     replica_steps: set[tuple[ReplicaState, ReplicaEvent]] = set()
 
     class WatchedReplica(Replica):
-        def _step(self, chunk: _Chunk, event: ReplicaEvent) -> None:
+        def _step(self, chunk: ReplicaChunk, event: ReplicaEvent) -> None:
             replica_steps.add((chunk.state, event))
             super()._step(chunk, event)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from cProfile import Profile
 from typing import TypeVar
 
 import pytest
 
 from logstore.replica.effects import CutChunk, Effect, Load, RemoveChunk, Send, Store, WriteEntries, WriteFence
+from logstore.replica.known_replicas import StoredChunk, StoredReplicas
 from logstore.replica.messages import (
     Append,
     AppendDone,
@@ -26,8 +29,8 @@ from logstore.replica.messages import (
     end_after,
 )
 from logstore.replica.register import ReadRegistration
-from logstore.replica.registrations import Member, OwnerId, Prefix, StreamRegistration
-from logstore.replica.replica import Replica, StoredChunk, StoredReplicas
+from logstore.replica.registrations import ChunkRegistration, Member, OwnerId, Prefix, StreamRegistration
+from logstore.replica.replica import Replica
 
 ME, OTHER, THIRD = Member("b", "disk2"), Member("a", "disk1"), Member("c", "disk3")
 ENTRIES = tuple(Entry(b"batch %d" % number, 1) for number in range(6))
@@ -102,6 +105,57 @@ def test_it_bounds_what_is_not_durable() -> None:
     assert replica.receive("a", append(2, 4)) == []
     replica.stored(store.token)
     assert len(stores(replica.receive("a", append(2, 4)))) == 1
+
+
+def calls(work: Callable[[], T]) -> tuple[T, int]:
+    """What work returns, and how many functions it called."""
+    profile = Profile(builtins=False)
+    result = profile.runcall(work)
+    return result, sum(entry.callcount for entry in profile.getstats())
+
+
+def test_a_roll_costs_the_same_however_many_chunks_there_are() -> None:
+    """A replica that has seen the registration looks at what has changed in the next one; at all, when it has not."""
+    count = 5_000
+    chunks = tuple(ChunkRegistration(n + 1, n, (OTHER, ME), Prefix(1, n + 1, n)) for n in range(count))
+    last = ChunkRegistration(count + 1, count, (OTHER, ME))
+    registration = StreamRegistration(2, 1, count + 1, OwnerId("a", "a.1"), (*chunks, last))
+    stored = {
+        ("s", each.epoch): StoredChunk(each.base_offset, each.end or START, each.end is not None) for each in chunks
+    }
+    stored["s", last.epoch] = StoredChunk(count, Prefix(1, count + 1, 7), is_sealed=False)
+    replica = Replica(ME, StoredReplicas({}, stored))
+    effects, called = calls(lambda: replica.registration_seen("s", 1, registration))
+    assert not effects
+    assert called > count
+    rolled = registration.rolled(Prefix(1, count + 1, 7), (OTHER, ME), (), (OTHER, ME))
+    effects, called = calls(lambda: replica.registration_seen("s", 2, rolled))
+    (cut,) = stores(effects)
+    assert isinstance(cut.operation, CutChunk)
+    replica.stored(cut.token)
+    assert replica.is_in_line("s", rolled)
+    assert called < 100
+    without_me = rolled.with_copies(2_000, (OTHER,)).trimmed(10, keeps_last=True)
+    effects, called = calls(lambda: replica.registration_seen("s", 3, without_me))
+    removed = [store.operation.epoch for store in stores(effects) if isinstance(store.operation, RemoveChunk)]
+    assert removed == [*range(1, 11), 2_000]
+    assert called < 500
+    assert not replica.is_in_line("s", without_me)
+
+
+def test_damage_in_a_settled_chunk_is_told_again_with_each_registration() -> None:
+    """A chunk about which registrations have nothing to say is looked at again from the moment its damage is found."""
+    sealed = REGISTRATION.rolled(at(2), (OTHER, ME), (), (OTHER, ME))
+    replica = Replica(ME, StoredReplicas({}, {("s", 1): StoredChunk(0, at(2), is_sealed=True)}))
+    assert replica.registration_seen("s", 1, sealed) == []
+    (load,) = [
+        effect
+        for effect in replica.receive("c", ReadEntries("s", "disk2", 1, 0, 100, for_copy=False))
+        if isinstance(effect, Load)
+    ]
+    replica.load_failed(load.token)
+    told = messages(replica.registration_seen("s", 2, sealed.claimed(OwnerId("c", "c.1"))), Refused)
+    assert [refused.reason for refused in told] == [Reason.DAMAGED]
 
 
 def test_a_message_for_another_disk_is_refused() -> None:

@@ -158,6 +158,8 @@ def test_subcommands_take_the_properties_of_kafkas_tools(secured: Secured, tmp_p
     config = command_config(secured, tmp_path / "client.properties")
     where = ("--servers", secured.address("SASL_SSL"))
     assert cairn("readers", "list", *where, "--command-config", str(config)).stdout == "no reader is registered\n"
+    closed = cairn("status", *where, "--timeout", "0.1")
+    assert (closed.returncode, "--command-config FILE says how" in closed.stderr) == (1, True)
     config.write_text("security.protocol=SASL_SSL\nsasl.mechanism=SCRAM-SHA-512\nsasl.jaas.config=s3cret\n")
     for file in (config, tmp_path / "missing"):
         refused = cairn("readers", "list", *where, "--command-config", str(file))

@@ -16,10 +16,11 @@ from cryptography import x509
 from logstore.monitoring.service import LIMITS
 from scheduler.client import CoordinatorClient, CoordinatorUnavailable, Unauthorized
 from tests.coordinator.support import topology_file
-from tests.monitoring.support import Answer, until
+from tests.monitoring.support import Answer
 from tests.security.conftest import Certificates, make_certificates, tls_flags, write_server
 from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
+from tests.support.waiting import until
 
 TOKEN = "a-secret-of-twenty-four"
 

@@ -35,7 +35,7 @@ OTHER_TEXTS = {
 """Values of texts that may not be any text."""
 CLUSTER = {
     "cluster": "etcd://127.0.0.1:1", "host-name": "a", "node-id": "5", "peer-listen": "127.0.0.1:1",
-    "peer-certificate": "host.pem", "peer-ca": "all.pem",
+    "peer-certificate": "host.pem", "peer-ca": "all.pem", "etcd-ca": "etcd.pem", "etcd-certificate": "client.pem",
 }  # fmt: skip
 """What a host of a cluster must say."""
 TIER = {

@@ -1,7 +1,7 @@
 """Where the clusters of tests run: on loopback, or in containers with `./run test cluster --docker`."""
 
 from logstore.testing.containers import ContainerNetwork
-from logstore.testing.network import Loopback, Network
+from logstore.testing.network import Loopback, Network, RelayedNetwork
 
 _chosen: list[type[Loopback] | type[ContainerNetwork]] = [Loopback]
 
@@ -14,6 +14,11 @@ def choose_containers() -> None:
 def new_network() -> Network:
     """A network of the kind that was chosen, for one cluster."""
     return _chosen[0]()
+
+
+def new_faulty_network() -> Network:
+    """A network of the kind that was chosen, in which a direction can be cut or slow."""
+    return ContainerNetwork() if are_containers() else RelayedNetwork()
 
 
 def are_containers() -> bool:

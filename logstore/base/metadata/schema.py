@@ -3,7 +3,7 @@
 | key | value | lives |
 |---|---|---|
 | `cluster` | `Cluster` | for good: the first host makes it |
-| `disks/DISK` | `Disk`: the label of the disk's last start (`logstore/replica/identity.py`) | for good |
+| `disks/DISK` | `Disk`: the label of the last start (`logstore/replica/identity.py`) | see `cluster/departures.py` |
 | `members/HOST` | `Member` | as long as the host's lease |
 | `nodes/NODE-ID` | `Node`: the host that has this number | the same |
 | `leaving/HOST` | `Leaving`: what an operator has said of the host | until it is taken back, or the host is removed |

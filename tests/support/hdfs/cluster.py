@@ -35,11 +35,12 @@ from tests.support.hdfs.layout import (
 from tests.support.hdfs.logs import Allocation, Receipt, allocations, receipts, travelled
 from tests.support.hdfs.probe import State, state, wait_state
 from tests.support.hdfs.runtime import hadoop
+from tests.support.limits import PATIENCE_S
 
 __all__ = ["ClusterOptions", "HdfsCluster", "Node", "loopback_nodes", "network"]
 
-READY_S = 120.0
-ADMIN_S = 60.0
+READY_S = float(PATIENCE_S)
+ADMIN_S = float(PATIENCE_S)
 AT_ONCE = 2
 """DataNodes that start beside the NameNode; the others wait until it listens, or their first try fails and waits."""
 

@@ -17,7 +17,7 @@ import time
 from threading import Event
 
 MARK = "CAIRN_HDFS_DIRECTORY"
-WAIT_S = 10.0
+WAIT_S = 120.0
 """How long it waits for killed processes to be gone before their directory is removed."""
 PAUSE_S = 0.02
 """Between two looks; a process that was just forked has its environment by then."""

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from scheduler.hdfs.errors import HdfsError
 from tests.support.hdfs.launch import Daemon
 
-CALL_S = 5.0
+CALL_S = 60.0
 POLL_S = 0.1
 _STATE = "Hadoop:service=NameNode,name=FSNamesystemState"
 _LIVE = "Hadoop:service=NameNode,name=NameNodeInfo"

@@ -29,7 +29,7 @@ from tests.support.hdfs.layout import (
 )
 from tests.support.hdfs.probe import wait_state
 
-RECORD_S = 120.0
+RECORD_S = 300.0
 MODULES_CLOSED = "3.5."
 """Releases that leave the JVM's own modules alone."""
 OPENS = ("--add-opens=java.base/java.lang=ALL-UNNAMED",)

@@ -1,0 +1,42 @@
+"""How commands reach the metadata store of a cluster themselves: the flags for it, and what opens it."""
+
+import argparse
+from collections.abc import Mapping
+from importlib import import_module
+from types import ModuleType
+from typing import Final
+
+from logstore.base.tls import TlsFiles
+from logstore.cluster.settings import ETCD_SECURITY, ClusterSecurity
+from logstore.errors import ConfigError
+
+CLUSTER_ROOM: Final = "logstore.cluster.running"
+"""Loaded only where a metadata store is opened: it needs the extra `cluster`."""
+ETCD_FLAGS: Final[Mapping[str, str]] = {
+    "etcd-user": "user of etcd",
+    "etcd-password-file": "file with that user's password",
+    "etcd-ca": "PEM file with the authority of etcd's certificate",
+    "etcd-certificate": "PEM file with a certificate that etcd accepts",
+    "etcd-key": "its key, if it is not in the same file",
+}
+
+
+def add_etcd_arguments(parser: argparse.ArgumentParser, when: str = "") -> None:
+    """The flags of a command that opens a metadata store; `when` begins their descriptions."""
+    for name, what in ETCD_FLAGS.items():
+        parser.add_argument(f"--{name}", default="", metavar="FILE" if "PEM" in what else None, help=f"{when}{what}")
+
+
+def etcd_security(arguments: argparse.Namespace) -> ClusterSecurity:
+    """How to log in to etcd, as these flags say. Raises ConfigError."""
+    security = ClusterSecurity(TlsFiles(""), *(getattr(arguments, name) for name in ETCD_SECURITY))
+    security.check_etcd()
+    return security
+
+
+def cluster_room() -> ModuleType:
+    """What opens a metadata store. Raises ConfigError."""
+    try:
+        return import_module(CLUSTER_ROOM)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"--cluster needs the package {error.name}: pip install 'cairn[cluster]'") from error

@@ -1,0 +1,60 @@
+"""When the open chunk of a stream ends, and why it takes batches until the metadata store answers.
+
+| the chunk | means |
+|---|---|
+| is due | it is full or old, or there is a better set: another chunk is to follow it. Batches go on |
+| is draining | new batches wait for the next chunk, which is opened when all that was sent is acknowledged |
+
+Invariants:
+* A chunk that is due drains after the metadata store has answered, and not before: from the swap of a roll on, nothing
+  is acknowledged until the store has made the swap. So a store that is away holds up no batch.
+* A chunk of `largest_chunk_bytes` drains in any case: the size of a chunk is bounded.
+* The store is asked once in `ask_pause_ms`, one read of a register each time.
+"""
+
+from typing import Final
+
+ASK_PAUSE_MS: Final = 300
+"""Between two questions to a metadata store that does not answer."""
+
+
+class ChunkEnd:
+    """The end of the chunk that is open now; see the module. `chunk_bytes`: a chunk of this size is full."""
+
+    def __init__(self, chunk_bytes: int, largest_chunk_bytes: int, min_chunk_ms: int) -> None:
+        """`min_chunk_ms`: a chunk is not full before it has been open for so long."""
+        self.chunk_bytes = chunk_bytes
+        self._largest_chunk_bytes = largest_chunk_bytes
+        self._min_chunk_ms = min_chunk_ms
+        self._opened_ms = 0
+        self._asked_ms: int | None = None
+        self.is_due = False
+        self.is_draining = False
+
+    def begin(self, now_ms: int) -> None:
+        """A chunk was opened."""
+        self._opened_ms, self._asked_ms = now_ms, None
+        self.is_due = self.is_draining = False
+
+    def grown(self, size_bytes: int, now_ms: int) -> None:
+        """The chunk has so many bytes, before further ones are placed."""
+        if size_bytes >= self.chunk_bytes and now_ms - self._opened_ms >= self._min_chunk_ms:
+            self.is_due = True
+        if size_bytes >= max(self.chunk_bytes, self._largest_chunk_bytes):
+            self.is_due = self.is_draining = True
+
+    def take_nothing(self) -> None:
+        """The chunk stays empty: another one follows as soon as the stream may have one."""
+        self.is_due = self.is_draining = True
+
+    def asks_store(self, now_ms: int) -> bool:
+        """Whether to find out now that the metadata store answers."""
+        is_asked = self._asked_ms is not None and now_ms - self._asked_ms < ASK_PAUSE_MS
+        if not self.is_due or self.is_draining or is_asked:
+            return False
+        self._asked_ms = now_ms
+        return True
+
+    def store_answered(self) -> None:
+        """The metadata store answers, so it is likely to make a swap: a chunk that is due is drained."""
+        self.is_draining = self.is_draining or self.is_due

@@ -1,0 +1,142 @@
+"""How the home of epochs reaches the owners of streams: whom it asks, when again, and what it tells the operator."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import TypeVar, cast
+
+import pytest
+import trio
+import trio.testing
+
+from logstore.base.metadata.local_watch import ChangeSignal
+from logstore.base.metadata.sqlite import open_sqlite
+from logstore.cluster.group_delivery import REPORT_AFTER, GroupDelivery
+from logstore.cluster.owner_calls import OwnerCalls, Owners
+from logstore.cluster.topics import ClusterTopics
+from logstore.epochs.group_order import GroupOrder
+from logstore.epochs.ledger_entries import Target
+from logstore.errors import GroupTooLarge, HostUnreachable, NotLeader, UnknownTopicOrPartition
+from logstore.format.epoch_api import error_fields
+from logstore.format.fields import encode_fields
+from logstore.interfaces import Buffer
+from logstore.log.ticket import Ticket
+from logstore.testing.reports import RecordedReports
+from tests.support.limits import PATIENCE_S
+
+T = TypeVar("T")
+TOPIC_ID = uuid.UUID(int=7)
+
+
+class World:
+    """A topic of two partitions, whose owners and answers a test sets."""
+
+    def __init__(self) -> None:
+        self.owners: dict[str, str] = {}
+        self.view = ChangeSignal()
+        self.asked: list[str] = []
+        self.error: Exception | None = None
+        self.topics = SimpleNamespace(topics={"out": SimpleNamespace(topic_id=TOPIC_ID)})
+        self.reports = RecordedReports()
+
+    def owner_of(self, stream: str, /) -> str | None:
+        return self.owners.get(stream)
+
+    async def changed(self) -> None:
+        await self.view.wait()
+
+    async def call(self, host: str, kind: int, payload: Sequence[Buffer], /) -> memoryview:
+        self.asked.append(host)
+        await trio.lowlevel.checkpoint()
+        if isinstance(self.error, HostUnreachable):
+            raise self.error
+        error = None if self.error is None else error_fields(self.error)  # type: ignore[arg-type]
+        return memoryview(encode_fields({"error": error}))
+
+
+def target(partition: int) -> Target:
+    """A stream of the topic."""
+    return Target("out", str(TOPIC_ID), partition, 0)
+
+
+def order(partition: int = 0) -> GroupOrder:
+    """A group."""
+    return GroupOrder(target(partition), "q", 1, 1, "", ("0:a",), b"", 0)
+
+
+async def result(ticket: Ticket[T]) -> T:
+    """What a ticket settles with. Raises its error."""
+    settled = trio.Event()
+    ticket.add_callback(lambda _: settled.set())
+    await settled.wait()
+    return ticket.result()
+
+
+def run(directory: Path, story: Callable[[World, GroupDelivery], Awaitable[None]]) -> None:
+    """In virtual time."""
+
+    async def main() -> None:
+        world = World()
+        owners = cast(Owners, SimpleNamespace(owner_of=world.owner_of, view=world))
+        async with open_sqlite(directory / "metadata.db", Random(0)) as store, trio.open_nursery() as nursery:
+            topics = cast(ClusterTopics, world.topics)
+            delivery = GroupDelivery(topics, OwnerCalls(owners, world), store, world.reports)
+            await nursery.start(delivery.run)
+            with trio.fail_after(10 * PATIENCE_S):
+                await story(world, delivery)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.01))
+
+
+def test_a_stream_without_an_owner_is_not_asked(tmp_path: Path) -> None:
+    """Its group need not be read. The operator is told after some tries, and again after as many."""
+
+    async def story(world: World, delivery: GroupDelivery) -> None:
+        ready = delivery.ready("q", [target(0), target(1)], 1)
+        while world.reports.names().count("group_waits") < 2 * 2:  # noqa: ASYNC110  time is virtual
+            await trio.sleep(0.1)
+        assert (ready.done, world.asked) == (False, [])
+        world.owners[f"{TOPIC_ID.hex}/1"] = "b"
+        assert await result(ready) == [target(1)]
+
+    run(tmp_path, story)
+
+
+def test_an_owner_that_cannot_do_it_now_is_asked_again(tmp_path: Path) -> None:
+    """Whether it is away or says so; what it never takes is an error. Tries are counted from the last answer on."""
+
+    async def story(world: World, delivery: GroupDelivery) -> None:
+        world.owners[f"{TOPIC_ID.hex}/0"] = "a"
+        for error in (HostUnreachable("away"), NotLeader("not here")):
+            world.error = error
+            for _ in range(REPORT_AFTER - 1):
+                assert not await result(delivery.append(order()))
+            assert world.reports.names() == []
+            world.error = None
+            assert await result(delivery.append(order()))
+        world.error = GroupTooLarge("too large")
+        with pytest.raises(GroupTooLarge):
+            await result(delivery.append(order()))
+        world.error = NotLeader("not here")
+        for _ in range(REPORT_AFTER):
+            assert not await result(delivery.append(order()))
+        assert world.reports.names() == ["group_waits"]
+
+    run(tmp_path, story)
+
+
+def test_a_topic_that_is_not_known_is_asked_for(tmp_path: Path) -> None:
+    """It may be deleted: the metadata store says so, and then the group has nowhere to go."""
+
+    async def story(world: World, delivery: GroupDelivery) -> None:
+        world.topics.topics.clear()
+        assert await result(delivery.ready("q", [target(0)], 3)) == [target(0)]
+        with pytest.raises(UnknownTopicOrPartition, match="has been deleted"):
+            await result(delivery.append(order()))
+
+    run(tmp_path, story)
