@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from logstore.replica.effects import Effect, Send, Unavailable
 from logstore.replica.messages import CopyChunk, CopyDone
-from logstore.replica.owner import Owner, OwnerState
+from logstore.replica.owner import Owner
+from logstore.replica.owner_states import OwnerState
 from logstore.replica.register import RegistrationRead, SwapAnswer, SwapRegistration
 from logstore.replica.registrations import (
     ChunkRegistration,
