@@ -281,7 +281,9 @@ class StoreEngine:
             return from_tail(entries, offset, include_control=include_control)
         place, tiered = ReadPosition(stream, offset, include_control), stream.tiered.at(offset)
         if tiered is not None and stream.chunk_at(offset) is None:
-            return await self.tier.serve(stream, tiered, place, max_bytes, is_patient=is_patient)
+            return await self.tier.serve(
+                stream, tiered, offset, max_bytes, include_control=include_control, is_patient=is_patient
+            )
         await self._wait_for_share()
         under_way = self._reading_ahead.get(place)
         if under_way is not None:
@@ -297,7 +299,9 @@ class StoreEngine:
                 if (tiered := stream.tiered.at(offset)) is None:
                     raise
                 # The local copy is damaged, or has gone since.
-                return await self.tier.serve(stream, tiered, place, max_bytes, is_patient=is_patient)
+                return await self.tier.serve(
+                    stream, tiered, offset, max_bytes, include_control=include_control, is_patient=is_patient
+                )
             result, rest = split(found, max_bytes)
             self._ahead.put(place._replace(offset=result.next_offset), rest)
         self._share.note_read(result.size_bytes, trio.current_time())

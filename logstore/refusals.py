@@ -66,11 +66,7 @@ def refuse_foreign_files(data_dir: Path) -> None:
 
 
 def refuse_other_kind(settings: SidecarConfig) -> None:
-    """Raises ConfigError if a host of a cluster would start alone on its data directory, or with a tier."""
-    if settings.cluster is not None and settings.tier is not None:
-        raise ConfigError(
-            "--tier-url is for a sidecar alone: a host of a cluster has no tier yet; leave out one of both"
-        )
+    """Raises ConfigError if a host of a cluster would start alone on its data directory."""
     if (settings.data_dir / ADOPTED_FILE).exists():
         raise ConfigError(
             f"{settings.data_dir / ADOPTED_FILE}: a cluster has the log of this data directory, or `cairn adopt` was "

@@ -78,7 +78,7 @@ from logstore.kafka.groups.service import GroupService
 from logstore.kafka.hosts import cluster_apis
 from logstore.kafka.metadata import MetadataHandlers
 from logstore.kafka.offsets import OffsetHandlers
-from logstore.kafka.operators import HostFacts, operator_apis, summary_api
+from logstore.kafka.operators import HostFacts, operator_apis, summary_api, tier_api
 from logstore.kafka.producer_ids import ProducerIdHandlers
 from logstore.kafka.quotas import QuotaHandlers
 from logstore.kafka.reader_routing import ReaderRouting
@@ -96,7 +96,7 @@ from logstore.monitoring.event_log import EventLog
 from logstore.monitoring.health import Health, Phase
 from logstore.monitoring.sampler import Here, Served, Watched
 from logstore.refusals import COORDINATOR_DIRECTORY, refuse_foreign_files, refuse_other_kind, refuse_own_callers
-from logstore.tier.starting import start_tier
+from logstore.tier.starting import open_tier, start_tier
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a reader thread may keep the interpreter from the event loop; Python's default is ten times that."""
@@ -192,7 +192,7 @@ async def _serve(settings: SidecarConfig) -> None:
             alone = Broker(engine, clock, within, callers.authorizer(settings.super_users), callers.quotas.quotas)
             broker = alone if cluster is None else alone._replace(engine=cluster.engine, placement=cluster.placement)
             groups = _groups(settings, alone, store, report)
-            tier = start_tier(settings.tier, engine, files, uuid.uuid4, nursery)
+            tier = cluster.tier if cluster else start_tier(settings.tier, engine, files, uuid.uuid4, nursery)
             gc.freeze()
             gc.enable()
             listeners, facts = list[Listener](), partial(_host_facts, settings.data_dir)
@@ -290,7 +290,7 @@ async def _start_cluster(
         ) from error
     random, clock = SystemRandom(), SystemClock()
     limits = EpochLimits(settings.staging_bytes, settings.staged_age_ms)
-    local = LocalParts(engine, files, clock, report, random, uuid.uuid4, nursery, limits)
+    local = LocalParts(engine, files, clock, report, random, uuid.uuid4, nursery, limits, open_tier(settings.tier))
     return await start(settings.cluster, local)
 
 
@@ -544,7 +544,14 @@ def _cluster_handlers(
         *UserHandlers(broker, stores.users).apis(),
     ]
     summary = summary_api(broker, own, lambda: homes.epochs.epochs, lambda: homes.readers.readers, facts)
-    private = (summary, *cluster_apis(broker, cluster.survey), *scan_apis(broker), *routing.apis(), *readers.apis())
+    private = (
+        summary,
+        tier_api(broker),
+        *cluster_apis(broker, cluster.survey),
+        *scan_apis(broker),
+        *routing.apis(),
+        *readers.apis(),
+    )
     return compose(apis, private)
 
 

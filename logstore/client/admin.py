@@ -69,7 +69,7 @@ class Admin:
                 return found
 
     def tiered(self, topic: str) -> dict[int, TieredPartition]:
-        """What of each partition of a topic is in the tier, at a sidecar that is alone."""
+        """What of each partition of a topic is in the tier; a host of a cluster knows it of those that it owns."""
         found: dict[int, TieredPartition] = {}
         while True:
             some = self._client.call_operator(DescribeTierRequest(topic, len(found)), TierReply).partitions

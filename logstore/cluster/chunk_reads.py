@@ -1,4 +1,5 @@
-"""Reads of replicated streams: from the chunks of this host, and where it has none, from a member.
+"""Reads of replicated streams: from the chunks of this host, where it has none from a member, and where no host has one
+from the tier.
 
 Invariants:
 * What is read ends at the stream's high watermark, and at the end that a sealed chunk has in the registration: a copy
@@ -16,14 +17,16 @@ from logstore.base.clock import Clock
 from logstore.base.events import Report
 from logstore.cluster.interfaces import ReplicaFiles
 from logstore.cluster.replicated_stream import ReplicatedStream, StreamOwners
+from logstore.cluster.tiered_chunks import tiered_chunk
 from logstore.engine import StoreEngine
-from logstore.errors import CairnError, CorruptBatch, CorruptChunk
+from logstore.errors import CairnError, ChunkUnreachable, CorruptBatch, CorruptChunk
 from logstore.events import PRODUCERS_NOT_READ
 from logstore.format.batch import HEADER_BYTES, BatchHeader, empty_batch, iterate_batches, parse_header
 from logstore.format.compression import open_records
 from logstore.format.control import known_type
 from logstore.format.records import iterate_times
 from logstore.format.snapshot import decode_snapshots
+from logstore.format.tiered_chunk import TieredChunk
 from logstore.interfaces import Buffer
 from logstore.log.producers import ProducerTable
 from logstore.log.reading import MAX_OPENED_BYTES, ReadResult, TimeFound
@@ -105,24 +108,34 @@ class ChunkReads:
     # ---- records
 
     async def read(
-        self, stream: ReplicatedStream, offset: int, max_bytes: int, *, include_control: bool = False
+        self,
+        stream: ReplicatedStream,
+        offset: int,
+        max_bytes: int,
+        *,
+        include_control: bool = False,
+        is_patient: bool = True,
     ) -> ReadResult:
         """Whole batches from the one that holds `offset` on: at least one, up to about `max_bytes`; none at the high
-        watermark. Without `include_control`, control batches are replaced by empty ones.
+        watermark, nor, unless `is_patient`, while they are on their way from the tier: the stream's waiters are woken
+        when they are there. Without `include_control`, control batches are replaced by empty ones.
 
-        Raises NotLeader, OffsetOutOfRange, UnknownTopicOrPartition, CorruptChunk, OSError.
+        Raises NotLeader, OffsetOutOfRange, UnknownTopicOrPartition, CorruptChunk, ChunkUnreachable, TierUnavailable,
+        TierRefused, ObjectMissing, OSError.
         """
         stream.check_offset(offset)
         if offset == stream.high_watermark:
             return ReadResult([], offset, 0)
         try:
-            return await self._read_at(stream, offset, max_bytes, include_control=include_control)
+            return await self._read_at(
+                stream, offset, max_bytes, include_control=include_control, is_patient=is_patient
+            )
         except (CairnError, OSError):
             stream.check_offset(offset)  # it may have been trimmed meanwhile
             raise
 
     async def _read_at(
-        self, stream: ReplicatedStream, offset: int, max_bytes: int, *, include_control: bool
+        self, stream: ReplicatedStream, offset: int, max_bytes: int, *, include_control: bool, is_patient: bool
     ) -> ReadResult:
         chunk = stream.registration.chunk_at(offset)
         if chunk is None:
@@ -131,7 +144,9 @@ class ChunkReads:
                 first_offset=offset,
                 last_offset=stream.high_watermark - 1,
             )
-        return await self._read(stream, chunk, offset, max_bytes, include_control=include_control)
+        return await self._read(
+            stream, chunk, offset, max_bytes, include_control=include_control, is_patient=is_patient
+        )
 
     async def _read(
         self,
@@ -141,6 +156,7 @@ class ChunkReads:
         max_bytes: int,
         *,
         include_control: bool = False,
+        is_patient: bool = True,
     ) -> ReadResult:
         limit = _limit(stream, chunk)
         local = self._local(stream, chunk, offset)
@@ -149,9 +165,18 @@ class ChunkReads:
                 found = await self._engine.read(local, offset, max_bytes, include_control=include_control)
                 return found if found.next_offset <= limit else _cut(found, offset, limit)
             except (CorruptChunk, OSError):
-                if len(chunk.members) == 1:
+                if len(chunk.members) == 1 and chunk.tiered is None:
                     raise
-        answer = await self._owners.read_entries(stream.stream, chunk, offset, max_bytes)
+        try:
+            answer = await self._owners.read_entries(stream.stream, chunk, offset, max_bytes)
+        except ChunkUnreachable:
+            tiered = _in_tier(stream, chunk)
+            if tiered is None:
+                raise
+            found = await self._engine.tier.serve(
+                stream, tiered, offset, max_bytes, include_control=include_control, is_patient=is_patient
+            )
+            return found if found.next_offset <= limit else _cut(found, offset, limit)
         piece = _checked(answer, offset, limit, stream.name)
         buffers = [
             buffer if include_control or not header.is_control else empty_batch(header)
@@ -180,8 +205,11 @@ class ChunkReads:
                     local, wanted.before_offset, wanted.types, max_bytes, from_offset=wanted.from_offset
                 )
             except (CorruptChunk, OSError):
-                if len(chunk.members) == 1:
+                if len(chunk.members) == 1 and chunk.tiered is None:
                     raise
+        tiered = _in_tier(stream, chunk)
+        if tiered is not None and chunk.is_tiered_alone:
+            return await self._engine.tier.scan(tiered, wanted, max_bytes, at_least_one=True)
         return await self._scan_window(stream, chunk, wanted, max_bytes)
 
     async def _scan_window(
@@ -229,6 +257,12 @@ class ChunkReads:
                     return found
                 if found is None or found.offset >= limit:
                     continue
+            tiered = _in_tier(stream, chunk)
+            if tiered is not None and chunk.is_tiered_alone:
+                found = await self._engine.tier.find_timestamp_in(tiered, timestamp_ms, start)
+                if found is not None and found.offset < limit:
+                    return found
+                continue
             late: list[TimeFound] = []
 
             def look(header: BatchHeader, batch: Buffer, late: list[TimeFound] = late, start: int = start) -> bool:
@@ -251,13 +285,20 @@ class ChunkReads:
             found = None if local is None else await self._engine.max_timestamp(local)
             candidates: Sequence[TimeFound] = () if found is None else (found,)
             if found is None or not stream.log_start_offset <= found.offset < limit:
-                candidates = await self._newest(stream, chunk)
+                candidates = await self._newest(stream, chunk, -1 if newest is None else newest.timestamp)
             for each in candidates:
                 if newest is None or each.timestamp > newest.timestamp:
                     newest = each
         return newest
 
-    async def _newest(self, stream: ReplicatedStream, chunk: ChunkRegistration) -> Sequence[TimeFound]:
+    async def _newest(self, stream: ReplicatedStream, chunk: ChunkRegistration, above_ms: int) -> Sequence[TimeFound]:
+        """The newest record of a chunk that this host has no copy of; it need not be found if none is above a time."""
+        tiered = _in_tier(stream, chunk)
+        if tiered is not None and chunk.is_tiered_alone:
+            if tiered.max_timestamp <= above_ms:
+                return ()
+            in_tier = await self._engine.tier.newest_in(tiered, stream.log_start_offset)
+            return () if in_tier is None else (in_tier,)
         newest: list[TimeFound] = []
         start = stream.log_start_offset
 
@@ -294,6 +335,12 @@ class ChunkReads:
                     if look(header, memoryview(buffer)[at : at + header.size_bytes]):
                         return
             offset = found.next_offset
+
+
+def _in_tier(stream: ReplicatedStream, chunk: ChunkRegistration) -> TieredChunk | None:
+    """The chunk as the tier has it, by the newest registration: it may have got there since. Raises NotLeader."""
+    now = chunk if chunk.tiered is not None else stream.registration.chunk(chunk.epoch)
+    return None if now is None else tiered_chunk(stream.tier_place, now)
 
 
 def _limit(stream: ReplicatedStream, chunk: ChunkRegistration) -> int:

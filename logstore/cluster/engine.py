@@ -56,7 +56,9 @@ class ClusterEngine:
         is_patient: bool = True,
     ) -> ReadResult:
         """Read whole batches; see `ChunkReads.read`."""
-        return await self._reads.read(self._own(stream), offset, max_bytes, include_control=include_control)
+        return await self._reads.read(
+            self._own(stream), offset, max_bytes, include_control=include_control, is_patient=is_patient
+        )
 
     async def find_timestamp(self, stream: ServedStream, timestamp_ms: int) -> TimeFound | None:
         """The first record with this timestamp or a later one; see `ChunkReads`."""

@@ -53,7 +53,7 @@ from logstore.cluster.registration_requests import CreateRegistration, FirstRegi
 from logstore.cluster.set_choice import SetChoice
 from logstore.cluster.stored_topics import StoredTopics
 from logstore.cluster.view import ClusterView, KnownHead, KnownTopic, stream_name, topic_id_of
-from logstore.errors import NotLeader, UnknownTopicOrPartition
+from logstore.errors import ChunkUnreachable, NotLeader, UnknownTopicOrPartition
 from logstore.events import REPLICAS_REMOVED
 from logstore.replica.appending import OwnerLimits
 from logstore.replica.copy_tokens import CopyTokens
@@ -80,7 +80,7 @@ from logstore.replica.messages import (
 from logstore.replica.owner import Owner
 from logstore.replica.owner_states import TAKING
 from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
-from logstore.replica.registrations import ChunkRegistration, Member, Prefix, StreamHead, StreamRegistration
+from logstore.replica.registrations import ChunkRegistration, Member, Prefix, StreamHead, StreamRegistration, TieredCopy
 from logstore.replica.replica import Replica
 from logstore.replica.stored_registrations import StoredRegistrations
 
@@ -286,6 +286,25 @@ class ClusterHost:
         owner = self._taking(stream)
         self._drive(owner, owner.trim(log_start, self._ticks.now_ms(), keeps_last=keeps_last))
 
+    def note_tiered(self, stream: str, epoch: int, copy: TieredCopy) -> None:
+        """Register where a sealed chunk lies in the tier, once it was read back. Raises NotLeader."""
+        owner = self._taking(stream)
+        owner.trimming.tier.note(epoch, copy)
+        self._drive(owner, owner.tick(self._ticks.now_ms()))
+
+    def drop_members(self, stream: str, before_offset: int) -> None:
+        """Take hosts' copies of chunks that end at or before an offset, and lie in the tier, out of the registration.
+        Raises NotLeader.
+        """
+        owner = self._taking(stream)
+        owner.trimming.tier.drop_members(before_offset)
+        self._drive(owner, owner.tick(self._ticks.now_ms()))
+
+    @property
+    def alive_hosts(self) -> int:
+        """How many hosts live."""
+        return len(self.view.members)
+
     def roll(self, stream: str) -> None:
         """Seal the stream's open chunk, if it has anything, and open the next one. Raises NotLeader."""
         owner = self._taking(stream)
@@ -329,9 +348,14 @@ class ClusterHost:
 
         The first entry is the one that holds `offset`. Without entries: no member may show more than up to
         `limit_offset` yet.
-        Raises ChunkUnreachable.
+        Raises ChunkUnreachable; without a question if the tier has the chunk and no member is connected.
         """
+        if chunk.tiered is not None and not any(self._may_answer(member.host) for member in chunk.members):
+            raise ChunkUnreachable(f"{stream}: no host that can be reached has the chunk from {chunk.base_offset} on")
         return await self._reads.read(stream, chunk, offset, max_bytes)
+
+    def _may_answer(self, host: str) -> bool:
+        return host == self.name or self._parts.links.is_reachable(host)
 
     async def wait_ready(self, stream: str) -> None:
         """Wait until this host owns the stream and takes appends."""

@@ -118,6 +118,8 @@ class HostMeter:
 
     def _lacks(self, chunk: ChunkRegistration, copies: int) -> bool:
         members = self._members
+        if chunk.is_tiered_alone:
+            return False
         alive = (member for member in chunk.members if member.host in members)
         return sum(members[member.host].disk == member.disk for member in alive) < copies
 

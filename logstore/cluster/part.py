@@ -29,6 +29,7 @@ from logstore.cluster.topics import ClusterTopics
 from logstore.engine import StoreEngine
 from logstore.interfaces import FileSystem
 from logstore.log.served import ServingEngine
+from logstore.tier.service import TierMeter, TierStores
 
 
 class LocalParts(NamedTuple):
@@ -42,6 +43,7 @@ class LocalParts(NamedTuple):
     new_id: Callable[[], uuid.UUID]
     nursery: trio.Nursery
     limits: EpochLimits = EpochLimits()
+    tier: TierStores | None = None
 
 
 class Homes(NamedTuple):
@@ -89,6 +91,10 @@ class ClusterPart(Protocol):
     @property
     def tls(self) -> PeerTls | None:
         """The certificates of links; None: links are plain."""
+
+    @property
+    def tier(self) -> TierMeter | None:
+        """The tier; None: there is none."""
 
     async def join(self, addresses: Mapping[str, str], nursery: trio.Nursery) -> None:
         """Become a member, with these listeners. Raises HostNameTaken, NodeIdTaken, DiskRefused, in groups."""

@@ -21,12 +21,14 @@ a chunk that is rolled under the same owner changes nothing for clients.
 """
 
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Final, NamedTuple, Protocol
 
 from logstore.base.clock import Clock
 from logstore.base.events import Report
+from logstore.base.metadata.local_watch import ChangeSignal
 from logstore.cluster.group_entry import GroupKey, check_group, place_batches
 from logstore.errors import (
     CairnError,
@@ -146,11 +148,17 @@ class StreamPlace(NamedTuple):
     topic_id: str
     partition: int
     is_internal: bool = False
+    cluster_id: str = ""
 
     @property
     def stream(self) -> str:
         """The name of the replicated stream."""
         return f"{self.topic_id}/{self.partition}"
+
+    @property
+    def in_tier(self) -> str:
+        """What the keys of its objects in the tier start with."""
+        return f"{self.cluster_id}/{self.topic}.{self.topic_id}/{self.partition}"
 
 
 @dataclass(slots=True)
@@ -189,7 +197,7 @@ class ReplicatedStream(Waitable):
         super().__init__()
         self.topic, self.partition = place.topic, place.partition
         self.name = f"{place.topic}-{place.partition}"
-        self.stream = place.stream
+        self.stream, self.tier_place = place.stream, place.in_tier
         self.config = config
         self.leader_epoch = 0
         self.high_watermark = self.log_start_offset = self.led_from = 0
@@ -209,18 +217,40 @@ class ReplicatedStream(Waitable):
         self._opened_ms = self._written_ms = UNKNOWN_TIME
         """When the first batch of the open chunk was appended, and the last batch of this ownership."""
         self._trims: list[_Trim] = []
+        self.moved = ChangeSignal()
+        """The registration has changed, or an ownership has begun or ended."""
         self._crowded_s: float | None = None
         """Since when a member has no room, and no other chunk was opened."""
 
     @property
     def local_start_offset(self) -> int:
         """The first offset that is not in the tier alone."""
-        return self.log_start_offset
+        if not self.is_leader:
+            return self.log_start_offset
+        held = next((chunk for chunk in self.registration.chunks if not chunk.is_tiered_alone), None)
+        return self.log_start_offset if held is None else max(self.log_start_offset, held.base_offset)
 
     @property
     def tiered_end_offset(self) -> int:
         """The offset after the last record in the tier; -1: nothing is there."""
-        return -1
+        tiered = self._tiered_chunks
+        return -1 if not tiered or tiered[-1].end is None else tiered[-1].end.next_offset
+
+    @property
+    def tiered_chunk_count(self) -> int:
+        """How many chunks are in the tier, from the first one on, without a gap."""
+        return len(self._tiered_chunks)
+
+    @property
+    def tiered_bytes(self) -> int:
+        """Bytes of their batches."""
+        return sum(chunk.end.length_bytes for chunk in self._tiered_chunks if chunk.end is not None)
+
+    @property
+    def _tiered_chunks(self) -> Sequence[ChunkRegistration]:
+        """None where another host owns the stream."""
+        chunks = self.registration.chunks if self.is_leader else ()
+        return list(takewhile(lambda chunk: chunk.tiered is not None, chunks))
 
     # ---- appending
 
@@ -371,6 +401,7 @@ class ReplicatedStream(Waitable):
             self._services.report(TRIMMED, stream=self.name, first=first, last=last, why=why)
         for trim in done:
             trim.ticket.succeed(registration.log_start)
+        self.moved.notify()
 
     def ready(self, epoch: int, high_watermark: int) -> None:
         """This host owns the stream; it takes appends when the producers' table is there."""
@@ -446,6 +477,7 @@ class ReplicatedStream(Waitable):
             ticket.fail(reason)
         for trim in trims:
             trim.ticket.fail(reason)
+        self.moved.notify()
 
     # ---- reading
 

@@ -51,10 +51,12 @@ from logstore.cluster.retention_clock import ClusterClock
 from logstore.cluster.settings import ClusterSecurity, ClusterSettings, EtcdUrl, SqliteUrl
 from logstore.cluster.stored_access import HEAD, StoredAccess
 from logstore.cluster.survey import Survey
+from logstore.cluster.tier_service import ClusterTierService
 from logstore.cluster.topics import GROUPS_TOPIC, ClusterFacts, ClusterTopics
 from logstore.cluster.view import ClusterView
 from logstore.errors import ConfigError
 from logstore.replica.messages import Message
+from logstore.tier.service import TierMeter
 from scheduler.peace.replica_sets import ReplicaSets
 
 ETCD_ATTEMPT_S: Final = 1.0
@@ -68,8 +70,8 @@ otherwise.
 
 
 class Views(NamedTuple):
-    """What operators ask of the cluster, who may do what, the certificates of links (None: links are plain), and where
-    this host is.
+    """What operators ask of the cluster, who may do what, the certificates of links (None: links are plain), where this
+    host is, and the tier (None: there is none).
     """
 
     survey: Survey
@@ -77,6 +79,7 @@ class Views(NamedTuple):
     access: StoredAccess
     tls: PeerTls | None
     own_place: OwnPlace
+    tier: TierMeter | None
 
 
 class RunningCluster:
@@ -98,7 +101,7 @@ class RunningCluster:
         self._host = host
         self._membership = joins
         self._addresses = addresses
-        self.survey, self.meter, self.access, self.tls, self._own_place = views
+        self.survey, self.meter, self.access, self.tls, self._own_place, self.tier = views
         self._farewell = trio.Event()
         """Set when the membership has ended."""
         self._farewell.set()
@@ -216,9 +219,21 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     GroupAppends(topics, engine, under_way, local.clock).serve(links.calls)
     nursery.start_soon(homes.epochs.run)
     survey = Survey(host, metadata, links.is_reachable, local.clock)
+    tier = _start_tier(local, topics, host, age)
     meter = HostMeter(host, links, metadata, local.engine.store.replicas, coordinator)
-    views = Views(survey, meter, access, tls, own_place)
+    views = Views(survey, meter, access, tls, own_place, tier)
     return RunningCluster(engine, placement, homes, host, membership, addresses, views)
+
+
+def _start_tier(
+    local: LocalParts, topics: ClusterTopics, host: ClusterHost, age: ClusterClock
+) -> ClusterTierService | None:
+    """The tier, which begins to store chunks; None if there is none."""
+    if local.tier is None:
+        return None
+    tier = ClusterTierService(topics, host, local.engine, age, local.tier)
+    local.nursery.start_soon(tier.run)
+    return tier
 
 
 def _plan_copies(host: ClusterHost, metadata: MetadataStore, links: HostLinks, local: LocalParts) -> CopyCoordinator:

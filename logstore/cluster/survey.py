@@ -77,7 +77,7 @@ class _Counts:
         """Count a chunk, of which so many copies are wanted and alive."""
         self.held.update(_named(chunk))
         self.chunks[stream] += 1
-        if alive < copies:
+        if alive < copies and not chunk.is_tiered_alone:
             self.missing[stream] += copies - alive
             self.short[stream] += 1
 

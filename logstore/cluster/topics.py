@@ -173,7 +173,7 @@ class ClusterTopics:
         self.topics[name] = self._by_id[topic.topic_id] = topic
         for partition in range(len(topic.partitions), found.partitions):
             stream = ReplicatedStream(
-                StreamPlace(name, found.topic_id, partition, topic.internal), config, self._services
+                StreamPlace(name, found.topic_id, partition, topic.internal, self.cluster_id), config, self._services
             )
             topic.partitions.append(stream)
             self._host.observe(stream.stream, stream)
@@ -233,7 +233,7 @@ class ClusterTopics:
             raise TopicExists(f"topic {name!r} exists")
         if not 1 <= partitions <= MAX_PARTITIONS:
             raise InvalidPartitions(f"{partitions} partitions: must be from 1 to {MAX_PARTITIONS}")
-        parsed = require_tier(parse_config(config, self.topic_defaults), has_tier=False)
+        parsed = require_tier(parse_config(config, self.topic_defaults), has_tier=self.settings.has_tier)
         wanted = self.replicas_of(replicas)
         if parsed.min_insync_replicas > wanted:
             raise InvalidConfig(
@@ -328,7 +328,9 @@ class ClusterTopics:
         def altered(topic: schema.Topic) -> schema.Topic:
             kept = {key: value for key, value in topic.settings.items() if key not in changes}
             settings = kept | {key: value for key, value in changes.items() if value is not None}
-            parsed = require_tier(parse_config(settings, self.topic_defaults), has_tier=False)
+            before = parse_config(dict(topic.settings), self.topic_defaults)
+            has_tier = self.settings.has_tier or before.is_tiered
+            parsed = require_tier(parse_config(settings, self.topic_defaults), has_tier=has_tier)
             if parsed.min_insync_replicas > topic.replicas:
                 raise InvalidConfig(f"min.insync.replicas is more than the topic's {topic.replicas} replicas")
             return replace(topic, settings=settings)

@@ -29,22 +29,23 @@ def describe_topic(client: Client, arguments: argparse.Namespace) -> None:
         _describe_placed(places, _known_by_owners(topic, places.places, arguments), configs, arguments)
         return
     partitions = _known(client, streams)
-    tiered = Admin(client).tiered(topic)
-    for entry in partitions:
-        entry["tier"] = _tier(tiered.get(entry["partition"]))
     if arguments.json:
         print_json({"topic": topic, "partitions": partitions, "configs": configs})
         return
-    titles: tuple[str, ...] = ("partition", "earliest", "latest", "size")
     rows: list[tuple[Cell, ...]] = [
         (entry["partition"], entry["earliest"], entry["latest"], show_bytes(entry["bytes"])) for entry in partitions
     ]
+    _print(("partition", "earliest", "latest", "size"), rows, partitions)
+    print_fields(sorted(configs.items()))
+
+
+def _print(titles: Sequence[str], rows: Sequence[tuple[Cell, ...]], partitions: Sequence[dict[str, Any]]) -> None:
+    """A row for each partition, with what of it is in the tier if anything is."""
     if any(entry["tier"] for entry in partitions):
         titles = (*titles, "on disk from", "in tier up to", "chunks in tier", "size in tier")
         rows = [(*row, *_tier_row(entry["tier"])) for row, entry in zip(rows, partitions, strict=True)]
     print_table(titles, rows, nothing="no partitions")
     print()
-    print_fields(sorted(configs.items()))
 
 
 def _tier(found: TieredPartition | None) -> dict[str, int] | None:
@@ -66,15 +67,17 @@ def _tier_row(tier: dict[str, int] | None) -> tuple[Cell, ...]:
 
 
 def _known(client: Client, streams: Sequence[TopicPartition]) -> list[dict[str, Any]]:
-    """Offsets and bytes of partitions, by the sidecar that has them."""
+    """Offsets and bytes of partitions, and what of them is in the tier, by the sidecar that has them."""
     earliest, latest = (client.offsets(dict.fromkeys(streams, moment)) for moment in (EARLIEST, LATEST))
-    sizes = Admin(client).sizes()
+    sizes, topics = Admin(client).sizes(), {stream.topic for stream in streams}
+    tiered = {topic: Admin(client).tiered(topic) for topic in topics}
     return [
         {
             "partition": stream.partition,
             "earliest": earliest[stream].offset,
             "latest": latest[stream].offset,
             "bytes": sizes.get(stream, 0),
+            "tier": _tier(tiered[stream.topic].get(stream.partition)),
         }
         for stream in streams
     ]
@@ -101,7 +104,7 @@ def _known_by_owners(
 def _describe_placed(
     reply: PlacesReply, known: dict[int, dict[str, Any]], configs: dict[str, str], arguments: argparse.Namespace
 ) -> None:
-    unknown = dict.fromkeys(("earliest", "latest", "bytes"))
+    unknown = dict.fromkeys(("earliest", "latest", "bytes", "tier"))
     partitions = [
         {
             **unknown,
@@ -122,8 +125,7 @@ def _describe_placed(
         print_json({**described, "complete": reply.is_complete})
         return
     titles = ("partition", "earliest", "latest", "size", "owner", "epoch", "replicas", "away", "chunks", "short")
-    print_table(titles, [_row(entry) for entry in partitions], nothing="no partitions")
-    print()
+    _print(titles, [_row(entry) for entry in partitions], partitions)
     short = sum(place.under_replicated for place in reply.places)
     more = "" if reply.is_complete else "; not all chunks were counted"
     copies = max((place.copies for place in reply.places), default=0)

@@ -10,7 +10,9 @@ Source: docs/format.md, "Private requests".
 from collections.abc import Callable
 from functools import partial
 from heapq import nsmallest
-from typing import NamedTuple
+from typing import NamedTuple, cast
+
+import trio
 
 from logstore.access.acls import CLUSTER_NAME
 from logstore.epochs.epochs import Epochs
@@ -77,6 +79,21 @@ def summary_api(
     return PrivateApi(DESCRIBE_SIDECAR, handle)
 
 
+def tier_api(broker: Broker) -> PrivateApi:
+    """The handler that says what of a topic is in the tier, for a host of a cluster."""
+
+    async def handle(body: memoryview, _: AnswerBudget, caller: Caller) -> tuple[list[Buffer], int]:
+        await trio.lowlevel.checkpoint()
+        try:
+            request = decode_request(DESCRIBE_TIER, body)
+            reply: OperatorReply | CairnError = _tier(broker, cast(DescribeTierRequest, request), caller)
+        except CairnError as error:
+            reply = error
+        return encode_reply_body(reply), 0
+
+    return PrivateApi(DESCRIBE_TIER, handle)
+
+
 def queries_reply(broker: Broker, epochs: Epochs, after: str, caller: Caller) -> QueriesReply:
     """The queries behind a name that a caller may describe."""
     wanted = (name for name in epochs.names() if name > after)
@@ -102,28 +119,32 @@ class _OperatorRequests:
             if isinstance(request, DescribeQueriesRequest):
                 reply: OperatorReply | CairnError = queries_reply(self._broker, self._epochs, request.after, caller)
             elif isinstance(request, DescribeTierRequest):
-                table.require(self._broker, DESCRIBE_TIER, caller, request.topic)
-                reply = self._tier(request)
+                reply = _tier(self._broker, request, caller)
             else:
                 reply = await self._summary.reply(self._epochs, self._readers, caller)
         except CairnError as error:
             reply = error
         return encode_reply_body(reply), 0
 
-    def _tier(self, request: DescribeTierRequest) -> TierReply:
-        streams = self._store.topic(request.topic).partitions[request.first : request.first + TIERED_PER_REPLY]
-        return TierReply(
-            tuple(
-                TieredPartition(
-                    stream.partition,
-                    stream.local_start_offset,
-                    stream.tiered_end_offset,
-                    len(stream.tiered),
-                    stream.tiered.size_bytes,
-                )
-                for stream in streams
+
+def _tier(broker: Broker, request: DescribeTierRequest, caller: Caller) -> TierReply:
+    """What of a topic's partitions is in the tier; of a cluster's, of those that this host owns. Raises NotAuthorized,
+    UnknownTopicOrPartition.
+    """
+    table.require(broker, DESCRIBE_TIER, caller, request.topic)
+    streams = broker.engine.store.topic(request.topic).partitions[request.first : request.first + TIERED_PER_REPLY]
+    return TierReply(
+        tuple(
+            TieredPartition(
+                stream.partition,
+                stream.local_start_offset,
+                stream.tiered_end_offset,
+                stream.tiered_chunk_count,
+                stream.tiered_bytes,
             )
+            for stream in streams
         )
+    )
 
 
 class _Summary:

@@ -62,6 +62,14 @@ class ServedStream(Protocol):
         """The offset after the last record in the tier; -1: nothing is there."""
 
     @property
+    def tiered_chunk_count(self) -> int:
+        """How many chunks are in the tier."""
+
+    @property
+    def tiered_bytes(self) -> int:
+        """Bytes of their batches."""
+
+    @property
     def config(self) -> TopicConfig:
         """The settings of its topic."""
 

@@ -120,6 +120,16 @@ class TieredLog(Waitable):
         """The offset after the last record in the tier; -1: nothing is there."""
         return self.tiered.end_offset
 
+    @property
+    def tiered_chunk_count(self) -> int:
+        """How many chunks are in the tier."""
+        return len(self.tiered)
+
+    @property
+    def tiered_bytes(self) -> int:
+        """Bytes of their batches."""
+        return self.tiered.size_bytes
+
 
 def tiered_view(chunk: TieredChunk) -> ChunkView:
     """A chunk of the tier as readers see a chunk: its paths are keys of the object store."""

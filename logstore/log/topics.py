@@ -177,7 +177,8 @@ def require_tier(config: TopicConfig, *, has_tier: bool) -> TopicConfig:
     """The settings of a new or changed topic. Raises InvalidConfig if they need a tier and there is none."""
     if config.is_tiered and not has_tier:
         raise InvalidConfig(
-            "remote.storage.enable=true needs a tier: start a sidecar with --tier-url webhdfs://… (a cluster has none)"
+            "remote.storage.enable=true needs a tier: start the sidecar, or every host of a cluster, with --tier-url "
+            "webhdfs://…"
         )
     return config
 

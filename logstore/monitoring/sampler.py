@@ -34,7 +34,7 @@ from logstore.log.served import ServedStore, ServedStream, ServedTopic
 from logstore.monitoring.event_log import EventLog
 from logstore.monitoring.health import Health
 from logstore.monitoring.process import DiskFigures, ProcessFigures, disk_figures, process_figures
-from logstore.tier.service import TierService
+from logstore.tier.service import TierMeter
 
 REUSE: Final = 20
 """A snapshot that took a millisecond is used for 20: at most a twentieth of the processor goes into snapshots."""
@@ -69,7 +69,7 @@ class Served(NamedTuple):
     here: Here
     cluster: ClusterMeter | None = None
     """None: the sidecar is alone."""
-    tier: TierService | None = None
+    tier: TierMeter | None = None
     """None: sealed chunks stay on the disk."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from logstore.base.prometheus import Metric, Sample
-from logstore.tier.service import TierService
+from logstore.tier.service import TierMeter
 
 
 class TierMetricEntry(NamedTuple):
@@ -16,7 +16,7 @@ class TierMetricEntry(NamedTuple):
     name: str
     kind: str
     says: str
-    read: Callable[[TierService], float]
+    read: Callable[[TierMeter], float]
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -48,6 +48,6 @@ TIER_METRICS: Final[tuple[TierMetricEntry, ...]] = (
 )  # fmt: skip
 
 
-def read_tier(tier: TierService) -> list[Metric]:
+def read_tier(tier: TierMeter) -> list[Metric]:
     """All metrics of the tier with their samples."""
     return [Metric(entry.name, entry.kind, entry.says, [Sample({}, entry.read(tier))]) for entry in TIER_METRICS]

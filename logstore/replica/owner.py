@@ -107,7 +107,7 @@ class Owner:
         self._required: int | None = None
         self._reports = OwnerReports(stream, self.limits.suspect_ms)
         self._written_ms = written_ms
-        self._trimming = Trimming()
+        self.trimming = Trimming()
         self._appending = Appending(stream, me.host, self.limits, founding, shared.progress)
         self._suspects = Suspects()
         self._repair = Repair(stream, self.limits.resend_ms * 4, self.limits.repair_timeout_ms, shared.copies)
@@ -166,7 +166,7 @@ class Owner:
         if self.state is not OwnerState.APPENDING:
             return self.state is OwnerState.DEPOSED
         is_ending = self._appending.end.is_due and len(self.registration.chunks) < MAX_CHUNKS
-        is_quiet = self._swap is None and self._appending.is_at_rest and not (self._trimming.is_wanted or is_ending)
+        is_quiet = self._swap is None and self._appending.is_at_rest and not (self.trimming.is_wanted or is_ending)
         is_quiet = is_quiet and not self._shared.growths.has(self.stream)
         return is_quiet and self._repair.is_at_rest(self.revision, self._live)
 
@@ -221,7 +221,7 @@ class Owner:
         `keeps_last`: the last sealed chunk stays as long as nothing of the open one is acknowledged, because the log
         needs what is founded on it. `Registered` follows when it is done; a deposed owner does nothing.
         """
-        self._trimming.want(log_start, keeps_last=keeps_last)
+        self.trimming.want(log_start, keeps_last=keeps_last)
         return self._advance(now_ms)
 
     def roll(self, now_ms: int) -> list[Effect]:
@@ -537,7 +537,7 @@ class Owner:
 
     def _trim_if_due(self, now_ms: int) -> list[Effect]:
         """Swap in what is left of a trim; batches go on meanwhile."""
-        wanted = self._trimming.next_step(self.registration, self.high_watermark, self.acked)
+        wanted = self.trimming.next_step(self.registration, self.high_watermark, self.acked)
         return [] if wanted is None else self._swap_in(wanted, now_ms, is_trim=True)
 
     def _state_is_appending(self) -> bool:

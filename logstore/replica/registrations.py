@@ -11,6 +11,8 @@ Invariants of every registration, which the steps keep and `check` verifies:
   chunk never changes, so a registration that is old is still right about every chunk that it shows as sealed.
 * A member of a sealed chunk has all of it durably; a candidate was a member of the open chunk, or was chosen for a
   copy, and may have less. An open chunk has no candidates.
+* A sealed chunk without members lies in the tier alone; the last chunk never does. What says where a chunk lies in the
+  tier is written once and never changes.
 * A sealed chunk without batches is not listed.
 * Readers see nothing below the log start, which never goes back. It lies in the first chunk, or behind it if that chunk
   waits to be dropped, and never behind what was acknowledged. Without chunks it is the end of the stream.
@@ -25,7 +27,7 @@ entries, a takeover three swaps, a repaired copy two swaps of two; MAX_CHUNKS bo
 
 import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
@@ -86,11 +88,24 @@ class Prefix(NamedTuple):
         return Prefix(self.length_bytes + len(data), self.next_offset + record_count, checksum)
 
 
+class TieredCopy(NamedTuple):
+    """Where a sealed chunk lies in the tier (`logstore.format.tiered_chunk`), once it was read back: the attempt that
+    stored it, the newest time of its records in ms, bytes and CRC-32C of its index and of its producers' state, if it
+    has any. Those of its batches are the chunk's `end`.
+    """
+
+    attempt: str
+    max_timestamp: int
+    index_sum: tuple[int, int]
+    producers_sum: tuple[int, int] | None
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkRegistration:
     """A chunk. `end` is None while it is open.
 
     `written_ms`: of a sealed one, when its last batch was appended, or later: on the cluster's retention clock.
+    `tiered`: where a sealed one lies in the tier; None: it does not.
     """
 
     epoch: int
@@ -99,11 +114,17 @@ class ChunkRegistration:
     end: Prefix | None = None
     candidates: tuple[Member, ...] = ()
     written_ms: int = UNKNOWN_TIME
+    tiered: TieredCopy | None = None
 
     @property
     def is_open(self) -> bool:
         """Whether the owner may append to it."""
         return self.end is None
+
+    @property
+    def is_tiered_alone(self) -> bool:
+        """Whether no host is to hold it: it is read from the tier."""
+        return self.tiered is not None and not self.members and not self.candidates
 
     def names(self, member: Member) -> bool:
         """Whether the member holds this chunk, or may."""
@@ -229,6 +250,28 @@ class StreamRegistration:
         changed = replace(self.chunks[at], members=members, candidates=candidates)
         return replace(self, chunks=(*self.chunks[:at], changed, *self.chunks[at + 1 :]))
 
+    def with_tiered(self, epoch: int, copy: TieredCopy) -> "StreamRegistration":
+        """A sealed chunk lies in the tier as well. The same registration if it does already, or is not listed."""
+        chunk = self.chunk(epoch)
+        if chunk is None or chunk.is_open or chunk.tiered is not None:
+            return self
+        at = bisect_left(self.chunks, epoch, key=_EPOCH)
+        return replace(self, chunks=(*self.chunks[:at], replace(chunk, tiered=copy), *self.chunks[at + 1 :]))
+
+    def without_members(self, before_offset: int) -> "StreamRegistration":
+        """Sealed chunks that end at or before an offset lie in the tier alone: of the first MAX_DROPPED that have
+        members and lie there. Never the last sealed chunk: a new owner reads there who has written.
+        """
+        chunks, left = list(self.chunks), MAX_DROPPED
+        sealed = len(chunks) - (self.open_chunk is not None)
+        for at, chunk in enumerate(chunks[: max(0, sealed - 1)]):
+            if chunk.end is None or chunk.end.next_offset > before_offset or not left:
+                break
+            if chunk.tiered is not None and not chunk.is_tiered_alone:
+                chunks[at] = replace(chunk, members=(), candidates=())
+                left -= 1
+        return self if left == MAX_DROPPED else replace(self, chunks=tuple(chunks))
+
     def trimmed(self, log_start: int, *, keeps_last: bool) -> "StreamRegistration":
         """Readers see nothing below an offset, everything in front of which is acknowledged; chunks in front go.
 
@@ -257,10 +300,13 @@ class StreamRegistration:
         for chunk in self.chunks[first:end]:
             follows = offset in (-1, chunk.base_offset)
             ordered = epoch < chunk.epoch <= self.epoch
-            if not (follows and ordered) or len(set(chunk.members)) < len(chunk.members) or not chunk.members:
+            is_held = bool(chunk.members) or (chunk.is_tiered_alone and chunk is not last)
+            if not (follows and ordered) or len(set(chunk.members)) < len(chunk.members) or not is_held:
                 raise AssertionError(f"{chunk} does not follow offset {offset} and epoch {epoch} in {self._named}")
-            if chunk.end is None and (chunk.candidates or chunk is not self.chunks[-1]):
-                raise AssertionError(f"{chunk} is open, but not the last chunk or with candidates, in {self._named}")
+            if chunk.end is None and (chunk.candidates or chunk.tiered or chunk is not last):
+                raise AssertionError(
+                    f"{chunk} is open, but not the last chunk, with candidates or in the tier, in {self._named}"
+                )
             if chunk.end is not None and chunk.end.length_bytes == 0:
                 raise AssertionError(f"{chunk} is sealed without batches in {self._named}")
             offset, epoch = (chunk.end.next_offset if chunk.end else chunk.base_offset), chunk.epoch
@@ -295,8 +341,10 @@ class StreamHead:
 HEAD: Final = "head"
 """The name of the part of a registration that is not a sealed chunk."""
 _VERSION: Final = 2
-_READABLE: Final = (1, 2)
-"""Version 1 had neither the log start, which was 0, nor the time at which a chunk was written."""
+_TIER_VERSION: Final = 3
+"""Of the entry of a chunk that lies in the tier; all other entries are of version 2, which older hosts read. Version 1
+had neither the log start, which was 0, nor the time at which a chunk was written.
+"""
 
 
 def encode_registration(registration: StreamRegistration) -> dict[str, bytes]:
@@ -325,7 +373,8 @@ def encode_head(registration: StreamRegistration) -> bytes:
 
 
 def _encode_chunk(chunk: ChunkRegistration) -> bytes:
-    return _entry({"v": _VERSION, **_chunk_fields(chunk)})
+    version = _VERSION if chunk.tiered is None else _TIER_VERSION
+    return _entry({"v": version, **_chunk_fields(chunk)})
 
 
 def changed_entries(before: StreamRegistration, after: StreamRegistration) -> tuple[dict[str, bytes], list[str]]:
@@ -483,6 +532,7 @@ def _chunk_fields(chunk: ChunkRegistration) -> dict[str, object]:
         "candidates": chunk.candidates,
         "end": chunk.end,
         **({} if chunk.end is None else {"written": chunk.written_ms}),
+        **({} if chunk.tiered is None else {"tier": chunk.tiered}),
     }
 
 
@@ -495,7 +545,18 @@ def _chunk(fields: Mapping[str, Any]) -> ChunkRegistration:
         None if end is None else Prefix(*map(int, end)),
         tuple(Member(str(host), str(disk)) for host, disk in fields["candidates"]),
         UNKNOWN_TIME if end is None else _since_version_2(fields, "written", UNKNOWN_TIME),
+        _tiered(fields["tier"]) if fields.get("v", _VERSION) >= _TIER_VERSION else None,
     )
+
+
+def _tiered(parts: Sequence[Any]) -> TieredCopy:
+    attempt, max_timestamp, index, producers = parts
+    return TieredCopy(str(attempt), int(max_timestamp), _sum(index), None if producers is None else _sum(producers))
+
+
+def _sum(pair: Sequence[Any]) -> tuple[int, int]:
+    size_bytes, crc = pair
+    return int(size_bytes), int(crc)
 
 
 def _since_version_2(fields: Mapping[str, Any], name: str, before: int) -> int:
@@ -517,9 +578,9 @@ def _fields(name: str, value: bytes) -> dict[str, Any]:
         raise CorruptRegister(f"entry {name} of a stream's registration is not JSON ({error}); restore it") from error
     if not isinstance(fields, dict):
         raise CorruptRegister(f"entry {name} of a stream's registration is not an object; restore it")
-    if fields.get("v") not in _READABLE:
-        found = fields.get("v")
+    newest, found = _VERSION if name == HEAD else _TIER_VERSION, fields.get("v")
+    if found not in range(1, newest + 1):
         raise UnknownFormatVersion(
-            f"entry {name} of a stream's registration has version {found!r}, at most {_VERSION}; update this host"
+            f"entry {name} of a stream's registration has version {found!r}, at most {newest}; update this host"
         )
     return fields

@@ -168,7 +168,7 @@ class Repair:
         `is_urgent`: no chunk can be opened until there is another copy of the last one.
         """
         self._is_urgent = is_urgent
-        if self._job is not None and registration.chunk(self._job.epoch) is None:
+        if self._job is not None and _is_nobodys(registration.chunk(self._job.epoch)):
             self._end_with_its_chunk()
         if self.state is RepairState.CHECKED:
             return self._promote(registration, live)
@@ -224,7 +224,9 @@ class Repair:
             del self._reported[epoch]
 
     def _end_with_its_chunk(self) -> None:
-        """The chunk that is repaired was dropped; a swap for it cannot be in flight, because the drop was one."""
+        """The chunk that is repaired was dropped, or lies in the tier alone; a swap for it cannot be in flight, because
+        that was one.
+        """
         self._step(RepairEvent.GIVE_UP)
         self._job = None
         self._tokens.give_back(self._stream)
@@ -250,7 +252,7 @@ class Repair:
             holders = [member for member in chunk.members if member in live]
             sources = [member for member in holders if (chunk.epoch, member) not in self._bad]
             target = self._target(chunk, next(iter(sources), None), live)
-            if not holders:
+            if not holders and chunk.tiered is None:
                 effects += self._report(chunk)
             if target is None:
                 removed = self._without_removed(registration, chunk, live)
@@ -290,7 +292,7 @@ class Repair:
         """The sealed chunks that lack copies, in the order in which they are copied."""
         found: list[tuple[int, ChunkRegistration]] = []
         for chunk in reversed(self._unseen(registration, live)):
-            if chunk.is_open:
+            if chunk.is_open or chunk.is_tiered_alone:
                 continue
             holders = [member for member in chunk.members if member in live]
             missing = registration.copies - len(self.placing.staying(holders))
@@ -435,3 +437,8 @@ class Repair:
         hosts = ", ".join(member.host for member in chunk.members)
         reason = f"no member of the chunk from offset {chunk.base_offset} on is alive ({hosts}); bring one back"
         return [Unavailable(self._stream, chunk.epoch, reason)]
+
+
+def _is_nobodys(chunk: ChunkRegistration | None) -> bool:
+    """Whether no host is to have a chunk: it was dropped, or lies in the tier alone."""
+    return chunk is None or chunk.is_tiered_alone

@@ -72,7 +72,7 @@ class HdfsObjects:
 
         self._call(key, write, chain)
         self._call(key, lambda client: self._rename(client, part, f"{directory}/{name}", size_bytes))
-        if chain and self._table is not None and key.endswith(".log"):
+        if chain and self._table is not None:
             self._call(key, lambda _: self._forget(directory))
 
     def _open(self, pieces: Iterable[bytes]) -> Iterator[bytes]:

@@ -10,7 +10,7 @@ Invariants:
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import trio
 
@@ -19,7 +19,6 @@ from logstore.format.tiered_chunk import TieredChunk
 from logstore.interfaces import ReadableFiles
 from logstore.log import reading, scanning
 from logstore.log.chunks import ChunkView, IndexCache
-from logstore.log.read_ahead import ReadPosition
 from logstore.log.reading import QUICK_READ_BATCHES, QUICK_READ_BYTES, NotQuick, ReadResult, TimeFound
 from logstore.log.scanning import ScanRange, ScanResult
 from logstore.log.stream import Stream
@@ -31,6 +30,16 @@ READERS: Final = 8
 WAITING: Final = 64
 
 
+class TieredReader(Protocol):
+    """A stream that is read here: of this host alone, or of a cluster."""
+
+    def check_offset(self, offset: int) -> None:
+        """Raise OffsetOutOfRange unless the offset may be read."""
+
+    def wake_waiters(self) -> None:
+        """What was on its way may have come."""
+
+
 class TierReads:
     """Reads of one store's tier. `cache` is None while the sidecar has no tier."""
 
@@ -39,9 +48,9 @@ class TierReads:
         self._indexes = indexes
         self._nursery = nursery
         self._limiter = trio.CapacityLimiter(READERS)
-        self._fetching: set[tuple[Stream, int]] = set()
-        self._failed: dict[tuple[Stream, int], Exception] = {}
-        self._large: tuple[tuple[Stream, int], ReadResult] | None = None
+        self._fetching: set[tuple[TieredReader, int]] = set()
+        self._failed: dict[tuple[TieredReader, int], Exception] = {}
+        self._large: tuple[tuple[TieredReader, int], ReadResult] | None = None
         """What was fetched last of what the cache does not keep: a batch that is too large for it."""
 
     async def run(self, chunk: TieredChunk, work: Callable[[ReadableFiles, ChunkView], T]) -> T:
@@ -79,23 +88,30 @@ class TierReads:
         )
 
     async def serve(
-        self, stream: Stream, chunk: TieredChunk, place: ReadPosition, max_bytes: int, *, is_patient: bool
+        self,
+        stream: TieredReader,
+        chunk: TieredChunk,
+        offset: int,
+        max_bytes: int,
+        *,
+        include_control: bool,
+        is_patient: bool,
     ) -> ReadResult:
         """Batches of a stream that are in the tier; none, unless `is_patient`, while they are on their way. Raises
         OffsetOutOfRange if the records were trimmed meanwhile.
         """
         try:
             if is_patient:
-                return await self.read(chunk, place.offset, max_bytes, include_control=place.include_control)
+                return await self.read(chunk, offset, max_bytes, include_control=include_control)
             await trio.lowlevel.checkpoint()
-            found = self.read_now(stream, chunk, place.offset, max_bytes, include_control=place.include_control)
+            found = self.read_now(stream, chunk, offset, max_bytes, include_control=include_control)
         except ObjectMissing:
-            stream.check_offset(place.offset)
+            stream.check_offset(offset)
             raise
-        return ReadResult([], place.offset, 0) if found is None else found
+        return ReadResult([], offset, 0) if found is None else found
 
     def read_now(
-        self, stream: Stream, chunk: TieredChunk, offset: int, max_bytes: int, *, include_control: bool
+        self, stream: TieredReader, chunk: TieredChunk, offset: int, max_bytes: int, *, include_control: bool
     ) -> ReadResult | None:
         """The same, of what is in memory; None: it will be, and the stream's waiters are woken then. Raises the error
         of the fetch that was begun for this place.
@@ -125,7 +141,7 @@ class TierReads:
             return None
 
     async def _fetch(
-        self, place: tuple[Stream, int], chunk: TieredChunk, max_bytes: int, include_control: bool
+        self, place: tuple[TieredReader, int], chunk: TieredChunk, max_bytes: int, include_control: bool
     ) -> None:
         stream, offset = place
         try:
@@ -151,16 +167,21 @@ class TierReads:
     async def find_timestamp(self, stream: Stream, timestamp_ms: int) -> TimeFound | None:
         """What `reading.find_timestamp` finds in the chunks that have no local copy, from the oldest on."""
         for chunk in self._alone(stream):
-            if chunk.max_timestamp >= timestamp_ms:
-                from_offset = max(stream.log_start_offset, chunk.base_offset)
-
-                def find(files: ReadableFiles, view: ChunkView, from_offset: int = from_offset) -> TimeFound | None:
-                    return reading.find_timestamp(files, self._indexes, view, timestamp_ms, from_offset)
-
-                found = await self.run(chunk, find)
-                if found is not None:
-                    return found
+            found = await self.find_timestamp_in(chunk, timestamp_ms, stream.log_start_offset)
+            if found is not None:
+                return found
         return None
+
+    async def find_timestamp_in(self, chunk: TieredChunk, timestamp_ms: int, log_start: int) -> TimeFound | None:
+        """What `reading.find_timestamp` finds in one chunk, from the log start on."""
+        if chunk.max_timestamp < timestamp_ms:
+            return None
+
+        def find(files: ReadableFiles, view: ChunkView) -> TimeFound | None:
+            from_offset = max(log_start, chunk.base_offset)
+            return reading.find_timestamp(files, self._indexes, view, timestamp_ms, from_offset)
+
+        return await self.run(chunk, find)
 
     async def max_timestamp(self, stream: Stream) -> TimeFound | None:
         """The record with the latest timestamp in the chunks that have no local copy, if no local chunk has a later
@@ -171,15 +192,18 @@ class TierReads:
         for chunk in sorted(self._alone(stream), key=lambda chunk: chunk.max_timestamp, reverse=True):
             if chunk.max_timestamp < max(0, local_ms, newest.timestamp if newest else 0):
                 break
-            from_offset = max(stream.log_start_offset, chunk.base_offset)
-
-            def find(files: ReadableFiles, view: ChunkView, from_offset: int = from_offset) -> TimeFound | None:
-                return reading.find_newest(files, self._indexes, view, from_offset)
-
-            found = await self.run(chunk, find)
+            found = await self.newest_in(chunk, stream.log_start_offset)
             if found is not None and (newest is None or found.rank > newest.rank):
                 newest = found
         return newest
+
+    async def newest_in(self, chunk: TieredChunk, log_start: int) -> TimeFound | None:
+        """What `reading.find_newest` finds in one chunk, from the log start on."""
+
+        def find(files: ReadableFiles, view: ChunkView) -> TimeFound | None:
+            return reading.find_newest(files, self._indexes, view, max(log_start, chunk.base_offset))
+
+        return await self.run(chunk, find)
 
     async def scan(self, chunk: TieredChunk, wanted: ScanRange, max_bytes: int, *, at_least_one: bool) -> ScanResult:
         """Control batches of a chunk, as `scanning.scan_chunk` gives them."""

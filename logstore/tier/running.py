@@ -28,12 +28,17 @@ def start_tier(
     nursery: trio.Nursery,
 ) -> TierService:
     """The tier, which runs in the nursery. Raises ConfigError for settings that cannot be used."""
-    turns, table = _planned(settings)
-    objects = HdfsObjects(settings.place, HdfsSettings(settings.user, settings.replicas), table)
-    stores = TierStores(objects, turns, settings.uploads, settings.cache_bytes)
+    stores = open_tier(settings)
     service = TierService(engine, files, stores, new_id, nursery)
     nursery.start_soon(service.run)
     return service
+
+
+def open_tier(settings: TierSettings) -> TierStores:
+    """The object store, and who gives leave to store. Raises ConfigError for settings that cannot be used."""
+    turns, table = _planned(settings)
+    objects = HdfsObjects(settings.place, HdfsSettings(settings.user, settings.replicas), table)
+    return TierStores(objects, turns, settings.uploads, settings.cache_bytes)
 
 
 def open_objects(settings: TierSettings) -> HdfsObjects:

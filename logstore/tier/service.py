@@ -50,6 +50,38 @@ class TierStores(NamedTuple):
     interval_s: float = ROUND_INTERVAL_S
 
 
+class TieredFigures(Protocol):
+    """What is in the tier, as of now."""
+
+    @property
+    def held_chunks(self) -> int:
+        """Chunks in the tier."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of their batches."""
+
+    @property
+    def waiting_chunks(self) -> int:
+        """Sealed chunks that are to be stored."""
+
+
+class TierMeter(Protocol):
+    """What metrics show of a tier: of a sidecar alone, or of a host of a cluster."""
+
+    @property
+    def cache(self) -> RangeCache:
+        """What was read there, in memory."""
+
+    @property
+    def tiering(self) -> TieredFigures:
+        """What is there."""
+
+    @property
+    def figures(self) -> TierFigures:
+        """What has happened since the start."""
+
+
 class TierService:
     """The tier of one sidecar. `run` does everything."""
 

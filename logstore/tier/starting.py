@@ -6,13 +6,13 @@ Invariant: without the settings of a tier nothing of it runs.
 import uuid
 from collections.abc import Callable
 from importlib import import_module
-from typing import Final
+from typing import Any, Final
 
 import trio
 
 from logstore.errors import ConfigError
 from logstore.interfaces import ReadableFiles
-from logstore.tier.service import TierEngine, TierService
+from logstore.tier.service import TierEngine, TierService, TierStores
 from logstore.tier.settings import TierSettings
 
 ROOM: Final = "logstore.tier.running"
@@ -29,9 +29,20 @@ def start_tier(
     """The tier, which begins to store chunks; None if there is none. Raises ConfigError."""
     if settings is None:
         return None
+    tier: TierService = _room().start_tier(settings, engine, files, new_id, nursery)
+    return tier
+
+
+def open_tier(settings: TierSettings | None) -> TierStores | None:
+    """What a tier stands on, for a host of a cluster; None if there is none. Raises ConfigError."""
+    if settings is None:
+        return None
+    stores: TierStores = _room().open_tier(settings)
+    return stores
+
+
+def _room() -> Any:
     try:
-        room = import_module(ROOM)
+        return import_module(ROOM)
     except ModuleNotFoundError as error:
         raise ConfigError(f"--tier-url needs the package {error.name}: pip install 'cairn[hdfs]'") from error
-    tier: TierService = room.start_tier(settings, engine, files, new_id, nursery)
-    return tier

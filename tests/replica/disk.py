@@ -189,7 +189,7 @@ class ReplicaDisk:
         """What a start finds."""
         chunks = {}
         for key, chunk in self.chunks.items():
-            whole = next((number for number, entry in enumerate(chunk.entries) if b"!" in entry.data), None)
+            whole = next((number for number, entry in enumerate(chunk.entries) if entry.data.startswith(b"!")), None)
             durable = chunk.end if whole is None else chunk.prefixes[whole]
             if chunk.entries:
                 chunks[key] = StoredChunk(chunk.base_offset, durable, chunk.is_sealed, is_damaged=whole is not None)

@@ -277,7 +277,7 @@ class OtherTrims(Owner):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._trimming = self.trims()
+        self.trimming = self.trims()
 
 
 class DropsTheLast(Trimming):

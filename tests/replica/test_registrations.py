@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from crc32c import crc32c
 
 from logstore.errors import CorruptRegister, UnknownFormatVersion
 from logstore.replica.registrations import (
     HEAD,
+    MAX_DROPPED,
     UNKNOWN_TIME,
     ChunkRegistration,
     Member,
     OwnerId,
     Prefix,
     StreamRegistration,
+    TieredCopy,
     changed_entries,
     decode_head,
     decode_registration,
@@ -33,6 +36,13 @@ HEAD_BYTES = (
 CHUNK_BYTES = (
     b'786155e4{"v":2,"epoch":1,"base":0,"members":[["a","disk1"],["b","disk2"]],'
     b'"candidates":[["c","disk3"]],"end":[100,7,12345],"written":5000}'
+)
+
+COPY = TieredCopy("0000000001000000", 1_700_000_000_000, (40, 11), (60, 12))
+TIERED = TRIMMED.with_tiered(1, COPY)
+TIERED_BYTES = (
+    b'247d8781{"v":3,"epoch":1,"base":0,"members":[["a","disk1"],["b","disk2"]],"candidates":[["c","disk3"]],'
+    b'"end":[100,7,12345],"written":5000,"tier":["0000000001000000",1700000000000,[40,11],[60,12]]}'
 )
 
 
@@ -89,6 +99,10 @@ def test_readers_see_what_lies_in_front_of_the_last_chunk() -> None:
         replace(ROLLED, chunks=(ROLLED.chunks[0], replace(ROLLED.chunks[1], candidates=(C,)))),
         replace(ROLLED, chunks=(replace(ROLLED.chunks[0], end=None), ROLLED.chunks[1])),
         replace(ROLLED, chunks=(replace(ROLLED.chunks[0], end=Prefix(0, 7, 0)), ROLLED.chunks[1])),
+        replace(ROLLED, chunks=(replace(ROLLED.chunks[0], members=()), ROLLED.chunks[1])),
+        replace(TIERED, chunks=(replace(TIERED.chunks[0], members=()), TIERED.chunks[1])),
+        replace(TIERED, chunks=(replace(TIERED.chunks[0], members=(), candidates=()),), epoch=2),
+        replace(TIERED, chunks=(TIERED.chunks[0], replace(TIERED.chunks[1], tiered=COPY))),
         replace(ROLLED, chunks=ROLLED.chunks[1:]),
         replace(ROLLED, chunks=ROLLED.chunks[:1], log_start=8),
     ],
@@ -169,6 +183,54 @@ def test_an_empty_stream_goes_on_at_its_log_start() -> None:
     sealed.check()
     assert (sealed.chunks, sealed.settled_offset) == ((), 10)
     assert decode_registration(encode_registration(sealed)) == sealed
+
+
+def test_a_chunk_in_the_tier_has_an_entry_of_the_third_version() -> None:
+    """It says where the chunk lies; all other entries are of the second version, which older hosts read, and a host
+    that reads no third version says so.
+    """
+    entries = encode_registration(TIERED)
+    assert entries == {HEAD: HEAD_BYTES, "00000000000000000000": TIERED_BYTES}
+    assert decode_registration(entries) == TIERED
+    written, removed = changed_entries(TRIMMED, TIERED)
+    assert (written, removed) == (entries, [])
+    without = replace(
+        TIERED, chunks=(replace(TIERED.chunks[0], tiered=COPY._replace(producers_sum=None)), *TIERED.chunks[1:])
+    )
+    assert decode_registration(encode_registration(without)) == without
+    newer = b'{"v":4' + TIERED_BYTES[14:]
+    with pytest.raises(UnknownFormatVersion, match="at most 3"):
+        decode_registration({**entries, "00000000000000000000": b"%08x" % crc32c(newer) + newer})
+
+
+def test_what_says_where_a_chunk_lies_is_written_once() -> None:
+    """A second attempt, an open chunk and one that is not listed change nothing."""
+    other = COPY._replace(attempt="0000000002000000")
+    for epoch, before in ((1, TIERED), (2, TRIMMED), (7, TRIMMED)):
+        assert before.with_tiered(epoch, other) == before
+    assert TIERED.with_copies(1, (A, B, C)).chunks[0].tiered == COPY
+
+
+def test_copies_go_where_the_tier_has_the_chunk() -> None:
+    """In front of an offset, as many as a swap takes; never those of the last sealed chunk, nor of one that is not in
+    the tier.
+    """
+    registration = long_registration(100)
+    for chunk in registration.chunks[:-1]:
+        if chunk.epoch != 3:
+            registration = registration.with_tiered(chunk.epoch, COPY)
+    assert registration.without_members(9) == registration
+    first = registration.without_members(2_000)
+    assert [chunk.epoch for chunk in first.chunks if chunk.is_tiered_alone] == [1, 2, *range(4, MAX_DROPPED + 2)]
+    second = first.without_members(2_000)
+    assert [chunk.epoch for chunk in second.chunks if not chunk.is_tiered_alone] == [3, 100, 101]
+    assert second.without_members(2_000) == second
+    for before, after in ((registration, first), (first, second)):
+        after.check(before)
+        written, removed = changed_entries(before, after)
+        assert (len(written) <= MAX_DROPPED + 1, removed) == (True, [])
+    assert decode_registration(encode_registration(second)) == second
+    assert second.trimmed(45, keeps_last=True).chunks == second.chunks[4:]
 
 
 def test_a_swap_writes_what_has_changed() -> None:

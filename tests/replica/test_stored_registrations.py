@@ -26,6 +26,7 @@ from logstore.replica.registrations import (
     OwnerId,
     Prefix,
     StreamRegistration,
+    TieredCopy,
     encode_registration,
 )
 from logstore.replica.stored_registrations import (
@@ -402,7 +403,7 @@ def stated(pattern: str) -> int:
     return int(found[1].replace(",", ""))
 
 
-def sizes(name_characters: int, members: int) -> tuple[int, int]:
+def sizes(name_characters: int, members: int, *, is_tiered: bool = False) -> tuple[int, int]:
     """The bytes of a head and of a sealed chunk's entry, keys included, with names of a length and large numbers."""
     names = [f"{number}".rjust(name_characters, "h") for number in range(members)]
     hosts = tuple(Member(name, name) for name in names)
@@ -410,6 +411,9 @@ def sizes(name_characters: int, members: int) -> tuple[int, int]:
     registration = replace(NEW, epoch=big - 1, owner=OwnerId(names[0], names[0])).opened(hosts, big - 2)
     registration = registration.rolled(Prefix(1 << 40, big, (1 << 32) - 1), hosts, (), hosts, 1 << 50)
     registration = registration.trimmed(big - 1, keeps_last=True)
+    if is_tiered:
+        copy = TieredCopy("f" * 16, big, (1 << 40, (1 << 32) - 1), (1 << 40, (1 << 32) - 1))
+        registration = registration.with_tiered(registration.chunks[0].epoch, copy)
     topic_id = "f" * min(64, max(32, name_characters))
     transaction = swap_transaction(None, SwapRegistration(f"{topic_id}/9999", 1, registration))
     head, chunk = [len(put.key) + len(put.value) for put in transaction.changes if isinstance(put, Put)]
@@ -423,6 +427,9 @@ def test_bytes_are_as_stated() -> None:
         print(f"{words}: head {head}, chunk {chunk}")
         assert head <= stated(rf"{words} members \| ([\d,]+)")
         assert chunk <= stated(rf"{words} members \| [\d,]+ \| ([\d,]+)")
+        grown = sizes(characters, members, is_tiered=True)[1] - chunk
+        print(f"where it lies in the tier: {grown}")
+        assert grown <= stated(r"lies in the tier takes ([\d,]+) bytes more")
 
 
 def test_the_bytes_of_the_format() -> None:
@@ -431,8 +438,11 @@ def test_the_bytes_of_the_format() -> None:
     a, b, c = Member("a", "disk1"), Member("b", "disk2"), Member("c", "disk3")
     first = NEW.claimed(OwnerId("a", "a.1")).opened((a, b, c), 0)
     rolled = first.rolled(Prefix(100, 7, 12345), (a, b), (c,), (a, b), 5000)
-    for value in encode_registration(rolled.trimmed(3, keeps_last=True)).values():
-        assert f"`{value.decode()}`" in text
+    trimmed = rolled.trimmed(3, keeps_last=True)
+    copy = TieredCopy("0000000001000000", 1_700_000_000_000, (40, 11), (60, 12))
+    for registration in (trimmed, trimmed.with_tiered(1, copy)):
+        for value in encode_registration(registration).values():
+            assert f"`{value.decode()}`" in text
 
 
 @needs_etcd

@@ -51,14 +51,15 @@ def test_peace_needs_all_its_parts() -> None:
         parse_tier({**VALUES, "tier_coordinator": "http://c:1"})
 
 
-def test_a_cluster_has_no_tier(tmp_path: Path) -> None:
-    """A host of a cluster does not start with a tier."""
+def test_a_host_of_a_cluster_may_have_a_tier(tmp_path: Path) -> None:
+    """It has the settings of both."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     flags = ["--tier-url", VALUES["tier_url"], "--cluster", "sqlite:m", "--host-name", "a", "--node-id", "1"]
     settings = parse(parser.parse_args([*flags, "--peer-listen", "127.0.0.1:1", "--data-dir", str(tmp_path)]))
-    with pytest.raises(ConfigError, match="for a sidecar alone"):
-        refuse_other_kind(settings)
+    refuse_other_kind(settings)
+    assert settings.tier is not None
+    assert settings.store.has_tier
 
 
 def test_a_topic_needs_a_tier() -> None:

@@ -1,0 +1,504 @@
+"""Moves sealed chunks of replicated streams to the tier and out of it. The owner of a stream does so for its stream.
+
+    all copies made -> stored and read back -> registered -> copies taken out of the registration -> hosts remove them
+    taken out of the registration (trimmed, or topic deleted) -> objects removed
+
+Invariants:
+* A chunk loses its copies by a swap that follows one that names its objects, which were read back before. An owner that
+  was replaced swaps nothing, so it registers nothing and no copy goes.
+* An object goes only when no registration names it or ever will. An owner judges the objects of its stream whose names
+  have its own epoch or a lower one: of these its registration, as it has read or written it last, names all that any
+  registration names, but for those that it is storing itself. Objects of higher epochs are another owner's. This holds
+  for an owner that was replaced and does not know it: whoever follows names objects of higher epochs alone.
+* Objects of a stream without a registration go when the metadata store has said so after they were listed: a topic that
+  was deleted never comes back, and a registration is there before any object.
+* While the object store is away or full, uploads and sweeps wait, longer each time up to MAX_PAUSE_S. Appends, reads of
+  hosts' copies, takeovers and retention do not know of it.
+
+Costs: a swap of two entries for each chunk that is stored, one for up to 60 chunks that hosts give up; a walk over the
+chunks of each owned stream whose registration has changed, every ROUND_INTERVAL_S; a listing of the store at the start,
+after a failure, and every hour.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+import trio
+
+from logstore.base.clock import Clock
+from logstore.base.events import Report
+from logstore.base.metadata.errors import MetadataError
+from logstore.cluster import tiered_chunks
+from logstore.cluster.replicated_stream import ReplicatedStream
+from logstore.cluster.retention_clock import AGREE_MS
+from logstore.cluster.tiered_chunks import SealedChunks, TieredStream
+from logstore.errors import (
+    CairnError,
+    NotLeader,
+    TierRefused,
+    TierUnavailable,
+    UnknownTopicOrPartition,
+)
+from logstore.events import (
+    CHUNK_TIERED,
+    LOCAL_COPIES_REMOVED,
+    TIER_AWAY,
+    TIER_BACK,
+    TIER_CHUNK_NOT_STORED,
+    TIER_SWEPT,
+)
+from logstore.format.tiered_chunk import ParsedKey, StoredObject, TieredChunk, parse_key
+from logstore.replica.messages import EntriesRead
+from logstore.replica.registrations import ChunkRegistration, StreamRegistration, TieredCopy, differing_chunks
+from logstore.tier.interface import ListedObject, ObjectStore, UploadTurns
+from logstore.tier.sealed_upload import Piece, Read, SealedChunk, upload_sealed
+from logstore.tier.tiering import (
+    CHUNKS_PER_TURN,
+    FIRST_PAUSE_S,
+    MAX_PAUSE_S,
+    PAGE_KEYS,
+    SWEEP_INTERVAL_S,
+    TierFigures,
+)
+
+T = TypeVar("T")
+PIECE_BYTES: Final = 1 << 20
+LOOKED_AT_ONCE: Final = 200
+"""Streams, before other tasks run."""
+
+AsyncRead = Callable[[int], Awaitable[Piece]]
+
+
+class TierHost(Protocol):
+    """What the tier needs of its host (`logstore.cluster.host`)."""
+
+    @property
+    def alive_hosts(self) -> int:
+        """How many hosts live."""
+
+    def note_tiered(self, stream: str, epoch: int, copy: TieredCopy, /) -> None:
+        """Register where a sealed chunk lies in the tier. Raises NotLeader."""
+
+    def drop_members(self, stream: str, before_offset: int, /) -> None:
+        """Take the copies of chunks that end at or before an offset out of the registration. Raises NotLeader."""
+
+    async def read_entries(self, stream: str, chunk: ChunkRegistration, offset: int, max_bytes: int, /) -> EntriesRead:
+        """Read a chunk's batches from any of its members. Raises ChunkUnreachable."""
+
+    async def read_registration(self, stream: str, /) -> StreamRegistration:
+        """A stream's registration as of now. Raises UnknownTopicOrPartition, MetadataError, CorruptRegister."""
+
+
+class TierTopics(Protocol):
+    """The streams of the cluster (`logstore.cluster.topics`)."""
+
+    cluster_id: str
+
+    def streams(self) -> Sequence[ReplicatedStream]:
+        """Every stream."""
+
+    def stream_of(self, topic_id: str, partition: int, /) -> ReplicatedStream | None:
+        """A stream by its topic's id; None: there is none."""
+
+
+class TierThreads(Protocol):
+    """Runs blocking work somewhere. Raises what the work raises."""
+
+    async def run(self, work: Callable[[], T], /) -> T:
+        """Run it."""
+
+    async def upload(self, work: Callable[[Read], TieredChunk], chunk: SealedChunk, read: AsyncRead, /) -> TieredChunk:
+        """Run work that reads a chunk from its first offset on, piece by piece, and waits for what it reads."""
+
+
+class ClusterTierParts(NamedTuple):
+    """What the tier stands on. `uploads`: chunks that are stored at a time; `served_ms`: the cluster's retention clock;
+    `sweep_s`: seconds between sweeps.
+    """
+
+    objects: ObjectStore
+    turns: UploadTurns
+    threads: TierThreads
+    uploads: int
+    clock: Clock
+    served_ms: Callable[[], int]
+    report: Report
+    sweep_s: float = SWEEP_INTERVAL_S
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of a stream in one ownership."""
+
+    ownership: int
+    registration: StreamRegistration
+    sealed: SealedChunks
+    chunks: dict[int, TieredChunk] = field(default_factory=dict)
+    """Those that the registration names, by epoch."""
+    removable: list[TieredChunk] = field(default_factory=list)
+    """Those that it has named, and never will again."""
+    later: dict[int, float] = field(default_factory=dict)
+    """Chunks that could not be stored, by epoch, and until when they wait."""
+
+
+class ClusterTiering:
+    """The tier of one host of a cluster. `round` does what is due; one round at a time."""
+
+    def __init__(self, topics: TierTopics, host: TierHost, parts: ClusterTierParts) -> None:
+        self.figures = TierFigures()
+        self._topics = topics
+        self._host = host
+        self._parts = parts
+        self._uploads = trio.CapacityLimiter(parts.uploads)
+        self._known: dict[ReplicatedStream, _Known] = {}
+        """Streams that this host owns, with chunks in the tier, or that are to have some."""
+        self._in_flight: set[tuple[ReplicatedStream, int]] = set()
+        """Chunks that are stored, or registered, at present: stream and base offset."""
+        self._gone: dict[str, list[TieredChunk]] = {}
+        """Chunks of streams whose topics were deleted."""
+        self._sweep_at_s = 0.0
+        self._pause_s = 0.0
+        self._resume_at_s = 0.0
+
+    # ---- figures
+
+    @property
+    def held_chunks(self) -> int:
+        """Chunks in the tier, of the streams that this host owns."""
+        return sum(len(known.chunks) for known in self._known.values())
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of their batches."""
+        return sum(chunk.size_bytes for known in self._known.values() for chunk in known.chunks.values())
+
+    @property
+    def waiting_chunks(self) -> int:
+        """Sealed chunks of these streams that are to be stored, those without all copies included."""
+        return sum(len(known.sealed.unstored) for stream, known in self._known.items() if stream.config.is_tiered)
+
+    # ---- rounds
+
+    async def round(self) -> bool:
+        """Do what is due now. The result: whether there is more to do at once."""
+        streams = await self._look()
+        for stream in streams:
+            self._drop_local(stream)
+        if self._parts.clock.monotonic_s() < self._resume_at_s:
+            return False
+        try:
+            await self._remove()
+            if self._parts.clock.monotonic_s() >= self._sweep_at_s:
+                await self._sweep()
+            has_more = await self._store_due(streams)
+        except (TierUnavailable, TierRefused) as error:
+            self._note_away(error)
+            return False
+        self._note_back()
+        return has_more
+
+    async def _look(self) -> list[ReplicatedStream]:
+        """Bring what is known of owned streams up to date; returns those that have to do with the tier."""
+        for stream in [stream for stream in self._known if not stream.is_leader]:
+            known = self._known.pop(stream)
+            if stream.deleted:
+                self._gone.setdefault(stream.stream, []).extend([*known.chunks.values(), *known.removable])
+        found: list[ReplicatedStream] = []
+        for number, stream in enumerate(list(self._topics.streams()), 1):
+            if number % LOOKED_AT_ONCE == 0:
+                await trio.lowlevel.checkpoint()
+            if stream.is_leader and not stream.is_internal and self._look_at(stream):
+                found.append(stream)
+        return found
+
+    def _look_at(self, stream: ReplicatedStream) -> bool:
+        """Whether a stream that this host owns has to do with the tier."""
+        try:
+            registration = stream.registration
+        except NotLeader:
+            return False
+        known = self._known.get(stream)
+        if known is None or known.ownership != stream.ownership:
+            known = self._known[stream] = _Known(stream.ownership, registration, SealedChunks.of(registration))
+            known.chunks = _named(stream, registration.chunks)
+        elif known.registration is not registration:
+            self._note_changes(stream, known, registration)
+        if known.chunks or known.removable or stream.config.is_tiered:
+            return True
+        del self._known[stream]
+        return False
+
+    def _note_changes(self, stream: ReplicatedStream, known: _Known, now: StreamRegistration) -> None:
+        """The registration has changed in the same ownership: by this owner's own swaps, and so for good."""
+        gone, _, fresh = differing_chunks(known.registration, now)
+        before = {chunk.epoch: chunk for chunk in gone}
+        were = [found for epoch in before if (found := known.chunks.pop(epoch, None)) is not None]
+        known.chunks |= _named(stream, fresh)
+        known.removable += [chunk for chunk in were if chunk.leader_epoch not in known.chunks]
+        given_up = [before[chunk.epoch] for chunk in fresh if chunk.is_tiered_alone and chunk.epoch in before]
+        self._report_given_up(stream, [chunk for chunk in given_up if chunk.members])
+        known.registration, known.sealed = now, SealedChunks.of(now)
+        known.later = {epoch: until_s for epoch, until_s in known.later.items() if now.chunk(epoch) is not None}
+
+    def _report_given_up(self, stream: ReplicatedStream, chunks: Sequence[ChunkRegistration]) -> None:
+        """Hosts remove their copies of chunks: say so."""
+        ends = [chunk.end for chunk in chunks if chunk.end is not None]
+        if ends:
+            copies = sum(chunk.end.length_bytes * len(chunk.members) for chunk in chunks if chunk.end is not None)
+            self.figures.dropped_bytes += copies
+            before = max(end.next_offset for end in ends)
+            self._parts.report(LOCAL_COPIES_REMOVED, stream=stream.name, before=before, freed_bytes=copies)
+
+    # ---- pauses
+
+    def _note_away(self, error: CairnError) -> None:
+        figures, now_s = self.figures, self._parts.clock.monotonic_s()
+        figures.failures += 1
+        if figures.away_since_ms is None:
+            figures.away_since_ms = self._parts.clock.wall_ms()
+            self._parts.report(TIER_AWAY, why=str(error))
+        figures.away_because = str(error)
+        self._pause_s = min(MAX_PAUSE_S, max(FIRST_PAUSE_S, 2 * self._pause_s))
+        self._resume_at_s = now_s + self._pause_s
+        self._sweep_at_s = 0.0  # what the failure left
+
+    def _note_back(self) -> None:
+        self._pause_s = 0.0
+        if self.figures.away_since_ms is not None:
+            self.figures.away_since_ms, self.figures.away_because = None, ""
+            self._parts.report(TIER_BACK)
+
+    # ---- storing
+
+    def _next(self, stream: ReplicatedStream) -> ChunkRegistration | None:
+        """The next chunk of a stream to store."""
+        known = self._known.get(stream) if stream.is_leader and self._look_at(stream) else None
+        if known is None or not stream.config.is_tiered:
+            return None
+        registration, now_s = known.registration, self._parts.clock.monotonic_s()
+
+        def is_later(epoch: int) -> bool:
+            chunk = registration.chunk(epoch)
+            is_in_flight = chunk is None or (stream, chunk.base_offset) in self._in_flight
+            return is_in_flight or known.later.get(epoch, 0.0) > now_s
+
+        first_offset = max(registration.log_start, stream.start_asked)
+        copies = min(registration.copies, self._host.alive_hosts)
+        return known.sealed.next_to_store(first_offset, copies, is_later)
+
+    async def _store_due(self, streams: Sequence[ReplicatedStream]) -> bool:
+        waiting = [stream for stream in streams if self._next(stream) is not None]
+        failures: list[CairnError] = []
+        async with trio.open_nursery() as nursery:
+            for stream in waiting:
+                nursery.start_soon(self._store_some, stream, failures)
+        if failures:
+            raise failures[0]
+        return any(self._next(stream) is not None for stream in waiting)
+
+    async def _store_some(self, stream: ReplicatedStream, failures: list[CairnError]) -> None:
+        async with self._uploads:
+            for _ in range(CHUNKS_PER_TURN):
+                chunk = self._next(stream)
+                if chunk is None or failures:
+                    return
+                try:
+                    await self._store(stream, chunk)
+                except (TierUnavailable, TierRefused) as error:
+                    failures.append(error)
+
+    async def _store(self, stream: ReplicatedStream, chunk: ChunkRegistration) -> None:
+        """Store one chunk; it counts once the registration that names it is acknowledged."""
+        at = (stream, chunk.base_offset)
+        self._in_flight.add(at)
+        try:
+            await self._store_in_flight(stream, chunk)
+        finally:
+            self._in_flight.discard(at)
+
+    async def _store_in_flight(self, stream: ReplicatedStream, chunk: ChunkRegistration) -> None:
+        ownership, threads, parts = stream.ownership, self._parts.threads, self._parts
+        source = _source(stream, chunk)
+        upload = partial(upload_sealed, parts.objects, parts.turns, source)
+        try:
+            found = await threads.upload(upload, source, partial(self._read, stream, chunk))
+        except (TierUnavailable, TierRefused):
+            raise
+        except (CairnError, OSError) as error:
+            self._leave_out(stream, chunk, error)
+            return
+        is_asked = stream.is_leader and stream.ownership == ownership
+        if is_asked:
+            try:
+                self._host.note_tiered(stream.stream, chunk.epoch, tiered_chunks.tiered_copy(found))
+            except NotLeader:
+                is_asked = False
+        is_named = await self._outcome(stream, ownership, found) if is_asked else False
+        if is_named is None:
+            return  # the next owner finds out, and sweeps
+        if not is_named:
+            await self._remove_objects(found.all_keys())
+            return
+        self.figures.stored_chunks += 1
+        self.figures.stored_bytes += found.all_bytes
+        self._look_at(stream)
+        self._parts.report(
+            CHUNK_TIERED,
+            stream=stream.name,
+            first=found.base_offset,
+            last=found.next_offset - 1,
+            key=found.all_keys()[-1],
+        )
+
+    async def _read(self, stream: ReplicatedStream, chunk: ChunkRegistration, offset: int) -> Piece:
+        """Batches of a chunk from an offset on, from whoever has a copy."""
+        found = await self._host.read_entries(stream.stream, chunk, offset, PIECE_BYTES)
+        skipped, first = 0, found.at.next_offset
+        while skipped < len(found.entries) and first < offset:
+            first += found.entries[skipped].record_count
+            skipped += 1
+        entries = found.entries[skipped:]
+        data = b"".join(entry.data for entry in entries)
+        return Piece(data, first + sum(entry.record_count for entry in entries), found.founding)
+
+    async def _outcome(self, stream: ReplicatedStream, ownership: int, found: TieredChunk) -> bool | None:
+        """Whether the registration names what was stored. None: the ownership has ended, and nobody knows here."""
+        while stream.ownership == ownership:
+            try:
+                chunk = stream.registration.chunk(found.leader_epoch)
+            except NotLeader:
+                return None
+            if chunk is None:
+                return False
+            if chunk.tiered is not None:
+                return chunk.tiered.attempt == found.attempt
+            await stream.moved.wait()
+        return None
+
+    def _leave_out(self, stream: ReplicatedStream, chunk: ChunkRegistration, error: Exception) -> None:
+        """A copy is damaged, or no host that has one can be reached: other chunks go on, this one is tried later."""
+        known = self._known.get(stream)
+        if known is None:
+            return
+        is_new = chunk.epoch not in known.later
+        known.later[chunk.epoch] = self._parts.clock.monotonic_s() + MAX_PAUSE_S
+        if is_new:
+            self._parts.report(TIER_CHUNK_NOT_STORED, stream=stream.name, first=chunk.base_offset, error=str(error))
+
+    # ---- hosts' copies
+
+    def _drop_local(self, stream: ReplicatedStream) -> None:
+        known = self._known.get(stream)
+        if known is None or not stream.config.is_tiered:
+            return
+        try:
+            served_ms = self._parts.served_ms() - AGREE_MS
+            before = known.sealed.local_excess(stream.config, stream.open_bytes, served_ms)
+            if before is not None:
+                self._host.drop_members(stream.stream, before)
+        except NotLeader:
+            return  # the next owner does so
+
+    # ---- removing
+
+    async def _remove(self) -> None:
+        """Remove the objects of what was trimmed, and of topics that are gone."""
+        for known in list(self._known.values()):
+            if known.removable:
+                chunks, known.removable = known.removable, []
+                await self._remove_chunks(chunks)
+        for stream, chunks in list(self._gone.items()):
+            del self._gone[stream]
+            if await self._is_gone(stream):
+                await self._remove_chunks(chunks)
+
+    async def _remove_chunks(self, chunks: Sequence[TieredChunk]) -> None:
+        await self._remove_objects([key for chunk in chunks for key in chunk.all_keys()])
+        self.figures.removed_chunks += len(chunks)
+
+    async def _remove_objects(self, keys: Iterable[str]) -> None:
+        """Remove objects that no registration names. Raises TierUnavailable; the sweep then removes what is left."""
+        waiting = iter(keys)
+        while page := list(islice(waiting, PAGE_KEYS)):
+            await self._parts.threads.run(partial(_delete_all, self._parts.objects, page))
+
+    async def _is_gone(self, stream: str) -> bool:
+        """Whether the metadata store says that a stream has no registration."""
+        try:
+            await self._host.read_registration(stream)
+        except UnknownTopicOrPartition:
+            return True
+        except (CairnError, MetadataError):
+            return False  # nobody knows; the next sweep asks again
+        return False
+
+    async def _sweep(self) -> None:
+        """Remove what owners that died, or failures, have left in the store."""
+        listed = self._parts.objects.list_keys(f"{self._topics.cluster_id}/")
+        gone: dict[TieredStream, bool] = {}
+        swept = 0
+        while page := await self._parts.threads.run(partial(_take, listed)):
+            left = [at.key for at in page if await self._is_left(parse_key(at.key), gone)]
+            await self._remove_objects(left)
+            swept += len(left)
+        self._sweep_at_s = self._parts.clock.monotonic_s() + self._parts.sweep_s
+        if swept:
+            self.figures.swept_keys += swept
+            self._parts.report(TIER_SWEPT, keys=swept)
+
+    async def _is_left(self, key: ParsedKey | None, gone: dict[TieredStream, bool]) -> bool:
+        """Whether nobody names an object, or ever will: see the module. `gone`: what the metadata store has said."""
+        at = None if key is None else tiered_chunks.stream_of(key)
+        if key is None or at is None:
+            return False
+        stream = self._topics.stream_of(at.topic_id, at.partition)
+        if stream is None:
+            if at not in gone:
+                gone[at] = await self._is_gone(f"{at.topic_id}/{at.partition}")
+            return gone[at]
+        if not stream.is_leader or (stream, key.base_offset) in self._in_flight:
+            return False
+        try:
+            chunk = stream.registration.chunk_at(key.base_offset)
+        except NotLeader:
+            return False
+        if key.place != stream.tier_place or not self._may_judge(stream, key):
+            return False
+        return chunk is None or chunk.tiered is None or chunk.tiered.attempt != key.attempt
+
+    def _may_judge(self, stream: ReplicatedStream, key: ParsedKey) -> bool:
+        """Whether an object was stored by the owner of this ownership, or by one before it."""
+        return tiered_chunks.epoch_of(key.attempt) <= stream.leader_epoch
+
+
+def _source(stream: ReplicatedStream, chunk: ChunkRegistration) -> SealedChunk:
+    if chunk.end is None:
+        raise AssertionError(f"{stream.name}: {chunk} is open")
+    end = StoredObject(chunk.end.length_bytes, chunk.end.checksum)
+    return SealedChunk(
+        stream.name,
+        chunk.base_offset,
+        chunk.end.next_offset,
+        end,
+        chunk.epoch,
+        chunk.written_ms,
+        stream.tier_place,
+        tiered_chunks.attempts(stream.leader_epoch),
+    )
+
+
+def _named(stream: ReplicatedStream, chunks: Iterable[ChunkRegistration]) -> dict[int, TieredChunk]:
+    found = ((chunk.epoch, tiered_chunks.tiered_chunk(stream.tier_place, chunk)) for chunk in chunks)
+    return {epoch: chunk for epoch, chunk in found if chunk is not None}
+
+
+def _take(listed: Iterator[ListedObject]) -> list[ListedObject]:
+    return list(islice(listed, PAGE_KEYS))
+
+
+def _delete_all(objects: ObjectStore, keys: Sequence[str]) -> None:
+    for key in keys:
+        objects.delete(key)

@@ -1,0 +1,251 @@
+"""Chunks of replicated streams that lie in the tier alone: stored from what members say, and read as before."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+from uuid import uuid4
+
+import pytest
+import trio
+from crc32c import crc32c
+
+from logstore.cluster import tiered_chunks
+from logstore.cluster.chunk_reads import ChunkReads
+from logstore.cluster.engine import ClusterEngine
+from logstore.cluster.interfaces import ReplicaFiles
+from logstore.cluster.tier_service import OwnThreads
+from logstore.disk.files import OsFiles
+from logstore.engine import StoreEngine, open_engine
+from logstore.errors import ChunkUnreachable, CorruptChunk, TierUnavailable
+from logstore.format.control import END_TYPE
+from logstore.format.tiered_chunk import StoredObject, TieredChunk
+from logstore.log.store import Store, StoreSettings
+from logstore.replica.messages import EntriesRead
+from logstore.replica.registrations import ChunkRegistration
+from logstore.testing.directory_objects import DirectoryObjects
+from logstore.tier.interface import NoTurns, Turn
+from logstore.tier.range_cache import RangeCache
+from logstore.tier.sealed_upload import Piece, Read, SealedChunk, upload_sealed
+from logstore.tier.upload import Revoked, read_back
+from tests.cluster.batches import group_entry
+from tests.cluster.support import Front, MemoryOwner, NoFiles
+from tests.support.limits import PATIENCE_S
+
+CHUNKS, BATCHES = 4, 5
+STEP_MS = 10
+
+
+class TieredOwner(MemoryOwner):
+    """An owner whose chunks may lie in the tier alone. `is_cut`: no host that has one of them can be reached."""
+
+    is_cut = False
+
+    async def read_entries(self, stream: str, chunk: ChunkRegistration, offset: int, max_bytes: int) -> EntriesRead:
+        if not chunk.members or (self.is_cut and chunk.tiered is not None):
+            raise ChunkUnreachable(f"nobody has the chunk from {chunk.base_offset} on")
+        return await super().read_entries(stream, chunk, offset, max_bytes)
+
+
+class Running:
+    """A stream of sealed chunks that members have, and an object store."""
+
+    def __init__(self, engine: StoreEngine, owner: TieredOwner, front: Front, objects: DirectoryObjects) -> None:
+        self.owner, self.front, self.objects = owner, front, objects
+        self.reads = ChunkReads(engine, owner, cast(ReplicaFiles, NoFiles()), front.clock, front.reports)
+        self.engine = ClusterEngine(engine, cast(Any, None), self.reads)
+        self._threads = OwnThreads(2)
+
+    def fill(self) -> None:
+        """Chunks of batches, with a group in each, and an open one."""
+        for chunk in range(CHUNKS):
+            for number in range(BATCHES):
+                self.front.append(b"%d.%d" % (chunk, number) + bytes(2000))
+                self.owner.ack()
+                self.front.clock.advance(STEP_MS if chunk < CHUNKS - 1 else -STEP_MS)
+            self.front.stream.append_group(bytearray(group_entry(0, 0, value=b"%d" % chunk).data), now_ms=0)
+            self.owner.ack()
+            self.owner.roll()
+        self.front.append(b"newest")
+        self.owner.ack()
+
+    async def store(self, chunk: ChunkRegistration) -> TieredChunk:
+        """Store a chunk, as an owner does."""
+        assert chunk.end is not None
+        end = StoredObject(chunk.end.length_bytes, chunk.end.checksum)
+        place, names = self.front.stream.tier_place, tiered_chunks.attempts(1)
+        source = SealedChunk("s", chunk.base_offset, chunk.end.next_offset, end, chunk.epoch, 5, place, names)
+
+        async def read(offset: int) -> Piece:
+            found = await self.owner.read_entries("s", chunk, offset, 4_000)
+            assert found.at.next_offset == offset
+            data = b"".join(entry.data for entry in found.entries)
+            return Piece(data, offset + sum(entry.record_count for entry in found.entries), found.founding)
+
+        def work(read_here: Read) -> TieredChunk:
+            return upload_sealed(self.objects, NoTurns(), source, read_here)
+
+        return await self._threads.upload(work, source, read)
+
+    async def move(self) -> None:
+        """All sealed chunks lie in the tier alone."""
+        for each in self.owner.chunks[:-1]:
+            copy = tiered_chunks.tiered_copy(await self.store(each.registration))
+            each.registration = replace(each.registration, tiered=copy, members=())
+
+    async def found(self) -> list[object]:
+        """What readers of all kinds find."""
+        stream, found = self.front.stream, list[object]()
+        for offset in range(stream.high_watermark):
+            result = await self.engine.read(stream, offset, 3_000)
+            found.append((b"".join(result.buffers), result.next_offset))
+        start_ms = self.front.clock.wall_ms() - 2 * CHUNKS * BATCHES * STEP_MS
+        for number in range(3 * CHUNKS * BATCHES):
+            found.append(await self.engine.find_timestamp(stream, start_ms + number * STEP_MS + 1))
+        found.append(await self.engine.max_timestamp(stream))
+        await self.engine.find_ends(stream, 0, take=lambda offset, batch: found.append((offset, bytes(batch))))
+        found.append([bytes(b) for b in (await self.engine.scan_controls(stream, -1, (END_TYPE,), 1 << 20)).buffers])
+        return found
+
+
+@asynccontextmanager
+async def running(directory: Path) -> AsyncIterator[Running]:
+    """See Running."""
+    for name in ("data", "tier"):
+        (directory / name).mkdir()
+    files, owner = OsFiles(directory / "data"), TieredOwner()
+    front, objects = Front(owner), DirectoryObjects(OsFiles(directory / "tier"))
+    store = Store.open(files, front.clock, StoreSettings(), new_id=uuid4, report=front.reports)
+    async with open_engine(store, files) as engine:
+        engine.tier.cache = RangeCache(objects)
+        owner.own(front.stream)
+        await front.tasks.run()
+        at = Running(engine, owner, front, objects)
+        at.fill()
+        yield at
+    files.close()
+
+
+async def test_readers_find_what_they_found_when_hosts_had_the_chunks(tmp_path: Path) -> None:
+    """By offset, by time, the newest, and control records."""
+    async with running(tmp_path) as at:
+        before = await at.found()
+        await at.move()
+        stream = at.front.stream
+        assert (stream.local_start_offset, stream.tiered_chunk_count) == (CHUNKS * (BATCHES + 3), CHUNKS)
+        assert await at.found() == before
+
+
+async def test_chunks_are_read_from_the_tier_while_their_hosts_are_away(tmp_path: Path) -> None:
+    """Hosts have copies still, and none of these hosts can be reached: readers find the same."""
+    async with running(tmp_path) as at:
+        before = await at.found()
+        await at.move()
+        for each in at.owner.chunks[:-1]:
+            each.registration = replace(each.registration, members=at.owner.chunks[-1].registration.members)
+        at.owner.is_cut = True
+        assert await at.found() == before
+
+
+async def test_a_fetch_does_not_wait_for_the_store(tmp_path: Path) -> None:
+    """It gets nothing at first, and the stream's waiters are woken when its records are there."""
+    async with running(tmp_path) as at:
+        await at.move()
+        stream, woken = at.front.stream, trio.Event()
+        stream.add_waiter(woken.set)
+        nothing = await at.engine.read(stream, 0, 3_000, is_patient=False)
+        assert nothing.buffers == []
+        with trio.fail_after(PATIENCE_S):
+            await woken.wait()
+        found = await at.engine.read(stream, 0, 3_000, is_patient=False)
+        assert found.next_offset > 0
+
+
+async def test_a_store_that_is_away_fails_those_who_read_from_it(tmp_path: Path) -> None:
+    """What hosts have is served."""
+
+    def away(method: str, key: str) -> None:
+        raise TierUnavailable("away")
+
+    async with running(tmp_path) as at:
+        await at.move()
+        at.objects.before = away
+        with pytest.raises(TierUnavailable):
+            await at.engine.read(at.front.stream, 0, 3_000)
+        newest = at.front.stream.high_watermark - 1
+        assert (await at.engine.read(at.front.stream, newest, 3_000)).next_offset == newest + 1
+
+
+async def test_what_is_stored_is_the_chunk_with_its_index(tmp_path: Path) -> None:
+    """Batches as they are, the producers' state of the chunk's start, and an index that fits; each attempt has keys of
+    its own.
+    """
+    async with running(tmp_path) as at:
+        chunk = at.owner.chunks[1]
+        chunk.founding = b"state"
+        first, second = await at.store(chunk.registration), await at.store(chunk.registration)
+        assert not {*first.all_keys()} & {*second.all_keys()}
+        for stored in (first, second):
+            read_back(at.objects, stored)
+            data = b"".join(entry.data for entry in chunk.entries)
+            assert at.objects.get(stored.all_keys()[-1], 0, 1 << 20) == data
+            assert at.objects.get(stored.all_keys()[0], 0, 100) == b"state"
+            assert chunk.registration.end is not None
+            assert stored.log == StoredObject(len(data), crc32c(data))
+            assert tiered_chunks.tiered_chunk(
+                stored.place, replace(chunk.registration, tiered=tiered_chunks.tiered_copy(stored), written_ms=5)
+            ) == stored  # fmt: skip
+            assert tiered_chunks.epoch_of(stored.attempt) == 1
+
+
+@pytest.mark.parametrize("damage", ["flipped", "other", "short", "gap"])
+async def test_a_chunk_that_is_not_as_registered_is_not_stored(tmp_path: Path, damage: str) -> None:
+    """Whatever a member sends: a damaged batch, other batches, too few, or with a gap; no object is left
+    in the store.
+    """
+    async with running(tmp_path) as at:
+        chunk = at.owner.chunks[1]
+        entries = chunk.entries
+        match damage:
+            case "flipped":
+                entries[2] = entries[2]._replace(data=entries[2].data[:-1] + b"!")
+            case "other":
+                end = chunk.registration.end
+                assert end is not None
+                chunk.registration = replace(chunk.registration, end=end._replace(checksum=end.checksum ^ 1))
+            case "short":
+                del entries[-1]
+            case "gap":
+                del entries[2]
+        with pytest.raises(CorruptChunk, match="not as registered"):
+            await at.store(chunk.registration)
+        assert not [each.key for each in at.objects.list_keys("") if "/_" not in each.key]
+
+
+def test_a_chunk_that_was_planned_anew_is_given_up() -> None:
+    """A turn that is revoked ends with the piece under way."""
+
+    class RevokedTurns:
+        def run(self, store: Any) -> Any:
+            return store(Turn((), lambda: True))
+
+        def close(self) -> None:
+            pass
+
+    batch = group_entry(0, 0).data
+    chunk = SealedChunk("s", 0, 3, StoredObject(len(batch), crc32c(batch)), 1, 5, "c/t/0", tiered_chunks.attempts(1))
+    with pytest.raises(Revoked):
+        upload_sealed(_Nothing(), RevokedTurns(), chunk, lambda offset: Piece(batch, 3, b""))  # type: ignore[arg-type]
+
+
+class _Nothing:
+    """An object store that keeps nothing."""
+
+    def put(self, key: str, size_bytes: int, pieces: Any, chain: Any = ()) -> None:
+        list(pieces)
+
+    def delete(self, key: str) -> None:
+        pass

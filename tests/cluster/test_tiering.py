@@ -1,0 +1,252 @@
+"""Sealed chunks of replicated streams in the tier: hosts in memory, in virtual time."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import trio
+
+from logstore.cluster.replicated_stream import ReplicatedStream
+from logstore.cluster.tiering import ClusterTiering
+from logstore.errors import ObjectMissing
+from logstore.format.tiered_chunk import ParsedKey
+from tests.cluster.tier_world import SWEEP_S, TOPIC, TierWorld, in_world
+
+HOSTS = ("a", "b", "c")
+
+
+def test_chunks_go_to_the_tier_and_any_owner_reads_them() -> None:
+    """Sealed chunks are stored, and leave all hosts but for the last one; all records are read from there, by the next
+    owner too; the log start stays.
+    """
+
+    async def test(world: TierWorld) -> None:
+        await world.create()
+        for _ in range(5):
+            await world.chunk()
+        await world.append()
+        await world.settle(is_swept=False)
+        life, stream = await world.wait_leader()
+        assert (stream.log_start_offset, stream.local_start_offset, stream.tiered_end_offset) == (0, 12, 15)
+        for running in world.cluster.hosts.values():
+            assert sorted(chunk.base_offset for chunk in running.files.disk.chunks.values()) == [12, 15]
+        await world.check_all()
+        await world.kill(life.running.host.name)
+        await world.check_all()
+
+    in_world(test, *HOSTS)
+
+
+def test_an_owner_that_is_lost_at_any_step_loses_nothing() -> None:
+    """Whatever the owner was doing at the object store, the next one goes on: copies stay until the registration names
+    what was read back, and what the lost one has left is removed.
+    """
+
+    async def test(world: TierWorld) -> None:
+        await world.create()
+        await world.chunk()
+        await world.settle(is_swept=False)
+        for number in range(11):
+            world.kill_at = len(world.steps) + number
+            await world.chunk()
+            while not world.lost:  # noqa: ASYNC110  time is virtual
+                await trio.sleep(0.01)
+            world.kill_at = -1
+            await world.bring_back()
+            await world.settle(is_swept=False)
+            await world.check_all()
+        await world.settle()
+        await world.check_all()
+
+    in_world(test, *HOSTS)
+
+
+def test_objects_go_with_their_records() -> None:
+    """What was trimmed, and a topic that was deleted, leave the store at once; what is named stays."""
+
+    async def test(world: TierWorld) -> None:
+        await world.create()
+        for _ in range(4):
+            await world.chunk()
+        await world.settle(is_swept=False)
+        life, stream = await world.wait_leader()
+        stream.trim(7)
+        await trio.sleep(2)
+        assert [chunk.base_offset for chunk in await world.named()] == [6, 9]
+        assert world.keys() == {key for chunk in await world.named() for key in chunk.all_keys()}
+        await world.check_all()
+        life.topics.delete_topic(TOPIC)
+        await trio.sleep(2)
+        assert not world.keys()
+        assert life.tiering.figures.removed_chunks == 4
+        assert life.tiering.figures.swept_keys == 0
+
+    in_world(test, *HOSTS)
+
+
+def test_a_store_that_is_away_holds_up_nothing_else() -> None:
+    """Records are acknowledged, read and trimmed; every copy stays; when the store is back, chunks go there."""
+
+    async def test(world: TierWorld) -> None:
+        await world.create()
+        world.is_away = True
+        for _ in range(4):
+            await world.chunk()
+        life, stream = await world.wait_leader()
+        await world.check_all()
+        stream.trim(3)
+        await trio.sleep(70)
+        assert (stream.log_start_offset, stream.tiered_end_offset, life.tiering.waiting_chunks) == (3, -1, 3)
+        assert life.tiering.figures.away_since_ms is not None
+        assert world.cluster.reports.names().count("tier_away") == len(HOSTS)
+        for running in world.cluster.hosts.values():
+            assert sorted(chunk.base_offset for chunk in running.files.disk.chunks.values()) == [3, 6, 9]
+        world.is_away = False
+        await world.settle()
+        assert world.cluster.reports.names().count("tier_back") == len(HOSTS)
+        await world.check_all()
+
+    in_world(test, *HOSTS)
+
+
+def test_no_copy_goes_while_the_metadata_store_is_away() -> None:
+    """A chunk that was stored and read back is not in the tier before the registration says so: copies stay. When the
+    metadata store is back, the same objects are registered.
+    """
+
+    async def test(world: TierWorld) -> None:
+        await world.create()
+        await world.append()
+        life, stream = await world.wait_leader()
+        life.threads.delay_s = 2.0
+        for _ in range(3):
+            await world.chunk()
+        for name in HOSTS:
+            world.cluster.metadata.cut_off(name)
+        await trio.sleep(30)
+        stored = world.keys()
+        assert stored
+        assert stream.tiered_end_offset == -1
+        for running in world.cluster.hosts.values():
+            assert sorted(chunk.base_offset for chunk in running.files.disk.chunks.values())[0] == 0
+        for name in HOSTS:
+            world.cluster.metadata.heal(name)
+        await world.settle()
+        assert stored <= world.keys()
+        await world.check_all()
+
+    in_world(test, *HOSTS)
+
+
+class ForgetsEpochs(ClusterTiering):
+    """A planted bug: an owner sweeps what it does not know, whoever has stored it."""
+
+    def _may_judge(self, stream: ReplicatedStream, key: ParsedKey) -> bool:
+        return True
+
+
+async def replaced(world: TierWorld) -> None:
+    """An owner is cut off from all but the object store, and goes on for three sweeps; another one stores meanwhile."""
+    await world.create()
+    await world.chunk()
+    await world.settle(is_swept=False)
+    life, zombie = await world.wait_leader()
+    name, ownership = life.running.host.name, zombie.ownership
+    world.isolate(name)
+    await trio.sleep(10)
+    for _ in range(3):
+        await world.chunk()
+    await trio.sleep(3 * SWEEP_S)
+    assert zombie.is_leader, "it does not know"
+    assert zombie.ownership == ownership
+    await world.check_named()
+    assert len(await world.named()) == 4
+    world.heal(name)
+    await world.append()
+    await world.settle()
+    await world.check_all()
+    assert zombie.ownership != ownership
+
+
+def test_an_owner_that_was_replaced_removes_nothing_that_its_successor_names() -> None:
+    """It does not know that it was, lists the store, and finds objects that its registration does not name."""
+    in_world(replaced, *HOSTS)
+
+
+def test_a_sweep_that_forgets_epochs_is_found() -> None:
+    """The test above finds it."""
+
+    async def test(world: TierWorld) -> None:
+        for name in [*world.hosts]:
+            await world.kill(name)
+        world.make = ForgetsEpochs
+        for name in HOSTS:
+            await world.start(name)
+        await replaced(world)
+
+    with pytest.RaisesGroup(ObjectMissing, flatten_subgroups=True, allow_unwrapped=True):
+        in_world(test, *HOSTS)
+
+
+async def random_losses(world: TierWorld, rounds: int) -> None:
+    """Owners, other hosts and all hosts are lost, cut off or paused at random moments, stores go away, the log is
+    trimmed; then all is well again.
+    """
+    await world.create()
+    for _ in range(rounds):
+        await world.chunk(batches=world.random.randrange(1, 4))
+        await trio.sleep(world.random.random() * 0.6)
+        life, stream = await world.wait_leader()
+        name = life.running.host.name
+        match world.random.randrange(7):
+            case 0:  # in the middle of an upload, or between it and the registration
+                life.threads.delay_s = world.random.choice([0.005, 0.2, 2.0])
+                await world.chunk()
+                await trio.sleep(world.random.random() * 2 * life.threads.delay_s)
+                await world.lose(name)
+                await world.append()
+                await world.bring_back()
+            case 1:  # it goes on storing, and finds out that it is replaced when it registers
+                life.threads.delay_s = 5.0
+                await world.chunk()
+                world.isolate(name)
+                await trio.sleep(5)
+                await world.check_named()
+                world.heal(name)
+            case 2 if stream.high_watermark > 4:
+                stream.trim(stream.log_start_offset + world.random.randrange(4))
+            case 3:
+                for each in HOSTS:
+                    world.cluster.metadata.cut_off(each)
+                await trio.sleep(world.random.random() * 2)
+                for each in HOSTS:
+                    world.cluster.metadata.heal(each)
+            case 4:
+                for each in [*world.hosts]:
+                    await world.lose(each)
+                await world.bring_back()
+            case 5:
+                other = world.random.choice([each for each in HOSTS if each != name])
+                await world.lose(other)
+                world.cluster.wipe(other)
+                await world.chunk()
+                await world.bring_back()
+            case _:
+                world.is_away = not world.is_away
+    world.is_away = False
+    await world.append()
+    await world.settle()
+    await world.check_all()
+
+
+def test_random_losses() -> None:
+    """Whatever goes wrong: each record that was acknowledged is there, what is named is there, and nothing else is."""
+    in_world(partial(random_losses, rounds=8), *HOSTS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(40))
+def test_more_random_losses(seed: int) -> None:
+    """The same, longer and with other seeds."""
+    in_world(partial(random_losses, rounds=14), *HOSTS, seed=seed)
