@@ -51,10 +51,10 @@ from logstore.cluster.owner_news import OwnerNews
 from logstore.cluster.owner_ticks import OwnerTicks
 from logstore.cluster.registration_requests import CreateRegistration, FirstRegistration, RegistrationRequests
 from logstore.cluster.set_choice import SetChoice
+from logstore.cluster.shown_registrations import ShownRegistrations
 from logstore.cluster.stored_topics import StoredTopics
 from logstore.cluster.view import ClusterView, KnownHead, KnownTopic, stream_name, topic_id_of
 from logstore.errors import ChunkUnreachable, NotLeader, UnknownTopicOrPartition
-from logstore.events import REPLICAS_REMOVED
 from logstore.replica.appending import OwnerLimits
 from logstore.replica.copy_tokens import CopyTokens
 from logstore.replica.effects import Acked, Effect, Load, Send, Store
@@ -84,8 +84,6 @@ from logstore.replica.registrations import ChunkRegistration, Member, Prefix, St
 from logstore.replica.replica import Replica
 from logstore.replica.stored_registrations import StoredRegistrations
 
-SHOW_AGAIN_S: Final = 2.0
-"""Between two tries to seal or remove a replica that could not be."""
 RESIGN_S: Final = 5.0
 """How long an end waits for other hosts to take over."""
 
@@ -148,11 +146,11 @@ class ClusterHost:
         )
         self._requests = RegistrationRequests(StoredRegistrations(parts.store), self._answered, parts.report)
         self._reads = EntryReads(parts.links, self._reading_order, self._replica.was_copied)
-        self._seen: dict[str, int] = {}
         self._heads: dict[str, StreamHead] = {}
         """Of streams with replicas here, as they were seen last."""
-        self._unfinished: dict[str, None] = {}
-        """Streams with replicas that are not as the registration says yet."""
+        self._shown = ShownRegistrations(
+            self._replica, self._requests, self._claims.topic_of, self._carry_out, parts.report
+        )
         self._disk = DiskWork(parts.files, self._replica, self._copies, self._carry_out, parts.report)
         self._handlers: dict[type, Callable[[str, Any], None]] = {
             **dict.fromkeys((Append, ReadEntries), self._to_replica),
@@ -223,7 +221,7 @@ class ClusterHost:
             nursery.start_soon(self._ticks.run)
             nursery.start_soon(self._copies.run)
             nursery.start_soon(self._claims.run)
-            nursery.start_soon(self._show_again)
+            nursery.start_soon(self._shown.run)
             nursery.start_soon(self._hosts.watch_links)
             nursery.start_soon(self._sets.run)
             unknown = [each for each in self._replica.fenced_streams() if not self._claims.is_known(each)]
@@ -524,7 +522,7 @@ class ClusterHost:
 
     def _forget(self, stream: str) -> None:
         """The stream's topic was deleted."""
-        self._seen.pop(stream, None)
+        self._shown.forget(stream)
         self._heads.pop(stream, None)
         owner = self._owners.pop(stream, None)
         self._shared.leave(stream)
@@ -538,7 +536,7 @@ class ClusterHost:
 
     def _look(self, stream: str, revision: int) -> None:
         """The registration has changed: read it, unless it is known as of this revision."""
-        if self._seen.get(stream, 0) >= revision:
+        if self._shown.revision(stream) >= revision:
             return
         known = self._requests.registrations.known(stream)
         if known is not None and known.revision >= revision:
@@ -549,7 +547,7 @@ class ClusterHost:
     def _answered(self, answer: RegistrationRead | SwapAnswer) -> None:
         """What the metadata store says of a stream."""
         stream = answer.stream
-        self._show(answer)
+        self._shown.show(answer)
         owner = self._owners.get(stream)
         if owner is None:
             return
@@ -557,40 +555,6 @@ class ClusterHost:
             self._drive(owner, owner.swap_answered(answer, self._ticks.now_ms()))
         else:
             self._drive(owner, owner.registration_read(answer, self._ticks.now_ms()))
-
-    def _show(self, answer: RegistrationRead | SwapAnswer) -> None:
-        """Show the replicas here a registration, which may be known for long: the owner learns nothing from it."""
-        stream, registration = answer.stream, answer.registration
-        if registration is None:
-            self._deleted(stream)
-            return
-        self._seen[stream] = max(answer.revision, self._seen.get(stream, 0))
-        self._carry_out(self._replica.registration_seen(stream, answer.revision, registration))
-        if not self._replica.is_in_line(stream, registration):
-            self._unfinished[stream] = None
-
-    def _deleted(self, stream: str) -> None:
-        """There is no registration. Its replicas go if the topic is gone too: a registration is there before any."""
-        if self._claims.topic_of(stream) is None and self._replica.has_anything_of(stream):
-            if stream not in self._unfinished and self._replica.has_chunks_of(stream):
-                self._parts.report(REPLICAS_REMOVED, stream=stream)
-            self._unfinished[stream] = None
-            self._carry_out(self._replica.stream_deleted(stream))
-
-    async def _show_again(self) -> None:
-        """Show replicas their registrations again, until nothing is left to do about them; new ones, too, which may be
-        those of an owner that was replaced.
-        """
-        while True:
-            await trio.sleep(SHOW_AGAIN_S)
-            unfinished, self._unfinished = self._unfinished | self._replica.begun(), {}
-            for stream in unfinished:
-                known = self._requests.registrations.known(stream)
-                if known is not None and known.registration is not None:
-                    self._show(known)
-                elif self._replica.has_anything_of(stream):
-                    self._unfinished[stream] = None
-                    self._requests.ask(ReadRegistration(stream))
 
     # ---- effects
 
