@@ -1,7 +1,7 @@
 """Makes a sidecar that was alone the first host of a cluster: `cairn adopt`.
 
 Steps: open and close the source, as a start and a stop do; copy its chunks to replicas in a new directory; label that
-directory as a host's disk; note in the source that it was taken over; put everything into the metadata store; let hosts
+directory as a host's disk; note in the source that it was adopted; put everything into the metadata store; let hosts
 start on the new directory.
 
 Invariants:
@@ -68,7 +68,7 @@ class AdoptionEnvironment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """What stays the same over all tries. `source`: the cluster id of the directory that is taken over."""
+    """What stays the same over all tries. `source`: the cluster id of the directory that is adopted."""
 
     source: str
     cluster_id: str

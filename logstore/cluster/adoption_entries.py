@@ -1,4 +1,4 @@
-"""Puts what a sidecar had into the metadata store of the cluster that takes it over.
+"""Puts what a sidecar had into the metadata store of the cluster that adopts it.
 
 Order: an entry that says who is at it (`adoption`); registrations of streams; users, ACLs, quotas, producer ids and the
 retention clock; topics; and last, in one transaction, `cluster`, which makes it a cluster, without the first entry.

@@ -1,4 +1,4 @@
-"""What a sidecar that was alone has, as a cluster takes it over: topics, streams with their chunks, and ledgers.
+"""What a sidecar that was alone has, as a cluster adopts it: topics, streams with their chunks, and ledgers.
 
 It is taken from a store that was opened and closed again, so that everything acknowledged is in chunks; the batches are
 read later, from the chunks' files.
@@ -100,7 +100,7 @@ class Source:
 
 
 def take_source(store: Store, fs: FileSystem, users: Ledger, replicas: int, cluster_id: str) -> Source:
-    """What a closed store has. `replicas`: wanted of each chunk; `cluster_id`: of the cluster that takes it over.
+    """What a closed store has. `replicas`: wanted of each chunk; `cluster_id`: of the cluster that adopts it.
 
     Raises AdoptionRefused, CorruptFile, UnknownFormatVersion, InvalidMetadataCall.
     """

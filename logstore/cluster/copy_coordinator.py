@@ -9,7 +9,7 @@ Invariants:
 * A go is pace, never safety: two coordinators would cost some appends their latency, and nothing else.
 * A defect of the planner ends the planning of this host, and nothing else: others may plan, and copies go on anyway.
 * While the metadata store is away no new goes are told; those that were told stay.
-* In the store there are one entry of at most 64 KiB and one of some 100 bytes; the first is written for copies that
+* In the store there are one entry of at most 62 KiB and one of some 100 bytes; the first is written for copies that
   begin or end, several at once, at most every PAUSE_S and at most WRITE_BYTES_S on the average: former values stay in
   etcd until it compacts them.
 * The planner is loaded by name when it is needed first: 14 MB that no other host has. A host without the packages that

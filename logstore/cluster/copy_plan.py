@@ -2,8 +2,8 @@
 
 Hosts say again and again which copies their streams wish for and which they make (`heard`); a `CopyPlanner` says which
 of them may begin. The plan is nothing but that: what a host does not say any more is forgotten, what it makes without
-a go of this plan is adopted. So a coordinator that begins with a few goes, or with none, has the whole plan as soon as
-it has heard every host once.
+a go of this plan counts as a go of it. So a coordinator that begins with a few goes, or with none, has the whole plan
+as soon as it has heard every host once.
 
 Invariants:
 * A stream has one wish, of the host that spoke last for it.
@@ -88,14 +88,14 @@ class CopyPlan:
         for stream in self._streams_of(owner):
             if stream not in held and stream not in wishes:
                 self._forget(stream, now_ms)
-        is_adopted = False
+        is_noted = False
         for stream, go in held.items():
             known = self._going.get(stream)
             if known is None or known.go != go or known.owner != owner:
                 self._forget(stream, now_ms)
                 self._going[stream] = Going(owner, stream, go)
-                is_adopted = True
-        if is_adopted:
+                is_noted = True
+        if is_noted:
             self._anew(now_ms)
         for stream, wish in wishes.items():
             self._wish(owner, stream, wish, now_ms)

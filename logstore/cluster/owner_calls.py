@@ -4,7 +4,7 @@ The kinds of calls between hosts, with their payloads (docs/replication.md, "Cal
 
 | kind | asks the owner of | payload, answer |
 |---|---|---|
-| APPEND_GROUP | a stream | an order (`logstore.epochs.group_order`); where the stream ends |
+| APPEND_GROUP | a stream | an order (`logstore.epochs.group_order`); nothing |
 | FIND_END | a stream | topic id and partition; where the stream ends |
 | FORWARD | the topic of epochs | one of Cairn's own requests of a client, and who it is; the body of the answer |
 | ASK_READERS | the topic of groups | a request about readers; the body of the answer |

@@ -5,8 +5,9 @@ metadata store some work, and hundreds of them behind one another would leave no
 
 Invariants:
 * At most one stream has the turn, and streams that wait get it first come, first served.
-* Behind each turn is a pause PAUSES times as long as the turn took: changes take a quarter of the time at most, on a
-  quick machine and on a slow one. It is no longer than LONGEST_PAUSE_MS: a turn that waited holds up nobody.
+* Behind each turn is a pause PAUSES times as long as the turn took, so changes take a quarter of the time, on a quick
+  machine and on a slow one. It is no longer than LONGEST_PAUSE_MS: a turn that had to wait itself, for the metadata
+  store say, does not hold up the others for long.
 * A stream keeps the turn through its pause, and gives it back again in every tick until the pause is over.
 * No clock: who calls says what time it is, in milliseconds of the owners' time.
 """
