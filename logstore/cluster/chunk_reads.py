@@ -8,7 +8,8 @@ Invariants:
 * Control batches are replaced by empty batches over the same offsets unless the reader asks for them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 import trio
@@ -245,18 +246,34 @@ class ChunkReads:
 
     # ---- times
 
+    async def _locally(
+        self, stream: ReplicatedStream, chunk: ChunkRegistration, find: Callable[[Stream], Awaitable[TimeFound | None]]
+    ) -> tuple[bool, TimeFound | None]:
+        """Whether this host's copy of a chunk could be looked up, and what was found in it. Damage of the only copy
+        raises; otherwise the chunk is to be read as whoever has no copy reads it.
+        """
+        local = self._local(stream, chunk, _limit(stream, chunk) - 1)
+        if local is None:
+            return False, None
+        try:
+            return True, await find(local)
+        except (CorruptChunk, OSError):
+            if len(chunk.members) == 1 and chunk.tiered is None:
+                raise
+        return False, None
+
     async def find_timestamp(self, stream: ReplicatedStream, timestamp_ms: int) -> TimeFound | None:
         """The first record with this timestamp or a later one; None if there is none. Raises as `read` does."""
         for chunk in self._chunks(stream):
             limit = _limit(stream, chunk)
-            local = self._local(stream, chunk, limit - 1)
             start = stream.log_start_offset
-            if local is not None:
-                found = await self._engine.find_timestamp(local, timestamp_ms)
-                if found is not None and start <= found.offset < limit:
-                    return found
-                if found is None or found.offset >= limit:
-                    continue
+            is_known, found = await self._locally(
+                stream, chunk, partial(self._engine.find_timestamp, timestamp_ms=timestamp_ms)
+            )
+            if found is not None and start <= found.offset < limit:
+                return found
+            if is_known and (found is None or found.offset >= limit):
+                continue
             tiered = _in_tier(stream, chunk)
             if tiered is not None and chunk.is_tiered_alone:
                 found = await self._engine.tier.find_timestamp_in(tiered, timestamp_ms, start)
@@ -281,8 +298,7 @@ class ChunkReads:
         newest: TimeFound | None = None
         for chunk in self._chunks(stream):
             limit = _limit(stream, chunk)
-            local = self._local(stream, chunk, limit - 1)
-            found = None if local is None else await self._engine.max_timestamp(local)
+            _, found = await self._locally(stream, chunk, self._engine.max_timestamp)
             candidates: Sequence[TimeFound] = () if found is None else (found,)
             if found is None or not stream.log_start_offset <= found.offset < limit:
                 candidates = await self._newest(stream, chunk, -1 if newest is None else newest.timestamp)

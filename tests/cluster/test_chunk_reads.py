@@ -17,6 +17,7 @@ from logstore.errors import CorruptChunk, OffsetOutOfRange, OutOfOrderSequence
 from logstore.format.batch import iterate_batches
 from logstore.format.records import decode_batch
 from logstore.log.store import Store, StoreSettings
+from logstore.log.stream import Stream
 from logstore.replica.messages import Entry
 from tests.cluster.support import Front, MemoryOwner, NoFiles
 
@@ -131,6 +132,44 @@ async def test_records_are_found_by_time(tmp_path: Path) -> None:
         newest = await cluster.reads.max_timestamp(front.stream)
         assert newest is not None
         assert (newest.offset, newest.timestamp) == (2, start_ms + 20)
+
+
+class OneCopy:
+    """`ReplicaFiles` of a host with a copy of the only chunk."""
+
+    def __init__(self, copy: Stream) -> None:
+        self._copy = copy
+
+    def local(self, stream: str, epoch: int) -> Stream:
+        return self._copy
+
+
+async def test_a_damaged_copy_hides_no_time(tmp_path: Path) -> None:
+    """Look-ups by time read the chunk from another member, as reads of records do."""
+    files, owner = OsFiles(tmp_path), MemoryOwner()
+    front = Front(owner)
+    store = Store.open(files, front.clock, StoreSettings(), new_id=uuid4, report=front.reports)
+    async with open_engine(store, files) as engine:
+        topic = await engine.wait(store.create_topic("copy", 1, {}))
+        copy = topic.partitions[0]
+        reads = ChunkReads(engine, owner, cast(ReplicaFiles, OneCopy(copy)), front.clock, front.reports)
+        owner.own(front.stream)
+        await front.tasks.run()
+        front.append(b"1")
+        owner.ack()
+        data = bytearray(owner.chunks[-1].entries[0].data)
+        await engine.wait(copy.append(data, now_ms=front.clock.wall_ms()))
+        await engine.wait(copy.write_backlog())
+        path = tmp_path / copy.chunks[-1].log_path
+        written = bytearray(path.read_bytes())
+        written[-1] ^= 1
+        path.write_bytes(written)
+        with pytest.raises(CorruptChunk):
+            await engine.find_timestamp(copy, 0)
+        for found in (await reads.find_timestamp(front.stream, 0), await reads.max_timestamp(front.stream)):
+            assert found is not None
+            assert (found.offset, found.timestamp) == (0, front.clock.wall_ms())
+    files.close()
 
 
 async def test_a_member_that_sends_damage_is_named(tmp_path: Path) -> None:
