@@ -489,9 +489,10 @@ class ReplicatedStream(Waitable):
     def end_of_epoch(self, epoch: int) -> tuple[int, int] | None:
         """The epoch, and where its records and those before it end at the latest, for clients of the leader.
 
-        What clients have seen is never cut, so a later end than the true one tells them nothing wrong.
+        What clients have seen is never cut, so a later end than the true one tells them nothing wrong; an earlier one
+        would be a truncation to a reader who asks with an epoch older than that of the records that it has read.
         """
-        return epoch, self.led_from if epoch < self.leader_epoch else self.high_watermark
+        return epoch, self.high_watermark
 
     @property
     def registration(self) -> StreamRegistration:

@@ -179,14 +179,6 @@ class StreamRegistration:
         chunk = self.chunks[at - 1]
         return chunk if chunk.end is None or offset < chunk.end.next_offset else None
 
-    def end_of_epoch(self, epoch: int) -> int | None:
-        """Where the records of an owner's epoch, and of those before it, end: Kafka's OffsetForLeaderEpoch.
-
-        None: the epoch is the newest, or unknown, and its end is the high watermark.
-        """
-        at = bisect_right(self.chunks, epoch, key=_EPOCH)
-        return max(self.chunks[at].base_offset, self.log_start) if at < len(self.chunks) else None
-
     def dropped_by(self, log_start: int, *, keeps_last: bool) -> int:
         """How many chunks in front a trim to an offset drops: sealed ones without a record from that offset on, at
         most MAX_DROPPED. `keeps_last`: not the last sealed one.

@@ -181,6 +181,20 @@ async def test_offsets_are_checked() -> None:
     assert isinstance(front.stream.delete_records(2).error, OffsetOutOfRange)
 
 
+async def test_no_reader_is_told_of_a_truncation() -> None:
+    """Whatever epoch a reader asks with, also one of an earlier owner after it has read records of this one: what is
+    acknowledged is never cut.
+    """
+    front, owner = await led()
+    front.append(b"1")
+    owner.ack()
+    owner.own(front.stream)
+    await front.tasks.run()
+    front.append(b"2", b"3")
+    owner.ack()
+    assert [front.stream.end_of_epoch(epoch) for epoch in range(4)] == [(epoch, 3) for epoch in range(4)]
+
+
 async def test_an_ownership_that_ends_while_producers_are_read_begins_nothing() -> None:
     """The table that was read belongs to an ownership that is over."""
     owner = MemoryOwner()

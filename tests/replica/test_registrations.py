@@ -68,17 +68,6 @@ def test_a_claim_takes_the_next_epoch_and_its_chunk_has_it() -> None:
         sealed.sealed(Prefix(10, 9, 1), (B,))
 
 
-def test_an_epoch_ends_where_the_next_one_begins() -> None:
-    """What Kafka's OffsetForLeaderEpoch asks: the end of an epoch's records, also for an epoch without any."""
-    assert ROLLED.end_of_epoch(1) == 7
-    assert ROLLED.end_of_epoch(0) == 0
-    assert ROLLED.end_of_epoch(2) is None
-    claimed_twice = ROLLED.claimed(OwnerId("b", "b.1")).claimed(OwnerId("c", "c.1"))
-    later = claimed_twice.sealed(Prefix(10, 9, 1), (B,)).opened((B, C), 9)
-    assert [chunk.epoch for chunk in later.chunks] == [1, 2, 4]
-    assert later.end_of_epoch(2) == later.end_of_epoch(3) == 9
-
-
 def test_readers_see_what_lies_in_front_of_the_last_chunk() -> None:
     """A last chunk that is sealed is not for readers yet: too few hosts may have what was never acknowledged in it."""
     assert (FIRST.settled_offset, ROLLED.settled_offset) == (0, 7)
