@@ -61,7 +61,7 @@ async def load_planner() -> PlanCopies | None:
     """See LoadPlanner."""
     try:
         room = await trio.to_thread.run_sync(import_module, PLANNER_ROOM)
-    except ModuleNotFoundError:
+    except ImportError:  # not there, or a library that it needs is not
         return None
     planner: PlanCopies = room.MAKE
     return planner

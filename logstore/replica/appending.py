@@ -186,10 +186,14 @@ class Appending:
 
     # ---- what members say
 
+    def is_progress(self, message: AppendDone) -> bool:
+        """Whether a member has more than before: one whose disk hangs answers what is repeated, too."""
+        return message.durable.length_bytes > self.progress[message.member].durable.length_bytes
+
     def confirmed(self, message: AppendDone, now_ms: int) -> bool:
         """A member has more. Returns whether something is acknowledged that was not."""
         progress = self.progress[message.member]
-        if message.durable.length_bytes > progress.durable.length_bytes:
+        if self.is_progress(message):
             progress.durable = message.durable
             progress.is_doubtful = progress.has_refused = False
             progress.resends = 0

@@ -8,6 +8,7 @@
 Invariants:
 * A chunk that is due drains after the metadata store has answered, and not before: from the swap of a roll on, nothing
   is acknowledged until the store has made the swap. So a store that is away holds up no batch.
+* Nor does one that no other may follow, because the stream has as many chunks as there may be, or too few hosts live.
 * A chunk of `largest_chunk_bytes` drains in any case: the size of a chunk is bounded.
 * The store is asked once in `ask_pause_ms`, one read of a register each time.
 """
@@ -55,6 +56,6 @@ class ChunkEnd:
         self._asked_ms = now_ms
         return True
 
-    def store_answered(self) -> None:
-        """The metadata store answers, so it is likely to make a swap: a chunk that is due is drained."""
-        self.is_draining = self.is_draining or self.is_due
+    def store_answered(self, *, may_end: bool) -> None:
+        """The metadata store answers, so it is likely to make a swap: a chunk that is due is drained, if it may end."""
+        self.is_draining = self.is_draining or (self.is_due and may_end)

@@ -292,7 +292,7 @@ class Owner:
             return self._overtaken(answer, now_ms)
         self._swap = None
         self._registration, self.revision = swap.wanted, answer.revision
-        self._appending.end.store_answered()
+        self._appending.end.store_answered(may_end=self._may_roll(now_ms))
         changed = Registered(self.stream, swap.wanted)
         if swap.is_repair:
             self._repair.registered(now_ms)
@@ -306,7 +306,7 @@ class Owner:
         """The metadata store answers: a chunk that is due is drained, unless a swap waits for the store still."""
         if self.state is not OwnerState.APPENDING or self._swap is not None or not self._appending.end.is_due:
             return []
-        self._appending.end.store_answered()
+        self._appending.end.store_answered(may_end=self._may_roll(now_ms))
         return self._advance(now_ms)
 
     def _overtaken(self, answer: SwapAnswer, now_ms: int) -> list[Effect]:
@@ -477,8 +477,9 @@ class Owner:
         return self._appending.send_placed(now_ms) if self.state is OwnerState.APPENDING else []
 
     def _confirmed(self, message: AppendDone, now_ms: int) -> list[Effect]:
-        self._suspects.until_ms.pop(message.member, None)
-        self._reports.confirmed(message.member)
+        if self._appending.is_progress(message):
+            self._suspects.until_ms.pop(message.member, None)
+            self._reports.confirmed(message.member)
         if not self._appending.confirmed(message, now_ms):
             return []
         self._reports.acknowledged()
@@ -531,9 +532,11 @@ class Owner:
 
     def _is_about_to_roll(self, now_ms: int) -> bool:
         """Whether the next swap is that of a roll: another one would hold it up if the metadata store went away."""
-        if not self._appending.end.is_draining or len(self.registration.chunks) >= MAX_CHUNKS:
-            return False
-        return self._next_set(now_ms).size >= self.min_copies
+        return self._appending.end.is_draining and self._may_roll(now_ms)
+
+    def _may_roll(self, now_ms: int) -> bool:
+        """Whether a chunk that is due may be followed by another one now."""
+        return len(self.registration.chunks) < MAX_CHUNKS and self._next_set(now_ms).size >= self.min_copies
 
     def _trim_if_due(self, now_ms: int) -> list[Effect]:
         """Swap in what is left of a trim; batches go on meanwhile."""
@@ -570,7 +573,8 @@ class Owner:
         """
         following, end, growths = self._next_set(now_ms), self._appending.end, self._shared.growths
         is_full = len(self.registration.chunks) >= MAX_CHUNKS
-        is_better = not is_full and following.is_better_than(self._appending.progress)
+        is_better = following.size >= self.min_copies and following.is_better_than(self._appending.progress)
+        is_better = is_better and not is_full
         if not is_better:
             growths.give_back(self.stream, now_ms)
         end.is_due = end.is_due or (is_better and growths.take(self.stream, now_ms))

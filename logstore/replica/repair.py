@@ -237,6 +237,8 @@ class Repair:
         self, registration: StreamRegistration, revision: int, live: tuple[Member, ...], now_ms: int
     ) -> RepairStep:
         if self._seen == (revision, live, self.placing):
+            self._is_waiting = False
+            self._tokens.give_back(self._stream)  # it was wished for while a host was away
             return NOTHING
         if self._is_waiting and self._waited == (revision, live, self.placing):
             if self._stream not in self._tokens.held:

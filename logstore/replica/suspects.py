@@ -1,7 +1,8 @@
 """Members that have failed, and are not chosen for chunks for a while.
 
 Invariant: a member that fails again and again is not chosen for twice as long each time, up to MAX_SUSPECT_PAUSES; one
-that has not failed for long begins anew.
+that has not failed for long begins anew. What fails before its last pause was over, because it has confirmed something
+meanwhile, has failed once: a chunk that nobody stands in for may be late many times in a moment.
 """
 
 from dataclasses import dataclass, field
@@ -31,6 +32,9 @@ class Suspects:
     def add(self, member: Member, suspect_ms: int, now_ms: int) -> None:
         """A member has failed, that was no suspect."""
         pause_ms, since_ms = self._pauses.get(member, (0, 0))
+        if now_ms < since_ms + pause_ms:
+            self.until_ms[member] = since_ms + pause_ms
+            return
         is_repeated = pause_ms and now_ms - since_ms < FORGET_AFTER_PAUSES * pause_ms
         pause_ms = min(2 * pause_ms, MAX_SUSPECT_PAUSES * suspect_ms) if is_repeated else suspect_ms
         self._pauses[member] = (pause_ms, now_ms)

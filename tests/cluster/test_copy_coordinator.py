@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from logstore.base.metadata import schema
+from logstore.cluster import copy_coordinator
 from logstore.cluster.copy_fields import decode_plan, encode_plan
 from logstore.cluster.copy_plan import Going
 from logstore.cluster.copy_requests import AWAY_S
@@ -350,3 +351,13 @@ def test_a_last_copy_does_not_wait() -> None:
         assert trio.current_time() - began_s < 50
 
     check(test)
+
+
+def test_a_host_whose_packages_are_broken_plans_no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that numpy needs is not there: the host goes on, and another one may plan."""
+
+    def broken(_: str) -> None:
+        raise ImportError("libopenblas.so.0: cannot open shared object file: No such file or directory")
+
+    monkeypatch.setattr(copy_coordinator, "import_module", broken)
+    assert trio.run(copy_coordinator.load_planner) is None

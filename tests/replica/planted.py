@@ -227,7 +227,7 @@ class RollsUnasked(Owner):
     """A full chunk ends whether the metadata store answers or not."""
 
     def _end_chunk_if_due(self, now_ms: int) -> list[Effect]:
-        self._appending.end.store_answered()
+        self._appending.end.store_answered(may_end=True)
         return super()._end_chunk_if_due(now_ms)
 
 

@@ -9,7 +9,8 @@ from typing import TypeVar
 
 import pytest
 
-from logstore.replica.effects import Effect, Send, Unavailable
+from logstore.replica.effects import Effect, MemberFailed, Send, Unavailable
+from logstore.replica.host_state import HostState
 from logstore.replica.messages import Append, AppendDone, CopyChunk, CopyDone, FenceDone, Reason, Refused
 from logstore.replica.owner import Owner
 from logstore.replica.owner_states import OwnerState
@@ -274,3 +275,75 @@ def test_a_host_that_is_drained_stands_in_for_one_that_fails_again_and_again() -
             now_ms += 1_000
             settle(owner.tick(now_ms))
     assert sets == [(C, A), (C,), (C, A), (C, B), (C, A), (C, B), (C, A)]
+
+
+def opened(owner: Owner, registration: StreamRegistration, live: tuple[Member, ...]) -> None:
+    """The owner claims a stream, and opens a chunk."""
+    owner.live_members(live, 0)
+    owner.start(0)
+    owner.registration_read(RegistrationRead("s", 1, registration), 0)
+    (wanted,) = swaps(owner.swap_answered(SwapAnswer("s", 1, True, 2, registration.claimed(HERE)), 0))
+    owner.swap_answered(SwapAnswer("s", 2, True, 3, wanted), 0)
+    assert owner.state is OwnerState.APPENDING
+
+
+def sent_to(effects: list[Effect], member: Member) -> list[Append]:
+    """The batches that a member gets directly from the owner."""
+    messages = [each.message for each in effects if isinstance(each, Send) and each.host == member.host]
+    return [message for message in messages if isinstance(message, Append) and message.entries]
+
+
+def test_a_disk_that_hangs_for_a_moment_is_not_one_that_is_broken() -> None:
+    """Nobody stands in for a member, and its disk hangs. It answers what is sent again, with nothing new, and confirms
+    one batch after the other at last. It has failed once, and is told of once: not for ten minutes.
+    """
+    owner, batches, reports = Owner("s", HERE), 50, list[Effect]()
+    opened(owner, StreamRegistration(2, 2), (C, B))
+    for _ in range(batches):
+        owner.append(b"x", 1, 0)
+    owner.receive(AppendDone("s", 1, C, Prefix(batches, batches, 0)), 1)
+    for now_ms in range(20, 3_000, 20):
+        effects = owner.tick(now_ms)
+        for _ in sent_to(effects, B):
+            effects = [*effects, *owner.receive(AppendDone("s", 1, B, Prefix.empty(0)), now_ms)]
+        reports += [each for each in effects if isinstance(each, MemberFailed)]
+    assert len(reports) == 1
+    for count in range(1, batches):
+        owner.receive(AppendDone("s", 1, B, Prefix(count, count, 0)), 3_000 + 20 * count)
+        owner.tick(3_010 + 20 * count)
+    (without_b,) = swaps(owner.require(1, 4_010))
+    assert without_b.open_chunk is not None
+    assert without_b.open_chunk.members == (C,)
+    owner.swap_answered(SwapAnswer("s", owner.revision, True, owner.revision + 1, without_b), 4_010)
+    assert owner.wake_ms is not None
+    assert owner.wake_ms <= 4_010 + owner.limits.suspect_ms
+
+
+def test_a_stream_at_its_most_chunks_takes_batches_after_a_trim() -> None:
+    """Its last chunk is due, and another one may not follow: whatever the metadata store answers, batches go on."""
+    owner = Owner("s", HERE)
+    owner.size_chunks(10)
+    registration = sealed(MAX_CHUNKS - 1, (C, A))
+    opened(owner, replace(registration, chunks=registration.chunks[:-1], epoch=MAX_CHUNKS - 1), (C, A))
+    assert len(owner.registration.chunks) == MAX_CHUNKS
+    for now_ms in (1_000, 1_010):
+        assert sent_to(owner.append(b"x" * 20, 1, now_ms), A)
+    (trimmed,) = swaps(owner.trim(5, 1_020, keeps_last=True))
+    owner.swap_answered(SwapAnswer("s", 3, True, 4, trimmed), 1_030)
+    owner.registration_read(RegistrationRead("s", 4, trimmed), 1_040)
+    assert sent_to(owner.append(b"x" * 20, 1, 1_050), A)
+
+
+def test_a_stream_with_too_few_hosts_holds_up_no_other_one() -> None:
+    """It would have more members than now, and may not open a chunk with so few: it takes no turn to do so."""
+    shared = HostState()
+    owner = Owner("s", HERE, shared=shared)
+    opened(owner, StreamRegistration(3, 1), (C,))
+    owner.require(3, 10)
+    owner.live_members((C, A), 20)
+    owner.tick(40)
+    assert owner.is_at_rest
+    assert shared.growths.take("another", 60)
+    owner.live_members((C, A, B), 80)
+    shared.growths.leave("another")
+    assert ReadRegistration("s") in owner.tick(100)

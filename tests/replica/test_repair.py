@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from logstore.replica.copy_tokens import CopyGo, CopyTokens
 from logstore.replica.effects import Send
 from logstore.replica.messages import CopyChunk
 from logstore.replica.registrations import Member, OwnerId, Prefix, StreamRegistration
@@ -34,3 +37,23 @@ def test_a_target_that_failed_is_forgotten_when_its_chunk_has_its_copies() -> No
     for now_ms in range(2 * TIMEOUT_MS, 4 * TIMEOUT_MS, 100):
         assert repair.tick(registration, 3, live, now_ms).wanted is None
     assert repair.is_at_rest(3, live)
+
+
+@pytest.mark.parametrize("is_granted", [False, True])
+def test_a_copy_that_was_wished_for_is_not_when_its_host_is_back(is_granted: bool) -> None:
+    """The stream keeps neither its wish nor a go that has come meanwhile: others wait for the tokens of both hosts."""
+    a, b, c, d = (Member(name, f"disk-{name}") for name in "abcd")
+    copies = StreamRegistration(3, 2).claimed(OwnerId("a", "a.1")).opened((a, b, c), 0)
+    copies = copies.rolled(Prefix(100, 10, 1), (a, b, c), (), (a, b, d))
+    tokens = CopyTokens()
+    tokens.follow_plan(is_planned=True)
+    repair, everybody = Repair("s", 200, 10_000, tokens), (a, b, c, d)
+    repair.tick(copies, 1, everybody, 0)
+    repair.tick(copies, 1, (a, b, d), 100)
+    assert tokens.counts == (0, 1)
+    if is_granted:
+        wish = tokens.waiting["s"]
+        assert tokens.granted("s", CopyGo(wish.epoch, wish.target, wish.sources[0]))
+    repair.tick(copies, 1, everybody, 200)
+    assert tokens.counts == (0, 0)
+    assert repair.is_at_rest(1, everybody)
