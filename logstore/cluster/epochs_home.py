@@ -11,6 +11,9 @@ Invariants:
 * The owner of a stream is told how far it may trim, and whether an epoch is under way, only if the metadata store says
   behind what was found that this host has the epochs: a home that was replaced does not know what was decided since. No
   entry is put for it: a trim makes room where there is none for entries.
+* What is staged and not committed holds KEPT_CHUNKS of the stream at most, however little it is: it lies between what
+  all other queries stage, and a stream with MAX_CHUNKS takes nothing any more, not even the entries by which it is
+  tidied.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,11 +41,15 @@ from logstore.epochs.stream_holds import HeldEpoch, StreamHolds
 from logstore.errors import CairnError, NotEnoughReplicas, NotLeader, TryAgain
 from logstore.events import LEDGER_NOT_READ
 from logstore.format.fields import Fields, decode_fields, get_int, get_name
+from logstore.format.staged import AttemptKey
 from logstore.interfaces import Buffer
+from logstore.replica.registrations import MAX_CHUNKS
 
 TICK_S: Final = 5.0
 MAX_WAITING_BYTES: Final = 64 << 20
 """Of staged output that is not given to the stream yet."""
+KEPT_CHUNKS: Final = MAX_CHUNKS // 2
+"""Of the stream of epochs, behind output that is not committed: 64 GiB of what all queries stage."""
 _INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
 
@@ -66,6 +73,11 @@ class EpochsLedger(ReplicatedLedger):
     def is_current(self) -> bool:
         """Whether the ownership lasts in which it was read."""
         return self.stream.ownership == self._ownership
+
+    def held_for_too_long(self) -> list[AttemptKey]:
+        """The attempts that lie in front of the newest KEPT_CHUNKS chunks of the stream."""
+        chunks = self.stream.registration.chunks if self.stream.is_leader else ()
+        return self.staging.begun_before(chunks[-KEPT_CHUNKS].base_offset) if len(chunks) > KEPT_CHUNKS else []
 
 
 class StagingRoom:
@@ -179,6 +191,7 @@ class EpochsHome:
                 while True:
                     await trio.sleep(TICK_S)
                     epochs.tick(now_ms=clock.wall_ms())
+                    epochs.drop_uncommitted(ledger.held_for_too_long())
                     ledger.staging.tell_dropped()
             finally:
                 self.epochs = self._ledger = ledger.records.nursery = None

@@ -10,18 +10,21 @@ import pytest
 import trio
 
 from logstore.base.metadata.errors import MetadataError
-from logstore.cluster import epoch_holds
+from logstore.cluster import epoch_holds, epochs_home, replicated_ledger, topics
 from logstore.cluster.epoch_holds import EpochHolds
 from logstore.cluster.owner_calls import APPEND_GROUP, EPOCHS_LIMIT, FIND_END, IS_UNDER_WAY, Handler, OwnerCalls
 from logstore.cluster.replicated_stream import ReplicatedStream
-from logstore.errors import TryAgain
+from logstore.cluster.topics import EPOCHS_TOPIC
+from logstore.errors import StagedMissing, TryAgain
 from logstore.format.batch import iterate_batches
 from logstore.format.control import End, decode_control
+from logstore.format.epoch_api import EPOCH_COMMIT, STAGE, EpochCommitRequest, Part, StageRequest, TaskOutput
 from logstore.format.fields import decode_fields, encode_fields
 from logstore.format.records import Record, encode_batch
 from logstore.interfaces import Buffer
 from logstore.log.stream_state import AppendTicket
 from logstore.log.ticket import Ticket
+from logstore.replica import owner
 from tests.cluster.epochs_world import TOPIC, EpochsWorld, epochs_world
 from tests.cluster.test_epochs import PARTITIONS, in_virtual_time, owners
 
@@ -266,3 +269,31 @@ def test_a_host_that_has_not_heard_of_epochs() -> None:
             await late.trim_limit(stream, 7)
 
     run(story)
+
+
+def test_what_is_staged_and_left_does_not_fill_the_topic_of_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query stages a record and commits nothing; behind it others fill more chunks than a stream may have. Its record
+    is dropped, the topic is trimmed, and the others go on.
+    """
+    monkeypatch.setattr(topics, "INTERNAL_CHUNK_BYTES", 1024)
+    monkeypatch.setattr(replicated_ledger, "TIDY_BYTES", 4096)
+    monkeypatch.setattr(owner, "MAX_CHUNKS", 32)
+    monkeypatch.setattr(epochs_home, "KEPT_CHUNKS", 12)
+
+    async def main() -> None:
+        async with epochs_world("a", "b", "c", partitions=PARTITIONS) as world:
+            batch = encode_batch([Record(0, world.clock.wall_ms(), None, b"left")])
+            part = Part(TOPIC, 0, len(batch), 1, 1)
+            await world.ask(StageRequest("left", "run", 5, 0, "a", 0, (part,), bytes(batch)), STAGE)
+            for number in range(60):
+                await world.epoch(number, PARTITIONS)
+                await trio.sleep(2.0)
+            stream = world.hosts[await world.home()].topics.topics[EPOCHS_TOPIC].partitions[0]
+            assert 0 < stream.chunk_count < 32
+            assert stream.log_start_offset > 100
+            commit = EpochCommitRequest("left", "run", 5, "error", (TaskOutput(0, "a", 1),), "", False)
+            with pytest.raises(StagedMissing):
+                await world.ask(commit, EPOCH_COMMIT)
+            await world.check(60, PARTITIONS)
+
+    in_virtual_time(main, 300.0)
