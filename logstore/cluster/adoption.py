@@ -43,6 +43,8 @@ from logstore.replica.registrations import Member, StreamRegistration
 
 USERS_LEDGER: Final = "users"
 VERSION: Final = 1
+NO_FILES: Final = frozenset((LOCK_FILE, f"{ADOPTION_FILE}.new", "lost+found"))
+"""In a new directory before the first step; a file system of its own has the last of them."""
 SETTINGS: Final = StoreSettings(topic_defaults=TopicConfig(retention_ms=-1), disk_reserve_bytes=0)
 """Nothing is trimmed that only the settings of the sidecar would keep, whatever room there is."""
 
@@ -149,7 +151,7 @@ def _begin(fs: FileSystem, source_id: str, host: str, environment: AdoptionEnvir
                 f"there, and this is {source_id}, for {host!r}: give the same again, or an empty --into"
             )
         return found
-    others = sorted(set(fs.list_directory("")) - {LOCK_FILE, f"{ADOPTION_FILE}.new"})
+    others = sorted(set(fs.list_directory("")) - NO_FILES)
     if others:
         raise AdoptionRefused(f"--into is not empty, it has {others[0]!r}: give a directory that is new")
     cluster_id, disk = environment.new_id().hex, f"{environment.random.getrandbits(64):016x}"

@@ -44,7 +44,7 @@ from logstore.interfaces import Buffer
 MAX_CALLS: Final = 256
 MAX_KIND_BYTES: Final = 8 << 20
 """Of calls of one kind to one host that have no answer: two segments of staged output."""
-MAX_SERVED: Final = 2048
+MAX_SERVED: Final = 4096
 """More than the kinds that there are, times MAX_CALLS."""
 RECEIVE_BYTES: Final = 256 * 1024
 _HEAD: Final = struct.Struct(">BBQ")

@@ -11,6 +11,9 @@ Invariants:
 * The owner of a stream is told how far it may trim, and whether an epoch is under way, only if the metadata store says
   behind what was found that this host has the epochs: a home that was replaced does not know what was decided since. No
   entry is put for it: a trim makes room where there is none for entries.
+* What is staged and not committed holds KEPT_CHUNKS of the stream at most, however little it is: it lies between what
+  all other queries stage, and a stream with MAX_CHUNKS takes nothing any more, not even the entries by which it is
+  tidied. What a committed epoch holds has to stay: from STAGED_CHUNKS on no more is staged, and entries have the rest.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,11 +41,17 @@ from logstore.epochs.stream_holds import HeldEpoch, StreamHolds
 from logstore.errors import CairnError, NotEnoughReplicas, NotLeader, TryAgain
 from logstore.events import LEDGER_NOT_READ
 from logstore.format.fields import Fields, decode_fields, get_int, get_name
+from logstore.format.staged import AttemptKey
 from logstore.interfaces import Buffer
+from logstore.replica.registrations import MAX_CHUNKS
 
 TICK_S: Final = 5.0
 MAX_WAITING_BYTES: Final = 64 << 20
 """Of staged output that is not given to the stream yet."""
+KEPT_CHUNKS: Final = MAX_CHUNKS // 2
+"""Of the stream of epochs, behind output that is not committed: 64 GiB of what all queries stage."""
+STAGED_CHUNKS: Final = MAX_CHUNKS - MAX_CHUNKS // 8
+"""Of the stream of epochs: 112 GiB, and 16 for entries behind them."""
 _INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
 
@@ -67,15 +76,31 @@ class EpochsLedger(ReplicatedLedger):
         """Whether the ownership lasts in which it was read."""
         return self.stream.ownership == self._ownership
 
+    @property
+    def is_untidy(self) -> bool:
+        """See ReplicatedLedger; also whether the stream has more than KEPT_CHUNKS chunks that nothing staged holds."""
+        first_offset, kept_from = self.staging.first_offset, self._kept_from()
+        return super().is_untidy or (kept_from > 0 and (first_offset is None or first_offset >= kept_from))
+
+    def held_for_too_long(self) -> list[AttemptKey]:
+        """The attempts that lie in front of the newest KEPT_CHUNKS chunks of the stream."""
+        return self.staging.begun_before(self._kept_from())
+
+    def _kept_from(self) -> int:
+        """Where the newest KEPT_CHUNKS chunks begin; 0: the stream has no more than these."""
+        chunks = self.stream.registration.chunks if self.stream.is_leader else ()
+        return chunks[-KEPT_CHUNKS].base_offset if len(chunks) > KEPT_CHUNKS else 0
+
 
 class StagingRoom:
     """The room for what is to be staged: the disks are looked after by the hosts that keep it (a member without room
-    fails), and here the memory of what waits for the stream. It waits on when its attempt is dropped, or its client is
-    gone: so it counts for itself.
+    fails), and here the memory of what waits for the stream, and the stream's chunks. What waits does so on when its
+    attempt is dropped, or its client is gone: so it counts for itself.
     """
 
-    def __init__(self, records: StagedRecords) -> None:
-        self._records = records
+    def __init__(self, ledger: EpochsLedger) -> None:
+        self._stream = ledger.stream
+        self._records = ledger.records
 
     def promise(self, promised_bytes: object) -> None:
         """See SpaceAdmission."""
@@ -89,6 +114,11 @@ class StagingRoom:
         if waiting_bytes and waiting_bytes + size_bytes > MAX_WAITING_BYTES:
             raise NotEnoughReplicas(
                 f"{waiting_bytes} bytes of staged output wait for the members of the topic of epochs already; retry"
+            )
+        if size_bytes and self._stream.chunk_count >= STAGED_CHUNKS:
+            raise NotEnoughReplicas(
+                f"the topic of epochs has {self._stream.chunk_count} chunks behind an epoch that is committed and not "
+                "in all its streams (`cairn queries`); no more is staged until it is"
             )
 
 
@@ -179,6 +209,7 @@ class EpochsHome:
                 while True:
                     await trio.sleep(TICK_S)
                     epochs.tick(now_ms=clock.wall_ms())
+                    epochs.drop_uncommitted(ledger.held_for_too_long())
                     ledger.staging.tell_dropped()
             finally:
                 self.epochs = self._ledger = ledger.records.nursery = None
@@ -188,7 +219,7 @@ class EpochsHome:
     def _made(self, ledger: EpochsLedger, delivery: GroupDelivery, holds: StreamHolds) -> Epochs:
         clock, report = self._services.clock, self._services.report
         publisher = RemotePublisher(ledger.staging, delivery, holds, report)
-        parts = EpochParts(ledger, ledger.staging, publisher, StagingRoom(ledger.records), clock)
+        parts = EpochParts(ledger, ledger.staging, publisher, StagingRoom(ledger), clock)
         return Epochs(parts, report, staged_age_ms=self._limits.staged_age_ms)
 
     # ---- what owners of streams ask

@@ -26,7 +26,7 @@ Sources: docs/format.md, "Epochs"; CEC paper, section IX.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from logstore.base.events import Report
@@ -549,12 +549,26 @@ class Epochs:
         for query in list(self._queries.values()):
             self._expire(query, now_ms)
 
+    def drop_uncommitted(self, keys: Iterable[AttemptKey]) -> None:
+        """Drop staged output that its area cannot keep any longer, but what a commit may need."""
+        by_query: dict[str, list[AttemptKey]] = {}
+        for key in keys:
+            by_query.setdefault(key.query, []).append(key)
+        for name, some in by_query.items():
+            query = self._queries.get(name)
+            old = [] if query is None else [key for key in some if not query.covers(key)]
+            if query is not None and old:
+                self._drop_expired(query, old)
+
+    def _drop_expired(self, query: Query, keys: Sequence[AttemptKey]) -> None:
+        dropped_bytes = self._staging.drop(keys)
+        self._report(STAGED_DATA_EXPIRED, query=query.name, attempts=len(keys), bytes=dropped_bytes)
+
     def _expire(self, query: Query, now_ms: int) -> None:
         attempts = self._staging.attempts(query.name)
         old = [a.key for a in attempts if a.last_staged_ms + self._staged_age_ms < now_ms and not query.covers(a.key)]
         if old:
-            dropped_bytes = self._staging.drop(old)
-            self._report(STAGED_DATA_EXPIRED, query=query.name, attempts=len(old), bytes=dropped_bytes)
+            self._drop_expired(query, old)
         over = query.state is EpochState.IDLE and len(attempts) == len(old) and query.admitted.done
         unused = query.last is None and query.incarnations.seen_ms + self._forget_ms < now_ms
         finished = query.last is not None and query.last.forget and query.last.committed_ms + self._forget_ms < now_ms

@@ -172,6 +172,14 @@ class ReplicatedStaging:
         known = [a.segments[0].offset for a in self._attempts.values() if a.segments and a.segments[0].offset >= 0]
         return min(known, default=None)
 
+    def begun_before(self, offset: int) -> list[AttemptKey]:
+        """The attempts for which the stream has to be kept in front of an offset."""
+        return [
+            key
+            for key, attempt in self._attempts.items()
+            if attempt.segments and 0 <= attempt.segments[0].offset < offset
+        ]
+
     def take(self, offset: int, record: Record) -> None:
         """Read back a record. Raises CorruptFile, UnknownFormatVersion."""
         value = record.value or b""

@@ -466,7 +466,9 @@ async def test_damage_in_a_chunk(tmp_path: Path) -> None:
 
 
 async def test_places_that_are_in_use(tmp_path: Path) -> None:
-    """A metadata store with anything in it, a directory with files, an adoption of another host, a host's directory."""
+    """A metadata store with anything in it, a directory with files, an adoption of another host, a host's directory; a
+    file system of its own is none.
+    """
     source = tmp_path / "source"
     await fill(source)
     attempt = Attempt(tmp_path, source)
@@ -478,6 +480,9 @@ async def test_places_that_are_in_use(tmp_path: Path) -> None:
     used = Attempt(tmp_path, source, "used")
     (made(used.target) / "x").touch()
     assert "--into is not empty, it has 'x'" in await used.refused()
+    mounted = Attempt(tmp_path, source, "mounted")
+    (made(mounted.target) / "lost+found").mkdir()
+    assert (await mounted.run()).topics == 3
     (source / "host.json").write_text("{}")
     assert "that of a host of a cluster already" in await Attempt(tmp_path, source, "third").refused()
 

@@ -12,7 +12,7 @@ import trio.lowlevel
 import trustme
 
 from logstore.base.addresses import Address
-from logstore.cluster import calls
+from logstore.cluster import calls, owner_calls
 from logstore.cluster.calls import CallHead, decode_call, encode_call
 from logstore.cluster.hello import Hello, encode_hello
 from logstore.cluster.peers import Peer
@@ -161,6 +161,13 @@ async def test_a_call_that_is_given_up_costs_no_other() -> None:
             asking.cancel_scope.cancel()
         gate.opened.set()
         assert await called(a, "b", b"2") == b"a: 2"
+
+
+def test_calls_of_all_other_kinds_leave_room_for_one_more() -> None:
+    """A host that serves as many as another one may make reads on: what they wait for may be a call."""
+    kinds = [name for name, value in vars(owner_calls).items() if name.isupper() and isinstance(value, int)]
+    assert len(kinds) > 10
+    assert len(kinds) * calls.MAX_CALLS < calls.MAX_SERVED
 
 
 async def test_calls_that_are_given_up_do_not_pile_up_where_they_are_served(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,18 +10,23 @@ import pytest
 import trio
 
 from logstore.base.metadata.errors import MetadataError
-from logstore.cluster import epoch_holds
+from logstore.cluster import epoch_holds, epochs_home, replicated_ledger, topics
 from logstore.cluster.epoch_holds import EpochHolds
+from logstore.cluster.group_appends import GroupAppends
 from logstore.cluster.owner_calls import APPEND_GROUP, EPOCHS_LIMIT, FIND_END, IS_UNDER_WAY, Handler, OwnerCalls
 from logstore.cluster.replicated_stream import ReplicatedStream
-from logstore.errors import TryAgain
+from logstore.cluster.topics import EPOCHS_TOPIC
+from logstore.epochs.group_order import GroupOrder
+from logstore.errors import StagedMissing, TryAgain
 from logstore.format.batch import iterate_batches
 from logstore.format.control import End, decode_control
+from logstore.format.epoch_api import EPOCH_COMMIT, STAGE, EpochCommitRequest, Part, StageRequest, TaskOutput
 from logstore.format.fields import decode_fields, encode_fields
 from logstore.format.records import Record, encode_batch
 from logstore.interfaces import Buffer
 from logstore.log.stream_state import AppendTicket
 from logstore.log.ticket import Ticket
+from logstore.replica import owner
 from tests.cluster.epochs_world import TOPIC, EpochsWorld, epochs_world
 from tests.cluster.test_epochs import PARTITIONS, in_virtual_time, owners
 
@@ -266,3 +271,78 @@ def test_a_host_that_has_not_heard_of_epochs() -> None:
             await late.trim_limit(stream, 7)
 
     run(story)
+
+
+def small_topic_of_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of a few records, and few of them."""
+    monkeypatch.setattr(topics, "INTERNAL_CHUNK_BYTES", 1024)
+    monkeypatch.setattr(replicated_ledger, "TIDY_BYTES", 4096)
+    monkeypatch.setattr(owner, "MAX_CHUNKS", 32)
+    monkeypatch.setattr(epochs_home, "STAGED_CHUNKS", 20)
+    monkeypatch.setattr(epochs_home, "KEPT_CHUNKS", 12)
+
+
+async def stage_for_left(world: EpochsWorld) -> EpochCommitRequest:
+    """A record that query `left` stages; the request to commit it."""
+    batch = encode_batch([Record(0, world.clock.wall_ms(), None, b"left")])
+    part = Part(TOPIC, 0, len(batch), 1, 1)
+    await world.ask(StageRequest("left", "run", 5, 0, "a", 0, (part,), bytes(batch)), STAGE)
+    return EpochCommitRequest("left", "run", 5, "error", (TaskOutput(0, "a", 1),), "", False)
+
+
+def test_what_is_staged_and_left_does_not_fill_the_topic_of_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query stages a record and commits nothing; behind it others fill more chunks than a stream may have. Its record
+    is dropped, the topic is trimmed, and the others go on.
+    """
+    small_topic_of_epochs(monkeypatch)
+
+    async def main() -> None:
+        async with epochs_world("a", "b", "c", partitions=PARTITIONS) as world:
+            commit = await stage_for_left(world)
+            for number in range(60):
+                await world.epoch(number, PARTITIONS)
+                await trio.sleep(2.0)
+            stream = world.hosts[await world.home()].topics.topics[EPOCHS_TOPIC].partitions[0]
+            assert 0 < stream.chunk_count < 32
+            assert stream.log_start_offset > 100
+            with pytest.raises(StagedMissing):
+                await world.ask(commit, EPOCH_COMMIT)
+            await world.check(60, PARTITIONS)
+
+    in_virtual_time(main, 300.0)
+
+
+def test_an_epoch_that_waits_for_its_stream_leaves_room_in_the_topic_of_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is committed, so it stays; the others are told to wait before the topic takes nothing any more, and all go on
+    when the stream is back.
+    """
+    small_topic_of_epochs(monkeypatch)
+    back, append_group = trio.Event(), GroupAppends.append
+
+    async def append_later(self: GroupAppends, order: GroupOrder) -> None:
+        if order.query == "left" and not back.is_set():
+            raise TryAgain("the stream has too few members")
+        await append_group(self, order)
+
+    monkeypatch.setattr(GroupAppends, "append", append_later)
+
+    async def main() -> None:
+        async with epochs_world("a", "b", "c", partitions=PARTITIONS) as world, trio.open_nursery() as nursery:
+            commit = await stage_for_left(world)
+            nursery.start_soon(world.ask, commit, EPOCH_COMMIT)
+
+            async def others() -> None:
+                for number in range(60):
+                    await world.epoch(number, PARTITIONS)
+                    await trio.sleep(0.5)
+
+            nursery.start_soon(others)
+            while "stage: NotEnoughReplicas" not in world.outcomes:  # noqa: ASYNC110  in virtual time
+                await trio.sleep(0.5)
+            await trio.sleep(2.0)
+            stream = world.hosts[await world.home()].topics.topics[EPOCHS_TOPIC].partitions[0]
+            assert 20 <= stream.chunk_count < 32
+            back.set()
+        assert stream.chunk_count <= 14
+
+    in_virtual_time(main, 600.0)

@@ -82,7 +82,7 @@ async def test_what_waits_is_bounded_whoever_has_dropped_it(monkeypatch: pytest.
     monkeypatch.setattr(epochs_home, "MAX_WAITING_BYTES", 20 * PIECE_BYTES)
     owner = MemoryOwner()
     ledger = await lead(owner)
-    room = StagingRoom(ledger.records)
+    room = StagingRoom(ledger)
     with pytest.raises(NotEnoughReplicas, match="retry"):
         for number in range(50):
             key = KEY._replace(attempt=f"a{number}")
