@@ -7,7 +7,7 @@ Invariants:
 * Nothing here does I/O.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import count
 from typing import Final, NamedTuple
 
@@ -99,14 +99,17 @@ class SealedChunks(NamedTuple):
         return cls(unstored, held, sum(map(_length, held)))
 
     def next_to_store(
-        self, first_offset: int, copies: int, is_later: Callable[[int], bool]
+        self, first_offset: int, copies: int, alive: Collection[str], is_later: Callable[[int], bool]
     ) -> ChunkRegistration | None:
-        """The oldest chunk with records from an offset on that is to be stored: it has so many copies, and none is
-        being made. `is_later`: whether the chunk of an epoch is to wait.
+        """The oldest chunk with records from an offset on that is to be stored: it has so many copies, or as many as
+        hosts are alive, and none is being made. A candidate that is not alive may be gone for good. `is_later`: whether
+        the chunk of an epoch is to wait.
         """
+        least = min(copies, len(alive))
         for chunk in self.unstored:
             if chunk.end is not None and chunk.end.next_offset > first_offset and not is_later(chunk.epoch):
-                if len(chunk.members) >= copies and not chunk.candidates:
+                is_copied = any(candidate.host in alive for candidate in chunk.candidates)
+                if len(chunk.members) >= least and not is_copied:
                     return chunk
         return None
 

@@ -20,7 +20,7 @@ chunks of each owned stream whose registration has changed, every ROUND_INTERVAL
 after a failure, and every hour.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -76,8 +76,8 @@ class TierHost(Protocol):
     """What the tier needs of its host (`logstore.cluster.host`)."""
 
     @property
-    def alive_hosts(self) -> int:
-        """How many hosts live."""
+    def alive_hosts(self) -> Collection[str]:
+        """The hosts that live."""
 
     def note_tiered(self, stream: str, epoch: int, copy: TieredCopy, /) -> None:
         """Register where a sealed chunk lies in the tier. Raises NotLeader."""
@@ -286,8 +286,7 @@ class ClusterTiering:
             return is_in_flight or known.later.get(epoch, 0.0) > now_s
 
         first_offset = max(registration.log_start, stream.start_asked)
-        copies = min(registration.copies, self._host.alive_hosts)
-        return known.sealed.next_to_store(first_offset, copies, is_later)
+        return known.sealed.next_to_store(first_offset, registration.copies, self._host.alive_hosts, is_later)
 
     async def _store_due(self, streams: Sequence[ReplicatedStream]) -> bool:
         waiting = [stream for stream in streams if self._next(stream) is not None]

@@ -139,6 +139,28 @@ def test_no_copy_goes_while_the_metadata_store_is_away() -> None:
     in_world(test, *HOSTS)
 
 
+def test_an_owner_that_is_lost_for_good_stops_no_chunk() -> None:
+    """The chunk that it left open names it as one that may have a copy, for as long as no third host lives: that copy
+    is not being made, so the chunk is stored, and the copies in front of the last one go.
+    """
+
+    async def test(world: TierWorld) -> None:
+        await world.create()
+        await world.append(3)
+        life, _ = await world.wait_leader()
+        await world.kill(life.running.host.name)
+        for _ in range(3):
+            await world.chunk()
+        found = await world.registration()
+        assert found is not None
+        assert [member.host for member in found.chunks[0].candidates] == [life.running.host.name]
+        with trio.fail_after(300):
+            await world.settle()
+        await world.check_all()
+
+    in_world(test, *HOSTS)
+
+
 class ForgetsEpochs(ClusterTiering):
     """A planted bug: an owner sweeps what it does not know, whoever has stored it."""
 
