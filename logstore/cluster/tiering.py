@@ -38,6 +38,7 @@ from logstore.cluster.tiered_chunks import SealedChunks, TieredStream
 from logstore.errors import (
     CairnError,
     NotLeader,
+    ObjectMissing,
     TierRefused,
     TierUnavailable,
     UnknownTopicOrPartition,
@@ -66,6 +67,8 @@ from logstore.tier.tiering import (
 
 T = TypeVar("T")
 PIECE_BYTES: Final = 1 << 20
+STORE_FAILED: Final = (TierUnavailable, TierRefused, ObjectMissing)
+"""What a listing or a removal may raise: another host may sweep at the same time."""
 LOOKED_AT_ONCE: Final = 200
 """Streams, before other tasks run."""
 
@@ -194,7 +197,7 @@ class ClusterTiering:
             if self._parts.clock.monotonic_s() >= self._sweep_at_s:
                 await self._sweep()
             has_more = await self._store_due(streams)
-        except (TierUnavailable, TierRefused) as error:
+        except STORE_FAILED as error:
             self._note_away(error)
             return False
         self._note_back()
@@ -306,7 +309,7 @@ class ClusterTiering:
                     return
                 try:
                     await self._store(stream, chunk)
-                except (TierUnavailable, TierRefused) as error:
+                except STORE_FAILED as error:
                     failures.append(error)
 
     async def _store(self, stream: ReplicatedStream, chunk: ChunkRegistration) -> None:

@@ -161,6 +161,28 @@ def test_an_owner_that_is_lost_for_good_stops_no_chunk() -> None:
     in_world(test, *HOSTS)
 
 
+def test_a_key_that_goes_while_it_is_listed_ends_no_host() -> None:
+    """Hosts sweep at the same time: a store may say that what it was listing is gone. The next sweep lists it again."""
+
+    async def test(world: TierWorld) -> None:
+        await world.create()
+        told: list[str] = []
+
+        def gone(method: str, key: str) -> None:
+            if method == "list" and len(told) < len(HOSTS):
+                told.append(key)
+                raise ObjectMissing(key)
+
+        world.objects.before = gone
+        for _ in range(3):
+            await world.chunk()
+        await world.settle()
+        assert len(told) == len(HOSTS)
+        await world.check_all()
+
+    in_world(test, *HOSTS)
+
+
 class ForgetsEpochs(ClusterTiering):
     """A planted bug: an owner sweeps what it does not know, whoever has stored it."""
 
