@@ -147,6 +147,15 @@ class _Known:
     """Chunks that could not be stored, by epoch, and until when they wait."""
 
 
+@dataclass(slots=True)
+class _Sweep:
+    """A sweep under way. `gone`: whether streams that this host does not know are gone, as the metadata store said."""
+
+    listed: Iterator[ListedObject]
+    gone: dict[TieredStream, bool] = field(default_factory=dict)
+    swept_keys: int = 0
+
+
 class ClusterTiering:
     """The tier of one host of a cluster. `round` does what is due; one round at a time."""
 
@@ -162,6 +171,7 @@ class ClusterTiering:
         """Chunks that are stored, or registered, at present: stream and base offset."""
         self._gone: dict[str, list[TieredChunk]] = {}
         """Chunks of streams whose topics were deleted."""
+        self._sweeping: _Sweep | None = None
         self._sweep_at_s = 0.0
         self._pause_s = 0.0
         self._resume_at_s = 0.0
@@ -194,9 +204,8 @@ class ClusterTiering:
             return False
         try:
             await self._remove()
-            if self._parts.clock.monotonic_s() >= self._sweep_at_s:
-                await self._sweep()
-            has_more = await self._store_due(streams)
+            is_sweeping = await self._sweep()
+            has_more = await self._store_due(streams) or is_sweeping
         except STORE_FAILED as error:
             self._note_away(error)
             return False
@@ -266,7 +275,7 @@ class ClusterTiering:
         figures.away_because = str(error)
         self._pause_s = min(MAX_PAUSE_S, max(FIRST_PAUSE_S, 2 * self._pause_s))
         self._resume_at_s = now_s + self._pause_s
-        self._sweep_at_s = 0.0  # what the failure left
+        self._sweeping, self._sweep_at_s = None, 0.0  # what the failure left
 
     def _note_back(self) -> None:
         self._pause_s = 0.0
@@ -437,22 +446,29 @@ class ClusterTiering:
             return False  # nobody knows; the next sweep asks again
         return False
 
-    async def _sweep(self) -> None:
-        """Remove what owners that died, or failures, have left in the store."""
-        listed = self._parts.objects.list_keys(f"{self._topics.cluster_id}/")
-        gone: dict[TieredStream, bool] = {}
-        swept = 0
-        while page := await self._parts.threads.run(partial(_take, listed)):
-            left = [at.key for at in page if await self._is_left(parse_key(at.key), gone)]
-            await self._remove_objects(left)
-            swept += len(left)
-        self._sweep_at_s = self._parts.clock.monotonic_s() + self._parts.sweep_s
-        if swept:
-            self.figures.swept_keys += swept
-            self._parts.report(TIER_SWEPT, keys=swept)
+    async def _sweep(self) -> bool:
+        """Remove what owners that died, or failures, have left in a page of the store; whether there are more pages.
+        All of it may take minutes, and chunks are stored meanwhile.
+        """
+        if self._sweeping is None:
+            if self._parts.clock.monotonic_s() < self._sweep_at_s:
+                return False
+            self._sweeping = _Sweep(self._parts.objects.list_keys(f"{self._topics.cluster_id}/"))
+        sweep = self._sweeping
+        page = await self._parts.threads.run(partial(_take, sweep.listed))
+        left = [at.key for at in page if await self._is_left(parse_key(at.key), sweep.gone)]
+        await self._remove_objects(left)
+        sweep.swept_keys += len(left)
+        self.figures.swept_keys += len(left)
+        if page:
+            return True
+        self._sweeping, self._sweep_at_s = None, self._parts.clock.monotonic_s() + self._parts.sweep_s
+        if sweep.swept_keys:
+            self._parts.report(TIER_SWEPT, keys=sweep.swept_keys)
+        return False
 
     async def _is_left(self, key: ParsedKey | None, gone: dict[TieredStream, bool]) -> bool:
-        """Whether nobody names an object, or ever will: see the module. `gone`: what the metadata store has said."""
+        """Whether nobody names an object, or ever will: see the module. `gone`: see _Sweep."""
         at = None if key is None else tiered_chunks.stream_of(key)
         if key is None or at is None:
             return False

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import trio
 
+from logstore.cluster import tiering
 from logstore.cluster.replicated_stream import ReplicatedStream
 from logstore.cluster.tiering import ClusterTiering
 from logstore.errors import ObjectMissing
@@ -178,6 +179,33 @@ def test_a_key_that_goes_while_it_is_listed_ends_no_host() -> None:
             await world.chunk()
         await world.settle()
         assert len(told) == len(HOSTS)
+        await world.check_all()
+
+    in_world(test, *HOSTS)
+
+
+def test_a_long_sweep_holds_up_no_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store with many objects takes minutes to list, and is listed anew after each failure: chunks go there
+    meanwhile, and what nobody names goes at last.
+    """
+    monkeypatch.setattr(tiering, "PAGE_KEYS", 1)
+
+    async def test(world: TierWorld) -> None:
+        stream = await world.create()
+        for number in range(150):
+            key = f"cluster/{TOPIC}.{stream}/{number:020d}-{number:016x}/{number:020d}.log"
+            world.objects.put(key, 1, [b"x"])
+        life, _ = await world.wait_leader()
+        for each in world.hosts.values():
+            each.threads.delay_s = 0.2
+        await trio.sleep(SWEEP_S + 1)
+        await world.chunk()
+        await trio.sleep(6)
+        assert len(await world.named()) == 1
+        assert life.tiering.figures.swept_keys < 150, "the sweep is over already"
+        for each in world.hosts.values():
+            each.threads.delay_s = 0.005
+        await world.settle()
         await world.check_all()
 
     in_world(test, *HOSTS)
