@@ -21,6 +21,14 @@ NUMBER_DIGITS: Final = 6
 """In hexadecimal; together they are the 16 digits of an attempt."""
 
 
+def has_copies(chunk: ChunkRegistration, copies: int, alive: Collection[str]) -> bool:
+    """Whether a chunk has so many copies, or as many as hosts are alive, and none is being made. A candidate that is
+    not alive may be gone for good.
+    """
+    is_copied = any(candidate.host in alive for candidate in chunk.candidates)
+    return len(chunk.members) >= min(copies, len(alive)) and not is_copied
+
+
 class TieredStream(NamedTuple):
     """Which stream an object belongs to."""
 
@@ -98,19 +106,11 @@ class SealedChunks(NamedTuple):
         unstored = tuple(chunk for chunk in held if chunk.tiered is None)
         return cls(unstored, held, sum(map(_length, held)))
 
-    def next_to_store(
-        self, first_offset: int, copies: int, alive: Collection[str], is_later: Callable[[int], bool]
-    ) -> ChunkRegistration | None:
-        """The oldest chunk with records from an offset on that is to be stored: it has so many copies, or as many as
-        hosts are alive, and none is being made. A candidate that is not alive may be gone for good. `is_later`: whether
-        the chunk of an epoch is to wait.
-        """
-        least = min(copies, len(alive))
+    def next_to_store(self, first_offset: int, is_due: Callable[[ChunkRegistration], bool]) -> ChunkRegistration | None:
+        """The oldest chunk with records from an offset on that is due."""
         for chunk in self.unstored:
-            if chunk.end is not None and chunk.end.next_offset > first_offset and not is_later(chunk.epoch):
-                is_copied = any(candidate.host in alive for candidate in chunk.candidates)
-                if len(chunk.members) >= least and not is_copied:
-                    return chunk
+            if chunk.end is not None and chunk.end.next_offset > first_offset and is_due(chunk):
+                return chunk
         return None
 
     def local_excess(self, config: TopicConfig, open_bytes: int, served_ms: int) -> int | None:

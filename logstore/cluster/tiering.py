@@ -69,6 +69,8 @@ T = TypeVar("T")
 PIECE_BYTES: Final = 1 << 20
 STORE_FAILED: Final = (TierUnavailable, TierRefused, ObjectMissing)
 """What a listing or a removal may raise: another host may sweep at the same time."""
+COPIES_WAIT_MS: Final = 600_000
+"""How long behind its last append a chunk waits for all its copies: a host that lives may never make its own."""
 LOOKED_AT_ONCE: Final = 200
 """Streams, before other tasks run."""
 
@@ -291,14 +293,15 @@ class ClusterTiering:
         if known is None or not stream.config.is_tiered:
             return None
         registration, now_s = known.registration, self._parts.clock.monotonic_s()
+        late_ms = self._parts.served_ms() - COPIES_WAIT_MS
 
-        def is_later(epoch: int) -> bool:
-            chunk = registration.chunk(epoch)
-            is_in_flight = chunk is None or (stream, chunk.base_offset) in self._in_flight
-            return is_in_flight or known.later.get(epoch, 0.0) > now_s
+        def is_due(chunk: ChunkRegistration) -> bool:
+            if (stream, chunk.base_offset) in self._in_flight or known.later.get(chunk.epoch, 0.0) > now_s:
+                return False
+            is_late = chunk.written_ms < late_ms
+            return is_late or tiered_chunks.has_copies(chunk, registration.copies, self._host.alive_hosts)
 
-        first_offset = max(registration.log_start, stream.start_asked)
-        return known.sealed.next_to_store(first_offset, registration.copies, self._host.alive_hosts, is_later)
+        return known.sealed.next_to_store(max(registration.log_start, stream.start_asked), is_due)
 
     async def _store_due(self, streams: Sequence[ReplicatedStream]) -> bool:
         waiting = [stream for stream in streams if self._next(stream) is not None]

@@ -162,6 +162,28 @@ def test_an_owner_that_is_lost_for_good_stops_no_chunk() -> None:
     in_world(test, *HOSTS)
 
 
+def test_a_host_that_lives_and_makes_no_copies_stops_no_chunk() -> None:
+    """Its disk has failed: no chunk gets its last copy. Chunks wait for that ten minutes, and copies then go."""
+
+    async def test(world: TierWorld) -> None:
+        await world.create()
+        await world.append()
+        life, _ = await world.wait_leader()
+        other = next(name for name in HOSTS if name != life.running.host.name)
+        world.cluster.disks[other].fails = True
+        for _ in range(4):
+            await world.chunk()
+        assert not await world.named()
+        await trio.sleep(tiering.COPIES_WAIT_MS / 1000 + 60)
+        found = await world.registration()
+        assert found is not None
+        assert all(chunk.tiered for chunk in found.chunks[:-1])
+        assert [chunk.is_tiered_alone for chunk in found.chunks] == [*[True] * (len(found.chunks) - 2), False, False]
+        await world.check_all()
+
+    in_world(test, *HOSTS)
+
+
 def test_a_key_that_goes_while_it_is_listed_ends_no_host() -> None:
     """Hosts sweep at the same time: a store may say that what it was listing is gone. The next sweep lists it again."""
 
