@@ -296,22 +296,22 @@ class ChunkReads:
     async def max_timestamp(self, stream: ReplicatedStream) -> TimeFound | None:
         """The record with the latest timestamp, the first if several have it. Raises as `read` does."""
         newest: TimeFound | None = None
-        for chunk in self._chunks(stream):
+        for chunk in reversed(self._chunks(stream)):  # the newest first: what is in the tier is seldom read
             limit = _limit(stream, chunk)
             _, found = await self._locally(stream, chunk, self._engine.max_timestamp)
             candidates: Sequence[TimeFound] = () if found is None else (found,)
             if found is None or not stream.log_start_offset <= found.offset < limit:
-                candidates = await self._newest(stream, chunk, -1 if newest is None else newest.timestamp)
+                candidates = await self._newest(stream, chunk, max(0, newest.timestamp if newest else 0))
             for each in candidates:
-                if newest is None or each.timestamp > newest.timestamp:
+                if newest is None or each.rank > newest.rank:
                     newest = each
         return newest
 
-    async def _newest(self, stream: ReplicatedStream, chunk: ChunkRegistration, above_ms: int) -> Sequence[TimeFound]:
-        """The newest record of a chunk that this host has no copy of; it need not be found if none is above a time."""
+    async def _newest(self, stream: ReplicatedStream, chunk: ChunkRegistration, least_ms: int) -> Sequence[TimeFound]:
+        """The newest record of a chunk that this host has no copy of; it need not be found if all are older."""
         tiered = _in_tier(stream, chunk)
         if tiered is not None and chunk.is_tiered_alone:
-            if tiered.max_timestamp <= above_ms:
+            if tiered.max_timestamp < least_ms:
                 return ()
             in_tier = await self._engine.tier.newest_in(tiered, stream.log_start_offset)
             return () if in_tier is None else (in_tier,)

@@ -26,7 +26,7 @@ Invariants:
 * Safety is the state machines'; who is taken for alive here decides only what is tried when.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -299,9 +299,9 @@ class ClusterHost:
         self._drive(owner, owner.tick(self._ticks.now_ms()))
 
     @property
-    def alive_hosts(self) -> int:
-        """How many hosts live."""
-        return len(self.view.members)
+    def alive_hosts(self) -> Collection[str]:
+        """The hosts that live."""
+        return self.view.members
 
     def roll(self, stream: str) -> None:
         """Seal the stream's open chunk, if it has anything, and open the next one. Raises NotLeader."""

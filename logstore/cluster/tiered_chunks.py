@@ -7,7 +7,7 @@ Invariants:
 * Nothing here does I/O.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import count
 from typing import Final, NamedTuple
 
@@ -19,6 +19,14 @@ from logstore.replica.registrations import ChunkRegistration, StreamRegistration
 EPOCH_DIGITS: Final = 10
 NUMBER_DIGITS: Final = 6
 """In hexadecimal; together they are the 16 digits of an attempt."""
+
+
+def has_copies(chunk: ChunkRegistration, copies: int, alive: Collection[str]) -> bool:
+    """Whether a chunk has so many copies, or as many as hosts are alive, and none is being made. A candidate that is
+    not alive may be gone for good.
+    """
+    is_copied = any(candidate.host in alive for candidate in chunk.candidates)
+    return len(chunk.members) >= min(copies, len(alive)) and not is_copied
 
 
 class TieredStream(NamedTuple):
@@ -98,16 +106,11 @@ class SealedChunks(NamedTuple):
         unstored = tuple(chunk for chunk in held if chunk.tiered is None)
         return cls(unstored, held, sum(map(_length, held)))
 
-    def next_to_store(
-        self, first_offset: int, copies: int, is_later: Callable[[int], bool]
-    ) -> ChunkRegistration | None:
-        """The oldest chunk with records from an offset on that is to be stored: it has so many copies, and none is
-        being made. `is_later`: whether the chunk of an epoch is to wait.
-        """
+    def next_to_store(self, first_offset: int, is_due: Callable[[ChunkRegistration], bool]) -> ChunkRegistration | None:
+        """The oldest chunk with records from an offset on that is due."""
         for chunk in self.unstored:
-            if chunk.end is not None and chunk.end.next_offset > first_offset and not is_later(chunk.epoch):
-                if len(chunk.members) >= copies and not chunk.candidates:
-                    return chunk
+            if chunk.end is not None and chunk.end.next_offset > first_offset and is_due(chunk):
+                return chunk
         return None
 
     def local_excess(self, config: TopicConfig, open_bytes: int, served_ms: int) -> int | None:

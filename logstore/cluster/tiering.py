@@ -20,7 +20,7 @@ chunks of each owned stream whose registration has changed, every ROUND_INTERVAL
 after a failure, and every hour.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -38,6 +38,7 @@ from logstore.cluster.tiered_chunks import SealedChunks, TieredStream
 from logstore.errors import (
     CairnError,
     NotLeader,
+    ObjectMissing,
     TierRefused,
     TierUnavailable,
     UnknownTopicOrPartition,
@@ -66,6 +67,10 @@ from logstore.tier.tiering import (
 
 T = TypeVar("T")
 PIECE_BYTES: Final = 1 << 20
+STORE_FAILED: Final = (TierUnavailable, TierRefused, ObjectMissing)
+"""What a listing or a removal may raise: another host may sweep at the same time."""
+COPIES_WAIT_MS: Final = 600_000
+"""How long behind its last append a chunk waits for all its copies: a host that lives may never make its own."""
 LOOKED_AT_ONCE: Final = 200
 """Streams, before other tasks run."""
 
@@ -76,8 +81,8 @@ class TierHost(Protocol):
     """What the tier needs of its host (`logstore.cluster.host`)."""
 
     @property
-    def alive_hosts(self) -> int:
-        """How many hosts live."""
+    def alive_hosts(self) -> Collection[str]:
+        """The hosts that live."""
 
     def note_tiered(self, stream: str, epoch: int, copy: TieredCopy, /) -> None:
         """Register where a sealed chunk lies in the tier. Raises NotLeader."""
@@ -144,6 +149,15 @@ class _Known:
     """Chunks that could not be stored, by epoch, and until when they wait."""
 
 
+@dataclass(slots=True)
+class _Sweep:
+    """A sweep under way. `gone`: whether streams that this host does not know are gone, as the metadata store said."""
+
+    listed: Iterator[ListedObject]
+    gone: dict[TieredStream, bool] = field(default_factory=dict)
+    swept_keys: int = 0
+
+
 class ClusterTiering:
     """The tier of one host of a cluster. `round` does what is due; one round at a time."""
 
@@ -159,6 +173,7 @@ class ClusterTiering:
         """Chunks that are stored, or registered, at present: stream and base offset."""
         self._gone: dict[str, list[TieredChunk]] = {}
         """Chunks of streams whose topics were deleted."""
+        self._sweeping: _Sweep | None = None
         self._sweep_at_s = 0.0
         self._pause_s = 0.0
         self._resume_at_s = 0.0
@@ -191,10 +206,9 @@ class ClusterTiering:
             return False
         try:
             await self._remove()
-            if self._parts.clock.monotonic_s() >= self._sweep_at_s:
-                await self._sweep()
-            has_more = await self._store_due(streams)
-        except (TierUnavailable, TierRefused) as error:
+            is_sweeping = await self._sweep()
+            has_more = await self._store_due(streams) or is_sweeping
+        except STORE_FAILED as error:
             self._note_away(error)
             return False
         self._note_back()
@@ -263,7 +277,7 @@ class ClusterTiering:
         figures.away_because = str(error)
         self._pause_s = min(MAX_PAUSE_S, max(FIRST_PAUSE_S, 2 * self._pause_s))
         self._resume_at_s = now_s + self._pause_s
-        self._sweep_at_s = 0.0  # what the failure left
+        self._sweeping, self._sweep_at_s = None, 0.0  # what the failure left
 
     def _note_back(self) -> None:
         self._pause_s = 0.0
@@ -279,15 +293,15 @@ class ClusterTiering:
         if known is None or not stream.config.is_tiered:
             return None
         registration, now_s = known.registration, self._parts.clock.monotonic_s()
+        late_ms = self._parts.served_ms() - COPIES_WAIT_MS
 
-        def is_later(epoch: int) -> bool:
-            chunk = registration.chunk(epoch)
-            is_in_flight = chunk is None or (stream, chunk.base_offset) in self._in_flight
-            return is_in_flight or known.later.get(epoch, 0.0) > now_s
+        def is_due(chunk: ChunkRegistration) -> bool:
+            if (stream, chunk.base_offset) in self._in_flight or known.later.get(chunk.epoch, 0.0) > now_s:
+                return False
+            is_late = chunk.written_ms < late_ms
+            return is_late or tiered_chunks.has_copies(chunk, registration.copies, self._host.alive_hosts)
 
-        first_offset = max(registration.log_start, stream.start_asked)
-        copies = min(registration.copies, self._host.alive_hosts)
-        return known.sealed.next_to_store(first_offset, copies, is_later)
+        return known.sealed.next_to_store(max(registration.log_start, stream.start_asked), is_due)
 
     async def _store_due(self, streams: Sequence[ReplicatedStream]) -> bool:
         waiting = [stream for stream in streams if self._next(stream) is not None]
@@ -307,7 +321,7 @@ class ClusterTiering:
                     return
                 try:
                     await self._store(stream, chunk)
-                except (TierUnavailable, TierRefused) as error:
+                except STORE_FAILED as error:
                     failures.append(error)
 
     async def _store(self, stream: ReplicatedStream, chunk: ChunkRegistration) -> None:
@@ -435,22 +449,29 @@ class ClusterTiering:
             return False  # nobody knows; the next sweep asks again
         return False
 
-    async def _sweep(self) -> None:
-        """Remove what owners that died, or failures, have left in the store."""
-        listed = self._parts.objects.list_keys(f"{self._topics.cluster_id}/")
-        gone: dict[TieredStream, bool] = {}
-        swept = 0
-        while page := await self._parts.threads.run(partial(_take, listed)):
-            left = [at.key for at in page if await self._is_left(parse_key(at.key), gone)]
-            await self._remove_objects(left)
-            swept += len(left)
-        self._sweep_at_s = self._parts.clock.monotonic_s() + self._parts.sweep_s
-        if swept:
-            self.figures.swept_keys += swept
-            self._parts.report(TIER_SWEPT, keys=swept)
+    async def _sweep(self) -> bool:
+        """Remove what owners that died, or failures, have left in a page of the store; whether there are more pages.
+        All of it may take minutes, and chunks are stored meanwhile.
+        """
+        if self._sweeping is None:
+            if self._parts.clock.monotonic_s() < self._sweep_at_s:
+                return False
+            self._sweeping = _Sweep(self._parts.objects.list_keys(f"{self._topics.cluster_id}/"))
+        sweep = self._sweeping
+        page = await self._parts.threads.run(partial(_take, sweep.listed))
+        left = [at.key for at in page if await self._is_left(parse_key(at.key), sweep.gone)]
+        await self._remove_objects(left)
+        sweep.swept_keys += len(left)
+        self.figures.swept_keys += len(left)
+        if page:
+            return True
+        self._sweeping, self._sweep_at_s = None, self._parts.clock.monotonic_s() + self._parts.sweep_s
+        if sweep.swept_keys:
+            self._parts.report(TIER_SWEPT, keys=sweep.swept_keys)
+        return False
 
     async def _is_left(self, key: ParsedKey | None, gone: dict[TieredStream, bool]) -> bool:
-        """Whether nobody names an object, or ever will: see the module. `gone`: what the metadata store has said."""
+        """Whether nobody names an object, or ever will: see the module. `gone`: see _Sweep."""
         at = None if key is None else tiered_chunks.stream_of(key)
         if key is None or at is None:
             return False

@@ -509,10 +509,13 @@ _PLAIN_ERRORS: Final[Mapping[str, type[CairnError]]] = {
 }
 
 
+_TRIED_AGAIN: Final = (errors.TryAgain, errors.TierUnavailable, MetadataUnavailable, OutcomeUnknown)
+
+
 def error_fields(error: CairnError) -> dict[str, object]:
     """The JSON fields of an error: the class name, the message and the class's other fields."""
     kind = _FENCED if isinstance(error, FencedIncarnation) else type(error).__name__
-    if kind not in _PLAIN_ERRORS and isinstance(error, errors.TryAgain | MetadataUnavailable | OutcomeUnknown):
+    if kind not in _PLAIN_ERRORS and isinstance(error, _TRIED_AGAIN):
         kind = errors.TryAgain.__name__
     fields: dict[str, object] = {"kind": kind, "message": str(error)}
     if isinstance(error, StagePosition):

@@ -150,6 +150,19 @@ async def test_chunks_are_read_from_the_tier_while_their_hosts_are_away(tmp_path
         assert await at.found() == before
 
 
+async def test_the_newest_record_is_not_looked_for_in_chunks_whose_records_are_older(tmp_path: Path) -> None:
+    """However many chunks are in the tier: what says where they lie has the newest time of each."""
+    asked = set[str]()
+    async with running(tmp_path) as at:
+        newest = await at.engine.max_timestamp(at.front.stream)
+        await at.move()
+        at.objects.before = lambda method, key: asked.add(key.split("/")[-2])
+        assert await at.engine.max_timestamp(at.front.stream) == newest
+        last = at.owner.chunks[-2].registration
+        assert last.tiered is not None
+        assert asked == {f"{last.base_offset:020d}-{last.tiered.attempt}"}
+
+
 async def test_a_fetch_does_not_wait_for_the_store(tmp_path: Path) -> None:
     """It gets nothing at first, and the stream's waiters are woken when its records are there."""
     async with running(tmp_path) as at:

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import trio
 
+from logstore.cluster import tiering
 from logstore.cluster.replicated_stream import ReplicatedStream
 from logstore.cluster.tiering import ClusterTiering
 from logstore.errors import ObjectMissing
@@ -134,6 +135,99 @@ def test_no_copy_goes_while_the_metadata_store_is_away() -> None:
             world.cluster.metadata.heal(name)
         await world.settle()
         assert stored <= world.keys()
+        await world.check_all()
+
+    in_world(test, *HOSTS)
+
+
+def test_an_owner_that_is_lost_for_good_stops_no_chunk() -> None:
+    """The chunk that it left open names it as one that may have a copy, for as long as no third host lives: that copy
+    is not being made, so the chunk is stored, and the copies in front of the last one go.
+    """
+
+    async def test(world: TierWorld) -> None:
+        await world.create()
+        await world.append(3)
+        life, _ = await world.wait_leader()
+        await world.kill(life.running.host.name)
+        for _ in range(3):
+            await world.chunk()
+        found = await world.registration()
+        assert found is not None
+        assert [member.host for member in found.chunks[0].candidates] == [life.running.host.name]
+        with trio.fail_after(300):
+            await world.settle()
+        await world.check_all()
+
+    in_world(test, *HOSTS)
+
+
+def test_a_host_that_lives_and_makes_no_copies_stops_no_chunk() -> None:
+    """Its disk has failed: no chunk gets its last copy. Chunks wait for that ten minutes, and copies then go."""
+
+    async def test(world: TierWorld) -> None:
+        await world.create()
+        await world.append()
+        life, _ = await world.wait_leader()
+        other = next(name for name in HOSTS if name != life.running.host.name)
+        world.cluster.disks[other].fails = True
+        for _ in range(4):
+            await world.chunk()
+        assert not await world.named()
+        await trio.sleep(tiering.COPIES_WAIT_MS / 1000 + 60)
+        found = await world.registration()
+        assert found is not None
+        assert all(chunk.tiered for chunk in found.chunks[:-1])
+        assert [chunk.is_tiered_alone for chunk in found.chunks] == [*[True] * (len(found.chunks) - 2), False, False]
+        await world.check_all()
+
+    in_world(test, *HOSTS)
+
+
+def test_a_key_that_goes_while_it_is_listed_ends_no_host() -> None:
+    """Hosts sweep at the same time: a store may say that what it was listing is gone. The next sweep lists it again."""
+
+    async def test(world: TierWorld) -> None:
+        await world.create()
+        told: list[str] = []
+
+        def gone(method: str, key: str) -> None:
+            if method == "list" and len(told) < len(HOSTS):
+                told.append(key)
+                raise ObjectMissing(key)
+
+        world.objects.before = gone
+        for _ in range(3):
+            await world.chunk()
+        await world.settle()
+        assert len(told) == len(HOSTS)
+        await world.check_all()
+
+    in_world(test, *HOSTS)
+
+
+def test_a_long_sweep_holds_up_no_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store with many objects takes minutes to list, and is listed anew after each failure: chunks go there
+    meanwhile, and what nobody names goes at last.
+    """
+    monkeypatch.setattr(tiering, "PAGE_KEYS", 1)
+
+    async def test(world: TierWorld) -> None:
+        stream = await world.create()
+        for number in range(150):
+            key = f"cluster/{TOPIC}.{stream}/{number:020d}-{number:016x}/{number:020d}.log"
+            world.objects.put(key, 1, [b"x"])
+        life, _ = await world.wait_leader()
+        for each in world.hosts.values():
+            each.threads.delay_s = 0.2
+        await trio.sleep(SWEEP_S + 1)
+        await world.chunk()
+        await trio.sleep(6)
+        assert len(await world.named()) == 1
+        assert life.tiering.figures.swept_keys < 150, "the sweep is over already"
+        for each in world.hosts.values():
+            each.threads.delay_s = 0.005
+        await world.settle()
         await world.check_all()
 
     in_world(test, *HOSTS)

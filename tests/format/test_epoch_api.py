@@ -2,6 +2,7 @@
 
 import pytest
 
+from logstore.base.metadata.errors import MetadataUnavailable, OutcomeUnknown
 from logstore.errors import (
     CairnError,
     CorruptChunk,
@@ -9,6 +10,9 @@ from logstore.errors import (
     MalformedRequest,
     OffsetOutOfRange,
     StagePosition,
+    TierFull,
+    TierUnavailable,
+    TryAgain,
 )
 from logstore.format.epoch_api import (
     ABORT,
@@ -95,6 +99,9 @@ def test_errors_come_back_with_their_class() -> None:
     _, damaged = decode_reply(SCAN, encode_reply(damage, correlation_id=3))
     assert isinstance(damaged, CorruptChunk)
     assert (str(damaged), damaged.first_offset, damaged.last_offset) == ("chunk is damaged", 7, 9)
+    for away in (TierUnavailable("away"), TierFull("away"), MetadataUnavailable("away"), OutcomeUnknown("away")):
+        _, again = decode_reply(SCAN, encode_reply(away, correlation_id=3))
+        assert type(again) is TryAgain  # which clients retry
     _, outside = decode_reply(SCAN, encode_reply(OffsetOutOfRange("t-0", 9, 2, 5), correlation_id=3))
     assert isinstance(outside, OffsetOutOfRange)
     assert str(outside) == str(OffsetOutOfRange("t-0", 9, 2, 5))
