@@ -42,9 +42,10 @@ class ProducerIdHandlers:
             given = await self._broker.engine.wait(self._broker.engine.store.allocate_producer_id())
         except CairnError as error:
             self._broker.engine.store.report(NO_PRODUCER_ID, error=str(error))
-            # Clients take KAFKA_STORAGE_ERROR as final for this request, but retry after COORDINATOR_NOT_AVAILABLE.
+            # Clients take KAFKA_STORAGE_ERROR as final for this request; behind COORDINATOR_NOT_AVAILABLE they look for
+            # the coordinator of a transaction, which they do not have; behind this one they ask again, as Kafka's want.
             may_ask_again = isinstance(error, StorageFailed | MetadataUnavailable | OutcomeUnknown)
-            code = ErrorCode.coordinator_not_available if may_ask_again else error_code(error)
+            code = ErrorCode.coordinator_load_in_progress if may_ask_again else error_code(error)
             return await respond(request, {"error_code": code, **no_producer})
         return await respond(
             request, {"error_code": ErrorCode.none, "producer_id": given, "producer_epoch": _FIRST_EPOCH}

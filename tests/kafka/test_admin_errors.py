@@ -12,6 +12,7 @@ NOT_KAFKA = {
     errors.CairnError,  # the root
     errors.FencedIncarnation,  # epochs: requests of our own, which name the class itself
     errors.StaleEpoch,
+    errors.AdoptionRefused,  # of the command
     errors.ReaderReleased,
     errors.TooManyReaders,
     errors.UnknownReader,
