@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.admin import NewTopic
-from kafka.errors import KafkaError, TopicAlreadyExistsError
+from kafka.errors import KafkaError, OffsetOutOfRangeError, TopicAlreadyExistsError
 
 from tests.support.limits import PATIENCE_S
 
@@ -26,7 +26,7 @@ PAUSE_S: Final = 0.1
 
 def asked(bootstrap: str, ask: Callable[[KafkaAdminClient], T]) -> T:
     """What an administrator asks for, again while hosts change."""
-    return _again(lambda: _with_admin(bootstrap, ask))
+    return again(lambda: _with_admin(bootstrap, ask))
 
 
 def _with_admin(bootstrap: str, ask: Callable[[KafkaAdminClient], T]) -> T:
@@ -36,11 +36,14 @@ def _with_admin(bootstrap: str, ask: Callable[[KafkaAdminClient], T]) -> T:
         return ask(admin)
 
 
-def _again(do: Callable[[], T]) -> T:
+def again(do: Callable[[], T]) -> T:
+    """What a client does, once it does it without an error."""
     deadline_s, pause = time.monotonic() + PATIENCE_S, threading.Event()
     while True:
         try:
             return do()
+        except OffsetOutOfRangeError:
+            raise  # an answer
         except KafkaError:
             if time.monotonic() > deadline_s:
                 raise
@@ -72,7 +75,7 @@ def ends(bootstrap: str, place: TopicPartition) -> tuple[int, int]:
         with closing(consumer(bootstrap)) as reader:
             return reader.beginning_offsets([place])[place], reader.end_offsets([place])[place]
 
-    return _again(ask)
+    return again(ask)
 
 
 def read(bootstrap: str, place: TopicPartition, offset: int | None = None) -> list[tuple[int, bytes]]:
@@ -80,6 +83,10 @@ def read(bootstrap: str, place: TopicPartition, offset: int | None = None) -> li
 
     Raises OffsetOutOfRangeError for an offset that is not there.
     """
+    return again(lambda: _read(bootstrap, place, offset))
+
+
+def _read(bootstrap: str, place: TopicPartition, offset: int | None) -> list[tuple[int, bytes]]:
     found: list[tuple[int, bytes]] = []
     _, end = ends(bootstrap, place)
     with closing(consumer(bootstrap, "none" if offset is not None else "earliest")) as reader:
