@@ -16,10 +16,10 @@ from logstore.cluster.retention_clock import ClusterClock
 from logstore.cluster.tiering import AsyncRead, ClusterTiering, ClusterTierParts, TierHost, TierTopics
 from logstore.engine import StoreEngine
 from logstore.format.tiered_chunk import TieredChunk
+from logstore.tier.figures import TierFigures
 from logstore.tier.range_cache import RangeCache
 from logstore.tier.sealed_upload import Piece, Read, SealedChunk
 from logstore.tier.service import TierStores
-from logstore.tier.tiering import TierFigures
 
 T = TypeVar("T")
 

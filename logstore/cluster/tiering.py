@@ -43,27 +43,15 @@ from logstore.errors import (
     TierUnavailable,
     UnknownTopicOrPartition,
 )
-from logstore.events import (
-    CHUNK_TIERED,
-    LOCAL_COPIES_REMOVED,
-    TIER_AWAY,
-    TIER_BACK,
-    TIER_CHUNK_NOT_STORED,
-    TIER_SWEPT,
-)
+from logstore.events import CHUNK_TIERED, LOCAL_COPIES_REMOVED, TIER_CHUNK_NOT_STORED, TIER_SWEPT
 from logstore.format.tiered_chunk import ParsedKey, StoredObject, TieredChunk, parse_key
 from logstore.replica.messages import EntriesRead
 from logstore.replica.registrations import ChunkRegistration, StreamRegistration, TieredCopy, differing_chunks
+from logstore.tier.figures import TierFigures
 from logstore.tier.interface import ListedObject, ObjectStore, UploadTurns
 from logstore.tier.sealed_upload import Piece, Read, SealedChunk, upload_sealed
-from logstore.tier.tiering import (
-    CHUNKS_PER_TURN,
-    FIRST_PAUSE_S,
-    MAX_PAUSE_S,
-    PAGE_KEYS,
-    SWEEP_INTERVAL_S,
-    TierFigures,
-)
+from logstore.tier.store_pauses import MAX_PAUSE_S, StorePauses
+from logstore.tier.tiering import CHUNKS_PER_TURN, PAGE_KEYS, SWEEP_INTERVAL_S
 
 T = TypeVar("T")
 PIECE_BYTES: Final = 1 << 20
@@ -163,6 +151,7 @@ class ClusterTiering:
 
     def __init__(self, topics: TierTopics, host: TierHost, parts: ClusterTierParts) -> None:
         self.figures = TierFigures()
+        self._pauses = StorePauses(self.figures, parts.clock, parts.report)
         self._topics = topics
         self._host = host
         self._parts = parts
@@ -175,8 +164,6 @@ class ClusterTiering:
         """Chunks of streams whose topics were deleted."""
         self._sweeping: _Sweep | None = None
         self._sweep_at_s = 0.0
-        self._pause_s = 0.0
-        self._resume_at_s = 0.0
 
     # ---- figures
 
@@ -202,16 +189,17 @@ class ClusterTiering:
         streams = await self._look()
         for stream in streams:
             self._drop_local(stream)
-        if self._parts.clock.monotonic_s() < self._resume_at_s:
+        if self._pauses.is_pause:
             return False
         try:
             await self._remove()
             is_sweeping = await self._sweep()
             has_more = await self._store_due(streams) or is_sweeping
         except STORE_FAILED as error:
-            self._note_away(error)
+            self._pauses.note_away(error)
+            self._sweeping, self._sweep_at_s = None, 0.0  # what the failure left
             return False
-        self._note_back()
+        self._pauses.note_back()
         return has_more
 
     async def _look(self) -> list[ReplicatedStream]:
@@ -265,25 +253,6 @@ class ClusterTiering:
             self.figures.dropped_bytes += copies
             before = max(end.next_offset for end in ends)
             self._parts.report(LOCAL_COPIES_REMOVED, stream=stream.name, before=before, freed_bytes=copies)
-
-    # ---- pauses
-
-    def _note_away(self, error: CairnError) -> None:
-        figures, now_s = self.figures, self._parts.clock.monotonic_s()
-        figures.failures += 1
-        if figures.away_since_ms is None:
-            figures.away_since_ms = self._parts.clock.wall_ms()
-            self._parts.report(TIER_AWAY, why=str(error))
-        figures.away_because = str(error)
-        self._pause_s = min(MAX_PAUSE_S, max(FIRST_PAUSE_S, 2 * self._pause_s))
-        self._resume_at_s = now_s + self._pause_s
-        self._sweeping, self._sweep_at_s = None, 0.0  # what the failure left
-
-    def _note_back(self) -> None:
-        self._pause_s = 0.0
-        if self.figures.away_since_ms is not None:
-            self.figures.away_since_ms, self.figures.away_because = None, ""
-            self._parts.report(TIER_BACK)
 
     # ---- storing
 

@@ -11,20 +11,19 @@ Invariants:
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
 from crc32c import crc32c
 
-from logstore.errors import CairnError, CorruptBatch, CorruptChunk
+from logstore.errors import CorruptBatch, CorruptChunk
 from logstore.format.batch import iterate_batches
 from logstore.format.control import known_type
 from logstore.format.index import IndexBlock, IndexEntry, encode_block
 from logstore.format.tiered_chunk import INDEX_SUFFIX, LOG_SUFFIX, PRODUCERS_SUFFIX, StoredObject, TieredChunk
 from logstore.log.chunks import IndexBuilder
 from logstore.tier.interface import ObjectStore, Turn, UploadTurns
-from logstore.tier.upload import Revoked, read_back
+from logstore.tier.upload import Revoked, read_back, remove_attempt, stored_object
 
 
 class Piece(NamedTuple):
@@ -65,7 +64,7 @@ def _store(objects: ObjectStore, chunk: SealedChunk, read: Read, turn: Turn) -> 
     first = read(chunk.base_offset)
     walk = _Walk(chunk, read, first, turn)
     nothing = StoredObject(0, 0)
-    producers = _sum(first.founding) if first.founding else None
+    producers = stored_object(first.founding) if first.founding else None
     stored = TieredChunk(
         chunk.base_offset,
         chunk.next_offset,
@@ -84,12 +83,10 @@ def _store(objects: ObjectStore, chunk: SealedChunk, read: Read, turn: Turn) -> 
         objects.put(stored.key(LOG_SUFFIX), chunk.end.size_bytes, walk, turn.chain)
         index = walk.index()
         objects.put(stored.key(INDEX_SUFFIX), len(index), [index], turn.chain)
-        found = replace(stored, max_timestamp=walk.max_timestamp, index=_sum(index))
+        found = replace(stored, max_timestamp=walk.max_timestamp, index=stored_object(index))
         read_back(objects, found)
     except BaseException:
-        for key in stored.all_keys():
-            with suppress(CairnError):
-                objects.delete(key)
+        remove_attempt(objects, stored)
         raise
     return found
 
@@ -156,7 +153,3 @@ class _Walk:
             first_offset=offset,
             last_offset=chunk.next_offset - 1,
         )
-
-
-def _sum(data: bytes) -> StoredObject:
-    return StoredObject(len(data), crc32c(data))

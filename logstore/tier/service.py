@@ -16,11 +16,12 @@ from logstore.errors import CairnError, StorageFailed
 from logstore.interfaces import ReadableFiles
 from logstore.log.store import Store
 from logstore.log.ticket import Ticket
+from logstore.tier.figures import TierFigures
 from logstore.tier.interface import ObjectStore, UploadTurns
 from logstore.tier.range_cache import DEFAULT_CACHE_BYTES, RangeCache
 from logstore.tier.reads import TierReads
 from logstore.tier.settings import DEFAULT_UPLOADS
-from logstore.tier.tiering import TierFigures, Tiering, TierParts
+from logstore.tier.tiering import Tiering, TierParts
 
 T = TypeVar("T")
 ROUND_INTERVAL_S: Final = 2.0

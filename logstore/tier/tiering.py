@@ -16,20 +16,12 @@ Invariants:
 
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from logstore.errors import CairnError, CorruptChunk, TierRefused, TierUnavailable
-from logstore.events import (
-    CHUNK_TIERED,
-    LOCAL_COPIES_REMOVED,
-    TIER_AWAY,
-    TIER_BACK,
-    TIER_CHUNK_NOT_STORED,
-    TIER_SWEPT,
-)
+from logstore.errors import CorruptChunk, TierRefused, TierUnavailable
+from logstore.events import CHUNK_TIERED, LOCAL_COPIES_REMOVED, TIER_CHUNK_NOT_STORED, TIER_SWEPT
 from logstore.format.tiered_chunk import INDEX_SUFFIX, ParsedKey, TieredChunk, parse_key
 from logstore.interfaces import ReadableFiles
 from logstore.log.chunks import Chunk
@@ -40,12 +32,12 @@ from logstore.log.store import Store
 from logstore.log.stream import Stream
 from logstore.log.ticket import Ticket
 from logstore.log.tiered import local_excess
+from logstore.tier.figures import TierFigures
 from logstore.tier.interface import ListedObject, ObjectStore, UploadTurns
+from logstore.tier.store_pauses import StorePauses
 from logstore.tier.upload import UploadSource, upload
 
 T = TypeVar("T")
-FIRST_PAUSE_S: Final = 1.0
-MAX_PAUSE_S: Final = 60.0
 SWEEP_INTERVAL_S: Final = 3600.0
 CHUNKS_PER_TURN: Final = 4
 """Chunks of a stream that a round stores, so that a stream with many does not keep the others waiting."""
@@ -69,26 +61,12 @@ class TierParts(NamedTuple):
     new_id: Callable[[], uuid.UUID]
 
 
-@dataclass(slots=True)
-class TierFigures:
-    """What has happened since the start. Bytes, and numbers of chunks or keys."""
-
-    stored_chunks: int = 0
-    stored_bytes: int = 0
-    removed_chunks: int = 0
-    dropped_bytes: int = 0
-    """Of local copies."""
-    swept_keys: int = 0
-    failures: int = 0
-    away_since_ms: int | None = None
-    away_because: str = ""
-
-
 class Tiering:
     """The tier of one store. `round` does what is due; one round at a time."""
 
     def __init__(self, store: Store, parts: TierParts, uploads: int) -> None:
         self.figures = TierFigures()
+        self._pauses = StorePauses(self.figures, store.clock, store.report)
         self._store = store
         self._parts = parts
         self._uploads = uploads
@@ -100,8 +78,6 @@ class Tiering:
         self._gone = store.tier.strangers()
         self._damaged: set[tuple[Stream, int]] = set()
         self._sweep_at_s = 0.0
-        self._pause_s = 0.0
-        self._resume_at_s = 0.0
         self._round: Ticket[bool] = Ticket.succeeded(False)
         for chunks in self._gone.values():
             self._known.update(chunk.parsed for chunk in chunks)
@@ -139,16 +115,17 @@ class Tiering:
     async def _do_round(self) -> bool:
         for stream_id, stream in self._all_streams():
             await start(self._drop_local(stream_id, stream)).settled()  # a disk that refuses is reported as such
-        if self._store.clock.monotonic_s() < self._resume_at_s:
+        if self._pauses.is_pause:
             return False
         done = start(self._do_remote())
         await done.settled()
         if isinstance(done.error, TierUnavailable | TierRefused):
-            self._note_away(done.error)
+            self._pauses.note_away(done.error)
+            self._sweep_at_s = 0.0  # what the failure left
             return False
         if done.error is not None:  # the local disk refused, and says so itself
             return False
-        self._note_back()
+        self._pauses.note_back()
         return done.result()
 
     async def _do_remote(self) -> bool:
@@ -167,25 +144,6 @@ class Tiering:
             for stream in topic.partitions
             if stream.tiered or (topic.config.is_tiered and stream.chunks)
         ]
-
-    # ---- pauses
-
-    def _note_away(self, error: CairnError) -> None:
-        figures = self.figures
-        figures.failures += 1
-        if figures.away_since_ms is None:
-            figures.away_since_ms = self._store.clock.wall_ms()
-            self._store.report(TIER_AWAY, why=str(error))
-        figures.away_because = str(error)
-        self._pause_s = min(MAX_PAUSE_S, max(FIRST_PAUSE_S, 2 * self._pause_s))
-        self._resume_at_s = self._store.clock.monotonic_s() + self._pause_s
-        self._sweep_at_s = 0.0  # what the failure left
-
-    def _note_back(self) -> None:
-        self._pause_s = 0.0
-        if self.figures.away_since_ms is not None:
-            self.figures.away_since_ms, self.figures.away_because = None, ""
-            self._store.report(TIER_BACK)
 
     # ---- storing
 

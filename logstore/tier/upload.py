@@ -65,8 +65,8 @@ def _store(files: ReadableFiles, objects: ObjectStore, source: UploadSource, tur
         source.place,
         source.new_id().hex[:16],
         StoredObject(view.size_bytes, 0),
-        _sum(index),
-        _sum(producers) if producers else None,
+        stored_object(index),
+        stored_object(producers) if producers else None,
         view.leader_epoch,
     )
     batches = CheckedBatches(files, view, turn)
@@ -80,11 +80,16 @@ def _store(files: ReadableFiles, objects: ObjectStore, source: UploadSource, tur
         found = replace(stored, log=StoredObject(view.size_bytes, batches.crc))
         read_back(objects, found)
     except BaseException:
-        for key in stored.all_keys():
-            with suppress(CairnError):
-                objects.delete(key)
+        remove_attempt(objects, stored)
         raise
     return found
+
+
+def remove_attempt(objects: ObjectStore, stored: TieredChunk) -> None:
+    """Remove what a failed attempt has stored, as far as the store lets it; the sweep removes the rest."""
+    for key in stored.all_keys():
+        with suppress(CairnError):
+            objects.delete(key)
 
 
 def read_back(objects: ObjectStore, stored: TieredChunk) -> None:
@@ -138,5 +143,6 @@ def _whole(files: ReadableFiles, path: str) -> bytes:
     return bytes(files.read(path, 0, files.size(path))) if files.exists(path) else b""
 
 
-def _sum(data: bytes) -> StoredObject:
+def stored_object(data: bytes) -> StoredObject:
+    """Length and CRC-32C of an object's bytes."""
     return StoredObject(len(data), crc32c(data))
