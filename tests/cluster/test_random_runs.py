@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from tests.cluster.random_runs import run_one
-from tests.support.limits import PATIENCE_S
+from tests.support.other_processes import printed_with_other_hashes
 from tests.support.virtual_time import Trace
 
-ROOT = Path(__file__).resolve().parents[2]
 FEW = 4
 """Faults of a short run."""
 
@@ -43,18 +37,7 @@ def test_a_seed_repeats_its_run() -> None:
 def test_a_seed_repeats_its_run_in_another_process() -> None:
     """Nothing depends on how Python hashes strings, which differs between processes."""
     program = "from tests.cluster.test_random_runs import traced; print(traced(0))"
-    traces = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, "PYTHONHASHSEED": str(number), "PYTHONPATH": str(ROOT)},
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-        ).stdout
-        for number in (1, 2)
-    }
-    assert traces == {traced(0) + "\n"}
+    assert printed_with_other_hashes(program) == {traced(0) + "\n"}
 
 
 @pytest.mark.slow

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import Counter
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -22,8 +18,8 @@ from logstore.replica.replica import Replica
 from tests.replica.cluster import Planted
 from tests.replica.random_runs import Outcome, run_seed
 from tests.replica.stories import FOLDER, play
+from tests.support.other_processes import printed_with_other_hashes
 
-ROOT = Path(__file__).resolve().parents[2]
 SHORT_SEEDS = (*range(24), 57)  # in the last one a host refuses an old copy of its disk
 LONG_SEEDS = range(1_000_000, 1_000_100)
 LONG_ACTIONS = 1_500
@@ -70,17 +66,7 @@ def test_a_seed_repeats_its_run(seed: int) -> None:
 def test_a_seed_repeats_its_run_in_another_process() -> None:
     """Nothing depends on how Python hashes strings, which differs between processes."""
     program = "from tests.replica.random_runs import run_seed; print(run_seed(5, 60).trace)"
-    traces = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, "PYTHONHASHSEED": str(number), "PYTHONPATH": str(ROOT)},
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-        for number in (1, 2)
-    }
-    assert traces == {run_seed(5, 60).trace + "\n"}
+    assert printed_with_other_hashes(program) == {run_seed(5, 60).trace + "\n"}
 
 
 @pytest.mark.slow
