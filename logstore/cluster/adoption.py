@@ -1,20 +1,20 @@
 """Makes a sidecar that was alone the first host of a cluster: `cairn adopt`.
 
-Steps: open and close the source, as a start and a stop do; copy its chunks to replicas in a new directory; label that
-directory as a host's disk; note in the source that it was adopted; put everything into the metadata store; let hosts
-start on the new directory.
+Steps: note in the new directory what is begun there; give notice in the metadata store; open and close the source, as a
+start and a stop do; copy its chunks to replicas in the new directory; label that directory as a host's disk; note in
+the source that it was adopted; put everything into the metadata store; let hosts start on the new directory.
 
 Invariants:
 * Each step may be the last one before a crash, and all of them may be taken again: the new directory's ADOPTION_FILE,
   which is there from the first to the last of them, has the names that must stay the same.
 * No sidecar starts on the new directory while that file is there, nor on the source from the moment on when the
   metadata store may name the new directory.
-* No record of the source is changed or removed.
+* No record of the source is changed or removed. A source that one cluster may have is adopted by no other.
 """
 
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass
 from random import Random
@@ -28,20 +28,18 @@ from logstore.base.events import Report
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import MetadataStore
 from logstore.cluster.adoption_copy import ReplicaBuilder
-from logstore.cluster.adoption_entries import StoreState, metadata_entries, publish, state_of
+from logstore.cluster.adoption_entries import StoreState, give_notice, metadata_entries, publish, state_of
 from logstore.cluster.adoption_source import Source, take_source
 from logstore.cluster.host_identity import ADOPTED_FILE, ADOPTION_FILE, LABEL_FILE, write_label
 from logstore.engine import open_engine
 from logstore.epochs.journaled import decided_in_journal
 from logstore.errors import AdoptionRefused, CorruptFile
 from logstore.interfaces import FileSystem
-from logstore.log.ledger import Ledger
 from logstore.log.store import Store, StoreSettings
 from logstore.log.topics import TopicConfig
 from logstore.replica.identity import DiskLabel
 from logstore.replica.registrations import Member, StreamRegistration
 
-USERS_LEDGER: Final = "users"
 VERSION: Final = 1
 NO_FILES: Final = frozenset((LOCK_FILE, f"{ADOPTION_FILE}.new", "lost+found"))
 """In a new directory before the first step; a file system of its own has the last of them."""
@@ -97,8 +95,9 @@ async def adopt(places: AdoptionPlaces, host: str, replicas: int, environment: A
     schema.member_key(host)
     async with places.metadata() as metadata:
         source_id = await trio.to_thread.run_sync(_source_id, places.source)
-        adoption = _done(places, source_id, host) or _begin(places.target, source_id, host, environment)
-        if await state_of(metadata, adoption.cluster_id) is StoreState.DONE:
+        adoption = _done(places, source_id, host) or _begin(places, source_id, host, environment)
+        state = await state_of(metadata, adoption.cluster_id)
+        if state is StoreState.DONE:
             _finish(places.target)
             return Adopted(0, 0, 0, 0, was_done=True)
         if not places.target.exists(ADOPTION_FILE):
@@ -106,6 +105,8 @@ async def adopt(places: AdoptionPlaces, host: str, replicas: int, environment: A
                 f"--into is the directory of host {host!r} of cluster {adoption.cluster_id}, of which the metadata "
                 "store knows nothing: give the URL of that cluster's, or a directory that is new"
             )
+        if state is StoreState.EMPTY:
+            await give_notice(metadata, adoption.cluster_id)
         source = await _take(places.source, adoption, replicas, environment)
         metadata_entries(source, {})  # raises what no metadata store takes, before anything is copied
         environment.planned(source.size_bytes)
@@ -138,8 +139,10 @@ def _done(places: AdoptionPlaces, source_id: str, host: str) -> Adoption | None:
     return Adoption(source_id, str(label["cluster_id"]), host, str(label.get("disk")))
 
 
-def _begin(fs: FileSystem, source_id: str, host: str, environment: AdoptionEnvironment) -> Adoption:
+def _begin(places: AdoptionPlaces, source_id: str, host: str, environment: AdoptionEnvironment) -> Adoption:
     """The adoption that was begun in the new directory, or a new one. Raises AdoptionRefused, CorruptFile, OSError."""
+    fs = places.target
+    taken = _read(places.source, ADOPTED_FILE) if places.source.exists(ADOPTED_FILE) else None
     if fs.exists(ADOPTION_FILE):
         fields = _read(fs, ADOPTION_FILE)
         if fields.pop("v", None) != VERSION or set(fields) != {"source", "cluster_id", "host", "disk"}:
@@ -150,7 +153,11 @@ def _begin(fs: FileSystem, source_id: str, host: str, environment: AdoptionEnvir
                 f"an adoption of the data directory with cluster id {found.source}, for host {found.host!r}, was begun "
                 f"there, and this is {source_id}, for {host!r}: give the same again, or an empty --into"
             )
+        if taken is not None and taken.get("cluster_id") != found.cluster_id:
+            raise _taken(taken)
         return found
+    if taken is not None:
+        raise _taken(taken)
     others = sorted(set(fs.list_directory("")) - NO_FILES)
     if others:
         raise AdoptionRefused(f"--into is not empty, it has {others[0]!r}: give a directory that is new")
@@ -160,13 +167,21 @@ def _begin(fs: FileSystem, source_id: str, host: str, environment: AdoptionEnvir
     return adoption
 
 
+def _taken(note: Mapping[str, object]) -> AdoptionRefused:
+    return AdoptionRefused(
+        f"the data directory was adopted before: {ADOPTED_FILE} says by cluster {note.get('cluster_id')}, as its host "
+        f"{note.get('host')!r}. If that was interrupted, give its --into and --cluster again; if that cluster is given "
+        f"up, stop its hosts, remove {ADOPTED_FILE}, and run this again: two clusters would give the same offsets to "
+        "different records"
+    )
+
+
 async def _take(fs: FileSystem, adoption: Adoption, replicas: int, environment: AdoptionEnvironment) -> Source:
     """Open the source and close it, and see what it has."""
     store = await trio.to_thread.run_sync(_open, fs, environment)
     async with open_engine(store, fs):
         pass
-    users = Ledger.open(fs, USERS_LEDGER, store.notify)
-    return take_source(store, fs, users, replicas, adoption.cluster_id)
+    return await trio.to_thread.run_sync(take_source, store, fs, replicas, adoption.cluster_id)
 
 
 async def _copy(

@@ -1,11 +1,13 @@
 """Puts what a sidecar had into the metadata store of the cluster that adopts it.
 
-Order: an entry that says who is at it (`adoption`); registrations of streams; users, ACLs, quotas, producer ids and the
-retention clock; topics; and last, in one transaction, `cluster`, which makes it a cluster, without the first entry.
+Order: before anything is copied, a notice that says who is at it (`adoption`), so that a second adoption is refused at
+its beginning, and no host makes a cluster; when all is copied, the notice anew; registrations of streams; users, ACLs,
+quotas, producer ids and the retention clock; topics; and last, in one transaction, `cluster`, which makes it a cluster,
+without the notice.
 
 Invariants:
-* Every transaction has the condition that there is no cluster yet: a host that has started on the store meanwhile has
-  made another one, and then nothing more is written.
+* Every transaction has the conditions that there is no cluster yet, and that the notice has the revision that this try
+  has given it: what another adoption writes, or a request of an earlier try that comes late, never mixes with it.
 * What an earlier try has left is removed first. A store that holds anything else is refused, and not changed.
 * A lost answer is asked for again; the last transaction is recognized by its value.
 """
@@ -19,11 +21,13 @@ from logstore.base.metadata import schema
 from logstore.base.metadata.errors import OutcomeUnknown
 from logstore.base.metadata.interface import (
     ABSENT,
+    Change,
     Committed,
     Condition,
     Conflict,
     Delete,
     DeletePrefix,
+    Entry,
     MetadataStore,
     Put,
     Transaction,
@@ -40,9 +44,9 @@ from logstore.replica.registrations import HEAD as REGISTRATION_HEAD
 from logstore.replica.registrations import StreamRegistration, encode_registration
 from logstore.replica.stored_registrations import chunks_prefix, head_key
 
-ADOPTION: Final = "adoption"
-"""The key of who is at it: as JSON, the id that the cluster will have."""
 VERSION: Final = 1
+"""Of the notice: JSON, with the id that the cluster will have."""
+NO_CLUSTER: Final = Condition(schema.CLUSTER_KEY, ABSENT)
 PUTS: Final = 48
 """In a transaction."""
 PUT_BYTES: Final = 512 << 10
@@ -69,8 +73,10 @@ async def state_of(store: MetadataStore, cluster_id: str) -> StoreState:
             f"the metadata store is that of cluster {known} already: give an empty one, or another namespace of the "
             "etcd (--cluster etcd://HOST:PORT/NAMESPACE)"
         )
-    begun = (await store.get(ADOPTION)).entry
-    if begun is not None and begun.value == _marker(cluster_id):
+    begun = (await store.get(schema.ADOPTION_KEY)).entry
+    if begun is not None:
+        if begun.value != _notice_of(cluster_id):
+            raise _taken(begun)
         return StoreState.BEGUN
     others = (await store.page("", limit=1)).entries
     if others:
@@ -81,6 +87,27 @@ async def state_of(store: MetadataStore, cluster_id: str) -> StoreState:
     return StoreState.EMPTY
 
 
+async def give_notice(store: MetadataStore, cluster_id: str) -> Condition:
+    """Say in a store without a cluster who is at it. Returns the condition that nobody else is, as long as it holds.
+
+    Raises AdoptionRefused, MetadataError.
+    """
+    mine = Put(schema.ADOPTION_KEY, _notice_of(cluster_id))
+    before = await store.get(schema.ADOPTION_KEY)
+    if before.entry is not None and before.entry.value != mine.value:
+        raise _taken(before.entry)
+    as_read = Condition(schema.ADOPTION_KEY, before.entry_revision)
+    outcome = await _commit(store, (NO_CLUSTER, as_read), (mine,))
+    if isinstance(outcome, Committed):
+        return Condition(schema.ADOPTION_KEY, outcome.revision)
+    cluster, found = outcome.found
+    if cluster is not None:
+        raise _intruded(cluster)
+    if found is None or found.value != mine.value:
+        raise _taken(found)
+    return Condition(schema.ADOPTION_KEY, found.revision)  # the answer was lost
+
+
 async def publish(
     store: MetadataStore, source: Source, registrations: Mapping[str, StreamRegistration], cluster_id: str
 ) -> None:
@@ -88,12 +115,21 @@ async def publish(
     entries = metadata_entries(source, registrations)
     if await state_of(store, cluster_id) is StoreState.DONE:
         return
-    await _commit(store, (Put(ADOPTION, _marker(cluster_id)),))
-    await _commit(store, tuple(DeletePrefix(prefix) for prefix in PREFIXES))
-    for some in _portions(entries):
-        await _commit(store, some)
+    conditions = (NO_CLUSTER, await give_notice(store, cluster_id))
+    leftovers: tuple[Change, ...] = tuple(DeletePrefix(prefix) for prefix in PREFIXES)
+    for changes in (leftovers, *_portions(entries)):
+        outcome = await _commit(store, conditions, changes)
+        if isinstance(outcome, Conflict):
+            cluster, notice = outcome.found
+            raise _intruded(cluster) if cluster is not None else _taken(notice)
     made = Put(schema.CLUSTER_KEY, schema.encode(schema.Cluster(cluster_id=cluster_id)))
-    await _commit(store, (made, Delete(ADOPTION)), made=made)
+    outcome = await _commit(store, conditions, (made, Delete(schema.ADOPTION_KEY)))
+    if isinstance(outcome, Conflict):
+        cluster, notice = outcome.found
+        if cluster is None:
+            raise _taken(notice)
+        if cluster.value != made.value:
+            raise _intruded(cluster)
 
 
 def metadata_entries(source: Source, registrations: Mapping[str, StreamRegistration]) -> dict[str, bytes]:
@@ -117,8 +153,27 @@ def metadata_entries(source: Source, registrations: Mapping[str, StreamRegistrat
     return entries | {schema.topic_key(name): schema.encode(topic) for name, topic in source.topics.items()}
 
 
-def _marker(cluster_id: str) -> bytes:
+def _notice_of(cluster_id: str) -> bytes:
     return json.dumps({"v": VERSION, "cluster_id": cluster_id}, separators=(",", ":")).encode()
+
+
+def _taken(found: Entry | None) -> AdoptionRefused:
+    """The notice is another adoption's, or is gone."""
+    said = f"it says {found.value[:200]!r}" if found is not None else "which has removed its entry since"
+    return AdoptionRefused(
+        f"another adoption has begun on the metadata store (entry {schema.ADOPTION_KEY!r}: {said}): give another "
+        "namespace of the etcd (--cluster etcd://HOST:PORT/NAMESPACE); or complete that one, by its command; or, if it "
+        "is given up, remove everything in the namespace (`etcdctl del /cairn/ --prefix`) and run this again"
+    )
+
+
+def _intruded(cluster: Entry) -> AdoptionRefused:
+    return AdoptionRefused(
+        f"the metadata store has become that of cluster {schema.decode(schema.Cluster, cluster).cluster_id} meanwhile, "
+        "by a host that has started on it or by another adoption: give another namespace of the etcd (--cluster "
+        "etcd://HOST:PORT/NAMESPACE); or, if that cluster is given up, stop its hosts, remove everything in the "
+        "namespace (`etcdctl del /cairn/ --prefix`), and run this again"
+    )
 
 
 def _portions(entries: Mapping[str, bytes]) -> Iterator[tuple[Put, ...]]:
@@ -134,24 +189,13 @@ def _portions(entries: Mapping[str, bytes]) -> Iterator[tuple[Put, ...]]:
 
 
 async def _commit(
-    store: MetadataStore, changes: tuple[Put | Delete | DeletePrefix, ...], made: Put | None = None
-) -> None:
-    """Make changes as long as there is no cluster, again if an answer is lost. `made`: makes the cluster, and is done
-    if it is there. Raises AdoptionRefused, MetadataError.
-    """
-    transaction = Transaction((Condition(schema.CLUSTER_KEY, ABSENT),), changes)
-    for tries in range(1, TRIES + 1):
+    store: MetadataStore, conditions: tuple[Condition, ...], changes: tuple[Change, ...]
+) -> Committed | Conflict:
+    """Make a transaction, again if an answer is lost; a conflict may then be with itself. Raises MetadataError."""
+    transaction = Transaction(conditions, changes)
+    for _ in range(TRIES - 1):
         try:
-            outcome: Committed | Conflict = await store.commit(transaction)
+            return await store.commit(transaction)
         except OutcomeUnknown:
-            if tries == TRIES:
-                raise
             continue
-        if isinstance(outcome, Conflict):
-            found = outcome.found[0]
-            if made is None or found is None or found.value != made.value:
-                raise AdoptionRefused(
-                    "a host has started on the metadata store meanwhile, and made another cluster there: stop all "
-                    "hosts, remove everything in the namespace (`etcdctl del /cairn/ --prefix`), and run this again"
-                )
-        return
+    return await store.commit(transaction)

@@ -1,10 +1,12 @@
 """What a sidecar that was alone has, as a cluster adopts it: topics, streams with their chunks, and ledgers.
 
 It is taken from a store that was opened and closed again, so that everything acknowledged is in chunks; the batches are
-read later, from the chunks' files.
+read later, from the chunks' files, once (`pieces_of`).
 
 Invariants:
-* What a cluster cannot hold is refused here, before anything is copied, with its name and with what to do.
+* What a cluster cannot hold is refused here, before anything is registered, with its name and with what to do.
+* A stream whose records are all deleted, and whose producers are known, gets a chunk of one record without content, in
+  front of its log start: in a cluster what is known of producers lies beside a chunk with batches.
 * Batches come with the offsets that they have, and append groups as a whole; an offset that is missing is refused, and
   never closed up.
 """
@@ -32,6 +34,7 @@ from logstore.format.control import BEGIN_TYPE, END_TYPE, known_type
 from logstore.format.index import UNKNOWN_TIME
 from logstore.format.ledger_frame import KIND_CHANGES, LedgerFrame, encode_frame
 from logstore.format.records import Record, encode_batch
+from logstore.format.snapshot import ProducerSnapshot, encode_snapshot
 from logstore.interfaces import Buffer, FileSystem
 from logstore.log.catalogue import PRODUCER_IDS
 from logstore.log.ledger import Ledger
@@ -42,10 +45,8 @@ from logstore.replica.registrations import MAX_CHUNKS
 READ_BYTES: Final = 4 << 20
 MAX_PIECE_BYTES: Final = MAX_GROUP_BYTES + (1 << 20)
 """Of a batch, or of an append group with BEGIN and END: hosts copy each in one message."""
-END_BYTES: Final = 1 << 20
-"""The end of a stream is a chunk of its own, of about so much at most: no chunk may follow it before enough hosts have
-it, so appends wait for that.
-"""
+USERS_LEDGER: Final = "users"
+READERS_LEDGER: Final = "readers"
 FRAME_ENTRIES: Final = 2_000
 FRAME_BYTES: Final = 1 << 20
 """Of a ledger in one batch of the topic that has it in a cluster."""
@@ -60,7 +61,7 @@ class Piece(NamedTuple):
 
 
 class SourceChunk(NamedTuple):
-    """Batches that become a chunk: those of a file, of a part of it, or made here (`content`)."""
+    """Batches that become a chunk: those of a file, or made here (`content`)."""
 
     path: str
     producers_path: str
@@ -69,18 +70,19 @@ class SourceChunk(NamedTuple):
     size_bytes: int
     written_ms: int
     content: bytes | None = None
-    position: int = 0
-    """Where it begins in its file."""
 
 
 class SourceStream(NamedTuple):
-    """A stream: `name` for people, `stream` as a cluster has it. `copies`: wanted, and at the least."""
+    """A stream: `name` for people, `stream` as a cluster has it. `founding`: the state, at the start of the first
+    chunk, of producers that have written nothing since (`logstore.format.snapshot`; empty: none).
+    """
 
     name: str
     stream: str
     log_start: int
     chunks: tuple[SourceChunk, ...]
     topic: schema.Topic
+    founding: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,28 +101,28 @@ class Source:
         return sum(chunk.size_bytes for stream in self.streams for chunk in stream.chunks)
 
 
-def take_source(store: Store, fs: FileSystem, users: Ledger, replicas: int, cluster_id: str) -> Source:
-    """What a closed store has. `replicas`: wanted of each chunk; `cluster_id`: of the cluster that adopts it.
+def take_source(store: Store, fs: FileSystem, replicas: int, cluster_id: str) -> Source:
+    """What a closed store has. `replicas`: wanted of each chunk; `cluster_id`: of the cluster that adopts it. Blocks.
 
     Raises AdoptionRefused, CorruptFile, UnknownFormatVersion, InvalidMetadataCall.
     """
     _refuse_decisions(dict(store.epochs.items(COMMIT_RECORD)))
+    now_ms, retention_ms = store.clock.wall_ms(), store.retention_clock.now_ms()
     topics: dict[str, schema.Topic] = {}
     streams: list[SourceStream] = []
     for name, found in sorted(store.topics.items()):
         topics[name] = _topic(name, found, replicas)
-        streams += [_with_short_end(fs, _stream(topics[name], stream)) for stream in found.partitions]
-    retention_ms = store.retention_clock.now_ms()
-    readers = dict(Ledger.open(fs, "readers", store.notify).items())
+        streams += [_stream(topics[name], stream, now_ms, retention_ms) for stream in found.partitions]
+    users, readers = (dict(Ledger.open(fs, name, store.notify).items()) for name in (USERS_LEDGER, READERS_LEDGER))
     ledgers = {GROUPS_TOPIC: {**dict(store.groups.items()), **readers}, EPOCHS_TOPIC: dict(store.epochs.items())}
     for name, entries in ledgers.items():
         if entries:
             topic_id = uuid.uuid5(uuid.UUID(hex=cluster_id), name).hex
             settings, copies = internal_settings(replicas), max(DEFAULT_REPLICAS, replicas)
             topics[name] = schema.Topic(topic_id=topic_id, partitions=1, replicas=copies, settings=settings)
-            chunks = _ledger_chunks(entries, store.clock.wall_ms(), retention_ms)
+            chunks = _ledger_chunks(entries, now_ms, retention_ms)
             streams.append(SourceStream(f"{name}-0", f"{topic_id}/0", 0, chunks, topics[name]))
-    access = {**dict(store.access.items()), **dict(users.items())}
+    access = {**dict(store.access.items()), **users}
     producer_ids = int(store.catalogue.get(PRODUCER_IDS) or 0)
     return Source(topics, tuple(streams), access, producer_ids, retention_ms)
 
@@ -161,7 +163,7 @@ def _topic(name: str, found: Topic, replicas: int) -> schema.Topic:
     return topic
 
 
-def _stream(topic: schema.Topic, stream: Stream) -> SourceStream:
+def _stream(topic: schema.Topic, stream: Stream, now_ms: int, retention_ms: int) -> SourceStream:
     """A stream with the chunks that its readers see, and the last one, which has the state of its producers."""
     held = [chunk for chunk in stream.chunks if chunk.size_bytes]
     last = held[-1:]
@@ -189,26 +191,18 @@ def _stream(topic: schema.Topic, stream: Stream) -> SourceStream:
             f"{stream.name} ends at offset {stream.high_watermark}, and its last chunk with records at "
             f"{chunks[-1].next_offset}: see what `cairn verify` says of the directory"
         )
-    return SourceStream(stream.name, name, log_start, chunks, topic)
+    if not chunks and log_start and stream.producers.entries():
+        record = encode_batch([Record(0, now_ms, None, None)], base_offset=log_start - 1)
+        chunks = (SourceChunk("", "", log_start - 1, log_start, len(record), retention_ms, bytes(record)),)
+        return SourceStream(stream.name, name, log_start, chunks, topic, _founding(stream, log_start - 1, log_start))
+    first = chunks[0].base_offset if chunks else log_start
+    return SourceStream(stream.name, name, log_start, chunks, topic, _founding(stream, first, first))
 
 
-def _with_short_end(fs: FileSystem, stream: SourceStream) -> SourceStream:
-    """The stream with its last chunk cut in two, if it is large. Raises AdoptionRefused, CorruptChunk, OSError."""
-    if not stream.chunks or stream.chunks[-1].size_bytes <= END_BYTES:
-        return stream
-    last, position, cut = stream.chunks[-1], 0, (0, 0)
-    for piece in pieces_of(fs, stream, last):
-        if position and (not cut[0] or cut[0] < last.size_bytes - END_BYTES):
-            cut = (position, piece.base_offset)
-        position += len(piece.data)
-    size_bytes, offset = cut
-    if not size_bytes:
-        return stream
-    front = last._replace(next_offset=offset, size_bytes=size_bytes)
-    end = last._replace(
-        producers_path="", base_offset=offset, size_bytes=last.size_bytes - size_bytes, position=size_bytes
-    )
-    return stream._replace(chunks=(*stream.chunks[:-1], front, end))
+def _founding(stream: Stream, base_offset: int, before_offset: int) -> bytes:
+    """The state of producers for a chunk's start: of those whose batches all lie in front of an offset."""
+    known = [entry for entry in stream.producers.entries() if all(each[2] < before_offset for each in entry.batches)]
+    return encode_snapshot(ProducerSnapshot(0, base_offset, known)) if known else b""
 
 
 def _ledger_chunks(entries: Mapping[str, bytes], now_ms: int, retention_ms: int) -> tuple[SourceChunk, ...]:
@@ -287,7 +281,7 @@ def _reader(fs: FileSystem, chunk: SourceChunk) -> Callable[[int, int], bytes]:
     content = chunk.content
     if content is not None:
         return lambda position, length: content[position : position + length]
-    return lambda position, length: fs.read(chunk.path, chunk.position + position, length)
+    return lambda position, length: fs.read(chunk.path, position, length)
 
 
 def _batches(

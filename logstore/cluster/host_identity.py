@@ -157,9 +157,14 @@ async def _cluster_id(store: MetadataStore, stored: _StoredLabel | None, random:
     entry = (await store.get(schema.CLUSTER_KEY)).entry
     if entry is None and stored is None:
         value = schema.encode(schema.Cluster(cluster_id=f"{random.getrandbits(128):032x}"))
-        made = Transaction((Condition(schema.CLUSTER_KEY, ABSENT),), (Put(schema.CLUSTER_KEY, value),))
-        await store.commit(made)
+        conditions = tuple(Condition(key, ABSENT) for key in (schema.CLUSTER_KEY, schema.ADOPTION_KEY))
+        await store.commit(Transaction(conditions, (Put(schema.CLUSTER_KEY, value),)))
         entry = (await store.get(schema.CLUSTER_KEY)).entry
+        if entry is None:
+            raise WrongCluster(
+                f"`cairn adopt` has begun on the metadata store (entry {schema.ADOPTION_KEY!r}), and has not completed "
+                "it: start this host when it has; or give the URL of another cluster"
+            )
     found = "" if entry is None else schema.decode(schema.Cluster, entry).cluster_id
     if stored is not None and stored.cluster_id != found:
         what = f"that of cluster {found}" if found else "empty"

@@ -107,12 +107,12 @@ def read_all(bootstrap: str, ends: Mapping[tuple[str, int], int]) -> dict[tuple[
     return rows
 
 
-def produce(client: Client, data: bytes) -> int:
-    """Send a batch to `once`, again as long as another host has the stream; returns its offset."""
+def produce(client: Client, data: bytes, topic: str = "once") -> int:
+    """Send a batch, again as long as another host has the stream; returns its offset."""
     deadline_s, pause = time.monotonic() + PATIENCE_S, threading.Event()
     while True:
         try:
-            return client.produce(Stream("once", 0), data)
+            return client.produce(Stream(topic, 0), data)
         except Refused as error:
             if error.code not in ELSEWHERE or time.monotonic() > deadline_s:
                 raise
@@ -132,8 +132,11 @@ def fill(address: str) -> Known:
         client.create_topic("orders", 2, {"segment.bytes": "16384", "retention.ms": "-1"})
         client.create_topic("once", 1)
         client.create_topic("out", 2)
+        client.create_topic("gone", 1)
         for number in range(LAST_SEQUENCE + 1):
             last = produce(client, numbered(number))
+            produce(client, numbered(number), "gone")
+        assert client.delete_records(Stream("gone", 0), -1) == LAST_SEQUENCE + 1
         for codec in ("none", "gzip"):
             producer = Producer({"bootstrap.servers": address, "compression.type": codec, "enable.idempotence": True})
             for number in range(300):
@@ -207,9 +210,9 @@ def check(bootstrap: str, known: Known) -> None:
 @needs_etcd
 @pytest.mark.clients
 def test_a_sidecar_and_its_log_become_a_cluster_of_three(tmp_path: Path) -> None:
-    """Records with keys, headers, times and compression, offsets of groups, a producer's sequence, epochs, a log start
-    and a registered reader are what they were; when the host that had them is killed, too. The old directory does not
-    start any more, and says where its log is.
+    """Records with keys, headers, times and compression, offsets of groups, a producer's sequence (where all records
+    are deleted, too), epochs, a log start and a registered reader are what they were; also when the host that had them
+    is killed. The old directory does not start any more, and says where its log is.
     """
     source = tmp_path / "alone"
     with Sidecar(source) as sidecar:
@@ -223,6 +226,7 @@ def test_a_sidecar_and_its_log_become_a_cluster_of_three(tmp_path: Path) -> None
             assert client.offsets({orders: -2})[orders].offset == 100
             assert produce(client, numbered(LAST_SEQUENCE)) == known.last_duplicate
             assert produce(client, numbered(LAST_SEQUENCE + 1)) == known.last_duplicate + 1
+            assert produce(client, numbered(LAST_SEQUENCE), "gone") == LAST_SEQUENCE
             assert client.describe(DescribeRequest(QUERY)).last_epoch == 2
             stage(client, 3)
             commit(client, 3)
@@ -234,6 +238,7 @@ def test_a_sidecar_and_its_log_become_a_cluster_of_three(tmp_path: Path) -> None
         check(left, known)
         with connect(left) as client:
             assert produce(client, numbered(LAST_SEQUENCE + 2)) == known.last_duplicate + 2
+            assert produce(client, numbered(LAST_SEQUENCE + 1), "gone") == LAST_SEQUENCE + 1
             stage(client, 4)
             commit(client, 4)
     with pytest.raises(RuntimeError, match=r"adopted\.json: a cluster has the log"), Sidecar(source):

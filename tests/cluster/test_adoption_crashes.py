@@ -1,12 +1,13 @@
-"""A power cut or a kill at any call of an adoption: the next run completes it, and the source has lost nothing."""
+"""A power cut or a kill at any step of an adoption: the next run completes it, and the source has lost nothing."""
 
 from __future__ import annotations
 
 import json
 import threading
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ import logstore.cluster.adoption
 import logstore.cluster.adoption_copy
 from logstore.base.events import ignore
 from logstore.base.metadata import schema
-from logstore.base.metadata.interface import MetadataStore
+from logstore.base.metadata.interface import Committed, Conflict, DeletePrefix, MetadataStore, Transaction
 from logstore.base.metadata.sqlite import open_sqlite
 from logstore.base.system import SystemClock
 from logstore.cluster.adoption import AdoptionEnvironment, AdoptionPlaces, adopt
@@ -29,6 +30,7 @@ from logstore.interfaces import FileSystem
 from logstore.log.store import Store, StoreSettings
 from logstore.replica.register import ReadRegistration
 from logstore.replica.stored_registrations import StoredRegistrations
+from logstore.testing.clock import ManualClock
 from logstore.testing.faults import FileCall
 from logstore.testing.simdisk import SimDisk
 from tests.support.examples import is_long
@@ -60,11 +62,29 @@ class SharedDisk:
 
 
 class Machine(NamedTuple):
-    """The disks of the two directories, and whether the metadata store has the cluster."""
+    """The disks of the two directories, and the files of the metadata store by what is added to its name."""
 
     source: SimDisk
     target: SimDisk
-    is_published: bool
+    stored: Mapping[str, bytes]
+
+
+def new_machine() -> Machine:
+    """Empty."""
+    return Machine(SimDisk(unit_bytes=512), SimDisk(unit_bytes=512), {})
+
+
+def stored(metadata: Path) -> dict[str, bytes]:
+    """What a metadata store has in its files, between two transactions."""
+    found = {suffix: metadata.with_name(metadata.name + suffix) for suffix in ("", "-wal")}
+    return {suffix: path.read_bytes() for suffix, path in found.items() if path.exists()}
+
+
+def restored(machine: Machine, metadata: Path) -> Path:
+    """A metadata store with what a machine has."""
+    for suffix, data in machine.stored.items():
+        metadata.with_name(metadata.name + suffix).write_bytes(data)
+    return metadata
 
 
 def shared(machine: Machine) -> tuple[FileSystem, FileSystem]:
@@ -88,21 +108,48 @@ def logs(disk: SimDisk) -> dict[str, bytes | None]:
     return {path: data for path, data in disk.files() if path.endswith(".log")}
 
 
-async def run(machine: Machine, metadata: Path) -> None:
-    """An adoption with a metadata store in a file."""
+class NotedStore:
+    """A metadata store that says when a transaction begins, and when it is made."""
+
+    def __init__(self, store: MetadataStore, note: Callable[[str], None]) -> None:
+        self._store = store
+        self._note = note
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def commit(self, transaction: Transaction) -> Committed | Conflict:
+        what = " ".join(change.prefix if isinstance(change, DeletePrefix) else change.key for change in transaction[1])
+        self._note(f"before {what}")
+        outcome = await self._store.commit(transaction)
+        self._note(f"behind {what}")
+        return outcome
+
+
+def nothing(_: object) -> None:
+    """Nobody is told."""
+
+
+async def run(machine: Machine, metadata: Path, note: Callable[[str], None] = nothing) -> None:
+    """An adoption with a metadata store in a file; whatever is chosen at random is the same in each."""
     source, target = shared(machine)
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[MetadataStore]:
         async with open_sqlite(metadata, Random(3)) as store:
-            yield store
+            yield NotedStore(store, note)
 
-    def nothing(_: int) -> None:
-        pass
-
-    around = AdoptionEnvironment(SystemClock(), Random(1), uuid.uuid4, ignore, nothing, nothing)
+    ids = Random(2)
+    new_id = lambda: uuid.UUID(int=ids.getrandbits(128))  # noqa: E731
+    around = AdoptionEnvironment(ManualClock(NOW_MS), Random(1), new_id, ignore, nothing, nothing)
     with trio.fail_after(PATIENCE_S):
         await adopt(AdoptionPlaces(source, target, opened), "a", 3, around)
+
+
+async def entries_of(metadata: Path) -> dict[str, bytes]:
+    """What a metadata store has."""
+    async with open_sqlite(metadata, Random(4)) as store:
+        return {entry.key: entry.value for entry in (await store.page("")).entries}
 
 
 async def check(machine: Machine, metadata: Path, before: dict[str, bytes | None]) -> None:
@@ -135,9 +182,8 @@ def crashing(machine: Machine, metadata: Path, random: Random) -> Iterator[list[
 
     def before(call: FileCall) -> None:
         if call.changes_disk:
-            is_published = metadata.exists() and machine.target.exists(LABEL_FILE) and is_cluster(metadata)
             left = [each.crash(random) if random.random() < 0.7 else each.kill_state() for each in machine[:2]]
-            states.append(Machine(left[0], left[1], is_published))
+            states.append(Machine(left[0], left[1], stored(metadata)))
 
     machine.source.before_call = machine.target.before_call = before
     try:
@@ -146,10 +192,43 @@ def crashing(machine: Machine, metadata: Path, random: Random) -> Iterator[list[
         machine.source.before_call = machine.target.before_call = None
 
 
-def is_cluster(metadata: Path) -> bool:
-    """Whether the transaction that makes the cluster is in the file."""
-    wal = metadata.with_name(f"{metadata.name}-wal")
-    return b"cluster_id" in metadata.read_bytes() + (wal.read_bytes() if wal.exists() else b"")
+STEPS = (
+    "before adoption", "behind adoption", "target rename host.json", "source rename adopted.json",
+    "before streams/ chunks/ topics/ access/ ledgers/", "before cluster adoption", "behind cluster adoption",
+    "target remove adoption.json",
+)  # fmt: skip
+"""Some of those that an adoption has, in their order."""
+
+
+async def test_a_kill_at_each_step(tmp_path: Path) -> None:
+    """Before and behind each transaction, and at each call that changes a note, a label or a replica's log: the same
+    command then makes the same cluster, entry by entry.
+    """
+    machine, metadata = new_machine(), tmp_path / "m.sqlite"
+    await fill(shared(machine)[0])
+    before = logs(machine.source)
+    steps: list[tuple[str, Machine]] = []
+
+    def note(step: str) -> None:
+        steps.append((step, Machine(machine.source.kill_state(), machine.target.kill_state(), stored(metadata))))
+
+    def called(disk: str, call: FileCall) -> None:
+        is_note = call.path.removesuffix(".new") in {ADOPTED_FILE, ADOPTION_FILE, LABEL_FILE}
+        if call.changes_disk and (is_note or (call.path.startswith("replicas/") and call.kind == "sync")):
+            note(f"{disk} {call.kind} {call.path.removesuffix('.new')}")
+
+    machine.source.before_call, machine.target.before_call = partial(called, "source"), partial(called, "target")
+    await run(machine, metadata, note)
+    machine.source.before_call = machine.target.before_call = None
+    await check(machine, metadata, before)
+    whole = await entries_of(metadata)
+    found = iter(step for step, _ in steps)
+    assert all(step in found for step in STEPS), [step for step, _ in steps]
+    for number, (step, state) in enumerate(steps):
+        again = restored(state, tmp_path / f"m{number}.sqlite")
+        await run(state, again)
+        await check(state, again, before)
+        assert await entries_of(again) == whole, step
 
 
 @pytest.mark.parametrize("seed", range(40 if is_long() else 1))
@@ -160,9 +239,7 @@ async def test_a_crash_at_any_call(tmp_path: Path, seed: int, monkeypatch: pytes
 
 def keep_what_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica that a crash has left open counts as a copy."""
-    monkeypatch.setattr(
-        logstore.cluster.adoption_copy, "_is_copy", lambda replica, chunk: replica.base_offset == chunk.base_offset
-    )
+    monkeypatch.setattr(logstore.cluster.adoption_copy, "_is_whole", lambda replica: True)
 
 
 def write_without_sync(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +269,7 @@ async def crash_everywhere(tmp_path: Path, seed: int, monkeypatch: pytest.Monkey
     """An adoption, and one more from each of some states that crashes of it leave."""
     random = Random(seed)
     monkeypatch.setattr(logstore.cluster.adoption_copy, "APPEND_BYTES", 1)  # several appends for each chunk
-    machine = Machine(SimDisk(unit_bytes=512), SimDisk(unit_bytes=512), is_published=False)
+    machine = new_machine()
     await fill(shared(machine)[0])
     before, metadata = logs(machine.source), tmp_path / "m.sqlite"
     with crashing(machine, metadata, random) as states:
@@ -202,6 +279,6 @@ async def crash_everywhere(tmp_path: Path, seed: int, monkeypatch: pytest.Monkey
     copying = [number for number, state in enumerate(states) if state.target.exists("replicas")]
     for number in {*random.sample(range(len(states)), 3), *random.sample(copying, CRASHES), len(states) - 1}:
         state = states[number]
-        store = metadata if state.is_published else tmp_path / f"m{number}.sqlite"
+        store = restored(state, tmp_path / f"m{number}.sqlite")
         await run(state, store)
         await check(state, store, before)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,185 +11,36 @@ from typing import Any
 import pytest
 import trio
 
-from logstore.access.acls import Acl, Operation, PatternType, Permission, ResourceType
-from logstore.access.entries import LedgerEntries
-from logstore.base.events import ignore
 from logstore.base.metadata import schema
-from logstore.base.metadata.errors import MetadataUnavailable, OutcomeUnknown
-from logstore.base.metadata.interface import Committed, Conflict, Entry, MetadataStore, Put, Transaction
-from logstore.base.metadata.sqlite import open_sqlite
-from logstore.base.system import SystemClock
-from logstore.cluster.adoption import (
-    Adopted,
-    AdoptionEnvironment,
-    AdoptionPlaces,
-    adopt,
-)
-from logstore.cluster.adoption_entries import ADOPTION
-from logstore.cluster.adoption_source import END_BYTES, MAX_PIECE_BYTES
+from logstore.base.metadata.errors import MetadataUnavailable
+from logstore.base.metadata.interface import Entry, MetadataStore, Put
+from logstore.cluster.adoption_copy import END_BYTES
+from logstore.cluster.adoption_source import MAX_PIECE_BYTES, READ_BYTES
 from logstore.cluster.host_identity import ADOPTED_FILE, ADOPTION_FILE
 from logstore.cluster.stored_access import decode_entry
 from logstore.disk.files import OsFiles
-from logstore.engine import StoreEngine, open_engine
+from logstore.engine import StoreEngine
 from logstore.epochs.ledger_entries import COMMIT_RECORD
-from logstore.errors import AdoptionRefused, CairnError, CorruptChunk
+from logstore.errors import CairnError
 from logstore.format.batch import seal_batch
 from logstore.format.records import Record, encode_batch
 from logstore.interfaces import Buffer
-from logstore.kafka.security.stores import open_stores
 from logstore.log.ledger import Ledger
-from logstore.log.store import Store, StoreSettings
-from logstore.replica.register import ReadRegistration
-from logstore.replica.registrations import StreamRegistration
-from logstore.replica.stored_registrations import StoredRegistrations
 from logstore.testing.metadata_contract import changing
+from tests.cluster.adoption_world import (
+    NOW_MS,
+    RECORDS,
+    Attempt,
+    FailingStore,
+    append,
+    complete,
+    fill,
+    give_up,
+    made,
+    opened,
+)
 from tests.support.cli import cairn
 from tests.support.examples import is_long
-from tests.support.limits import PATIENCE_S
-
-NOW_MS = 1_700_000_000_000
-RECORDS = 60
-TRIMMED = 20
-"""Of `orders`, partition 0."""
-HEAD_MEMBER = "a"
-
-
-@asynccontextmanager
-async def opened(root: Path) -> AsyncIterator[StoreEngine]:
-    """A sidecar's store on a directory; a clean stop at the end."""
-    files = OsFiles(root)
-    store = Store.open(files, SystemClock(), StoreSettings(), new_id=uuid.uuid4, report=ignore)
-    with trio.fail_after(PATIENCE_S):
-        async with open_engine(store, files) as engine:
-            yield engine
-    files.close()
-
-
-def made(root: Path) -> Path:
-    """The directory, which is there then."""
-    root.mkdir(exist_ok=True)
-    return root
-
-
-async def append(engine: StoreEngine, topic: str, partition: int, number: int) -> None:
-    """One record."""
-    batch = encode_batch([Record(0, NOW_MS, b"key", b"%0100d" % number)])
-    await engine.wait(engine.store.stream(topic, partition).append(batch, now_ms=NOW_MS))
-
-
-async def fill(root: Path) -> None:
-    """A directory with two topics in several chunks, a user, an ACL, a quota, a group's offset."""
-    async with opened(made(root)) as engine:
-        store = engine.store
-        await engine.wait(store.create_topic("orders", 2, {"segment.bytes": "2048"}))
-        await engine.wait(store.create_topic("empty", 3, {"retention.ms": "86400000"}))
-        for number in range(RECORDS):
-            await append(engine, "orders", number % 2, number)
-        await engine.wait(store.stream("orders", 0).delete_records(TRIMMED))
-        await engine.wait(store.allocate_producer_id())
-        offset = {"offset": 7, "time": NOW_MS, "topic": store.topic("orders").topic_id.hex}
-        await engine.wait(store.groups.put({"offset/billing/orders/1": json.dumps(offset).encode()}))
-        callers = open_stores(LedgerEntries(store.access), LedgerEntries(store.access), Random(1).randbytes)
-        reads = Acl(
-            ResourceType.TOPIC, "orders", PatternType.LITERAL, "User:etl", "*", Operation.READ, Permission.ALLOW
-        )
-        await engine.wait(callers.acls.create([reads]))
-
-
-class Attempt:
-    """An adoption in a temporary directory, with a metadata store in a file; it may be run again."""
-
-    def __init__(self, directory: Path, source: Path, name: str = "target") -> None:
-        self.source, self.target, self.metadata = source, directory / name, directory / f"{name}.sqlite"
-        self.wrap: Callable[[MetadataStore], MetadataStore] = lambda store: store
-        self.files: Callable[[Path], OsFiles] = OsFiles
-        self.host, self.replicas = HEAD_MEMBER, 3
-        self.random = Random(1)
-
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[MetadataStore]:
-        """Its metadata store."""
-        async with open_sqlite(self.metadata, Random(2)) as store:
-            yield store
-
-    @asynccontextmanager
-    async def _wrapped(self) -> AsyncIterator[MetadataStore]:
-        async with self.open() as store:
-            yield self.wrap(store)
-
-    async def run(self) -> Adopted:
-        """Take all steps that are left."""
-        source, target = OsFiles(self.source), self.files(made(self.target))
-        opens: Callable[[], AbstractAsyncContextManager[MetadataStore]] = self._wrapped
-        places = AdoptionPlaces(source, target, opens)
-        nothing: Callable[[int], None] = lambda _: None  # noqa: E731
-        around = AdoptionEnvironment(SystemClock(), self.random, uuid.uuid4, ignore, nothing, nothing)
-        try:
-            with trio.fail_after(PATIENCE_S):
-                return await adopt(places, self.host, self.replicas, around)
-        finally:
-            source.close()
-            target.close()
-
-    async def refused(self) -> str:
-        """Why it does not go on."""
-        with pytest.raises((AdoptionRefused, CorruptChunk, ExceptionGroup)) as caught:
-            await self.run()
-        error: BaseException = caught.value
-        while isinstance(error, ExceptionGroup):
-            (error,) = error.exceptions
-        assert isinstance(error, AdoptionRefused | CorruptChunk)
-        return str(error)
-
-    async def entries(self) -> dict[str, bytes]:
-        """What the metadata store has."""
-        async with self.open() as store:
-            return {entry.key: entry.value for entry in (await store.page("")).entries}
-
-    async def registrations(self) -> dict[str, StreamRegistration]:
-        """By stream."""
-        async with self.open() as store:
-            registrations = StoredRegistrations(store)
-            found = {}
-            for entry in (await store.page(schema.STREAMS)).entries:
-                stream = entry.key.removeprefix(schema.STREAMS)
-                found[stream] = (await registrations.read(ReadRegistration(stream))).registration
-            return {stream: registration for stream, registration in found.items() if registration is not None}
-
-
-async def complete(attempt: Attempt) -> None:
-    """The cluster is as the source was: the chunks that are registered are those of the new directory, whole."""
-    entries = await attempt.entries()
-    assert schema.CLUSTER_KEY in entries
-    assert ADOPTION not in entries
-    topics = {
-        key.removeprefix(schema.TOPICS): schema.decode(schema.Topic, Entry(key, value, 1, 0))
-        for key, value in entries.items()
-        if key.startswith(schema.TOPICS)
-    }
-    assert sorted(topics) == ["__cairn_groups", "empty", "orders"]
-    assert topics["orders"].settings == {"segment.bytes": "2048"}
-    assert topics["empty"].partitions == 3
-    assert int(entries["producer-ids"]) > 0
-    registrations = await attempt.registrations()
-    first = registrations[f"{topics['orders'].topic_id}/0"]
-    assert (first.log_start, first.chunks[-1].end and first.chunks[-1].end.next_offset) == (TRIMMED, RECORDS // 2)
-    async with opened(attempt.target) as engine:
-        replicas = {
-            (stream, epoch): (found.base_offset, *found.end)
-            for (stream, epoch), found in engine.store.replicas.stored().items()
-            if found.is_sealed
-        }
-        for log in engine.store.replicas.logs():
-            found = await engine.read(log, log.log_start_offset, 1 << 20)
-            assert found.next_offset == log.high_watermark
-    assert replicas == {
-        (stream, chunk.epoch): (chunk.base_offset, *(chunk.end or ()))
-        for stream, registration in registrations.items()
-        for chunk in registration.chunks
-    }
-    assert not (attempt.target / ADOPTION_FILE).exists()
-    assert cairn("verify", str(attempt.target), "--quiet").status == 0
 
 
 async def test_everything_is_taken_over(tmp_path: Path) -> None:
@@ -230,29 +79,12 @@ async def test_everything_is_taken_over(tmp_path: Path) -> None:
     attempt.metadata = tmp_path / "target.sqlite"
     other = Attempt(tmp_path, source, "other")
     other.metadata = attempt.metadata
+    assert f"adopted before: adopted.json says by cluster {cluster['cluster_id']}, as its host 'a'" in (
+        await other.refused()
+    )
+    assert not list(other.target.iterdir())
+    give_up(source)
     assert f"that of cluster {cluster['cluster_id']} already" in await other.refused()
-
-
-class FailingStore:
-    """A metadata store whose n-th transaction fails, before or after it was made."""
-
-    def __init__(self, store: MetadataStore, at: int, *, made: bool) -> None:
-        self._store = store
-        self._left, self._made = at, made
-        self.failed = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    async def commit(self, transaction: Transaction) -> Committed | Conflict:
-        self._left -= 1
-        if self._left < 0 and not self.failed:
-            self.failed = True
-            if not self._made:
-                raise MetadataUnavailable("no answer")
-            await self._store.commit(transaction)
-            raise OutcomeUnknown("no answer")
-        return await self._store.commit(transaction)
 
 
 @pytest.mark.parametrize("made", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["not made", "answer lost"])
@@ -261,6 +93,7 @@ async def test_a_metadata_store_that_fails_at_any_transaction(tmp_path: Path, ma
     source = tmp_path / "source"
     await fill(source)
     for at in range(20):
+        give_up(source)
         attempt = Attempt(tmp_path, source, f"target{at}")
         failing: list[FailingStore] = []
 
@@ -277,9 +110,9 @@ async def test_a_metadata_store_that_fails_at_any_transaction(tmp_path: Path, ma
         if (attempt.target / ADOPTION_FILE).exists():
             await attempt.run()
         if not failing[0].failed:
-            assert at > 3
+            assert at > 4
             return
-        if at == 2:
+        if at == 3:
             await complete(attempt)
     raise AssertionError("it never ended")
 
@@ -323,6 +156,7 @@ async def test_a_disk_that_fails_at_some_call(tmp_path: Path, seed: int) -> None
     source, random = tmp_path / "source", Random(seed)
     await fill(source)
     for number in range(4):
+        give_up(source)
         attempt = Attempt(tmp_path, source, f"target{number}")
         at = random.randrange(1, 120)
         attempt.files = lambda root, at=at: FailingFiles(root, at)  # type: ignore[misc]
@@ -341,7 +175,7 @@ async def test_a_source_that_was_used_between_two_tries(tmp_path: Path) -> None:
     source = tmp_path / "source"
     await fill(source)
     attempt = Attempt(tmp_path, source)
-    attempt.wrap = lambda store: FailingStore(store, 0, made=False)
+    attempt.wrap = lambda store: FailingStore(store, 1, made=False)
     with pytest.raises(ExceptionGroup) as caught:
         await attempt.run()
     assert caught.group_contains(MetadataUnavailable)
@@ -378,22 +212,64 @@ async def test_the_end_of_a_large_chunk_is_a_chunk_of_its_own(tmp_path: Path) ->
     assert (registration.chunks[1].base_offset, end.next_offset) == (front.next_offset, 40)
 
 
-async def test_a_host_that_starts_in_between(tmp_path: Path) -> None:
-    """It has made another cluster: nothing more is written, and what to do is said."""
+async def test_producers_of_deleted_records(tmp_path: Path) -> None:
+    """A partition whose records are all deleted keeps the sequences of its producers: a chunk in front of the log
+    start has them.
+    """
     source = tmp_path / "source"
-    await fill(source)
+    async with opened(made(source)) as engine:
+        await engine.wait(engine.store.create_topic("gone", 2, {}))
+        for partition in range(2):
+            stream = engine.store.stream("gone", partition)
+            for number in range(7):
+                data = encode_batch(
+                    [Record(0, NOW_MS, None, b"x")] * 2, producer_id=5 + partition, producer_epoch=0,
+                    base_sequence=2 * number,
+                )  # fmt: skip
+                await engine.wait(stream.append(data, now_ms=NOW_MS))
+            await engine.wait(stream.delete_records(-1))
+        known = engine.store.stream("gone", 1).producers.entries()
+    async with opened(source) as engine:
+        assert all(stream.high_watermark == 14 for stream in engine.store.topic("gone").partitions)
     attempt = Attempt(tmp_path, source)
+    await attempt.run()
+    registrations = await attempt.registrations()
+    assert {found.log_start for found in registrations.values()} == {14}
+    async with opened(attempt.target) as engine:
+        for name, found in registrations.items():
+            log = engine.store.replicas.log(name, found.epoch)
+            assert log is not None
+            assert log.high_watermark == 14
+            (entry,) = log.producers.entries()
+            assert [each.last_sequence for each in entry.batches] == [5, 7, 9, 11, 13]
+            if entry.producer_id == known[0].producer_id:
+                assert entry.batches == known[0].batches
 
-    class Intruded(FailingStore):
-        async def commit(self, transaction: Transaction) -> Committed | Conflict:
-            if any(isinstance(change, Put) and change.key.startswith(schema.STREAMS) for change in transaction.changes):
-                value = schema.encode(schema.Cluster(cluster_id="another"))
-                await self._store.commit(changing(Put(schema.CLUSTER_KEY, value)))
-            return await self._store.commit(transaction)
 
-    attempt.wrap = lambda store: Intruded(store, 99, made=False)
-    assert "a host has started on the metadata store meanwhile" in await attempt.refused()
-    assert not any(key.startswith(schema.TOPICS) for key in await attempt.entries())
+async def test_a_source_is_read_once(tmp_path: Path) -> None:
+    """Its chunks are read from when on progress is shown, and each byte once; also of a last chunk that becomes two."""
+    source = tmp_path / "source"
+    async with opened(made(source)) as engine:
+        await engine.wait(engine.store.create_topic("large", 1, {}))
+        for number in range(40):
+            batch = encode_batch([Record(0, NOW_MS, None, bytes([number]) * 65_536)])
+            await engine.wait(engine.store.stream("large", 0).append(batch, now_ms=NOW_MS))
+    read: list[int] = []
+
+    class CountingFiles(OsFiles):
+        def read(self, path: str, position: int, length: int, *, drop_cache: bool = False) -> bytes:
+            data = super().read(path, position, length, drop_cache=drop_cache)
+            read.append(len(data) if path.endswith(".log") else 0)
+            return data
+
+    attempt = Attempt(tmp_path, source)
+    attempt.source_files = CountingFiles
+    shown: list[tuple[int, int]] = []
+    attempt.planned = lambda size_bytes: shown.append((size_bytes, sum(read)))
+    await attempt.run()
+    ((size_bytes, before),) = shown
+    assert before < size_bytes // 20
+    assert sum(read) - before <= size_bytes + READ_BYTES
 
 
 async def refuse_after(
@@ -480,6 +356,7 @@ async def test_places_that_are_in_use(tmp_path: Path) -> None:
     used = Attempt(tmp_path, source, "used")
     (made(used.target) / "x").touch()
     assert "--into is not empty, it has 'x'" in await used.refused()
+    give_up(source)
     mounted = Attempt(tmp_path, source, "mounted")
     (made(mounted.target) / "lost+found").mkdir()
     assert (await mounted.run()).topics == 3

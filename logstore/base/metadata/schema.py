@@ -3,6 +3,7 @@
 | key | value | lives |
 |---|---|---|
 | `cluster` | `Cluster` | for good: the first host makes it |
+| `adoption` | who makes the cluster from a log: `logstore/cluster/adoption_entries.py` | until `cluster` is there |
 | `disks/DISK` | `Disk`: the label of the last start (`logstore/replica/identity.py`) | see `cluster/departures.py` |
 | `members/HOST` | `Member` | as long as the host's lease |
 | `nodes/NODE-ID` | `Node`: the host that has this number | the same |
@@ -56,6 +57,7 @@ MAX_RATE: Final = (1 << 53) - 1
 MAX_NODE_ID: Final = (1 << 31) - 1
 """As in Kafka."""
 CLUSTER_KEY: Final = "cluster"
+ADOPTION_KEY: Final = "adoption"
 DISKS: Final = "disks/"
 MEMBERS: Final = "members/"
 NODES: Final = "nodes/"

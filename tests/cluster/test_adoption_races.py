@@ -1,0 +1,118 @@
+"""Whoever else writes to the metadata store meanwhile: two adoptions never mix, and no cluster is made beside one."""
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from logstore.base.events import ignore
+from logstore.base.metadata import schema
+from logstore.base.metadata.errors import MetadataUnavailable
+from logstore.base.metadata.interface import Committed, Conflict, MetadataStore, Put, Transaction
+from logstore.cluster.adoption import Adopted
+from logstore.cluster.host_identity import establish_identity
+from logstore.disk.files import OsFiles
+from logstore.errors import AdoptionRefused, WrongCluster
+from logstore.testing.metadata_contract import changing
+from tests.cluster.adoption_world import Attempt, FailingStore, RacedStore, complete, fill, give_up, made
+
+
+async def test_two_adoptions_at_a_time(tmp_path: Path) -> None:
+    """In one empty store, the second begins before the first, the second or the last transaction of the first: the
+    store has what one of them has put, whole, and the other is told of it. The log that lost is adopted elsewhere.
+    """
+    for number in range(2):
+        await fill(tmp_path / f"source{number}")
+    for at in (0, 1, 4):
+        first = Attempt(tmp_path, tmp_path / "source0", f"first{at}")
+        second = Attempt(tmp_path, tmp_path / "source1", f"second{at}")
+        second.random = Random(2)
+        second.metadata = first.metadata
+        told: list[str] = []
+        done: list[Adopted] = []
+
+        async def race(store: MetadataStore, second: Attempt = second, told: list[str] = told) -> None:
+            second.store = store
+            try:
+                done.append(await second.run())  # noqa: B023
+            except AdoptionRefused as error:
+                told.append(str(error))
+
+        first.wrap = lambda store, at=at, race=race: RacedStore(store, at, race)  # type: ignore[misc]
+        if at == 0:
+            told.append(await first.refused())
+        else:
+            done.append(await first.run())
+        assert len(done) == 1
+        await complete(second if at == 0 else first)
+        assert ("by another adoption" if at == 0 else "another adoption has begun on the metadata store") in told[0]
+        loser = first if at == 0 else second
+        loser.wrap, loser.store, loser.metadata = lambda store: store, None, tmp_path / f"elsewhere{at}.sqlite"
+        await loser.run()
+        await complete(loser)
+        give_up(first.source)
+        give_up(second.source)
+
+
+async def test_a_request_that_comes_late(tmp_path: Path) -> None:
+    """One of a try that was killed changes nothing once the next try has begun to write."""
+    source = tmp_path / "source"
+    await fill(source)
+    attempt = Attempt(tmp_path, source)
+    late: list[Transaction] = []
+
+    class Lossy(FailingStore):
+        async def commit(self, transaction: Transaction) -> Committed | Conflict:
+            if any(isinstance(change, Put) and change.key.startswith(schema.STREAMS) for change in transaction.changes):
+                late.append(transaction)
+            return await super().commit(transaction)
+
+    attempt.wrap = lambda store: Lossy(store, 3, made=False)
+    with pytest.raises(ExceptionGroup) as caught:
+        await attempt.run()
+    assert caught.group_contains(MetadataUnavailable)
+    outcomes: list[Committed | Conflict] = []
+
+    async def arrive(store: MetadataStore) -> None:
+        outcomes.append(await store.commit(late[0]))
+
+    attempt.wrap = lambda store: RacedStore(store, 2, arrive)
+    await attempt.run()
+    assert isinstance(outcomes[0], Conflict)
+    await complete(attempt)
+
+
+async def test_no_host_starts_meanwhile(tmp_path: Path) -> None:
+    """From its first step on, a host that starts on the store makes no cluster, and is told to wait."""
+    source = tmp_path / "source"
+    await fill(source)
+    attempt = Attempt(tmp_path, source)
+    told: list[str] = []
+
+    async def start(store: MetadataStore) -> None:
+        with pytest.raises(WrongCluster) as caught:
+            await establish_identity(store, OsFiles(made(tmp_path / "b")), "b", Random(1), ignore)
+        told.append(str(caught.value))
+
+    attempt.wrap = lambda store: RacedStore(store, 1, start)
+    await attempt.run()
+    assert "`cairn adopt` has begun on the metadata store" in told[0]
+    await complete(attempt)
+
+
+async def test_a_host_that_starts_in_between(tmp_path: Path) -> None:
+    """It has made another cluster: nothing more is written, and what to do is said."""
+    source = tmp_path / "source"
+    await fill(source)
+    attempt = Attempt(tmp_path, source)
+
+    class Intruded(FailingStore):
+        async def commit(self, transaction: Transaction) -> Committed | Conflict:
+            if any(isinstance(change, Put) and change.key.startswith(schema.STREAMS) for change in transaction.changes):
+                value = schema.encode(schema.Cluster(cluster_id="another"))
+                await self._store.commit(changing(Put(schema.CLUSTER_KEY, value)))
+            return await self._store.commit(transaction)
+
+    attempt.wrap = lambda store: Intruded(store, 99, made=False)
+    assert "has become that of cluster another meanwhile, by a host" in await attempt.refused()
+    assert not any(key.startswith(schema.TOPICS) for key in await attempt.entries())
