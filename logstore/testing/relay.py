@@ -9,6 +9,8 @@ Invariants:
   is held is bounded by QUEUED and the sockets' buffers.
 * A connection between hosts has the host that opened it as its source: a route knows it, or the hello on the link says
   it (docs/replication.md, "Links between hosts").
+* A target that nobody listens at is refused here, too, from the second connection on: that is how hosts find that a
+  process is gone.
 * Links must be plain: the relay does not look into TLS.
 """
 
@@ -18,6 +20,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Final
 
 import trio
@@ -28,6 +31,8 @@ HELLO_MAGICS: Final = (b"CLNK", b"CLNC")
 HELLO_VERSIONS_BYTES: Final = 4
 HELLO_BYTES_MAX: Final = 2048
 PIECE_BYTES: Final = 64 << 10
+LOOK_S: Final = 0.05
+"""Between two looks whether a target that was gone is there again."""
 QUEUED: Final = 64
 """Pieces that one direction of a connection holds while they are delayed."""
 _BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
@@ -110,7 +115,7 @@ class Relay:
         """Relay until it is cancelled."""
         async with trio.open_nursery() as nursery:
             for route in routes:
-                await nursery.start(self._listen, route)
+                await nursery.start(self.listen, route)
             _say("relay ready")
             await self._obey()
             nursery.cancel_scope.cancel()
@@ -124,21 +129,35 @@ class Relay:
                     line, _, text = text.partition(b"\n")
                     _say(self.command(line.decode()))
 
-    async def _listen(self, route: Route, task_status: trio.TaskStatus[None]) -> None:
-        async def connected(near: trio.SocketStream) -> None:
-            try:
-                await self._connect(route, near)
-            except* _BROKEN:
-                await trio.aclose_forcefully(near)
+    async def listen(self, route: Route, task_status: trio.TaskStatus[None]) -> None:
+        """Relay one route; while its target's process is gone, refuse connections as the target's machine does."""
+        async with trio.open_nursery() as connections:
+            listeners = await trio.open_tcp_listeners(route.port, host="127.0.0.1")
+            task_status.started()
+            while True:
+                with trio.CancelScope() as listening:
+                    take = partial(self._take, route, listening)
+                    await trio.serve_listeners(take, listeners, handler_nursery=connections)
+                await _until_there(route.to_port)
+                listeners = await _open(route.port)
 
-        listeners = await trio.open_tcp_listeners(route.port, host="127.0.0.1")
-        task_status.started()
-        await trio.serve_listeners(connected, listeners)
+    async def _take(self, route: Route, listening: trio.CancelScope, near: trio.SocketStream) -> None:
+        """Relay a connection; if nobody listens at its target, end the listening that has accepted it."""
+        try:
+            await self._connect(route, near)
+        except* ConnectionRefusedError:
+            await trio.aclose_forcefully(near)
+            listening.cancel()
+        except* _BROKEN:
+            await trio.aclose_forcefully(near)
 
     async def _connect(self, route: Route, near: trio.SocketStream) -> None:
         begun = b"" if route.source else await _read_hello(near)
         source = route.source or source_of(begun)
-        far = await trio.open_tcp_stream("127.0.0.1", route.to_port)
+        try:
+            far = await trio.open_tcp_stream("127.0.0.1", route.to_port)
+        except OSError as error:
+            raise ConnectionRefusedError(f"nobody listens at port {route.to_port}") from error
         with self._noted(source, route.target):
             async with near, far, trio.open_nursery() as nursery:
                 nursery.start_soon(_pump, near, far, self.direction(source, route.target), begun)
@@ -153,6 +172,27 @@ class Relay:
                 yield
             finally:
                 scopes.discard(scope)
+
+
+async def _open(port: int) -> list[trio.SocketListener]:
+    """Listen, as soon as nobody else has the port."""
+    while True:
+        try:
+            return await trio.open_tcp_listeners(port, host="127.0.0.1")
+        except OSError:
+            await trio.sleep(LOOK_S)
+
+
+async def _until_there(port: int) -> None:
+    """Until somebody listens."""
+    while True:
+        try:
+            stream = await trio.open_tcp_stream("127.0.0.1", port)
+        except OSError:
+            await trio.sleep(LOOK_S)
+        else:
+            await trio.aclose_forcefully(stream)
+            return
 
 
 async def _read_hello(stream: trio.SocketStream) -> bytes:

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ import trio
 import trio.testing
 
 from logstore.testing.disks import Disk
+from logstore.testing.network import free_ports
 from logstore.testing.processes import LocalProcess
-from logstore.testing.relay import Direction, Relay
+from logstore.testing.relay import Direction, Relay, Route
 from tests.support.limits import PATIENCE_S
 
 ENDLESS = [sys.executable, "-c", "import sys; print('here', flush=True); sys.stdin.read()"]
@@ -118,3 +120,44 @@ def test_a_disk_is_filled_and_freed(tmp_path: Path) -> None:
     finally:
         disk.unmount()
     assert not (disk.path / "more").exists()
+
+
+async def test_a_relay_refuses_for_a_process_that_is_gone() -> None:
+    """The first connection finds out, and further ones are refused, until somebody listens at the target again; then
+    bytes pass.
+    """
+    (near, far) = free_ports(2)
+
+    async def answer(stream: trio.SocketStream) -> None:
+        with suppress(trio.BrokenResourceError):  # of a look of the relay
+            async for piece in stream:
+                await stream.send_all(piece)
+
+    async def ask() -> bytes | None:
+        """What comes back of a byte; None: the connection is refused."""
+        with trio.socket.socket() as sock:
+            try:
+                await sock.connect(("127.0.0.1", near))
+            except ConnectionRefusedError:
+                return None
+            except ConnectionResetError:
+                return b""  # the relay found out at this moment
+            try:
+                await sock.send(b"x")
+                return bytes(await sock.recv(1))
+            except OSError:
+                return b""
+
+    async def until(wanted: bytes | None) -> None:
+        with trio.fail_after(PATIENCE_S):
+            while await ask() != wanted:
+                await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        relay = Relay()
+        await nursery.start(relay.listen, Route(near, "b", far, "a"))
+        await until(None)
+        listeners = await trio.open_tcp_listeners(far, host="127.0.0.1")
+        nursery.start_soon(trio.serve_listeners, answer, listeners)
+        await until(b"x")
+        nursery.cancel_scope.cancel()

@@ -209,6 +209,21 @@ def test_a_link_that_is_too_slow_costs_a_member(tmp_path: Path) -> None:
         check(cluster, load)
 
 
+@pytest.mark.slow
+def test_a_killed_host_is_found_through_relays(tmp_path: Path) -> None:
+    """Its address refuses connections, as without relays: another host goes on long before the lease ends."""
+    with Cluster(tmp_path / "cluster", ("a", "b", "c"), "--lease-s", "3600", network=RelayedNetwork()) as cluster:
+        create(cluster)
+        with producing(cluster) as load:
+            wait_for_more(load, WARM)
+            host = leader_of(cluster)
+            host.kill()
+            wait_for_more(load, AFTER)
+            other = next(each for each in cluster if each is not host)
+            wait_place(other, lambda place: place.owner in ALL - {host.name}, "another host owns the stream")
+        check(cluster, load)
+
+
 @contextmanager
 def on_small_disks(cluster: Cluster) -> Iterator[dict[str, Disk]]:
     """Each host's directory is a file system of its own. Before the cluster starts."""
