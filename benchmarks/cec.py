@@ -21,7 +21,6 @@ Invariants:
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
@@ -42,6 +41,7 @@ from benchmarks.continuous.figures import DISK, FAST, FULL_SPEED, MANY, NATIVE, 
 from benchmarks.continuous.items import Lives, Source
 from benchmarks.continuous.runs import Query, Ran, Setting, standing
 from benchmarks.harness import results
+from benchmarks.harness.program import options
 from benchmarks.harness.report import Row, Rows, machine, versions
 from benchmarks.harness.sidecar import SidecarPeer
 from spe_adapter.cec.policy import Budget, CostBenefit, NoChecks, Policy, Targets, bounded
@@ -402,14 +402,11 @@ def _budgeted(targets: Targets) -> Callable[[], Policy]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and leave its results."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="three minutes at most, with a fifth of the items")
-    parser.add_argument("--smoke", action="store_true", help="seconds: only whether the benchmark works")
-    parser.add_argument(
-        "--results", type=Path, help="where results go (default: benchmarks/results; shorter runs: build/benchmarks)"
-    )
-    parser.add_argument(
-        "--data", type=Path, help="where the sidecar keeps its data meanwhile (default: a temporary one)"
+    parser = options(
+        __doc__,
+        quick="three minutes at most, with a fifth of the items",
+        smoke="seconds: only whether the benchmark works",
+        data="where the sidecar keeps its data meanwhile (default: a temporary one)",
     )
     chosen = parser.parse_args(arguments)
     plan = SMOKE if chosen.smoke else QUICK if chosen.quick else FULL
