@@ -36,7 +36,7 @@ from rich.console import Console
 from benchmarks.harness import results
 from benchmarks.harness.kafka import KafkaPeer
 from benchmarks.harness.meter import cpu_seconds, median, percentiles
-from benchmarks.harness.process import Peer, free_port
+from benchmarks.harness.process import Peer
 from benchmarks.harness.program import content_of, keep, options, scratch
 from benchmarks.harness.report import (
     Goal,
@@ -50,6 +50,7 @@ from benchmarks.harness.report import (
 from benchmarks.harness.sidecar import SidecarPeer
 from logstore.client.blocking import Client, parse_addresses
 from logstore.client.wire import TopicPartition
+from logstore.testing.ports import free_ports
 from spe_adapter.codec.encode import Columns
 from spe_adapter.epochs.client import TaskAttempt, start_commit, take_over
 from spe_adapter.epochs.segments import SegmentCutter
@@ -154,7 +155,7 @@ def run(plan: Plan, data: Path, console: Console) -> Rows:
     """All rounds; the first, whose figures are not kept, warms the servers up."""
     rows, chance = Rows(), random.Random(1)
     with ExitStack() as stack:
-        https = {CAIRN: free_port(), ONE_BY_ONE: free_port()}
+        https = dict(zip((CAIRN, ONE_BY_ONE), free_ports(2), strict=True))
         for name in ("cairn", "direct", "kafka", "flush"):
             (data / name).mkdir()
         peers: dict[str, Peer] = {

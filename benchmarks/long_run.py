@@ -34,7 +34,6 @@ from rich.console import Console
 
 from benchmarks.harness import results
 from benchmarks.harness.meter import cpu_seconds, median, percentiles
-from benchmarks.harness.process import free_port
 from benchmarks.harness.program import content_of, keep, options, scratch
 from benchmarks.harness.raw import RawConnection
 from benchmarks.harness.report import (
@@ -49,6 +48,7 @@ from benchmarks.harness.report import (
 )
 from benchmarks.harness.sidecar import SidecarPeer
 from benchmarks.mixed.clients import CLIENTS, INPUT, OUTPUT, PARTITIONS, PROBE, Told
+from logstore.testing.ports import free_port
 from spe_adapter.continuous import Fragment, FromJson, TopicSource
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate
