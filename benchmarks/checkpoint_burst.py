@@ -29,6 +29,7 @@ from rich.console import Console
 from benchmarks.burst import report
 from benchmarks.burst.cluster import DEFAULT, OWN_DISK, PEACE, BurstCluster, Work, opened
 from benchmarks.harness import results
+from benchmarks.harness.program import options
 from benchmarks.harness.report import Rows, machine, versions
 from benchmarks.harness.signals import ended_in_order
 from benchmarks.racks.hosts import HostFailed
@@ -167,14 +168,13 @@ def _rounds(text: str) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and leave its results."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="one round with a quarter of the state")
+    parser = options(
+        __doc__,
+        quick="one round with a quarter of the state",
+        data="where the hosts' files are meanwhile (default: a temporary one)",
+    )
     parser.add_argument("--rounds", type=_rounds, help="how many (default: 3; quick: 1)")
     parser.add_argument("--seed", type=int, default=0, help="which hosts write, and all chance (default: %(default)s)")
-    parser.add_argument(
-        "--results", type=Path, help="where results go (default: benchmarks/results; shorter runs: build/benchmarks)"
-    )
-    parser.add_argument("--data", type=Path, help="where the hosts' files are meanwhile (default: a temporary one)")
     chosen = parser.parse_args(arguments)
     problem = why_not()
     if problem is not None:

@@ -21,23 +21,21 @@ Invariants:
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
-import shutil
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from benchmarks.harness import results
 from benchmarks.harness.process import PeerFailed
+from benchmarks.harness.program import content_of, keep, options, scratch
 from benchmarks.harness.raw import RawFailed
-from benchmarks.harness.report import machine, print_goals, print_rows, versions, write_json
+from benchmarks.harness.report import machine, print_goals, print_rows
 from benchmarks.harness.signals import ended_in_order
 from benchmarks.harness.trios import CairnTrio, KafkaTrio, Trio
 from benchmarks.hosts import copies, failover, produce
@@ -75,43 +73,30 @@ def run(plan: Plan, chosen: Sequence[str], data: Path, console: Console) -> Meas
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, keep."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="one short round")
-    parser.add_argument("--smoke", action="store_true", help="does it work at all; without Kafka")
+    parser = options(
+        __doc__,
+        quick="one short round",
+        smoke="does it work at all; without Kafka",
+        data="a folder for the data, on the disk to measure",
+    )
     parser.add_argument("--part", action="append", default=[], choices=PARTS, help="only this part")
-    parser.add_argument("--results", type=Path, help="where the results go")
-    parser.add_argument("--data", type=Path, help="a folder for the data, on the disk to measure")
     given = parser.parse_args(arguments)
     plan = PLANS["smoke" if given.smoke else "quick" if given.quick else FULL]
     mode = results.PARTIAL if plan.mode == FULL and given.part else plan.mode
     folder = results.directory(parser, given.results, mode)
     console = Console(width=160)
-    data = Path(tempfile.mkdtemp(prefix="cairn-bench-cluster-", dir=given.data))
-    before = machine(data)
-    with ended_in_order():
-        try:
-            os.sync()
-            measured = run(plan, given.part, data, console)
-        finally:
-            shutil.rmtree(data, ignore_errors=True)
+    with ended_in_order(), scratch("cluster", given.data) as data:
+        before = machine(data)
+        os.sync()
+        measured = run(plan, given.part, data, console)
     if measured.left_out and mode == results.FULL:
         mode, folder = results.PARTIAL, results.partial(folder)
     goals = find_goals(measured.rows)
     for title, columns, lines in tables(measured.rows):
         print_rows(console, title, columns, lines)
     print_goals(console, goals)
-    content: dict[str, Any] = {
-        "mode": mode,
-        "machine": before,
-        "versions": versions(),
-        "plan": asdict(plan),
-        "left_out": measured.left_out,
-        "goals": [goal._asdict() for goal in goals],
-        "rows": measured.rows.all,
-    }
-    write_json(folder / "cluster.json", content)
-    draw(measured.rows, folder / "cluster.png")
-    console.print(f"written: {folder / 'cluster.json'}")
+    content = content_of(mode, before, goals, measured.rows.all, plan=asdict(plan), left_out=measured.left_out)
+    keep(folder, "cluster", content, partial(draw, measured.rows), console)
 
 
 if __name__ == "__main__":

@@ -14,17 +14,15 @@ Invariants:
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
-import shutil
-import tempfile
 import time
 import urllib.request
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +36,8 @@ from rich.console import Console
 from benchmarks.harness import results
 from benchmarks.harness.kafka import KafkaPeer
 from benchmarks.harness.meter import cpu_seconds, median, percentiles
-from benchmarks.harness.process import Peer, free_port
+from benchmarks.harness.process import Peer
+from benchmarks.harness.program import content_of, keep, options, scratch
 from benchmarks.harness.report import (
     Goal,
     Rows,
@@ -47,12 +46,11 @@ from benchmarks.harness.report import (
     machine,
     print_goals,
     print_rows,
-    versions,
-    write_json,
 )
 from benchmarks.harness.sidecar import SidecarPeer
 from logstore.client.blocking import Client, parse_addresses
 from logstore.client.wire import TopicPartition
+from logstore.testing.ports import free_ports
 from spe_adapter.codec.encode import Columns
 from spe_adapter.epochs.client import TaskAttempt, start_commit, take_over
 from spe_adapter.epochs.segments import SegmentCutter
@@ -157,7 +155,7 @@ def run(plan: Plan, data: Path, console: Console) -> Rows:
     """All rounds; the first, whose figures are not kept, warms the servers up."""
     rows, chance = Rows(), random.Random(1)
     with ExitStack() as stack:
-        https = {CAIRN: free_port(), ONE_BY_ONE: free_port()}
+        https = dict(zip((CAIRN, ONE_BY_ONE), free_ports(2), strict=True))
         for name in ("cairn", "direct", "kafka", "flush"):
             (data / name).mkdir()
         peers: dict[str, Peer] = {
@@ -242,36 +240,25 @@ def lines_of(rows: Rows) -> list[list[str]]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, keep."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="three short rounds")
-    parser.add_argument("--smoke", action="store_true", help="does it work at all")
-    parser.add_argument("--results", type=Path, help="where the results go")
-    parser.add_argument("--data", type=Path, help="a folder for the data, on the disk to measure")
+    parser = options(
+        __doc__,
+        quick="three short rounds",
+        smoke="does it work at all",
+        data="a folder for the data, on the disk to measure",
+    )
     given = parser.parse_args(arguments)
     plan = SMOKE if given.smoke else QUICK if given.quick else FULL
     folder = results.directory(parser, given.results, plan.mode)
     console = Console(width=160)
-    data = Path(tempfile.mkdtemp(prefix="cairn-bench-epochs-", dir=given.data))
-    before = machine(data)
-    try:
+    with scratch("epochs", given.data) as data:
+        before = machine(data)
         rows = run(plan, data, console)
-    finally:
-        shutil.rmtree(data, ignore_errors=True)
     goals = find_goals(rows)
     columns = ("partitions", "server", "epochs/s", "p50 ms", "p99 ms", "server CPU ms", "syncs")
     print_rows(console, "Medians of the rounds, of one epoch", columns, lines_of(rows))
     print_goals(console, goals)
-    content: dict[str, Any] = {
-        "mode": plan.mode,
-        "machine": before,
-        "versions": versions(),
-        "plan": asdict(plan),
-        "goals": [goal._asdict() for goal in goals],
-        "rows": rows.all,
-    }
-    write_json(folder / "epoch_commits.json", content)
-    draw(rows, folder / "epoch_commits.png")
-    console.print(f"written: {folder / 'epoch_commits.json'}")
+    content = content_of(plan.mode, before, goals, rows.all, plan=asdict(plan))
+    keep(folder, "epoch_commits", content, partial(draw, rows), console)
 
 
 if __name__ == "__main__":

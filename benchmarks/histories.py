@@ -15,7 +15,6 @@ Invariants:
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -40,6 +39,7 @@ from benchmarks.checked.faults import Faults, NotHealed, silences_s
 from benchmarks.checked.history import Recorder, read_history
 from benchmarks.checked.work import CLEARED, KEPT, ORDERS, RESULTS, TOPICS, Work, place_of
 from benchmarks.harness import results
+from benchmarks.harness.program import options
 from benchmarks.harness.report import Goal, Rows, machine, print_goals, versions, write_json
 from benchmarks.harness.signals import ended_in_order
 from logstore.testing.cluster import Cluster, NotStarted
@@ -244,15 +244,13 @@ def _readers(chance: Random) -> Clients:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run, judge, print, keep."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = options(
+        __doc__, quick="three minutes", smoke="half a minute: does it work at all", data="a folder for the data"
+    )
     parser.add_argument("--minutes", type=float, default=60.0, help="of faults (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="three minutes")
-    parser.add_argument("--smoke", action="store_true", help="half a minute: does it work at all")
     parser.add_argument("--hosts", type=int, default=3, choices=(3, 4, 5), help="sidecars (default: %(default)s)")
     parser.add_argument("--seed", type=int, help="of the faults; without it another one each time")
     parser.add_argument("--client-logs", action="store_true", help="what librdkafka says, on standard error")
-    parser.add_argument("--results", type=Path, help="where the results go")
-    parser.add_argument("--data", type=Path, help="a folder for the data")
     parser.add_argument("--merge", type=Path, nargs="+", metavar="FILE", help="run nothing: make one result of these")
     given = parser.parse_args(arguments)
     console = Console(width=180)

@@ -14,20 +14,17 @@ Invariants:
 
 from __future__ import annotations
 
-import argparse
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import urllib.request
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 import psutil
@@ -37,7 +34,7 @@ from rich.console import Console
 
 from benchmarks.harness import results
 from benchmarks.harness.meter import cpu_seconds, median, percentiles
-from benchmarks.harness.process import free_port
+from benchmarks.harness.program import content_of, keep, options, scratch
 from benchmarks.harness.raw import RawConnection
 from benchmarks.harness.report import (
     Goal,
@@ -48,11 +45,10 @@ from benchmarks.harness.report import (
     machine,
     print_goals,
     print_rows,
-    versions,
-    write_json,
 )
 from benchmarks.harness.sidecar import SidecarPeer
 from benchmarks.mixed.clients import CLIENTS, INPUT, OUTPUT, PARTITIONS, PROBE, Told
+from logstore.testing.ports import free_port
 from spe_adapter.continuous import Fragment, FromJson, TopicSource
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate
@@ -277,12 +273,10 @@ def draw(rows: Rows, path: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, keep."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = options(
+        __doc__, quick="three minutes", smoke="half a minute: does it work at all", data="a folder for the data"
+    )
     parser.add_argument("--minutes", type=float, default=60.0, help="all lives together (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="three minutes")
-    parser.add_argument("--smoke", action="store_true", help="half a minute: does it work at all")
-    parser.add_argument("--results", type=Path, help="where the results go")
-    parser.add_argument("--data", type=Path, help="a folder for the data")
     given = parser.parse_args(arguments)
     plan = Plan(results.FULL if given.minutes >= 60 else "shorter", given.minutes)
     if given.quick:
@@ -291,32 +285,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
         plan = Plan("smoke", 0.5, 0.5)
     folder = results.directory(parser, given.results, plan.mode)
     console = Console(width=160)
-    directory = Path(tempfile.mkdtemp(prefix="cairn-bench-long-", dir=given.data))
-    before = machine(directory)
-    try:
+    with scratch("long", given.data) as directory:
+        before = machine(directory)
         rows, told = run(plan, directory, console)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
     goals = find_goals(rows, told)
     lines = [["", what, f"{count:,}"] for what, count in sorted(told.counts.items())]
     print_rows(console, "What the clients did", ("", "what", "times"), lines)
     for line in told.broken:
         console.print(f"[red]broken:[/] {line}")
     print_goals(console, goals)
-    content: dict[str, Any] = {
-        "mode": plan.mode,
-        "machine": before,
-        "versions": versions(),
-        "plan": asdict(plan),
-        "load_average_after": [round(load, 2) for load in os.getloadavg()],
-        "counts": dict(sorted(told.counts.items())),
-        "broken": told.broken,
-        "goals": [goal._asdict() for goal in goals],
-        "rows": rows.all,
-    }
-    write_json(folder / "long_run.json", content)
-    draw(rows, folder / "long_run.png")
-    console.print(f"written: {folder / 'long_run.json'}")
+    content = content_of(
+        plan.mode,
+        before,
+        goals,
+        rows.all,
+        plan=asdict(plan),
+        load_average_after=[round(load, 2) for load in os.getloadavg()],
+        counts=dict(sorted(told.counts.items())),
+        broken=told.broken,
+    )
+    keep(folder, "long_run", content, partial(draw, rows), console)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ Invariants:
 
 from __future__ import annotations
 
-import argparse
 import datetime as dt
 import json
 import os
@@ -37,6 +36,7 @@ from rich.console import Console
 
 from benchmarks.harness import results
 from benchmarks.harness.process import PeerFailed
+from benchmarks.harness.program import options
 from benchmarks.harness.report import Rows, machine, versions, write_json
 from benchmarks.lasting import report
 from benchmarks.lasting.running import CHECKPOINTS, LOG_ALONE, ROCKSDB, Load, LongRun
@@ -71,17 +71,18 @@ def resumed(path: Path | None, rows: Rows) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Measure, print, keep."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a million keys for three minutes, checkpoints more often")
-    parser.add_argument("--smoke", action="store_true", help="does it work at all")
+    parser = options(
+        __doc__,
+        quick="a million keys for three minutes, checkpoints more often",
+        smoke="does it work at all",
+        data="a folder for all that is written, on the disk to measure",
+    )
     parser.add_argument("--minutes", type=float, help="so many minutes of updates")
     parser.add_argument("--keys", type=int, action="append", help="only so many keys")
     parser.add_argument("--pin", dest="is_pinned", action="store_true", help="updates use one processor")
     parser.add_argument("--every-s", type=float, help="an epoch every so many seconds; intervals of the engines follow")
     parser.add_argument("--recoveries", type=int, help="so many recoveries of each query, at most 6")
     parser.add_argument("--resume", type=Path, help="partial results of the same measured code, to go on with")
-    parser.add_argument("--results", type=Path, help="where the results go")
-    parser.add_argument("--data", type=Path, help="a folder for all that is written, on the disk to measure")
     given = parser.parse_args()
     loads: Sequence[Load] = SMOKE if given.smoke else QUICK if given.quick else FULL
     mode = "smoke" if given.smoke else "quick" if given.quick else results.FULL

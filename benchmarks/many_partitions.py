@@ -14,16 +14,14 @@ Invariants:
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import struct
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 import psutil
@@ -33,6 +31,7 @@ from rich.console import Console
 from benchmarks.harness import results
 from benchmarks.harness.meter import median, percentiles, process_clock_s
 from benchmarks.harness.process import PeerFailed
+from benchmarks.harness.program import content_of, keep, options, scratch
 from benchmarks.harness.raw import RawConnection, RawFailed, frame, make_batch, produce_frame, produced_error, string
 from benchmarks.harness.report import (
     Goal,
@@ -42,8 +41,6 @@ from benchmarks.harness.report import (
     machine,
     print_goals,
     print_rows,
-    versions,
-    write_json,
 )
 from benchmarks.harness.sidecar import SidecarPeer
 
@@ -395,24 +392,22 @@ def draw(rows: Rows, plan: Plan, path: Path) -> None:
 
 def main() -> None:
     """Measure, print, keep."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a tenth of everything")
-    parser.add_argument("--smoke", action="store_true", help="does it work at all")
+    parser = options(
+        __doc__,
+        quick="a tenth of everything",
+        smoke="does it work at all",
+        data="a folder for the data, on the disk to measure",
+    )
     parser.add_argument("--part", action="append", default=[], choices=PARTS, help="only this part")
-    parser.add_argument("--results", type=Path, help="where the results go")
-    parser.add_argument("--data", type=Path, help="a folder for the data, on the disk to measure")
     given = parser.parse_args()
     plan = SMOKE if given.smoke else QUICK if given.quick else FULL
     mode = results.PARTIAL if plan is FULL and given.part else plan.mode
     folder = results.directory(parser, given.results, mode)
     console = Console(width=160)
-    data = Path(tempfile.mkdtemp(prefix="cairn-bench-partitions-", dir=given.data))
-    benchmark = Benchmark(plan, data, console)
-    before = machine(data)
-    try:
+    with scratch("partitions", given.data) as data:
+        benchmark = Benchmark(plan, data, console)
+        before = machine(data)
         benchmark.run(given.part)
-    finally:
-        shutil.rmtree(data, ignore_errors=True)
     if benchmark.left_out and mode == results.FULL:
         mode, folder = results.PARTIAL, results.partial(folder)
     goals = find_goals(benchmark.rows, plan)
@@ -423,18 +418,8 @@ def main() -> None:
     print_goals(console, goals)
     for line in benchmark.left_out:
         console.print(f"left out: {line}")
-    content: dict[str, Any] = {
-        "mode": mode,
-        "machine": before,
-        "versions": versions(),
-        "plan": asdict(plan),
-        "left_out": benchmark.left_out,
-        "goals": [goal._asdict() for goal in goals],
-        "rows": benchmark.rows.all,
-    }
-    write_json(folder / "many_partitions.json", content)
-    draw(benchmark.rows, plan, folder / "many_partitions.png")
-    console.print(f"written: {folder / 'many_partitions.json'}")
+    content = content_of(mode, before, goals, benchmark.rows.all, plan=asdict(plan), left_out=benchmark.left_out)
+    keep(folder, "many_partitions", content, partial(draw, benchmark.rows, plan), console)
 
 
 if __name__ == "__main__":

@@ -16,19 +16,17 @@ Invariants:
 
 from __future__ import annotations
 
-import argparse
-import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from benchmarks.harness import results
-from benchmarks.harness.report import Rows, machine, versions, write_json
+from benchmarks.harness.program import content_of, keep, options, scratch
+from benchmarks.harness.report import Rows, machine
 from benchmarks.paging import costs, drawing, paper, report
 from benchmarks.paging.costs import MB
 from benchmarks.paging.feeding import Fed
@@ -161,9 +159,12 @@ class Benchmark:
 
 def main() -> None:
     """Measure, print, keep."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds: some three minutes")
-    parser.add_argument("--smoke", action="store_true", help="does it work at all")
+    parser = options(
+        __doc__,
+        quick="fewer sizes and rounds: some three minutes",
+        smoke="does it work at all",
+        data="a folder for checkpoints and states, on the disk to measure",
+    )
     parser.add_argument("--rounds", type=int, help="so many rounds, instead of the plan's")
     parser.add_argument(
         "--part",
@@ -172,8 +173,6 @@ def main() -> None:
         help="only this part: aggregate, join, prepare, read, task, bounded, latency 1, …",
     )
     parser.add_argument("--seed", type=int, default=SEED, help=f"of the order of kinds and blocks (default {SEED})")
-    parser.add_argument("--results", type=Path, help="where the results go")
-    parser.add_argument("--data", type=Path, help="a folder for checkpoints and states, on the disk to measure")
     given = parser.parse_args()
     chosen = SMOKE if given.smoke else QUICK if given.quick else FULL
     plan = replace(chosen, seed=given.seed)
@@ -183,34 +182,28 @@ def main() -> None:
     folder = results.directory(parser, given.results, mode)
     console = Console(width=200)
     console.print(f"seed of the order of kinds and blocks: {plan.seed}")
-    data = Path(tempfile.mkdtemp(prefix="cairn-bench-pages-", dir=given.data))
-    benchmark = Benchmark(plan, data, console)
-    before = machine(data)
-    try:
+    with scratch("pages", given.data) as data:
+        benchmark = Benchmark(plan, data, console)
+        before = machine(data)
         benchmark.run(tuple(given.part))
-    finally:
-        shutil.rmtree(data, ignore_errors=True)
     if benchmark.left_out and mode == results.FULL:
         mode, folder = results.PARTIAL, results.partial(folder)
     goals = report.find_goals(benchmark.rows)
     report.print_tables(benchmark.rows, goals, console)
     for line in benchmark.left_out:
         console.print(f"left out: {line}")
-    content: dict[str, Any] = {
-        "mode": mode,
-        "machine": before,
-        "versions": versions(),
-        "plan": asdict(plan),
-        "notes": [" ".join(note.split()) for note in report.NOTES],
-        "left_out": benchmark.left_out,
-        "paper": {"table 5": paper.JOIN_US, "table 6": paper.AGGREGATE_US, "table 7": paper.LATENCY_MS},
-        "goals": [goal._asdict() for goal in goals],
-        "latencies": report.summary(benchmark.rows),
-        "rows": benchmark.rows.all,
-    }
-    write_json(folder / "pages.json", content)
-    drawing.draw(benchmark.rows, mode, folder / "pages.png")
-    console.print(f"written: {folder / 'pages.json'}")
+    content = content_of(
+        mode,
+        before,
+        goals,
+        benchmark.rows.all,
+        plan=asdict(plan),
+        notes=[" ".join(note.split()) for note in report.NOTES],
+        left_out=benchmark.left_out,
+        paper={"table 5": paper.JOIN_US, "table 6": paper.AGGREGATE_US, "table 7": paper.LATENCY_MS},
+        latencies=report.summary(benchmark.rows),
+    )
+    keep(folder, "pages", content, partial(drawing.draw, benchmark.rows, mode), console)
 
 
 if __name__ == "__main__":

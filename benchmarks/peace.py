@@ -11,7 +11,6 @@ Invariants:
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 import sys
@@ -26,6 +25,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.harness import results
+from benchmarks.harness.program import options
 from benchmarks.harness.report import machine
 from benchmarks.simulation import report
 from benchmarks.simulation.experiments import MAX_MB, MAX_WRITERS, SIZES_MB, WRITERS, Experiments
@@ -50,13 +50,10 @@ SMOKE = Plan("smoke", 2, (MAX_WRITERS,), (MAX_MB,), more=False)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and leave its results."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="under a minute: 5 seeds instead of 20")
-    parser.add_argument("--smoke", action="store_true", help="seconds: only whether the benchmark works")
-    parser.add_argument("--first-seed", type=int, default=1, help="seeds count up from here (default: %(default)s)")
-    parser.add_argument(
-        "--results", type=Path, help="where results go (default: benchmarks/results; shorter runs: build/benchmarks)"
+    parser = options(
+        __doc__, quick="under a minute: 5 seeds instead of 20", smoke="seconds: only whether the benchmark works"
     )
+    parser.add_argument("--first-seed", type=int, default=1, help="seeds count up from here (default: %(default)s)")
     chosen = parser.parse_args(arguments)
     plan = SMOKE if chosen.smoke else QUICK if chosen.quick else FULL
     folder = results.directory(parser, chosen.results, plan.mode)

@@ -30,6 +30,7 @@ import psutil
 from rich.console import Console
 
 from benchmarks.harness import results
+from benchmarks.harness.program import options
 from benchmarks.harness.report import Rows, machine, versions
 from benchmarks.harness.signals import ended_in_order
 from benchmarks.racks import chains, real_hdfs, report
@@ -266,15 +267,14 @@ def _runs(text: str) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and leave its results."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="under two minutes, with a quarter of the bytes")
+    parser = options(
+        __doc__,
+        quick="under two minutes, with a quarter of the bytes",
+        data="where the hosts' files are meanwhile (default: a temporary one)",
+    )
     parser.add_argument("--parts", type=_parts, default=[CHAINS, HDFS_PART], help="chains,hdfs (default: both)")
     parser.add_argument("--runs", type=_runs, help="rounds of each part (default: 5; quick: 1)")
     parser.add_argument("--seed", type=int, default=0, help="which hosts write, and all chance (default: %(default)s)")
-    parser.add_argument(
-        "--results", type=Path, help="where results go (default: benchmarks/results; shorter runs: build/benchmarks)"
-    )
-    parser.add_argument("--data", type=Path, help="where the hosts' files are meanwhile (default: a temporary one)")
     chosen = parser.parse_args(arguments)
     problem = why_not()
     if problem is not None:

@@ -12,7 +12,6 @@ Invariants:
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import os
@@ -31,6 +30,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.harness import results
+from benchmarks.harness.program import options
 from benchmarks.harness.report import Rows, machine
 from benchmarks.scale import report
 from benchmarks.scale.bursts import burst, fewest
@@ -291,13 +291,10 @@ def _child(planner: str, hosts: int, environment: Mapping[str, str]) -> dict[str
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and leave its results."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="under a minute: fewer sizes and rounds")
-    parser.add_argument("--smoke", action="store_true", help="seconds: only whether the benchmark works")
-    parser.add_argument("--seed", type=int, default=1, help="the first seed (default: %(default)s)")
-    parser.add_argument(
-        "--results", type=Path, help="where results go (default: benchmarks/results; shorter runs: build/benchmarks)"
+    parser = options(
+        __doc__, quick="under a minute: fewer sizes and rounds", smoke="seconds: only whether the benchmark works"
     )
+    parser.add_argument("--seed", type=int, default=1, help="the first seed (default: %(default)s)")
     chosen = parser.parse_args(arguments)
     scale = SMOKE if chosen.smoke else QUICK if chosen.quick else FULL
     folder = results.directory(parser, chosen.results, scale.mode)

@@ -14,7 +14,6 @@ Invariants:
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import shutil
@@ -35,6 +34,7 @@ from benchmarks.harness.kafka import KafkaPeer
 from benchmarks.harness.load import Payload, Produced, Shape
 from benchmarks.harness.meter import cpu_seconds, peak_memory_mb, percentiles, sync_floor_s
 from benchmarks.harness.process import Peer
+from benchmarks.harness.program import options
 from benchmarks.harness.raw import RawConnection, RawFailed
 from benchmarks.harness.reader import ReaderProcess
 from benchmarks.harness.report import Row, Rows, machine, versions
@@ -497,15 +497,12 @@ def _consume(consume: Callable[..., kafka_clients.Figures], peer: Peer, topic: s
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and leave its results."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--quick", action="store_true", help="under two minutes, with a log of 200 MB instead of 10 GiB"
+    parser = options(
+        __doc__,
+        quick="under two minutes, with a log of 200 MB instead of 10 GiB",
+        smoke="seconds: only whether the benchmark works, without Kafka",
+        data="where servers keep their data meanwhile (default: a temporary one)",
     )
-    parser.add_argument("--smoke", action="store_true", help="seconds: only whether the benchmark works, without Kafka")
-    parser.add_argument(
-        "--results", type=Path, help="where results go (default: benchmarks/results; shorter runs: build/benchmarks)"
-    )
-    parser.add_argument("--data", type=Path, help="where servers keep their data meanwhile (default: a temporary one)")
     parser.add_argument("--only", nargs="+", metavar="PART", default=[], help="stages, or parts of cells' names")
     chosen = parser.parse_args(arguments)
     plan = SMOKE if chosen.smoke else QUICK if chosen.quick else FULL

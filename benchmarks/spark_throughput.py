@@ -21,7 +21,6 @@ Invariants:
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import statistics
@@ -47,6 +46,7 @@ from rich.table import Table
 from benchmarks.harness import intervals, results
 from benchmarks.harness.intervals import Interval
 from benchmarks.harness.jars import KafkaUnavailable, spark_kafka_jars
+from benchmarks.harness.program import options
 from benchmarks.harness.report import machine, versions, write_json
 from benchmarks.harness.sidecar import SidecarPeer
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
@@ -374,11 +374,8 @@ def measure(plan: Plan, directory: Path, console: Console) -> list[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark and leave its results."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="under two minutes")
-    parser.add_argument("--smoke", action="store_true", help="only whether the benchmark works, without the connector")
-    parser.add_argument(
-        "--results", type=Path, help="where results go (default: benchmarks/results; shorter runs: build/benchmarks)"
+    parser = options(
+        __doc__, quick="under two minutes", smoke="only whether the benchmark works, without the connector"
     )
     chosen = parser.parse_args(arguments)
     plan = SMOKE if chosen.smoke else QUICK if chosen.quick else FULL

@@ -17,7 +17,6 @@ Invariants:
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import sys
@@ -33,6 +32,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.harness import results
+from benchmarks.harness.program import options
 from benchmarks.harness.report import Rows, machine, versions
 from benchmarks.harness.sidecar import SidecarPeer
 from benchmarks.microbatch import data, report
@@ -446,13 +446,12 @@ class Run:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark and leave its results; 1 if an engine failed or was wrong."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="under three minutes")
-    parser.add_argument("--smoke", action="store_true", help="only whether the benchmark works")
-    parser.add_argument(
-        "--results", type=Path, help="where results go (default: benchmarks/results; shorter runs: build/benchmarks)"
+    parser = options(
+        __doc__,
+        quick="under three minutes",
+        smoke="only whether the benchmark works",
+        data="where everything is kept meanwhile (default: a temporary directory)",
     )
-    parser.add_argument("--data", type=Path, help="where everything is kept meanwhile (default: a temporary directory)")
     parser.add_argument("--limit", type=float, help="seconds, instead of the plan's: what would end later is left out")
     chosen = parser.parse_args(arguments)
     plan = SMOKE if chosen.smoke else QUICK if chosen.quick else FULL

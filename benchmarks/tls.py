@@ -9,7 +9,6 @@ every round counts the records that came back; a login is timed on a connection 
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
@@ -30,7 +30,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.harness import results
-from benchmarks.harness.report import Goal, Rows, at_least, at_most, machine, print_goals, versions, write_json
+from benchmarks.harness.program import content_of, keep, options
+from benchmarks.harness.report import Goal, Rows, at_least, at_most, machine, print_goals
 from logstore.client.blocking import Client, parse_addresses
 from logstore.client.security import parse_security
 
@@ -180,11 +181,9 @@ def draw(rows: Rows, path: Path) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Measure, print, keep."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = options(__doc__, quick="two rounds")
     parser.add_argument("--rounds", type=int, default=FULL_ROUNDS, help="how many (default: %(default)s)")
     parser.add_argument("--megabytes", type=int, default=FULL_MEGABYTES, help="of each round and way")
-    parser.add_argument("--quick", action="store_true", help="two rounds")
-    parser.add_argument("--results", type=Path, help="where the results go")
     given = parser.parse_args(arguments)
     number = 2 if given.quick else given.rounds
     is_full = number >= FULL_ROUNDS and given.megabytes >= FULL_MEGABYTES
@@ -214,17 +213,8 @@ def main(arguments: Sequence[str]) -> int:
     console, goals = Console(width=120), find_goals(rows)
     console.print(table)
     print_goals(console, goals)
-    content: dict[str, Any] = {
-        "mode": mode,
-        "machine": before,
-        "versions": versions(),
-        "plan": {"rounds": number, "megabytes": given.megabytes},
-        "goals": [goal._asdict() for goal in goals],
-        "rows": rows.all,
-    }
-    write_json(folder / "tls.json", content)
-    draw(rows, folder / "tls.png")
-    console.print(f"written: {folder / 'tls.json'}")
+    content = content_of(mode, before, goals, rows.all, plan={"rounds": number, "megabytes": given.megabytes})
+    keep(folder, "tls", content, partial(draw, rows), console)
     return 0
 
 

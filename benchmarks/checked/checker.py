@@ -3,7 +3,8 @@
 The promises:
 * **log**: an acknowledged record is in the log once at least, at its offset; a record of an idempotent producer is
   there once at most, and its records are in the order of sending; nothing is there that was not sent; offsets of a
-  dense stream have no holes; no offset is given to two records. Every log with acknowledged records can be read.
+  dense stream have no holes; no offset is given to two records. Every log with acknowledged records can be read. What
+  is trimmed is judged by what readers saw of it.
 * **trimming**: what was deleted stays deleted, nothing else goes, and retention keeps what it must.
 * **copies**: each record of the log lies on as many disks as its topic has copies.
 * **reads**: what was read at an offset is what is there at the end; a reader's offsets go up, without holes but where
@@ -12,16 +13,18 @@ The promises:
   offset was delivered to a member; a group gets to the end.
 * **topics**: a topic that was made is there, with its partitions, until somebody deletes it, and not afterwards; a
   setting is what it was altered to last.
-* **epochs**: an epoch is in all its streams or in none, once, in order; one that was committed, or told to a later run,
-  is in them; a run that was replaced commits nothing.
+* **epochs**: an epoch is in all its streams or in none, once, in order, as one run has sent it; one that was committed,
+  or told to a later run, is in them; a run that was replaced commits nothing, nor what a later run was told is missing.
 * **hosts** end when they are told to, and only then.
 
 What the cluster does not promise (docs/cluster.md) is not judged: an owner that is cut off answers reads with what it
-knows, so a reader may wait for what another one has seen.
+knows, so a reader may wait for what another one has seen. A call without an answer may be carried out late: what first
+shows behind the end of a log, after that log was asked for, need not be in it.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -53,7 +56,7 @@ class Producer:
     is_idempotent: bool
     asked: set[int] = field(default_factory=set)
     acked: dict[int, int] = field(default_factory=dict)
-    """Offset of each number."""
+    """Offset of each number; below 0: the library was not told it."""
 
 
 @dataclass
@@ -69,14 +72,26 @@ class Stream:
     """What is in it at the end; None: nobody could read it."""
     start: int = 0
     limit: int = 0
+    looked_s: float = 0.0
+    """When the log was asked for."""
     seen: dict[int, str] = field(default_factory=dict)
     """What readers saw, at each offset, first."""
+    told_s: dict[int, float] = field(default_factory=dict)
+    """When an answer named an offset first."""
     skipped: list[tuple[str, int, int]] = field(default_factory=list)
     """By whom, from where, to where."""
     cleared: list[tuple[int, bool]] = field(default_factory=list)
     """Up to where records were to be deleted, and whether that was acknowledged."""
     held: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     """On each disk, the offsets whose record is that of the log."""
+
+    def at(self, offset: int) -> str | None:
+        """The record at an offset; in front of the log's start the one that somebody saw there."""
+        return (self.log or {}).get(offset) if offset >= self.start else self.seen.get(offset)
+
+    def must_hold(self, offset: int) -> bool:
+        """Whether the log must have a record that somebody was told of."""
+        return offset >= self.start and (offset < self.limit or self.told_s[offset] < self.looked_s)
 
 
 class TopicChange(NamedTuple):
@@ -95,7 +110,12 @@ class Query:
 
     streams: dict[int, list[str]] = field(default_factory=dict)
     """Of each epoch that anybody tried to commit."""
-    acked: set[int] = field(default_factory=set)
+    tried: set[tuple[str, int]] = field(default_factory=set)
+    """Runs and the epochs that they tried to commit."""
+    replaced: set[tuple[str, int]] = field(default_factory=set)
+    """Those of them that a later run was told are not committed."""
+    acked: dict[int, str] = field(default_factory=dict)
+    """The run that was told that it has committed an epoch."""
     told: int = -1
     """The last epoch, as a run was told that took over."""
 
@@ -151,7 +171,10 @@ class Checker:
         for (who, stream_name), position in self._readers.items():
             self._check_end("readers reach the end", f"{who} at {stream_name}", stream_name, position)
         for key, register in self._commits.items():
-            self._check_group(key, register)
+            self._check_commits(key, register)
+        for group, (streams, reads) in self._groups.items():
+            for stream_name in streams if reads else ():
+                self._check_group(group, stream_name)
         for (topic, setting), register in self._settings.items():
             for answer in register.wrong_answers():
                 self._breaks("settings stay", f"{topic}: {setting} was {answer.value} at {answer.begun_s:.3f} s")
@@ -198,12 +221,12 @@ class Checker:
         if not answer["ok"]:
             self.counts[f"{call}, failed"] += 1
         elif call == "produce":
-            self._acked(asked, answer["offset"])
+            self._acked(asked, answer)
         elif call == "read":
-            self._read(asked, answer["records"])
+            self._read(asked, answer)
         elif call == "deliver":
             self._delivered[asked["group"], asked["stream"]].update(offset for offset, _ in answer["records"])
-            self._saw(asked["who"], asked["stream"], answer["records"])
+            self._saw(asked, answer)
         elif call == "fault":
             for kind, seen in answer["seen"].items():
                 self.counts[f"fault: {kind}" if seen else f"fault: {kind}, not seen"] += 1
@@ -216,7 +239,7 @@ class Checker:
         begun_s, is_ok, end_s = asked["at_s"], answer["ok"], answer["at_s"]
         match asked["call"]:
             case "log":
-                self._looked(asked["stream"], answer if is_ok else None)
+                self._looked(asked, answer if is_ok else None)
             case "commit":
                 register = self._commits[asked["group"], asked["stream"]]
                 register.write(begun_s, end_s, asked["offset"], is_acked=is_ok)
@@ -239,53 +262,62 @@ class Checker:
             case "epoch":
                 query = self._queries[asked["query"]]
                 query.streams[asked["number"]] = asked["streams"]
+                query.tried.add((asked["run"], asked["number"]))
                 if is_ok:
-                    query.acked.add(asked["number"])
+                    query.acked[asked["number"]] = asked["run"]
             case "take over" if is_ok:
                 self._took_over(asked["query"], answer["last"])
 
     def _took_over(self, name: str, last: int) -> None:
         query = self._queries[name]
         least = max(query.acked, default=-1)
-        if not least <= last <= max(query.streams, default=-1):
-            self._breaks("runs are told the last epoch", f"{name}: {last}; epoch {least} was acknowledged")
+        most = max((number for _, number in query.tried - query.replaced), default=-1)
+        if not max(least, query.told) <= last <= most:
+            seen = f"{last}; epoch {least} was acknowledged, {query.told} told, {most} not given up"
+            self._breaks("runs are told the last epoch", f"{name}: {seen}")
         query.told = max(query.told, last)
+        query.replaced |= {attempt for attempt in query.tried if attempt[1] > last}
 
-    def _looked(self, name: str, answer: Entry | None) -> None:
+    def _looked(self, asked: Entry, answer: Entry | None) -> None:
+        name = asked["stream"]
         stream = self._streams[name]
         if answer is None:
             stream.log = None
             return
-        stream.start, stream.limit = answer["start"], answer["limit"]
+        stream.start, stream.limit, stream.looked_s = answer["start"], answer["limit"], asked["at_s"]
         stream.log = dict(answer["records"])
         if len(stream.log) != len(answer["records"]):
             self._breaks("an offset once", f"{name}: an offset is twice in what the log gave")
-        self._saw("end", name, answer["records"])
+        self._saw(asked, answer)
 
-    def _acked(self, asked: Entry, offset: int) -> None:
-        producer = self._producers[asked["who"]]
+    def _acked(self, asked: Entry, answer: Entry) -> None:
+        producer, offset = self._producers[asked["who"]], answer["offset"]
         producer.acked[asked["number"]] = offset
+        if offset < 0:
+            return
+        self._streams[producer.stream].told_s.setdefault(offset, answer["at_s"])
         record = f"{asked['who']}:{asked['number']}"
         before = self._owners.setdefault((producer.stream, offset), record)
         if before != record:
             self._breaks("an offset once", f"{producer.stream}: {before} and {record} were both told offset {offset}")
 
-    def _read(self, asked: Entry, records: list[tuple[int, str]]) -> None:
+    def _read(self, asked: Entry, answer: Entry) -> None:
         name, position = asked["stream"], asked["offset"]
-        stream = self._streams[name]
-        for offset, _ in records:
+        for offset, _ in answer["records"]:
             if offset < position:
                 self._breaks("reads go up", f"{asked['who']} read {name} {offset} at position {position}")
-            elif offset > position and stream.is_dense:
-                stream.skipped.append((asked["who"], position, offset))
+            elif offset > position:
+                self._streams[name].skipped.append((asked["who"], position, offset))
             position = offset + 1
         if (asked["who"], name) in self._readers:
             self._readers[asked["who"], name] = position
-        self._saw(asked["who"], name, records)
+        self._saw(asked, answer)
 
-    def _saw(self, who: str, name: str, records: list[tuple[int, str]]) -> None:
+    def _saw(self, asked: Entry, answer: Entry) -> None:
+        who, name = asked["who"], asked["stream"]
         stream = self._streams[name]
-        for offset, value in records:
+        for offset, value in answer["records"]:
+            stream.told_s.setdefault(offset, answer["at_s"])
             before = stream.seen.setdefault(offset, value)
             if before != value:
                 self._breaks("reads agree", f"{who} read {value} at {name} {offset}, where {before} was read before")
@@ -305,13 +337,14 @@ class Checker:
             missing = sorted(wanted - set(offsets))[:5]
             self._breaks("no holes", f"{name}: {len(offsets)} records of {len(wanted)}, missing {missing}")
         for who, position, offset in stream.skipped:
-            if offset > stream.start:
+            between = bisect_left(offsets, position), bisect_left(offsets, offset)
+            if between[0] < between[1]:
                 self._breaks("reads have no holes", f"{who} read {name} {offset} at position {position}")
         for offset, value in stream.seen.items():
-            if offset >= stream.start and stream.log.get(offset) != value:
-                now = stream.log.get(offset, "nothing")
+            if stream.must_hold(offset) and stream.at(offset) != value:
+                now = stream.at(offset) or "nothing"
                 self._breaks("what was read stays", f"{name} {offset}: {value} was read, {now} is there")
-        for offset, value in stream.log.items():
+        for offset, value in (stream.seen | stream.log).items():
             if not self._was_sent(name, value):
                 self._breaks("nothing that was not sent", f"{name} {offset}: {value}")
         self._check_start(name, stream)
@@ -330,8 +363,10 @@ class Checker:
         who, _, number = value.rpartition(":")
         if not number.isdecimal():
             return False
-        if who in self._queries:
-            return name in self._queries[who].streams.get(int(number), ())
+        query, _, run = who.partition("/")
+        if query in self._queries:
+            known = self._queries[query]
+            return (run, int(number)) in known.tried and name in known.streams[int(number)]
         producer = self._producers.get(who)
         return producer is not None and producer.stream == name and int(number) in producer.asked
 
@@ -363,23 +398,30 @@ class Checker:
             self._breaks("copies", f"{name}: {len(lacking)} records lack copies, as {lacking[0]}, on {has} disks")
 
     def _check_producer(self, who: str, producer: Producer) -> None:
-        stream = self._streams[producer.stream]
+        name, stream = producer.stream, self._streams[producer.stream]
         if stream.log is None:
             return
+        values = set(stream.log.values())
         for number, offset in producer.acked.items():
-            if offset >= stream.start and stream.log.get(offset) != f"{who}:{number}":
-                now = stream.log.get(offset, "nothing")
-                self._breaks("acknowledged records stay", f"{producer.stream} {offset}: {who}:{number} was, {now} is")
-        acked = sorted(producer.acked.items())
-        for (before, low), (number, high) in pairwise(acked):
+            record = f"{who}:{number}"
+            if offset < 0:
+                if not stream.start and record not in values:
+                    self._breaks("acknowledged records stay", f"{name}: {record} was, nobody was told where")
+                continue
+            now = stream.at(offset)
+            if now != record and (now is not None or stream.must_hold(offset)):
+                self._breaks("acknowledged records stay", f"{name} {offset}: {record} was, {now or 'nothing'} is")
+        placed = [(number, offset) for number, offset in sorted(producer.acked.items()) if offset >= 0]
+        for (before, low), (number, high) in pairwise(placed):
             if high <= low:
-                self._breaks("in order", f"{producer.stream}: {who}:{before} at {low}, {who}:{number} at {high}")
+                self._breaks("in order", f"{name}: {who}:{before} at {low}, {who}:{number} at {high}")
         if producer.is_idempotent:
-            self._check_once(who, producer.stream, stream.log)
+            self._check_once(who, name, stream.seen | stream.log)
 
-    def _check_once(self, who: str, name: str, log: dict[int, str]) -> None:
-        mark = f"{who}:"
-        numbers = [int(value[len(mark) :]) for _, value in sorted(log.items()) if value.startswith(mark)]
+    def _check_once(self, who: str, name: str, records: dict[int, str]) -> None:
+        """`records`: those of the log, and those that readers saw in front of it."""
+        named = (value.rpartition(":") for _, value in sorted(records.items()))
+        numbers = [int(number) for sender, _, number in named if sender == who and number.isdecimal()]
         for number, times in Counter(numbers).items():
             if times > 1:
                 self._breaks("idempotent records once", f"{name}: {who}:{number} is there {times} times")
@@ -392,21 +434,22 @@ class Checker:
         if position <= last:
             self._breaks(promise, f"{who}: position {position}, the last record is at {last}")
 
-    def _check_group(self, key: tuple[str, str], register: Register) -> None:
+    def _check_commits(self, key: tuple[str, str], register: Register) -> None:
         group, name = key
         for answer in register.wrong_answers():
             at = f"{answer.value} at {answer.begun_s:.3f} s"
             self._breaks("commits stay", f"group {group}, {name}: {at}, which is no last one")
         if not register.is_answered:
             self._breaks("commits can be read", f"group {group}, {name}: nobody was told what was committed last")
-        _, reads = self._groups.get(group, ([], False))
-        if not reads or not register.answers:
-            return
-        last = register.answers[-1].value or 0
+
+    def _check_group(self, group: str, name: str) -> None:
+        """That a group whose members read got to the end, and was given all of it."""
+        answers = self._commits[group, name].answers
+        last = (answers[-1].value or 0) if answers else 0
         self._check_end("groups reach the end", f"group {group} at {name}", name, last)
         stream = self._streams[name]
-        missing = sorted(set(range(stream.start, last)) - self._delivered[key])
-        if missing and stream.is_dense:
+        missing = sorted({offset for offset in stream.log or () if offset < last} - self._delivered[group, name])
+        if missing:
             self._breaks("groups get all", f"group {group}, {name}: {last} committed, not delivered: {missing[:5]}")
 
     def _check_topics(self, at_s: float, found: dict[str, int]) -> None:
@@ -422,27 +465,42 @@ class Checker:
                 self._breaks("deleted topics go", f"{topic} was deleted, and is there")
 
     def _check_epochs(self, name: str, query: Query) -> None:
-        found: dict[str, list[int]] = {}
-        for stream_name in {each for streams in query.streams.values() for each in streams}:
-            log, mark = self._streams[stream_name].log, f"{name}:"
-            if log is None:
-                continue
-            numbers = [int(value[len(mark) :]) for _, value in sorted(log.items()) if value.startswith(mark)]
-            found[stream_name] = numbers
-            for number, times in Counter(numbers).items():
-                if times > 1:
-                    self._breaks("epochs once", f"{stream_name}: epoch {number} of {name} is there {times} times")
-            if numbers != sorted(numbers):
-                self._breaks("epochs in order", f"{stream_name}: epochs of {name} are not in their order")
-        sets = {stream: set(numbers) for stream, numbers in found.items()}
+        found: dict[str, dict[int, str]] = {}
+        """The run of each epoch, by the streams whose log is known."""
+        for stream_name in sorted({each for streams in query.streams.values() for each in streams}):
+            log = self._streams[stream_name].log
+            if log is not None:
+                found[stream_name] = self._epochs_in(name, query, stream_name, log)
         for number, streams in sorted(query.streams.items()):
-            if not sets.keys() >= set(streams):
+            if not found.keys() >= set(streams):
                 continue
-            has = [stream for stream in streams if number in sets[stream]]
-            if len(has) not in (0, len(streams)):
-                self._breaks("epochs whole", f"epoch {number} of {name} is in {has} of {streams}")
-            if (number in query.acked or number <= query.told) and not has:
-                self._breaks("committed epochs stay", f"epoch {number} of {name} is in none of {streams}")
+            runs = {found[stream].get(number) for stream in streams}
+            if len(runs) > 1:
+                has = {stream: found[stream].get(number, "none") for stream in streams}
+                self._breaks("epochs whole", f"epoch {number} of {name}: the runs that it is of are {has}")
+            is_lost = runs == {None} and (number in query.acked or number <= query.told)
+            if is_lost or (number in query.acked and runs != {query.acked[number]}):
+                by = query.acked.get(number, "a run that nobody answered")
+                self._breaks("committed epochs stay", f"epoch {number} of {name}, by {by}: in {streams} are {runs}")
+
+    def _epochs_in(self, name: str, query: Query, stream_name: str, log: dict[int, str]) -> dict[int, str]:
+        """The epochs of a query in a log, and the run of each."""
+        named = (
+            value.removeprefix(f"{name}/").rpartition(":")
+            for _, value in sorted(log.items())
+            if value.startswith(f"{name}/")
+        )
+        epochs = [(int(number), run) for run, _, number in named if number.isdecimal()]
+        numbers = [number for number, _ in epochs]
+        for number, times in Counter(numbers).items():
+            if times > 1:
+                self._breaks("epochs once", f"{stream_name}: epoch {number} of {name} is there {times} times")
+        if numbers != sorted(numbers):
+            self._breaks("epochs in order", f"{stream_name}: epochs of {name} are not in their order")
+        for number, run in epochs:
+            if (run, number) in query.replaced:
+                self._breaks("replaced runs commit nothing", f"{stream_name}: epoch {number} of {name}, by {run}")
+        return dict(epochs)
 
 
 def _last_acked(changes: list[TopicChange], call: str, before_s: float) -> float | None:

@@ -2,8 +2,9 @@
 replaced runs try to commit.
 
 Invariants: a number is committed again only after the cluster has said that it is not the last one. What a lost answer
-was is found out by the next run, not noted: the call has failed, so it happened or not. What a replaced run writes has
-a name of its own, so that it shows wherever it is.
+was is found out by the next run, not noted: the call has failed, so it happened or not. Records name their run, so that
+what a replaced run writes shows wherever it is. A last run takes over when writing has ended: from then on no epoch of
+the query is under way, and its streams can be read one after another.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from spe_adapter.epochs.segments import SegmentCutter, StagedSegment
 
 EACH_S = 0.3
 PAUSE_S = 0.3
+SETTLED_S = 300.0
+"""For the last run to take over."""
 ZOMBIE_CHANCE: Final = 0.02
 """That a run is replaced although nothing is wrong, after an epoch."""
 STREAMS: Final = (RESULTS.streams[:3], RESULTS.streams[1:], [RESULTS.streams[0], RESULTS.streams[3]])
@@ -55,10 +58,10 @@ class Run(NamedTuple):
 
     def commit(self, client: Client, epoch: int) -> None:
         """Commit one epoch. Raises CairnError, OSError."""
-        asked = {"query": self.query, "number": epoch, "streams": list(self.streams)}
+        asked = {"query": self.query, "run": self.name, "number": epoch, "streams": list(self.streams)}
         call = self.work.recorder.begin("epoch", self.query, **asked)
         try:
-            start_commit(client, self.attempt(epoch), self.segments(f"{self.query}:{epoch}"), "").receive()
+            start_commit(client, self.attempt(epoch), self.segments(f"{self.query}/{self.name}:{epoch}"), "").receive()
         except (CairnError, OSError) as error:
             call.failed(error)
             raise
@@ -67,7 +70,7 @@ class Run(NamedTuple):
 
     def take_over(self, client: Client) -> int:
         """Replace all earlier runs; the first epoch that is not committed. Raises CairnError, OSError."""
-        call = self.work.recorder.begin("take over", self.query, query=self.query)
+        call = self.work.recorder.begin("take over", self.query, query=self.query, run=self.name)
         try:
             last = take_over(client, self.query, self.name)
         except (CairnError, OSError) as error:
@@ -80,7 +83,9 @@ class Run(NamedTuple):
         """Of a run that was replaced: it commits something all the same, which must fail."""
         call = self.work.recorder.begin("zombie", self.query, query=self.query, number=epoch)
         try:
-            start_commit(client, self.attempt(epoch), self.segments(f"{self.query}~replaced:{epoch}"), "").receive()
+            start_commit(
+                client, self.attempt(epoch), self.segments(f"{self.query}/{self.name}~replaced:{epoch}"), ""
+            ).receive()
         except (CairnError, OSError) as error:
             call.failed(error)
         else:
@@ -117,3 +122,19 @@ def commit_epochs(work: Work, query: str, streams: Sequence[str], chance: Random
             replaced = run
             work.noted("runs of a query that were replaced", error)
             work.writing_ended.wait(PAUSE_S)
+    _settle(Run(work, query, streams, f"{chance.getrandbits(64):x}"))
+
+
+def _settle(run: Run) -> None:
+    """Take over for the last time; raises CairnError, OSError if nobody answers within SETTLED_S."""
+    deadline_s = time.monotonic() + SETTLED_S
+    while True:
+        try:
+            with Client(parse_addresses(",".join(run.work.bootstrap))) as client:
+                run.take_over(client)
+        except (CairnError, OSError):
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(PAUSE_S)
+        else:
+            return

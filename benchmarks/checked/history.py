@@ -14,7 +14,7 @@
 
 | call | asked | answered (`ok`) |
 |---|---|---|
-| `produce` | `stream`, `number` | `offset` |
+| `produce` | `stream`, `number` | `offset`; below 0: the library was not told it |
 | `read` | `stream`, `offset` (the reader's position) | `records`: offset and value of each |
 | `log` | `stream`: all of it, at the end | `records`, `start` and `limit`: beginning and end of the log |
 | `deliver` | `group`, `stream`: what a member was given | `records` |
@@ -25,15 +25,15 @@
 | `alter` | `topic`, `key`, `value` | |
 | `described` | `topic`, `key` | `value` |
 | `clear` | `stream`, `offset`: records below it are deleted | |
-| `epoch` | `query`, `number`, `streams` | |
-| `take over` | `query` | `last`: its last epoch that is committed, or −1 |
+| `epoch` | `query`, `run`, `number`, `streams` | |
+| `take over` | `query`, `run` | `last`: its last epoch that is committed, or −1 |
 | `zombie` | `query`, `number`: a run that was replaced commits | |
 | `fault` | `kind`, `hosts` | `seen`: by kind, what shows that the fault was one; empty if nothing did |
 
 Invariants:
 * A call that has no end, or an end that is not `ok`, was carried out or not, or will be.
-* A record's value is `WHO:NUMBER`; of an epoch `QUERY:NUMBER`. A stream is a name that its users agree on: a topic that
-  is made anew has another one.
+* A record's value is `WHO:NUMBER`; of an epoch `QUERY/RUN:NUMBER`. A stream is a name that its users agree on: a
+  topic that is made anew has another one.
 * Times are seconds since the history began, from one clock, and lines are in the order of times.
 """
 

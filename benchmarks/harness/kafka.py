@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.harness.jars import kafka_class_path
-from benchmarks.harness.process import ServerProcess, free_port
+from benchmarks.harness.process import ServerProcess
+from logstore.testing.ports import free_port
 
 TOOL_SECONDS = 60.0
 TOOLS = {

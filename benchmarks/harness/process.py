@@ -1,4 +1,4 @@
-"""Server processes: free ports, starting, waiting until they listen, stopping, killing.
+"""Server processes: starting, waiting until they listen, stopping, killing.
 
 Invariants:
 * A process is only ever signalled through the handle of the one that started it.
@@ -59,13 +59,6 @@ class Peer(Protocol):
     def kill(self) -> None:
         """kill -9."""
         ...
-
-
-def free_port() -> int:
-    """A TCP port of 127.0.0.1 that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class ServerProcess:

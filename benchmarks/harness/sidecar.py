@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks.harness.process import ServerProcess, free_port
+from benchmarks.harness.process import ServerProcess
+from logstore.testing.ports import free_port
 
 AS_INSTALLED: Final = {"PYTHONDONTWRITEBYTECODE": ""}
 """pip compiles what it installs. An environment that forbids compiled modules would add 0.2 s to each start."""

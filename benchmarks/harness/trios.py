@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks.harness.kafka import KafkaPeer, Quorum, new_cluster_id
-from benchmarks.harness.process import free_port
 from logstore.testing.cluster import Cluster
+from logstore.testing.ports import free_ports
 
 NODES = (1, 2, 3)
 
@@ -104,7 +104,7 @@ class KafkaTrio:
 
     def __init__(self, directory: Path) -> None:
         self.name = "Kafka"
-        controllers = tuple(free_port() for _ in NODES)
+        controllers = tuple(free_ports(len(NODES)))
         cluster_id = new_cluster_id()
         self._peers: dict[int, KafkaPeer] = {}
         for node in NODES:

@@ -377,13 +377,14 @@ def _scan(fs: FileSystem, path: str) -> Iterator[SegmentHeader]:
             return
         if header.position != expected or (key is not None and header.key != key):
             return
-        if not _data_is_whole(fs, path, start + header.header_bytes, header):
+        if not is_data_whole(fs, path, start + header.header_bytes, header):
             return
         yield header
         key, expected, start = header.key, expected + 1, start + header.size_bytes
 
 
-def _data_is_whole(fs: FileSystem, path: str, position: int, header: SegmentHeader) -> bool:
+def is_data_whole(fs: FileSystem, path: str, position: int, header: SegmentHeader) -> bool:
+    """Whether the data of a segment is there, from a position of its file on, and has its checksum. Raises OSError."""
     crc, left = 0, header.data_bytes
     while left:
         data = fs.read(path, position, min(left, READ_BYTES))

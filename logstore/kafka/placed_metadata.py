@@ -1,12 +1,12 @@
 """Encodes Metadata answers of a cluster: several brokers, and partitions that differ from each other.
 
-Invariant: the bytes are those that kio would write; `logstore.kafka.metadata_answer` does the same for a host alone.
+Invariant: the bytes are those that kio would write. `metadata_answer` has all but the partitions, for a host alone too.
 
 Source: Kafka protocol guide, Metadata.
 """
 
-import uuid
 from collections.abc import Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
@@ -14,9 +14,8 @@ from kio.schema.errors import ErrorCode
 from logstore.cluster.placement import NO_NODE, Node, Placed
 from logstore.kafka.codec import EncodedAnswer
 from logstore.kafka.framing import Writer
-from logstore.kafka.metadata_answer import FIRST_FLEXIBLE, ShownCluster, ShownTopic
+from logstore.kafka.metadata_answer import ShownCluster, ShownNode, ShownTopic, encode_answer
 
-_NIL: Final = uuid.UUID(int=0)
 _LEADER_NOT_AVAILABLE: Final = ErrorCode.leader_not_available.value
 
 
@@ -36,46 +35,15 @@ def encode_placed(
     version: int, nodes: Sequence[Node], cluster: ShownCluster, topics: Sequence[PlacedTopic]
 ) -> EncodedAnswer:
     """The answer to a Metadata request of a version from 0 to 13."""
-    writer = Writer(flexible=version >= FIRST_FLEXIBLE)
-    if version >= 3:
-        writer.int32(0)
-    writer.count(len(nodes))
-    for node in nodes:
-        writer.int32(node.node_id)
-        writer.string(node.host)
-        writer.int32(node.port)
-        if version >= 1:
-            writer.string(node.rack)
-        writer.tags()
-    if version >= 2:
-        writer.string(cluster.cluster_id)
-    if version >= 1:
-        writer.int32(controller_of(nodes))
-    writer.count(len(topics))
-    for topic in topics:
-        _topic(writer, version, cluster, topic)
-    if 8 <= version <= 10:
-        writer.int32(cluster.cluster_operations)
-    if version >= 13:
-        writer.int16(0)
-    writer.tags()
-    return EncodedAnswer(writer.finish(), version >= FIRST_FLEXIBLE)
+    shown_nodes = [ShownNode(*node) for node in nodes]
+    shown = [(topic.shown, partial(_partitions, version, topic.partitions)) for topic in topics]
+    return encode_answer(version, shown_nodes, controller_of(nodes), cluster, shown)
 
 
-def _topic(writer: Writer, version: int, cluster: ShownCluster, topic: PlacedTopic) -> None:
-    shown = topic.shown
-    writer.int16(shown.error)
-    writer.string(shown.name if version >= 12 else shown.name or "")
-    if version >= 10:
-        writer.raw((shown.topic_id or _NIL).bytes)
-    if version >= 1:
-        writer.int8(shown.is_internal)
-    writer.count(len(topic.partitions))
-    for index, placed in enumerate(topic.partitions):
+def _partitions(version: int, partitions: Sequence[Placed], writer: Writer) -> None:
+    writer.count(len(partitions))
+    for index, placed in enumerate(partitions):
         _partition(writer, version, index, placed)
-    if version >= 8:
-        writer.int32(cluster.topic_operations)
-    writer.tags()
 
 
 def _partition(writer: Writer, version: int, index: int, placed: Placed) -> None:

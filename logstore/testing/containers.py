@@ -29,7 +29,8 @@ from testcontainers.core.network import Network as DockerNetwork
 
 from logstore.testing.certificates import certificate_flags, make_certificates
 from logstore.testing.namespaces import shape
-from logstore.testing.network import ETCD, NetworkUnavailable, free_ports
+from logstore.testing.network import ETCD, NetworkUnavailable
+from logstore.testing.ports import free_ports
 from logstore.testing.processes import PATIENCE_S, NotStarted
 
 SIDECAR_IMAGE: Final = "cairn"

@@ -15,7 +15,6 @@ Invariants:
 """
 
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Final, Protocol
 
+from logstore.testing.ports import free_ports
 from logstore.testing.processes import ClusterHostProcess, Etcd, HostPlace, LocalHost, Node, NotStarted
 from logstore.testing.relay import Route, as_json
 
@@ -221,15 +221,3 @@ class RelayedNetwork:
         if not line:
             raise NotStarted("the relay has ended")
         return line.strip()
-
-
-def free_ports(number: int) -> list[int]:
-    """Ports on loopback that are free at the moment."""
-    sockets = [socket.socket() for _ in range(number)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

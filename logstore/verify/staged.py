@@ -5,10 +5,8 @@ Invariant: output that is not committed is never damage: its task stages it agai
 
 from typing import NamedTuple
 
-from crc32c import crc32c
-
 from logstore.epochs.ledger_entries import CommitRecord
-from logstore.epochs.staging import DIRECTORY
+from logstore.epochs.staging import DIRECTORY, is_data_whole
 from logstore.errors import CorruptFile
 from logstore.format.staged import HEADER_BYTES, AttemptKey, SegmentHeader, decode_segment_header, table_bytes
 from logstore.interfaces import FileSystem
@@ -62,21 +60,10 @@ def _segments(fs: FileSystem, path: str) -> tuple[list[SegmentHeader], int]:
         except CorruptFile:
             return headers, start
         follows = header.position == len(headers) and (not headers or header.key == headers[0].key)
-        if not follows or not _is_whole(fs, path, start + header.header_bytes, header):
+        if not follows or not is_data_whole(fs, path, start + header.header_bytes, header):
             return headers, start
         headers.append(header)
         start += header.size_bytes
-
-
-def _is_whole(fs: FileSystem, path: str, position: int, header: SegmentHeader) -> bool:
-    crc, left = 0, header.data_bytes
-    while left:
-        data = fs.read(path, position, min(left, READ_BYTES))
-        if not data:
-            return False
-        crc = crc32c(data, crc)
-        position, left = position + len(data), left - len(data)
-    return crc == header.data_crc
 
 
 def check_commit(commit: CommitRecord, staged: list[StagedFile], findings: Findings) -> None:

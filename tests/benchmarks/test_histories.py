@@ -21,7 +21,7 @@ from tests.support.limits import PROGRAM_S
 ROOT = Path(__file__).parents[2]
 STREAM = "orders-0"
 ORDERS = ["p:0", "q:0", "q:0", "q:1", "p:1"]
-RESULTS = ["e:0", "e:1", "e:2"]
+RESULTS = ["e/a:0", "e/a:1", "e/a:2"]
 Records = list[tuple[int, str]]
 
 
@@ -135,11 +135,11 @@ def good() -> History:
     history.fail("alter", topic="t", key="k", value=2)
     history.call("alter", topic="t", key="k", value=3)
     history.call("described", topic="t", key="k", answer={"value": 2})
-    history.call("take over", query="e", answer={"last": -1})
+    history.call("take over", query="e", run="a", answer={"last": -1})
     for number in range(3):
-        history.call("epoch", query="e", number=number, streams=["out-0", "out-1"])
-    history.fail("epoch", query="e", number=3, streams=["out-0", "out-1"])
-    history.call("take over", query="e", answer={"last": 2})
+        history.call("epoch", query="e", run="a", number=number, streams=["out-0", "out-1"])
+    history.fail("epoch", query="e", run="a", number=3, streams=["out-0", "out-1"])
+    history.call("take over", query="e", run="b", answer={"last": 2})
     history.fail("zombie", query="e", number=3)
     for partition in range(2):
         history.log(*RESULTS, stream=f"out-{partition}")
@@ -223,6 +223,7 @@ def read_vanishes(history: History) -> None:
     """A record that was read is not in the log at the end: it was shown before it was safe."""
     history.fail("produce", "p", stream=STREAM, number=5)
     history.read(5, (5, "p:5"))
+    history.log(*ORDERS)
 
 
 def reads_differ(history: History) -> None:
@@ -245,8 +246,11 @@ def commit_is_lost(history: History) -> None:
 
 def group_skips(history: History) -> None:
     """A group has committed a record that no member was given."""
-    history.call("commit", "m", group="g", stream=STREAM, offset=6)
-    history.call("committed", "end", group="g", stream=STREAM, answer={"offset": 6})
+    history.add(what="group", group="g2", streams=[STREAM], reads=True)
+    given = [record for record in enumerate(ORDERS) if record[0] != 2]
+    history.call("deliver", "m", group="g2", stream=STREAM, answer={"records": given})
+    history.call("commit", "m", group="g2", stream=STREAM, offset=5)
+    history.call("committed", "end", group="g2", stream=STREAM, answer={"offset": 5})
 
 
 def commit_is_not_told(history: History) -> None:
@@ -310,39 +314,108 @@ def topic_comes_back(history: History) -> None:
 
 def epoch_twice(history: History) -> None:
     """An epoch is in a stream twice."""
-    history.log("e:0", "e:1", "e:1", "e:2", stream="out-0")
+    history.log("e/a:0", "e/a:1", "e/a:1", "e/a:2", stream="out-0")
 
 
 def epoch_torn(history: History) -> None:
     """An epoch that failed is in one of its streams."""
-    history.log("e:0", "e:1", "e:2", "e:3", stream="out-0")
+    history.log("e/a:0", "e/a:1", "e/a:2", "e/a:3", stream="out-0")
 
 
 def epoch_lost(history: History) -> None:
     """An epoch that was committed is nowhere."""
     for partition in range(2):
-        history.log("e:0", "e:2", stream=f"out-{partition}")
+        history.log("e/a:0", "e/a:2", stream=f"out-{partition}")
 
 
 def epoch_never_sent(history: History) -> None:
     """An epoch that nobody tried to commit is in all streams."""
     for partition in range(2):
-        history.log(*RESULTS, "e:4", stream=f"out-{partition}")
+        history.log(*RESULTS, "e/a:4", stream=f"out-{partition}")
 
 
 def epoch_in_another_stream(history: History) -> None:
     """An epoch is in a stream that it was not sent to."""
-    history.log(*ORDERS, "e:1")
+    history.log(*ORDERS, "e/a:1")
 
 
 def told_epoch_is_lost(history: History) -> None:
     """A run was told that an epoch is committed whose commit had no answer, and the epoch is nowhere."""
-    history.call("take over", query="e", answer={"last": 3})
+    history.fail("epoch", query="e", run="b", number=3, streams=["out-0", "out-1"])
+    history.call("take over", query="e", run="c", answer={"last": 3})
 
 
 def epoch_is_forgotten(history: History) -> None:
     """A run is told of an epoch before one that was acknowledged."""
-    history.call("take over", query="e", answer={"last": 1})
+    history.call("take over", query="e", run="c", answer={"last": 1})
+
+
+def told_epoch_is_forgotten(history: History) -> None:
+    """A run is told of an epoch before one that had no answer, but of which an earlier run was told."""
+    told_epoch_is_lost(history)
+    for partition in range(2):
+        history.log(*RESULTS, "e/b:3", stream=f"out-{partition}")
+    history.call("take over", query="e", run="d", answer={"last": 2})
+
+
+def given_up_epoch_is_told(history: History) -> None:
+    """A run is told of an epoch of which an earlier run was told that it is not committed."""
+    history.call("take over", query="e", run="c", answer={"last": 3})
+
+
+def epoch_of_two_runs(history: History) -> None:
+    """Each stream of an epoch has what another run has sent, which was tried twice without an answer."""
+    history.fail("epoch", query="e", run="b", number=3, streams=["out-0", "out-1"])
+    history.log(*RESULTS, "e/b:3", stream="out-0")
+    history.log(*RESULTS, "e/a:3", stream="out-1")
+
+
+def epoch_of_another_run(history: History) -> None:
+    """A run is told that it has committed an epoch, and the streams have what another run has sent."""
+    history.call("epoch", query="e", run="b", number=3, streams=["out-0", "out-1"])
+    for partition in range(2):
+        history.log(*RESULTS, "e/a:3", stream=f"out-{partition}")
+
+
+def replaced_run_commits_late(history: History) -> None:
+    """The commit of a run is carried out, whole, after a later run was told that the epoch is not committed."""
+    for partition in range(2):
+        history.log(*RESULTS, "e/a:3", stream=f"out-{partition}")
+
+
+def epoch_is_not_read(history: History) -> None:
+    """A reader of a stream with control records, whose offsets have holes, is not given an epoch."""
+    records = [(0, RESULTS[0]), (2, RESULTS[1]), (4, RESULTS[2])]
+    history.read(0, records[0], records[2], stream="out-0")
+    history.call("log", stream="out-0", answer={"records": records, "start": 0, "limit": 6})
+
+
+def trimmed_record_was_twice(history: History) -> None:
+    """A record of an idempotent producer was read at two offsets, both of which are trimmed at the end."""
+    history.read(1, (1, "of-kept-0:1"), (2, "of-kept-0:1"), stream="kept-0")
+
+
+def trimmed_record_was_another(history: History) -> None:
+    """At the offset of an acknowledged record another one was read, in front of what is left at the end."""
+    history.add(what="producer", who="k", stream="kept-0", idempotent=False)
+    history.fail("produce", "k", stream="kept-0", number=0)
+    history.read(3, (3, "k:0"), stream="kept-0")
+
+
+def trimmed_record_was_not_sent(history: History) -> None:
+    """A reader was given what nobody has sent, in front of what is left at the end."""
+    history.read(3, (3, "of-kept-0:77"), stream="kept-0")
+
+
+def lost_ack_without_offset(history: History) -> None:
+    """A record is lost whose acknowledgement told no offset, as of a batch that was sent again."""
+    history.produce("p", 2, -1001)
+
+
+def group_never_commits(history: History) -> None:
+    """A group has committed nothing of a log with records, and nobody is told anything of it."""
+    history.add(what="group", group="idle", streams=[STREAM], reads=True)
+    history.fail("committed", "end", group="idle", stream=STREAM)
 
 
 def replaced_run_commits(history: History) -> None:
@@ -352,13 +425,13 @@ def replaced_run_commits(history: History) -> None:
 
 def replaced_run_writes(history: History) -> None:
     """What a run that was replaced has written is in a stream, though it was refused."""
-    history.log(*RESULTS, "e~replaced:3", stream="out-0")
+    history.log(*RESULTS, "e/a~replaced:3", stream="out-0")
 
 
 def epochs_out_of_order(history: History) -> None:
     """A later epoch stands in front."""
     for partition in range(2):
-        history.log("e:1", "e:0", "e:2", stream=f"out-{partition}")
+        history.log("e/a:1", "e/a:0", "e/a:2", stream=f"out-{partition}")
 
 
 def log_cannot_be_read(history: History) -> None:
@@ -456,6 +529,17 @@ PLANTED = {
     epoch_in_another_stream: "nothing that was not sent",
     told_epoch_is_lost: "committed epochs stay",
     epoch_is_forgotten: "runs are told the last epoch",
+    told_epoch_is_forgotten: "runs are told the last epoch",
+    given_up_epoch_is_told: "runs are told the last epoch",
+    epoch_of_two_runs: "epochs whole",
+    epoch_of_another_run: "committed epochs stay",
+    replaced_run_commits_late: "replaced runs commit nothing",
+    epoch_is_not_read: "reads have no holes",
+    trimmed_record_was_twice: "idempotent records once",
+    trimmed_record_was_another: "acknowledged records stay",
+    trimmed_record_was_not_sent: "nothing that was not sent",
+    lost_ack_without_offset: "acknowledged records stay",
+    group_never_commits: "groups reach the end",
     replaced_run_commits: "replaced runs commit nothing",
     replaced_run_writes: "nothing that was not sent",
     lost_ack: "acknowledged records stay",
@@ -497,6 +581,26 @@ def test_an_unanswered_commit_may_come_late() -> None:
     history.fail("commit", "m", group="g", stream=STREAM, offset=1)
     history.call("commit", "m", group="g", stream=STREAM, offset=2)
     history.call("committed", "end", group="g", stream=STREAM, answer={"offset": 1})
+    assert history.broken() == set()
+
+
+def test_an_unanswered_record_may_come_behind_the_end_of_a_log() -> None:
+    """A produce without an answer that is carried out after the log was read breaks nothing; before, it does."""
+    history = good()
+    history.fail("produce", "p", stream=STREAM, number=2)
+    history.log(*ORDERS)
+    history.read(5, (5, "p:2"))
+    assert history.broken() == set()
+    history.log(*ORDERS)
+    assert history.broken() == {"what was read stays"}
+
+
+def test_batches_that_were_sent_again_break_nothing() -> None:
+    """Acknowledgements that tell no offset, as a library gives for them, are no two records at an offset."""
+    history = History()
+    for number in range(2):
+        history.produce("p", number, -1001)
+    history.log("p:0", "p:1")
     assert history.broken() == set()
 
 

@@ -342,8 +342,8 @@ def fill_half_a_chunk(cluster: Cluster) -> None:
     """Append half of what a chunk of the topic FILLED takes; returns when that is acknowledged. The producer is not
     idempotent: ids for new ones come from the metadata store, and a host may have none left while that is away.
     """
-    options = {"bootstrap_servers": cluster.bootstrap, "delivery_timeout_ms": 60_000, "enable_idempotence": False}
-    with closing(KafkaProducer(**options)) as producer:
+    options = {"delivery_timeout_ms": PATIENCE_MS, "max_block_ms": PATIENCE_MS, "enable_idempotence": False}
+    with closing(KafkaProducer(bootstrap_servers=cluster.bootstrap, **options)) as producer:
         producer.send(FILLED, bytes(FILLED_CHUNK_BYTES // 2), partition=0).get(PATIENCE_S)
 
 

@@ -31,7 +31,8 @@ from confluent_kafka.admin import (
 from kio.schema.errors import ErrorCode
 
 from logstore.format.records import Record, encode_batch
-from tests.metadata.support import EtcdMember, etcd_members, free_ports, needs_etcd
+from logstore.testing.ports import free_ports
+from tests.metadata.support import EtcdMember, etcd_members, needs_etcd
 from tests.security.conftest import cairn
 from tests.security.raw_client import RawClient
 from tests.support.limits import PATIENCE_S

@@ -10,6 +10,7 @@ from random import Random
 import pytest
 import trio
 
+from logstore.testing.ports import free_port
 from scheduler.client import CompleteCheckpoint, CompleteFile, Conflict, CoordinatorClient, NotFound, NotUnderstood
 from scheduler.client.trio_client import TrioCoordinatorClient
 from scheduler.coordinator.testing import CoordinatorProcess, running
@@ -201,7 +202,7 @@ def test_kills_lose_no_checkpoint_and_bring_none_back(tmp_path: Path, kills: int
     seed = 28
     print(f"seed={seed}")
     path, _ = topology_file(tmp_path, (3, 3))
-    with CoordinatorProcess(path, tmp_path / "data", "--planner", "paper") as process:
+    with CoordinatorProcess(path, tmp_path / "data", "--planner", "paper", port=free_port()) as process:
         killed = trio.run(story, process, seed, kills)
         assert process.terminate() == 0
     print(f"killed {killed} times")

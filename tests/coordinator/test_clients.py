@@ -16,6 +16,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from logstore.testing.ports import free_port
 from scheduler.client import (
     BadRequest,
     Conflict,
@@ -250,7 +251,7 @@ def test_a_restart_goes_unnoticed(tmp_path: Path) -> None:
     """kill -9 while a writer waits for its go and another reports: both go on when it is back."""
     path, _ = topology_file(tmp_path)
     with (
-        CoordinatorProcess(path, tmp_path / "data", "--planner", "paper") as process,
+        CoordinatorProcess(path, tmp_path / "data", "--planner", "paper", port=free_port()) as process,
         CoordinatorClient(process.url) as client,
     ):
         first = client.submit(writer="r1h1", chunks=2)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import trio
 
+from logstore.testing.ports import free_port
 from scheduler.client import core
 from scheduler.client.trio_client import TrioCoordinatorClient, TrioGo
 from scheduler.coordinator.testing import CoordinatorProcess
@@ -122,7 +123,7 @@ def run(tmp_path: Path, rounds: int, kills: int, seed: int, *flags: str) -> None
     """The story with a real process."""
     print(f"seed={seed}")
     path, topology = topology_file(tmp_path, (5, 5), uplink=6)
-    with CoordinatorProcess(path, tmp_path / "data", "--planner", "paper", *flags) as process:
+    with CoordinatorProcess(path, tmp_path / "data", "--planner", "paper", *flags, port=free_port()) as process:
         killed = trio.run(story, process, topology, rounds, kills, seed)
         assert process.terminate() == 0
     print(f"killed {killed} times")

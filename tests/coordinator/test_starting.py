@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ import trio
 from logstore.base.addresses import Address
 from logstore.base.events import ignore
 from logstore.base.system import SystemClock
+from logstore.testing.ports import free_port
 from scheduler.coordinator import embedded, running
 from scheduler.coordinator.errors import StoreDamaged
 from scheduler.coordinator.running import PLANNERS, ServeSettings, make_planner, opened, serve
@@ -53,12 +53,6 @@ sys.exit(main(sys.argv[1:]))
 """
 """`cairn` with a planner whose compiled code never gets ready."""
 SERVE = ServeSettings(Address("127.0.0.1", 0))
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -11,9 +11,10 @@ from kio.schema.errors import ErrorCode
 from logstore.format.records import Record, encode_batch
 from tests.kafka.conftest import MAX_FRAME_BYTES
 from tests.kafka.wire_client import API_VERSIONS, FETCH, METADATA, PRODUCE, WireClient, fetch_values
+from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
 
-LONG_POLL_MS = 50_000
+LONG_POLL_MS = PATIENCE_S * 1000 // 2
 SASL_HANDSHAKE = 17
 
 

@@ -7,7 +7,6 @@ that need one are skipped, and say how to install it.
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
@@ -26,6 +25,7 @@ from logstore.base.metadata.etcd.store import EtcdMetadataStore, open_etcd
 from logstore.base.metadata.interface import Transaction
 from logstore.base.metadata.sqlite import open_sqlite
 from logstore.testing.metadata_contract import PATIENCE_S, StoreUnderTest
+from logstore.testing.ports import free_ports
 from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
 
 ETCD = shutil.which("etcd")
@@ -35,18 +35,6 @@ SETTINGS: dict[str, Any] = {"attempt_s": PATIENCE_S, "watch_idle_s": 0.2}
 """A loaded machine may take its time; tests that freeze an etcd set HASTY."""
 HASTY: dict[str, Any] = {"attempt_s": 1.0}
 NOTHING = Transaction((), ())
-
-
-def free_ports(number: int) -> list[int]:
-    """Ports on loopback that are free at the moment."""
-    sockets = [socket.socket() for _ in range(number)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 @dataclass

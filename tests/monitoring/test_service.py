@@ -17,10 +17,10 @@ import pytest
 
 from logstore.format.records import Record, encode_batch
 from logstore.monitoring.service import LIMITS
+from logstore.testing.ports import free_port
 from tests.kafka.front_driver import NOW_MS
 from tests.kafka.wire_client import WireClient
 from tests.monitoring.support import ask, http_port, watched
-from tests.sidecar.test_start import free_port
 from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import ROOT, Sidecar
 from tests.support.waiting import until

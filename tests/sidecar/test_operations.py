@@ -13,8 +13,9 @@ import pytest
 
 from logstore import events
 from logstore.base.events import LogEvent, by_name
+from logstore.testing.ports import free_port
 from tests.kafka.wire_client import WireClient
-from tests.sidecar.test_start import free_port, has_ipv6
+from tests.sidecar.test_start import has_ipv6
 from tests.sidecar.test_stop import batch
 from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import ROOT, Sidecar

@@ -18,6 +18,7 @@ from logstore.errors import CorruptFile
 from logstore.log.data_directory import FORMAT_VERSION
 from logstore.log.store import Store, StoreSettings
 from logstore.sidecar import FAILED, REFUSED
+from logstore.testing.ports import free_port, free_ports
 from tests.kafka.wire_client import METADATA, WireClient
 from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import ROOT, Sidecar
@@ -246,13 +247,6 @@ def has_ipv6() -> bool:
         return False
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, 0), family=family) as probe:
-        return int(probe.getsockname()[1])
-
-
 def brokers(port: int) -> list[tuple[str, int]]:
     """The addresses that Metadata tells a client of this listener."""
     with WireClient(port) as client:
@@ -262,7 +256,7 @@ def brokers(port: int) -> list[tuple[str, int]]:
 
 def test_every_listener_tells_its_own_address(tmp_path: Path) -> None:
     """Clients of each listener are told that listener's advertised address, or the one they used if it has none."""
-    second, third = free_port(), free_port()
+    second, third = free_ports(2)
     flags = ["--kafka", f"127.0.0.1:{second}", "--kafka", f"0.0.0.0:{third}", "--insecure"]
     with Sidecar(tmp_path, *flags, "--advertise", "inside:1111", "--advertise", "outside:2222") as sidecar:
         assert brokers(sidecar.port) == [("inside", 1111)]

@@ -12,18 +12,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from logstore.testing.ports import free_port
 from tests.support.limits import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 class Sidecar:
-    """One `cairn serve` on a data directory, with a listener of `protocol`. Its port stays the same over restarts."""
+    """One `cairn serve` on a data directory, with a listener of `protocol`. Its port stays the same over restarts; 0:
+    a port that nobody else is given meanwhile.
+    """
 
     def __init__(self, data_dir: Path, *flags: str, port: int = 0, protocol: str = "PLAINTEXT") -> None:
         self.data_dir = data_dir
         self.flags: Sequence[str] = flags
-        self.port = port
+        self.port = port or free_port()
         self.protocol = protocol
         self.ready_line = ""
         self._process: subprocess.Popen[str] | None = None
