@@ -153,6 +153,11 @@ class AnswerLine:
 
     # ---- requests
 
+    @property
+    def waiting(self) -> int:
+        """Requests without a sent answer."""
+        return len(self._slots)
+
     def push(self, slot: AnswerSlot) -> None:
         """A request has arrived; its answer follows the answers of all earlier places."""
         self._slots.append(slot)

@@ -167,10 +167,27 @@ class FrameReader:
         self._set_deadline(size)
         scratch = self._arrivals.scratch
         received = await self._client.receive(scratch[: SMALL_BYTES - len(self._rest)])
-        self._rest = memoryview(bytearray(self._rest) + scratch[:received])
-        self._rest_bytes = len(self._rest)
+        self._take_in(scratch[:received])
         self.is_ended = received == 0
         return not self.is_ended
+
+    def receive_more(self) -> bool:
+        """Receive what has arrived since the last call, without a wait; returns whether anything had. Not for frames
+        that get memory of their own. Raises ClosedError, OSError.
+        """
+        size = self._size()
+        if size is not None and self._is_long(size):
+            return False
+        scratch = self._arrivals.scratch
+        received = self._client.receive_nowait(scratch[: SMALL_BYTES - len(self._rest)])
+        if not received:  # `receive` finds the end again
+            return False
+        self._take_in(scratch[:received])
+        return True
+
+    def _take_in(self, arrived: memoryview) -> None:
+        self._rest = memoryview(bytearray(self._rest) + arrived) if self._rest else memoryview(bytearray(arrived))
+        self._rest_bytes = len(self._rest)
 
     def _size(self) -> int | None:
         """The size of the frame that begins in `_rest`; None: not known yet. Raises ClosedError if it is too large."""
