@@ -15,7 +15,7 @@ from typing import Final, Protocol, TypeVar
 import trio
 
 from logstore.errors import CairnError, ObjectMissing, TierUnavailable
-from logstore.format.tiered_chunk import TieredChunk
+from logstore.format.tiered_chunk import PRODUCERS_SUFFIX, TieredChunk
 from logstore.interfaces import ReadableFiles
 from logstore.log import reading, scanning
 from logstore.log.chunks import ChunkView, IndexCache
@@ -109,6 +109,15 @@ class TierReads:
             stream.check_offset(offset)
             raise
         return ReadResult([], offset, 0) if found is None else found
+
+    async def founding(self, chunk: TieredChunk) -> bytes:
+        """The snapshots of producers that were stored with a chunk; nothing if it has none. Raises as `run` does."""
+
+        def read(files: ReadableFiles, _: ChunkView) -> bytes:
+            path = chunk.key(PRODUCERS_SUFFIX)
+            return bytes(files.read(path, 0, files.size(path)))
+
+        return b"" if chunk.producers is None else await self.run(chunk, read)
 
     def read_now(
         self, stream: TieredReader, chunk: TieredChunk, offset: int, max_bytes: int, *, include_control: bool

@@ -51,6 +51,7 @@ from logstore.tier.upload import read_back
 from tests.cluster.epochs_world import NOW_MS, TicketsOnly, VirtualClock
 from tests.cluster.memory import LIMITS, MemoryCluster, RunningHost, memory_cluster
 from tests.replica.disk import ReplicaDisk
+from tests.support.virtual_time import run_virtual
 
 T = TypeVar("T")
 TOPIC = "orders"
@@ -253,9 +254,9 @@ class TierWorld:
 
     # ---- producer and reader
 
-    async def create(self, **settings: str) -> str:
+    async def create(self, replicas: int = 3, **settings: str) -> str:
         """Create the topic; returns its stream."""
-        (stream,) = await self.cluster.create_topic(TOPIC, 1, 3, **{**TIERED, **settings})
+        (stream,) = await self.cluster.create_topic(TOPIC, 1, replicas, **{**TIERED, **settings})
         return stream
 
     def leader(self) -> tuple[TieredHost, ReplicatedStream] | None:
@@ -421,4 +422,4 @@ def in_world(test: Test, *names: str, seed: int = 0) -> None:
             async with tier_world(*names, seed=seed) as world:
                 await test(world)
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    run_virtual(main, seed=seed, clock=trio.testing.MockClock(autojump_threshold=0))
