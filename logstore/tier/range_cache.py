@@ -78,6 +78,12 @@ class RangeCache:
                 parts.append(block[max(0, position - start) : end - start])
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def forget(self, key: str) -> None:
+        """What was fetched of an object is damaged: the next read fetches it anew."""
+        with self._lock:
+            for place in [place for place in self._blocks if place[0] == key]:
+                self.used_bytes -= len(self._blocks.pop(place))
+
     def _get(self, key: str, position: int, length: int) -> bytes:
         data = self._objects.get(key, position, length)
         with self._lock:

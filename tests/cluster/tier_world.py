@@ -33,10 +33,8 @@ from logstore.errors import CairnError, NotEnoughReplicas, NotLeader, TierUnavai
 from logstore.format.batch import iterate_batches
 from logstore.format.records import Record, decode_batch, encode_batch
 from logstore.format.tiered_chunk import StoredObject, TieredChunk
-from logstore.interfaces import ReadableFiles
-from logstore.log.chunks import ChunkView, IndexCache
+from logstore.log.chunks import IndexCache
 from logstore.log.store import StoreSettings
-from logstore.log.tiered import tiered_view
 from logstore.replica.identity import DiskLabel
 from logstore.replica.register import ReadRegistration
 from logstore.replica.registrations import StreamRegistration
@@ -44,7 +42,7 @@ from logstore.replica.stored_registrations import StoredRegistrations
 from logstore.testing.directory_objects import DirectoryObjects
 from logstore.testing.simdisk import SimDisk
 from logstore.tier.interface import ListedObject, NoTurns
-from logstore.tier.range_cache import RangeCache, TierFiles
+from logstore.tier.range_cache import RangeCache
 from logstore.tier.reads import TierReads
 from logstore.tier.sealed_upload import Piece, Read, SealedChunk
 from logstore.tier.upload import read_back
@@ -121,9 +119,9 @@ class VirtualThreads:
 class InlineReads(TierReads):
     """Reads of the tier without threads."""
 
-    async def run(self, chunk: TieredChunk, work: Callable[[ReadableFiles, ChunkView], T]) -> T:
+    async def _blocking(self, call: Callable[[], T]) -> T:
         await trio.lowlevel.checkpoint()
-        return work(TierFiles(self._cache(chunk), chunk), tiered_view(chunk))
+        return call()
 
 
 @dataclass
