@@ -139,7 +139,7 @@ class ChunkReads:
         tier = self._engine.tier
         founding = await tier.founding(chunk) if at == chunk.base_offset else b""
         found = await tier.read(chunk, at, PIECE_BYTES, include_control=True)
-        batches = [
+        batches: list[tuple[BatchHeader, Buffer]] = [
             (header, memoryview(buffer)[start : start + header.size_bytes])
             for buffer in found.buffers
             for start, header in iterate_batches(buffer)

@@ -11,7 +11,6 @@ from logstore.cluster.departures import Departures
 from logstore.errors import HostStays, OutOfOrderSequence
 from logstore.format.records import Record, encode_batch
 from logstore.log.stream_state import AppendResult
-from logstore.replica.registrations import StreamRegistration
 from tests.cluster.epochs_world import NOW_MS
 from tests.cluster.tier_world import TierWorld, in_world
 from tests.support.limits import PATIENCE_S
@@ -37,13 +36,6 @@ async def produce(world: TierWorld, sequence: int) -> AppendResult:
     return result
 
 
-async def registered(world: TierWorld) -> StreamRegistration:
-    """The stream's registration."""
-    found = await world.registration()
-    assert found is not None
-    return found
-
-
 async def leave_last_chunk_to_the_tier(world: TierWorld) -> str:
     """The only host that has the last sealed chunk is lost, while it is drained: another one has the open chunk, which
     is empty, and the tier has the sealed one. Returns the host that was lost.
@@ -64,7 +56,7 @@ async def leave_last_chunk_to_the_tier(world: TierWorld) -> str:
     await world.kill(lost)
     for name in others:
         world.cluster.disks[name].is_full = False
-    last = (await registered(world)).chunks[-2]
+    last = (await world.chunks())[-2]
     assert {member.host for member in last.members} == {lost}
     assert last.tiered is not None
     return lost
@@ -128,14 +120,14 @@ def test_a_host_whose_chunks_are_in_the_tier_is_removed() -> None:
         with trio.fail_after(PATIENCE_S):
             while await departures.remove(lost):  # noqa: ASYNC110  time is virtual
                 await trio.sleep(0.5)
-        last = (await registered(world)).chunks[-2]
+        last = (await world.chunks())[-2]
         assert last.is_tiered_alone
         await world.check_all()
         for _ in range(2):
             await lose_leader(world)
             assert (await produce(world, 2)).duplicate
             await world.check_all()
-        assert (await registered(world)).chunks[-2] == last
+        assert (await world.chunks())[-2] == last
         assert not (await produce(world, 3)).duplicate
         await world.check_all()
 

@@ -37,7 +37,7 @@ from logstore.log.chunks import IndexCache
 from logstore.log.store import StoreSettings
 from logstore.replica.identity import DiskLabel
 from logstore.replica.register import ReadRegistration
-from logstore.replica.registrations import StreamRegistration
+from logstore.replica.registrations import ChunkRegistration, StreamRegistration
 from logstore.replica.stored_registrations import StoredRegistrations
 from logstore.testing.directory_objects import DirectoryObjects
 from logstore.testing.simdisk import SimDisk
@@ -331,6 +331,12 @@ class TierWorld:
         store = connected[0].running.store
         read = await StoredRegistrations(store).read(ReadRegistration(topic.partitions[0].stream))
         return read.registration
+
+    async def chunks(self) -> tuple[ChunkRegistration, ...]:
+        """The chunks of the stream's registration."""
+        found = await self.registration()
+        assert found is not None
+        return found.chunks
 
     async def named(self) -> list[TieredChunk]:
         """What the registration names."""
