@@ -9,7 +9,8 @@ Invariants:
 * An object goes only when no durable entry of the ledger can name it. What a crash or a failure left in the store is
   removed by the sweep: keys of this log that neither the ledger names nor an upload is storing.
 * The chunks of a stream are stored one at a time, from the oldest on; a chunk that is damaged on the disk is left out,
-  and it and all local chunks behind it stay.
+  and it and all local chunks behind it stay. One that cannot be read now holds up those behind it, and is tried again
+  every MAX_PAUSE_S.
 * While the object store is away or full, uploads and sweeps wait, longer each time up to MAX_PAUSE_S; removals come
   first in each round, so that a full store gets room. Appends, reads of local chunks and retention do not know of it.
 """
@@ -33,7 +34,7 @@ from logstore.log.ticket import Ticket
 from logstore.log.tiered import local_excess
 from logstore.tier.figures import TierFigures
 from logstore.tier.interface import ObjectStore, UploadTurns
-from logstore.tier.store_pauses import StorePauses
+from logstore.tier.store_pauses import MAX_PAUSE_S, StorePauses
 from logstore.tier.sweeps import Sweeps
 from logstore.tier.upload import UploadSource, upload
 
@@ -76,6 +77,8 @@ class Tiering:
         self._in_flight: set[tuple[str, int]] = set()
         self._gone = store.tier.strangers()
         self._damaged: set[tuple[Stream, int]] = set()
+        self._later: dict[Stream, tuple[int, float]] = {}
+        """Chunks that could not be stored for another reason, by base offset, and until when they wait."""
         self._round: Ticket[bool] = Ticket.succeeded(False)
         for chunks in self._gone.values():
             self._known.update(chunk.parsed for chunk in chunks)
@@ -152,7 +155,9 @@ class Tiering:
         for chunk in stream.chunks[:-1]:
             is_new = chunk.base_offset >= stream.tiered.end_offset and chunk.next_offset > first_offset
             if is_new and chunk.size_bytes and (stream, chunk.base_offset) not in self._damaged:
-                return None if chunk.rewriting is not None else chunk
+                base_offset, until_s = self._later.get(stream, (0, 0.0))
+                is_late = base_offset == chunk.base_offset and self._store.clock.monotonic_s() < until_s
+                return None if is_late or chunk.rewriting is not None else chunk
         return None
 
     async def _store_some(self, at: tuple[StreamId, Stream]) -> None:
@@ -189,6 +194,7 @@ class Tiering:
         if noted.error is not None:
             self._sweeps.begin_again()  # the entry may be in the file all the same: the sweep finds out
             raise noted.error
+        self._later.pop(stream, None)
         self._known.add(found.parsed)
         stream.tiered.add(found)
         self.figures.stored_chunks += 1
@@ -204,6 +210,8 @@ class Tiering:
     def _leave_out(self, stream: Stream, chunk: Chunk, error: Exception) -> None:
         if isinstance(error, CorruptChunk):
             self._damaged.add((stream, chunk.base_offset))
+        else:
+            self._later[stream] = (chunk.base_offset, self._store.clock.monotonic_s() + MAX_PAUSE_S)
         self._store.report(TIER_CHUNK_NOT_STORED, stream=stream.name, first=chunk.base_offset, error=str(error))
 
     # ---- local copies
@@ -241,6 +249,7 @@ class Tiering:
         for stream_id, stream in list(self._streams.items()):
             if stream.deleted:
                 del self._streams[stream_id]
+                self._later.pop(stream, None)
                 self._gone.setdefault(stream_id, []).extend(stream.tiered.all())
             elif old := stream.tiered.before(stream.log_start_offset):
                 await self._forget(stream_id, old)
