@@ -6,6 +6,7 @@ Invariants:
   on this host may be longer for a moment.
 * Batches come checked: a local read checks them, and so does this module with those that a member has sent.
 * Control batches are replaced by empty batches over the same offsets unless the reader asks for them.
+* Producers' sequences come from one copy of a chunk as a whole: this host's, members', or that in the tier.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -45,6 +46,8 @@ SCAN_OFFSETS: Final = 10_000
 """The same of an open chunk, whose length nobody knows."""
 PAUSE_S: Final = 0.05
 """Before what could not be read is tried again."""
+TIER_PAUSE_S: Final = 1.0
+"""The same where no host has it: a tier that is away is not back in a moment."""
 
 
 class _Piece(NamedTuple):
@@ -52,6 +55,16 @@ class _Piece(NamedTuple):
 
     batches: list[tuple[BatchHeader, Buffer]]
     next_offset: int
+
+
+class _Founded(NamedTuple):
+    """A piece of a chunk and, with the first one, the snapshots of producers that the chunk is founded on."""
+
+    piece: _Piece
+    founding: bytes
+
+
+_ReadFounded = Callable[[int], Awaitable[_Founded]]
 
 
 class ChunkReads:
@@ -68,43 +81,70 @@ class ChunkReads:
 
     # ---- producers
 
-    async def load_producers(self, stream: str, offset: int) -> ProducerTable[AppendTicket] | None:
+    async def load_producers(self, stream: ReplicatedStream, offset: int) -> ProducerTable[AppendTicket] | None:
         """The producers' last sequences as of an offset at which a chunk ends; see `LoadProducers`."""
-        table: ProducerTable[AppendTicket] = ProducerTable()
+        pause_s = PAUSE_S
         try:
-            chunk = self._chunk_in_front(stream, offset)
-            local = None if chunk is None else self._files.local(stream, chunk.epoch)
+            chunk = self._chunk_in_front(stream.stream, offset)
+            if chunk is None:
+                return ProducerTable()
+            local = self._files.local(stream.stream, chunk.epoch)
             if local is not None and local.end_offset == local.high_watermark == offset:
+                table: ProducerTable[AppendTicket] = ProducerTable()
                 table.load(local.producers.entries())
-            elif chunk is not None:
-                await self._replay(stream, chunk, offset, table)
+                return table
+            try:
+                return await self._replayed(stream, chunk, offset, partial(self._founded, stream, chunk, offset))
+            except (ChunkUnreachable, CorruptChunk):
+                tiered = tiered_chunk(stream.tier_place, chunk)
+                if tiered is None:
+                    raise
+                pause_s = TIER_PAUSE_S
+                return await self._replayed(stream, chunk, offset, partial(self._founded_in_tier, tiered))
         except (CairnError, OSError) as error:
-            self._report(PRODUCERS_NOT_READ, stream=stream, offset=offset, error=str(error))
-            await trio.sleep(PAUSE_S)
+            self._report(PRODUCERS_NOT_READ, stream=stream.name, offset=offset, error=str(error))
+            await trio.sleep(pause_s)
             return None
-        return table
 
     def _chunk_in_front(self, stream: str, offset: int) -> ChunkRegistration | None:
         chunks = self._owners.registration(stream).chunks
         return next((chunk for chunk in reversed(chunks) if chunk.base_offset < offset), None)
 
-    async def _replay(
-        self, stream: str, chunk: ChunkRegistration, offset: int, table: ProducerTable[AppendTicket]
-    ) -> None:
-        """Bring what a chunk holds up to an offset into a table. Raises CorruptChunk if it ends before."""
+    async def _replayed(
+        self, stream: ReplicatedStream, chunk: ChunkRegistration, offset: int, read: _ReadFounded
+    ) -> ProducerTable[AppendTicket]:
+        """The table as of an offset, by what a chunk is founded on and holds. Raises CorruptChunk if it ends before."""
+        table: ProducerTable[AppendTicket] = ProducerTable()
         at, now_ms = chunk.base_offset, self._clock.wall_ms()
         while at < offset:
-            found = await self._owners.read_entries(stream, chunk, at, PIECE_BYTES)
-            if at == chunk.base_offset and found.founding:
-                snapshots, _ = decode_snapshots(found.founding)
+            piece, founding = await read(at)
+            if at == chunk.base_offset and founding:
+                snapshots, _ = decode_snapshots(founding)
                 table.load(snapshots[-1].producers if snapshots else ())
-            piece = _checked(found, at, offset, stream)
             if piece.next_offset <= at:
-                raise _short(stream, chunk, at, offset)
+                raise _short(stream.name, chunk, at, offset)
             for header, _ in piece.batches:
                 if header.producer_id >= 0:
                     table.synced(header, header.base_offset, now_ms)
             at = piece.next_offset
+        return table
+
+    async def _founded(self, stream: ReplicatedStream, chunk: ChunkRegistration, limit: int, at: int) -> _Founded:
+        """From members."""
+        found = await self._owners.read_entries(stream.stream, chunk, at, PIECE_BYTES)
+        return _Founded(_checked(found, at, limit, stream.name), found.founding)
+
+    async def _founded_in_tier(self, chunk: TieredChunk, at: int) -> _Founded:
+        """From the tier, where nobody answers or what comes is damaged."""
+        tier = self._engine.tier
+        founding = await tier.founding(chunk) if at == chunk.base_offset else b""
+        found = await tier.read(chunk, at, PIECE_BYTES, include_control=True)
+        batches: list[tuple[BatchHeader, Buffer]] = [
+            (header, memoryview(buffer)[start : start + header.size_bytes])
+            for buffer in found.buffers
+            for start, header in iterate_batches(buffer)
+        ]
+        return _Founded(_Piece(batches, found.next_offset), founding)
 
     # ---- records
 

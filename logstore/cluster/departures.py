@@ -7,7 +7,8 @@ and whoever asked may go away meanwhile.
 Invariants:
 * Nothing here moves or drops anything. Each call may be made again at any time, and at any host, without harm.
 * A host that lives is not removed, and neither is one that has the only copy of a chunk, or may have: of an entry that
-  cannot be read nobody knows.
+  cannot be read nobody knows. A chunk that its entry says to be in the tier was read back there, and needs no copy; one
+  that is stored, and not registered yet, is not in the tier.
 * The entry of a removed host goes when no chunk names the host: then nothing of it is left, and its name is free.
 * With it go the entries of disks that no chunk names: those of the removed host, and those that hosts which are alive
   have no more, because they were wiped. A host that was removed comes back with an empty directory.
@@ -32,8 +33,8 @@ TRIES: Final = 5
 
 
 class Held(NamedTuple):
-    """What chunks say of a host: how many name it, how many of these no other host has that is alive, and where the
-    first of those begins, for people.
+    """What chunks say of a host: how many name it, how many of these neither the tier has nor another host that lives,
+    and where the first of those begins, for people.
     """
 
     chunks: int = 0
@@ -147,7 +148,8 @@ class Departures:
             named.update((*chunk.members, *chunk.candidates))
             if not any(member.host == host for member in (*chunk.members, *chunk.candidates)):
                 continue
-            is_alone = not any(member.host != host and self._is_alive(member) for member in chunk.members)
+            is_held = any(member.host != host and self._is_alive(member) for member in chunk.members)
+            is_alone = chunk.tiered is None and not is_held
             example = held.example or (f"{self._named(stream)}, from offset {chunk.base_offset}" if is_alone else "")
             held = Held(held.chunks + 1, held.alone + is_alone, example)
         return held

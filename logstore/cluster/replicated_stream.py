@@ -96,7 +96,7 @@ class StreamOwners(Protocol):
 CROWDED_S: Final = 1.0
 """A chunk with other members is opened in a few milliseconds, if there are other hosts; producers hear of no more."""
 
-LoadProducers = Callable[[str, int], Awaitable[ProducerTable[AppendTicket] | None]]
+LoadProducers = Callable[["ReplicatedStream", int], Awaitable[ProducerTable[AppendTicket] | None]]
 """The producers' last sequences of a stream as of an offset (`logstore.cluster.chunk_reads`). None: they could not be
 read; the function has waited a little, and may be called again.
 """
@@ -412,7 +412,7 @@ class ReplicatedStream(Waitable):
         async def begin() -> None:
             table = None
             while table is None and self._ownership == ownership:
-                table = await self._services.load_producers(self.stream, high_watermark)
+                table = await self._services.load_producers(self, high_watermark)
             if table is not None and self._ownership == ownership:
                 self.producers, self.is_leader = table, True
                 self._services.report(STREAM_LED, stream=self.name, epoch=epoch, offset=high_watermark)

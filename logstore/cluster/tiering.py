@@ -20,10 +20,9 @@ chunks of each owned stream whose registration has changed, every ROUND_INTERVAL
 after a failure, and every hour.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 import trio
@@ -43,15 +42,16 @@ from logstore.errors import (
     TierUnavailable,
     UnknownTopicOrPartition,
 )
-from logstore.events import CHUNK_TIERED, LOCAL_COPIES_REMOVED, TIER_CHUNK_NOT_STORED, TIER_SWEPT
-from logstore.format.tiered_chunk import ParsedKey, StoredObject, TieredChunk, parse_key
+from logstore.events import CHUNK_TIERED, LOCAL_COPIES_REMOVED, TIER_CHUNK_NOT_STORED, TIER_OBJECTS_MISSING
+from logstore.format.tiered_chunk import ParsedKey, StoredObject, TieredChunk
 from logstore.replica.messages import EntriesRead
 from logstore.replica.registrations import ChunkRegistration, StreamRegistration, TieredCopy, differing_chunks
 from logstore.tier.figures import TierFigures
-from logstore.tier.interface import ListedObject, ObjectStore, UploadTurns
+from logstore.tier.interface import ObjectStore, UploadTurns
 from logstore.tier.sealed_upload import Piece, Read, SealedChunk, upload_sealed
 from logstore.tier.store_pauses import MAX_PAUSE_S, StorePauses
-from logstore.tier.tiering import CHUNKS_PER_TURN, PAGE_KEYS, SWEEP_INTERVAL_S
+from logstore.tier.sweeps import SWEEP_INTERVAL_S, Sweeps
+from logstore.tier.tiering import CHUNKS_PER_TURN
 
 T = TypeVar("T")
 PIECE_BYTES: Final = 1 << 20
@@ -135,15 +135,8 @@ class _Known:
     """Those that it has named, and never will again."""
     later: dict[int, float] = field(default_factory=dict)
     """Chunks that could not be stored, by epoch, and until when they wait."""
-
-
-@dataclass(slots=True)
-class _Sweep:
-    """A sweep under way. `gone`: whether streams that this host does not know are gone, as the metadata store said."""
-
-    listed: Iterator[ListedObject]
-    gone: dict[TieredStream, bool] = field(default_factory=dict)
-    swept_keys: int = 0
+    missing: set[int] = field(default_factory=set)
+    """Chunks whose objects the last sweep has not found, by epoch: hosts keep their copies."""
 
 
 class ClusterTiering:
@@ -152,6 +145,7 @@ class ClusterTiering:
     def __init__(self, topics: TierTopics, host: TierHost, parts: ClusterTierParts) -> None:
         self.figures = TierFigures()
         self._pauses = StorePauses(self.figures, parts.clock, parts.report)
+        self._sweeps = Sweeps(parts.objects, parts.threads.run, self.figures, parts.clock, parts.report, parts.sweep_s)
         self._topics = topics
         self._host = host
         self._parts = parts
@@ -162,8 +156,8 @@ class ClusterTiering:
         """Chunks that are stored, or registered, at present: stream and base offset."""
         self._gone: dict[str, list[TieredChunk]] = {}
         """Chunks of streams whose topics were deleted."""
-        self._sweeping: _Sweep | None = None
-        self._sweep_at_s = 0.0
+        self._are_gone: dict[TieredStream, bool] = {}
+        """Whether streams that this host does not know are gone, as the metadata store has said in this sweep."""
 
     # ---- figures
 
@@ -193,11 +187,11 @@ class ClusterTiering:
             return False
         try:
             await self._remove()
-            is_sweeping = await self._sweep()
+            is_sweeping = await self._sweeps.step(f"{self._topics.cluster_id}/", self)
             has_more = await self._store_due(streams) or is_sweeping
         except STORE_FAILED as error:
             self._pauses.note_away(error)
-            self._sweeping, self._sweep_at_s = None, 0.0  # what the failure left
+            self._sweeps.begin_again()  # what the failure left
             return False
         self._pauses.note_back()
         return has_more
@@ -323,7 +317,7 @@ class ClusterTiering:
         if is_named is None:
             return  # the next owner finds out, and sweeps
         if not is_named:
-            await self._remove_objects(found.all_keys())
+            await self._sweeps.remove(found.all_keys())
             return
         self.figures.stored_chunks += 1
         self.figures.stored_bytes += found.all_bytes
@@ -379,7 +373,7 @@ class ClusterTiering:
             return
         try:
             served_ms = self._parts.served_ms() - AGREE_MS
-            before = known.sealed.local_excess(stream.config, stream.open_bytes, served_ms)
+            before = known.sealed.local_excess(stream.config, stream.open_bytes, served_ms, known.missing)
             if before is not None:
                 self._host.drop_members(stream.stream, before)
         except NotLeader:
@@ -392,21 +386,11 @@ class ClusterTiering:
         for known in list(self._known.values()):
             if known.removable:
                 chunks, known.removable = known.removable, []
-                await self._remove_chunks(chunks)
+                await self._sweeps.remove_chunks(chunks)
         for stream, chunks in list(self._gone.items()):
             del self._gone[stream]
             if await self._is_gone(stream):
-                await self._remove_chunks(chunks)
-
-    async def _remove_chunks(self, chunks: Sequence[TieredChunk]) -> None:
-        await self._remove_objects([key for chunk in chunks for key in chunk.all_keys()])
-        self.figures.removed_chunks += len(chunks)
-
-    async def _remove_objects(self, keys: Iterable[str]) -> None:
-        """Remove objects that no registration names. Raises TierUnavailable; the sweep then removes what is left."""
-        waiting = iter(keys)
-        while page := list(islice(waiting, PAGE_KEYS)):
-            await self._parts.threads.run(partial(_delete_all, self._parts.objects, page))
+                await self._sweeps.remove_chunks(chunks)
 
     async def _is_gone(self, stream: str) -> bool:
         """Whether the metadata store says that a stream has no registration."""
@@ -418,37 +402,23 @@ class ClusterTiering:
             return False  # nobody knows; the next sweep asks again
         return False
 
-    async def _sweep(self) -> bool:
-        """Remove what owners that died, or failures, have left in a page of the store; whether there are more pages.
-        All of it may take minutes, and chunks are stored meanwhile.
-        """
-        if self._sweeping is None:
-            if self._parts.clock.monotonic_s() < self._sweep_at_s:
-                return False
-            self._sweeping = _Sweep(self._parts.objects.list_keys(f"{self._topics.cluster_id}/"))
-        sweep = self._sweeping
-        page = await self._parts.threads.run(partial(_take, sweep.listed))
-        left = [at.key for at in page if await self._is_left(parse_key(at.key), sweep.gone)]
-        await self._remove_objects(left)
-        sweep.swept_keys += len(left)
-        self.figures.swept_keys += len(left)
-        if page:
-            return True
-        self._sweeping, self._sweep_at_s = None, self._parts.clock.monotonic_s() + self._parts.sweep_s
-        if sweep.swept_keys:
-            self._parts.report(TIER_SWEPT, keys=sweep.swept_keys)
-        return False
+    # ---- Swept
 
-    async def _is_left(self, key: ParsedKey | None, gone: dict[TieredStream, bool]) -> bool:
-        """Whether nobody names an object, or ever will: see the module. `gone`: see _Sweep."""
+    async def sweep_begins(self) -> Iterable[TieredChunk]:
+        """See Swept."""
+        self._are_gone.clear()
+        return [chunk for known in self._known.values() for chunk in known.chunks.values()]
+
+    async def is_left(self, key: ParsedKey | None) -> bool:
+        """See Swept, and the invariants of the module."""
         at = None if key is None else tiered_chunks.stream_of(key)
         if key is None or at is None:
             return False
         stream = self._topics.stream_of(at.topic_id, at.partition)
         if stream is None:
-            if at not in gone:
-                gone[at] = await self._is_gone(f"{at.topic_id}/{at.partition}")
-            return gone[at]
+            if at not in self._are_gone:
+                self._are_gone[at] = await self._is_gone(f"{at.topic_id}/{at.partition}")
+            return self._are_gone[at]
         if not stream.is_leader or (stream, key.base_offset) in self._in_flight:
             return False
         try:
@@ -458,6 +428,28 @@ class ClusterTiering:
         if key.place != stream.tier_place or not self._may_judge(stream, key):
             return False
         return chunk is None or chunk.tiered is None or chunk.tiered.attempt != key.attempt
+
+    async def sweep_ends(self, missing: Sequence[ParsedKey]) -> None:
+        """See Swept. An owner that was replaced may name what its successor has removed: so the metadata store is
+        asked before a chunk is called missing.
+        """
+        lost = set(missing)
+        for stream, known in [*self._known.items()]:
+            known.missing = {epoch for epoch, chunk in known.chunks.items() if chunk.parsed in lost}
+            if known.missing:
+                await self._report_missing(stream, [known.chunks[epoch] for epoch in sorted(known.missing)])
+
+    async def _report_missing(self, stream: ReplicatedStream, chunks: Sequence[TieredChunk]) -> None:
+        try:
+            named = _named(stream, (await self._host.read_registration(stream.stream)).chunks)
+        except (CairnError, MetadataError):
+            return  # nobody knows; the next sweep looks again
+        lost = [chunk for chunk in chunks if named.get(chunk.leader_epoch) == chunk]
+        if lost:
+            first, last = lost[0].base_offset, lost[-1].next_offset - 1
+            self._parts.report(
+                TIER_OBJECTS_MISSING, stream=stream.name, chunks=len(lost), first=first, last=last, place=lost[0].place
+            )
 
     def _may_judge(self, stream: ReplicatedStream, key: ParsedKey) -> bool:
         """Whether an object was stored by the owner of this ownership, or by one before it."""
@@ -483,12 +475,3 @@ def _source(stream: ReplicatedStream, chunk: ChunkRegistration) -> SealedChunk:
 def _named(stream: ReplicatedStream, chunks: Iterable[ChunkRegistration]) -> dict[int, TieredChunk]:
     found = ((chunk.epoch, tiered_chunks.tiered_chunk(stream.tier_place, chunk)) for chunk in chunks)
     return {epoch: chunk for epoch, chunk in found if chunk is not None}
-
-
-def _take(listed: Iterator[ListedObject]) -> list[ListedObject]:
-    return list(islice(listed, PAGE_KEYS))
-
-
-def _delete_all(objects: ObjectStore, keys: Sequence[str]) -> None:
-    for key in keys:
-        objects.delete(key)

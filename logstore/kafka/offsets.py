@@ -73,6 +73,10 @@ class OffsetHandlers:
                 return {"error_code": ErrorCode.unsupported_version}
             offset, timestamp = await self._find(stream, part.timestamp)
         except CairnError as error:
+            if error_code(error) is ErrorCode.kafka_storage_error:
+                self._broker.engine.store.report(
+                    LOOK_UP_FAILED, stream=f"{topic}-{part.partition_index}", error=str(error)
+                )
             return {"error_code": error_code(error)}
         except OSError as error:
             self._broker.engine.store.report(LOOK_UP_FAILED, stream=f"{topic}-{part.partition_index}", error=str(error))

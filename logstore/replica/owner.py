@@ -416,11 +416,11 @@ class Owner:
         return []
 
     def _open_or_restore(self, now_ms: int) -> list[Effect]:
-        """Open the next chunk when the last one has copies enough; until then, copy it."""
+        """Open the next chunk when the last one has copies enough, or lies in the tier; until then, copy it."""
         if self._swap is not None:
             return []
         last = self.registration.last_chunk
-        is_safe = last is None or len(last.members) >= self.min_copies
+        is_safe = last is None or last.tiered is not None or len(last.members) >= self.min_copies
         following = self._next_set(now_ms)
         if following.size < self.min_copies:
             return [*self._say_too_few(following, now_ms), *self._go_on_repairing(now_ms)]

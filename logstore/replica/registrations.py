@@ -11,8 +11,8 @@ Invariants of every registration, which the steps keep and `check` verifies:
   chunk never changes, so a registration that is old is still right about every chunk that it shows as sealed.
 * A member of a sealed chunk has all of it durably; a candidate was a member of the open chunk, or was chosen for a
   copy, and may have less. An open chunk has no candidates.
-* A sealed chunk without members lies in the tier alone; the last chunk never does. What says where a chunk lies in the
-  tier is written once and never changes.
+* A sealed chunk without members lies in the tier alone. What says where a chunk lies in the tier is written once, after
+  it was read back there, and never changes.
 * A sealed chunk without batches is not listed.
 * Readers see nothing below the log start, which never goes back. It lies in the first chunk, or behind it if that chunk
   waits to be dropped, and never behind what was acknowledged. Without chunks it is the end of the stream.
@@ -252,7 +252,8 @@ class StreamRegistration:
 
     def without_members(self, before_offset: int) -> "StreamRegistration":
         """Sealed chunks that end at or before an offset lie in the tier alone: of the first MAX_DROPPED that have
-        members and lie there. Never the last sealed chunk: a new owner reads there who has written.
+        members and lie there. Never the last sealed chunk: a new owner reads there who has written, and does not wait
+        for the tier as long as a member is alive.
         """
         chunks, left = list(self.chunks), MAX_DROPPED
         sealed = len(chunks) - (self.open_chunk is not None)
@@ -292,7 +293,7 @@ class StreamRegistration:
         for chunk in self.chunks[first:end]:
             follows = offset in (-1, chunk.base_offset)
             ordered = epoch < chunk.epoch <= self.epoch
-            is_held = bool(chunk.members) or (chunk.is_tiered_alone and chunk is not last)
+            is_held = bool(chunk.members) or chunk.is_tiered_alone
             if not (follows and ordered) or len(set(chunk.members)) < len(chunk.members) or not is_held:
                 raise AssertionError(f"{chunk} does not follow offset {offset} and epoch {epoch} in {self._named}")
             if chunk.end is None and (chunk.candidates or chunk.tiered or chunk is not last):

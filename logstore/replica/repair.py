@@ -9,8 +9,8 @@ repair is three steps, each of which may be the last one before a crash:
 3. the registration names the target as a member (a swap).
 
 Invariants:
-* A member is dropped only if `copies` live ones stay, or if its copy is damaged and another member is alive. So members
-  that are gone leave the registration when there are enough others, and not before.
+* A member is dropped only if `copies` live ones stay, if its copy is damaged and another member is alive, or if its
+  host was removed. So members that are gone leave the registration when there are enough others, and not before.
 * A target is a member only after it has said that it holds the chunk durably, as a whole.
 * A copy has a go (`CopyTokens`), from its naming to its end; without one the repair is at rest. A copy that the stream
   waits for needs none. What is wished for stays the same while it is possible.
@@ -19,7 +19,7 @@ Invariants:
 * A target is given up when it has said nothing of progress for `timeout_ms`; to wait for its turn is progress.
 * The copy of a host that leaves counts as long as there are too few others: it is dropped when `copies` others are
   alive, so a chunk has never fewer copies because a host leaves. What a removed host had is dropped as soon as every
-  other host that is alive has the chunk.
+  other host that is alive has the chunk, or the tier has it and no copy can be made now.
 
 Without any live member a candidate may still have the chunk: it is asked. If none has, the chunk is reported as
 unavailable, and its records stay in the log's offsets.
@@ -362,7 +362,7 @@ class Repair:
         self, registration: StreamRegistration, chunk: ChunkRegistration, live: tuple[Member, ...]
     ) -> StreamRegistration | None:
         """The registration without the removed hosts' copies of a chunk; None if none is named, or another host that is
-        alive is still to get a copy.
+        alive is still to get a copy. What the tier has may lose its last member: it then lies there alone.
         """
         removed = self.placing.removed
         members = tuple(member for member in chunk.members if member.host not in removed)
@@ -370,6 +370,8 @@ class Repair:
         holders = {member for member in members if member in live and (chunk.epoch, member) not in self._damaged}
         if len(members) + len(candidates) == len(chunk.members) + len(chunk.candidates):
             return None
+        if chunk.tiered is not None:
+            return registration.with_copies(chunk.epoch, members, candidates if members else ())
         if not holders or any(member not in holders for member in self.placing.staying(live)):
             return None
         return registration.with_copies(chunk.epoch, members, candidates)

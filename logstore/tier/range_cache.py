@@ -7,7 +7,7 @@ it the same methods.
 Invariants:
 * Memory: `max_bytes` of blocks, but for the block that was fetched last; a larger batch is read past the cache.
 * A fetch ends when the object store does: with the bytes, or with its error, which all who wait for it get.
-* Whoever reads checks what was read: batches by their checksums, an index by that in the ledger.
+* Whoever reads checks what was read: batches by their checksums, all else by that in the ledger or the registration.
 """
 
 import threading
@@ -17,7 +17,7 @@ from typing import Final
 from crc32c import crc32c
 
 from logstore.errors import CorruptChunk
-from logstore.format.tiered_chunk import INDEX_SUFFIX, LOG_SUFFIX, TieredChunk
+from logstore.format.tiered_chunk import INDEX_SUFFIX, LOG_SUFFIX, StoredObject, TieredChunk
 from logstore.log.reading import NotQuick
 from logstore.tier.interface import ObjectStore
 
@@ -78,6 +78,12 @@ class RangeCache:
                 parts.append(block[max(0, position - start) : end - start])
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def forget(self, key: str) -> None:
+        """What was fetched of an object is damaged: the next read fetches it anew."""
+        with self._lock:
+            for place in [place for place in self._blocks if place[0] == key]:
+                self.used_bytes -= len(self._blocks.pop(place))
+
     def _get(self, key: str, position: int, length: int) -> bytes:
         data = self._objects.get(key, position, length)
         with self._lock:
@@ -133,19 +139,24 @@ class TierFiles:
 
     def size(self, path: str) -> int:
         """See ReadableFiles."""
-        is_index = path.endswith(INDEX_SUFFIX)
-        return self._chunk.index.size_bytes if is_index else self._chunk.log.size_bytes
+        return self._object(path).size_bytes
 
     def read(self, path: str, position: int, length: int, *, drop_cache: bool = False) -> bytes:
-        """See ReadableFiles. Raises TierUnavailable, TierRefused, ObjectMissing, CorruptChunk (a damaged index)."""
-        data = self._cache.read(path, self.size(path), position, length)
-        if path.endswith(INDEX_SUFFIX) and crc32c(data) != self._chunk.index.crc:
+        """See ReadableFiles. Raises TierUnavailable, TierRefused, ObjectMissing, CorruptChunk (what is read as a whole,
+        which is all but the batches, is damaged).
+        """
+        found = self._object(path)
+        data = self._cache.read(path, found.size_bytes, position, length)
+        if not path.endswith(LOG_SUFFIX) and crc32c(data) != found.crc:
             raise CorruptChunk(
-                f"{path}: the index in the tier is damaged; store the chunk again, or move past it",
+                f"{path}: the object in the tier is damaged; restore it, or move past the chunk",
                 first_offset=self._chunk.base_offset,
                 last_offset=self._chunk.next_offset - 1,
             )
         return data
+
+    def _object(self, path: str) -> StoredObject:
+        return next(found for suffix, found in self._chunk.objects().items() if path.endswith(suffix))
 
 
 class CachedTierFiles(TierFiles):

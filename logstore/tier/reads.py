@@ -6,6 +6,8 @@ Invariants:
   fetched, and the stream's waiters are woken when they are there. An error of such a fetch is raised by the next read
   of that place.
 * Bounded: WAITING fetches for readers that do not wait; beyond, they are not begun, and asked for again.
+* An object that is missing is damage of its chunk: the error names the offsets, and what can be done. What was found
+  damaged is fetched anew by the next read.
 """
 
 from collections.abc import Callable
@@ -14,8 +16,8 @@ from typing import Final, Protocol, TypeVar
 
 import trio
 
-from logstore.errors import CairnError, ObjectMissing, TierUnavailable
-from logstore.format.tiered_chunk import TieredChunk
+from logstore.errors import CairnError, CorruptChunk, ObjectMissing, TierUnavailable
+from logstore.format.tiered_chunk import PRODUCERS_SUFFIX, TieredChunk
 from logstore.interfaces import ReadableFiles
 from logstore.log import reading, scanning
 from logstore.log.chunks import ChunkView, IndexCache
@@ -54,9 +56,23 @@ class TierReads:
         """What was fetched last of what the cache does not keep: a batch that is too large for it."""
 
     async def run(self, chunk: TieredChunk, work: Callable[[ReadableFiles, ChunkView], T]) -> T:
-        """Run blocking reads of one chunk. Raises TierUnavailable, and what `work` raises."""
-        files = TierFiles(self._cache(chunk), chunk)
-        call = partial(work, files, tiered_view(chunk))
+        """Run blocking reads of one chunk. Raises TierUnavailable, TierRefused, CorruptChunk, what `work` raises."""
+        cache = self._cache(chunk)
+        try:
+            return await self._blocking(partial(work, TierFiles(cache, chunk), tiered_view(chunk)))
+        except CorruptChunk:
+            _forget(cache, chunk)
+            raise
+        except ObjectMissing as error:
+            raise CorruptChunk(
+                f"offsets {chunk.base_offset} to {chunk.next_offset - 1} are in the tier, and an object of theirs is "
+                f"missing there ({error}); bring it back from a snapshot of the store, or give the records up "
+                f"(`cairn trim --before {chunk.next_offset}`)",
+                first_offset=chunk.base_offset,
+                last_offset=chunk.next_offset - 1,
+            ) from error
+
+    async def _blocking(self, call: Callable[[], T]) -> T:
         return await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._limiter)
 
     async def read(self, chunk: TieredChunk, offset: int, max_bytes: int, *, include_control: bool) -> ReadResult:
@@ -105,10 +121,19 @@ class TierReads:
                 return await self.read(chunk, offset, max_bytes, include_control=include_control)
             await trio.lowlevel.checkpoint()
             found = self.read_now(stream, chunk, offset, max_bytes, include_control=include_control)
-        except ObjectMissing:
+        except CorruptChunk:
             stream.check_offset(offset)
             raise
         return ReadResult([], offset, 0) if found is None else found
+
+    async def founding(self, chunk: TieredChunk) -> bytes:
+        """The snapshots of producers that were stored with a chunk; nothing if it has none. Raises as `run` does."""
+
+        def read(files: ReadableFiles, _: ChunkView) -> bytes:
+            path = chunk.key(PRODUCERS_SUFFIX)
+            return bytes(files.read(path, 0, files.size(path)))
+
+        return b"" if chunk.producers is None else await self.run(chunk, read)
 
     def read_now(
         self, stream: TieredReader, chunk: TieredChunk, offset: int, max_bytes: int, *, include_control: bool
@@ -122,7 +147,8 @@ class TierReads:
         if self._large is not None and self._large[0] == (stream, offset):
             found, self._large = self._large[1], None
             return found
-        files = CachedTierFiles(self._cache(chunk), chunk)
+        cache = self._cache(chunk)
+        files = CachedTierFiles(cache, chunk)
         limit = min(max_bytes, QUICK_READ_BYTES)
         try:
             return self._read(
@@ -133,6 +159,9 @@ class TierReads:
                 include_control=include_control,
                 max_batches=QUICK_READ_BATCHES,
             )
+        except CorruptChunk:
+            _forget(cache, chunk)
+            raise
         except NotQuick:
             place = (stream, offset)
             if place not in self._fetching and len(self._fetching) < WAITING:
@@ -217,3 +246,8 @@ class TierReads:
         """The chunks with records that have no local copy."""
         end = stream.chunks[0].base_offset if stream.chunks else stream.high_watermark
         return [chunk for chunk in stream.tiered.before(end) if chunk.next_offset > stream.log_start_offset]
+
+
+def _forget(cache: RangeCache, chunk: TieredChunk) -> None:
+    for key in chunk.all_keys():
+        cache.forget(key)

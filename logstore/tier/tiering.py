@@ -9,20 +9,20 @@ Invariants:
 * An object goes only when no durable entry of the ledger can name it. What a crash or a failure left in the store is
   removed by the sweep: keys of this log that neither the ledger names nor an upload is storing.
 * The chunks of a stream are stored one at a time, from the oldest on; a chunk that is damaged on the disk is left out,
-  and it and all local chunks behind it stay.
+  and it and all local chunks behind it stay. One that cannot be read now holds up those behind it, and is tried again
+  every MAX_PAUSE_S.
 * While the object store is away or full, uploads and sweeps wait, longer each time up to MAX_PAUSE_S; removals come
   first in each round, so that a full store gets room. Appends, reads of local chunks and retention do not know of it.
 """
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import islice
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from logstore.errors import CorruptChunk, TierRefused, TierUnavailable
-from logstore.events import CHUNK_TIERED, LOCAL_COPIES_REMOVED, TIER_CHUNK_NOT_STORED, TIER_SWEPT
-from logstore.format.tiered_chunk import INDEX_SUFFIX, ParsedKey, TieredChunk, parse_key
+from logstore.events import CHUNK_TIERED, LOCAL_COPIES_REMOVED, TIER_CHUNK_NOT_STORED, TIER_OBJECTS_MISSING
+from logstore.format.tiered_chunk import INDEX_SUFFIX, ParsedKey, TieredChunk
 from logstore.interfaces import ReadableFiles
 from logstore.log.chunks import Chunk
 from logstore.log.coroutines import for_each, start
@@ -33,15 +33,14 @@ from logstore.log.stream import Stream
 from logstore.log.ticket import Ticket
 from logstore.log.tiered import local_excess
 from logstore.tier.figures import TierFigures
-from logstore.tier.interface import ListedObject, ObjectStore, UploadTurns
-from logstore.tier.store_pauses import StorePauses
+from logstore.tier.interface import ObjectStore, UploadTurns
+from logstore.tier.store_pauses import MAX_PAUSE_S, StorePauses
+from logstore.tier.sweeps import Sweeps
 from logstore.tier.upload import UploadSource, upload
 
 T = TypeVar("T")
-SWEEP_INTERVAL_S: Final = 3600.0
 CHUNKS_PER_TURN: Final = 4
 """Chunks of a stream that a round stores, so that a stream with many does not keep the others waiting."""
-PAGE_KEYS: Final = 1000
 
 
 class Work(Protocol):
@@ -67,6 +66,7 @@ class Tiering:
     def __init__(self, store: Store, parts: TierParts, uploads: int) -> None:
         self.figures = TierFigures()
         self._pauses = StorePauses(self.figures, store.clock, store.report)
+        self._sweeps = Sweeps(parts.objects, parts.work, self.figures, store.clock, store.report)
         self._store = store
         self._parts = parts
         self._uploads = uploads
@@ -77,7 +77,8 @@ class Tiering:
         self._in_flight: set[tuple[str, int]] = set()
         self._gone = store.tier.strangers()
         self._damaged: set[tuple[Stream, int]] = set()
-        self._sweep_at_s = 0.0
+        self._later: dict[Stream, tuple[int, float]] = {}
+        """Chunks that could not be stored for another reason, by base offset, and until when they wait."""
         self._round: Ticket[bool] = Ticket.succeeded(False)
         for chunks in self._gone.values():
             self._known.update(chunk.parsed for chunk in chunks)
@@ -121,7 +122,7 @@ class Tiering:
         await done.settled()
         if isinstance(done.error, TierUnavailable | TierRefused):
             self._pauses.note_away(done.error)
-            self._sweep_at_s = 0.0  # what the failure left
+            self._sweeps.begin_again()  # what the failure left
             return False
         if done.error is not None:  # the local disk refused, and says so itself
             return False
@@ -130,11 +131,10 @@ class Tiering:
 
     async def _do_remote(self) -> bool:
         await self._remove()
-        if self._store.clock.monotonic_s() >= self._sweep_at_s:
-            await self._sweep()
+        is_sweeping = await self._sweeps.step(f"{self._store.cluster_id}/", self)
         waiting = [at for at in self._all_streams() if self._next(at[1]) is not None]
         await for_each(waiting, self._store_some, max_in_flight=self._uploads)
-        return any(self._next(stream) is not None for _, stream in waiting)
+        return is_sweeping or any(self._next(stream) is not None for _, stream in waiting)
 
     def _all_streams(self) -> list[tuple[StreamId, Stream]]:
         """The streams that have chunks in the tier, or are to have some."""
@@ -155,7 +155,9 @@ class Tiering:
         for chunk in stream.chunks[:-1]:
             is_new = chunk.base_offset >= stream.tiered.end_offset and chunk.next_offset > first_offset
             if is_new and chunk.size_bytes and (stream, chunk.base_offset) not in self._damaged:
-                return None if chunk.rewriting is not None else chunk
+                base_offset, until_s = self._later.get(stream, (0, 0.0))
+                is_late = base_offset == chunk.base_offset and self._store.clock.monotonic_s() < until_s
+                return None if is_late or chunk.rewriting is not None else chunk
         return None
 
     async def _store_some(self, at: tuple[StreamId, Stream]) -> None:
@@ -179,7 +181,7 @@ class Tiering:
         if stored.error is not None or not is_current:
             self._in_flight.discard((place, chunk.base_offset))
             if stored.error is None:
-                await self._remove_objects(stored.result().all_keys())
+                await self._sweeps.remove(stored.result().all_keys())
             elif isinstance(stored.error, TierUnavailable | TierRefused):
                 raise stored.error
             elif is_current:
@@ -190,8 +192,9 @@ class Tiering:
         await noted.settled()
         self._in_flight.discard((place, chunk.base_offset))
         if noted.error is not None:
-            self._sweep_at_s = 0.0  # the entry may be in the file all the same: the sweep finds out
+            self._sweeps.begin_again()  # the entry may be in the file all the same: the sweep finds out
             raise noted.error
+        self._later.pop(stream, None)
         self._known.add(found.parsed)
         stream.tiered.add(found)
         self.figures.stored_chunks += 1
@@ -207,6 +210,8 @@ class Tiering:
     def _leave_out(self, stream: Stream, chunk: Chunk, error: Exception) -> None:
         if isinstance(error, CorruptChunk):
             self._damaged.add((stream, chunk.base_offset))
+        else:
+            self._later[stream] = (chunk.base_offset, self._store.clock.monotonic_s() + MAX_PAUSE_S)
         self._store.report(TIER_CHUNK_NOT_STORED, stream=stream.name, first=chunk.base_offset, error=str(error))
 
     # ---- local copies
@@ -244,16 +249,17 @@ class Tiering:
         for stream_id, stream in list(self._streams.items()):
             if stream.deleted:
                 del self._streams[stream_id]
+                self._later.pop(stream, None)
                 self._gone.setdefault(stream_id, []).extend(stream.tiered.all())
             elif old := stream.tiered.before(stream.log_start_offset):
                 await self._forget(stream_id, old)
                 stream.tiered.drop_before(old[-1].next_offset)
-                await self._remove_chunks(old)
+                await self._sweeps.remove_chunks(old)
         for stream_id, chunks in list(self._gone.items()):
             await self._forget(stream_id, chunks)
             await self._store.tier.forget([stream_id])
             del self._gone[stream_id]
-            await self._remove_chunks(chunks)
+            await self._sweeps.remove_chunks(chunks)
 
     async def _forget(self, stream_id: StreamId, chunks: Sequence[TieredChunk]) -> None:
         await self._store.tier.drop(stream_id, chunks)
@@ -261,41 +267,30 @@ class Tiering:
             self._known.discard(chunk.parsed)
             self._store.indexes.forget(chunk.key(INDEX_SUFFIX))
 
-    async def _remove_chunks(self, chunks: Sequence[TieredChunk]) -> None:
-        await self._remove_objects([key for chunk in chunks for key in chunk.all_keys()])
-        self.figures.removed_chunks += len(chunks)
+    # ---- Swept
 
-    async def _remove_objects(self, keys: Iterable[str]) -> None:
-        """Remove objects that no entry names. Raises TierUnavailable; the sweep then removes what is left."""
-        waiting = iter(keys)
-        while page := list(islice(waiting, PAGE_KEYS)):
-            await self._parts.work(partial(_delete_all, self._parts.objects, page))
-
-    async def _sweep(self) -> None:
-        """Remove what a crash or a failure left in the store."""
+    async def sweep_begins(self) -> Iterable[TieredChunk]:
+        """See Swept."""
         await self._store.tier.settle()
-        listed = self._parts.objects.list_keys(f"{self._store.cluster_id}/")
-        swept = 0
-        while page := await self._parts.work(partial(_take, listed)):
-            left = [at.key for at in page if self._is_left(parse_key(at.key))]
-            await self._remove_objects(left)
-            swept += len(left)
-        self._sweep_at_s = self._store.clock.monotonic_s() + SWEEP_INTERVAL_S
-        if swept:
-            self.figures.swept_keys += swept
-            self._store.report(TIER_SWEPT, keys=swept)
+        return [chunk for _, stream in self._all_streams() for chunk in stream.tiered.all()]
 
-    def _is_left(self, key: ParsedKey | None) -> bool:
-        """Whether no entry names a key and no upload is storing it; a key of another form is not the log's."""
+    async def is_left(self, key: ParsedKey | None) -> bool:
+        """See Swept: no entry names it and no upload is storing it. A key of another form is not the log's."""
         if key is None or key in self._known:
             return False
         return (key.place, key.base_offset) not in self._in_flight
 
-
-def _take(listed: Iterator[ListedObject]) -> list[ListedObject]:
-    return list(islice(listed, PAGE_KEYS))
-
-
-def _delete_all(objects: ObjectStore, keys: Sequence[str]) -> None:
-    for key in keys:
-        objects.delete(key)
+    async def sweep_ends(self, missing: Sequence[ParsedKey]) -> None:
+        """See Swept."""
+        for _, stream in self._all_streams() if missing else ():
+            lost = [chunk for chunk in stream.tiered.all() if chunk.parsed in missing]
+            if lost:
+                first, last = lost[0].base_offset, lost[-1].next_offset - 1
+                self._store.report(
+                    TIER_OBJECTS_MISSING,
+                    stream=stream.name,
+                    chunks=len(lost),
+                    first=first,
+                    last=last,
+                    place=lost[0].place,
+                )

@@ -192,10 +192,10 @@ class Tasks:
             await self.waiting.pop(0)()
 
 
-Load = Callable[[str, int], Awaitable[ProducerTable[AppendTicket] | None]]
+Load = Callable[[ReplicatedStream, int], Awaitable[ProducerTable[AppendTicket] | None]]
 
 
-async def no_producers(stream: str, offset: int) -> ProducerTable[AppendTicket] | None:
+async def no_producers(stream: ReplicatedStream, offset: int) -> ProducerTable[AppendTicket] | None:
     """Nobody has written."""
     return ProducerTable()
 

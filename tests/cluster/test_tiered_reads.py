@@ -13,16 +13,16 @@ import pytest
 import trio
 from crc32c import crc32c
 
-from logstore.cluster import tiered_chunks
+from logstore.cluster import chunk_reads, tiered_chunks
 from logstore.cluster.chunk_reads import ChunkReads
 from logstore.cluster.engine import ClusterEngine
 from logstore.cluster.interfaces import ReplicaFiles
 from logstore.cluster.tier_service import OwnThreads
 from logstore.disk.files import OsFiles
 from logstore.engine import StoreEngine, open_engine
-from logstore.errors import ChunkUnreachable, CorruptChunk, TierUnavailable
+from logstore.errors import ChunkUnreachable, CorruptChunk, OutOfOrderSequence, TierUnavailable
 from logstore.format.control import END_TYPE
-from logstore.format.tiered_chunk import StoredObject, TieredChunk
+from logstore.format.tiered_chunk import PRODUCERS_SUFFIX, StoredObject, TieredChunk
 from logstore.log.store import Store, StoreSettings
 from logstore.replica.messages import EntriesRead
 from logstore.replica.registrations import ChunkRegistration
@@ -95,6 +95,23 @@ class Running:
         for each in self.owner.chunks[:-1]:
             copy = tiered_chunks.tiered_copy(await self.store(each.registration))
             each.registration = replace(each.registration, tiered=copy, members=())
+
+    async def new_owner(self, *, are_named: bool) -> Front:
+        """Two producers write, each in a chunk, the tier has all chunks, and a host takes over. `are_named`: hosts are
+        named that have the chunks, and cannot be reached.
+        """
+        for number in (5, 6):
+            self.front.append(b"%d" % number, producer_id=number, sequence=0)
+            self.owner.ack()
+            self.owner.roll()
+        members = self.owner.chunks[-1].registration.members
+        await self.move()
+        for each in self.owner.chunks[:-1] if are_named else ():
+            each.registration = replace(each.registration, members=members)
+        self.owner.is_cut = True
+        second = Front(self.owner, load=self.reads.load_producers, reports=self.front.reports)
+        self.owner.own(second.stream)
+        return second
 
     async def found(self) -> list[object]:
         """What readers of all kinds find."""
@@ -212,6 +229,59 @@ async def test_what_is_stored_is_the_chunk_with_its_index(tmp_path: Path) -> Non
                 stored.place, replace(chunk.registration, tiered=tiered_chunks.tiered_copy(stored), written_ms=5)
             ) == stored  # fmt: skip
             assert tiered_chunks.epoch_of(stored.attempt) == 1
+
+
+@pytest.mark.parametrize("are_named", [False, True])
+async def test_a_new_owner_finds_the_producers_in_the_tier(tmp_path: Path, *, are_named: bool) -> None:
+    """Those that the last chunk is founded on, and those who have written in it; whether hosts are named that cannot be
+    reached, or none.
+    """
+    async with running(tmp_path) as at:
+        second = await at.new_owner(are_named=are_named)
+        await second.tasks.run()
+        assert second.append(b"5", producer_id=5, sequence=0).result().duplicate
+        assert second.append(b"6", producer_id=6, sequence=0).result().duplicate
+        with pytest.raises(OutOfOrderSequence):
+            second.append(b"6", producer_id=6, sequence=2).result()
+
+
+async def test_a_new_owner_does_not_believe_damaged_producers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The object that the last chunk is founded on is not as registered: the owner serves nobody. When the object is
+    right again, what was damaged is in no memory.
+    """
+    monkeypatch.setattr(chunk_reads, "TIER_PAUSE_S", 0.0)
+    async with running(tmp_path) as at:
+        second = await at.new_owner(are_named=False)
+        last = max(each.key for each in at.objects.list_keys("") if each.key.endswith(PRODUCERS_SUFFIX))
+        path = tmp_path / "tier" / "objects" / last
+        good = path.read_bytes()
+        path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+        assert await at.reads.load_producers(second.stream, second.stream.high_watermark) is None
+        assert "the object in the tier is damaged" in str(at.front.reports.events)
+        path.write_bytes(good)
+        await second.tasks.run()
+        assert second.append(b"5", producer_id=5, sequence=0).result().duplicate
+
+
+async def test_a_chunk_whose_objects_are_missing_is_named(tmp_path: Path) -> None:
+    """As after a restore of an older metadata store: reads say which offsets are gone, and what to do. They fail as
+    those of a damaged chunk do, and all other records are read.
+    """
+    async with running(tmp_path) as at:
+        await at.move()
+        first, stream = at.owner.chunks[0].registration, at.front.stream
+        assert first.end is not None
+        for each in [*at.objects.list_keys("")]:
+            if f"/{first.base_offset:020d}-" in each.key:
+                at.objects.delete(each.key)
+        what = f"offsets 0 to {first.end.next_offset - 1} .* missing .*`cairn trim --before {first.end.next_offset}`"
+        with pytest.raises(CorruptChunk, match=what) as failed:
+            await at.engine.read(stream, 2, 3_000)
+        assert (failed.value.first_offset, failed.value.last_offset) == (0, first.end.next_offset - 1)
+        with pytest.raises(CorruptChunk, match=what):
+            await at.engine.find_timestamp(stream, 0)
+        for offset in range(first.end.next_offset, stream.high_watermark):
+            assert (await at.engine.read(stream, offset, 3_000)).next_offset > offset
 
 
 @pytest.mark.parametrize("damage", ["flipped", "other", "short", "gap"])

@@ -12,6 +12,7 @@ from logstore.cluster.replicated_stream import ReplicatedStream
 from logstore.cluster.tiering import ClusterTiering
 from logstore.errors import ObjectMissing
 from logstore.format.tiered_chunk import ParsedKey
+from logstore.tier import sweeps
 from tests.cluster.tier_world import SWEEP_S, TOPIC, TierWorld, in_world
 
 HOSTS = ("a", "b", "c")
@@ -210,7 +211,7 @@ def test_a_long_sweep_holds_up_no_chunk(monkeypatch: pytest.MonkeyPatch) -> None
     """A store with many objects takes minutes to list, and is listed anew after each failure: chunks go there
     meanwhile, and what nobody names goes at last.
     """
-    monkeypatch.setattr(tiering, "PAGE_KEYS", 1)
+    monkeypatch.setattr(sweeps, "PAGE_KEYS", 1)
 
     async def test(world: TierWorld) -> None:
         stream = await world.create()

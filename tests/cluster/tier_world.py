@@ -33,24 +33,23 @@ from logstore.errors import CairnError, NotEnoughReplicas, NotLeader, TierUnavai
 from logstore.format.batch import iterate_batches
 from logstore.format.records import Record, decode_batch, encode_batch
 from logstore.format.tiered_chunk import StoredObject, TieredChunk
-from logstore.interfaces import ReadableFiles
-from logstore.log.chunks import ChunkView, IndexCache
+from logstore.log.chunks import IndexCache
 from logstore.log.store import StoreSettings
-from logstore.log.tiered import tiered_view
 from logstore.replica.identity import DiskLabel
 from logstore.replica.register import ReadRegistration
-from logstore.replica.registrations import StreamRegistration
+from logstore.replica.registrations import ChunkRegistration, StreamRegistration
 from logstore.replica.stored_registrations import StoredRegistrations
 from logstore.testing.directory_objects import DirectoryObjects
 from logstore.testing.simdisk import SimDisk
 from logstore.tier.interface import ListedObject, NoTurns
-from logstore.tier.range_cache import RangeCache, TierFiles
+from logstore.tier.range_cache import RangeCache
 from logstore.tier.reads import TierReads
 from logstore.tier.sealed_upload import Piece, Read, SealedChunk
 from logstore.tier.upload import read_back
 from tests.cluster.epochs_world import NOW_MS, TicketsOnly, VirtualClock
 from tests.cluster.memory import LIMITS, MemoryCluster, RunningHost, memory_cluster
 from tests.replica.disk import ReplicaDisk
+from tests.support.virtual_time import run_virtual
 
 T = TypeVar("T")
 TOPIC = "orders"
@@ -120,9 +119,9 @@ class VirtualThreads:
 class InlineReads(TierReads):
     """Reads of the tier without threads."""
 
-    async def run(self, chunk: TieredChunk, work: Callable[[ReadableFiles, ChunkView], T]) -> T:
+    async def _blocking(self, call: Callable[[], T]) -> T:
         await trio.lowlevel.checkpoint()
-        return work(TierFiles(self._cache(chunk), chunk), tiered_view(chunk))
+        return call()
 
 
 @dataclass
@@ -253,9 +252,9 @@ class TierWorld:
 
     # ---- producer and reader
 
-    async def create(self, **settings: str) -> str:
+    async def create(self, replicas: int = 3, **settings: str) -> str:
         """Create the topic; returns its stream."""
-        (stream,) = await self.cluster.create_topic(TOPIC, 1, 3, **{**TIERED, **settings})
+        (stream,) = await self.cluster.create_topic(TOPIC, 1, replicas, **{**TIERED, **settings})
         return stream
 
     def leader(self) -> tuple[TieredHost, ReplicatedStream] | None:
@@ -332,6 +331,12 @@ class TierWorld:
         store = connected[0].running.store
         read = await StoredRegistrations(store).read(ReadRegistration(topic.partitions[0].stream))
         return read.registration
+
+    async def chunks(self) -> tuple[ChunkRegistration, ...]:
+        """The chunks of the stream's registration."""
+        found = await self.registration()
+        assert found is not None
+        return found.chunks
 
     async def named(self) -> list[TieredChunk]:
         """What the registration names."""
@@ -421,4 +426,4 @@ def in_world(test: Test, *names: str, seed: int = 0) -> None:
             async with tier_world(*names, seed=seed) as world:
                 await test(world)
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    run_virtual(main, seed=seed, clock=trio.testing.MockClock(autojump_threshold=0))

@@ -18,6 +18,7 @@ from logstore.testing.history import PromiseBroken
 from logstore.testing.simdisk import CrashBounds
 from logstore.testing.world import Setup
 from logstore.tier import upload
+from logstore.tier.sweeps import Sweeps, Swept
 from logstore.tier.tiering import Tiering
 from tests.crash import tiers
 
@@ -107,7 +108,7 @@ def objects_go_before_their_entry(patch: Patch) -> Setup:
     forget = Tiering._forget
 
     async def early(self: Tiering, stream_id: StreamId, chunks: Sequence[TieredChunk]) -> None:
-        await self._remove_chunks(chunks)
+        await self._sweeps.remove_chunks(chunks)
         await forget(self, stream_id, chunks)
 
     patch.setattr(Tiering, "_forget", early)
@@ -135,10 +136,10 @@ def the_sweep_removes_what_is_named(patch: Patch) -> Setup:
 def nothing_is_swept(patch: Patch) -> Setup:
     """What a crash left in the store stays."""
 
-    async def nothing(self: Tiering) -> None:
-        self._sweep_at_s = 1e9
+    async def nothing(self: Sweeps, prefix: str, swept: Swept) -> bool:
+        return False
 
-    patch.setattr(Tiering, "_sweep", nothing)
+    patch.setattr(Sweeps, "step", nothing)
     return tiers.tiered()
 
 

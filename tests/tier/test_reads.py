@@ -9,6 +9,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from time import monotonic
 from typing import NamedTuple
 
 import pytest
@@ -17,7 +18,8 @@ import trio
 from logstore.base.system import SystemClock
 from logstore.disk.files import OsFiles
 from logstore.engine import StoreEngine, open_engine
-from logstore.errors import TierUnavailable
+from logstore.errors import ObjectMissing, TierUnavailable
+from logstore.events import TIER_CHUNK_NOT_STORED
 from logstore.format.batch import iterate_batches
 from logstore.format.control import END_TYPE
 from logstore.format.records import Record, decode_batch, encode_batch
@@ -29,6 +31,7 @@ from logstore.testing.world import ListGroup
 from logstore.tier.interface import NoTurns
 from logstore.tier.range_cache import RangeCache
 from logstore.tier.service import TierService, TierStores
+from logstore.tier.store_pauses import MAX_PAUSE_S
 from tests.support.limits import PATIENCE_S
 
 TIERED = {"remote.storage.enable": "true", "local.retention.bytes": "0", "segment.bytes": "4096"}
@@ -65,8 +68,8 @@ class Running(NamedTuple):
 
 
 @asynccontextmanager
-async def running(directory: Path) -> AsyncIterator[Running]:
-    """A store in a directory, and its tier in another."""
+async def running(directory: Path, interval_s: float = 0.02) -> AsyncIterator[Running]:
+    """A store in a directory, and its tier in another; `interval_s` between its rounds."""
     files, objects = OsFiles(directory / "data"), DirectoryObjects(OsFiles(directory / "tier"))
     for name in ("data", "tier"):
         (directory / name).mkdir(exist_ok=True)
@@ -74,7 +77,7 @@ async def running(directory: Path) -> AsyncIterator[Running]:
     settings = StoreSettings(has_tier=True)
     store = Store.open(files, SystemClock(), settings, new_id=uuid.uuid4, report=reports)
     async with open_engine(store, files) as engine, trio.open_nursery() as nursery:
-        tier = TierService(engine, files, TierStores(objects, NoTurns(), interval_s=0.02), uuid.uuid4, nursery)
+        tier = TierService(engine, files, TierStores(objects, NoTurns(), interval_s=interval_s), uuid.uuid4, nursery)
         nursery.start_soon(tier.run)
         yield Running(engine, tier, objects, reports)
         nursery.cancel_scope.cancel()
@@ -127,6 +130,36 @@ async def test_all_is_read_as_before(tmp_path: Path) -> None:
         assert len(ends) == 1
         controls = await at.engine.scan_controls(stream, -1, (END_TYPE,), 1 << 20)
         assert len(controls.buffers) == 1
+
+
+async def test_a_chunk_that_cannot_be_stored_is_tried_once_in_a_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file cannot be read, say: one line of the log, no round that follows at once, and no try before its time.
+    Chunks behind it wait, so that it is stored when it can be.
+    """
+    tries: list[str] = []
+
+    def missing(method: str, key: str) -> None:
+        if method == "put" and key.endswith(".log"):
+            tries.append(key)
+            raise ObjectMissing(key)
+
+    async with running(tmp_path, interval_s=3600.0) as at:
+        at.objects.before = missing
+        topic = await at.engine.wait(at.engine.store.create_topic("t", 1, TIERED))
+        for number in range(BATCHES):
+            await at.append(topic.partitions[0], number)
+        for _ in range(3):
+            assert not await at.engine.wait(at.tier.tiering.round())
+        assert len(tries) == 1
+        assert len(at.reports.of(TIER_CHUNK_NOT_STORED)) == 1
+        assert not topic.partitions[0].tiered
+        at.objects.before = lambda method, key: None
+        monkeypatch.setattr(at.engine.store.clock, "monotonic_s", lambda: monotonic() + MAX_PAUSE_S)
+        while await at.engine.wait(at.tier.tiering.round()):
+            pass
+        assert topic.partitions[0].tiered.end_offset == topic.partitions[0].chunks[-1].base_offset
 
 
 async def test_a_store_that_hangs_delays_its_readers_alone(tmp_path: Path) -> None:
