@@ -156,10 +156,11 @@ class Departures:
 
     async def _chunks(self) -> AsyncIterator[tuple[str, ChunkRegistration]]:
         """All chunks that are registered, with their streams. Raises HostStays for an entry that cannot be read."""
+        heads = await self._view.newest_heads()
         damaged = sorted(key for key in self._view.damaged if key.startswith(schema.STREAMS))
         if damaged:
             raise _unreadable(damaged[0], "it is damaged")
-        for stream, known in list(self._view.heads.items()):
+        for stream, known in heads.items():
             if known.head.open_chunk is not None:
                 yield stream, known.head.open_chunk
         after = ""

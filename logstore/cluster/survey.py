@@ -1,6 +1,7 @@
 """What the hosts of a cluster hold, and which copies are missing: counted when an operator asks.
 
-Owners and open chunks come from the view, sealed chunks from the metadata store, page by page.
+Owners and open chunks come from the view, with what the metadata store has more lately, sealed chunks from the store,
+page by page: what one host has said is not taken back by another one that hears of changes later.
 
 Invariants:
 * Nothing is changed. One survey runs at a time; an answer about hosts is used again for REUSE_S, while the same hosts
@@ -21,6 +22,7 @@ import trio
 from logstore.base.clock import Clock
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import MetadataStore
+from logstore.cluster import election
 from logstore.cluster.departures import Departures
 from logstore.cluster.view import ClusterView, KnownHead, KnownTopic, stream_name
 from logstore.errors import CorruptRegister, UnknownFormatVersion, UnknownTopicOrPartition
@@ -53,7 +55,7 @@ class SurveyedHost(Protocol):
         """What it knows of the cluster."""
 
     def owner_of(self, stream: str, /) -> str | None:
-        """The host that owns a stream and lives."""
+        """The host that owns a stream and lives, as far as this one knows."""
 
 
 class _Departed(NamedTuple):
@@ -134,8 +136,8 @@ class Survey:
         async with self._walking:
             if self._latest is not None and self._clock.monotonic_s() < self._latest[0] + REUSE_S:
                 return self._latest[1]
-            counts = await self._count(list(self._view.heads), schema.CHUNKS)
-            reply = self._hosts_reply(counts)
+            heads = await self._view.newest_heads()
+            reply = self._hosts_reply(await self._count(heads, schema.CHUNKS), heads)
             self._latest = (self._clock.monotonic_s(), reply)
             return reply
 
@@ -150,7 +152,8 @@ class Survey:
         partitions = range(first, min(known.topic.partitions, first + PLACES_PER_REPLY))
         streams = [stream_name(topic_id, partition) for partition in partitions]
         async with self._walking:
-            counts = await self._count(streams, f"{schema.CHUNKS}{topic_id}/")
+            heads = {stream: self._view.heads[stream] for stream in streams if stream in self._view.heads}
+            counts = await self._count(heads, f"{schema.CHUNKS}{topic_id}/")
         places = [
             self._place(partition, stream, known.topic, counts, addresses)
             for partition, stream in zip(partitions, streams, strict=True)
@@ -164,23 +167,22 @@ class Survey:
 
     # ---- counting
 
-    async def _count(self, streams: list[str], prefix: str) -> _Counts:
+    async def _count(self, heads: Mapping[str, KnownHead], prefix: str) -> _Counts:
         """Count the open chunks of streams, and their sealed ones under a prefix."""
         self._staying = len(self._view.members.keys() - self._view.leaving.keys())
-        counts, wanted = _Counts(), set(streams)
-        for stream in streams:
-            known = self._view.heads.get(stream)
-            if known is not None and known.head.open_chunk is not None:
-                self._add(counts, stream, known.head.open_chunk)
+        counts = _Counts()
+        for stream, known in heads.items():
+            if known.head.open_chunk is not None:
+                self._add(counts, stream, known, known.head.open_chunk)
         is_whole = not any(key.startswith(schema.STREAMS) for key in self._view.damaged)
         after, left = "", MAX_CHUNKS
         while True:
             page = await self._store.page(prefix, after=after)
             for entry in page.entries:
                 stream = entry.key.removeprefix(schema.CHUNKS).rpartition("/")[0]
-                if stream in wanted:
+                if stream in heads:
                     try:
-                        self._add(counts, stream, decode_sealed_chunk(entry.value))
+                        self._add(counts, stream, heads[stream], decode_sealed_chunk(entry.value))
                     except (CorruptRegister, UnknownFormatVersion):
                         is_whole = False
             left -= len(page.entries)
@@ -189,20 +191,23 @@ class Survey:
                 return counts
             after = page.entries[-1].key
 
-    def _add(self, counts: _Counts, stream: str, chunk: ChunkRegistration) -> None:
-        known = self._view.heads.get(stream)
-        if known is not None:  # otherwise its topic was deleted meanwhile
-            counts.add(stream, chunk, known.head.copies, sum(map(self.is_alive, chunk.members)))
-            lacking = known.head.copies - self._staying
-            for host in _named(chunk) & self._view.leaving.keys() if lacking > 0 else ():
-                counts.stuck[host] += 1
-                counts.missing_hosts[host] = max(lacking, counts.missing_hosts.get(host, 0))
+    def _add(self, counts: _Counts, stream: str, known: KnownHead, chunk: ChunkRegistration) -> None:
+        counts.add(stream, chunk, known.head.copies, sum(map(self.is_alive, chunk.members)))
+        lacking = known.head.copies - self._staying
+        for host in _named(chunk) & self._view.leaving.keys() if lacking > 0 else ():
+            counts.stuck[host] += 1
+            counts.missing_hosts[host] = max(lacking, counts.missing_hosts.get(host, 0))
 
     # ---- summaries
 
-    def _hosts_reply(self, counts: _Counts) -> HostsReply:
-        owners = {stream: self._host.owner_of(stream) for stream in self._view.heads}
-        owned = Counter(owner for owner in owners.values() if owner is not None)
+    def _hosts_reply(self, counts: _Counts, heads: Mapping[str, KnownHead]) -> HostsReply:
+        members = self._view.members
+        owners = {
+            stream: known.head.owner.host
+            for stream, known in heads.items()
+            if not election.is_owner_gone(known.head, members)
+        }
+        owned = Counter(owners.values())
         missing: Counter[str] = Counter()
         for stream, count in counts.missing.items():
             missing[owners.get(stream) or ""] += count

@@ -76,6 +76,7 @@ class ClusterView:
     """
 
     def __init__(self, store: MetadataStore, report: Report) -> None:
+        self._store = store
         self._report = report
         self._observers: list[ViewObserver] = []
         self._members: dict[str, schema.Member] = {}
@@ -129,6 +130,24 @@ class ClusterView:
     async def leaving_reached(self, revision: int) -> None:
         """Wait until the view has the hosts that leave as of a revision."""
         await self._views[schema.LEAVING].reached(revision)
+
+    async def newest_heads(self) -> dict[str, KnownHead]:
+        """All heads as the metadata store has them now: `heads`, which may be late, with what has changed since. One
+        that cannot be decoded stays as it was, and is in `damaged`. Costs a request, or one in 256 changes.
+
+        Raises MetadataError.
+        """
+        heads, since = dict(self._heads), self._views[schema.STREAMS].revision
+        after, more = "", True
+        while more:
+            page = await self._store.page(schema.STREAMS, after=after, newer_than=since)
+            for entry in page.entries:
+                try:
+                    heads[entry.key.removeprefix(schema.STREAMS)] = KnownHead(decode_head(entry.value), entry.revision)
+                except (CorruptRegister, UnknownFormatVersion):
+                    self.damaged.add(entry.key)
+            after, more = page.entries[-1].key if page.entries else "", page.more
+        return heads
 
     async def changed(self) -> None:
         """Wait for the next change of anything."""

@@ -8,7 +8,8 @@
 Invariants:
 * A chunk that is due drains after the metadata store has answered, and not before: from the swap of a roll on, nothing
   is acknowledged until the store has made the swap. So a store that is away holds up no batch.
-* Nor does one that no other may follow, because the stream has as many chunks as there may be, or too few hosts live.
+* Nor does one that no other may follow, because the stream has as many chunks as there may be, or too few hosts live:
+  if that comes while it drains, batches go on.
 * A chunk of `largest_chunk_bytes` drains in any case: the size of a chunk is bounded.
 * The store is asked once in `ask_pause_ms`, one read of a register each time.
 """
@@ -31,22 +32,27 @@ class ChunkEnd:
         self._asked_ms: int | None = None
         self.is_due = False
         self.is_draining = False
+        self._takes_no_more = False
 
     def begin(self, now_ms: int) -> None:
         """A chunk was opened."""
         self._opened_ms, self._asked_ms = now_ms, None
-        self.is_due = self.is_draining = False
+        self.is_due = self.is_draining = self._takes_no_more = False
 
     def grown(self, size_bytes: int, now_ms: int) -> None:
         """The chunk has so many bytes, before further ones are placed."""
         if size_bytes >= self.chunk_bytes and now_ms - self._opened_ms >= self._min_chunk_ms:
             self.is_due = True
         if size_bytes >= max(self.chunk_bytes, self._largest_chunk_bytes):
-            self.is_due = self.is_draining = True
+            self.take_no_more()
 
-    def take_nothing(self) -> None:
-        """The chunk stays empty: another one follows as soon as the stream may have one."""
-        self.is_due = self.is_draining = True
+    def take_no_more(self) -> None:
+        """The chunk gets no further batch, come what may: another one follows as soon as the stream may have one."""
+        self.is_due = self.is_draining = self._takes_no_more = True
+
+    def go_on(self) -> None:
+        """No chunk may follow now: a chunk that drains takes batches again, if it may."""
+        self.is_draining = self._takes_no_more
 
     def asks_store(self, now_ms: int) -> bool:
         """Whether to find out now that the metadata store answers."""

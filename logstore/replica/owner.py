@@ -460,7 +460,7 @@ class Owner:
         self._reports.chunk_opened()
         self._appending.begin(chunk, now_ms)
         if len(self.registration.chunks) > MAX_CHUNKS + SPARE_CHUNKS:
-            self._appending.end.take_nothing()
+            self._appending.end.take_no_more()
         return chunk
 
     def _go_on_repairing(self, now_ms: int) -> list[Effect]:
@@ -579,6 +579,7 @@ class Owner:
             growths.give_back(self.stream, now_ms)
         end.is_due = end.is_due or (is_better and growths.take(self.stream, now_ms))
         if not end.is_due or following.size < self.min_copies:
+            end.go_on()
             return []
         if is_full:
             return self._reports.full(self.registration.epoch)

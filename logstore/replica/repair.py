@@ -308,8 +308,8 @@ class Repair:
         if self._is_urgent or holders < SAFE_COPIES or not self.placing.may_await:
             return False
         there = {member.host for member in live}
-        named = (member.host for member in (*chunk.members, *chunk.candidates))
-        return sum(host not in there and self.placing.awaits(host) for host in named) >= missing
+        gone = {member.host for member in (*chunk.members, *chunk.candidates)} - there
+        return sum(map(self.placing.awaits, gone)) >= missing  # a host with two disks brings one copy back
 
     def _granted(
         self,

@@ -86,6 +86,14 @@ def numbers_in(bootstrap: str, partition: int) -> list[int]:
     return [int(value) for _, value in read(bootstrap, TopicPartition("orders", partition))]
 
 
+def held_by_a(asked: ClusterHostProcess) -> tuple[str, int, int]:
+    """What a host says of host a. While one that stays misses its lease for a moment, as on a busy machine, host a
+    stands in for it in new chunks.
+    """
+    held = next(host for host in said(asked, "hosts", "--json").json["hosts"] if host["host"] == "a")
+    return held["leaving"], held["streams"], held["chunks"]
+
+
 def test_a_host_is_drained_stopped_and_removed(tmp_path: Path) -> None:
     """Its streams and chunks go to others while a producer writes; it ends with none and is stopped for good. Nothing
     is lost or doubled, and no error comes to the producer. What cannot be is refused with a reason.
@@ -105,8 +113,7 @@ def test_a_host_is_drained_stopped_and_removed(tmp_path: Path) -> None:
             assert "is drained" in said(b, "hosts").out
             drained = said(b, "hosts", "drain", "a")
             assert drained.out == "host a holds nothing: it may be switched off, and then removed\n", drained.err
-            held = next(host for host in said(c, "hosts", "--json").json["hosts"] if host["host"] == "a")
-            assert (held["leaving"], held["streams"], held["chunks"]) == ("drain", 0, 0)
+            until(lambda: held_by_a(c) == ("drain", 0, 0), "another host says the same")
             logs = "".join(host.log for host in cluster)
             assert "copies_coordinated" in logs or "copies_unplanned" in logs
             assert "copy_planner_missing" not in logs

@@ -11,7 +11,8 @@ from logstore.base.metadata.interface import Condition, Delete, Put
 from logstore.cluster.stored_topics import StoredTopics
 from logstore.cluster.view import ClusterView, KnownHead, KnownTopic, stream_name, topic_id_of
 from logstore.errors import InvalidPartitions, TopicExists, UnknownTopicOrPartition
-from logstore.replica.registrations import StreamRegistration
+from logstore.replica.register import SwapRegistration
+from logstore.replica.registrations import OwnerId, StreamRegistration
 from logstore.replica.stored_registrations import StoredRegistrations, head_key
 from logstore.testing.metadata_contract import changing, committed
 from logstore.testing.reports import RecordedReports
@@ -139,3 +140,27 @@ def test_topics_are_made_changed_and_deleted_once() -> None:
                 await topics.delete("t", "id1")
 
     with_view(test, lost_answers=0.1, lost_requests=0.1)
+
+
+def test_the_newest_heads() -> None:
+    """A view that is late has them by asking, a damaged one as it was; what it hears later is the same."""
+
+    async def test(service: SimulatedMetadata, _: ClusterView, reports: RecordedReports) -> None:
+        near = service.store("late")
+        late = ClusterView(near, reports)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(late.run)
+            await late.complete()
+            nursery.cancel_scope.cancel()  # it hears nothing more
+        registrations = StoredRegistrations(service.store("far"))
+        first = StreamRegistration(3, 2)
+        for partition in range(300):
+            stream = stream_name("id1", partition)
+            await registrations.swap(SwapRegistration(stream, 0, first.claimed(OwnerId("a", "a.1"))))
+        await committed(service.store("far"), changing(Put(head_key(stream_name("id1", 7)), b"damaged")))
+        found = await late.newest_heads()
+        assert (len(late.heads), len(found)) == (0, 299)
+        assert late.damaged == {head_key(stream_name("id1", 7))}
+        assert {known.head.owner.host for known in found.values()} == {"a"}
+
+    with_view(test)

@@ -384,6 +384,31 @@ def test_a_full_chunk_is_rolled_without_sending_twice() -> None:
     assert [(message.epoch, message.entries[0].data) for message in sent.values()] == [(2, b"two"), (2, b"two")]
 
 
+def test_a_chunk_that_drains_goes_on_when_no_other_may_follow() -> None:
+    """A host is lost meanwhile, and a chunk needs more members now than live: batches go into the full chunk, whose
+    members live. When the host is back, the chunk is drained again.
+    """
+    store = Store()
+    owner = Owner("s", OwnerId("a", "a.1"), OwnerLimits(chunk_bytes=3, min_chunk_ms=0))
+    owner.start(0)
+    owner.live_members((A, B), 0)
+    store.swap(owner, store.swap(owner, owner.registration_read(store.read(), 0)))
+    owner.append(b"one", 2, 0)
+    owner.live_members((A, B, C), 0)
+    owner.require(3, 0)
+    owner.registration_read(store.read(), 0)
+    assert appends(owner.append(b"two", 1, 0)) == {}
+    sent = appends(owner.live_members((A, B), 0))
+    assert [message.entries[0].data for message in sent.values()] == [b"two", b"two"]
+    end = ONE.followed_by(b"two", 1)
+    assert of_kind(confirm(owner, (A, B), end), Acked)
+    assert of_kind(owner.live_members((A, B, C), 400), ReadRegistration)
+    store.swap(owner, owner.registration_read(store.read(), 400), 400)
+    chunk = owner.registration.open_chunk
+    assert chunk is not None
+    assert (chunk.epoch, chunk.members) == (2, (A, B, C))
+
+
 def test_a_full_chunk_goes_on_until_the_metadata_store_answers() -> None:
     """The store is asked once in 300 ms; while it is away, batches go into the full chunk and are acknowledged."""
     store = Store()

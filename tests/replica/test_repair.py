@@ -7,6 +7,7 @@ import pytest
 from logstore.replica.copy_tokens import CopyGo, CopyTokens
 from logstore.replica.effects import Send
 from logstore.replica.messages import CopyChunk
+from logstore.replica.placing import Placing
 from logstore.replica.registrations import Member, OwnerId, Prefix, StreamRegistration
 from logstore.replica.repair import Repair
 
@@ -57,3 +58,17 @@ def test_a_copy_that_was_wished_for_is_not_when_its_host_is_back(is_granted: boo
     repair.tick(copies, 1, everybody, 200)
     assert tokens.counts == (0, 0)
     assert repair.is_at_rest(1, everybody)
+
+
+def test_a_host_that_is_awaited_brings_one_copy_back() -> None:
+    """A chunk names it twice, with the disk that it had and with that which it has now, and lacks two copies: one of
+    them is made at once.
+    """
+    chunk = StreamRegistration(4, 2).claimed(OwnerId("a", "a.1")).opened((A, B, C), 0)
+    again = Member("c", "disk5")
+    registration = chunk.rolled(Prefix(100, 10, 7), (A, B, C), (again,), (A, B, D))
+    repair = Repair("s", 100, TIMEOUT_MS)
+    repair.placing = Placing(awaited=frozenset("c"))
+    wanted = repair.tick(registration, 1, (A, B, D), 0).wanted
+    assert wanted is not None
+    assert wanted.chunks[0].candidates == (again, D)
