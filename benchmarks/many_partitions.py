@@ -69,6 +69,8 @@ class Plan:
     """Of a stop, the start behind it, and the start after a kill."""
     quiet_s: float = 14.0
     """Longer than a stream without writes stays out of the table of quiet streams."""
+    beside_s: float = 3.0
+    """For how long a client produces while nothing else happens, or beside idle connections."""
 
     @property
     def streams(self) -> int:
@@ -83,7 +85,7 @@ class Plan:
 
 FULL = Plan(results.FULL, 2, 10_000, 5_000, 100)
 QUICK = Plan("quick", 2, 1_000, 500, 20, rounds=3)
-SMOKE = Plan("smoke", 2, 20, 5, 2, rounds=2, quiet_s=0.1)
+SMOKE = Plan("smoke", 2, 20, 5, 2, rounds=2, quiet_s=0.1, beside_s=0.2)
 
 
 def metadata_frame() -> bytearray:
@@ -256,7 +258,7 @@ class Benchmark:
     def _metadata(self, sidecar: SidecarPeer) -> None:
         """Metadata of all, and what a client that produces feels of it."""
         with Beside(sidecar.port, "t0", 0) as alone:
-            time.sleep(3.0)
+            time.sleep(self.plan.beside_s)
         took: list[float] = []
         with RawConnection(sidecar.port, TIMEOUT_S) as link, Beside(sidecar.port, "t0", 0) as beside:
             link.call(metadata_frame())
@@ -280,7 +282,7 @@ class Benchmark:
             link.create_topic("t0", 1)
         before = memory_bytes(sidecar)
         with Beside(sidecar.port, "t0", 0) as alone:
-            time.sleep(3.0)
+            time.sleep(self.plan.beside_s)
         begun = time.perf_counter()
         links = [RawConnection(sidecar.port, TIMEOUT_S) for _ in range(self.plan.connections)]
         try:
@@ -288,7 +290,7 @@ class Benchmark:
                 link.list_offset("t0", 0, -1)
             seconds = time.perf_counter() - begun
             with Beside(sidecar.port, "t0", 0) as beside:
-                time.sleep(3.0)
+                time.sleep(self.plan.beside_s)
             each = (memory_bytes(sidecar) - before) / len(links)
         finally:
             for link in links:

@@ -11,29 +11,26 @@ from benchmarks.harness.silence import SteadyProducer
 from benchmarks.harness.trios import Trio
 from benchmarks.hosts.topics import FAILOVER, Measured, note_memory, wait_whole
 
-BEFORE_S, AFTER_S = 1.0, 2.0
-"""How long the producer runs before anything happens to a host, and after it was answered again."""
-
 
 def run(measured: Measured, trios: Sequence[Trio], chance: Random) -> None:
     """All rounds: one kill and one return in each cluster."""
     for number in range(1, measured.plan.losses + 1):
         for trio in chance.sample(trios, len(trios)):
-            row = _lose_leader(trio)
+            row = _lose_leader(trio, measured.plan.around_s)
             measured.rows.add(part="failover", round=number, peer=trio.name, **row)
             note_memory(measured, trio, "failover")
             measured.console.print(f"  {trio.name}: {row}", markup=False)
 
 
-def _lose_leader(trio: Trio) -> dict[str, float | int]:
+def _lose_leader(trio: Trio, around_s: float) -> dict[str, float | int]:
     found = wait_whole(trio, FAILOVER)
     node = found.partitions[0].leader
     with SteadyProducer(trio.ports(), FAILOVER) as producer:
-        _go_on(trio, producer, time.monotonic(), BEFORE_S)
+        _go_on(trio, producer, time.monotonic(), around_s / 2)
         killed_s = time.monotonic()
         trio.kill(node)
         gone_s = time.monotonic()
-        _go_on(trio, producer, gone_s, AFTER_S)
+        _go_on(trio, producer, gone_s, around_s)
         without_s = producer.silence_s(killed_s, time.monotonic())
         begun_s = time.monotonic()
         trio.begin(node)
@@ -41,7 +38,7 @@ def _lose_leader(trio: Trio) -> dict[str, float | int]:
         ready_s = time.monotonic()
         wait_whole(trio, FAILOVER)
         whole_s = time.monotonic()
-        _go_on(trio, producer, whole_s, AFTER_S)
+        _go_on(trio, producer, whole_s, around_s)
         return_s = producer.silence_s(begun_s, time.monotonic())
     return {
         "node": node,

@@ -33,6 +33,8 @@ class Plan:
     """What a host that comes back with an empty disk has lost."""
     steady_s: float
     """Of the steady producer, when all is well."""
+    around_s: float = 2.0
+    """For how long the producer of `failover` goes on after each loss and each return; half of it before."""
     with_kafka: bool = True
 
 
@@ -41,6 +43,6 @@ PLANS: Final = {
     for plan in (
         Plan(FULL, rounds=3, seconds=1.5, losses=3, held_mb=256, steady_s=5.0),
         Plan("quick", rounds=1, seconds=0.5, losses=1, held_mb=64, steady_s=2.0),
-        Plan("smoke", rounds=1, seconds=0.1, losses=1, held_mb=2, steady_s=0.5, with_kafka=False),
+        Plan("smoke", rounds=1, seconds=0.1, losses=1, held_mb=2, steady_s=0.5, around_s=0.2, with_kafka=False),
     )
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -31,6 +30,7 @@ from scheduler.coordinator.testing import _Thread, in_thread, running
 from scheduler.topology import racks
 from tests.coordinator.support import ask
 from tests.support.limits import PATIENCE_S
+from tests.support.small_disk import small_disk
 
 NETWORK = racks([4, 4], 4)
 
@@ -232,16 +232,9 @@ def test_a_disk_that_fails_is_503_and_goes_on(flaky: Flaky) -> None:
         assert client.status()["capacities"] == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
 def test_a_full_disk_is_503_until_there_is_room(tmp_path: Path) -> None:
     """On a real file system without room: no answer is a lie, and the coordinator goes on by itself."""
-    place = tmp_path / "small"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=768k", "tmpfs", str(place)]
-    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
-    if mounted.returncode:  # a container's root may not
-        pytest.skip(f"cannot mount a small file system: {mounted.stderr.strip()}")
-    try:
+    with small_disk(tmp_path / "small", 768 << 10) as place:
         served = running(NETWORK, planner="paper", data_dir=place / "data")
         with served as url, CoordinatorClient(url, patience_s=0) as client:
             filler = place / "filler"
@@ -257,8 +250,6 @@ def test_a_full_disk_is_503_until_there_is_room(tmp_path: Path) -> None:
         with running(NETWORK, planner="paper", data_dir=place / "data") as url, CoordinatorClient(url) as client:
             for name in [*accepted, "room again"]:
                 assert client.request(name)["state"] in ("waiting", "running")
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:

@@ -1,29 +1,15 @@
 """Power cuts and kills between any two disk operations: each epoch everywhere or nowhere, never twice."""
 
-from collections.abc import Callable, Iterator
-
 import pytest
 
 from logstore.format.epoch_api import EpochCommitReply
 from logstore.testing.clock import ManualClock
-from logstore.testing.faults import FileCall
 from logstore.testing.simdisk import CrashBounds, SimDisk
+from tests.epochs import power_cuts
+from tests.epochs.power_cuts import PowerCut, cut_at, interrupted, set_up
 from tests.epochs.stage_set import Sidecar, commit, commit_request, segment, stage
 
 EPOCHS = 3
-
-
-class PowerCut(Exception):
-    """The simulated disk stops here."""
-
-
-def set_up() -> SimDisk:
-    """A data directory with the topic, everything durable."""
-    disk = SimDisk(unit_bytes=256)
-    sidecar = Sidecar(disk, ManualClock())
-    sidecar.create("out", 2)
-    sidecar.run()
-    return disk
 
 
 def output(incarnation: str, epoch: int, task: int) -> dict[int, list[str]]:
@@ -65,42 +51,9 @@ def check_all_or_nothing(sidecar: Sidecar) -> None:
     assert sidecar.epochs.describe("query-1").state == "idle"
 
 
-def cut_at(disk: SimDisk, number: int) -> Callable[[FileCall], None]:
-    """Let the disk stop before its `number`th changing call from now."""
-    left = number
-
-    def before(call: FileCall) -> None:
-        nonlocal left
-        if call.changes_disk:
-            left -= 1
-            if left < 0:
-                raise PowerCut
-
-    disk.before_call = before
-    return before
-
-
-def interrupted() -> Iterator[tuple[int, SimDisk, dict[int, str]]]:
-    """The scenario stopped before each of its disk operations in turn: its number, the disk, what was acked by then."""
-    number = 0
-    while True:
-        disk = set_up()
-        acked: dict[int, str] = {}
-        sidecar = Sidecar(disk, ManualClock())
-        cut_at(disk, number)
-        try:
-            run_epochs(sidecar, "run-1", 0, acked)
-        except PowerCut:
-            yield number, disk, acked
-            number += 1
-        else:
-            return
-
-
 def recover(disk: SimDisk) -> Sidecar:
-    """The next life of the sidecar, ready to serve."""
-    sidecar = Sidecar(disk, ManualClock())
-    sidecar.roll_forward()
+    """The next life of the sidecar, ready to serve, and checked."""
+    sidecar = power_cuts.recover(disk)
     check_all_or_nothing(sidecar)
     return sidecar
 
@@ -113,7 +66,7 @@ def first_epoch(acked: dict[int, str]) -> int:
 def test_power_cut_anywhere_and_a_new_run() -> None:
     """Whatever a power cut leaves, the restarted query finds each epoch once, acked ones as they were acked."""
     points = 0
-    for number, disk, acked in interrupted():
+    for number, disk, acked in interrupted(run_epochs):
         points += 1
         for state in disk.crash_states(CrashBounds(states=6, file_states=4, torn_bytes=4, seed=number)):
             sidecar = recover(state)
@@ -125,7 +78,7 @@ def test_power_cut_anywhere_and_a_new_run() -> None:
 
 def test_a_kill_anywhere_and_the_same_client_goes_on() -> None:
     """The sidecar alone is killed: the client stages again what was not acked and commits; nothing is lost."""
-    for _, disk, acked in interrupted():
+    for _, disk, acked in interrupted(run_epochs):
         sidecar = recover(disk.kill_state())
         run_epochs(sidecar, "run-1", len(acked), acked)
         check_whole(sidecar, acked)
@@ -135,7 +88,7 @@ def test_a_kill_anywhere_and_the_same_client_goes_on() -> None:
 def test_a_second_crash_while_rolling_forward(every: int) -> None:
     """Crashing again at every step of the roll-forward changes nothing; each eighth of them in a short run."""
     rolled = 0
-    for number, disk, acked in interrupted():
+    for number, disk, acked in interrupted(run_epochs):
         state = next(iter(disk.crash_states(CrashBounds(states=1, file_states=1, torn_bytes=1, seed=number))))
         if not Sidecar(state.kill_state(), ManualClock()).epochs.searches():
             continue
@@ -163,7 +116,7 @@ def test_a_second_crash_while_rolling_forward(every: int) -> None:
 @pytest.mark.slow
 def test_power_cut_anywhere_in_depth() -> None:
     """The same with many more states of the disk."""
-    for number, disk, acked in interrupted():
+    for number, disk, acked in interrupted(run_epochs):
         for state in disk.crash_states(CrashBounds(states=500, seed=number)):
             sidecar = recover(state)
             later = dict(acked)

@@ -20,18 +20,14 @@ from logstore.format.control import (
 from logstore.format.epoch_api import Part, StageRequest
 from logstore.format.records import Record, encode_batch
 from logstore.testing.clock import ManualClock
-from logstore.testing.faults import FileCall
 from logstore.testing.simdisk import CrashBounds, SimDisk
+from tests.epochs.power_cuts import interrupted, recover
 from tests.epochs.stage_set import Sidecar, commit, commit_request, stage
 from tests.support.examples import is_long
 
 EPOCHS = 3
 NOW_MS = 1_700_000_000_000
 STATE = (FOOTPRINTS_TYPE, FOOTPRINTS_TYPE, TOMBSTONES_TYPE, MARK_TYPE)
-
-
-class PowerCut(Exception):
-    """The simulated disk stops here."""
 
 
 def content(incarnation: str, epoch: int, partition: int, number: int) -> dict[str, object]:
@@ -95,45 +91,6 @@ def check(sidecar: Sidecar, acked: dict[int, str]) -> list[tuple[int, str]]:
     return groups
 
 
-def cut_at(disk: SimDisk, number: int) -> None:
-    """Let the disk stop before its `number`th changing call from now."""
-    left = number
-
-    def before(call: FileCall) -> None:
-        nonlocal left
-        if call.changes_disk:
-            left -= 1
-            if left < 0:
-                raise PowerCut
-
-    disk.before_call = before
-
-
-def interrupted() -> Iterator[tuple[int, SimDisk, dict[int, str]]]:
-    """The scenario stopped before each of its disk operations in turn: its number, the disk, what was acked by then."""
-    number = 0
-    while True:
-        disk = SimDisk(unit_bytes=256)
-        sidecar = Sidecar(disk, ManualClock())
-        sidecar.create("out", 2)
-        acked: dict[int, str] = {}
-        cut_at(disk, number)
-        try:
-            run_epochs(sidecar, "run-1", 0, acked)
-        except PowerCut:
-            yield number, disk, acked
-            number += 1
-        else:
-            return
-
-
-def recover(disk: SimDisk) -> Sidecar:
-    """The next life of the sidecar, ready to serve."""
-    sidecar = Sidecar(disk, ManualClock())
-    sidecar.roll_forward()
-    return sidecar
-
-
 Leaves = Callable[[int, SimDisk], Iterator[SimDisk]]
 
 
@@ -152,7 +109,7 @@ def after_kill(_: int, disk: SimDisk) -> Iterator[SimDisk]:
 def test_groups_with_state_are_all_or_nothing(leaves: Leaves) -> None:
     """Wherever the power goes, a scan after recovery finds exactly the published groups, and the query goes on."""
     points = published = 0
-    for number, disk, acked in interrupted():
+    for number, disk, acked in interrupted(run_epochs):
         points += 1
         for state in leaves(number, disk):
             sidecar = recover(state)

@@ -1,6 +1,5 @@
 """The metadata store of one host: durable over kill −9, damage is found, a failing disk is named and goes on."""
 
-import os
 import signal
 import sqlite3
 import subprocess
@@ -27,6 +26,7 @@ from logstore.replica.registrations import OwnerId, StreamRegistration
 from logstore.replica.stored_registrations import StoredRegistrations
 from logstore.testing.metadata_contract import changing, committed, put
 from tests.support.limits import PATIENCE_S
+from tests.support.small_disk import small_disk
 
 
 def written(path: Path, entries: int) -> Stored:
@@ -309,19 +309,10 @@ async def test_leases_and_swaps_have_known_outcomes(tmp_path: Path, kinds: list[
         assert (await registrations.swap(SwapRegistration("t1/0", late.revision, later))).is_done
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
 def test_a_full_disk_refuses_until_there_is_room(tmp_path: Path) -> None:
     """On a real file system without room: refused by name, what was acknowledged stays, and it goes on."""
-    place = tmp_path / "small"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=768k", "tmpfs", str(place)]
-    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
-    if mounted.returncode:  # a container's root may not
-        pytest.skip(f"cannot mount a small file system: {mounted.stderr.strip()}")
-    try:
+    with small_disk(tmp_path / "small", 768 << 10) as place:
         trio.run(fill, place)
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
 
 
 async def fill(place: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from tests.foreign_clients.broker import eventually
 from tests.support.kafka_peer import require_kafka, run_tool
 from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
+from tests.support.small_disk import small_disk
 
 DISK_BYTES = 24 << 20
 RECORDS = 900
@@ -32,19 +32,8 @@ FLAGS = ("--segment-bytes", str(1 << 20))
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own, of DISK_BYTES."""
-    if os.geteuid() != 0:
-        pytest.skip("only root may mount a file system of its own")
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(place)], capture_output=True, text=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
-    try:
+    with small_disk(tmp_path / "disk", DISK_BYTES) as place:
         yield place
-    finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 class Sender(Protocol):
