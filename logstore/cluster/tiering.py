@@ -315,6 +315,8 @@ class ClusterTiering:
                 is_asked = False
         is_named = await self._outcome(stream, ownership, found) if is_asked else False
         if is_named is None:
+            if stream.deleted:
+                self._gone.setdefault(stream.stream, []).append(found)
             return  # the next owner finds out, and sweeps
         if not is_named:
             await self._sweeps.remove(found.all_keys())

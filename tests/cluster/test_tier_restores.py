@@ -61,7 +61,7 @@ def test_copies_stay_whose_objects_are_missing() -> None:
     """A chunk whose copies are within the local retention is read from hosts, and stays there when its time is over."""
 
     async def test(world: TierWorld) -> None:
-        await world.create(**{"local.retention.bytes": "1200"})
+        await world.create(3, **{"local.retention.bytes": "1200"})
         for _ in range(4):
             await world.chunk()
         await trio.sleep(SWEEP_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -12,7 +13,9 @@ from logstore.cluster.replicated_stream import ReplicatedStream
 from logstore.cluster.tiering import ClusterTiering
 from logstore.errors import ObjectMissing
 from logstore.format.tiered_chunk import ParsedKey
+from logstore.replica.registrations import TieredCopy
 from logstore.tier import sweeps
+from tests.cluster import tier_world
 from tests.cluster.tier_world import SWEEP_S, TOPIC, TierWorld, in_world
 
 HOSTS = ("a", "b", "c")
@@ -60,6 +63,95 @@ def test_an_owner_that_is_lost_at_any_step_loses_nothing() -> None:
             await world.check_all()
         await world.settle()
         await world.check_all()
+
+    in_world(test, *HOSTS)
+
+
+def test_a_store_that_goes_at_any_step_loses_nothing() -> None:
+    """As a NameNode that restarts, and is in safe mode for a while: whatever was under way is done later, also if it
+    was done and the answer was lost; what is left of it is removed.
+    """
+
+    async def test(world: TierWorld) -> None:
+        await world.create()
+        await world.chunk()
+        await world.settle(is_swept=False)
+        for number in range(12):
+            world.away_at = len(world.steps) + number
+            await world.chunk()
+            while not world.is_away:  # noqa: ASYNC110  time is virtual
+                await trio.sleep(0.01)
+            await trio.sleep(5)
+            world.away_at, world.is_away = -1, False
+            await world.settle(is_swept=False)
+            await world.check_all()
+        await world.settle()
+        await world.check_all()
+
+    in_world(test, *HOSTS)
+
+
+def test_what_the_store_does_late_does_no_harm() -> None:
+    """Objects of attempts that were given up appear when a later attempt is registered, of this owner or the next one:
+    what is named stays as it is, and what has come late is swept.
+    """
+
+    async def test(world: TierWorld) -> None:
+        await world.create()
+        late: list[Callable[[], None]] = []
+        for is_lost in (False, True):
+            life, _ = await world.wait_leader()
+            life.objects.postpone = late.append
+            await world.chunk()
+            while len(late) < 2:  # noqa: ASYNC110  time is virtual
+                await trio.sleep(0.1)
+            life.objects.postpone = None
+            if is_lost:
+                await world.lose(life.running.host.name)
+                await world.bring_back()
+            await world.settle(is_swept=False)
+            for put in late:
+                put()
+            late.clear()
+            await world.check_all()
+        assert not {key for chunk in await world.named() for key in chunk.all_keys()} >= world.keys()
+        await world.settle()
+        await world.check_all()
+
+    in_world(test, *HOSTS)
+
+
+def test_a_topic_that_is_deleted_takes_what_is_being_registered_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner has stored a chunk, and asks the metadata store to register it, when the topic goes: nobody will name
+    the objects, and they go at once, without a sweep.
+    """
+    monkeypatch.setattr(tier_world, "SWEEP_S", 100_000.0)
+
+    async def test(world: TierWorld) -> None:
+        await world.create()
+        life, stream = await world.wait_leader()
+        await world.append()
+        await trio.sleep(1)
+        noted: list[int] = []
+        note = life.running.host.note_tiered
+
+        def late(name: str, epoch: int, copy: TieredCopy) -> None:
+            world.cluster.metadata.cut_off(life.running.host.name)
+            noted.append(epoch)
+            note(name, epoch, copy)
+
+        life.running.host.note_tiered = late  # type: ignore[method-assign]
+        await world.chunk()
+        while not noted:  # noqa: ASYNC110  time is virtual
+            await trio.sleep(0.1)
+        assert world.keys()
+        other = next(each for each in world.hosts.values() if each is not life)
+        other.topics.delete_topic(TOPIC)
+        await trio.sleep(2)
+        world.cluster.metadata.heal(life.running.host.name)
+        await world.cluster.until(lambda: stream.deleted)
+        await trio.sleep(5)
+        assert not world.keys()
 
     in_world(test, *HOSTS)
 

@@ -65,9 +65,14 @@ class HostObjects:
     def __init__(self, shared: DirectoryObjects, step: Callable[[str], None]) -> None:
         self._shared = shared
         self._step = step
+        self.postpone: Callable[[Callable[[], None]], None] | None = None
+        """Takes what the store will do later; nobody hears of it."""
 
     def put(self, key: str, size_bytes: int, pieces: Iterable[bytes], chain: Sequence[str] = ()) -> None:
         self._step("put")
+        if self.postpone is not None:
+            self.postpone(partial(self._shared.put, key, size_bytes, list(pieces), chain))
+            raise TierUnavailable("no answer")
         self._shared.put(key, size_bytes, pieces, chain)
         self._step("put done")
 
@@ -133,6 +138,7 @@ class TieredHost:
     reads: ChunkReads
     tiering: ClusterTiering
     threads: VirtualThreads
+    objects: HostObjects
     nursery: trio.Nursery
     is_lost: bool = False
     ended: trio.Event = field(default_factory=trio.Event)
@@ -140,7 +146,7 @@ class TieredHost:
 
 class TierWorld:
     """The cluster, its object store and a producer. `kill_at`: the number of the step that loses the host that takes
-    it; `is_away`: the object store takes nothing.
+    it; `away_at`: that from which on the object store takes nothing, as `is_away` says.
     """
 
     def __init__(self, cluster: MemoryCluster, nursery: trio.Nursery, seed: int) -> None:
@@ -153,7 +159,7 @@ class TierWorld:
         self.acked: list[bytes] = []
         self.log_start = 0
         self.steps: list[str] = []
-        self.kill_at = -1
+        self.kill_at = self.away_at = -1
         self.lost: list[str] = []
         self.is_away = False
         self.cut_off: set[str] = set()
@@ -187,7 +193,7 @@ class TierWorld:
                 served_ms = lambda: self.clock.wall_ms() - NOW_MS + 10_000  # noqa: E731
                 parts = ClusterTierParts(objects, NoTurns(), threads, 2, self.clock, served_ms, reports, SWEEP_S)
                 tiering = self.make(topics, host, parts)
-                life = TieredHost(running, topics, reads, tiering, threads, nursery)
+                life = TieredHost(running, topics, reads, tiering, threads, objects, nursery)
                 nursery.start_soon(self._rounds, tiering)
                 task_status.started(life)
                 await running.ended.wait()
@@ -207,7 +213,8 @@ class TierWorld:
         life = self.hosts.get(name)
         if life is None or life.is_lost:
             raise TierUnavailable(f"{name} is lost")
-        if self.is_away and step != "put done":
+        self.is_away = self.is_away or len(self.steps) == self.away_at
+        if self.is_away and (step != "put done" or self.away_at >= 0):
             raise TierUnavailable("the store is away")
         if len(self.steps) == self.kill_at:
             life.is_lost = True
