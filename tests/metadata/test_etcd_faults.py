@@ -199,14 +199,11 @@ async def test_a_watch_that_was_away_for_too_long_is_told(tmp_path: Path) -> Non
             async with store.watch("", before) as watch:
                 with trio.move_on_after(0.2):
                     await watch.receive()
-                failed = store.statistics.attempts_failed
                 stop(member)
                 with trio.fail_after(PATIENCE_S):
                     async with trio.open_nursery() as nursery:
-                        nursery.start_soon(watch.receive)
-                        while store.statistics.attempts_failed == failed:  # noqa: ASYNC110  nobody tells when it has left
-                            await trio.sleep(0.01)
-                        nursery.cancel_scope.cancel()
+                        nursery.start_soon(after_attempt_failed, store, nursery.cancel_scope.cancel)
+                        await watch.receive()  # until the watch has left its connection
                 go_on(member)
                 removed = await committed(other, changing(Delete("a")))
                 await other.compact(removed)
