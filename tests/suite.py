@@ -75,7 +75,7 @@ PARTS = (
     Part("stateful", ("microbatch",), 420, 30 * 60, Lane.SPARK),
     Part("cluster", ("cluster",), 300, 60 * 60, Lane.SPARK),
     Part("clients", ("foreign_clients",), 105, 30 * 60, Lane.SPARK),
-    Part("rest", (), 300, 30 * 60, Lane.SPARK),
+    Part("rest", (), 340, 30 * 60, Lane.SPARK),
     Part("figures", ("figures",), 10, 4 * 60 * 60, Lane.SPARK, is_alone=True),
 )
 
