@@ -90,7 +90,6 @@ def test_readers_see_what_lies_in_front_of_the_last_chunk() -> None:
         replace(ROLLED, chunks=(replace(ROLLED.chunks[0], end=Prefix(0, 7, 0)), ROLLED.chunks[1])),
         replace(ROLLED, chunks=(replace(ROLLED.chunks[0], members=()), ROLLED.chunks[1])),
         replace(TIERED, chunks=(replace(TIERED.chunks[0], members=()), TIERED.chunks[1])),
-        replace(TIERED, chunks=(replace(TIERED.chunks[0], members=(), candidates=()),), epoch=2),
         replace(TIERED, chunks=(TIERED.chunks[0], replace(TIERED.chunks[1], tiered=COPY))),
         replace(ROLLED, chunks=ROLLED.chunks[1:]),
         replace(ROLLED, chunks=ROLLED.chunks[:1], log_start=8),
@@ -100,6 +99,18 @@ def test_a_registration_that_breaks_an_invariant_is_not_written(broken: StreamRe
     """What `check` refuses: epochs that fall, gaps, two open chunks, no or the same members, empty sealed chunks."""
     with pytest.raises(AssertionError, match="chunk"):
         broken.check()
+
+
+def test_the_last_chunk_may_lie_in_the_tier_alone() -> None:
+    """As a takeover finds it when its members were removed, and nothing was appended behind it: the next chunk begins
+    where it ends.
+    """
+    alone = replace(TIERED, chunks=(replace(TIERED.chunks[0], members=(), candidates=()),), epoch=2)
+    alone.check()
+    assert decode_registration(encode_registration(alone)) == alone
+    opened = alone.opened((A, B), 7)
+    opened.check(alone)
+    assert [chunk.base_offset for chunk in opened.chunks] == [0, 7]
 
 
 def test_the_bytes_of_a_registration() -> None:
