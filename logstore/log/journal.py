@@ -109,11 +109,11 @@ class Bundle(Protocol):
 @dataclass(frozen=True, slots=True)
 class JournalLimits:
     """Bounds of the journal, in bytes. `file_bytes` 0: no journal. `max_part_bytes`: a stream with more pending than
-    that writes to its chunk.
+    that writes to its chunk; five requests of 16 KB are less.
     """
 
     file_bytes: int = DEFAULT_FILE_BYTES
-    max_part_bytes: int = 64 << 10
+    max_part_bytes: int = 128 << 10
     max_unwritten_bytes: int = 12 << 20
     stream_unwritten_bytes: int = 256 << 10
 

@@ -83,7 +83,7 @@ def a_stream_without_a_chunk(sidecar: Sidecar) -> None:
 def a_direct_write_under_way(sidecar: Sidecar) -> None:
     """A stream writes to its chunk itself."""
     stage(sidecar, segment({partition: ["x"] for partition in range(STREAMS)}, epoch=1))
-    batch = encode_batch([Record(0, 1_700_000_000_000, None, b"z" * 100_000)])
+    batch = encode_batch([Record(0, 1_700_000_000_000, None, b"z" * 200_000)])
     sidecar.store.stream("out", 0).append(batch, now_ms=sidecar.clock.wall_ms())
     write = sidecar.store.queue.next_job()
     assert write is not None
