@@ -47,6 +47,7 @@ from logstore.interfaces import Buffer
 from logstore.replica.registrations import MAX_CHUNKS
 
 TICK_S: Final = 5.0
+ASK_METADATA_S: Final = 1.0
 TIDY_BYTES: Final = 16 << 20
 """Of entries and staged output: less is not worth writing entries anew, and naming what is staged."""
 MAX_WAITING_BYTES: Final = 64 << 20
@@ -186,15 +187,17 @@ class EpochsHome:
 
     async def confirm_seen(self, epochs: Epochs) -> bool:
         """The same for who only looks, and may do so because the topic of epochs takes no entries: the metadata store
-        says so, or an entry is acknowledged where that store is away.
+        says so, or an entry is acknowledged where that store does not answer in ASK_METADATA_S.
         """
-        try:
-            await self._confirm_here(epochs)
-        except NotLeader:
-            return False
-        except TryAgain:
-            return await self.confirm(epochs)
-        return True
+        with trio.move_on_after(ASK_METADATA_S):
+            try:
+                await self._confirm_here(epochs)
+            except NotLeader:
+                return False
+            except TryAgain:
+                return await self.confirm(epochs)
+            return True
+        return await self.confirm(epochs)
 
     def entered(self) -> AbstractContextManager[trio.CancelScope]:
         """For whoever asks the epochs: the scope is cancelled when they are here no more."""
