@@ -8,6 +8,7 @@ Invariants:
 * There are epochs here only while this host owns the stream. Who asked them is given up when that ends (`entered`): the
   next home has all that was acknowledged, and every request may be asked again.
 * Nothing is decided on what is not acknowledged: an entry of the ledger, a staged segment.
+* Who asks for the state of queries is told so with the same certainty, or with that of an entry that is put then.
 * The owner of a stream is told how far it may trim, and whether an epoch is under way, only if the metadata store says
   behind what was found that this host has the epochs: a home that was replaced does not know what was decided since. No
   entry is put for it: a trim makes room where there is none for entries.
@@ -29,7 +30,7 @@ from logstore.cluster.group_delivery import GroupDelivery
 from logstore.cluster.owner_calls import EPOCHS_LIMIT, IS_UNDER_WAY, CallServer, OwnerCalls, answered
 from logstore.cluster.replicated_ledger import LedgerHome, LedgerServices, ReplicatedLedger
 from logstore.cluster.replicated_stream import ReplicatedStream
-from logstore.cluster.staged_records import StagedRecords
+from logstore.cluster.staged_records import StagedBeside, StagedRecords
 from logstore.cluster.topics import EPOCHS_TOPIC
 from logstore.epochs.epochs import DEFAULT_STAGED_AGE_MS, Epochs
 from logstore.epochs.ledger_entries import Target
@@ -46,6 +47,9 @@ from logstore.interfaces import Buffer
 from logstore.replica.registrations import MAX_CHUNKS
 
 TICK_S: Final = 5.0
+ASK_METADATA_S: Final = 1.0
+TIDY_BYTES: Final = 16 << 20
+"""Of entries and staged output: less is not worth writing entries anew, and naming what is staged."""
 MAX_WAITING_BYTES: Final = 64 << 20
 """Of staged output that is not given to the stream yet."""
 KEPT_CHUNKS: Final = MAX_CHUNKS // 2
@@ -69,7 +73,8 @@ class EpochsLedger(ReplicatedLedger):
     def __init__(self, stream: ReplicatedStream, services: LedgerServices, limits: EpochLimits) -> None:
         self.records = StagedRecords(self, services.reads)
         self.staging = ReplicatedStaging(self.records.append, self.records.read, limits.staging_bytes)
-        super().__init__(stream, services.clock, self.staging)
+        beside = StagedBeside(self.staging, self.records)
+        super().__init__(stream, services.clock, beside, tidy_bytes=TIDY_BYTES)
 
     @property
     def is_current(self) -> bool:
@@ -179,6 +184,20 @@ class EpochsHome:
         if not self.is_current(epochs) or self._ledger is None:
             return False
         return await self._ledger.confirms()
+
+    async def confirm_seen(self, epochs: Epochs) -> bool:
+        """The same for who only looks, and may do so because the topic of epochs takes no entries: the metadata store
+        says so, or an entry is acknowledged where that store does not answer in ASK_METADATA_S.
+        """
+        with trio.move_on_after(ASK_METADATA_S):
+            try:
+                await self._confirm_here(epochs)
+            except NotLeader:
+                return False
+            except TryAgain:
+                return await self.confirm(epochs)
+            return True
+        return await self.confirm(epochs)
 
     def entered(self) -> AbstractContextManager[trio.CancelScope]:
         """For whoever asks the epochs: the scope is cancelled when they are here no more."""

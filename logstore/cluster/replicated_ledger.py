@@ -8,17 +8,21 @@ Invariants:
 * Entries in memory are those of the stream up to its end, in its order. A put that fails leaves a map that is not used
   any more: the stream has another owner then, who reads its own. So does this host if it owns the stream again: an
   ownership that ended takes nothing more, because others may have changed the entries since.
-* All live entries are written anew from time to time (`tidy`), and the metadata store has the offset where that began,
-  or an earlier one that other records of the stream still need. Reading from there gives all that lives, so an owner
-  reads a bounded multiple of it. Older batches are trimmed, so the stream takes a bounded multiple of them too, and a
-  chunk.
+* All live entries are written anew from time to time (`tidy`), and the metadata store has the offset where that began.
+  Other records of the stream that live are not written anew, but named there: where each of them is. So reading from
+  there gives all that lives, however far in front of it other records lie. `tidy` begins as soon as `limit_bytes` were
+  put behind the offset that the metadata store has: an owner reads no more than that, and what is put while entries are
+  written anew.
+* Batches in front of that offset and of the first other record that lives are trimmed. So a stream that has nothing but
+  the ledger takes a bounded multiple of the live entries, and a chunk.
 
 A record without a key is a frame of changes, as in a ledger's file (`logstore.format.ledger_frame`). A record with a
 key is not the ledger's: `OtherRecords` get it.
 """
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 import trio
@@ -50,10 +54,13 @@ TIDY_ENTRIES: Final = 2_000
 TIDY_BATCH_BYTES: Final = 1 << 20
 """The same in bytes, or one larger entry: a stream takes no batch of all entries."""
 TIDY_INTERVAL_S: Final = 5.0
+"""Between two looks where nothing is put, and before a failed try is made again."""
 PAUSE_S: Final = 0.1
 """Before what could not be read is tried again."""
 KEY_PREFIX: Final = "ledgers/"
-"""In the metadata store, before the topic's name: the offset to read from, in decimal."""
+"""In the metadata store, before the topic's name: the offset, in decimal, from which on all lies that lives."""
+NAMED_SUFFIX: Final = "/named"
+"""Behind that key: a later offset, from which on all lies, or is named, that lives. The later one of both counts."""
 
 
 class OtherRecords(Protocol):
@@ -61,26 +68,74 @@ class OtherRecords(Protocol):
 
     @property
     def first_offset(self) -> int | None:
-        """Where an owner has to begin to read for what lives; None: nothing does."""
+        """Where the first record is that lives; None: there is none."""
 
     @property
-    def used_bytes(self) -> int:
-        """Of what lives."""
+    def named_bytes(self) -> int:
+        """Of the records that name what lives."""
 
     def take(self, offset: int, record: Record) -> None:
         """A record with a key, in the order of the stream, from a batch at an offset."""
+
+    def held(self) -> AbstractAsyncContextManager[None]:
+        """Within it, all other records that were appended are acknowledged or have failed, and no more are appended."""
+
+    def named(self) -> Iterable[tuple[bytes, bytes]]:
+        """Within `held`: keys and values of records that name all that lives, each as of when it is taken."""
+
+
+class _NothingBeside:
+    """No other records."""
+
+    first_offset: int | None = None
+    named_bytes = 0
+
+    def take(self, offset: int, record: Record) -> None:
+        """See OtherRecords."""
+
+    def held(self) -> AbstractAsyncContextManager[None]:
+        """See OtherRecords."""
+        return nullcontext()
+
+    def named(self) -> Iterable[tuple[bytes, bytes]]:
+        """See OtherRecords."""
+        return ()
+
+
+class ReadFrom(NamedTuple):
+    """Where owners may begin to read. From `whole_offset` on all lies that lives; from `named_offset` on it lies, or is
+    named. `put_bytes`: what had been put in front of `named_offset`.
+    """
+
+    whole_offset: int
+    named_offset: int
+    put_bytes: int
 
 
 class ReplicatedLedger:
     """See the module."""
 
-    def __init__(self, stream: ReplicatedStream, clock: Clock, others: OtherRecords | None = None) -> None:
+    def __init__(
+        self,
+        stream: ReplicatedStream,
+        clock: Clock,
+        others: OtherRecords | None = None,
+        *,
+        tidy_bytes: int = TIDY_BYTES,
+    ) -> None:
         self.stream = stream
         self._clock = clock
-        self._others = others
+        self._others = others or _NothingBeside()
+        self._tidy_bytes = tidy_bytes
         self._ownership = stream.ownership
         self._entries: dict[str, bytes] = {}
         self._put_bytes = 0
+        """Of all batches that were read or appended."""
+        self._noted_bytes = 0
+        """Those of them in front of the offset that the metadata store has."""
+        self._look_at_bytes = 0
+        """When so many were put, it is looked whether the ledger is untidy."""
+        self._look = trio.Event()
 
     async def load(self, reads: ChunkReads, offset: int) -> None:
         """Read the stream from an offset on. Raises what `ChunkReads.read` raises, CorruptFile."""
@@ -102,7 +157,7 @@ class ReplicatedLedger:
         if record.key is None:
             for frame in scan_frames(record.value or b"", self.stream.name).frames:
                 self._apply(frame.changes)
-        elif self._others is not None:
+        else:
             self._others.take(offset, record)
 
     def _apply(self, changes: Mapping[str, bytes | None]) -> None:
@@ -152,29 +207,61 @@ class ReplicatedLedger:
         batch = encode_batch([Record(0, now_ms, key, value)])
         ticket = self.stream.append_own(batch, now_ms=now_ms)
         self._put_bytes += len(batch)
+        if self._put_bytes > self._look_at_bytes:
+            self._look.set()
         return ticket
+
+    # ---- tidying
+
+    @property
+    def limit_bytes(self) -> int:
+        """How much may be put behind where owners begin to read, before entries are written anew."""
+        live_bytes = sum(len(key) + len(value) for key, value in self._entries.items()) + self._others.named_bytes
+        return max(self._tidy_bytes, TIDY_FACTOR * live_bytes)
+
+    @property
+    def span_bytes(self) -> int:
+        """What an owner reads that takes over now."""
+        return self._put_bytes - self._noted_bytes
 
     @property
     def is_untidy(self) -> bool:
         """Whether much more was put than lives."""
-        live_bytes = sum(len(key) + len(value) for key, value in self._entries.items())
-        live_bytes += 0 if self._others is None else self._others.used_bytes
-        return self._put_bytes > max(TIDY_BYTES, TIDY_FACTOR * live_bytes)
+        return self.span_bytes > self.limit_bytes
 
-    async def tidy(self, settled: Callable[[AppendTicket], Awaitable[None]]) -> int:
-        """Write all live entries anew; returns the offset to read from, from then on. Raises CairnError.
+    async def untidy(self) -> None:
+        """Wait until the ledger is untidy: at once when too much was put, and otherwise as is seen now and then."""
+        while self.span_bytes <= self.limit_bytes:
+            self._look_at_bytes, self._look = self._noted_bytes + self.limit_bytes, trio.Event()
+            with trio.move_on_after(TIDY_INTERVAL_S) as pause:
+                await self._look.wait()
+            if pause.cancelled_caught and self.is_untidy:
+                return
+
+    async def tidy(self, settled: Callable[[AppendTicket], Awaitable[None]]) -> ReadFrom:
+        """Write all live entries anew, and name all other records that live; returns where owners may read from then
+        on. Raises CairnError.
 
         A batch has the entries as they are when it is appended, so it undoes no change that came meanwhile.
         """
-        start, self._put_bytes = self.stream.end_offset, 0
+        async with self._others.held():
+            named_offset, put_bytes = self.stream.end_offset, self._put_bytes
+            for key, value in self._others.named():
+                ticket = self.append_record(key, value)
+                await settled(ticket)
+                ticket.result()
         keys = deque(self._entries)
         while keys:
             ticket = self._append(self._take_some(keys))
             await settled(ticket)
             ticket.result()
-        self._put_bytes = 0
-        needed = None if self._others is None else self._others.first_offset
-        return start if needed is None else min(start, needed)
+        first_offset = self._others.first_offset
+        whole_offset = named_offset if first_offset is None else min(named_offset, first_offset)
+        return ReadFrom(whole_offset, named_offset, put_bytes)
+
+    def noted(self, read_from: ReadFrom) -> None:
+        """The metadata store has these offsets."""
+        self._noted_bytes = read_from.put_bytes
 
     def _take_some(self, keys: deque[str]) -> dict[str, bytes | None]:
         """The entries of the first keys, as they are now, as many as go into a batch; takes their keys."""
@@ -283,13 +370,16 @@ class LedgerHome(Generic[L]):
 
     async def _first_offset(self) -> int:
         key = f"{KEY_PREFIX}{self.topic}"
+        return max([await self._noted_offset(each) for each in (key, key + NAMED_SUFFIX)])
+
+    async def _noted_offset(self, key: str) -> int:
         entry = (await self._metadata.get(key)).entry
         text = b"0" if entry is None else entry.value
         if not text.isdigit():
             raise MetadataDamaged(f"the entry {key!r} is {text[:40]!r}, not an offset; remove it")
         return int(text)
 
-    async def _note_first_offset(self, stream: ReplicatedStream, offset: int) -> bool:
+    async def _note_read_from(self, stream: ReplicatedStream, read_from: ReadFrom) -> bool:
         """Note where owners begin to read, unless this host has been replaced; whether that is done.
 
         What a replaced owner has dropped last may live: that it was dropped was not acknowledged.
@@ -297,19 +387,24 @@ class LedgerHome(Generic[L]):
         own = await self._own_head(stream)
         if own is None:
             return False
-        noted = Transaction((own,), (Put(f"{KEY_PREFIX}{self.topic}", str(offset).encode()),))
-        return isinstance(await self._metadata.commit(noted), Committed)
+        key = f"{KEY_PREFIX}{self.topic}"
+        puts = [Put(key, b"%d" % read_from.whole_offset)]
+        if read_from.named_offset > read_from.whole_offset:
+            puts.append(Put(key + NAMED_SUFFIX, b"%d" % read_from.named_offset))
+        return isinstance(await self._metadata.commit(Transaction((own,), tuple(puts))), Committed)
 
     async def _keep_tidy(self, stream: ReplicatedStream, ledger: ReplicatedLedger) -> None:
         while True:
+            await ledger.untidy()
+            try:
+                read_from = await ledger.tidy(_settled)
+                if await self._note_read_from(stream, read_from):
+                    ledger.noted(read_from)
+                    stream.trim(read_from.whole_offset)
+                    continue
+            except (CairnError, MetadataError) as error:
+                self._report(LEDGER_NOT_READ, stream=self.topic, error=str(error))
             await trio.sleep(TIDY_INTERVAL_S)
-            if ledger.is_untidy:
-                try:
-                    offset = await ledger.tidy(_settled)
-                    if await self._note_first_offset(stream, offset):
-                        stream.trim(offset)
-                except (CairnError, MetadataError) as error:
-                    self._report(LEDGER_NOT_READ, stream=self.topic, error=str(error))
 
     @staticmethod
     async def _news(stream: ReplicatedStream, is_so: Callable[[ReplicatedStream], bool]) -> None:

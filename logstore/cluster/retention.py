@@ -6,7 +6,8 @@ Invariants:
 * Whole sealed chunks go, oldest first, by a swap of the registration; nothing at or behind a registered reader's
   position goes, up to the limits of readers. Nothing behind the start of an epoch that is under way goes.
 * The open chunk is sealed when its first append is older than `segment.ms` or `retention.ms`, and when all its records
-  are trimmed: so retention reaches every record, also when input has stopped.
+  are trimmed: so retention reaches every record, also when input has stopped, and when it is not known now what readers
+  and epochs hold.
 
 What may go is looked for every `retention_check_interval_ms`, and at once where a chunk has become full, a topic's
 settings have changed, or a disk has no room. Costs: the chunks that go, the sizes of all where `retention.bytes` is
@@ -188,7 +189,11 @@ class ClusterRetention:
             self._report(RETENTION_WAITS, stream=stream.name, error=str(error))
 
     async def apply(self, stream: ReplicatedStream) -> None:
-        """Trim and roll one stream that this host owns. Raises CairnError, MetadataError."""
+        """Roll and trim one stream that this host owns. Raises CairnError, MetadataError: it is not known what may go.
+
+        The roll comes first: it needs nobody's leave.
+        """
+        stream.roll_if_old()
         stream.producers.expire(self._wall.wall_ms() - self._settings.producer_expiry_ms)
         registration = stream.registration
         found = None if stream.is_internal else await self._excess(stream, registration)
@@ -198,7 +203,6 @@ class ClusterRetention:
             stream.log_start_offset, keeps_last=stream.needs_last_chunk and not stream.open_bytes
         ):
             stream.trim(stream.log_start_offset)
-        stream.roll_if_old()
 
     async def _excess(self, stream: ReplicatedStream, registration: StreamRegistration) -> Excess | None:
         open_end = _Chunk(0, stream.high_watermark, stream.open_bytes, self.now_ms())

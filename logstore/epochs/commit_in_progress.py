@@ -3,7 +3,7 @@
 Invariant: a target leaves `remaining` only when its stream holds the whole group durably, or is deleted.
 """
 
-from logstore.epochs.ledger_entries import CommitRecord, LastEpoch
+from logstore.epochs.ledger_entries import CommitRecord, LastEpoch, Target
 from logstore.format.staged import AttemptKey
 from logstore.log.stream_state import Pin
 
@@ -24,6 +24,8 @@ class CommitInProgress:
         self.pins: list[Pin] = []
         self.earlier: list[CommitInProgress] = []
         self.reported_error: str | None = None
+        self.refusals: dict[Target, str] = {}
+        """By stream, the refusal that was reported last."""
         self._keys = frozenset(
             AttemptKey(record.query, record.incarnation, record.epoch, task.task, task.attempt) for task in record.tasks
         )

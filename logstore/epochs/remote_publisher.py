@@ -10,6 +10,8 @@ Invariants:
   next try. All groups that are in memory have FIRST_TRIES_BYTES and MORE_TRIES_BYTES together, those of one epoch
   MAX_GROUPS_BYTES or one larger one; one segment at a time is read back for them. A group that no owner takes holds up
   those that are tried for the first time no longer than one call.
+* A stream that refuses its group, or whose group cannot be read, holds up no other stream: all others are given theirs
+  before the error is raised. Each refusal is reported once.
 * No stream is asked to take what it refuses for its size (`check_group`): a decided epoch could not be published.
 
 A cluster has no block of a journal over several hosts. Pins are holds (`stream_holds`): the owners of streams ask for
@@ -30,8 +32,8 @@ from logstore.epochs.memory_room import MemoryRoom
 from logstore.epochs.publisher import output_gone
 from logstore.epochs.replicated_staging import ReplicatedSegment, ReplicatedStaging
 from logstore.epochs.stream_holds import StreamHolds
-from logstore.errors import TryAgain, UnknownTopicOrPartition
-from logstore.events import EPOCH_TOPIC_GONE
+from logstore.errors import CairnError, TryAgain, UnknownTopicOrPartition
+from logstore.events import EPOCH_TOPIC_GONE, GROUP_REFUSED
 from logstore.format.staged import AttemptKey
 from logstore.log.coroutines import all_settled, start
 from logstore.log.stream_state import Pin
@@ -143,9 +145,10 @@ class RemotePublisher:
     async def publish(self, commit: CommitInProgress) -> None:
         """Have the epoch's group appended to every stream that lacks it.
 
-        Raises the first error of a stream, once all deliveries have settled; CorruptFile, StorageFailed or NotLeader if
-        staged output cannot be read.
+        Raises the first error of a stream when all others were given their groups; CorruptFile, StorageFailed or
+        NotLeader if staged output cannot be read.
         """
+        failed: dict[Target, CairnError] = {}
         segments = self._segments(commit.record)
         sizes: Counter[Place] = Counter()
         for place, part in (each for _, segment in segments for each in segment.parts()):
@@ -162,20 +165,42 @@ class RemotePublisher:
                 some = _take(waiting, sizes)
                 size_bytes = sum(sizes[target.topic, target.partition] for target in some)
                 await room.enter(size_bytes)
-                sent = start(self._send(commit, some, segments))
+                sent = start(self._send(commit, some, segments, failed))
                 await sent.settled()
                 room.leave(size_bytes)
                 left += sent.result()
+            if failed:
+                raise next(iter(failed.values()))
 
     async def _send(
-        self, commit: CommitInProgress, targets: Sequence[Target], segments: Sequence[tuple[str, ReplicatedSegment]]
+        self,
+        commit: CommitInProgress,
+        targets: Sequence[Target],
+        segments: Sequence[tuple[str, ReplicatedSegment]],
+        failed: dict[Target, CairnError],
     ) -> list[Target]:
-        """Send the groups of some streams once; returns those that have not taken it. Raises as `publish`."""
-        groups = await self._groups(commit.record, targets, segments)
+        """Send the groups of some streams once; returns those to which it has to be sent again. `failed` gets those
+        whose group cannot be read, or is refused.
+        """
+        groups = await self._groups(commit.record, targets, segments, failed)
+        targets = [order.target for order in groups]
         sent = [start(self._append(commit, order)) for order in groups]
         del groups
         await all_settled(sent)
-        return [target for target, each in zip(targets, sent, strict=True) if not each.result()]
+        left = []
+        for target, each in zip(targets, sent, strict=True):
+            if isinstance(each.error, CairnError):
+                failed[target] = each.error
+                self._report_refusal(commit, target, each.error)
+            elif not each.result():
+                left.append(target)
+        return left
+
+    def _report_refusal(self, commit: CommitInProgress, target: Target, error: CairnError) -> None:
+        if commit.refusals.get(target) != str(error):
+            commit.refusals[target] = str(error)
+            record, stream = commit.record, {"topic": target.topic, "partition": target.partition}
+            self._report(GROUP_REFUSED, query=record.query, epoch=record.epoch, **stream, error=str(error))
 
     async def _append(self, commit: CommitInProgress, order: GroupOrder) -> bool:
         target = order.target
@@ -200,9 +225,15 @@ class RemotePublisher:
         return found
 
     async def _groups(
-        self, record: CommitRecord, targets: Sequence[Target], segments: Sequence[tuple[str, ReplicatedSegment]]
+        self,
+        record: CommitRecord,
+        targets: Sequence[Target],
+        segments: Sequence[tuple[str, ReplicatedSegment]],
+        failed: dict[Target, CairnError],
     ) -> list[GroupOrder]:
-        """The groups of some streams; each segment is read once for all of them."""
+        """The groups of some streams; each segment is read once for all of them. `failed` gets those that cannot be
+        read.
+        """
         groups = {(target.topic, target.partition): _Group([], bytearray(), 0) for target in targets}
         for attempt, segment in segments:
             parts = [(place, part) for place, part in segment.parts() if place in groups]
@@ -220,7 +251,9 @@ class RemotePublisher:
                     group.batch_count += part.batches
                 data.release()
             self._reading.leave(1)
-            read.result()
+            if isinstance(read.error, CairnError):
+                unread = {place for place, _ in parts if groups.pop(place, None) is not None}
+                failed.update({each: read.error for each in targets if (each.topic, each.partition) in unread})
             del read
         return [
             GroupOrder(
@@ -229,12 +262,12 @@ class RemotePublisher:
                 record.epoch,
                 record.incarnation_number,
                 record.positions,
-                tuple(group.attempts),
-                group.batches,
-                group.batch_count,
+                tuple(made.attempts),
+                made.batches,
+                made.batch_count,
             )
             for target in targets
-            for group in (groups[target.topic, target.partition],)
+            if (made := groups.get((target.topic, target.partition))) is not None
         ]
 
 

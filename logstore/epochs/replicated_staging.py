@@ -2,7 +2,9 @@
 
 A segment is its header and data as in a staging file (`logstore.format.staged`), cut into pieces of PIECE_BYTES: one
 record with the key SEGMENT, then those with the key MORE. A record with the key DROPPED names attempts that are no
-more. The owner of the stream appends all of them, and the next owner reads them back in their order (`take`).
+more. One with the key STAGED has the headers of segments in front of it, and where they are: who begins to read behind
+them has them all the same. The owner of the stream appends all of them, and the next owner reads them back in their
+order (`take`).
 
 Invariants:
 * A ticket of `stage` settles only when all pieces of the segment are acknowledged: on every member, synced.
@@ -13,6 +15,11 @@ Invariants:
 * A segment with a piece whose append has failed ends its attempt. A DROPPED record that has failed is appended again
   (`tell_dropped`), and the name of a dropped attempt begins anew only behind that record: what a next owner reads back
   under a name is never a mixture of two attempts.
+* What lies at `first_offset` or behind it is all that a next owner may need: what is dropped counts until the stream
+  says so, durably.
+* STAGED records name whole attempts up to their last durable segment, and are written while no segment is under way
+  (`logstore.cluster.replicated_ledger`); so an owner that begins at the first of them misses none, and for one that
+  begins earlier they say nothing new.
 * All staged bytes together stay below `limit_bytes` and one segment header. At most CACHE_BYTES of data are kept in
   memory, for epochs that are committed soon; the rest is read from the stream.
 
@@ -20,7 +27,10 @@ This module does not know which epochs are committed: `logstore.epochs.epochs` n
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -34,6 +44,7 @@ from logstore.format.staged import (
     AttemptKey,
     SegmentHeader,
     decode_segment_header,
+    encode_known_header,
     encode_segment_header,
     segment_bytes,
 )
@@ -44,12 +55,18 @@ from logstore.log.ticket import Ticket
 SEGMENT: Final = b"segment"
 MORE: Final = b"more"
 DROPPED: Final = b"dropped"
+STAGED: Final = b"staged"
 PIECE_BYTES: Final = 1 << 20
 """Half of what the owner of a stream may have under way at the least, so that pieces are written while others wait."""
 CACHE_BYTES: Final = 16 << 20
 KEYS_AT_ONCE: Final = 1_000
 """Of dropped attempts in one record."""
+NAMED_AT_ONCE_BYTES: Final = 1 << 20
+"""Of headers in one record, or one larger one: a stream takes no batch of all headers."""
+_PLACE: Final = struct.Struct(">QI")
 _INT64_MAX: Final = 2**63 - 1
+_NOT_KNOWN: Final = _INT64_MAX
+"""The first offset of an attempt of which nothing is acknowledged."""
 
 AppendRecord = Callable[[bytes, bytes], Ticket[int]]
 """Appends a record, by key and value, behind those before it; settles with the offset when it is acknowledged."""
@@ -97,7 +114,8 @@ class ReplicatedAttempt:
         self.key = key
         self.segments: list[ReplicatedSegment] = []
         self.durable_segments = 0
-        self.size_bytes = 0
+        self.size_bytes = self.named_bytes = 0
+        """Of all segments, and of their headers in STAGED records."""
         self.failure: StorageFailed | None = None
 
     @property
@@ -109,6 +127,12 @@ class ReplicatedAttempt:
         """The next segment."""
         self.segments.append(segment)
         self.size_bytes += segment.header.size_bytes
+        self.named_bytes += _PLACE.size + segment.header.header_bytes
+
+    @property
+    def first_offset(self) -> int:
+        """Of its first segment; −1: not known yet, or there is none."""
+        return self.segments[0].offset if self.segments else -1
 
     def known(self, position: int, data: Buffer) -> Ticket[int] | None:
         """The ticket of the same segment, if it is here; None if it is the next one. Raises StagePosition."""
@@ -158,27 +182,27 @@ class ReplicatedStaging:
         self._reading: _Pieces | None = None
         self._cache: dict[ReplicatedSegment, bytes] = {}
         self._cached_bytes = 0
-        self._untold: dict[AttemptKey, None] = {}
-        """Dropped, and the stream does not say so, nor is it being told."""
-        self.used_bytes = 0
+        self._untold: dict[AttemptKey, int] = {}
+        """Dropped, and the stream does not say so, nor is it being told; with the first offset of each."""
+        self._telling: dict[Ticket[int], int] = {}
+        """The DROPPED records under way, with the first offset of what they name."""
+        self.used_bytes = self.named_bytes = 0
+        """Of all segments, and of their headers in STAGED records."""
 
     # ---- what the stream has, at a takeover
 
     @property
     def first_offset(self) -> int | None:
-        """The offset of the first piece of a live attempt; None: there is none. One that is not known yet comes later
-        than all that are.
+        """The offset of the first piece of an attempt that lives, or may live for a next owner; None: there is none. An
+        offset that is not known yet is behind all that are.
         """
-        known = [a.segments[0].offset for a in self._attempts.values() if a.segments and a.segments[0].offset >= 0]
-        return min(known, default=None)
+        known = [attempt.first_offset for attempt in self._attempts.values() if attempt.first_offset >= 0]
+        dropped = [each for each in (*self._untold.values(), *self._telling.values()) if each < _NOT_KNOWN]
+        return min([*known, *dropped], default=None)
 
     def begun_before(self, offset: int) -> list[AttemptKey]:
         """The attempts for which the stream has to be kept in front of an offset."""
-        return [
-            key
-            for key, attempt in self._attempts.items()
-            if attempt.segments and 0 <= attempt.segments[0].offset < offset
-        ]
+        return [key for key, attempt in self._attempts.items() if 0 <= attempt.first_offset < offset]
 
     def take(self, offset: int, record: Record) -> None:
         """Read back a record. Raises CorruptFile, UnknownFormatVersion."""
@@ -189,6 +213,9 @@ class ReplicatedStaging:
             self._reading.data += value
         elif record.key == DROPPED:
             self._forget(_decode_keys(value))
+        elif record.key == STAGED:
+            for named, at in _decode_named(value):
+                self._take_segment(named, at)
         if self._reading is not None and len(self._reading.data) >= self._reading.size_bytes:
             pieces, self._reading = self._reading, None
             header = pieces.header()
@@ -198,13 +225,38 @@ class ReplicatedStaging:
     def _take_segment(self, header: SegmentHeader, offset: int) -> None:
         attempt = self._attempts.get(header.key) or ReplicatedAttempt(header.key)
         if header.position != len(attempt.segments):
-            return  # its attempt was dropped, or began before what is read
+            return  # its attempt was dropped, or began before what is read; or it is named, and was read
         segment = ReplicatedSegment(header, Ticket.succeeded(header.position + 1))
         segment.offset = offset
         attempt.add(segment)
         attempt.durable_segments += 1
         self._attempts[header.key] = attempt
-        self.used_bytes += header.size_bytes
+        self._count(segment)
+
+    def named(self) -> Iterator[bytes]:
+        """The values of STAGED records that name the durable segments of all attempts, each as of when it is taken."""
+        segments = deque(
+            (attempt, segment)
+            for attempt in self._attempts.values()
+            for segment in attempt.segments[: attempt.durable_segments]
+        )
+        while segments:
+            some = self._take_named(segments)
+            if some:
+                yield some
+
+    def _take_named(self, segments: deque[tuple[ReplicatedAttempt, ReplicatedSegment]]) -> bytes:
+        """The headers of the first segments, as many as go into a record; takes them, and those that are dropped."""
+        some = bytearray()
+        while segments:
+            attempt, segment = segments[0]
+            if self._attempts.get(attempt.key) is attempt and attempt.failure is None:
+                named = _PLACE.pack(segment.offset, segment.header.header_bytes) + encode_known_header(segment.header)
+                if some and len(some) + len(named) > NAMED_AT_ONCE_BYTES:
+                    break
+                some += named
+            segments.popleft()
+        return bytes(some)
 
     # ---- staging
 
@@ -235,13 +287,17 @@ class ReplicatedStaging:
         segment = ReplicatedSegment(header, Ticket())
         attempt.add(segment)
         self._attempts[key] = attempt
-        self.used_bytes += header.size_bytes
+        self._count(segment)
         whole = head + data
         self._keep(segment, whole[len(head) :])
         pieces = [whole[at : at + PIECE_BYTES] for at in range(0, len(whole), PIECE_BYTES)]
         appended = [self._append(MORE if number else SEGMENT, piece) for number, piece in enumerate(pieces)]
         start(self._settle(attempt, segment, appended))
         return segment.ticket
+
+    def _count(self, segment: ReplicatedSegment) -> None:
+        self.used_bytes += segment.header.size_bytes
+        self.named_bytes += _PLACE.size + segment.header.header_bytes
 
     async def _settle(
         self, attempt: ReplicatedAttempt, segment: ReplicatedSegment, appended: Sequence[Ticket[int]]
@@ -303,21 +359,29 @@ class ReplicatedStaging:
         dropped = [key for key in keys if key in self._attempts]
         if not dropped:
             return 0
-        self._untold.update(dict.fromkeys(dropped))
+        first_offsets = {key: self._attempts[key].first_offset for key in dropped}
+        self._note_untold({key: offset if offset >= 0 else _NOT_KNOWN for key, offset in first_offsets.items()})
         dropped_bytes = self._forget(dropped)
         self.tell_dropped()
         return dropped_bytes
 
     def tell_dropped(self) -> None:
         """Tell the stream of dropped attempts that it does not know of. Call it every few seconds."""
-        keys, self._untold = list(self._untold), {}
-        for first in range(0, len(keys), KEYS_AT_ONCE):
-            some = keys[first : first + KEYS_AT_ONCE]
-            self._append(DROPPED, _encode_keys(some)).add_callback(partial(self._told, some))
+        untold, self._untold = list(self._untold.items()), {}
+        for first in range(0, len(untold), KEYS_AT_ONCE):
+            some = dict(untold[first : first + KEYS_AT_ONCE])
+            telling = self._append(DROPPED, _encode_keys(list(some)))
+            self._telling[telling] = min(some.values())
+            telling.add_callback(partial(self._told, some))
 
-    def _told(self, keys: Sequence[AttemptKey], told: Ticket[int]) -> None:
+    def _told(self, some: Mapping[AttemptKey, int], told: Ticket[int]) -> None:
+        del self._telling[told]
         if told.error is not None:
-            self._untold.update(dict.fromkeys(keys))
+            self._note_untold(some)
+
+    def _note_untold(self, first_offsets: Mapping[AttemptKey, int]) -> None:
+        for key, offset in first_offsets.items():
+            self._untold[key] = min(offset, self._untold.get(key, offset))
 
     def _forget(self, keys: Iterable[AttemptKey]) -> int:
         forgotten = [attempt for key in keys if (attempt := self._attempts.pop(key, None)) is not None]
@@ -325,6 +389,7 @@ class ReplicatedStaging:
             self._cached_bytes -= len(self._cache.pop(segment, b""))
         dropped_bytes = sum(attempt.size_bytes for attempt in forgotten)
         self.used_bytes -= dropped_bytes
+        self.named_bytes -= sum(attempt.named_bytes for attempt in forgotten)
         return dropped_bytes
 
 
@@ -349,3 +414,15 @@ def _decode_keys(value: bytes) -> list[AttemptKey]:
         ]
     except MalformedRequest as error:
         raise CorruptFile(f"a record of dropped attempts in the topic of epochs: {error}") from error
+
+
+def _decode_named(value: bytes) -> Iterator[tuple[SegmentHeader, int]]:
+    """The headers of a STAGED record, and the offsets of their segments. Raises CorruptFile, UnknownFormatVersion."""
+    view, position = memoryview(value), 0
+    while position < len(view):
+        if len(view) - position < _PLACE.size:
+            raise CorruptFile(f"a record of staged segments in the topic of epochs ends at {len(view)}, within a place")
+        offset, header_bytes = _PLACE.unpack_from(view, position)
+        header = decode_segment_header(view[position + _PLACE.size :])
+        position += _PLACE.size + header.header_bytes
+        yield replace(header, header_bytes=header_bytes), offset

@@ -14,7 +14,7 @@ CRC-32C of the data · uint32 CRC-32C of the 20 bytes before it and the table ·
 
 import json
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
@@ -66,14 +66,20 @@ def encode_segment_header(
     key: AttemptKey, *, position: int, staged_ms: int, parts: tuple[Part, ...], data: Buffer
 ) -> tuple[bytes, SegmentHeader]:
     """The bytes before `data`, and the header that they encode."""
+    header = SegmentHeader(key, position, staged_ms, parts, 0, len(data), crc32c(data))
+    encoded = encode_known_header(header)
+    return encoded, replace(header, header_bytes=len(encoded))
+
+
+def encode_known_header(header: SegmentHeader) -> bytes:
+    """The bytes of a header; as many as it was read from, if this version wrote those."""
+    key = header.key
     fields: dict[str, object] = {"query": key.query, "run": key.incarnation, "epoch": key.epoch, "task": key.task}
-    fields |= {"attempt": key.attempt, "position": position, "staged_ms": staged_ms}
-    fields["parts"] = [part_fields(part) for part in parts]
+    fields |= {"attempt": key.attempt, "position": header.position, "staged_ms": header.staged_ms}
+    fields["parts"] = [part_fields(part) for part in header.parts]
     table = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
-    data_crc = crc32c(data)
-    fixed = _FIXED.pack(MAGIC, VERSION, 0, len(table), len(data), data_crc)
-    encoded = fixed + _CRC.pack(crc32c(table, crc32c(fixed))) + table
-    return encoded, SegmentHeader(key, position, staged_ms, parts, len(encoded), len(data), data_crc)
+    fixed = _FIXED.pack(MAGIC, VERSION, 0, len(table), header.data_bytes, header.data_crc)
+    return fixed + _CRC.pack(crc32c(table, crc32c(fixed))) + table
 
 
 def table_bytes(fixed: Buffer) -> int:

@@ -75,7 +75,8 @@ class EpochRouting:
             return None
         with self._home.entered():
             if api_key == DESCRIBE_QUERIES:
-                return encode_operator_reply(self._queries(epochs, body, caller))
+                queries = self._queries(epochs, body, caller)
+                return encode_operator_reply(queries) if await self._home.confirm_seen(epochs) else None
             reply = await self._reply(EpochRequests(self._broker, epochs), api_key, body, caller)
             if _is_certain(reply) or await self._home.confirm(epochs):
                 return encode_reply_body(reply)

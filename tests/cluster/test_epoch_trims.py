@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from logstore.base.metadata.errors import MetadataError
-from logstore.cluster import epoch_holds, epochs_home, replicated_ledger, topics
+from logstore.cluster import epoch_holds, epochs_home, topics
 from logstore.cluster.epoch_holds import EpochHolds
 from logstore.cluster.group_appends import GroupAppends
 from logstore.cluster.owner_calls import APPEND_GROUP, EPOCHS_LIMIT, FIND_END, IS_UNDER_WAY, Handler, OwnerCalls
@@ -276,7 +276,7 @@ def test_a_host_that_has_not_heard_of_epochs() -> None:
 def small_topic_of_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of a few records, and few of them."""
     monkeypatch.setattr(topics, "INTERNAL_CHUNK_BYTES", 1024)
-    monkeypatch.setattr(replicated_ledger, "TIDY_BYTES", 4096)
+    monkeypatch.setattr(epochs_home, "TIDY_BYTES", 4096)
     monkeypatch.setattr(owner, "MAX_CHUNKS", 32)
     monkeypatch.setattr(epochs_home, "STAGED_CHUNKS", 20)
     monkeypatch.setattr(epochs_home, "KEPT_CHUNKS", 12)

@@ -20,6 +20,7 @@ from logstore.cluster.epochs_home import EpochsHome
 from logstore.cluster.group_appends import GroupAppends
 from logstore.cluster.group_delivery import GroupDelivery
 from logstore.cluster.owner_calls import FORWARD, OwnerCalls
+from logstore.cluster.replicated_ledger import ReadFrom
 from logstore.cluster.topics import EPOCHS_TOPIC
 from logstore.epochs.epochs import Epochs
 from logstore.epochs.stream_ends import StreamEnds
@@ -210,11 +211,11 @@ def test_a_home_that_was_replaced_does_not_say_where_to_read_from() -> None:
             home = await world.home()
             old = world.hosts[home]
             noting, stream = old.home._home, old.topics.topics[EPOCHS_TOPIC].partitions[0]
-            assert await noting._note_first_offset(stream, 0)
+            assert await noting._note_read_from(stream, ReadFrom(0, 0, 0))
             await isolated(world, home)
             world.cluster.metadata.heal(home)
             assert old.home.epochs is not None, "it has not heard yet"
-            assert not await noting._note_first_offset(stream, 10**6)
+            assert not await noting._note_read_from(stream, ReadFrom(10**6, 10**6, 0))
             key = f"{replicated_ledger.KEY_PREFIX}{EPOCHS_TOPIC}"
             entry = (await world.hosts[home].running.store.get(key)).entry
             assert entry is not None

@@ -34,6 +34,13 @@ class Owners:
         await ledger.load(reads, self.first_offset)
         return front, ledger
 
+    async def tidy(self, ledger: ReplicatedLedger) -> None:
+        """Live entries are written anew, and the metadata store has where that began."""
+        read_from = await ledger.tidy(self.acknowledged)
+        ledger.noted(read_from)
+        assert read_from.named_offset == read_from.whole_offset
+        self.first_offset = read_from.named_offset
+
     async def acknowledged(self, ticket: AppendTicket) -> None:
         """The members confirm what is under way."""
         self.owner.ack(len(self.owner.window))
@@ -91,7 +98,7 @@ async def test_live_entries_of_any_size_are_written_anew() -> None:
     for number in range(40):
         ledger.put({f"k{number}": value})
         owners.owner.ack()
-    owners.first_offset = await ledger.tidy(owners.acknowledged)
+    await owners.tidy(ledger)
     _, other = await owners.lead()
     assert content(other) == content(ledger)
     assert len(content(other)) == 40
@@ -107,7 +114,7 @@ async def test_live_entries_are_written_anew_when_much_more_was_put() -> None:
         owners.owner.ack()
     assert ledger.is_untidy
     before = owners.owner.acked_offset
-    owners.first_offset = await ledger.tidy(owners.acknowledged)
+    await owners.tidy(ledger)
     assert (owners.first_offset, ledger.is_untidy) == (before, False)
     ledger.put({"k1": b"new", "k2": None})
     owners.owner.ack()
@@ -137,7 +144,7 @@ async def test_random_histories_of_owners_keep_what_was_acknowledged(seed: int) 
         elif action < 0.85:
             owners.owner.ack(len(owners.owner.window))
             model = content(ledger)
-            owners.first_offset = await ledger.tidy(owners.acknowledged)
+            await owners.tidy(ledger)
         else:
             owners.owner.ack(len(owners.owner.window))
             model = content(ledger)
@@ -156,7 +163,7 @@ async def test_the_stream_of_a_ledger_stays_small() -> None:
         if number % 40 == 0:
             owners.owner.roll()
         if ledger.is_untidy:
-            owners.first_offset = await ledger.tidy(owners.acknowledged)
+            await owners.tidy(ledger)
             front.stream.trim(owners.first_offset)
             owners.owner.carry_out_trims()
             sizes.append(sum(len(entry.data) for chunk in owners.owner.chunks for entry in chunk.entries))

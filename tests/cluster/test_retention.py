@@ -122,6 +122,26 @@ async def test_an_open_chunk_is_sealed_by_age(tmp_path: Path) -> None:
         assert [chunk.registration.is_open for chunk in at.owner.chunks] == [False, True]
 
 
+async def test_a_chunk_is_sealed_by_age_whoever_cannot_be_asked(tmp_path: Path) -> None:
+    """What goes needs the leave of readers and epochs, and waits for it; what is sealed does not."""
+
+    class Away:
+        async def trim_limit(self, *_: object) -> int:
+            await trio.lowlevel.checkpoint()
+            raise TryAgain("no host has the readers")
+
+    async with world(tmp_path, TopicConfig(retention_ms=HOUR_MS)) as at:
+        at.write()
+        at.retention.holds = Away()
+        at.front.append(b"newer")
+        at.owner.ack()
+        at.pass_hours(1 + AGREE_MS / HOUR_MS + 0.01)
+        with pytest.raises(TryAgain, match="no host has the readers"):
+            await at.apply()
+        assert [chunk.registration.is_open for chunk in at.owner.chunks] == [False, False, True]
+        assert at.front.stream.log_start_offset == 0
+
+
 async def test_a_chunk_of_another_owner_counts_from_its_seal(tmp_path: Path) -> None:
     """A new owner does not know when the last append was: records stay longer, never shorter."""
     async with world(tmp_path, TopicConfig(retention_ms=HOUR_MS)) as at:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from random import Random
 from typing import Any, cast
 
 import pytest
 import trio
 import trio.testing
 
-from logstore.cluster import epochs_home, replicated_ledger, staged_records
+from logstore.base.failures import leaves
+from logstore.cluster import epochs_home, staged_records
 from logstore.cluster.chunk_reads import ChunkReads
 from logstore.cluster.epochs_home import EpochLimits, EpochsLedger, StagingRoom
 from logstore.cluster.interfaces import ReplicaFiles
-from logstore.cluster.replicated_ledger import LedgerServices
+from logstore.cluster.replicated_ledger import LedgerServices, ReadFrom
 from logstore.engine import StoreEngine
 from logstore.epochs import replicated_staging
-from logstore.errors import NotEnoughReplicas, StorageFailed
+from logstore.epochs.replicated_staging import ReplicatedStaging
+from logstore.errors import CairnError, NotEnoughReplicas, StorageFailed
 from logstore.format.epoch_api import Part
 from logstore.format.staged import AttemptKey
 from logstore.log.coroutines import start
@@ -111,31 +117,237 @@ async def test_what_waits_fails_when_another_host_takes_over() -> None:
     assert (other.is_current, other.staging.all_attempts()) == (True, [])
 
 
-async def test_tidying_keeps_what_is_staged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An owner reads from the first live segment on, or from where the entries were written anew."""
-    monkeypatch.setattr(replicated_ledger, "TIDY_BYTES", 100)
+async def data_of(ledger: EpochsLedger, key: AttemptKey) -> list[bytes]:
+    """The data of an attempt's durable segments, read back from the stream."""
+    attempt = ledger.staging.get(key)
+    if attempt is None:
+        return []
+    found: list[bytes] = []
+    async with trio.open_nursery() as nursery:
+        ledger.records.nursery = nursery
+        for segment in attempt.segments[: attempt.durable_segments]:
+            read = start(ledger.staging.data(segment))
+            while not read.done:
+                await trio.testing.wait_all_tasks_blocked()
+            found.append(read.result())
+    return found
+
+
+async def settled(ticket: AppendTicket) -> None:
+    """Wait until a ticket has settled."""
+    done = trio.Event()
+    ticket.add_callback(lambda _: done.set())
+    await done.wait()
+
+
+async def tidied(ledger: EpochsLedger, owner: MemoryOwner) -> ReadFrom:
+    """Tidy, while the members confirm what comes."""
+    found: list[ReadFrom] = []
+
+    async def tidy() -> None:
+        found.append(await ledger.tidy(settled))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(tidy)
+        while not found:
+            await trio.testing.wait_all_tasks_blocked()
+            owner.ack(len(owner.window))
+    ledger.noted(found[0])
+    return found[0]
+
+
+async def test_an_owner_reads_what_lives_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However far in front what is staged lies: where entries were written anew it is named, and an owner that begins
+    there has it, byte for byte. The stream is kept from it on; when it is dropped, it goes.
+    """
+    monkeypatch.setattr(epochs_home, "TIDY_BYTES", 100)
     owner = MemoryOwner()
     ledger = await lead(owner)
-
-    async def settled(ticket: AppendTicket) -> None:
-        await trio.lowlevel.checkpoint()
-        owner.ack(len(owner.window))
-        assert ticket.done
-
     for number in range(5):
         ledger.put({"a": b"%d" % number})
-    stage(ledger, 0, b"data")
+    data = bytes(range(250)) * 20
+    stage(ledger, 0, data)
+    stage(ledger, 1, b"more")
     for number in range(50):
         ledger.put({"b": b"%d" % number * 10})
-    owner.ack(len(owner.window))
+    while owner.window:
+        owner.ack(len(owner.window))
     assert ledger.is_untidy
-    assert await ledger.tidy(settled) == 5
-    other = await lead(owner, 5)
+    read_from = await tidied(ledger, owner)
+    assert read_from.whole_offset == 5
+    assert read_from.named_offset == 5 + 6 + 50 + 1
+    assert ledger.span_bytes < 1000
+    other = await lead(owner, read_from.named_offset)
+    assert other.span_bytes == ledger.span_bytes
     assert dict(other.items()) == dict(ledger.items()) == {"a": b"4", "b": b"49" * 10}
-    assert [attempt.key for attempt in other.staging.all_attempts()] == [KEY]
-    other.staging.drop([KEY])
+    assert await data_of(other, KEY) == [data, b"more"]
+    assert (other.staging.used_bytes, other.staging.first_offset) == (ledger.staging.used_bytes, 5)
+    stage(other, 2, b"behind it")
     owner.ack(len(owner.window))
-    offset = await other.tidy(settled)
-    assert offset > 50
-    last = await lead(owner, offset)
+    assert await data_of(await lead(owner, read_from.named_offset), KEY) == [data, b"more", b"behind it"]
+    other = await lead(owner, read_from.named_offset)
+    other.staging.drop([KEY])
+    assert other.staging.first_offset == 5, "that it is dropped is not acknowledged"
+    owner.ack(len(owner.window))
+    read_from = await tidied(other, owner)
+    assert read_from.whole_offset == read_from.named_offset > 50
+    last = await lead(owner, read_from.named_offset)
     assert (dict(last.items()), last.staging.all_attempts()) == (dict(other.items()), [])
+
+
+async def test_no_segment_lies_on_both_sides_of_where_an_owner_begins() -> None:
+    """A segment whose pieces are under way is whole before what lives is named; the next one waits until then, and is
+    not refused.
+    """
+    owner = MemoryOwner()
+    ledger = await lead(owner)
+    first, second = bytes(range(250)) * 20, bytes(range(200)) * 20
+    stage(ledger, 0, first)
+    found: list[ReadFrom] = []
+
+    async def tidy() -> None:
+        found.append(await ledger.tidy(settled))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(tidy)
+        await trio.testing.wait_all_tasks_blocked()
+        staged = stage(ledger, 1, second)
+        behind = 0
+        while not found:
+            await trio.testing.wait_all_tasks_blocked()
+            owner.ack()
+            behind = max(behind, ledger.records.waiting_bytes)
+    assert behind > len(second), "it waits as a whole"
+    while owner.window:
+        owner.ack()
+    assert staged.result() == 2
+    assert found[0].named_offset == 6
+    assert await data_of(await lead(owner, found[0].named_offset), KEY) == [first, second]
+
+
+class History:
+    """Owners one after the other; what clients were told. Raises AssertionError if the next one has something else."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.owner = MemoryOwner()
+        self.whole_offset = self.named_offset = 0
+        """What the metadata store has."""
+        self.staged: dict[AttemptKey, list[bytes]] = {}
+        """By attempt, what was staged in this life of its name."""
+        self.acked: dict[AttemptKey, int] = {}
+        self.before: dict[AttemptKey, list[list[bytes]]] = {}
+        """The lives before, of attempts that were dropped in this ownership."""
+        self.is_due = trio.Event()
+        """The ledger is to be tidied."""
+
+    async def run(self, owners: int) -> None:
+        """So many ownerships."""
+        for _ in range(owners):
+            ledger = await lead(self.owner, max(self.whole_offset, self.named_offset))
+            await self._check(ledger)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._tidy, ledger)
+                for _ in range(self.random.randint(1, 60)):
+                    self._act(ledger)
+                    await trio.testing.wait_all_tasks_blocked()
+                nursery.cancel_scope.cancel()
+            lost = self.random.randint(0, len(self.owner.window))
+            kept = len(self.owner.window) - lost
+            for entry in self.owner.window[:kept]:
+                self.owner._keep(entry)
+            self.owner.window.clear()
+
+    async def _tidy(self, ledger: EpochsLedger) -> None:
+        while True:
+            self.is_due = trio.Event()
+            await self.is_due.wait()
+            read_from = await ledger.tidy(settled)
+            self.whole_offset, self.named_offset = read_from.whole_offset, read_from.named_offset
+            ledger.noted(read_from)
+            await trio.lowlevel.checkpoint()
+            ledger.stream.trim(self.whole_offset)
+            self.owner.carry_out_trims()
+
+    def _act(self, ledger: EpochsLedger) -> None:
+        key, action = KEY._replace(attempt=self.random.choice("abc")), self.random.random()
+        if action < 0.35:
+            position = len(self.staged.setdefault(key, []))
+            data = self.random.randbytes(self.random.choice((10, PIECE_BYTES, 3 * PIECE_BYTES)))
+            self.staged[key].append(data)
+            stage(ledger, position, data, key).add_callback(partial(self._note, key, self.staged[key]))
+        elif action < 0.45:
+            if ledger.staging.drop([key]):
+                self.before.setdefault(key, []).append(self.staged.pop(key))
+                self.acked.pop(key, None)
+        elif action < 0.55:
+            ledger.put({self.random.choice("xyz"): b"%d" % self.random.randrange(100)})
+        elif action < 0.6:
+            self.owner.roll()
+        elif action < 0.7:
+            self.is_due.set()
+        else:
+            self.owner.ack(self.random.randint(0, len(self.owner.window)))
+
+    def _note(self, key: AttemptKey, life: list[bytes], staged: Ticket[int]) -> None:
+        if staged.error is None and self.staged.get(key) is life:
+            self.acked[key] = staged.result()
+
+    async def _check(self, ledger: EpochsLedger) -> None:
+        """What was acknowledged is there; what was dropped may be, as it was, if that is all that there is of it."""
+        for key in {*self.staged, *self.before}:
+            found, staged, acked = await data_of(ledger, key), self.staged.get(key, []), self.acked.get(key, 0)
+            if not (acked <= len(found) and found == staged[: len(found)]):
+                lives = [life for life in self.before.get(key, []) if found == life[: len(found)]]
+                is_known = bool(lives) and not acked
+                assert is_known, f"{key.attempt}: {acked} acknowledged, {len(found)} found"
+            self.staged[key], self.acked[key] = found, len(found)
+        self.before.clear()
+
+
+async def run_histories(seeds: range) -> None:
+    """Histories of several owners each."""
+    for seed in seeds:
+        await History(seed).run(8)
+
+
+@pytest.mark.parametrize("seeds", [range(6), pytest.param(range(6, 400), marks=pytest.mark.slow)], ids=["few", "many"])
+async def test_random_histories_of_owners_that_tidy(seeds: range) -> None:
+    """Segments, drops, entries, and tidying all the time; owners end at any step of it: what was acknowledged is there
+    for the next owner, once, whole and in order, wherever it begins to read, and can be read.
+    """
+    await run_histories(seeds)
+
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def segments_not_waited_for(patch: pytest.MonkeyPatch) -> None:
+    """A segment lies on both sides of where an owner begins."""
+
+    @asynccontextmanager
+    async def held(_: object) -> AsyncIterator[None]:
+        await trio.lowlevel.checkpoint()
+        yield
+
+    patch.setattr(staged_records.StagedRecords, "held", held)
+
+
+def nothing_is_named(patch: pytest.MonkeyPatch) -> None:
+    """Owners begin behind what is staged."""
+    patch.setattr(ReplicatedStaging, "named", lambda self: iter(()))
+
+
+def told_drops_count_at_once(patch: pytest.MonkeyPatch) -> None:
+    """The stream is trimmed behind what a next owner still finds named."""
+    patch.setattr(ReplicatedStaging, "_note_untold", lambda self, keys: self._untold.update(dict.fromkeys(keys, 2**63)))
+
+
+@pytest.mark.parametrize("plant", [segments_not_waited_for, nothing_is_named, told_drops_count_at_once])
+async def test_a_planted_bug_of_tidying_is_found(monkeypatch: pytest.MonkeyPatch, plant: Plant) -> None:
+    """By the histories above."""
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, CairnError, ExceptionGroup)) as found:
+        await run_histories(range(60))
+    errors = leaves(found.value) if isinstance(found.value, ExceptionGroup) else [found.value]
+    assert all(isinstance(error, AssertionError | CairnError) for error in errors), found.value

@@ -16,8 +16,10 @@ from logstore.epochs.remote_publisher import Place, RemotePublisher, StreamEnd, 
 from logstore.epochs.replicated_staging import ReplicatedStaging
 from logstore.epochs.stream_holds import StreamHolds
 from logstore.errors import (
+    CairnError,
     CorruptFile,
     GroupTooLarge,
+    InvalidRecord,
     MalformedRequest,
     StorageFailed,
     TryAgain,
@@ -155,9 +157,55 @@ def test_a_stream_that_was_not_reached_is_left(monkeypatch: pytest.MonkeyPatch) 
     world.owners.answer(UnknownTopicOrPartition("gone"), True, StorageFailed("no room"))
     assert isinstance(done.error, StorageFailed)
     assert list(world.commit.remaining) == [world.record.targets[2]]
-    assert world.reports.names() == ["epoch_topic_gone"]
+    assert world.reports.names() == ["epoch_topic_gone", "group_refused"]
     world.publish()
     assert [order.target.partition for order, _ in world.owners.orders] == [2]
+
+
+@pytest.mark.parametrize("refusal", [GroupTooLarge("out-0: too large"), InvalidRecord("out-0: no BEGIN")])
+def test_a_stream_that_refuses_its_group_holds_up_no_other(
+    monkeypatch: pytest.MonkeyPatch, refusal: CairnError
+) -> None:
+    """All others get theirs, also those whose turn comes later; then the query is told what was refused. It is tried
+    again alone, and reported once.
+    """
+    monkeypatch.setattr(remote_publisher, "MAX_GROUPS_BYTES", 1)
+    world = World()
+    done = world.publish()
+    world.owners.answer(refusal)
+    world.owners.answer(False)
+    world.owners.answer(True)
+    assert done.error is refusal
+    assert [target.partition for target in world.commit.remaining] == [0, 1]
+    again = world.publish()
+    world.owners.answer(refusal)
+    world.owners.answer(True)
+    assert again.error is refusal
+    assert [target.partition for target in world.commit.remaining] == [0]
+    assert world.reports.names() == ["group_refused"]
+    last = world.publish()
+    world.owners.answer(True)
+    assert (last.error, world.commit.remaining) == (None, {})
+
+
+def test_a_damaged_segment_holds_up_its_own_streams_alone() -> None:
+    """Streams that have nothing in it get their groups."""
+    world = World(partitions=2)
+    batch = bytes(encode_batch([Record(0, NOW_MS, None, b"sole")]))
+    key = AttemptKey("q", "run", 4, 2, "a")
+    world.staging.stage(key, 0, (Part("out", 2, len(batch), 1, 1),), batch, now_ms=NOW_MS)
+    world.stream.ack()
+    targets = (*world.record.targets, Target("out", TOPIC_ID, 2, 12))
+    record = replace(world.record, tasks=(*world.record.tasks, TaskOutput(2, "a", 1)), targets=targets)
+    world.commit = CommitInProgress(record, world.commit.last)
+    world.staging._cache.clear()
+    damaged, value = world.stream.records[0]
+    world.stream.records[0] = (damaged, value[:-1] + bytes([value[-1] ^ 1]))
+    done = world.publish()
+    assert [order.target.partition for order, _ in world.owners.orders] == [2]
+    world.owners.answer()
+    assert isinstance(done.error, CorruptFile)
+    assert [target.partition for target in world.commit.remaining] == [0, 1]
 
 
 def test_few_bytes_are_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
