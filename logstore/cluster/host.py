@@ -251,9 +251,12 @@ class ClusterHost:
     def owner_of(self, stream: str) -> str | None:
         """The host that owns a stream and lives, by the newest registration known here; None if there is none."""
         known = self.view.heads.get(stream)
-        if known is None or election.is_owner_gone(known.head, self.view.members):
-            return None
-        return known.head.owner.host
+        return None if known is None or election.is_owner_gone(known.head, self.live) else known.head.owner.host
+
+    def is_changing_hands(self, stream: str) -> bool:
+        """Whether the stream's owner is gone or out of reach, or has not opened a chunk yet."""
+        known, owner = self.view.heads.get(stream), self.owner_of(stream)
+        return known is not None and not (owner and self._may_answer(owner) and known.head.takes_appends)
 
     def head(self, stream: str) -> KnownHead | None:
         """The head of a stream's registration: owner, epoch and open chunk, on every host; it may be late."""

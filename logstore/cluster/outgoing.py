@@ -195,6 +195,7 @@ class OutgoingLink:
             ended.append("it sent what it must not" if received else "it ended the connection")
         except OSError as error:
             ended.append(error.strerror or str(error))
+        self.is_up = False  # before other tasks run: whoever asks in the same turn is to know it
         scope.cancel()
 
     def _next_burst(self) -> tuple[list[Buffer], int]:
