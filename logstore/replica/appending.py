@@ -149,11 +149,10 @@ class Appending:
         return sorted(self.progress, key=lambda member: member.host == self._host)
 
     def _send_chain(self, chunk: ChunkRegistration, at: Prefix, entries: tuple[Entry, ...]) -> list[Effect]:
-        """To this host's own member and to the first other one at once; the rest get it one from the other."""
-        own = [member for member in chunk.members if member.host == self._host]
+        """To the first of the other members and to this host's own; the rest get it one from the other."""
+        own = [self._append_to(chunk, member, at, entries) for member in chunk.members if member.host == self._host]
         others = [member for member in chunk.members if member.host != self._host]
-        first = [self._append_to(chunk, member, at, entries) for member in own]
-        return [*first, *([self._append_to(chunk, others[0], at, entries, tuple(others[1:]))] if others else [])]
+        return [*([self._append_to(chunk, others[0], at, entries, tuple(others[1:]))] if others else []), *own]
 
     def _append_to(
         self,
