@@ -1,7 +1,8 @@
 """What happens together on a host: messages that arrive together, appends of one client, jobs that settle together.
 
 What a burst causes gathers, and goes when it ends: messages to another host in one piece, answers to a client in one
-piece. It goes at once: a task that had to be woken for it would cost a turn of the event loop for each hop of a request.
+piece. It goes at once: a task that had to be woken for it would cost a turn of the event loop at each hop of a
+request.
 
 Invariants:
 * A burst begins and ends within one turn of the event loop, and nothing in it waits.

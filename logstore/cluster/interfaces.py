@@ -142,7 +142,7 @@ class ReplicaFiles(Protocol):
         """
 
     def after_settling(self, callback: Callable[[], None]) -> bool:
-        """Call back once all tickets that settle together have settled. False: none settles now, and nothing follows."""
+        """Call back once all tickets that settle together have settled. False: none settles now, no call follows."""
 
     async def load(self, load: Load) -> Loaded:
         """Read entries. Raises CorruptChunk, UnknownTopicOrPartition (no such chunk), OSError."""
