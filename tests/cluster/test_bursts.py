@@ -4,6 +4,7 @@ import pytest
 import trio
 
 from logstore.cluster.bursts import Bursts
+from logstore.replica.messages import Message
 from tests.cluster.links_world import LinkedHost, append, linked, look
 
 
@@ -87,7 +88,7 @@ async def test_messages_of_a_burst_leave_when_it_ends() -> None:
         bursts.end()
         assert counts.sent_bytes > before
         assert a.links.queued_bytes("b") == 0
-        sent = [look(0), look(1)]
+        sent: list[Message] = [look(0), look(1)]
         bursts.begin()
         for number in range(20):
             sent += [append(bytes(700_000)), look(number)]
