@@ -16,6 +16,7 @@ from typing import Final
 import trio
 
 from logstore.base.events import Report
+from logstore.cluster.bursts import Bursts
 from logstore.cluster.copies import Copies
 from logstore.cluster.interfaces import ReplicaFiles
 from logstore.errors import CorruptChunk, UnknownTopicOrPartition
@@ -40,7 +41,9 @@ class DiskWork:
         copies: Copies,
         carry_out: Callable[[list[Effect]], None],
         report: Report,
+        bursts: Bursts,
     ) -> None:
+        self._bursts = bursts
         self._files = files
         self._replica = replica
         self._carry_out = carry_out
@@ -60,6 +63,8 @@ class DiskWork:
         begun_s = trio.current_time()
 
         def settled(ticket: Ticket[None]) -> None:
+            if not self._bursts.is_open and self._files.after_settling(self._bursts.end):
+                self._bursts.begin()
             self._copies.write_ended(store.operation, begun_s)
             if ticket.error is None:
                 self._carry_out(self._replica.stored(store.token))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import TypeVar
 
+from logstore.cluster.bursts import Bursts
 from logstore.cluster.chunk_reads import ChunkReads
 from logstore.cluster.replicated_stream import ReplicatedStream
 from logstore.cluster.topics import ClusterTopics
@@ -23,13 +24,17 @@ T = TypeVar("T")
 class ClusterEngine:
     """See the module."""
 
-    def __init__(self, local: StoreEngine, topics: ClusterTopics, reads: ChunkReads) -> None:
+    def __init__(
+        self, local: StoreEngine, topics: ClusterTopics, reads: ChunkReads, bursts: Bursts | None = None
+    ) -> None:
         self.store = topics
+        self._bursts = bursts or Bursts()
         self._local = local
         self._reads = reads
 
     def kick(self) -> None:
-        """Have the queued disk jobs started soon."""
+        """Have what was appended sent to other hosts, and the queued disk jobs started soon."""
+        self._bursts.flush()
         self._local.kick()
 
     async def wait(self, ticket: TicketView[T]) -> T:
@@ -37,7 +42,12 @@ class ClusterEngine:
         return await self._local.wait(ticket)
 
     def after_settling(self, callback: Callable[[], None]) -> bool:
-        """Call `callback` once the jobs that finished together have settled; see `StoreEngine`."""
+        """Call `callback` once what happens together has settled: jobs of the disk (`StoreEngine`), or confirmations of
+        other hosts that have arrived together.
+        """
+        if self._bursts.is_open:
+            self._bursts.gather(callback)
+            return True
         return self._local.after_settling(callback)
 
     def _own(self, stream: ServedStream) -> ReplicatedStream:

@@ -38,6 +38,7 @@ from logstore.base.metadata import schema
 from logstore.base.metadata.interface import Condition, MetadataStore
 from logstore.base.metadata.local_watch import ChangeSignal
 from logstore.cluster import election
+from logstore.cluster.bursts import Bursts
 from logstore.cluster.claims import Claims
 from logstore.cluster.copies import Copies
 from logstore.cluster.copy_pace import DEFAULT_GRACE_S, CopyRates
@@ -101,6 +102,7 @@ class HostParts:
     plan_sets: PlanSets | None = None
     copy_rates: CopyRates = field(default_factory=CopyRates)
     grace_s: float = DEFAULT_GRACE_S
+    bursts: Bursts = field(default_factory=Bursts)
 
 
 @dataclass(slots=True)
@@ -151,7 +153,7 @@ class ClusterHost:
         self._shown = ShownRegistrations(
             self._replica, self._requests, self._claims.topic_of, self._carry_out, parts.report
         )
-        self._disk = DiskWork(parts.files, self._replica, self._copies, self._carry_out, parts.report)
+        self._disk = DiskWork(parts.files, self._replica, self._copies, self._carry_out, parts.report, parts.bursts)
         self._handlers: dict[type, Callable[[str, Any], None]] = {
             **dict.fromkeys((Append, ReadEntries), self._to_replica),
             **dict.fromkeys((AppendDone, OutOfOrder, FenceDone, CopyDone, CopyProgress), self._to_owner),
@@ -251,9 +253,12 @@ class ClusterHost:
     def owner_of(self, stream: str) -> str | None:
         """The host that owns a stream and lives, by the newest registration known here; None if there is none."""
         known = self.view.heads.get(stream)
-        if known is None or election.is_owner_gone(known.head, self.view.members):
-            return None
-        return known.head.owner.host
+        return None if known is None or election.is_owner_gone(known.head, self.live) else known.head.owner.host
+
+    def is_changing_hands(self, stream: str) -> bool:
+        """Whether the stream's owner is gone or out of reach, or has not opened a chunk yet."""
+        known, owner = self.view.heads.get(stream), self.owner_of(stream)
+        return known is not None and not (owner and self._may_answer(owner) and known.head.takes_appends)
 
     def head(self, stream: str) -> KnownHead | None:
         """The head of a stream's registration: owner, epoch and open chunk, on every host; it may be late."""

@@ -29,7 +29,7 @@ from logstore.cluster.hello import (
     encode_refusal,
     shown,
 )
-from logstore.cluster.peers import OwnEnd, Peer
+from logstore.cluster.peers import LinkCounts, OwnEnd, Peer
 from logstore.cluster.sockets import receive_exactly
 from logstore.cluster.wire import FrameBuffer, decode
 from logstore.errors import LinkRefused, MalformedMessage
@@ -196,16 +196,32 @@ class IncomingLinks:
                 return
             frames.add(received)
             counts.received_bytes += received
-            while (body := frames.next()) is not None:
+            while (taken := self._take(frames, host, counts, left)) is not None:
+                left -= taken
+                if left > 0:
+                    break
+                left = RECEIVE_BYTES
+                await trio.lowlevel.checkpoint()
+            else:
+                return
+
+    def _take(self, frames: FrameBuffer, host: str, counts: LinkCounts, most: int) -> int | None:
+        """Hand over whole messages, as one burst, until they count for `most`; returns what they count for, None if one
+        has met a defect. Raises MalformedMessage.
+        """
+        taken = 0
+        self._own.bursts.begin()
+        try:
+            while taken < most and (body := frames.next()) is not None:
                 counts.received_messages += 1
                 message = decode(body)
                 check_speaker(host, message)
                 if not self._own.deliver(host, message):
-                    return
-                left -= len(body) + MESSAGE_BYTES
-                if left <= 0:
-                    left = RECEIVE_BYTES
-                    await trio.lowlevel.checkpoint()
+                    return None
+                taken += len(body) + MESSAGE_BYTES
+        finally:
+            self._own.bursts.end()
+        return taken
 
 
 def check_speaker(host: str, message: Message) -> None:

@@ -141,6 +141,9 @@ class ReplicaFiles(Protocol):
         with CorruptChunk if a cut finds that the bytes do not match their checksum.
         """
 
+    def after_settling(self, callback: Callable[[], None]) -> bool:
+        """Call back once all tickets that settle together have settled. False: none settles now, no call follows."""
+
     async def load(self, load: Load) -> Loaded:
         """Read entries. Raises CorruptChunk, UnknownTopicOrPartition (no such chunk), OSError."""
 

@@ -2,6 +2,7 @@
 have connections of their own.
 
 Invariants: `send` neither waits nor fails, and never calls the observer; everything runs on the event loop's thread.
+Messages leave at the end of the burst that caused them, those to this host itself too (`logstore.cluster.bursts`).
 Links without TLS are for loopback addresses alone.
 """
 
@@ -37,6 +38,8 @@ class HostLinks:
         self._incoming = IncomingLinks(own, self._peers, self._greeted, self.calls.serve)
         self._local: deque[Message] = deque()
         self._more_local = trio.lowlevel.ParkingLot()
+        self._burst = self._left = 0
+        """The last burst in which messages of this host to itself were handed over, and how many more may be."""
         self._nursery: trio.Nursery | None = None
 
     async def serve(
@@ -56,6 +59,7 @@ class HostLinks:
             try:
                 async with trio.open_nursery() as self._nursery:
                     self._nursery.start_soon(self._incoming.serve, listener)
+                    self._nursery.start_soon(self._own.bursts.run)
                     self._nursery.start_soon(self._deliver_local)
                     self._nursery.start_soon(self.calls.run)
                     for link in self._outgoing.values():
@@ -89,7 +93,7 @@ class HostLinks:
         if host == self._own.me.host:
             if len(self._local) < MAX_LOCAL_MESSAGES:
                 self._local.append(message)
-                self._more_local.unpark()
+                self._own.bursts.gather(self._deliver_some)
             else:
                 self._own.report(PEER_SLOW, host=host, waiting_messages=len(self._local))
             return
@@ -122,10 +126,23 @@ class HostLinks:
         if link is not None:
             link.hasten()
 
+    def _deliver_some(self) -> None:
+        """Hand over what waits, LOCAL_TURN in a burst at most: what arrives may cause more."""
+        if self._burst != self._own.bursts.number:
+            self._burst, self._left = self._own.bursts.number, LOCAL_TURN
+        while self._local and self._left:
+            self._left -= 1
+            self._own.deliver(self._own.me.host, self._local.popleft())
+        if self._local:
+            self._more_local.unpark()
+
     async def _deliver_local(self) -> None:
+        """What is more than LOCAL_TURN."""
         while True:
-            if not self._local:
+            self._own.bursts.begin()
+            self._deliver_some()
+            self._own.bursts.end()
+            if self._local:
+                await trio.lowlevel.checkpoint()
+            else:
                 await self._more_local.park()
-            for _ in range(min(LOCAL_TURN, len(self._local))):
-                self._own.deliver(self._own.me.host, self._local.popleft())
-            await trio.lowlevel.checkpoint()

@@ -1,10 +1,11 @@
 """The connection from this host to another one, on which it sends: made, watched, and made again.
 
 Invariants:
-* Messages leave in the order of `send`, but for entries that were read (`BULK`): they leave when nothing else waits,
-  one message at a time, so that an append waits for one of them at most. What waits has `queue_bytes` and one frame at
-  most, entries that were read a quarter of that; what comes while there is no connection, or beyond these bounds, is
-  dropped, and so is what waits when the connection ends.
+* Messages leave at the end of the burst that caused them (`logstore.cluster.bursts`), as far as the socket takes them;
+  a task sends the rest. They leave in the order of `send`, but for entries that were read (`BULK`): they leave when
+  nothing else waits, one message at a time, so that an append waits for one of them at most. What waits has
+  `queue_bytes` and one frame at most, entries that were read a quarter of that; what comes while there is no
+  connection, or beyond these bounds, is dropped, and so is what waits when the connection ends.
 * The first try after the end of a connection that was up for more than `max_pause_s` comes at once; other pauses grow
   from `min_pause_s` to `max_pause_s`. A hello from the host ends the pause.
 * A connection is up after both ends have accepted each other's hello, and until its end is noticed: at once when the
@@ -13,6 +14,7 @@ Invariants:
 """
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 import trio
@@ -56,6 +58,10 @@ class OutgoingLink:
         """Where the writer waits for messages."""
         self._pause = trio.CancelScope()
         """Of the pause before the next try."""
+        self._link: ConnectedSocket | None = None
+        """While the connection is up."""
+        self._is_writing = False
+        """The task is within a message."""
         self._connection = trio.CancelScope()
         """Of the try, or of the connection, which ends if the host has another address or disk."""
         self._trouble = ""
@@ -91,7 +97,10 @@ class OutgoingLink:
         (self._bulk if is_bulk else self._queue).append((parts, size))
         self._queued_bytes += size
         self._bulk_bytes += size if is_bulk else 0
-        self._more.unpark()
+        if is_bulk:
+            self._more.unpark()
+        else:
+            self._own.bursts.gather(self._flush)
 
     def aim(self, peer: Peer | None) -> None:
         """The host is there now; None: it is no member."""
@@ -169,17 +178,18 @@ class OutgoingLink:
 
     async def _serve(self, link: ConnectedSocket, peer: Peer) -> None:
         """Send until the connection ends. Raises OSError."""
-        self.is_up, self.is_stranger = True, False
+        self.is_up, self.is_stranger, self._link = True, False, link
         self._trouble, self._trouble_since_s = "", None
         self._own.report(PEER_CONNECTED, host=self.host, address=str(peer.address))
         self._own.observer.connected(self.host)
         ended: list[str] = []
+        self._is_writing = False
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch, link, ended, nursery.cancel_scope)
                 nursery.start_soon(self._write, link, ended, nursery.cancel_scope)
         finally:
-            self.is_up = False
+            self.is_up, self._link = False, None
             self._queue.clear()
             self._bulk.clear()
             self._queued_bytes = self._bulk_bytes = 0
@@ -195,6 +205,7 @@ class OutgoingLink:
             ended.append("it sent what it must not" if received else "it ended the connection")
         except OSError as error:
             ended.append(error.strerror or str(error))
+        self.is_up = False  # before other tasks run: whoever asks in the same turn is to know it
         scope.cancel()
 
     def _next_burst(self) -> tuple[list[Buffer], int]:
@@ -212,6 +223,25 @@ class OutgoingLink:
             self._counts.sent_messages += 1
         return parts, taken
 
+    def _flush(self) -> None:
+        """Send messages, as far as the socket takes them at once."""
+        if self._link is None or self._is_writing or not self._queue:
+            return
+        parts, taken = self._next_burst()
+        rest: Sequence[Buffer]
+        try:
+            rest = self._link.send_nowait(parts)
+        except OSError:
+            rest = parts  # the task meets the same error, and ends the connection
+        left = sum(map(len, rest))
+        self._queued_bytes -= taken - left
+        self._counts.sent_bytes += taken - left
+        if left:
+            self._queue.appendleft((list(rest), left))
+            self._counts.sent_messages -= 1  # counted again when the rest is sent
+        if self._queue or self._dropped:
+            self._more.unpark()
+
     async def _write(self, link: ConnectedSocket, ended: list[str], scope: trio.CancelScope) -> None:
         try:
             while True:
@@ -220,8 +250,12 @@ class OutgoingLink:
                         self._own.report(PEER_SLOW_OVER, host=self.host, dropped=self._dropped)
                         self._dropped = 0
                     await self._more.park()
+                if not self._queue and not self._bulk:
+                    continue
                 parts, taken = self._next_burst()
+                self._is_writing = True
                 await link.send(parts, self._own.settings.stall_s)
+                self._is_writing = False
                 self._queued_bytes -= taken
                 self._counts.sent_bytes += taken
                 del parts  # large ones may be the last for long

@@ -12,6 +12,7 @@ from logstore.base.tls import PeerTls
 from logstore.base.tls_handshakes import Handshakes
 from logstore.base.tls_socket import TlsSocket
 from logstore.base.x509 import certificate_names
+from logstore.cluster.bursts import Bursts
 from logstore.cluster.hello import Hello, shown
 from logstore.cluster.interfaces import LinkObserver
 from logstore.cluster.sockets import set_options
@@ -83,6 +84,7 @@ class OwnEnd:
     _incoming_handshakes: Handshakes = field(default_factory=Handshakes)
     _outgoing_handshakes: Handshakes = field(default_factory=Handshakes)
     """Apart, so that strangers do not delay the connections that this host makes."""
+    bursts: Bursts = field(default_factory=Bursts)
     counts: dict[str, LinkCounts] = field(default_factory=dict)
     """By host; they outlive its connections."""
 

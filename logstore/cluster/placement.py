@@ -6,18 +6,30 @@ Invariants:
 * The host that answers is always shown, also when its lease has ended or it has not joined yet: a client that hears of
   no broker takes the answer for half of one, and librdkafka then asks nobody again for minutes.
 * Node ids of hosts that are gone are remembered: as many as there were hosts since the start.
+* A client that asks while streams change hands waits for that, SETTLE_S at most since it was seen first: librdkafka,
+  told of the leader that is gone, asks again after a second.
 """
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
+
+import trio
 
 from logstore.base.addresses import parse_address
 from logstore.base.errors import AddressError
 from logstore.base.metadata import schema
 from logstore.cluster.view import KnownHead, stream_name
+from logstore.log.served import ServedTopic
 
 NO_NODE = -1
+SETTLE_S: Final = 0.1
+"""A takeover of one stream takes some dozen milliseconds. Requests behind on the same connection wait as long."""
+LOOK_S: Final = 0.005
+MAX_SETTLING: Final = 64
+"""Takeovers of more streams take longer than anybody waits."""
+TURNS: Final = 2
+"""Of the event loop: the end of a link that came before a client's question is taken before it is answered."""
 
 
 class Node(NamedTuple):
@@ -50,6 +62,9 @@ class PlacingHost(Protocol):
     def head(self, stream: str, /) -> KnownHead | None:
         """The head of a stream's registration."""
 
+    def is_changing_hands(self, stream: str, /) -> bool:
+        """Whether the stream's owner is gone or out of reach, or does not take appends yet."""
+
 
 class Placement:
     """See the module. `addresses` are this host's listeners by name, as all hosts name theirs; `groups` gives the id of
@@ -70,6 +85,8 @@ class Placement:
         self._members = members
         self._addresses = addresses
         self._node_ids: dict[str, int] = {}
+        self._settling_s: dict[str, float] = {}
+        """Streams that change hands, and when that was seen first."""
 
     def nodes(self, host: str, port: int) -> Sequence[Node]:
         """The hosts that are alive, and this one; `host` and `port` are what the client's listener advertises here."""
@@ -114,6 +131,31 @@ class Placement:
             replicas = in_sync = (leader,)  # clients do not expect a leader without replicas
         return Placed(leader, head.epoch, replicas, in_sync, offline)
 
+    async def settle(self, topics: Iterable[ServedTopic]) -> None:
+        """Wait while streams of topics change hands; see the module."""
+        for _ in range(TURNS):
+            await trio.lowlevel.checkpoint()
+        moving = self._moving([(topic, partition) for topic in topics for partition in range(len(topic.partitions))])
+        while 0 < len(moving) <= MAX_SETTLING:
+            now_s = trio.current_time()
+            since_s = [self._settling_s.setdefault(_stream_of(*place), now_s) for place in moving]
+            if now_s - max(since_s) >= SETTLE_S:
+                return
+            await trio.sleep(LOOK_S)
+            moving = self._moving(moving)
+
+    def _moving(self, places: Iterable[tuple[ServedTopic, int]]) -> list[tuple[ServedTopic, int]]:
+        """Those of the partitions that change hands."""
+        found = []
+        for topic, partition in places:
+            stream = _stream_of(topic, partition)
+            is_mine = self.placed(topic.topic_id, partition).leader == self._node_id
+            if self._host.is_changing_hands(stream) or (is_mine and not topic.partitions[partition].is_leader):
+                found.append((topic, partition))
+            else:
+                self._settling_s.pop(stream, None)
+        return found
+
     def coordinator(self, host: str, port: int) -> Node | None:
         """The coordinator of all groups: who leads the topic that keeps their offsets; None if nobody does now."""
         topic_id = self._groups()
@@ -121,3 +163,7 @@ class Placement:
             return None
         leader = self.placed(topic_id, 0).leader
         return next((node for node in self.nodes(host, port) if node.node_id == leader), None)
+
+
+def _stream_of(topic: ServedTopic, partition: int) -> str:
+    return stream_name(topic.topic_id.hex, partition)

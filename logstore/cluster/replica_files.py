@@ -79,6 +79,10 @@ class LocalReplicaFiles:
             return self._chunks.remove_fence(operation.stream)
         return self._chunks.write_fence(operation.stream, operation.fence_epoch)
 
+    def after_settling(self, callback: Callable[[], None]) -> bool:
+        """See `ReplicaFiles`."""
+        return self._engine.after_settling(callback)
+
     def local(self, stream: str, epoch: int) -> Stream | None:
         """The local store's stream with a chunk's records. It may be another one after a cut: ask for each read."""
         return self._chunks.log(stream, epoch)

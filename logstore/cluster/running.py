@@ -170,7 +170,8 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     view, observer = ClusterView(metadata, report), _Observer()
     peer_files = settings.security.peer
     tls = PeerTls(peer_files) if peer_files.certificate else None
-    links = HostLinks(OwnEnd(identity.cluster_id, identity.member, observer, report, tls=tls))
+    own = OwnEnd(identity.cluster_id, identity.member, observer, report, tls=tls)
+    links = HostLinks(own)
     if tls is not None:
         nursery.start_soon(follow_certificates, tls, local.clock, report)
     link = await nursery.start(links.serve, settings.listen)
@@ -182,8 +183,9 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     announced = Announcement(settings.node_id, told, addresses, place)
     membership = Membership(metadata, identity, announced, report, settings.lease_s)
     parts = HostParts(
-        identity, metadata, view, links, files, report, ReplicaSets, settings.copy_rates, settings.copy_grace_s
-    )
+        identity, metadata, view, links, files, report, ReplicaSets, settings.copy_rates, settings.copy_grace_s,
+        own.bursts,
+    )  # fmt: skip
     host = observer.host = ClusterHost(parts, membership)
     reads = ChunkReads(local.engine, host, files, local.clock, report)
     store_settings = local.engine.store.settings
@@ -204,7 +206,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     local.engine.store.space.when_short(retention.all_due)
     placement = Placement(host, lambda: view.members, addresses, topics.groups_topic, settings.node_id)
     ledgers = LedgerServices(topics, reads, metadata, local.clock, report)
-    engine = ClusterEngine(local.engine, topics, reads)
+    engine = ClusterEngine(local.engine, topics, reads, own.bursts)
     owners = OwnerCalls(host, links.calls)
     groups = LedgerHome(GROUPS_TOPIC, ledgers, lambda stream: ReplicatedLedger(stream, local.clock))
     readers = ReadersHome(topics, groups, store_settings.hold_limits, age.now_ms, report)

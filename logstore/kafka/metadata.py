@@ -170,11 +170,18 @@ class MetadataHandlers:
         )
         placement = self._broker.placement
         if placement is not None:
+            if not wants_all:
+                await placement.settle(self._named(topics))
             placed = [self._placed(placement, topic) for topic in topics]
             return encode_placed(version, self._nodes(caller), cluster, placed)
         node = ShownNode(self._node_id(), caller.advertised_host, caller.advertised_port)
         work = partial(encode_metadata, version, node, cluster, topics)
         return await Walkers.run(work) if sum(topic.partitions + 1 for topic in topics) > LARGE_PARTS else work()
+
+    def _named(self, topics: Sequence[ShownTopic]) -> list[ServedTopic]:
+        """The topics that exist, of those that are shown."""
+        ids = [topic.topic_id for topic in topics if topic.topic_id is not None]
+        return [found for each in ids if (found := self._broker.engine.store.topic_by_id(each)) is not None]
 
     @staticmethod
     def _placed(placement: Placement, shown: ShownTopic) -> PlacedTopic:

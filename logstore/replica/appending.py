@@ -2,16 +2,18 @@
 
 Invariants:
 * What is acknowledged is what every member has confirmed as durable; the members are those of the chunk's registration.
-* A batch is sent along the chain once. A member that lags gets what it lacks directly from the owner, so that a member
-  in front of it that stands still does not make it fail as well.
+* A batch is sent once: a small one that is alone (nothing else is in flight) to all members at once, which spares it
+  the way from one member to the next; any other along the chain. A member that lags gets what it lacks directly from
+  the owner, so that a member in front of it that stands still does not make it fail as well.
+* Members hear what is acknowledged with the next batch, or after `tell_ms` without one.
 * A member is late when its host has confirmed nothing of any stream for `member_timeout_ms` while it had a batch, or
   when it has a batch for `busy_timeout_ms`: a host that is busy with many streams is slow, and does not fail for that.
 * A member that asks for what it has confirmed, or that has another disk or other bytes now, is doubtful: it is not
   named as a holder when the chunk is sealed.
 
-Costs: a batch is one message to this host's own member, one to the first other one, and one on from each of those; a
-member that lags gets one more message after `resend_ms`, of at most `append_bytes`, and further ones after pauses that
-double, up to `LONGEST_RESEND` times as long.
+Costs: a batch is one message to this host's own member, and one to each other member, from the owner or from the member
+in front; a member that lags gets one more message after `resend_ms`, of at most `append_bytes`, and further ones after
+pauses that double, up to `LONGEST_RESEND` times as long.
 """
 
 from collections.abc import Callable
@@ -34,6 +36,10 @@ LONGEST_RESEND: Final = 4
 """Times `resend_ms`: what is sent again and again to a host that is busy keeps it busy. Shorter than the time for which
 a host may be silent, since the answer says whether its disk works.
 """
+SMALL_BYTES: Final = 64 << 10
+"""A batch up to this size goes to all members at once: what is larger takes the owner's link longer than a member needs
+to pass it on.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,8 @@ class OwnerLimits:
     max_in_flight_bytes: int = 4 << 20
     append_bytes: int = 1 << 20
     resend_ms: int = 50
+    tell_ms: int = 20
+    """Members hear what is acknowledged after so long without another batch."""
     member_timeout_ms: int = 300
     busy_timeout_ms: int = 2_000
     fence_wait_ms: int = 300
@@ -95,7 +103,7 @@ class Appending:
         self.chunk: ChunkRegistration | None = None
         self.progress: dict[Member, MemberProgress] = {}
         self.end = ChunkEnd(limits.chunk_bytes, limits.largest_chunk_bytes, limits.min_chunk_ms)
-        self._told_acked_bytes = 0
+        self._told_acked_bytes = self._acked_ms = 0
         self._ask_founding = founding
         self._founding: bytes | None = None
 
@@ -126,18 +134,25 @@ class Appending:
             self.end.grown(self.window.placed.length_bytes, now_ms)
             if self.end.is_draining:
                 break
+            is_alone = self.window.is_all_acked
             at, entries = self.window.place(now_ms, self._limits.append_bytes)
             if not entries:
                 break
-            effects += self._send_chain(self.chunk, at, entries)
+            if is_alone and self.window.is_all_placed and _size_of(entries) <= SMALL_BYTES:
+                effects += [self._append_to(self.chunk, member, at, entries) for member in self._others_first()]
+            else:
+                effects += self._send_chain(self.chunk, at, entries)
         return effects
 
+    def _others_first(self) -> list[Member]:
+        """All members, this host's own behind the others: what goes to these leaves before this disk is asked."""
+        return sorted(self.progress, key=lambda member: member.host == self._host)
+
     def _send_chain(self, chunk: ChunkRegistration, at: Prefix, entries: tuple[Entry, ...]) -> list[Effect]:
-        """To this host's own member and to the first other one at once; the rest get it one from the other."""
-        own = [member for member in chunk.members if member.host == self._host]
+        """To the first of the other members and to this host's own; the rest get it one from the other."""
+        own = [self._append_to(chunk, member, at, entries) for member in chunk.members if member.host == self._host]
         others = [member for member in chunk.members if member.host != self._host]
-        first = [self._append_to(chunk, member, at, entries) for member in own]
-        return [*first, *([self._append_to(chunk, others[0], at, entries, tuple(others[1:]))] if others else [])]
+        return [*([self._append_to(chunk, others[0], at, entries, tuple(others[1:]))] if others else []), *own]
 
     def _append_to(
         self,
@@ -162,7 +177,7 @@ class Appending:
         return self._founding
 
     def send_again(self, now_ms: int) -> list[Effect]:
-        """To members that lag: what they lack. To all, when nothing is in flight: what is acknowledged."""
+        """To members that lag: what they lack. To all, when nothing is in flight for a while: what is acknowledged."""
         effects: list[Effect] = []
         if self.chunk is None:
             return []
@@ -172,7 +187,8 @@ class Appending:
             if since_ms is not None and now_ms - max(since_ms, progress.resent_ms) >= pause_ms:
                 progress.resends = min(progress.resends + 1, LONGEST_RESEND)
                 effects += self._resend(member, progress.durable.length_bytes, now_ms)
-        if self.window.is_all_acked and self._told_acked_bytes < self.window.acked.length_bytes:
+        is_told = self._told_acked_bytes >= self.window.acked.length_bytes
+        if self.window.is_all_acked and not is_told and now_ms - self._acked_ms >= self._limits.tell_ms:
             effects += self._send_chain(self.chunk, self.window.placed, ())
         return effects
 
@@ -200,7 +216,10 @@ class Appending:
             self._hosts.note(message.member.host, now_ms)
         elif message.is_working:
             self._hosts.note(message.member.host, now_ms)
-        return self.window.ack(self.confirmed_by_all())
+        is_news = self.window.ack(self.confirmed_by_all())
+        if is_news:
+            self._acked_ms = now_ms
+        return is_news
 
     def confirmed_by_all(self) -> Prefix:
         """What every member has durably."""
@@ -247,3 +266,7 @@ class Appending:
         sure = tuple(member for member, progress in self.progress.items() if not progress.is_doubtful)
         doubtful = tuple(member for member, progress in self.progress.items() if progress.is_doubtful)
         return (sure, doubtful) if sure else (doubtful, ())
+
+
+def _size_of(entries: tuple[Entry, ...]) -> int:
+    return sum(len(entry.data) for entry in entries)

@@ -321,6 +321,11 @@ class StreamHead:
     sealed_chunks: int
     log_start: int = 0
 
+    @property
+    def takes_appends(self) -> bool:
+        """Whether the owner has opened a chunk: behind a claim, it has not yet."""
+        return self.open_chunk is not None and self.open_chunk.epoch == self.epoch
+
     def is_claim_of(self, before: "StreamHead | None") -> bool:
         """Whether only the owner has changed: a claim changes no chunk."""
         if before is None or self.owner == before.owner:

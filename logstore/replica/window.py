@@ -60,6 +60,11 @@ class Window:
         return self._placed_count == 0
 
     @property
+    def is_all_placed(self) -> bool:
+        """Whether no batch waits for its place."""
+        return self._placed_count == len(self._batches)
+
+    @property
     def is_empty(self) -> bool:
         """Whether everything is acknowledged."""
         return not self._batches

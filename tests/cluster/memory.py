@@ -227,6 +227,10 @@ class MemoryFiles:
             raise CorruptChunk(str(error), first_offset=0, last_offset=0) from error
         return Loaded(at, tuple(entries), limit, founding)
 
+    def after_settling(self, callback: Callable[[], None]) -> bool:
+        """See ReplicaFiles: each settles by itself."""
+        return False
+
     def local(self, stream: str, epoch: int) -> Stream | None:
         """See ReplicaFiles: there are no streams of a store here."""
         return None

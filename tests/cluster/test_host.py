@@ -101,6 +101,7 @@ def test_the_metadata_store_is_away() -> None:
         assert running.observers[stream].high_watermark == offset, "acknowledged by a member that is gone"
         cluster.metadata.start()
         await cluster.until(lambda: running.observers[stream].high_watermark > offset)
+        await trio.sleep(0.1)  # members are told what is acknowledged
         assert await cluster.read_all(name, stream) == [b"%d" % number for number in range(101)]
 
     simulated(test, "a", "b", "c")
@@ -135,6 +136,7 @@ def test_a_full_chunk_goes_on_while_the_metadata_store_is_away() -> None:
         await trio.sleep(20)
         cluster.metadata.start()
         await cluster.append(stream, b"200")
+        await trio.sleep(0.1)  # members are told what is acknowledged
         found = await cluster.read_all(next(iter(cluster.hosts)), stream)
         assert list(dict.fromkeys(found)) == [b"%d" % number for number in range(201)]
 
@@ -444,6 +446,7 @@ def test_a_stream_that_waits_for_hosts_says_so() -> None:
         await cluster.until(lambda: owner.view.topics["t"].topic == topic)
         owner.host.reconfigure(stream, 64 << 20)
         await cluster.append(stream, b"2")
+        await trio.sleep(0.1)  # members are told what is acknowledged
         assert set(await cluster.read_all(me, stream)) == {b"0", b"1", b"2"}
 
     simulated(test, "a", "b", "c")

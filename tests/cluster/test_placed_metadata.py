@@ -1,20 +1,26 @@
 """Metadata answers of a cluster are those that the protocol's own schemas give; and what a host says of the cluster."""
 
 import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import trio
+import trio.testing
 from kio.index import load_response_schema
 from kio.schema.errors import ErrorCode
 
 from logstore.base.metadata import schema
-from logstore.cluster.placement import NO_NODE, Node, Placed, Placement
+from logstore.cluster.placement import LOOK_S, NO_NODE, SETTLE_S, Node, Placed, Placement
 from logstore.cluster.view import KnownHead, stream_name
 from logstore.kafka import codec
 from logstore.kafka.metadata_answer import ShownCluster, ShownTopic
 from logstore.kafka.placed_metadata import PlacedTopic, encode_placed
 from logstore.kafka.wire import build
+from logstore.log.topics import TopicConfig
 from logstore.replica.registrations import ChunkRegistration, Member, OwnerId, StreamHead
+from tests.cluster.support import Front, MemoryOwner
 
 NODES = (Node(1, "a.example", 9092, "r1"), Node(2, "b.example", 9093))
 TOPIC_ID = uuid.UUID(int=7)
@@ -79,12 +85,16 @@ class KnownHost:
         members = (Member("a", "disk-a"), Member("b", "disk-b"), Member("c", "disk-c"))
         chunk = ChunkRegistration(4, 10, members)
         self.known: KnownHead | None = KnownHead(StreamHead(3, 2, 5, OwnerId("a", "1"), chunk, 1), 9)
+        self.is_moving = False
 
     def owner_of(self, stream: str) -> str | None:
         return self.owner
 
     def head(self, stream: str) -> KnownHead | None:
         return self.known if stream == stream_name(TOPIC_ID.hex, 0) else None
+
+    def is_changing_hands(self, stream: str) -> bool:
+        return self.is_moving
 
 
 def member(number: int, disk: str, **addresses: str) -> schema.Member:
@@ -128,3 +138,76 @@ def test_clients_are_told_the_listeners_at_the_same_place() -> None:
     placement = Placement(KnownHost(), lambda: members, own, lambda: None, 1)
     assert [(node.host, node.port) for node in placement.nodes("a", 2)] == [("a", 2), ("b", 2), ("c", 1)]
     assert [node.port for node in placement.nodes("other-name", 1)] == [1, 1, 1]
+
+
+@dataclass
+class OneStream:
+    """Implements `ServedTopic`: a topic with one partition, which this host has taken over, or is about to."""
+
+    front: Front = field(default_factory=lambda: Front(MemoryOwner()))
+    name: str = "orders"
+    topic_id: uuid.UUID = TOPIC_ID
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    config: TopicConfig = field(default_factory=TopicConfig)
+    internal: bool = False
+
+    @property
+    def partitions(self) -> list[Any]:
+        return [self.front.stream]
+
+
+async def settled_after_s(placement: Placement, topic: OneStream) -> float:
+    """For how long a client waits for its answer."""
+    begun_s = trio.current_time()
+    await placement.settle([topic])
+    return trio.current_time() - begun_s
+
+
+def test_a_client_that_asks_during_a_takeover_is_told_the_new_leader() -> None:
+    """Until another host has opened a chunk, and for SETTLE_S at most: then nobody waits for the stream any more, until
+    it has settled and changes hands again.
+    """
+
+    async def main() -> None:
+        host, topic, members = KnownHost(), OneStream(), {"a": member(1, "disk-a"), "b": member(2, "disk-b")}
+        placement = Placement(host, lambda: members, {}, lambda: None, 3)
+        assert await settled_after_s(placement, topic) == 0
+        host.is_moving = True
+        async with trio.open_nursery() as nursery:
+
+            async def take_over() -> None:
+                await trio.sleep(SETTLE_S / 2)
+                host.is_moving, host.owner = False, "b"
+
+            nursery.start_soon(take_over)
+            assert SETTLE_S / 2 <= await settled_after_s(placement, topic) <= SETTLE_S / 2 + LOOK_S
+        assert placement.placed(TOPIC_ID, 0).leader == 2
+        host.is_moving, host.owner = True, None
+        assert SETTLE_S <= await settled_after_s(placement, topic) <= SETTLE_S + LOOK_S
+        assert await settled_after_s(placement, topic) == 0
+        host.is_moving = False
+        assert await settled_after_s(placement, topic) == 0
+        host.is_moving = True
+        assert await settled_after_s(placement, topic) >= SETTLE_S
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_a_host_that_takes_over_is_told_when_it_takes_batches() -> None:
+    """It owns the stream before it knows the producers' last sequences, and would refuse what comes before."""
+
+    async def main() -> None:
+        host, topic, members = KnownHost(), OneStream(), {"a": member(1, "disk-a")}
+        placement = Placement(host, lambda: members, {}, lambda: None, 1)
+        topic.front.owner.own(topic.front.stream)
+        async with trio.open_nursery() as nursery:
+
+            async def load_producers() -> None:
+                await trio.sleep(SETTLE_S / 2)
+                await topic.front.tasks.run()
+
+            nursery.start_soon(load_producers)
+            assert SETTLE_S / 2 <= await settled_after_s(placement, topic) < SETTLE_S
+        assert topic.front.stream.is_leader
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))

@@ -8,7 +8,13 @@ import trio
 from kio.schema.describe_topic_partitions.v0.request import Cursor
 from kio.schema.errors import ErrorCode
 
-from logstore.kafka.api_types import BrokerSettings
+from logstore.base.metadata import schema
+from logstore.base.system import SystemClock
+from logstore.cluster.placement import Placement
+from logstore.cluster.view import KnownHead
+from logstore.kafka.api_types import Broker, BrokerSettings
+from logstore.kafka.metadata import MetadataHandlers
+from logstore.replica.registrations import OwnerId, StreamHead
 from tests.kafka.node import running
 
 METADATA, FIND_COORDINATOR, DESCRIBE_CLUSTER, DESCRIBE_PARTITIONS = 3, 10, 60, 75
@@ -202,3 +208,42 @@ def test_partitions_page_by_page(tmp_path: Path) -> None:
 def request_cursor(answered: Any) -> Cursor:
     """An answer's cursor as a request has it."""
     return Cursor(topic_name=answered.topic_name, partition_index=answered.partition_index)
+
+
+class TakenOver:
+    """What a host knows of streams that another host, `b`, has taken over by the time of a second look."""
+
+    def __init__(self) -> None:
+        self.owner = "a"
+
+    def owner_of(self, stream: str) -> str | None:
+        return self.owner
+
+    def head(self, stream: str) -> KnownHead | None:
+        return KnownHead(StreamHead(1, 1, 5, OwnerId(self.owner, "1"), None, 0), 9)
+
+    def is_changing_hands(self, stream: str) -> bool:
+        has_settled, self.owner = self.owner == "b", "b"
+        return not has_settled
+
+
+def member(number: int, disk: str, address: str) -> schema.Member:
+    """A host with one listener."""
+    return schema.Member(disk=disk, start="1", node_id=number, link="l:1", rack="", addresses={"P": address})
+
+
+def test_metadata_waits_for_a_takeover(tmp_path: Path) -> None:
+    """Who asks about a topic that changes hands is told who leads it then; who asks about all topics, who did."""
+
+    async def story() -> None:
+        async with running(tmp_path) as node:
+            await node.engine.wait(node.store.create_topic("t", 1, {}))
+            members = {"a": member(1, "disk-a", "a:1"), "b": member(2, "disk-b", "b:1")}
+            for wanted, leader in (([{"name": "t"}], 2), (None, 1)):
+                placement = Placement(TakenOver(), lambda: members, {}, lambda: None, 3)
+                broker = Broker(node.engine, SystemClock(), BrokerSettings(), placement=placement)
+                node.apis.update({api.key: api for api in MetadataHandlers(broker).apis()})
+                answer = await node.ask(METADATA, 12, topics=wanted, allow_auto_topic_creation=False)
+                assert [part.leader_id for topic in answer.topics for part in topic.partitions] == [leader]
+
+    trio.run(story)

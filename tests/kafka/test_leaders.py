@@ -40,6 +40,9 @@ class KnownOwners:
     def head(self, stream: str) -> KnownHead | None:
         return KnownHead(StreamHead(3, 2, 7, OwnerId(self.owners.get(stream, "a"), "1"), None, 0), 9)
 
+    def is_changing_hands(self, stream: str) -> bool:
+        return False
+
 
 def leaders(owners: Mapping[int, str]) -> tuple[Leaders, uuid.UUID]:
     """Leaders of the partitions of the topic t, and its id; hosts listen at NAME.example:9092."""

@@ -238,7 +238,7 @@ def test_an_owner_rests_while_a_member_is_not_chosen() -> None:
     durable, epoch = Prefix.empty(0).followed_by(b"x", 1), owner.registration.epoch
     for member in (C, B):
         owner.receive(AppendDone("s", epoch, member, durable), 0)
-    owner.tick(0)
+    owner.tick(owner.limits.tell_ms)
     assert (owner.is_at_rest, owner.wake_ms) == (True, 5_000)
     assert ReadRegistration("s") in owner.tick(5_000)
     assert not owner.is_at_rest

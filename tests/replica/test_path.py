@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from logstore.replica.appending import OwnerLimits
+from logstore.replica.appending import SMALL_BYTES, OwnerLimits
 from logstore.replica.effects import Acked, Deposed, Effect, MemberFailed, Ready, Send, Unavailable
 from logstore.replica.messages import Append, AppendDone, Fence, FenceDone, OutOfOrder, Reason, Refused
 from logstore.replica.owner import Owner
@@ -96,12 +96,44 @@ def test_a_batch_is_acknowledged_when_the_last_member_has_it() -> None:
     owner = appending(store)
     assert [chunk.members for chunk in store.registration.chunks] == [(A, B, C)]
     sent = appends(owner.append(b"one", 2, 0))
-    assert list(sent) == ["a", "b"]
-    assert (sent["b"].forward, sent["b"].at) == ((C,), Prefix.empty(0))
+    assert sorted(sent) == ["a", "b", "c"]
+    assert (sent["b"].forward, sent["b"].at) == ((), Prefix.empty(0))
     assert of_kind(confirm(owner, (A, B), ONE), Acked) == []
     assert owner.high_watermark == 0
     assert of_kind(confirm(owner, (C,), ONE), Acked) == [Acked("s", 1, 2)]
     assert of_kind(confirm(owner, (C,), ONE), Acked) == []
+
+
+def test_a_small_batch_that_is_alone_goes_to_all_members_at_once() -> None:
+    """This host's own comes last. What is in flight beside others, or is large, takes the chain; so does what an
+    acknowledgement lets go together.
+    """
+    owner = appending(Store())
+    assert list(appends(owner.append(b"one", 2, 0))) == ["b", "c", "a"]
+    for data in (b"two", b"three"):
+        sent = appends(owner.append(data, 1, 0))
+        assert (sorted(sent), sent["b"].forward, sent["a"].forward) == (["a", "b"], (C,), ())
+    three = TWO.followed_by(b"three", 1)
+    confirm(owner, (A, B, C), three)
+    large = bytes(SMALL_BYTES + 1)
+    assert sorted(appends(owner.append(large, 1, 0))) == ["a", "b"]
+    confirm(owner, (A, B, C), three.followed_by(large, 1))
+    assert sorted(appends(owner.append(bytes(SMALL_BYTES), 1, 0))) == ["a", "b", "c"]
+
+
+def test_members_hear_what_is_acknowledged_with_the_next_batch_or_after_a_while() -> None:
+    """A message of its own for each batch would be as many as the batches."""
+    owner = appending(Store())
+    owner.append(b"one", 2, 0)
+    assert appends(confirm(owner, (A, B, C), ONE, now_ms=5)) == {}
+    assert not owner.is_at_rest
+    assert appends(owner.tick(10)) == {}
+    assert {message.acked_bytes for message in appends(owner.append(b"two", 1, 15)).values()} == {3}
+    confirm(owner, (A, B, C), TWO, now_ms=20)
+    assert appends(owner.tick(20 + owner.limits.tell_ms - 1)) == {}
+    told = appends(owner.tick(20 + owner.limits.tell_ms))
+    assert {(message.acked_bytes, message.entries) for message in told.values()} == {(6, ())}
+    assert owner.is_at_rest
 
 
 def test_batches_in_flight_are_bounded() -> None:
@@ -381,7 +413,7 @@ def test_a_full_chunk_is_rolled_without_sending_twice() -> None:
     assert appends(owner.append(b"two", 1, 0)) == {}
     effects = confirm(owner, (A, B, C), ONE)
     sent = appends(store.swap(owner, effects))
-    assert [(message.epoch, message.entries[0].data) for message in sent.values()] == [(2, b"two"), (2, b"two")]
+    assert [(message.epoch, message.entries[0].data) for message in sent.values()] == [(2, b"two")] * 3
 
 
 def test_a_chunk_that_drains_goes_on_when_no_other_may_follow() -> None:
@@ -417,7 +449,7 @@ def test_a_full_chunk_goes_on_until_the_metadata_store_answers() -> None:
     end, asked = ONE, len(of_kind(confirm(owner, (A, B, C), ONE, now_ms=0), ReadRegistration))
     for now_ms in range(0, 6_000, 100):
         asked += len(of_kind(owner.tick(now_ms), ReadRegistration))
-        assert len(appends(owner.append(b"two", 1, now_ms))) == 2
+        assert len(appends(owner.append(b"two", 1, now_ms))) == 3
         end = end.followed_by(b"two", 1)
         confirm(owner, (A, B, C), end, now_ms=now_ms)
     assert (owner.high_watermark, asked) == (62, 20)
@@ -452,7 +484,7 @@ def test_an_answer_tells_nothing_while_a_swap_waits() -> None:
     confirm(owner, (A, B, C), ONE)
     trim = owner.trim(1, 0, keeps_last=True)
     owner.registration_read(store.read(), 0)
-    assert len(appends(owner.append(b"two", 1, 0))) == 2
+    assert len(appends(owner.append(b"two", 1, 0))) == 3
     store.swap(owner, trim, 300)
     assert appends(owner.append(b"three", 1, 300)) == {}
 
@@ -462,7 +494,7 @@ def test_a_chunk_has_a_largest_size() -> None:
     store = Store()
     owner = appending(store, OwnerLimits(chunk_bytes=3, largest_chunk_bytes=9, min_chunk_ms=0))
     sent = [len(appends(owner.append(b"one", 1, 0))) for _ in range(5)]
-    assert sent == [2, 2, 2, 0, 0]
+    assert sent == [3, 2, 2, 0, 0]
     end = ONE._replace(next_offset=1).followed_by(b"one", 1).followed_by(b"one", 1)
     store.swap(owner, confirm(owner, (A, B, C), end))
     assert (owner.state, owner.waiting_batches) == (OwnerState.APPENDING, 2)
@@ -508,7 +540,7 @@ def test_a_registration_has_a_bounded_number_of_chunks() -> None:
     effects = owner.trim(MAX_CHUNKS, 1000, keeps_last=True)
     while owner.state is OwnerState.APPENDING:
         effects = store.swap(owner, effects, 1000)
-    assert sorted(appends(store.swap(owner, effects, 1000))) == ["a", "b"]
+    assert sorted(appends(store.swap(owner, effects, 1000))) == ["a", "b", "c"]
     assert len(store.registration.chunks) < MAX_CHUNKS
 
 
@@ -520,7 +552,7 @@ def test_a_stream_at_the_bound_can_be_trimmed_by_a_new_owner() -> None:
     owner.append(b"one", 2, 0)
     confirm(owner, (A, B, C), Prefix.empty(MAX_CHUNKS).followed_by(b"one", 2), epoch=owner.registration.epoch)
     assert len(of_kind(owner.roll(0), Unavailable)) == 1
-    owner.tick(0)
+    owner.tick(owner.limits.tell_ms + 1)
     assert owner.is_at_rest
     trim = owner.trim(MAX_CHUNKS // 2, 0, keeps_last=True)
     store.swap(owner, store.swap(owner, trim))

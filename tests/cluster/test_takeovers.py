@@ -1,0 +1,55 @@
+"""What a host says of a stream that changes hands."""
+
+import trio
+
+from tests.cluster.memory import MemoryCluster, simulated
+
+
+def test_a_killed_owner_is_no_leader_from_then_on() -> None:
+    """Its lease holds still, and its address refuses connections: whoever asks hears of no leader, and that there will
+    be another one; of this one when it takes appends, and not before.
+    """
+
+    async def test(cluster: MemoryCluster) -> None:
+        (stream,) = await cluster.create_topic()
+        name, _ = await cluster.append(stream, b"0")
+        await trio.sleep(0.1)
+        others = [cluster.hosts[other].host for other in "abc" if other != name]
+        said: list[tuple[str | None, bool]] = [(name, False)]
+
+        async def ask() -> None:
+            while True:
+                for other in others:
+                    assert name in other.view.members, "its lease has ended"
+                    said.append((other.owner_of(stream), other.is_changing_hands(stream)))
+                await trio.sleep(0.0005)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await cluster.kill(name)
+            await cluster.until(lambda: not any(other.is_changing_hands(stream) for other in others))
+            nursery.cancel_scope.cancel()
+        owner = others[0].owner_of(stream)
+        assert owner != name
+        first = said.index((None, True))
+        assert set(said[:first]) == {(name, False)}
+        assert set(said[first:]) == {(None, True), (owner, True), (owner, False)}
+
+    simulated(test, "a", "b", "c")
+
+
+def test_a_link_that_ends_is_seen_before_the_host_is_known_to_be_gone() -> None:
+    """Out of reach, a leader may be about to change: those who ask may wait a moment."""
+
+    async def test(cluster: MemoryCluster) -> None:
+        (stream,) = await cluster.create_topic()
+        name, _ = await cluster.append(stream, b"0")
+        other = next(host for host in "abc" if host != name)
+        await trio.sleep(0.1)
+        cluster.network.cut(name, other)
+        assert cluster.hosts[other].host.is_changing_hands(stream)
+        assert cluster.hosts[other].host.owner_of(stream) == name
+        cluster.network.heal()
+        assert not cluster.hosts[other].host.is_changing_hands(stream)
+
+    simulated(test, "a", "b", "c")
