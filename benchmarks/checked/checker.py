@@ -4,7 +4,8 @@ The promises:
 * **log**: an acknowledged record is in the log once at least, at its offset; a record of an idempotent producer is
   there once at most, and its records are in the order of sending; nothing is there that was not sent; offsets of a
   dense stream have no holes; no offset is given to two records. Every log with acknowledged records can be read. What
-  is trimmed is judged by what readers saw of it.
+  is trimmed is judged by what readers saw of it. A record that was sent after another one of any producer was
+  acknowledged lies behind that.
 * **trimming**: what was deleted stays deleted, nothing else goes, and retention keeps what it must.
 * **copies**: each record of the log lies on as many disks as its topic has copies.
 * **reads**: what was read at an offset is what is there at the end; a reader's offsets go up, without holes but where
@@ -82,6 +83,7 @@ class Stream:
     """By whom, from where, to where."""
     cleared: list[tuple[int, bool]] = field(default_factory=list)
     """Up to where records were to be deleted, and whether that was acknowledged."""
+    acks: list[Ack] = field(default_factory=list)
     held: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     """On each disk, the offsets whose record is that of the log."""
 
@@ -92,6 +94,15 @@ class Stream:
     def must_hold(self, offset: int) -> bool:
         """Whether the log must have a record that somebody was told of."""
         return offset >= self.start and (offset < self.limit or self.told_s[offset] < self.looked_s)
+
+
+class Ack(NamedTuple):
+    """A record that was acknowledged."""
+
+    begun_s: float
+    ended_s: float
+    offset: int
+    record: str
 
 
 class TopicChange(NamedTuple):
@@ -295,8 +306,9 @@ class Checker:
         producer.acked[asked["number"]] = offset
         if offset < 0:
             return
-        self._streams[producer.stream].told_s.setdefault(offset, answer["at_s"])
-        record = f"{asked['who']}:{asked['number']}"
+        stream, record = self._streams[producer.stream], f"{asked['who']}:{asked['number']}"
+        stream.told_s.setdefault(offset, answer["at_s"])
+        stream.acks.append(Ack(asked["at_s"], answer["at_s"], offset, record))
         before = self._owners.setdefault((producer.stream, offset), record)
         if before != record:
             self._breaks("an offset once", f"{producer.stream}: {before} and {record} were both told offset {offset}")
@@ -327,6 +339,7 @@ class Checker:
         stream.held[host].update(offset for offset, value in records if log.get(offset) == value)
 
     def _check_stream(self, name: str, stream: Stream) -> None:
+        self._check_order(name, stream.acks)
         if stream.log is None:
             if self._must_be_readable(name, stream):
                 self._breaks("logs can be read", f"{name}: nobody could read it at the end")
@@ -349,6 +362,18 @@ class Checker:
                 self._breaks("nothing that was not sent", f"{name} {offset}: {value}")
         self._check_start(name, stream)
         self._check_copies(name, stream, offsets)
+
+    def _check_order(self, name: str, acks: list[Ack]) -> None:
+        """Records of a producer that are under way at once may change places when the leader does, unless the producer
+        is idempotent: of others only those are judged that were sent when one behind them had been acknowledged.
+        """
+        ended, at, last = sorted(acks, key=lambda ack: ack.ended_s), 0, Ack(0.0, 0.0, -1, "")
+        for ack in sorted(acks):
+            while ended[at].ended_s < ack.begun_s:
+                last, at = max(last, ended[at], key=lambda each: each.offset), at + 1
+            if ack.offset <= last.offset:
+                at_last = f"{last.record} was acknowledged at {last.offset}"
+                self._breaks("in order", f"{name}: {ack.record} is at {ack.offset}; before it was sent, {at_last}")
 
     def _must_be_readable(self, name: str, stream: Stream) -> bool:
         """Whether anything was acknowledged there, and nobody has tried to delete it since."""
@@ -411,12 +436,13 @@ class Checker:
             now = stream.at(offset)
             if now != record and (now is not None or stream.must_hold(offset)):
                 self._breaks("acknowledged records stay", f"{name} {offset}: {record} was, {now or 'nothing'} is")
+        if not producer.is_idempotent:
+            return
         placed = [(number, offset) for number, offset in sorted(producer.acked.items()) if offset >= 0]
         for (before, low), (number, high) in pairwise(placed):
             if high <= low:
-                self._breaks("in order", f"{name}: {who}:{before} at {low}, {who}:{number} at {high}")
-        if producer.is_idempotent:
-            self._check_once(who, name, stream.seen | stream.log)
+                self._breaks("idempotent records in order", f"{name}: {who}:{before} at {low}, {number} at {high}")
+        self._check_once(who, name, stream.seen | stream.log)
 
     def _check_once(self, who: str, name: str, records: dict[int, str]) -> None:
         """`records`: those of the log, and those that readers saw in front of it."""

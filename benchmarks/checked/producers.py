@@ -4,7 +4,8 @@ Invariants:
 * A producer ends when `Work.writing_ended` is set, and then waits for what is under way, for DRAIN_S at most.
 * What a library says about a lost host never ends a producer; a library that gives up is replaced by a producer of a
   new name.
-* Producers that are not idempotent have one request in flight: the order of what is acknowledged is theirs.
+* Producers that are not idempotent have one request in flight to each host. Behind a change of the leader, librdkafka
+  was seen to send a newer record first and the thirteen in front of it again afterwards.
 * A producer keeps WAITING_MAX records without an answer at most: without service it waits.
 """
 

@@ -52,6 +52,19 @@ def acked_out_of_order(history: History) -> None:
     history.log("p:0", "q:0", "q:0", "q:3", "q:2")
 
 
+def acked_behind_a_newer_owner(history: History) -> None:
+    """A record is acknowledged at an offset in front of one that another producer was told of before it was sent."""
+    history.produce("q", 2, 6)
+    history.produce("p", 2, 5)
+
+
+def idempotent_records_change_places(history: History) -> None:
+    """Two records of an idempotent producer, under way at once, are acknowledged at offsets in the other order."""
+    calls = [history.begin("produce", "p", stream=STREAM, number=number) for number in (2, 3)]
+    for call, offset in zip(calls, (6, 5), strict=True):
+        history.end(call, offset=offset)
+
+
 def offset_twice(history: History) -> None:
     """Two owners give the same offset."""
     history.produce("p", 2, 0)
@@ -412,6 +425,8 @@ PLANTED = {
     duplicate: "idempotent records once",
     reorder: "idempotent records in order",
     acked_out_of_order: "in order",
+    acked_behind_a_newer_owner: "in order",
+    idempotent_records_change_places: "idempotent records in order",
     offset_twice: "an offset once",
     never_sent: "nothing that was not sent",
     other_stream: "nothing that was not sent",
@@ -459,6 +474,16 @@ def test_an_unanswered_record_may_come_behind_the_end_of_a_log() -> None:
     assert history.broken() == set()
     history.log(*ORDERS)
     assert history.broken() == {"what was read stays"}
+
+
+def test_records_that_are_under_way_at_once_may_change_places() -> None:
+    """A producer that is not idempotent may send some of them again, when the leader changes."""
+    history = History()
+    calls = [history.begin("produce", "q", stream=STREAM, number=number) for number in range(3)]
+    for call, offset in zip(calls, (1, 2, 0), strict=True):
+        history.end(call, offset=offset)
+    history.log("q:2", "q:0", "q:1")
+    assert history.broken() == set()
 
 
 def test_batches_that_were_sent_again_break_nothing() -> None:
