@@ -135,10 +135,10 @@ def test_a_topic_that_is_deleted_takes_what_is_being_registered_along(monkeypatc
         noted: list[int] = []
         note = life.running.host.note_tiered
 
-        def late(name: str, epoch: int, copy: TieredCopy) -> None:
+        def late(stream: str, epoch: int, copy: TieredCopy) -> None:
             world.cluster.metadata.cut_off(life.running.host.name)
             noted.append(epoch)
-            note(name, epoch, copy)
+            note(stream, epoch, copy)
 
         life.running.host.note_tiered = late  # type: ignore[method-assign]
         await world.chunk()
