@@ -270,7 +270,7 @@ class ClientConnection:
             except ValueError as error:
                 raise ClosedError("the subject of the client's certificate cannot be read") from error
             self._caller = self._caller._replace(principal=principal)
-        was_deep, pieces = False, 0
+        was_deep, has_checks, pieces = False, True, 0
         while True:
             request = self._frames.next_nowait()
             if request is None:
@@ -293,18 +293,19 @@ class ClientConnection:
                 continue
             if is_first:  # of those that arrived together
                 self._on_request(self.give_way)
-                is_first = False
-            if self._broker.has_checks or not single_batch.start(
-                self._broker, self._line, self._produced, request, self._leaders
-            ):
+                is_first, has_checks = False, self._broker.has_checks
+            if has_checks or not single_batch.start(self._broker, self._line, self._produced, request, self._leaders):
                 await self._begin(request)
+                has_checks = self._broker.has_checks  # others have run meanwhile
             if self._muted_ms:
                 await self._stay_muted()
+                has_checks = self._broker.has_checks
             if (
                 self._line.request_bytes > self._broker.settings.connection_in_flight_bytes
                 or not self._requests.has_room
             ):
                 await self._wait_for_room()
+                has_checks = self._broker.has_checks
 
     def _receives_more(self) -> bool:
         """Whether more has arrived while requests were begun: then they share a write, and a turn of the event loop."""

@@ -68,7 +68,7 @@ class Backlog:
 
     def written(self, count: int) -> None:
         """Forget the oldest `count` unwritten batches: the file holds them now."""
-        self.unwritten_bytes -= sum(len(batch.buffer) + ENTRY_OVERHEAD_BYTES for batch in self.unwritten[:count])
+        self.unwritten_bytes -= sum([len(batch.buffer) + ENTRY_OVERHEAD_BYTES for batch in self.unwritten[:count]])
         del self.unwritten[:count]
 
     def unindexed(self, count: int) -> list[IndexEntry]:

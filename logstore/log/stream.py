@@ -106,7 +106,8 @@ class Stream(SoleLeader, TieredLog):
         """
         self._refuse_if_gone()
         header = check_produced(records, self.name, self.config, now_ms, are_times_checked=are_times_checked)
-        self._host.space.admit(header.size_bytes)
+        size_bytes = len(records)
+        self._host.space.admit(size_bytes)
         ticket: AppendTicket = Ticket()
         if header.producer_id >= 0:
             duplicate = self.producers.admit(header, ticket)
@@ -115,7 +116,7 @@ class Stream(SoleLeader, TieredLog):
                     return duplicate.ticket
                 return Ticket.succeeded(AppendResult(duplicate.base_offset, self.log_start_offset, True))
         self._pending.append(PendingAppend(records, header, ticket))
-        self._pending_bytes += header.size_bytes
+        self._pending_bytes += size_bytes
         self._host.notify(self)
         return ticket
 
@@ -336,7 +337,7 @@ class Stream(SoleLeader, TieredLog):
 
     def _acknowledge(self, flight: WriteInFlight) -> None:
         """Pass a durable write to tail, tickets and readers, in the order of the module's docstring."""
-        self.appended_bytes += sum(batch.header.size_bytes for batch in flight.batches)
+        self.appended_bytes += sum(map(len, flight.buffers()))
         if flight.group is not None:
             flight.group.keep_for_tail(flight.batches)
         if not flight.group_open:

@@ -287,15 +287,14 @@ class PlacedBatch:
     base_offset: int
     kind: int
     """The type of its control record; 0 for any other batch."""
-
-    @property
-    def next_offset(self) -> int:
-        """The offset after its last record."""
-        return self.base_offset + self.header.last_offset_delta + 1
+    _entry: TailEntry | None = None
 
     def tail_entry(self) -> TailEntry:
         """The batch as readers get it from memory."""
-        return TailEntry(self.base_offset, self.next_offset, self.buffer, self.header.is_control, self.kind)
+        if self._entry is None:
+            next_offset = self.base_offset + self.header.last_offset_delta + 1
+            self._entry = TailEntry(self.base_offset, next_offset, self.buffer, self.header.is_control, self.kind)
+        return self._entry
 
 
 @dataclass(slots=True)

@@ -7,7 +7,17 @@ chunk from being trimmed by age.
 """
 
 from logstore.errors import CorruptBatch, InvalidRecord, InvalidTimestamp, MessageTooLarge, UnsupportedBatchFormat
-from logstore.format.batch import HEADER_BYTES, HIGHEST_COMPRESSION, BatchHeader, check_batch, parse_header
+from logstore.format.batch import (
+    COMPRESSION_MASK,
+    CONTROL_BIT,
+    HEADER_BYTES,
+    HIGHEST_COMPRESSION,
+    LENGTH_OVERHEAD,
+    TRANSACTIONAL_BIT,
+    BatchHeader,
+    check_batch,
+    parse_header,
+)
 from logstore.format.compression import open_records
 from logstore.format.records import iterate_times
 from logstore.interfaces import Buffer
@@ -33,15 +43,16 @@ def check_produced(
         # The limit applies to all of `records` before a batch is parsed: several batches are a client's error anyway.
         raise MessageTooLarge(f"a batch of {len(records)} bytes exceeds {stream}'s max.message.bytes {limit}")
     header = check_batch(records)
-    if header.size_bytes != len(records):
+    attributes = header.attributes
+    if header.batch_length + LENGTH_OVERHEAD != len(records):
         raise InvalidRecord(f"{stream}: one batch per partition and request, but bytes follow the first")
-    if header.is_control or header.is_transactional:
+    if attributes & (CONTROL_BIT | TRANSACTIONAL_BIT):
         raise InvalidRecord(f"{stream}: control and transactional batches are not accepted from clients")
     if header.record_count != header.last_offset_delta + 1 or header.record_count == 0:
         raise InvalidRecord(
             f"{stream}: {header.record_count} records do not match last offset delta {header.last_offset_delta}"
         )
-    if header.compression > HIGHEST_COMPRESSION:
+    if attributes & COMPRESSION_MASK > HIGHEST_COMPRESSION:
         raise InvalidRecord(f"{stream}: compression codec {header.compression} is unknown")
     if not are_times_checked:
         check_times(memoryview(records), header, stream, config, now_ms)
