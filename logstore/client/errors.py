@@ -56,7 +56,7 @@ _NAMES: Final = {
 }
 _ASK_FOR_RIGHTS: Final = "ask for an ACL that allows it"
 _HINTS: Final = {
-    UNKNOWN_TOPIC_OR_PARTITION: "`cairn topics` lists the topics",
+    UNKNOWN_TOPIC_OR_PARTITION: "`cairn topics` lists the topics, `cairn topics create NAME` makes one",
     29: _ASK_FOR_RIGHTS,
     30: _ASK_FOR_RIGHTS,
     31: _ASK_FOR_RIGHTS,

@@ -28,7 +28,7 @@ from testcontainers.core.container import DockerContainer
 from testcontainers.core.network import Network as DockerNetwork
 
 from logstore.testing.certificates import certificate_flags, make_certificates
-from logstore.testing.namespaces import shape
+from logstore.testing.namespaces import TABLE, shape
 from logstore.testing.network import ETCD, NetworkUnavailable
 from logstore.testing.ports import free_ports
 from logstore.testing.processes import PATIENCE_S, NotStarted
@@ -277,19 +277,19 @@ class ContainerNetwork:
 
     def cut(self, source: str, target: str) -> None:
         """See Network."""
-        self._inside(target, "nft", "add table inet faults")
-        self._inside(target, "nft", "add chain inet faults input { type filter hook input priority 0; }")
-        self._inside(target, "nft", f"add rule inet faults input ip saddr {self._address(source)} drop")
+        self._inside(target, "nft", f"add table {TABLE}")
+        self._inside(target, "nft", f"add chain {TABLE} input {{ type filter hook input priority 0; }}")
+        self._inside(target, "nft", f"add rule {TABLE} input ip saddr {self._address(source)} drop")
 
     def slow(self, source: str, target: str, *, delay_s: float = 0.0, bytes_s: float = 0.0) -> None:
         """See Network. Slows all that source sends, to whomever; a delay needs netem in the kernel."""
         self._inside(source, "tc", "qdisc", "replace", "dev", "eth0", "root", *shape(delay_s, bytes_s))
 
     def heal(self) -> None:
-        """See Network."""
+        """See Network. Other tables stay: Docker's answer for names of containers depends on one."""
         for name, node in self._nodes.items():
             if node.is_running:
-                for command in (("nft", "flush ruleset"), ("tc", "qdisc", "del", "dev", "eth0", "root")):
+                for command in (("nft", f"delete table {TABLE}"), ("tc", "qdisc", "del", "dev", "eth0", "root")):
                     self._try_inside(name, *command)
 
     def _address(self, name: str) -> str:

@@ -98,7 +98,7 @@ def test_a_host_is_drained_stopped_and_removed(tmp_path: Path) -> None:
     """Its streams and chunks go to others while a producer writes; it ends with none and is stopped for good. Nothing
     is lost or doubled, and no error comes to the producer. What cannot be is refused with a reason.
     """
-    with Cluster(tmp_path, ("a", "b", "c", "d"), "--lease-s", "3", network=new_network()) as cluster:
+    with Cluster(tmp_path, ("a", "b", "c", "d"), "--lease-s", "30", network=new_network()) as cluster:
         a, b, c, _ = cluster
         with Client(parse_addresses(cluster.bootstrap), limit_s=PATIENCE_S) as client:
             client.create_topic("orders", PARTITIONS)
