@@ -197,7 +197,8 @@ class RemotePublisher:
         return left
 
     def _report_refusal(self, commit: CommitInProgress, target: Target, error: CairnError) -> None:
-        if commit.refusals.get(target) != str(error):
+        is_refusal = not isinstance(error, TryAgain)  # which says that this host has the epochs no more
+        if is_refusal and commit.refusals.get(target) != str(error):
             commit.refusals[target] = str(error)
             record, stream = commit.record, {"topic": target.topic, "partition": target.partition}
             self._report(GROUP_REFUSED, query=record.query, epoch=record.epoch, **stream, error=str(error))

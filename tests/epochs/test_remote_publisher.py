@@ -188,6 +188,15 @@ def test_a_stream_that_refuses_its_group_holds_up_no_other(
     assert (last.error, world.commit.remaining) == (None, {})
 
 
+def test_a_home_that_is_none_any_more_reports_no_refusal() -> None:
+    """No stream has refused anything: the next home delivers the groups."""
+    world = World(partitions=1)
+    done = world.publish()
+    world.owners.answer(TryAgain("this host has the epochs of queries no more"))
+    assert isinstance(done.error, TryAgain)
+    assert (len(world.commit.remaining), world.reports.names()) == (1, [])
+
+
 def test_a_damaged_segment_holds_up_its_own_streams_alone() -> None:
     """Streams that have nothing in it get their groups."""
     world = World(partitions=2)
