@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from logstore.testing.disks import Disk
-from logstore.testing.network import free_ports
+from logstore.testing.ports import free_ports
 from logstore.testing.processes import LocalProcess
 from logstore.testing.relay import Direction, Relay, Route
 from tests.support.limits import PATIENCE_S
