@@ -39,9 +39,9 @@ from logstore.base.heap import Heap
 from logstore.base.report import Reporter
 from logstore.base.system import SystemClock
 from logstore.base.tls import ServerTls
-from logstore.cluster.epochs_home import EpochLimits
+from logstore.cluster.epochs.epochs_home import EpochLimits
+from logstore.cluster.epochs.replicated_ledger import ReplicatedLedger
 from logstore.cluster.part import ClusterPart, Homes, LocalParts, StartCluster
-from logstore.cluster.replicated_ledger import ReplicatedLedger
 from logstore.config import SidecarConfig
 from logstore.disk.files import MAX_DESCRIPTORS, OsFiles
 from logstore.disk.meter import DiskMeter

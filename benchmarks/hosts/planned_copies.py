@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import trio
 
-from logstore.cluster.copy_pace import CopyRates
+from logstore.cluster.copies.copy_pace import CopyRates
 from tests.cluster.memory import LIMITS, Heard, MemoryCluster, simulated
 
 RACKS = 4

@@ -1,7 +1,7 @@
 """Where users, access control lists and quotas are kept: entries of text keys, changed one change after the other.
 
 A host alone keeps them in ledgers of its data directory (`LedgerEntries`), a cluster in its metadata store
-(`logstore.cluster.stored_access`). Both promise:
+(`logstore.cluster.streams.stored_access`). Both promise:
 
 * `follow` tells of what is there, and then of each change once it is durable, in the order of the changes.
 * A change is computed from what has been followed up to then, and no other change comes in between.

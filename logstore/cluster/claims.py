@@ -14,10 +14,10 @@ from typing import Final
 
 import trio
 
-from logstore.cluster import election
 from logstore.cluster.live_hosts import LiveHosts
-from logstore.cluster.membership import Membership
-from logstore.cluster.view import ClusterView, KnownTopic, stream_name, topic_id_of
+from logstore.cluster.members import election
+from logstore.cluster.members.membership import Membership
+from logstore.cluster.members.view import ClusterView, KnownTopic, stream_name, topic_id_of
 from logstore.replica.registrations import OwnerId, StreamHead
 
 LOOK_S: Final = 0.05

@@ -6,7 +6,7 @@ Invariants:
 * LOADS_AT_ONCE reads for readers have their entries in memory at a time, and MAX_LOADS wait: beyond that they are
   dropped, and who asks asks again. A read that fails for want of a descriptor or of memory says nothing about the
   chunk, and is dropped as well.
-* Reads for copies wait for their turn (`logstore.cluster.copies`), apart from those for readers.
+* Reads for copies wait for their turn (`logstore.cluster.copies.copies`), apart from those for readers.
 """
 
 import errno
@@ -16,9 +16,9 @@ from typing import Final
 import trio
 
 from logstore.base.events import Report
-from logstore.cluster.bursts import Bursts
-from logstore.cluster.copies import Copies
+from logstore.cluster.copies.copies import Copies
 from logstore.cluster.interfaces import ReplicaFiles
+from logstore.cluster.links.bursts import Bursts
 from logstore.errors import CorruptChunk, UnknownTopicOrPartition
 from logstore.events import REPLICA_DAMAGED
 from logstore.log.ticket import Ticket

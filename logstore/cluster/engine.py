@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import TypeVar
 
-from logstore.cluster.bursts import Bursts
-from logstore.cluster.chunk_reads import ChunkReads
-from logstore.cluster.replicated_stream import ReplicatedStream
-from logstore.cluster.topics import ClusterTopics
+from logstore.cluster.links.bursts import Bursts
+from logstore.cluster.streams.chunk_reads import ChunkReads
+from logstore.cluster.streams.replicated_stream import ReplicatedStream
+from logstore.cluster.streams.topics import ClusterTopics
 from logstore.engine import SCAN_CHUNKS, StoreEngine
 from logstore.errors import CorruptChunk, OffsetOutOfRange
 from logstore.log.reading import ReadResult, TimeFound

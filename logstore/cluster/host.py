@@ -37,24 +37,24 @@ from logstore.base.events import Report
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import Condition, MetadataStore
 from logstore.base.metadata.local_watch import ChangeSignal
-from logstore.cluster import election
-from logstore.cluster.bursts import Bursts
 from logstore.cluster.claims import Claims
-from logstore.cluster.copies import Copies
-from logstore.cluster.copy_pace import DEFAULT_GRACE_S, CopyRates
+from logstore.cluster.copies.copies import Copies
+from logstore.cluster.copies.copy_pace import DEFAULT_GRACE_S, CopyRates
 from logstore.cluster.disk_work import DiskWork
-from logstore.cluster.entry_reads import EntryReads
-from logstore.cluster.host_identity import HostIdentity
 from logstore.cluster.interfaces import Links, PlanSets, ReplicaFiles, StreamObserver
+from logstore.cluster.links.bursts import Bursts
 from logstore.cluster.live_hosts import LiveHosts
-from logstore.cluster.membership import Membership
+from logstore.cluster.members import election
+from logstore.cluster.members.host_identity import HostIdentity
+from logstore.cluster.members.membership import Membership
+from logstore.cluster.members.set_choice import SetChoice
+from logstore.cluster.members.view import ClusterView, KnownHead, KnownTopic, stream_name, topic_id_of
 from logstore.cluster.owner_news import OwnerNews
 from logstore.cluster.owner_ticks import OwnerTicks
-from logstore.cluster.registration_requests import CreateRegistration, FirstRegistration, RegistrationRequests
-from logstore.cluster.set_choice import SetChoice
-from logstore.cluster.shown_registrations import ShownRegistrations
-from logstore.cluster.stored_topics import StoredTopics
-from logstore.cluster.view import ClusterView, KnownHead, KnownTopic, stream_name, topic_id_of
+from logstore.cluster.streams.entry_reads import EntryReads
+from logstore.cluster.streams.registration_requests import CreateRegistration, FirstRegistration, RegistrationRequests
+from logstore.cluster.streams.shown_registrations import ShownRegistrations
+from logstore.cluster.streams.stored_topics import StoredTopics
 from logstore.errors import ChunkUnreachable, NotLeader, UnknownTopicOrPartition
 from logstore.replica.appending import OwnerLimits
 from logstore.replica.copy_tokens import CopyTokens

@@ -27,11 +27,11 @@ from typing import Final
 import trio
 
 from logstore.base.metadata import schema
-from logstore.cluster import election
-from logstore.cluster.copy_pace import DEFAULT_GRACE_S
+from logstore.cluster.copies.copy_pace import DEFAULT_GRACE_S
 from logstore.cluster.interfaces import Links
-from logstore.cluster.membership import Membership
-from logstore.cluster.view import ClusterView
+from logstore.cluster.members import election
+from logstore.cluster.members.membership import Membership
+from logstore.cluster.members.view import ClusterView
 from logstore.replica.placing import Choose, Placing, first_ones
 from logstore.replica.registrations import Member
 

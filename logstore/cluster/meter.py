@@ -13,10 +13,10 @@ import trio
 
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import MetadataStore
-from logstore.cluster.copy_coordinator import CopyCoordinator
+from logstore.cluster.copies.copy_coordinator import CopyCoordinator
 from logstore.cluster.figures import ClusterFigures, CopyFigures, HostFigures, LinkFigures, ShortStream
 from logstore.cluster.host import ClusterHost
-from logstore.cluster.links import HostLinks
+from logstore.cluster.links.links import HostLinks
 from logstore.log.replicas import ReplicaChunks
 from logstore.replica.owner_states import TAKING
 from logstore.replica.registrations import ChunkRegistration, StreamRegistration

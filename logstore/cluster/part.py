@@ -15,17 +15,17 @@ from logstore.base.clock import Clock
 from logstore.base.events import Report
 from logstore.base.metadata.interface import MetadataStore
 from logstore.base.tls import PeerTls
-from logstore.cluster.epochs_home import EpochLimits, EpochsHome
+from logstore.cluster.epochs.epochs_home import EpochLimits, EpochsHome
+from logstore.cluster.epochs.reader_holds import ReaderHolds
+from logstore.cluster.epochs.readers_home import ReadersHome
+from logstore.cluster.epochs.replicated_ledger import LedgerHome, ReplicatedLedger
 from logstore.cluster.figures import ClusterMeter
-from logstore.cluster.owner_calls import CallServer, OwnerCalls
-from logstore.cluster.placement import Placement
-from logstore.cluster.reader_holds import ReaderHolds
-from logstore.cluster.readers_home import ReadersHome
-from logstore.cluster.replicated_ledger import LedgerHome, ReplicatedLedger
+from logstore.cluster.members.placement import Placement
 from logstore.cluster.settings import ClusterSecurity, ClusterSettings, EtcdUrl, SqliteUrl
-from logstore.cluster.stored_access import StoredAccess
+from logstore.cluster.streams.owner_calls import CallServer, OwnerCalls
+from logstore.cluster.streams.stored_access import StoredAccess
+from logstore.cluster.streams.topics import ClusterTopics
 from logstore.cluster.survey import Survey
-from logstore.cluster.topics import ClusterTopics
 from logstore.engine import StoreEngine
 from logstore.interfaces import FileSystem
 from logstore.log.served import ServingEngine

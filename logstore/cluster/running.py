@@ -22,38 +22,38 @@ from logstore.base.metadata.etcd.store import open_etcd
 from logstore.base.metadata.interface import MetadataStore
 from logstore.base.metadata.sqlite import open_sqlite
 from logstore.base.tls import PeerTls
-from logstore.cluster.chunk_reads import ChunkReads
-from logstore.cluster.copy_coordinator import CopyCoordinator
-from logstore.cluster.copy_requests import CopyRequests
+from logstore.cluster.copies.copy_coordinator import CopyCoordinator
+from logstore.cluster.copies.copy_requests import CopyRequests
 from logstore.cluster.engine import ClusterEngine
-from logstore.cluster.epoch_holds import EpochHolds
-from logstore.cluster.epochs_home import EpochsHome
-from logstore.cluster.group_appends import GroupAppends
+from logstore.cluster.epochs.epoch_holds import EpochHolds
+from logstore.cluster.epochs.epochs_home import EpochsHome
+from logstore.cluster.epochs.group_appends import GroupAppends
+from logstore.cluster.epochs.reader_holds import ReaderHolds
+from logstore.cluster.epochs.readers_home import ReadersHome
+from logstore.cluster.epochs.replicated_ledger import LedgerHome, LedgerServices, ReplicatedLedger
 from logstore.cluster.host import ClusterHost, HostParts
-from logstore.cluster.host_identity import establish_identity
-from logstore.cluster.links import HostLinks
-from logstore.cluster.membership import Announcement, Membership
+from logstore.cluster.links.links import HostLinks
+from logstore.cluster.links.peer_list import PeerList
+from logstore.cluster.links.peers import OwnEnd
+from logstore.cluster.members.host_identity import establish_identity
+from logstore.cluster.members.membership import Announcement, Membership
+from logstore.cluster.members.placement import Placement
+from logstore.cluster.members.view import ClusterView
 from logstore.cluster.meter import HostMeter
 from logstore.cluster.own_place import OwnPlace
-from logstore.cluster.owner_calls import TELL_GOES, TELL_WISHES, OwnerCalls
 from logstore.cluster.part import Homes, LocalParts, OpenAccess, OpenMetadata, StartCluster
-from logstore.cluster.peer_list import PeerList
-from logstore.cluster.peers import OwnEnd
-from logstore.cluster.placement import Placement
-from logstore.cluster.producer_ids import ProducerIds
-from logstore.cluster.reader_holds import ReaderHolds
-from logstore.cluster.readers_home import ReadersHome
-from logstore.cluster.replica_files import LocalReplicaFiles
-from logstore.cluster.replicated_ledger import LedgerHome, LedgerServices, ReplicatedLedger
-from logstore.cluster.replicated_stream import StreamServices
-from logstore.cluster.retention import ClusterRetention
-from logstore.cluster.retention_clock import ClusterClock
 from logstore.cluster.settings import ClusterSecurity, ClusterSettings, EtcdUrl, SqliteUrl
-from logstore.cluster.stored_access import HEAD, StoredAccess
+from logstore.cluster.streams.chunk_reads import ChunkReads
+from logstore.cluster.streams.owner_calls import TELL_GOES, TELL_WISHES, OwnerCalls
+from logstore.cluster.streams.producer_ids import ProducerIds
+from logstore.cluster.streams.replica_files import LocalReplicaFiles
+from logstore.cluster.streams.replicated_stream import StreamServices
+from logstore.cluster.streams.retention import ClusterRetention
+from logstore.cluster.streams.retention_clock import ClusterClock
+from logstore.cluster.streams.stored_access import HEAD, StoredAccess
+from logstore.cluster.streams.topics import GROUPS_TOPIC, ClusterFacts, ClusterTopics
 from logstore.cluster.survey import Survey
-from logstore.cluster.tier_service import ClusterTierService
-from logstore.cluster.topics import GROUPS_TOPIC, ClusterFacts, ClusterTopics
-from logstore.cluster.view import ClusterView
+from logstore.cluster.tier.tier_service import ClusterTierService
 from logstore.errors import ConfigError
 from logstore.replica.messages import Message
 from logstore.tier.service import TierMeter

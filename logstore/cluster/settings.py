@@ -14,7 +14,7 @@ from logstore.base.metadata.errors import InvalidMetadataCall
 from logstore.base.metadata.schema import MAX_DOMAINS, MAX_RACK_CHARACTERS, member_key
 from logstore.base.racks import domains
 from logstore.base.tls import TlsFiles
-from logstore.cluster.copy_pace import DEFAULT_GRACE_S, CopyRates
+from logstore.cluster.copies.copy_pace import DEFAULT_GRACE_S, CopyRates
 from logstore.errors import ConfigError
 
 DEFAULT_NAMESPACE: Final = "/cairn/"

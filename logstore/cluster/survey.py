@@ -22,9 +22,9 @@ import trio
 from logstore.base.clock import Clock
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import MetadataStore
-from logstore.cluster import election
-from logstore.cluster.departures import Departures
-from logstore.cluster.view import ClusterView, KnownHead, KnownTopic, stream_name
+from logstore.cluster.members import election
+from logstore.cluster.members.departures import Departures
+from logstore.cluster.members.view import ClusterView, KnownHead, KnownTopic, stream_name
 from logstore.errors import CorruptRegister, UnknownFormatVersion, UnknownTopicOrPartition
 from logstore.format.host_summaries import (
     HOSTS_PER_REPLY,

@@ -19,7 +19,7 @@ from logstore.base.directory import locked_directory
 from logstore.base.failures import leaves
 from logstore.base.report import Reporter
 from logstore.base.system import SystemClock
-from logstore.cluster.adoption import Adopted, AdoptionEnvironment, AdoptionPlaces, adopt
+from logstore.cluster.adoption.adoption import Adopted, AdoptionEnvironment, AdoptionPlaces, adopt
 from logstore.cluster.part import OpenMetadata
 from logstore.cluster.settings import parse_url
 from logstore.commands.metadata_store import add_etcd_arguments, cluster_room, etcd_security

@@ -2,7 +2,7 @@
 
 | part | on a host alone | in a cluster |
 |---|---|---|
-| ledger | `logstore.log.ledger` | a replicated stream (`logstore.cluster.replicated_ledger`) |
+| ledger | `logstore.log.ledger` | a replicated stream (`logstore.cluster.epochs.replicated_ledger`) |
 | staging | files (`staging`) | records of the same stream (`replicated_staging`) |
 | publisher | into the host's streams (`publisher`) | to the streams' owners (`logstore.cluster.epoch_publisher`) |
 

@@ -18,7 +18,7 @@ Invariants:
 * What lies at `first_offset` or behind it is all that a next owner may need: what is dropped counts until the stream
   says so, durably.
 * STAGED records name whole attempts up to their last durable segment, and are written while no segment is under way
-  (`logstore.cluster.replicated_ledger`); so an owner that begins at the first of them misses none, and for one that
+  (`cluster.epochs.replicated_ledger`); so an owner that begins at the first of them misses none, and for one that
   begins earlier they say nothing new.
 * All staged bytes together stay below `limit_bytes` and one segment header. At most CACHE_BYTES of data are kept in
   memory, for epochs that are committed soon; the rest is read from the stream.

@@ -15,7 +15,7 @@ from kio.static.protocol import ResponsePayload
 from logstore.access.authorizer import Authorizer
 from logstore.access.quotas import Quotas
 from logstore.base.clock import Clock
-from logstore.cluster.placement import Placement
+from logstore.cluster.members.placement import Placement
 from logstore.interfaces import Buffer
 from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.codec import EncodedAnswer

@@ -1,6 +1,6 @@
 """Requests about epochs and queries on a host of a cluster: answered here, or passed on to the home of epochs.
 
-The host that owns the topic of epochs has them (`logstore.cluster.epochs_home`); a request is passed on with who asks.
+The host that owns the topic of epochs has them (`cluster.epochs.epochs_home`); a request is passed on with who asks.
 
 Invariants:
 * What is answered from memory alone, an error too, is confirmed first: a home that was replaced and does not know it
@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 
 import trio
 
-from logstore.cluster.epochs_home import EpochsHome
-from logstore.cluster.owner_calls import FORWARD, CallServer, OwnerCalls
+from logstore.cluster.epochs.epochs_home import EpochsHome
+from logstore.cluster.streams.owner_calls import FORWARD, CallServer, OwnerCalls
 from logstore.epochs.epochs import Epochs
 from logstore.errors import CairnError, MalformedRequest, TryAgain, UnknownTopicOrPartition
 from logstore.format.epoch_api import EpochCommitReply, Reply, StageReply, encode_reply_body

@@ -15,7 +15,7 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 import trio
 
-from logstore.cluster.owner_calls import OwnerCalls
+from logstore.cluster.streams.owner_calls import OwnerCalls
 from logstore.errors import HostUnreachable, MalformedRequest, TryAgain
 from logstore.format.epoch_api import encode_reply_body
 from logstore.interfaces import Buffer

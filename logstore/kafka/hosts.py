@@ -1,7 +1,7 @@
 """What operators' commands ask of a cluster: its hosts, where the partitions of a topic are, and that hosts leave.
 
 Invariant: answers are bounded (`logstore.cluster.survey`). Any host may be asked, and asked again: what is changed is
-an entry that all hosts act on (`logstore.cluster.departures`).
+an entry that all hosts act on (`logstore.cluster.members.departures`).
 
 Source: docs/format.md, "Private requests".
 """
@@ -9,7 +9,7 @@ Source: docs/format.md, "Private requests".
 from functools import partial
 
 from logstore.access.acls import CLUSTER_NAME
-from logstore.cluster.departures import Departures
+from logstore.cluster.members.departures import Departures
 from logstore.cluster.survey import Survey
 from logstore.errors import CairnError
 from logstore.format.host_summaries import DRAIN, UNDRAIN, HostChanged

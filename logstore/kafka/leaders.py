@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
-from logstore.cluster.placement import NO_NODE, Node, Placement
+from logstore.cluster.members.placement import NO_NODE, Node, Placement
 from logstore.kafka.framing import Writer
 from logstore.kafka.topic_keys import TopicKey, find_topic
 from logstore.log.served import ServedStore

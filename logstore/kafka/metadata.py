@@ -20,7 +20,7 @@ from kio.schema.types import TopicName
 from kio.static.primitive import i32
 from kio.static.protocol import ResponsePayload
 
-from logstore.cluster.placement import Node, Placement
+from logstore.cluster.members.placement import Node, Placement
 from logstore.errors import CairnError
 from logstore.kafka.api_types import Api, Broker, Caller
 from logstore.kafka.codec import EncodedAnswer

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
-from logstore.cluster.placement import NO_NODE, Node, Placed
+from logstore.cluster.members.placement import NO_NODE, Node, Placed
 from logstore.kafka.codec import EncodedAnswer
 from logstore.kafka.framing import Writer
 from logstore.kafka.metadata_answer import ShownCluster, ShownNode, ShownTopic, encode_answer

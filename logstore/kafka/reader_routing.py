@@ -1,6 +1,6 @@
 """Requests about registered readers on a host of a cluster: answered here, or by the host that has the readers.
 
-See `logstore.cluster.readers_home`.
+See `logstore.cluster.epochs.readers_home`.
 
 Invariants:
 * An answer rests on an entry that was put in the ledger for it, or is confirmed by one: a home that was replaced and
@@ -14,10 +14,10 @@ from typing import Final
 
 import trio
 
-from logstore.cluster.owner_calls import ASK_READERS, CallServer, OwnerCalls
-from logstore.cluster.reader_holds import ReaderHolds
-from logstore.cluster.readers_home import ReadersHome
-from logstore.cluster.topics import ClusterTopics
+from logstore.cluster.epochs.reader_holds import ReaderHolds
+from logstore.cluster.epochs.readers_home import ReadersHome
+from logstore.cluster.streams.owner_calls import ASK_READERS, CallServer, OwnerCalls
+from logstore.cluster.streams.topics import ClusterTopics
 from logstore.errors import CairnError, MalformedRequest, OffsetOutOfRange
 from logstore.format.fields import decode_fields, encode_fields, get_int
 from logstore.format.reader_api import (

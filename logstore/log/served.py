@@ -3,9 +3,9 @@
 | role | on a host alone | on a host of a cluster |
 |---|---|---|
 | `ServingEngine` | `logstore.engine.StoreEngine` | `logstore.cluster.engine.ClusterEngine` |
-| `ServedStore` | `logstore.log.store.Store` | `logstore.cluster.topics.ClusterTopics` |
-| `ServedTopic` | `logstore.log.store.Topic` | `logstore.cluster.topics.ReplicatedTopic` |
-| `ServedStream` | `logstore.log.stream.Stream` | `logstore.cluster.replicated_stream.ReplicatedStream` |
+| `ServedStore` | `logstore.log.store.Store` | `logstore.cluster.streams.topics.ClusterTopics` |
+| `ServedTopic` | `logstore.log.store.Topic` | `logstore.cluster.streams.topics.ReplicatedTopic` |
+| `ServedStream` | `logstore.log.stream.Stream` | `logstore.cluster.streams.replicated_stream.ReplicatedStream` |
 
 Invariants: a front knows these roles alone, so it is the same for both. What one of the two has and the other has not
 (registered readers, the room on the disk) is no part of a role: who needs it is given the class that has it. An engine

@@ -1,7 +1,7 @@
 """Which of a host's streams may have a chunk copied now: by the plan of copies, or by the host's own tokens.
 
 A stream asks for a copy with a *wish*: the chunk, its target, and the hosts that it may come from. What answers is a
-*go*. While a plan is followed, goes come from the coordinator of copies (`logstore.cluster.copy_requests`), which knows
+*go*. While a plan is followed, goes come from the coordinator of copies (`cluster.copies.copy_requests`), which knows
 the wishes of all hosts. Without a plan, `limit` streams have a go at a time.
 
 Invariants:

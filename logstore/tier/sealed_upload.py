@@ -7,7 +7,7 @@ Invariants:
   and the CRC-32C that the stream's registration says; otherwise nothing of the attempt counts.
 * What is given out was read back, as `logstore.tier.upload` says.
 * The keys of an attempt are its own. A failed attempt removes what it has stored, as far as the store lets it; the
-  sweep (`logstore.cluster.tiering`) removes the rest.
+  sweep (`logstore.cluster.tier.tiering`) removes the rest.
 """
 
 from collections.abc import Callable, Iterator

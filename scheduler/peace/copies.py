@@ -32,7 +32,7 @@ from scheduler.topology import UNLIMITED, Link, Server, Topology, both_ways
 
 Domain = tuple[str, ...]
 HOST_COPIES: Final = 2
-"""While the pieces of one chunk are on their way, those of another are written (`logstore.cluster.copy_flow`)."""
+"""While the pieces of one chunk are on their way, those of another are written (`cluster.copies.copy_flow`)."""
 MAX_HOST_COPIES: Final = 8
 LINK_SHARE: Final = 0.25
 COPY_BYTES_S: Final = 4 << 20

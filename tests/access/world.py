@@ -22,7 +22,7 @@ from logstore.access.entries import AccessEntries, LedgerEntries
 from logstore.base.clock import Clock
 from logstore.base.metadata.sqlite import open_sqlite
 from logstore.base.system import SystemClock
-from logstore.cluster.stored_access import StoredAccess
+from logstore.cluster.streams.stored_access import StoredAccess
 from logstore.disk.files import OsFiles
 from logstore.engine import open_engine
 from logstore.epochs.epochs import Epochs

@@ -19,17 +19,17 @@ from typing import Any, TypeVar, cast
 
 import trio
 
-from logstore.cluster.chunk_reads import ChunkReads
 from logstore.cluster.engine import ClusterEngine
-from logstore.cluster.epoch_holds import EpochHolds
-from logstore.cluster.epochs_home import EpochLimits, EpochsHome
-from logstore.cluster.group_appends import GroupAppends
+from logstore.cluster.epochs.epoch_holds import EpochHolds
+from logstore.cluster.epochs.epochs_home import EpochLimits, EpochsHome
+from logstore.cluster.epochs.group_appends import GroupAppends
+from logstore.cluster.epochs.replicated_ledger import LedgerServices
 from logstore.cluster.interfaces import ReplicaFiles
-from logstore.cluster.owner_calls import APPEND_GROUP, Handler, OwnerCalls
-from logstore.cluster.producer_ids import ProducerIds
-from logstore.cluster.replicated_ledger import LedgerServices
-from logstore.cluster.replicated_stream import ReplicatedStream, StreamServices
-from logstore.cluster.topics import ClusterFacts, ClusterTopics
+from logstore.cluster.streams.chunk_reads import ChunkReads
+from logstore.cluster.streams.owner_calls import APPEND_GROUP, Handler, OwnerCalls
+from logstore.cluster.streams.producer_ids import ProducerIds
+from logstore.cluster.streams.replicated_stream import ReplicatedStream, StreamServices
+from logstore.cluster.streams.topics import ClusterFacts, ClusterTopics
 from logstore.engine import StoreEngine
 from logstore.errors import CairnError, HostUnreachable, StagedMissing, StorageFailed, TryAgain
 from logstore.format.batch import iterate_batches
@@ -130,7 +130,7 @@ class EpochHost:
 
 
 class MemoryCalls:
-    """Calls of one host, and what it serves (`logstore.cluster.calls.HostCalls`)."""
+    """Calls of one host, and what it serves (`logstore.cluster.links.calls.HostCalls`)."""
 
     def __init__(self, world: EpochsWorld, name: str) -> None:
         self._world = world

@@ -9,7 +9,7 @@ import sys
 import trio
 
 from logstore.base.addresses import Address
-from logstore.cluster.peers import Peer
+from logstore.cluster.links.peers import Peer
 from logstore.replica.messages import Message
 from tests.cluster.links_world import LOOPBACK, LinkedHost
 

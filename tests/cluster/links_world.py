@@ -11,8 +11,8 @@ import trio
 from logstore.base.addresses import Address
 from logstore.base.events import LogEvent
 from logstore.base.tls import PeerTls
-from logstore.cluster.links import HostLinks
-from logstore.cluster.peers import LinkSettings, OwnEnd, Peer
+from logstore.cluster.links.links import HostLinks
+from logstore.cluster.links.peers import LinkSettings, OwnEnd, Peer
 from logstore.replica.messages import Append, Entry, LookAtRegistration, Message
 from logstore.replica.registrations import Member, Prefix
 from tests.support.limits import PATIENCE_S

@@ -18,15 +18,15 @@ import trio.testing
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import MetadataStore
 from logstore.base.racks import HostPlace
-from logstore.cluster.copy_coordinator import CopyCoordinator
-from logstore.cluster.copy_pace import CopyRates
-from logstore.cluster.copy_requests import CopyRequests
+from logstore.cluster.copies.copy_coordinator import CopyCoordinator
+from logstore.cluster.copies.copy_pace import CopyRates
+from logstore.cluster.copies.copy_requests import CopyRequests
 from logstore.cluster.host import ClusterHost, HostParts
-from logstore.cluster.host_identity import HostIdentity, establish_identity
 from logstore.cluster.interfaces import Loaded, PeerRefused, PlanCopies, Received
-from logstore.cluster.membership import Announcement, Membership
-from logstore.cluster.owner_calls import TELL_GOES, TELL_WISHES, Handler
-from logstore.cluster.view import ClusterView, stream_name
+from logstore.cluster.members.host_identity import HostIdentity, establish_identity
+from logstore.cluster.members.membership import Announcement, Membership
+from logstore.cluster.members.view import ClusterView, stream_name
+from logstore.cluster.streams.owner_calls import TELL_GOES, TELL_WISHES, Handler
 from logstore.errors import CorruptChunk, HostUnreachable, StorageFailed
 from logstore.interfaces import Buffer
 from logstore.log.stream import Stream

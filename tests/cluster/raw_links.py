@@ -9,9 +9,9 @@ import trio
 from crc32c import crc32c
 
 from logstore.base.addresses import Address
-from logstore.cluster.hello import HEAD, Hello, body_bytes, decode_hello, encode_hello
-from logstore.cluster.peers import Peer
-from logstore.cluster.wire import encode, frame_head
+from logstore.cluster.links.hello import HEAD, Hello, body_bytes, decode_hello, encode_hello
+from logstore.cluster.links.peers import Peer
+from logstore.cluster.links.wire import encode, frame_head
 from logstore.replica.messages import Message
 from logstore.replica.registrations import Member
 from tests.cluster.links_world import LOOPBACK, LinkedHost

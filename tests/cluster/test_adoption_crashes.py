@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 import pytest
 import trio
 
-import logstore.cluster.adoption
-import logstore.cluster.adoption_copy
+import logstore.cluster.adoption.adoption
+import logstore.cluster.adoption.adoption_copy
 from logstore.base.events import ignore
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import Committed, Conflict, DeletePrefix, MetadataStore, Transaction
 from logstore.base.metadata.sqlite import open_sqlite
 from logstore.base.system import SystemClock
-from logstore.cluster.adoption import AdoptionEnvironment, AdoptionPlaces, adopt
-from logstore.cluster.host_identity import ADOPTED_FILE, ADOPTION_FILE, LABEL_FILE
+from logstore.cluster.adoption.adoption import AdoptionEnvironment, AdoptionPlaces, adopt
+from logstore.cluster.members.host_identity import ADOPTED_FILE, ADOPTION_FILE, LABEL_FILE
 from logstore.engine import open_engine
 from logstore.format.records import Record, encode_batch
 from logstore.interfaces import FileSystem
@@ -239,7 +239,7 @@ async def test_a_crash_at_any_call(tmp_path: Path, seed: int, monkeypatch: pytes
 
 def keep_what_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica that a crash has left open counts as a copy."""
-    monkeypatch.setattr(logstore.cluster.adoption_copy, "_is_whole", lambda replica: True)
+    monkeypatch.setattr(logstore.cluster.adoption.adoption_copy, "_is_whole", lambda replica: True)
 
 
 def write_without_sync(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +249,7 @@ def write_without_sync(monkeypatch: pytest.MonkeyPatch) -> None:
         fs.create(name)
         fs.write(name, 0, [json.dumps(fields).encode()])
 
-    monkeypatch.setattr(logstore.cluster.adoption, "_write", write)
+    monkeypatch.setattr(logstore.cluster.adoption.adoption, "_write", write)
 
 
 @pytest.mark.slow
@@ -268,7 +268,7 @@ async def test_planted_bugs_are_found(
 async def crash_everywhere(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """An adoption, and one more from each of some states that crashes of it leave."""
     random = Random(seed)
-    monkeypatch.setattr(logstore.cluster.adoption_copy, "APPEND_BYTES", 1)  # several appends for each chunk
+    monkeypatch.setattr(logstore.cluster.adoption.adoption_copy, "APPEND_BYTES", 1)  # several appends for each chunk
     machine = new_machine()
     await fill(shared(machine)[0])
     before, metadata = logs(machine.source), tmp_path / "m.sqlite"

@@ -9,8 +9,8 @@ from logstore.base.events import ignore
 from logstore.base.metadata import schema
 from logstore.base.metadata.errors import MetadataUnavailable
 from logstore.base.metadata.interface import Committed, Conflict, MetadataStore, Put, Transaction
-from logstore.cluster.adoption import Adopted
-from logstore.cluster.host_identity import establish_identity
+from logstore.cluster.adoption.adoption import Adopted
+from logstore.cluster.members.host_identity import establish_identity
 from logstore.disk.files import OsFiles
 from logstore.errors import AdoptionRefused, WrongCluster
 from logstore.testing.metadata_contract import changing

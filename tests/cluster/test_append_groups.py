@@ -10,14 +10,14 @@ from uuid import uuid4
 
 import pytest
 
-from logstore.cluster import chunk_reads
-from logstore.cluster.chunk_reads import ChunkReads
 from logstore.cluster.engine import ClusterEngine
-from logstore.cluster.group_entry import MAX_GROUP_BYTES
 from logstore.cluster.interfaces import ReplicaFiles
-from logstore.cluster.replica_files import LocalReplicaFiles
-from logstore.cluster.replicated_stream import ReplicatedStream
-from logstore.cluster.topics import ClusterTopics
+from logstore.cluster.streams import chunk_reads
+from logstore.cluster.streams.chunk_reads import ChunkReads
+from logstore.cluster.streams.group_entry import MAX_GROUP_BYTES
+from logstore.cluster.streams.replica_files import LocalReplicaFiles
+from logstore.cluster.streams.replicated_stream import ReplicatedStream
+from logstore.cluster.streams.topics import ClusterTopics
 from logstore.disk.files import OsFiles
 from logstore.engine import open_engine
 from logstore.errors import CorruptBatch, GroupTooLarge, InvalidRecord, NotEnoughReplicas, NotLeader

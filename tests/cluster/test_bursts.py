@@ -3,7 +3,7 @@
 import pytest
 import trio
 
-from logstore.cluster.bursts import Bursts
+from logstore.cluster.links.bursts import Bursts
 from logstore.replica.messages import Message
 from tests.cluster.links_world import LinkedHost, append, linked, look
 

@@ -12,11 +12,12 @@ import trio.lowlevel
 import trustme
 
 from logstore.base.addresses import Address
-from logstore.cluster import calls, owner_calls
-from logstore.cluster.calls import CallHead, decode_call, encode_call
-from logstore.cluster.hello import Hello, encode_hello
-from logstore.cluster.peers import Peer
-from logstore.cluster.wire import FRAME, FrameBuffer
+from logstore.cluster.links import calls
+from logstore.cluster.links.calls import CallHead, decode_call, encode_call
+from logstore.cluster.links.hello import Hello, encode_hello
+from logstore.cluster.links.peers import Peer
+from logstore.cluster.links.wire import FRAME, FrameBuffer
+from logstore.cluster.streams import owner_calls
 from logstore.errors import HostUnreachable, MalformedMessage
 from logstore.interfaces import Buffer
 from tests.cluster.links_world import SETTINGS, LinkedHost, linked, look

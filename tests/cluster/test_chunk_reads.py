@@ -9,8 +9,8 @@ from uuid import uuid4
 import pytest
 import trio
 
-from logstore.cluster.chunk_reads import ChunkReads
 from logstore.cluster.interfaces import ReplicaFiles
+from logstore.cluster.streams.chunk_reads import ChunkReads
 from logstore.disk.files import OsFiles
 from logstore.engine import open_engine
 from logstore.errors import CorruptChunk, OffsetOutOfRange, OutOfOrderSequence

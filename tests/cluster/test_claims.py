@@ -13,7 +13,7 @@ import trio.testing
 from logstore.base.metadata import schema
 from logstore.cluster.claims import BALANCE_AFTER_S, STREAMS_AT_ONCE, Claims
 from logstore.cluster.live_hosts import placing_of
-from logstore.cluster.view import KnownHead, KnownTopic, stream_name
+from logstore.cluster.members.view import KnownHead, KnownTopic, stream_name
 from logstore.replica.placing import ANYWHERE
 from logstore.replica.registrations import ChunkRegistration, Member, OwnerId, StreamHead
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import pytest
 import trio
 
-from logstore.cluster import reader_holds
 from logstore.cluster.engine import ClusterEngine
-from logstore.cluster.owner_calls import HOLDERS, TRIM_LIMIT, OwnerCalls, fields_of
-from logstore.cluster.reader_holds import ReaderHolds
-from logstore.cluster.readers_home import ReadersHome
-from logstore.cluster.replicated_ledger import LedgerHome, LedgerServices, ReplicatedLedger
-from logstore.cluster.replicated_stream import ReplicatedStream
-from logstore.cluster.topics import GROUPS_TOPIC
+from logstore.cluster.epochs import reader_holds
+from logstore.cluster.epochs.reader_holds import ReaderHolds
+from logstore.cluster.epochs.readers_home import ReadersHome
+from logstore.cluster.epochs.replicated_ledger import LedgerHome, LedgerServices, ReplicatedLedger
+from logstore.cluster.streams.owner_calls import HOLDERS, TRIM_LIMIT, OwnerCalls, fields_of
+from logstore.cluster.streams.replicated_stream import ReplicatedStream
+from logstore.cluster.streams.topics import GROUPS_TOPIC
 from logstore.errors import OffsetOutOfRange, TryAgain, UnknownReader
 from logstore.format.fields import encode_fields
 from logstore.format.reader_api import (

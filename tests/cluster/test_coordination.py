@@ -10,7 +10,7 @@ import trio.testing
 from kio.schema.errors import ErrorCode
 
 from logstore.base.system import SystemClock
-from logstore.cluster.replicated_ledger import LedgerHome, ReplicatedLedger
+from logstore.cluster.epochs.replicated_ledger import LedgerHome, ReplicatedLedger
 from logstore.kafka import codec
 from logstore.kafka.api_types import Api
 from logstore.kafka.groups.coordination import GroupCoordination, nothing_beside

@@ -7,8 +7,8 @@ from random import Random
 import pytest
 import trio
 
-from logstore.cluster.copy_flow import PIECE_S, CopyFlow
-from logstore.cluster.copy_pace import (
+from logstore.cluster.copies.copy_flow import PIECE_S, CopyFlow
+from logstore.cluster.copies.copy_pace import (
     BESIDE_S,
     KEPT_CALM,
     MAX_PIECE_BYTES,

@@ -8,10 +8,10 @@ import pytest
 import trio
 
 from logstore.base.metadata import schema
-from logstore.cluster import copy_coordinator
-from logstore.cluster.copy_fields import decode_plan, encode_plan
-from logstore.cluster.copy_plan import Going
-from logstore.cluster.copy_requests import AWAY_S
+from logstore.cluster.copies import copy_coordinator
+from logstore.cluster.copies.copy_fields import decode_plan, encode_plan
+from logstore.cluster.copies.copy_plan import Going
+from logstore.cluster.copies.copy_requests import AWAY_S
 from logstore.events import COPIES_UNPLANNED, COPY_PLANNER_CRASHED
 from logstore.replica.copy_tokens import CopyGo
 from logstore.replica.registrations import ChunkRegistration

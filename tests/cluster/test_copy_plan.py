@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from logstore.base.metadata.interface import MAX_VALUE_BYTES
-from logstore.cluster.copy_fields import (
+from logstore.cluster.copies.copy_fields import (
     MAX_GOES,
     MAX_WISHES,
     decode_plan,
@@ -18,7 +18,7 @@ from logstore.cluster.copy_fields import (
     read_told,
     told_fields,
 )
-from logstore.cluster.copy_plan import SILENT_MS, UNPLANNED_MS, CopyPlan, Going
+from logstore.cluster.copies.copy_plan import SILENT_MS, UNPLANNED_MS, CopyPlan, Going
 from logstore.errors import MalformedRequest
 from logstore.replica.copy_tokens import CopyGo, CopyTokens, CopyWish
 from scheduler.peace.copies import HOST_COPIES, CopyScheduler

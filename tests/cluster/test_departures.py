@@ -5,7 +5,7 @@ import trio
 
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import Committed, Condition, Put, Transaction
-from logstore.cluster.departures import Departures
+from logstore.cluster.members.departures import Departures
 from logstore.cluster.survey import Survey
 from logstore.errors import HostStays, UnknownHost
 from logstore.replica.appending import OwnerLimits

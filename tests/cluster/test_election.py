@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logstore.base.metadata import schema
-from logstore.cluster import election
+from logstore.cluster.members import election
 from logstore.replica.registrations import ChunkRegistration, Member, OwnerId, StreamHead
 
 HOSTS = st.lists(st.from_regex(r"[a-z]{1,5}", fullmatch=True), min_size=1, max_size=7, unique=True)

@@ -6,10 +6,10 @@ from typing import cast
 
 import pytest
 
-from logstore.cluster.chunk_reads import ChunkReads
 from logstore.cluster.engine import ClusterEngine
 from logstore.cluster.interfaces import ReplicaFiles
-from logstore.cluster.topics import ClusterTopics
+from logstore.cluster.streams.chunk_reads import ChunkReads
+from logstore.cluster.streams.topics import ClusterTopics
 from logstore.disk.files import OsFiles
 from logstore.engine import open_engine
 from logstore.log.served import ForeignStream, ServedStream, ServingEngine

@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from logstore.cluster.entry_reads import MAX_READS, EntryReads
+from logstore.cluster.streams.entry_reads import MAX_READS, EntryReads
 from logstore.errors import ChunkUnreachable
 from logstore.replica.messages import EntriesRead, Entry, Message, ReadEntries, Reason, Refused
 from logstore.replica.registrations import ChunkRegistration, Member, Prefix

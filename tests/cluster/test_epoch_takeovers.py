@@ -8,11 +8,11 @@ from typing import Final, cast
 import pytest
 import trio
 
-from logstore.cluster import epochs_home
-from logstore.cluster.chunk_reads import ChunkReads
-from logstore.cluster.epochs_home import EpochsLedger
-from logstore.cluster.replicated_ledger import ReplicatedLedger
-from logstore.cluster.topics import EPOCHS_TOPIC
+from logstore.cluster.epochs import epochs_home
+from logstore.cluster.epochs.epochs_home import EpochsLedger
+from logstore.cluster.epochs.replicated_ledger import ReplicatedLedger
+from logstore.cluster.streams.chunk_reads import ChunkReads
+from logstore.cluster.streams.topics import EPOCHS_TOPIC
 from logstore.errors import CairnError, TryAgain
 from logstore.format.epoch_api import EPOCH_COMMIT, EpochCommitReply
 from logstore.format.operator_api import (

@@ -10,12 +10,13 @@ import pytest
 import trio
 
 from logstore.base.metadata.errors import MetadataError
-from logstore.cluster import epoch_holds, epochs_home, topics
-from logstore.cluster.epoch_holds import EpochHolds
-from logstore.cluster.group_appends import GroupAppends
-from logstore.cluster.owner_calls import APPEND_GROUP, EPOCHS_LIMIT, FIND_END, IS_UNDER_WAY, Handler, OwnerCalls
-from logstore.cluster.replicated_stream import ReplicatedStream
-from logstore.cluster.topics import EPOCHS_TOPIC
+from logstore.cluster.epochs import epoch_holds, epochs_home
+from logstore.cluster.epochs.epoch_holds import EpochHolds
+from logstore.cluster.epochs.group_appends import GroupAppends
+from logstore.cluster.streams import topics
+from logstore.cluster.streams.owner_calls import APPEND_GROUP, EPOCHS_LIMIT, FIND_END, IS_UNDER_WAY, Handler, OwnerCalls
+from logstore.cluster.streams.replicated_stream import ReplicatedStream
+from logstore.cluster.streams.topics import EPOCHS_TOPIC
 from logstore.epochs.group_order import GroupOrder
 from logstore.errors import StagedMissing, TryAgain
 from logstore.format.batch import iterate_batches

@@ -15,13 +15,13 @@ import trio
 import trio.testing
 
 from logstore.base.failures import leaves
-from logstore.cluster import replicated_ledger
-from logstore.cluster.epochs_home import EpochsHome
-from logstore.cluster.group_appends import GroupAppends
-from logstore.cluster.group_delivery import GroupDelivery
-from logstore.cluster.owner_calls import FORWARD, OwnerCalls
-from logstore.cluster.replicated_ledger import ReadFrom
-from logstore.cluster.topics import EPOCHS_TOPIC
+from logstore.cluster.epochs import replicated_ledger
+from logstore.cluster.epochs.epochs_home import EpochsHome
+from logstore.cluster.epochs.group_appends import GroupAppends
+from logstore.cluster.epochs.group_delivery import GroupDelivery
+from logstore.cluster.epochs.replicated_ledger import ReadFrom
+from logstore.cluster.streams.owner_calls import FORWARD, OwnerCalls
+from logstore.cluster.streams.topics import EPOCHS_TOPIC
 from logstore.epochs.epochs import Epochs
 from logstore.epochs.stream_ends import StreamEnds
 from logstore.errors import HostUnreachable, UnknownTopicOrPartition

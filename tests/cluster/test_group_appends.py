@@ -10,10 +10,10 @@ import pytest
 import trio
 import trio.testing
 
-from logstore.cluster import group_appends
-from logstore.cluster.group_appends import WAIT_S, GroupAppends
-from logstore.cluster.replicated_stream import ReplicatedStream
-from logstore.cluster.topics import ClusterTopics
+from logstore.cluster.epochs import group_appends
+from logstore.cluster.epochs.group_appends import WAIT_S, GroupAppends
+from logstore.cluster.streams.replicated_stream import ReplicatedStream
+from logstore.cluster.streams.topics import ClusterTopics
 from logstore.epochs import stream_ends
 from logstore.epochs.group_order import GroupOrder
 from logstore.epochs.ledger_entries import Target

@@ -12,9 +12,9 @@ import pytest
 import trio
 
 from logstore.base.metadata.local_watch import ChangeSignal
-from logstore.cluster.group_delivery import REPORT_AFTER, GroupDelivery
-from logstore.cluster.owner_calls import OwnerCalls, Owners
-from logstore.cluster.topics import ClusterTopics
+from logstore.cluster.epochs.group_delivery import REPORT_AFTER, GroupDelivery
+from logstore.cluster.streams.owner_calls import OwnerCalls, Owners
+from logstore.cluster.streams.topics import ClusterTopics
 from logstore.epochs.group_order import GroupOrder
 from logstore.epochs.ledger_entries import Target
 from logstore.errors import GroupTooLarge, HostUnreachable, NotLeader, UnknownTopicOrPartition

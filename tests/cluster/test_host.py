@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import trio
 
-from logstore.cluster.election import MIN_COPIES_SETTING
+from logstore.cluster.members.election import MIN_COPIES_SETTING
 from logstore.errors import NotLeader, UnknownTopicOrPartition
 from logstore.replica.messages import Append, CopyChunk, EntriesRead, Entry
 from logstore.replica.registrations import Prefix

@@ -10,7 +10,7 @@ import trio
 
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import Delete, MetadataStore, Put
-from logstore.cluster.host_identity import LABEL_FILE, HostIdentity, establish_identity
+from logstore.cluster.members.host_identity import LABEL_FILE, HostIdentity, establish_identity
 from logstore.errors import CorruptFile, DiskRefused, UnknownFormatVersion, WrongCluster
 from logstore.testing.faults import EIO, FALSE_ALARM, FileCall
 from logstore.testing.metadata_contract import changing, committed

@@ -9,8 +9,8 @@ import pytest
 import trio
 import trio.testing
 
-from logstore.cluster.incoming import MESSAGE_BYTES, RECEIVE_BYTES
-from logstore.cluster.wire import FrameBuffer, decode, frame_head
+from logstore.cluster.links.incoming import MESSAGE_BYTES, RECEIVE_BYTES
+from logstore.cluster.links.wire import FrameBuffer, decode, frame_head
 from logstore.errors import LinkRefused
 from logstore.replica.messages import AppendDone
 from logstore.replica.registrations import Member, Prefix
@@ -252,7 +252,7 @@ async def test_another_host_at_the_address() -> None:
 
 async def test_no_common_version() -> None:
     """A host of a release without a common version is refused by name."""
-    from logstore.cluster.hello import Hello, encode_hello
+    from logstore.cluster.links.hello import Hello, encode_hello
 
     a = LinkedHost("a")
     async with linked(a):

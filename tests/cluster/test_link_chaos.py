@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from logstore.base.addresses import Address
-from logstore.cluster.peers import Peer
+from logstore.cluster.links.peers import Peer
 from logstore.replica.messages import LookAtRegistration, Message, StreamRates
 from tests.cluster.links_world import LOOPBACK, SETTINGS, LinkedHost, append, look
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import trio
 
 from logstore.base.addresses import Address
-from logstore.cluster.peers import Peer
+from logstore.cluster.links.peers import Peer
 from tests.cluster.links_world import LOOPBACK, LinkedHost, look
 from tests.support.limits import PATIENCE_S
 

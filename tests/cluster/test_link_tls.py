@@ -13,7 +13,7 @@ from logstore.base.addresses import Address
 from logstore.base.errors import AddressError, TlsError
 from logstore.base.tls import PeerTls, TlsFiles
 from logstore.base.x509 import certificate_names
-from logstore.cluster.hello import Hello, encode_hello
+from logstore.cluster.links.hello import Hello, encode_hello
 from logstore.replica.messages import Message
 from logstore.replica.registrations import Member
 from tests.cluster.links_world import LinkedHost, append, know, linked, look

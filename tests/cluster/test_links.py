@@ -10,9 +10,9 @@ import pytest
 import trio
 import trio.abc
 
-from logstore.cluster.outgoing import OutgoingLink
-from logstore.cluster.peers import LinkSettings
-from logstore.cluster.sockets import set_options
+from logstore.cluster.links.outgoing import OutgoingLink
+from logstore.cluster.links.peers import LinkSettings
+from logstore.cluster.links.sockets import set_options
 from tests.cluster.links_world import LOOPBACK, SETTINGS, LinkedHost, append, know, linked, look
 
 TCP_OPTIONS = {"TCP_NODELAY": 1, "TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 5000}

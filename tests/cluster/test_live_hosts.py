@@ -9,8 +9,8 @@ import trio
 import trio.testing
 
 from logstore.cluster.live_hosts import LiveHosts
-from logstore.cluster.membership import Membership
-from logstore.cluster.view import ClusterView
+from logstore.cluster.members.membership import Membership
+from logstore.cluster.members.view import ClusterView
 from logstore.replica.messages import Message
 from logstore.testing.reports import RecordedReports
 from logstore.testing.simdisk import SimDisk

@@ -11,8 +11,8 @@ from logstore.base.metadata import schema
 from logstore.base.metadata.errors import MetadataRefused
 from logstore.base.metadata.interface import Committed, Conflict, Delete, Entry, MetadataStore, Put, Transaction
 from logstore.base.racks import HostPlace
-from logstore.cluster.host_identity import HostIdentity, establish_identity
-from logstore.cluster.membership import Announcement, Membership, MembershipState
+from logstore.cluster.members.host_identity import HostIdentity, establish_identity
+from logstore.cluster.members.membership import Announcement, Membership, MembershipState
 from logstore.errors import DiskRefused, HostNameTaken, NodeIdTaken
 from logstore.testing.metadata_contract import changing, committed
 from logstore.testing.reports import RecordedReports

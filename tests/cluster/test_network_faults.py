@@ -11,7 +11,7 @@ import pytest
 
 from logstore.client.admin import Admin
 from logstore.client.blocking import Client, parse_addresses
-from logstore.cluster.hello import Hello, encode_hello
+from logstore.cluster.links.hello import Hello, encode_hello
 from logstore.errors import CairnError
 from logstore.format.host_summaries import PlaceSummary
 from logstore.replica.registrations import Member

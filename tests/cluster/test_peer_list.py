@@ -7,9 +7,9 @@ import trio
 
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import Put, Transaction
-from logstore.cluster.links import HostLinks
-from logstore.cluster.peer_list import PeerList
-from logstore.cluster.peers import OwnEnd
+from logstore.cluster.links.links import HostLinks
+from logstore.cluster.links.peer_list import PeerList
+from logstore.cluster.links.peers import OwnEnd
 from logstore.events import PEER_NOT_REACHED
 from logstore.testing.reports import RecordedReports
 from tests.cluster.links_world import Observer

@@ -12,8 +12,8 @@ from kio.index import load_response_schema
 from kio.schema.errors import ErrorCode
 
 from logstore.base.metadata import schema
-from logstore.cluster.placement import LOOK_S, NO_NODE, SETTLE_S, Node, Placed, Placement
-from logstore.cluster.view import KnownHead, stream_name
+from logstore.cluster.members.placement import LOOK_S, NO_NODE, SETTLE_S, Node, Placed, Placement
+from logstore.cluster.members.view import KnownHead, stream_name
 from logstore.kafka import codec
 from logstore.kafka.metadata_answer import ShownCluster, ShownTopic
 from logstore.kafka.placed_metadata import PlacedTopic, encode_placed

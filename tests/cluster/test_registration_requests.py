@@ -7,7 +7,7 @@ import trio
 
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import Condition, Put
-from logstore.cluster.registration_requests import (
+from logstore.cluster.streams.registration_requests import (
     WORKERS,
     CreateRegistration,
     FirstRegistration,

@@ -15,7 +15,7 @@ import trio
 import logstore.log.replica_chunk
 from logstore.base.system import SystemClock
 from logstore.cluster.interfaces import Loaded, ReplicaFiles
-from logstore.cluster.replica_files import LocalReplicaFiles
+from logstore.cluster.streams.replica_files import LocalReplicaFiles
 from logstore.disk.files import OsFiles
 from logstore.engine import StoreEngine, open_engine
 from logstore.errors import CorruptChunk, StorageFailed, UnknownTopicOrPartition

@@ -5,10 +5,10 @@ from typing import cast
 
 import pytest
 
-from logstore.cluster.chunk_reads import ChunkReads
+from logstore.cluster.epochs.replicated_ledger import TIDY_BYTES, ReplicatedLedger
 from logstore.cluster.interfaces import ReplicaFiles
-from logstore.cluster.replicated_ledger import TIDY_BYTES, ReplicatedLedger
-from logstore.cluster.topics import INTERNAL_MESSAGE_BYTES
+from logstore.cluster.streams.chunk_reads import ChunkReads
+from logstore.cluster.streams.topics import INTERNAL_MESSAGE_BYTES
 from logstore.engine import StoreEngine
 from logstore.errors import StorageFailed
 from logstore.log.stream_state import AppendTicket

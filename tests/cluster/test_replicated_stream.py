@@ -2,7 +2,7 @@
 
 import pytest
 
-from logstore.cluster.replicated_stream import MAX_BATCH_BYTES
+from logstore.cluster.streams.replicated_stream import MAX_BATCH_BYTES
 from logstore.errors import (
     InvalidRecord,
     MessageTooLarge,

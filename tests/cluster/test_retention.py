@@ -14,9 +14,9 @@ from crc32c import crc32c
 from logstore.base.metadata.errors import MetadataDamaged
 from logstore.base.metadata.interface import MetadataStore, Put, Transaction
 from logstore.base.metadata.sqlite import open_sqlite
-from logstore.cluster.replicated_stream import CROWDED_S, ReplicatedStream
-from logstore.cluster.retention import ClusterRetention
-from logstore.cluster.retention_clock import AGREE_MS, KEY, ClusterClock, decode_time, encode_time
+from logstore.cluster.streams.replicated_stream import CROWDED_S, ReplicatedStream
+from logstore.cluster.streams.retention import ClusterRetention
+from logstore.cluster.streams.retention_clock import AGREE_MS, KEY, ClusterClock, decode_time, encode_time
 from logstore.errors import NotLeader, OffsetOutOfRange, StorageFailed, TryAgain
 from logstore.log.readers import HeldRecords
 from logstore.log.store import StoreSettings

@@ -10,8 +10,8 @@ import trio
 
 from logstore.base.metadata import schema
 from logstore.base.racks import domains
-from logstore.cluster import election
-from logstore.cluster.set_choice import TELL_S, SetChoice
+from logstore.cluster.members import election
+from logstore.cluster.members.set_choice import TELL_S, SetChoice
 from logstore.cluster.stream_rates import MAX_TOLD, NEW_BYTES_S, StreamRates
 from logstore.replica import messages
 from logstore.replica.copy_tokens import CopyTokens, CopyWish

@@ -13,11 +13,11 @@ import trio
 import trio.testing
 
 from logstore.base.failures import leaves
-from logstore.cluster import epochs_home, staged_records
-from logstore.cluster.chunk_reads import ChunkReads
-from logstore.cluster.epochs_home import EpochLimits, EpochsLedger, StagingRoom
+from logstore.cluster.epochs import epochs_home, staged_records
+from logstore.cluster.epochs.epochs_home import EpochLimits, EpochsLedger, StagingRoom
+from logstore.cluster.epochs.replicated_ledger import LedgerServices, ReadFrom
 from logstore.cluster.interfaces import ReplicaFiles
-from logstore.cluster.replicated_ledger import LedgerServices, ReadFrom
+from logstore.cluster.streams.chunk_reads import ChunkReads
 from logstore.engine import StoreEngine
 from logstore.epochs import replicated_staging
 from logstore.epochs.replicated_staging import ReplicatedStaging

@@ -11,7 +11,14 @@ from logstore.access.acls import Acl, Operation, PatternType, Permission, Resour
 from logstore.access.quotas import CONSUMER, PRODUCER, Entity
 from logstore.base.metadata.errors import MetadataUnavailable, OutcomeUnknown
 from logstore.base.metadata.interface import Delete, Put, Transaction
-from logstore.cluster.stored_access import ACCESS, HEAD, MAX_ACCESS_BYTES, StoredAccess, encode_entry, stored_key
+from logstore.cluster.streams.stored_access import (
+    ACCESS,
+    HEAD,
+    MAX_ACCESS_BYTES,
+    StoredAccess,
+    encode_entry,
+    stored_key,
+)
 from logstore.errors import AccessFull
 from logstore.events import METADATA_ENTRY_DAMAGED
 from logstore.kafka.api_types import Caller

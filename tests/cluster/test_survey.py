@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from logstore.base.racks import HostPlace
-from logstore.cluster.departures import Departures
+from logstore.cluster.members.departures import Departures
 from logstore.cluster.survey import REUSE_S, Survey
 from logstore.commands.hosts import progress
 from logstore.errors import UnknownTopicOrPartition

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from logstore.cluster.departures import Departures
+from logstore.cluster.members.departures import Departures
 from logstore.errors import HostStays, OutOfOrderSequence
 from logstore.format.records import Record, encode_batch
 from logstore.log.stream_state import AppendResult

@@ -13,11 +13,11 @@ import pytest
 import trio
 from crc32c import crc32c
 
-from logstore.cluster import chunk_reads, tiered_chunks
-from logstore.cluster.chunk_reads import ChunkReads
 from logstore.cluster.engine import ClusterEngine
 from logstore.cluster.interfaces import ReplicaFiles
-from logstore.cluster.tier_service import OwnThreads
+from logstore.cluster.streams import chunk_reads, tiered_chunks
+from logstore.cluster.streams.chunk_reads import ChunkReads
+from logstore.cluster.tier.tier_service import OwnThreads
 from logstore.disk.files import OsFiles
 from logstore.engine import StoreEngine, open_engine
 from logstore.errors import ChunkUnreachable, CorruptChunk, OutOfOrderSequence, TierUnavailable

@@ -8,9 +8,9 @@ from functools import partial
 import pytest
 import trio
 
-from logstore.cluster import tiering
-from logstore.cluster.replicated_stream import ReplicatedStream
-from logstore.cluster.tiering import ClusterTiering
+from logstore.cluster.streams.replicated_stream import ReplicatedStream
+from logstore.cluster.tier import tiering
+from logstore.cluster.tier.tiering import ClusterTiering
 from logstore.errors import ObjectMissing
 from logstore.format.tiered_chunk import ParsedKey
 from logstore.replica.registrations import TieredCopy

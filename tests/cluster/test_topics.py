@@ -14,11 +14,11 @@ from logstore.base.metadata import schema
 from logstore.base.metadata.interface import MetadataStore, Put, Transaction
 from logstore.base.metadata.sqlite import open_sqlite
 from logstore.cluster.interfaces import StreamObserver
-from logstore.cluster.producer_ids import BLOCK, ProducerIds
-from logstore.cluster.replicated_stream import StreamServices
-from logstore.cluster.stored_topics import StoredTopics
-from logstore.cluster.topics import ClusterFacts, ClusterTopics
-from logstore.cluster.view import ClusterView
+from logstore.cluster.members.view import ClusterView
+from logstore.cluster.streams.producer_ids import BLOCK, ProducerIds
+from logstore.cluster.streams.replicated_stream import StreamServices
+from logstore.cluster.streams.stored_topics import StoredTopics
+from logstore.cluster.streams.topics import ClusterFacts, ClusterTopics
 from logstore.errors import InvalidConfig, InvalidPartitions, InvalidReplicas, TopicExists, UnknownTopicOrPartition
 from logstore.kafka.configs import ConfigSource, topic_entries
 from logstore.log.store import StoreSettings

@@ -8,8 +8,8 @@ import trio
 
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import Condition, Delete, Put
-from logstore.cluster.stored_topics import StoredTopics
-from logstore.cluster.view import ClusterView, KnownHead, KnownTopic, stream_name, topic_id_of
+from logstore.cluster.members.view import ClusterView, KnownHead, KnownTopic, stream_name, topic_id_of
+from logstore.cluster.streams.stored_topics import StoredTopics
 from logstore.errors import InvalidPartitions, TopicExists, UnknownTopicOrPartition
 from logstore.replica.register import SwapRegistration
 from logstore.replica.registrations import OwnerId, StreamRegistration

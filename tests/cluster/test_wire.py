@@ -12,7 +12,7 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore.cluster.wire import FRAME, MAX_ENTRIES, MAX_FORWARD, FrameBuffer, decode, encode, frame_head
+from logstore.cluster.links.wire import FRAME, MAX_ENTRIES, MAX_FORWARD, FrameBuffer, decode, encode, frame_head
 from logstore.errors import MalformedMessage, UnsendableMessage
 from logstore.replica.messages import (
     Append,

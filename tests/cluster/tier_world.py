@@ -21,13 +21,13 @@ from typing import TypeVar, cast
 import trio
 import trio.testing
 
-from logstore.cluster.chunk_reads import ChunkReads
 from logstore.cluster.interfaces import ReplicaFiles
-from logstore.cluster.producer_ids import ProducerIds
-from logstore.cluster.replicated_stream import ReplicatedStream, StreamServices
-from logstore.cluster.tiered_chunks import tiered_chunk
-from logstore.cluster.tiering import AsyncRead, ClusterTiering, ClusterTierParts
-from logstore.cluster.topics import ClusterFacts, ClusterTopics
+from logstore.cluster.streams.chunk_reads import ChunkReads
+from logstore.cluster.streams.producer_ids import ProducerIds
+from logstore.cluster.streams.replicated_stream import ReplicatedStream, StreamServices
+from logstore.cluster.streams.tiered_chunks import tiered_chunk
+from logstore.cluster.streams.topics import ClusterFacts, ClusterTopics
+from logstore.cluster.tier.tiering import AsyncRead, ClusterTiering, ClusterTierParts
 from logstore.engine import StoreEngine
 from logstore.errors import CairnError, NotEnoughReplicas, NotLeader, TierUnavailable
 from logstore.format.batch import iterate_batches

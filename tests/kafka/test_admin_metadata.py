@@ -10,8 +10,8 @@ from kio.schema.errors import ErrorCode
 
 from logstore.base.metadata import schema
 from logstore.base.system import SystemClock
-from logstore.cluster.placement import Placement
-from logstore.cluster.view import KnownHead
+from logstore.cluster.members.placement import Placement
+from logstore.cluster.members.view import KnownHead
 from logstore.kafka.api_types import Broker, BrokerSettings
 from logstore.kafka.metadata import MetadataHandlers
 from logstore.replica.registrations import OwnerId, StreamHead

@@ -12,8 +12,8 @@ from kio.schema.types import BrokerId
 from kio.static.primitive import i32
 
 from logstore.base.metadata import schema
-from logstore.cluster.placement import Placement
-from logstore.cluster.view import KnownHead, stream_name
+from logstore.cluster.members.placement import Placement
+from logstore.cluster.members.view import KnownHead, stream_name
 from logstore.kafka import codec, fetch, produce
 from logstore.kafka.leaders import NOT_LEADER, Leaders
 from logstore.kafka.topic_keys import TopicKey

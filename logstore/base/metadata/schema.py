@@ -3,13 +3,13 @@
 | key | value | lives |
 |---|---|---|
 | `cluster` | `Cluster` | for good: the first host makes it |
-| `adoption` | who makes the cluster from a log: `logstore/cluster/adoption_entries.py` | until `cluster` is there |
-| `disks/DISK` | `Disk`: the label of the last start (`logstore/replica/identity.py`) | see `cluster/departures.py` |
+| `adoption` | who makes the cluster from a log: `cluster/adoption/adoption_entries.py` | until `cluster` is there |
+| `disks/DISK` | `Disk`: the label of the last start (`replica/identity.py`) | see `cluster/members/departures.py` |
 | `members/HOST` | `Member` | as long as the host's lease |
 | `nodes/NODE-ID` | `Node`: the host that has this number | the same |
 | `leaving/HOST` | `Leaving`: what an operator has said of the host | until it is taken back, or the host is removed |
 | `copies/coordinator` | `Coordinator`: the host that plans copies of chunks | as long as the host's lease |
-| `copies/plan` | the copies that its plan lets be made now: `logstore/cluster/copy_fields.py` | until the next one |
+| `copies/plan` | the copies that its plan lets be made now: `cluster/copies/copy_fields.py` | until the next one |
 | `topics/TOPIC` | `Topic` | until the topic is deleted |
 | `streams/TOPIC-ID/`, `chunks/TOPIC-ID/` | registrations of streams: `logstore/replica/registrations.py` | the same |
 

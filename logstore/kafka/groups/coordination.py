@@ -15,7 +15,7 @@ import trio
 from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
-from logstore.cluster.replicated_ledger import LedgerHome, ReplicatedLedger
+from logstore.cluster.epochs.replicated_ledger import LedgerHome, ReplicatedLedger
 from logstore.kafka.api_types import Api, Caller
 from logstore.kafka.codec import EncodedAnswer
 from logstore.kafka.groups.handlers import GroupHandlers

@@ -1,7 +1,7 @@
 """What a sidecar knows of those who ask: the users who may log in, their rights and their quotas.
 
 Invariant: all of it follows the same entries, of this host (`logstore.access.entries.LedgerEntries`) or of the cluster
-(`logstore.cluster.stored_access`); the classes in memory are the same for both.
+(`logstore.cluster.streams.stored_access`); the classes in memory are the same for both.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,0 +1,1 @@
+"""A log that was alone becomes a cluster's."""

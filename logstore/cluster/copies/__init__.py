@@ -1,0 +1,1 @@
+"""Copies of chunks between hosts: asked for, planned, paced."""

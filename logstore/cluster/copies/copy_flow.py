@@ -1,0 +1,131 @@
+"""When the pieces of the copies that this host makes are asked for: tokens in flight, and the host's pace.
+
+A replica asks for the next piece of a chunk when it has the one before (`logstore.replica.replica`). Here that waits
+for its turn: there are PIECES_IN_FLIGHT tokens for this host, one beside appends, and SOURCE_PIECES for each host that
+pieces come from. A token is taken when a piece is asked for, and given back when the piece is durable, or was not sent
+within PIECE_S.
+
+Invariants:
+* First come, first served, but for copies that a stream waits for, which go first, and for hosts whose tokens are
+  taken. A chunk has one piece in flight or waiting: what is asked for again meanwhile is dropped.
+* What is in memory of pieces is bounded by tokens: pieces have MAX_PIECE_BYTES and one batch at most.
+* No I/O: the caller says what time it is, and sends what `due` gives.
+
+Sources: SGuard, section 5, and decision 0011 (capacities are tokens in flight).
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from logstore.cluster.copies.copy_pace import CopyPace
+from logstore.replica.messages import ReadEntries
+
+SOURCE_PIECES: Final = 1
+"""From one host: its disk and its link serve readers and appends too."""
+PIECE_S: Final = 5.0
+"""A piece that has not come, or is not durable, after so long is lost: the order that is repeated asks again."""
+Key = tuple[str, int]
+"""A chunk: stream and epoch."""
+
+
+class _InFlight(NamedTuple):
+    source: str
+    asked_s: float
+    arrived_s: float | None = None
+
+
+class Asked(NamedTuple):
+    """A request for a piece, and the host that it goes to."""
+
+    source: str
+    message: ReadEntries
+
+
+class CopyFlow:
+    """See the module."""
+
+    def __init__(self, pace: CopyPace) -> None:
+        self._pace = pace
+        self._waiting: dict[Key, Asked] = {}
+        self._in_flight: dict[Key, _InFlight] = {}
+        self.copied_bytes = 0
+        """Made durable here since the start."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits and nothing is under way."""
+        return not self._waiting and not self._in_flight
+
+    @property
+    def waiting_chunks(self) -> int:
+        """Chunks that wait for their next piece's turn."""
+        return len(self._waiting)
+
+    def is_waiting(self, stream: str, epoch: int) -> bool:
+        """Whether the next piece of a chunk waits for its turn."""
+        return (stream, epoch) in self._waiting
+
+    def is_in_flight(self, stream: str, epoch: int) -> bool:
+        """Whether a piece of a chunk is on its way, or is being written."""
+        return (stream, epoch) in self._in_flight
+
+    def ask(self, source: str, message: ReadEntries) -> None:
+        """A replica wants a piece of a chunk."""
+        key = (message.stream, message.epoch)
+        if key not in self._in_flight:
+            self._waiting[key] = Asked(source, message)
+
+    def due(self, now_s: float) -> list[Asked]:
+        """The requests to send now; their tokens are taken."""
+        self._forget_lost(now_s)
+        return list(self._take(now_s))
+
+    def _take(self, now_s: float) -> Iterator[Asked]:
+        for key, asked in sorted(self._waiting.items(), key=lambda item: not item[1].message.is_urgent):
+            if len(self._in_flight) >= self._pace.pieces_at_once(now_s):
+                return
+            is_urgent = asked.message.is_urgent
+            if not is_urgent and self._pace.wait_s(now_s) > 0:
+                return
+            if sum(piece.source == asked.source for piece in self._in_flight.values()) < SOURCE_PIECES:
+                del self._waiting[key]
+                self._in_flight[key] = _InFlight(asked.source, now_s)
+                size = self._pace.next_piece_bytes(now_s)
+                yield asked._replace(message=replace(asked.message, max_bytes=min(asked.message.max_bytes, size)))
+
+    def wait_s(self, now_s: float) -> float | None:
+        """After how many seconds `due` may have something by time alone; None: not before something happens."""
+        lost_s = min((piece.asked_s + PIECE_S - now_s for piece in self._in_flight.values()), default=None)
+        if not self._waiting or len(self._in_flight) >= self._pace.pieces_at_once(now_s):
+            return lost_s
+        paced_s = self._pace.wait_s(now_s)
+        if paced_s <= 0:  # a host's token is what they wait for
+            return lost_s
+        return paced_s if lost_s is None else min(paced_s, lost_s)
+
+    # ---- what becomes of pieces
+
+    def arrived(self, stream: str, epoch: int, now_s: float) -> None:
+        """A piece has come, and is being written."""
+        piece = self._in_flight.get((stream, epoch))
+        if piece is not None and piece.arrived_s is None:
+            self._in_flight[stream, epoch] = piece._replace(arrived_s=now_s)
+            self._pace.piece_begun()
+
+    def ended(self, stream: str, epoch: int, size_bytes: int, now_s: float) -> bool:
+        """A chunk's write is durable, or its copy has ended (0 bytes). Returns whether it was a piece."""
+        piece = self._in_flight.pop((stream, epoch), None)
+        if piece is None:
+            return False
+        if piece.arrived_s is not None:
+            self._pace.piece_ended(size_bytes, piece.arrived_s, now_s)
+            if size_bytes:
+                self._pace.piece_written(size_bytes, now_s - piece.arrived_s)
+            self.copied_bytes += size_bytes
+        return True
+
+    def _forget_lost(self, now_s: float) -> None:
+        for (stream, epoch), piece in list(self._in_flight.items()):
+            if piece.asked_s + PIECE_S <= now_s:  # as `wait_s` has it: the difference may be rounded below PIECE_S
+                self.ended(stream, epoch, 0, now_s)

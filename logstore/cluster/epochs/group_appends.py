@@ -1,0 +1,212 @@
+"""Appends the groups of epochs to the streams that this host owns, each once, whoever sends them and how often.
+
+Invariants:
+* Before a group is appended it is certain that the stream does not have its epoch: what this ownership has appended is
+  noted as it is acknowledged, what lies in front was searched from the offset at which the epoch was decided.
+* Between that certainty and the append nothing else runs. A group that is under way is not appended again: whoever
+  sends it meanwhile waits for the first.
+* Where a stream begins behind the offset at which an epoch was decided, and no END is found, the home of epochs is
+  asked whether the epoch is under way (`cluster.epochs.epoch_holds`). If it is, nothing was trimmed behind END, and
+  the group never came; if it is over, the group was there, and was trimmed. So a group is lost no more than it is there
+  twice, also if the offset was said by an owner that had been replaced.
+* Another host waits for a group that is under way no longer than WAIT_S, and asks again: a stream that waits for its
+  members holds up no groups for other streams, of which a host calls for few at a time.
+* When the ownership ends, all that is known of the stream goes with it. The next owner searches what this one has left.
+
+So a group that a former home of epochs has sent, and that arrives late, is acknowledged and changes nothing.
+"""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import trio
+
+from logstore.base.clock import Clock
+from logstore.cluster.streams.owner_calls import APPEND_GROUP, FIND_END, CallServer, answered
+from logstore.cluster.streams.replicated_stream import ReplicatedStream
+from logstore.cluster.streams.topics import ClusterTopics
+from logstore.epochs.group_order import GroupOrder, decode_order
+from logstore.epochs.stream_ends import EndSearch, StreamEnds
+from logstore.errors import MalformedRequest, NotLeader, TryAgain, UnknownTopicOrPartition
+from logstore.format.fields import decode_fields, get_int, get_name
+from logstore.interfaces import Buffer
+from logstore.log.scanning import TakeEnd
+from logstore.log.stream_state import AppendResult
+from logstore.log.ticket import Ticket
+
+
+class EpochsUnderWay(Protocol):
+    """Knows which epochs are under way (`logstore.cluster.epochs.epoch_holds`)."""
+
+    async def is_under_way(self, order: GroupOrder, /) -> bool:
+        """Whether the epoch of a group may not be in its stream yet. Raises CairnError: it is not known now."""
+
+
+class ControlReads(Protocol):
+    """Reads control batches of streams (`logstore.cluster.engine`)."""
+
+    async def find_ends(
+        self, stream: ReplicatedStream, from_offset: int, before_offset: int, /, *, take: TakeEnd
+    ) -> None:
+        """Give `take` the END control batches from one offset on and before another, by base offset and bytes."""
+
+
+WAIT_S: Final = 5.0
+MAX_FORGOTTEN: Final = 1_000
+"""Streams whose ownership has ended and that may still be kept."""
+_INT32_MAX: Final = 2**31 - 1
+
+
+@dataclass(slots=True)
+class _OwnedStream:
+    """What is known of a stream during one ownership. `under_way`: groups that are not acknowledged."""
+
+    ownership: int
+    ends: StreamEnds
+    searching: trio.Lock = field(default_factory=trio.Lock)
+    under_way: dict[tuple[str, int], Ticket[None]] = field(default_factory=dict)
+
+
+class GroupAppends:
+    """See the module."""
+
+    def __init__(self, topics: ClusterTopics, reads: ControlReads, epochs: EpochsUnderWay, clock: Clock) -> None:
+        self._topics = topics
+        self._reads = reads
+        self._epochs = epochs
+        self._clock = clock
+        self._owned: dict[str, _OwnedStream] = {}
+        self._most_owned = MAX_FORGOTTEN
+
+    def stream(self, topic_id: str, partition: int) -> ReplicatedStream:
+        """The stream of a topic, if this host owns it. Raises NotLeader, UnknownTopicOrPartition,
+        MalformedRequest.
+        """
+        try:
+            topic = self._topics.topic_by_id(uuid.UUID(hex=topic_id))
+        except ValueError as error:
+            raise MalformedRequest(f"{topic_id!r} is no id of a topic") from error
+        if topic is None or partition >= len(topic.partitions):
+            raise UnknownTopicOrPartition(f"topic {topic_id} has no partition {partition} that this host knows")
+        stream = topic.partitions[partition]
+        stream.check_leader()
+        return stream
+
+    async def append(self, order: GroupOrder) -> None:
+        """Append a group unless the stream has its epoch; returns when it has.
+
+        Raises NotLeader, UnknownTopicOrPartition, GroupTooLarge, NotEnoughReplicas, CorruptChunk, OSError; TryAgain if
+        the group is under way for WAIT_S.
+        """
+        stream = self.stream(order.target.topic_id, order.target.partition)
+        owned = self._owned_stream(stream)
+        under_way = await self._appended(stream, owned, order)
+        if under_way is None:
+            return
+        with trio.move_on_after(WAIT_S):
+            await _settled(under_way)
+            return
+        raise TryAgain(
+            f"{stream.name}: epoch {order.epoch} of query {order.query!r} waits for the stream's members; ask again"
+        )
+
+    async def _appended(self, stream: ReplicatedStream, owned: _OwnedStream, order: GroupOrder) -> Ticket[None] | None:
+        """The group under way, which is appended now unless it is already; None: the stream has its epoch, or had it.
+        Raises as `append`.
+        """
+        decided_at, may_be_trimmed = order.target.start_offset, True
+        while True:
+            is_searched = decided_at < stream.led_from or owned.ends.must_search(decided_at)
+            is_found = is_searched and await self._search(stream, owned, order)
+            under_way = owned.under_way.get((order.query, order.epoch))
+            if under_way is not None:
+                return under_way
+            if is_found or owned.ends.has(order.query, order.epoch, decided_at):
+                return None
+            if not (may_be_trimmed and is_searched and decided_at < stream.log_start_offset):
+                return self._append(stream, owned, order)
+            if not await self._epochs.is_under_way(order):
+                return None
+            # It was under way behind the search: END cannot be trimmed. The epoch may have come meanwhile: look again.
+            may_be_trimmed = False
+
+    def _owned_stream(self, stream: ReplicatedStream) -> _OwnedStream:
+        """What is known of a stream now: nothing in front of an ownership that has just begun."""
+        owned = self._owned.get(stream.stream)
+        if owned is None or owned.ownership != stream.ownership:
+            if len(self._owned) >= self._most_owned:
+                self._forget()
+            owned = self._owned[stream.stream] = _OwnedStream(stream.ownership, StreamEnds(stream.led_from))
+        return owned
+
+    def _forget(self) -> None:
+        """Forget the streams that this host does not own any more."""
+        live = {stream.stream: stream.ownership for stream in self._topics.streams() if stream.is_leader}
+        self._owned = {name: owned for name, owned in self._owned.items() if live.get(name) == owned.ownership}
+        self._most_owned = len(self._owned) + MAX_FORGOTTEN
+
+    async def _search(self, stream: ReplicatedStream, owned: _OwnedStream, order: GroupOrder) -> bool:
+        """Note the ENDs from the offset on at which an epoch was decided; whether the epoch, or a later epoch of its
+        query, is among those that were found. Raises NotLeader if the ownership ends meanwhile.
+        """
+        from_offset, search = order.target.start_offset, EndSearch(order.query)
+        async with owned.searching:
+            if owned.ends.must_search(from_offset):
+                searched_to = from_offset
+                while searched_to < (known_from := owned.ends.known_from):  # which moves when an END is forgotten
+                    await self._reads.find_ends(stream, searched_to, known_from, take=search.take)
+                    searched_to = known_from
+                owned.ends.searched(from_offset, search)
+        if stream.ownership != owned.ownership:
+            raise NotLeader(f"{stream.name}: its ownership ended while it was searched for epochs")
+        return search.newest_epoch >= order.epoch
+
+    def _append(self, stream: ReplicatedStream, owned: _OwnedStream, order: GroupOrder) -> Ticket[None]:
+        now_ms = self._clock.wall_ms()
+        ticket = stream.append_group(order.group(now_ms), now_ms=now_ms)
+        done = owned.under_way[order.query, order.epoch] = Ticket[None]()
+
+        def settle(appended: Ticket[AppendResult]) -> None:
+            # In the call that acknowledges the group: nobody finds it neither under way nor noted.
+            del owned.under_way[order.query, order.epoch]
+            if appended.error is not None:
+                done.fail(appended.error)
+                return
+            end_offset = appended.result().base_offset + order.record_count
+            owned.ends.note(order.query, order.epoch, end_offset - 1)
+            done.succeed(None)
+
+        ticket.add_callback(settle)
+        return done
+
+    # ---- for other hosts
+
+    def serve(self, calls: CallServer) -> None:
+        """Serve calls of kind APPEND_GROUP and FIND_END from now on."""
+        calls.handle(APPEND_GROUP, self._append_group)
+        calls.handle(FIND_END, self._find_end)
+
+    async def _append_group(self, _: str, payload: memoryview) -> Sequence[Buffer]:
+        async def append() -> Mapping[str, object]:
+            await self.append(decode_order(payload))
+            return {}
+
+        return await answered(append)
+
+    async def _find_end(self, _: str, payload: memoryview) -> Sequence[Buffer]:
+        async def find() -> Mapping[str, object]:
+            fields, _ = decode_fields(payload)
+            topic_id, partition = get_name(fields, "topic_id"), get_int(fields, "partition", 0, _INT32_MAX)
+            return {"end": self.stream(topic_id, partition).high_watermark}
+
+        return await answered(find)
+
+
+async def _settled(ticket: Ticket[None]) -> None:
+    """Wait for a ticket. Raises its error."""
+    settled = trio.Event()
+    ticket.add_callback(lambda _: settled.set())
+    await settled.wait()
+    ticket.result()

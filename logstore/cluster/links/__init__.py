@@ -1,0 +1,1 @@
+"""Messages between hosts: connections, frames, requests and their answers."""

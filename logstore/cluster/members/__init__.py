@@ -1,0 +1,1 @@
+"""Which hosts there are, what each is elected to, and where chunks go."""

@@ -1,0 +1,222 @@
+"""Who this host is: the cluster that it belongs to, and the disk of its data directory, as of this start.
+
+The steps of a start are those of `logstore.replica.identity`: read the register of the disk, judge the disk, write the
+label of the new start to the disk, durably, then swap it into the register. The label lies in LABEL_FILE of the data
+directory, with the cluster's id; docs/format.md has both.
+
+Invariants:
+* A label counts one start more than the register at most: a start that ended between its two writes is counted again
+  with the same number. A label that is further ahead shows a metadata store that was set back, and is refused.
+* A disk of one cluster never takes part in another; an emptied metadata store is another cluster.
+* The label file is replaced as a whole: a crash leaves the old one or the new one.
+
+Files are written by the event loop's thread: a few syncs at a start, before anything is served.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Final
+
+import trio
+
+from logstore.base.events import Report
+from logstore.base.metadata import schema
+from logstore.base.metadata.errors import MetadataUnavailable, OutcomeUnknown
+from logstore.base.metadata.interface import (
+    ABSENT,
+    Committed,
+    Condition,
+    Entry,
+    MetadataStore,
+    Put,
+    Transaction,
+)
+from logstore.errors import CorruptFile, DiskRefused, UnknownFormatVersion, WrongCluster
+from logstore.events import METADATA_AWAITED
+from logstore.interfaces import FileSystem
+from logstore.replica.identity import DiskLabel, DiskVerdict, judge_disk
+from logstore.replica.registrations import Member, OwnerId
+
+LABEL_FILE: Final = "host.json"
+ADOPTION_FILE: Final = "adoption.json"
+"""In a directory that `logstore.cluster.adoption.adoption` makes, as long as it is not done."""
+ADOPTED_FILE: Final = "adopted.json"
+"""In the directory of a sidecar that was alone, from the moment on when a cluster may have its log."""
+RETRY_S: Final = 1.0
+"""Between tries to reach the metadata store at a start."""
+_VERSION: Final = 1
+_FIELDS: Final = {"cluster_id": str, "disk": str, "host": str, "starts": int, "start": str}
+
+
+@dataclass(frozen=True, slots=True)
+class HostIdentity:
+    """A host in the life that has begun."""
+
+    cluster_id: str
+    label: DiskLabel
+
+    @property
+    def host(self) -> str:
+        """The host's name."""
+        return self.label.host
+
+    @property
+    def member(self) -> Member:
+        """The host as the owner of its disk."""
+        return self.label.member
+
+    @property
+    def owner_id(self) -> OwnerId:
+        """The host as the owner of streams."""
+        return self.label.owner_id
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredLabel:
+    cluster_id: str
+    label: DiskLabel
+
+
+async def establish_identity(
+    store: MetadataStore, fs: FileSystem, host: str, random: Random, report: Report
+) -> HostIdentity:
+    """Take the steps of a start; waits while the metadata store is away.
+
+    Raises DiskRefused, WrongCluster, CorruptFile, UnknownFormatVersion, OSError, MetadataRefused, MetadataDamaged, and
+    InvalidMetadataCall for a name that no host may have.
+    """
+    schema.member_key(host)
+    start = f"{random.getrandbits(64):016x}"
+    while True:
+        try:
+            return await _establish(store, fs, DiskLabel(f"{random.getrandbits(64):016x}", host), start, random)
+        except (MetadataUnavailable, OutcomeUnknown) as error:
+            report(METADATA_AWAITED, error=error)
+        await trio.sleep(RETRY_S)
+
+
+async def _establish(
+    store: MetadataStore, fs: FileSystem, fresh: DiskLabel, start: str, random: Random
+) -> HostIdentity:
+    stored = _read_label(fs)
+    cluster_id = await _cluster_id(store, stored, random)
+    while True:
+        label = stored.label if stored is not None else fresh
+        found = await store.get(schema.disk_key(label.disk))
+        registered = _registered(label.disk, found.entry)
+        if registered is not None and stored is not None and registered == label and label.start == start:
+            return HostIdentity(cluster_id, label)
+        label = _judged(fresh.host, stored, label, registered)
+        if label.start != start:
+            starts = registered.starts if registered is not None else 0
+            label = DiskLabel(label.disk, label.host, starts + 1, start)
+            stored = _StoredLabel(cluster_id, label)
+            write_label(fs, cluster_id, label)
+        value = schema.Disk(host=label.host, starts=label.starts, start=label.start)
+        key = schema.disk_key(label.disk)
+        transaction = Transaction((Condition(key, found.entry_revision),), (Put(key, schema.encode(value)),))
+        if isinstance(await store.commit(transaction), Committed):
+            return HostIdentity(cluster_id, label)
+
+
+def _judged(host: str, stored: _StoredLabel | None, label: DiskLabel, registered: DiskLabel | None) -> DiskLabel:
+    """The label to start with. Raises DiskRefused."""
+    verdict = judge_disk(host, label if stored is not None else None, registered)
+    if verdict is DiskVerdict.EMPTY:
+        return label
+    if verdict is DiskVerdict.FOREIGN:
+        raise DiskRefused(
+            f"{LABEL_FILE}: the data directory belongs to host {label.host!r}, this is host {host!r}; "
+            "start that host with it, or give this one an empty directory"
+        )
+    if verdict is DiskVerdict.OLD_COPY:
+        starts = registered.starts if registered is not None else 0
+        raise DiskRefused(
+            f"{LABEL_FILE}: disk {label.disk} was started {starts} times, and this is a copy from its start number "
+            f"{label.starts}; bring the disk itself back, or give the host an empty directory"
+        )
+    if registered is None and label.starts > 1:
+        raise DiskRefused(
+            f"{LABEL_FILE}: disk {label.disk} was started {label.starts} times, and the metadata store does not know "
+            "it: if the host was removed from the cluster, give it an empty directory; if an older copy of the store "
+            "was restored, bring the newest one back"
+        )
+    if label.starts > (registered.starts if registered is not None else 0) + 1:
+        raise DiskRefused(
+            f"{LABEL_FILE}: disk {label.disk} was started {label.starts} times, and the metadata store knows of "
+            f"{registered.starts if registered is not None else 0}: an older copy of the store was restored; "
+            "bring the newest one back"
+        )
+    return label
+
+
+async def _cluster_id(store: MetadataStore, stored: _StoredLabel | None, random: Random) -> str:
+    """The cluster's id; makes it if the metadata store is empty and this disk new. Raises WrongCluster."""
+    entry = (await store.get(schema.CLUSTER_KEY)).entry
+    if entry is None and stored is None:
+        value = schema.encode(schema.Cluster(cluster_id=f"{random.getrandbits(128):032x}"))
+        conditions = tuple(Condition(key, ABSENT) for key in (schema.CLUSTER_KEY, schema.ADOPTION_KEY))
+        await store.commit(Transaction(conditions, (Put(schema.CLUSTER_KEY, value),)))
+        entry = (await store.get(schema.CLUSTER_KEY)).entry
+        if entry is None:
+            raise WrongCluster(
+                f"`cairn adopt` has begun on the metadata store (entry {schema.ADOPTION_KEY!r}), and has not completed "
+                "it: start this host when it has; or give the URL of another cluster"
+            )
+    found = "" if entry is None else schema.decode(schema.Cluster, entry).cluster_id
+    if stored is not None and stored.cluster_id != found:
+        what = f"that of cluster {found}" if found else "empty"
+        raise WrongCluster(
+            f"{LABEL_FILE}: the data directory belongs to cluster {stored.cluster_id}, the metadata store is {what}; "
+            "give the URL of the right one, or an empty directory"
+        )
+    return found
+
+
+def _registered(disk: str, entry: Entry | None) -> DiskLabel | None:
+    if entry is None:
+        return None
+    value = schema.decode(schema.Disk, entry)
+    return DiskLabel(disk, value.host, value.starts, value.start)
+
+
+# ---- the label file
+
+
+def _read_label(fs: FileSystem) -> _StoredLabel | None:
+    """What is on the disk; None: it was never formatted. Raises CorruptFile, UnknownFormatVersion, OSError."""
+    if not fs.exists(LABEL_FILE):
+        return None
+    try:
+        fields = json.loads(fs.read(LABEL_FILE, 0, fs.size(LABEL_FILE)))
+        version = fields.pop("v")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _damaged(repr(error)) from error
+    if version != _VERSION:
+        raise UnknownFormatVersion(f"{LABEL_FILE} has version {version!r}, this Cairn knows 1; start a newer Cairn")
+    _check(fields)
+    label = DiskLabel(fields["disk"], fields["host"], fields["starts"], fields["start"])
+    return _StoredLabel(fields["cluster_id"], label)
+
+
+def _check(fields: Mapping[str, Any]) -> None:
+    if {name: type(value) for name, value in fields.items()} != _FIELDS:
+        raise _damaged(f"its fields are {sorted(fields)}")
+
+
+def _damaged(what: str) -> CorruptFile:
+    return CorruptFile(f"{LABEL_FILE} is damaged ({what}); restore it, or give the host an empty directory")
+
+
+def write_label(fs: FileSystem, cluster_id: str, label: DiskLabel) -> None:
+    """Put a label on the disk, durably. Blocks. Raises OSError."""
+    values = (cluster_id, label.disk, label.host, label.starts, label.start)
+    fields = {"v": _VERSION, **dict(zip(_FIELDS, values, strict=True))}
+    temporary = f"{LABEL_FILE}.new"
+    fs.create(temporary)
+    fs.write(temporary, 0, [json.dumps(fields).encode()])
+    fs.sync(temporary)
+    fs.rename(temporary, LABEL_FILE)
+    fs.sync_directory("")

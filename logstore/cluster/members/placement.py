@@ -1,0 +1,169 @@
+"""Where the streams of a cluster are, as Kafka's clients are told: hosts as brokers, and who leads what.
+
+Invariants:
+* A host is shown as long as its lease lasts. A partition's leader is the host that owns its stream by the newest
+  registration known here, if that host is alive.
+* The host that answers is always shown, also when its lease has ended or it has not joined yet: a client that hears of
+  no broker takes the answer for half of one, and librdkafka then asks nobody again for minutes.
+* Node ids of hosts that are gone are remembered: as many as there were hosts since the start.
+* A client that asks while streams change hands waits for that, SETTLE_S at most since it was seen first: librdkafka,
+  told of the leader that is gone, asks again after a second.
+"""
+
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
+
+import trio
+
+from logstore.base.addresses import parse_address
+from logstore.base.errors import AddressError
+from logstore.base.metadata import schema
+from logstore.cluster.members.view import KnownHead, stream_name
+from logstore.log.served import ServedTopic
+
+NO_NODE = -1
+SETTLE_S: Final = 0.1
+"""A takeover of one stream takes some dozen milliseconds. Requests behind on the same connection wait as long."""
+LOOK_S: Final = 0.005
+MAX_SETTLING: Final = 64
+"""Takeovers of more streams take longer than anybody waits."""
+TURNS: Final = 2
+"""Of the event loop: the end of a link that came before a client's question is taken before it is answered."""
+
+
+class Node(NamedTuple):
+    """A host, under the address of the listener that the client uses."""
+
+    node_id: int
+    host: str
+    port: int
+    rack: str | None = None
+
+
+class Placed(NamedTuple):
+    """A partition: node ids of its leader (NO_NODE: nobody leads it now), of the members of its newest chunk, of those
+    of them that are alive, and of those that are not.
+    """
+
+    leader: int
+    epoch: int
+    replicas: tuple[int, ...]
+    in_sync: tuple[int, ...]
+    offline: tuple[int, ...] = ()
+
+
+class PlacingHost(Protocol):
+    """What is asked of a host (`logstore.cluster.host`)."""
+
+    def owner_of(self, stream: str, /) -> str | None:
+        """The host that owns a stream and lives."""
+
+    def head(self, stream: str, /) -> KnownHead | None:
+        """The head of a stream's registration."""
+
+    def is_changing_hands(self, stream: str, /) -> bool:
+        """Whether the stream's owner is gone or out of reach, or does not take appends yet."""
+
+
+class Placement:
+    """See the module. `addresses` are this host's listeners by name, as all hosts name theirs; `groups` gives the id of
+    the topic of groups, or has it made; `node_id` is this host's.
+    """
+
+    def __init__(
+        self,
+        host: PlacingHost,
+        members: Callable[[], Mapping[str, schema.Member]],
+        addresses: Mapping[str, str],
+        groups: Callable[[], uuid.UUID | None],
+        node_id: int,
+    ) -> None:
+        self._host = host
+        self._node_id = node_id
+        self._groups = groups
+        self._members = members
+        self._addresses = addresses
+        self._node_ids: dict[str, int] = {}
+        self._settling_s: dict[str, float] = {}
+        """Streams that change hands, and when that was seen first."""
+
+    def nodes(self, host: str, port: int) -> Sequence[Node]:
+        """The hosts that are alive, and this one; `host` and `port` are what the client's listener advertises here."""
+        listener = self._listener(host, port)
+        nodes = []
+        for name, member in sorted(self._members().items()):
+            self._node_ids[name] = member.node_id
+            text = member.addresses.get(listener) or next(iter(member.addresses.values()), "")
+            try:
+                address = parse_address(text)
+            except AddressError:
+                continue  # it serves no clients
+            nodes.append(Node(member.node_id, address.host, address.port, member.rack or None))
+        if all(node.node_id != self._node_id for node in nodes):
+            nodes.append(Node(self._node_id, host, port))
+        return nodes
+
+    def _listener(self, host: str, port: int) -> str:
+        """The name of the listener with this address, or else with this port."""
+        for name, text in self._addresses.items():
+            if text == f"{host}:{port}":
+                return name
+        return next((name for name, text in self._addresses.items() if text.endswith(f":{port}")), "")
+
+    def placed(self, topic_id: uuid.UUID, partition: int) -> Placed:
+        """Where a partition is."""
+        stream = stream_name(topic_id.hex, partition)
+        known = self._host.head(stream)
+        if known is None:
+            return Placed(NO_NODE, 0, (), ())
+        head, live = known.head, self._members()
+        self._node_ids.update((name, member.node_id) for name, member in live.items())
+        owner = self._host.owner_of(stream)
+        leader = NO_NODE if owner is None else self._node_ids.get(owner, NO_NODE)
+        members = [] if head.open_chunk is None else head.open_chunk.members
+        here = [member for member in members if member.host in live and live[member.host].disk == member.disk]
+        away = [member for member in members if member not in here and member.host in self._node_ids]
+        in_sync = tuple(self._node_ids[member.host] for member in here)
+        offline = tuple(self._node_ids[member.host] for member in away)
+        replicas = in_sync + offline
+        if not replicas and leader != NO_NODE:
+            replicas = in_sync = (leader,)  # clients do not expect a leader without replicas
+        return Placed(leader, head.epoch, replicas, in_sync, offline)
+
+    async def settle(self, topics: Iterable[ServedTopic]) -> None:
+        """Wait while streams of topics change hands; see the module."""
+        for _ in range(TURNS):
+            await trio.lowlevel.checkpoint()
+        moving = self._moving([(topic, partition) for topic in topics for partition in range(len(topic.partitions))])
+        while 0 < len(moving) <= MAX_SETTLING:
+            now_s = trio.current_time()
+            since_s = [self._settling_s.setdefault(_stream_of(*place), now_s) for place in moving]
+            if now_s - max(since_s) >= SETTLE_S:
+                return
+            await trio.sleep(LOOK_S)
+            moving = self._moving(moving)
+
+    def _moving(self, places: Iterable[tuple[ServedTopic, int]]) -> list[tuple[ServedTopic, int]]:
+        """Those of the partitions that change hands."""
+        found = []
+        for topic, partition in places:
+            stream = _stream_of(topic, partition)
+            is_mine = self.placed(topic.topic_id, partition).leader == self._node_id
+            if self._host.is_changing_hands(stream) or (is_mine and not topic.partitions[partition].is_leader):
+                found.append((topic, partition))
+            else:
+                self._settling_s.pop(stream, None)
+        return found
+
+    def coordinator(self, host: str, port: int) -> Node | None:
+        """The coordinator of all groups: who leads the topic that keeps their offsets; None if nobody does now."""
+        topic_id = self._groups()
+        if topic_id is None:
+            return None
+        leader = self.placed(topic_id, 0).leader
+        return next((node for node in self.nodes(host, port) if node.node_id == leader), None)
+
+
+def _stream_of(topic: ServedTopic, partition: int) -> str:
+    return stream_name(topic.topic_id.hex, partition)

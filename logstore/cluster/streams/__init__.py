@@ -1,0 +1,1 @@
+"""Streams as clients see them, from replicated chunks: appended, read, trimmed, described."""

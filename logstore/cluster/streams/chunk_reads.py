@@ -1,0 +1,463 @@
+"""Reads of replicated streams: from the chunks of this host, where it has none from a member, and where no host has one
+from the tier.
+
+Invariants:
+* What is read ends at the stream's high watermark, and at the end that a sealed chunk has in the registration: a copy
+  on this host may be longer for a moment.
+* Batches come checked: a local read checks them, and so does this module with those that a member has sent.
+* Control batches are replaced by empty batches over the same offsets unless the reader asks for them.
+* Producers' sequences come from one copy of a chunk as a whole: this host's, members', or that in the tier.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+import trio
+
+from logstore.base.clock import Clock
+from logstore.base.events import Report
+from logstore.cluster.interfaces import ReplicaFiles
+from logstore.cluster.streams.replicated_stream import ReplicatedStream, StreamOwners
+from logstore.cluster.streams.tiered_chunks import tiered_chunk
+from logstore.engine import StoreEngine
+from logstore.errors import CairnError, ChunkUnreachable, CorruptBatch, CorruptChunk
+from logstore.events import PRODUCERS_NOT_READ
+from logstore.format.batch import HEADER_BYTES, BatchHeader, empty_batch, iterate_batches, parse_header
+from logstore.format.compression import open_records
+from logstore.format.control import known_type
+from logstore.format.records import iterate_times
+from logstore.format.snapshot import decode_snapshots
+from logstore.format.tiered_chunk import TieredChunk
+from logstore.interfaces import Buffer
+from logstore.log.producers import ProducerTable
+from logstore.log.reading import MAX_OPENED_BYTES, ReadResult, TimeFound
+from logstore.log.scanning import ScanRange, ScanResult
+from logstore.log.stream import Stream
+from logstore.log.stream_state import AppendTicket
+from logstore.replica.messages import EntriesRead
+from logstore.replica.registrations import ChunkRegistration
+
+PIECE_BYTES: Final = 1 << 20
+"""Of a chunk that is walked through, at a time."""
+SCAN_BYTES: Final = 4 << 20
+"""Of a chunk on other hosts that one step of a scan looks at, about."""
+SCAN_OFFSETS: Final = 10_000
+"""The same of an open chunk, whose length nobody knows."""
+PAUSE_S: Final = 0.05
+"""Before what could not be read is tried again."""
+TIER_PAUSE_S: Final = 1.0
+"""The same where no host has it: a tier that is away is not back in a moment."""
+
+
+class _Piece(NamedTuple):
+    """Whole batches of a chunk: the headers and bytes of those that a reader may see."""
+
+    batches: list[tuple[BatchHeader, Buffer]]
+    next_offset: int
+
+
+class _Founded(NamedTuple):
+    """A piece of a chunk and, with the first one, the snapshots of producers that the chunk is founded on."""
+
+    piece: _Piece
+    founding: bytes
+
+
+_ReadFounded = Callable[[int], Awaitable[_Founded]]
+
+
+class ChunkReads:
+    """See the module."""
+
+    def __init__(
+        self, engine: StoreEngine, owners: StreamOwners, files: ReplicaFiles, clock: Clock, report: Report
+    ) -> None:
+        self._engine = engine
+        self._owners = owners
+        self._files = files
+        self._clock = clock
+        self._report = report
+
+    # ---- producers
+
+    async def load_producers(self, stream: ReplicatedStream, offset: int) -> ProducerTable[AppendTicket] | None:
+        """The producers' last sequences as of an offset at which a chunk ends; see `LoadProducers`."""
+        pause_s = PAUSE_S
+        try:
+            chunk = self._chunk_in_front(stream.stream, offset)
+            if chunk is None:
+                return ProducerTable()
+            local = self._files.local(stream.stream, chunk.epoch)
+            if local is not None and local.end_offset == local.high_watermark == offset:
+                table: ProducerTable[AppendTicket] = ProducerTable()
+                table.load(local.producers.entries())
+                return table
+            try:
+                return await self._replayed(stream, chunk, offset, partial(self._founded, stream, chunk, offset))
+            except (ChunkUnreachable, CorruptChunk):
+                tiered = tiered_chunk(stream.tier_place, chunk)
+                if tiered is None:
+                    raise
+                pause_s = TIER_PAUSE_S
+                return await self._replayed(stream, chunk, offset, partial(self._founded_in_tier, tiered))
+        except (CairnError, OSError) as error:
+            self._report(PRODUCERS_NOT_READ, stream=stream.name, offset=offset, error=str(error))
+            await trio.sleep(pause_s)
+            return None
+
+    def _chunk_in_front(self, stream: str, offset: int) -> ChunkRegistration | None:
+        chunks = self._owners.registration(stream).chunks
+        return next((chunk for chunk in reversed(chunks) if chunk.base_offset < offset), None)
+
+    async def _replayed(
+        self, stream: ReplicatedStream, chunk: ChunkRegistration, offset: int, read: _ReadFounded
+    ) -> ProducerTable[AppendTicket]:
+        """The table as of an offset, by what a chunk is founded on and holds. Raises CorruptChunk if it ends before."""
+        table: ProducerTable[AppendTicket] = ProducerTable()
+        at, now_ms = chunk.base_offset, self._clock.wall_ms()
+        while at < offset:
+            piece, founding = await read(at)
+            if at == chunk.base_offset and founding:
+                snapshots, _ = decode_snapshots(founding)
+                table.load(snapshots[-1].producers if snapshots else ())
+            if piece.next_offset <= at:
+                raise _short(stream.name, chunk, at, offset)
+            for header, _ in piece.batches:
+                if header.producer_id >= 0:
+                    table.synced(header, header.base_offset, now_ms)
+            at = piece.next_offset
+        return table
+
+    async def _founded(self, stream: ReplicatedStream, chunk: ChunkRegistration, limit: int, at: int) -> _Founded:
+        """From members."""
+        found = await self._owners.read_entries(stream.stream, chunk, at, PIECE_BYTES)
+        return _Founded(_checked(found, at, limit, stream.name), found.founding)
+
+    async def _founded_in_tier(self, chunk: TieredChunk, at: int) -> _Founded:
+        """From the tier, where nobody answers or what comes is damaged."""
+        tier = self._engine.tier
+        founding = await tier.founding(chunk) if at == chunk.base_offset else b""
+        found = await tier.read(chunk, at, PIECE_BYTES, include_control=True)
+        batches: list[tuple[BatchHeader, Buffer]] = [
+            (header, memoryview(buffer)[start : start + header.size_bytes])
+            for buffer in found.buffers
+            for start, header in iterate_batches(buffer)
+        ]
+        return _Founded(_Piece(batches, found.next_offset), founding)
+
+    # ---- records
+
+    async def read(
+        self,
+        stream: ReplicatedStream,
+        offset: int,
+        max_bytes: int,
+        *,
+        include_control: bool = False,
+        is_patient: bool = True,
+    ) -> ReadResult:
+        """Whole batches from the one that holds `offset` on: at least one, up to about `max_bytes`; none at the high
+        watermark, nor, unless `is_patient`, while they are on their way from the tier: the stream's waiters are woken
+        when they are there. Without `include_control`, control batches are replaced by empty ones.
+
+        Raises NotLeader, OffsetOutOfRange, UnknownTopicOrPartition, CorruptChunk, ChunkUnreachable, TierUnavailable,
+        TierRefused, ObjectMissing, OSError.
+        """
+        stream.check_offset(offset)
+        if offset == stream.high_watermark:
+            return ReadResult([], offset, 0)
+        try:
+            return await self._read_at(
+                stream, offset, max_bytes, include_control=include_control, is_patient=is_patient
+            )
+        except (CairnError, OSError):
+            stream.check_offset(offset)  # it may have been trimmed meanwhile
+            raise
+
+    async def _read_at(
+        self, stream: ReplicatedStream, offset: int, max_bytes: int, *, include_control: bool, is_patient: bool
+    ) -> ReadResult:
+        chunk = stream.registration.chunk_at(offset)
+        if chunk is None:
+            raise CorruptChunk(
+                f"{stream.name}: no chunk is registered for offset {offset}; move past it",
+                first_offset=offset,
+                last_offset=stream.high_watermark - 1,
+            )
+        return await self._read(
+            stream, chunk, offset, max_bytes, include_control=include_control, is_patient=is_patient
+        )
+
+    async def _read(
+        self,
+        stream: ReplicatedStream,
+        chunk: ChunkRegistration,
+        offset: int,
+        max_bytes: int,
+        *,
+        include_control: bool = False,
+        is_patient: bool = True,
+    ) -> ReadResult:
+        limit = _limit(stream, chunk)
+        local = self._local(stream, chunk, offset)
+        if local is not None:
+            try:
+                found = await self._engine.read(local, offset, max_bytes, include_control=include_control)
+                return found if found.next_offset <= limit else _cut(found, offset, limit)
+            except (CorruptChunk, OSError):
+                if len(chunk.members) == 1 and chunk.tiered is None:
+                    raise
+        try:
+            answer = await self._owners.read_entries(stream.stream, chunk, offset, max_bytes)
+        except ChunkUnreachable:
+            tiered = _in_tier(stream, chunk)
+            if tiered is None:
+                raise
+            found = await self._engine.tier.serve(
+                stream, tiered, offset, max_bytes, include_control=include_control, is_patient=is_patient
+            )
+            return found if found.next_offset <= limit else _cut(found, offset, limit)
+        piece = _checked(answer, offset, limit, stream.name)
+        buffers = [
+            buffer if include_control or not header.is_control else empty_batch(header)
+            for header, buffer in piece.batches
+        ]
+        return ReadResult(buffers, piece.next_offset, sum(map(len, buffers)))
+
+    async def scan(self, stream: ReplicatedStream, wanted: ScanRange, max_bytes: int) -> ScanResult:
+        """Control batches of the newest chunk that begins in front of `wanted.before_offset`, newest first: at least
+        one, if the part of the chunk that is looked at has any; see `StoreEngine.scan_controls`. Raises as `read` does.
+        """
+        stream.check_offset(wanted.before_offset)
+        chunks = [chunk for chunk in self._chunks(stream) if chunk.base_offset < wanted.before_offset]
+        if not chunks or _limit(stream, chunks[-1]) < wanted.before_offset:
+            raise CorruptChunk(
+                f"{stream.name}: no chunk is registered for offset {wanted.before_offset - 1}; move past it",
+                first_offset=wanted.from_offset,
+                last_offset=wanted.before_offset - 1,
+            )
+        chunk = chunks[-1]
+        wanted = wanted._replace(from_offset=max(wanted.from_offset, chunk.base_offset))
+        local = self._local(stream, chunk, wanted.before_offset - 1)
+        if local is not None and local.log_start_offset <= wanted.from_offset:
+            try:
+                return await self._engine.scan_controls(
+                    local, wanted.before_offset, wanted.types, max_bytes, from_offset=wanted.from_offset
+                )
+            except (CorruptChunk, OSError):
+                if len(chunk.members) == 1 and chunk.tiered is None:
+                    raise
+        tiered = _in_tier(stream, chunk)
+        if tiered is not None and chunk.is_tiered_alone:
+            return await self._engine.tier.scan(tiered, wanted, max_bytes, at_least_one=True)
+        return await self._scan_window(stream, chunk, wanted, max_bytes)
+
+    async def _scan_window(
+        self, stream: ReplicatedStream, chunk: ChunkRegistration, wanted: ScanRange, max_bytes: int
+    ) -> ScanResult:
+        """The same by reading all batches of about SCAN_BYTES: other hosts do not tell where control batches are."""
+        end = chunk.end
+        count = 1 if end is None else end.next_offset - chunk.base_offset
+        offsets = SCAN_OFFSETS if end is None else max(1, SCAN_BYTES * count // max(1, end.length_bytes))
+        first = max(wanted.from_offset, wanted.before_offset - offsets)
+        found: list[tuple[int, Buffer]] = []
+
+        def look(header: BatchHeader, batch: Buffer) -> bool:
+            is_here = header.is_control and first <= header.base_offset < wanted.before_offset
+            if is_here and (not wanted.types or known_type(batch) in wanted.types):
+                found.append((header.base_offset, batch))
+            return header.next_offset >= wanted.before_offset
+
+        await self._walk(stream, chunk, look, from_offset=first)
+        buffers: list[Buffer] = []
+        size = 0
+        for offset, batch in reversed(found):
+            if buffers and size + len(batch) > max_bytes:
+                return ScanResult(buffers, offset + 1, size)
+            buffers.append(batch)
+            size += len(batch)
+        return ScanResult(buffers, first, size)
+
+    def _local(self, stream: ReplicatedStream, chunk: ChunkRegistration, offset: int) -> Stream | None:
+        """This host's copy of a chunk, if it has the offset."""
+        local = self._files.local(stream.stream, chunk.epoch)
+        return local if local is not None and local.log_start_offset <= offset < local.high_watermark else None
+
+    # ---- times
+
+    async def _locally(
+        self, stream: ReplicatedStream, chunk: ChunkRegistration, find: Callable[[Stream], Awaitable[TimeFound | None]]
+    ) -> tuple[bool, TimeFound | None]:
+        """Whether this host's copy of a chunk could be looked up, and what was found in it. Damage of the only copy
+        raises; otherwise the chunk is to be read as whoever has no copy reads it.
+        """
+        local = self._local(stream, chunk, _limit(stream, chunk) - 1)
+        if local is None:
+            return False, None
+        try:
+            return True, await find(local)
+        except (CorruptChunk, OSError):
+            if len(chunk.members) == 1 and chunk.tiered is None:
+                raise
+        return False, None
+
+    async def find_timestamp(self, stream: ReplicatedStream, timestamp_ms: int) -> TimeFound | None:
+        """The first record with this timestamp or a later one; None if there is none. Raises as `read` does."""
+        for chunk in self._chunks(stream):
+            limit = _limit(stream, chunk)
+            start = stream.log_start_offset
+            is_known, found = await self._locally(
+                stream, chunk, partial(self._engine.find_timestamp, timestamp_ms=timestamp_ms)
+            )
+            if found is not None and start <= found.offset < limit:
+                return found
+            if is_known and (found is None or found.offset >= limit):
+                continue
+            tiered = _in_tier(stream, chunk)
+            if tiered is not None and chunk.is_tiered_alone:
+                found = await self._engine.tier.find_timestamp_in(tiered, timestamp_ms, start)
+                if found is not None and found.offset < limit:
+                    return found
+                continue
+            late: list[TimeFound] = []
+
+            def look(header: BatchHeader, batch: Buffer, late: list[TimeFound] = late, start: int = start) -> bool:
+                if header.max_timestamp >= timestamp_ms and not header.is_control:
+                    times = (each for each in _times(header, batch) if each.offset >= start)
+                    late += [each for each in times if each.timestamp >= timestamp_ms]
+                return bool(late)
+
+            await self._walk(stream, chunk, look)
+            if late:
+                return late[0]
+        return None
+
+    async def max_timestamp(self, stream: ReplicatedStream) -> TimeFound | None:
+        """The record with the latest timestamp, the first if several have it. Raises as `read` does."""
+        newest: TimeFound | None = None
+        for chunk in reversed(self._chunks(stream)):  # the newest first: what is in the tier is seldom read
+            limit = _limit(stream, chunk)
+            _, found = await self._locally(stream, chunk, self._engine.max_timestamp)
+            candidates: Sequence[TimeFound] = () if found is None else (found,)
+            if found is None or not stream.log_start_offset <= found.offset < limit:
+                candidates = await self._newest(stream, chunk, max(0, newest.timestamp if newest else 0))
+            for each in candidates:
+                if newest is None or each.rank > newest.rank:
+                    newest = each
+        return newest
+
+    async def _newest(self, stream: ReplicatedStream, chunk: ChunkRegistration, least_ms: int) -> Sequence[TimeFound]:
+        """The newest record of a chunk that this host has no copy of; it need not be found if all are older."""
+        tiered = _in_tier(stream, chunk)
+        if tiered is not None and chunk.is_tiered_alone:
+            if tiered.max_timestamp < least_ms:
+                return ()
+            in_tier = await self._engine.tier.newest_in(tiered, stream.log_start_offset)
+            return () if in_tier is None else (in_tier,)
+        newest: list[TimeFound] = []
+        start = stream.log_start_offset
+
+        def look(header: BatchHeader, batch: Buffer) -> bool:
+            if not header.is_control and (not newest or header.max_timestamp > newest[0].timestamp):
+                times = (each for each in _times(header, batch) if each.offset >= start)
+                newest[:] = sorted((*newest, *times), key=lambda each: -each.timestamp)[:1]
+            return False
+
+        await self._walk(stream, chunk, look)
+        return newest
+
+    def _chunks(self, stream: ReplicatedStream) -> Sequence[ChunkRegistration]:
+        stream.check_leader()
+        first, end = stream.log_start_offset, stream.high_watermark
+        chunks = stream.registration.chunks
+        return [chunk for chunk in chunks if chunk.base_offset < end and not (chunk.end and chunk.end[1] <= first)]
+
+    async def _walk(
+        self,
+        stream: ReplicatedStream,
+        chunk: ChunkRegistration,
+        look: Callable[[BatchHeader, Buffer], bool],
+        from_offset: int = 0,
+    ) -> None:
+        """Show each batch of a chunk, control batches too, to `look`, until it returns True."""
+        offset, limit = max(chunk.base_offset, from_offset, stream.log_start_offset), _limit(stream, chunk)
+        while offset < limit:
+            found = await self._read(stream, chunk, offset, PIECE_BYTES, include_control=True)
+            if found.next_offset <= offset:
+                raise _short(stream.name, chunk, offset, limit)
+            for buffer in found.buffers:
+                for at, header in iterate_batches(buffer):
+                    if look(header, memoryview(buffer)[at : at + header.size_bytes]):
+                        return
+            offset = found.next_offset
+
+
+def _in_tier(stream: ReplicatedStream, chunk: ChunkRegistration) -> TieredChunk | None:
+    """The chunk as the tier has it, by the newest registration: it may have got there since. Raises NotLeader."""
+    now = chunk if chunk.tiered is not None else stream.registration.chunk(chunk.epoch)
+    return None if now is None else tiered_chunk(stream.tier_place, now)
+
+
+def _limit(stream: ReplicatedStream, chunk: ChunkRegistration) -> int:
+    """The offset up to which a chunk may be read."""
+    end = stream.high_watermark if chunk.end is None else chunk.end.next_offset
+    return min(end, stream.high_watermark)
+
+
+def _cut(found: ReadResult, offset: int, limit: int) -> ReadResult:
+    """What was read, up to the last whole batch that ends at or before a limit."""
+    buffers: list[Buffer] = []
+    size, next_offset = 0, offset
+    for buffer in found.buffers:
+        end, view = 0, memoryview(buffer)
+        while end < len(view):
+            header = parse_header(view, end)
+            if header.next_offset > limit:
+                break
+            end, next_offset = end + header.size_bytes, header.next_offset
+        if end:
+            buffers.append(view[:end])
+            size += end
+        if end < len(view):
+            break
+    return ReadResult(buffers, next_offset, size)
+
+
+def _checked(found: EntriesRead, offset: int, limit: int, stream: str) -> _Piece:
+    """The batches of an answer from the one that holds `offset` on, up to a limit. Raises CorruptChunk."""
+    batches: list[tuple[BatchHeader, Buffer]] = []
+    due, next_offset = found.at.next_offset, offset
+    for entry in found.entries:
+        try:
+            for at, header in iterate_batches(entry.data):
+                if header.base_offset != due:
+                    raise CorruptBatch(f"base offset {header.base_offset} stands where {due} is due")
+                due = header.next_offset
+                if offset < due <= limit:
+                    batches.append((header, memoryview(entry.data)[at : at + header.size_bytes]))
+                    next_offset = due
+        except CorruptBatch as error:
+            raise CorruptChunk(
+                f"{stream}: what {found.member.host} has sent of epoch {found.epoch} is damaged ({error})",
+                first_offset=due,
+                last_offset=limit - 1,
+            ) from error
+    return _Piece(batches, next_offset)
+
+
+def _times(header: BatchHeader, batch: Buffer) -> list[TimeFound]:
+    """The offsets and times of a batch's records; not exact if they cannot be decompressed."""
+    try:
+        records = open_records(memoryview(batch)[HEADER_BYTES:], header.compression, MAX_OPENED_BYTES)
+        return [TimeFound(offset, time) for offset, time in iterate_times(records, header)]
+    except CorruptBatch:
+        return [TimeFound(header.base_offset, header.max_timestamp, exact=False)]
+
+
+def _short(stream: str, chunk: ChunkRegistration, offset: int, limit: int) -> CorruptChunk:
+    return CorruptChunk(
+        f"{stream}: a member of the chunk of epoch {chunk.epoch} gives nothing from offset {offset} on, {limit} is due",
+        first_offset=offset,
+        last_offset=limit - 1,
+    )

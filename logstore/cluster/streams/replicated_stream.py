@@ -1,0 +1,599 @@
+"""The stream of a replicated topic, as the Kafka front and its clients know a stream.
+
+Life of a batch: `append` checks it as `logstore.log.stream.Stream` does, and puts it behind those that wait. When the
+owner has room, the batch gets its offset and goes to the members of the open chunk. `acked` settles its ticket, moves
+the high watermark and wakes the readers that wait.
+
+Invariants:
+* Only the owner's host takes appends, and only after it knows the producers' last sequences as of the offset where its
+  ownership begins; a batch that an earlier owner has in the log is a duplicate here as well.
+* A batch is known to readers, and its ticket settles, when it is acknowledged by the owner's state machine.
+* When another host takes over, every batch that is not acknowledged fails with NotLeader: it may be in the log or not,
+  and an idempotent producer that sends it again finds out.
+* At most MAX_WAITING_BYTES wait for room (or one larger batch); more are refused, and nothing of them is appended.
+* An append group is one entry of the owner: it is in the log as a whole, in one chunk, or not at all, and nothing comes
+  between its batches. An epoch's group is under way once: whoever appends it again meanwhile waits for the first.
+
+* Readers see nothing below the log start, which is the registration's; a trim is answered when it is registered.
+
+Clients' leader epoch, and that in the bytes of a batch, is the one of the registration with which the ownership began:
+a chunk that is rolled under the same owner changes nothing for clients.
+"""
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Final, NamedTuple, Protocol
+
+from logstore.base.clock import Clock
+from logstore.base.events import Report
+from logstore.base.metadata.local_watch import ChangeSignal
+from logstore.cluster.streams.group_entry import GroupKey, check_group, place_batches
+from logstore.errors import (
+    CairnError,
+    InvalidTopic,
+    MessageTooLarge,
+    NotEnoughReplicas,
+    NotLeader,
+    OffsetOutOfRange,
+    StorageFailed,
+    UnknownTopicOrPartition,
+)
+from logstore.events import STREAM_LED, TRIMMED
+from logstore.format.batch import BatchHeader, patch_base, stamp_append_time
+from logstore.format.index import NO_TIMESTAMP
+from logstore.format.snapshot import ProducerSnapshot, encode_snapshot
+from logstore.log.coroutines import start
+from logstore.log.producers import ProducerTable
+from logstore.log.stream_state import AppendResult, AppendTicket
+from logstore.log.ticket import Ticket
+from logstore.log.topics import TopicConfig
+from logstore.log.validation import check_produced
+from logstore.log.waiters import Waitable
+from logstore.replica.messages import EntriesRead
+from logstore.replica.registrations import UNKNOWN_TIME, ChunkRegistration, Prefix, StreamRegistration
+
+MAX_BATCH_BYTES: Final = 16 << 20
+"""Of one batch, whatever `max.message.bytes` says: a quarter of what a member keeps unsynced, and of a link's frame."""
+MAX_WAITING_BYTES: Final = 8 << 20
+"""Of a stream's batches that have no offset yet: twice what an owner has in flight, so that a rolled chunk is filled at
+once.
+"""
+
+
+class StreamOwners(Protocol):
+    """What a stream needs of its host (`logstore.cluster.host`)."""
+
+    def may_append(self, stream: str, size_bytes: int, /) -> bool:
+        """Whether `append` takes a batch of this size now."""
+
+    def append(self, stream: str, data: bytes, record_count: int, /) -> int:
+        """Append a batch, at `next_offset`, which is returned."""
+
+    def next_offset(self, stream: str, /) -> int:
+        """The offset of the next batch."""
+
+    def trim(self, stream: str, log_start: int, /, *, keeps_last: bool) -> None:
+        """Trim the stream's front. Raises NotLeader."""
+
+    def roll(self, stream: str, /) -> None:
+        """Seal the open chunk, and open the next one. Raises NotLeader."""
+
+    def reconfigure(self, stream: str, chunk_bytes: int, /) -> None:
+        """The topic's settings have changed; chunks are full at this size."""
+
+    def acked(self, stream: str, /) -> Prefix:
+        """How much of the open chunk is acknowledged. Raises NotLeader."""
+
+    def registration(self, stream: str, /) -> StreamRegistration:
+        """The registration of a stream that this host owns. Raises NotLeader."""
+
+    async def read_entries(self, stream: str, chunk: ChunkRegistration, offset: int, max_bytes: int, /) -> EntriesRead:
+        """Read a chunk's batches from any of its members."""
+
+
+CROWDED_S: Final = 1.0
+"""A chunk with other members is opened in a few milliseconds, if there are other hosts; producers hear of no more."""
+
+LoadProducers = Callable[["ReplicatedStream", int], Awaitable[ProducerTable[AppendTicket] | None]]
+"""The producers' last sequences of a stream as of an offset (`cluster.streams.chunk_reads`). None: they could not be
+read; the function has waited a little, and may be called again.
+"""
+Spawn = Callable[[Callable[[], Awaitable[None]]], None]
+"""Runs a task of the host's."""
+
+
+class StreamRetention(Protocol):
+    """What streams need of retention (`logstore.cluster.streams.retention`)."""
+
+    def now_ms(self) -> int:
+        """The cluster's retention clock."""
+
+    def due(self, stream: "ReplicatedStream", /) -> None:
+        """Something may go: look at the stream soon."""
+
+    def deletable(self, stream: "ReplicatedStream", offset: int, /) -> Ticket[None]:
+        """Settles when epochs under way let the records in front of an offset be deleted. Fails with TryAgain."""
+
+
+class _NoRetention:
+    """Nothing goes."""
+
+    def now_ms(self) -> int:
+        return UNKNOWN_TIME
+
+    def due(self, stream: "ReplicatedStream", /) -> None:
+        pass
+
+    def deletable(self, stream: "ReplicatedStream", offset: int, /) -> Ticket[None]:
+        return Ticket.succeeded(None)
+
+
+class StreamServices(NamedTuple):
+    """What all replicated streams of a host share."""
+
+    owners: StreamOwners
+    clock: Clock
+    report: Report
+    load_producers: LoadProducers
+    spawn: Spawn
+    retention: StreamRetention = _NoRetention()
+
+
+class StreamPlace(NamedTuple):
+    """Which stream: its topic's name and id, and its partition."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    is_internal: bool = False
+    cluster_id: str = ""
+
+    @property
+    def stream(self) -> str:
+        """The name of the replicated stream."""
+        return f"{self.topic_id}/{self.partition}"
+
+    @property
+    def in_tier(self) -> str:
+        """What the keys of its objects in the tier start with."""
+        return f"{self.cluster_id}/{self.topic}.{self.topic_id}/{self.partition}"
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A checked batch, or a group, without an offset. `header`: None for a group."""
+
+    buffer: memoryview | bytearray
+    record_count: int
+    header: BatchHeader | None
+    ticket: AppendTicket
+
+
+class _InFlight(NamedTuple):
+    """A batch or a group that was given to the owner."""
+
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+    header: BatchHeader | None
+    ticket: AppendTicket
+    append_ms: int
+
+
+class _Trim(NamedTuple):
+    """A trim that is not registered yet."""
+
+    offset: int
+    why: str
+    ticket: Ticket[int]
+
+
+class ReplicatedStream(Waitable):
+    """See the module."""
+
+    def __init__(self, place: StreamPlace, config: TopicConfig, services: StreamServices) -> None:
+        super().__init__()
+        self.topic, self.partition = place.topic, place.partition
+        self.name = f"{place.topic}-{place.partition}"
+        self.stream, self.tier_place = place.stream, place.in_tier
+        self.config = config
+        self.leader_epoch = 0
+        self.high_watermark = self.log_start_offset = self.led_from = 0
+        """`led_from`: where this host's ownership begins."""
+        self.producers: ProducerTable[AppendTicket] = ProducerTable()
+        self.deleted = self.is_leader = False
+        self.is_internal = place.is_internal
+        self.appended_bytes = self.appended_records = self.fetched_bytes = 0
+        self._services = services
+        self._waiting: deque[_Waiting] = deque()
+        self._waiting_bytes = 0
+        self._in_flight: deque[_InFlight] = deque()
+        self._groups: dict[GroupKey, AppendTicket] = {}
+        """Groups under way."""
+        self._ownership = 0
+        self._open_epoch = 0
+        self._opened_ms = self._written_ms = UNKNOWN_TIME
+        """When the first batch of the open chunk was appended, and the last batch of this ownership."""
+        self._trims: list[_Trim] = []
+        self.moved = ChangeSignal()
+        """The registration has changed, or an ownership has begun or ended."""
+        self._crowded_s: float | None = None
+        """Since when a member has no room, and no other chunk was opened."""
+
+    @property
+    def local_start_offset(self) -> int:
+        """The first offset that is not in the tier alone."""
+        if not self.is_leader:
+            return self.log_start_offset
+        held = next((chunk for chunk in self.registration.chunks if not chunk.is_tiered_alone), None)
+        return self.log_start_offset if held is None else max(self.log_start_offset, held.base_offset)
+
+    @property
+    def tiered_end_offset(self) -> int:
+        """The offset after the last record in the tier; -1: nothing is there."""
+        tiered = self._tiered_chunks
+        return -1 if not tiered or tiered[-1].end is None else tiered[-1].end.next_offset
+
+    @property
+    def tiered_chunk_count(self) -> int:
+        """How many chunks are in the tier, from the first one on, without a gap."""
+        return len(self._tiered_chunks)
+
+    @property
+    def tiered_bytes(self) -> int:
+        """Bytes of their batches."""
+        return sum(chunk.end.length_bytes for chunk in self._tiered_chunks if chunk.end is not None)
+
+    @property
+    def _tiered_chunks(self) -> Sequence[ChunkRegistration]:
+        """None where another host owns the stream."""
+        chunks = self.registration.chunks if self.is_leader else ()
+        return list(takewhile(lambda chunk: chunk.tiered is not None, chunks))
+
+    # ---- appending
+
+    @property
+    def end_offset(self) -> int:
+        """The offset after the last record that has an offset, acknowledged or not."""
+        return self._in_flight[-1].next_offset if self._in_flight else self.high_watermark
+
+    def append(self, records: bytearray | memoryview, *, now_ms: int, are_times_checked: bool = False) -> AppendTicket:
+        """Append one RecordBatch v2 as a client sent it. The stream patches the buffer in place.
+
+        Raises at once: NotLeader, NotEnoughReplicas, UnknownTopicOrPartition, InvalidTopic (an internal one), and what
+        `check_produced` and `ProducerTable.admit` raise. The ticket fails with NotLeader, or with
+        UnknownTopicOrPartition if the topic is deleted.
+        """
+        if self.is_internal:
+            raise InvalidTopic(f"{self.topic} is the cluster's own: clients do not write to it")
+        return self.append_own(records, now_ms=now_ms, are_times_checked=are_times_checked)
+
+    def append_own(
+        self, records: bytearray | memoryview, *, now_ms: int, are_times_checked: bool = False
+    ) -> AppendTicket:
+        """Append a batch of the cluster's own; otherwise as `append`."""
+        self.check_leader()
+        header = check_produced(records, self.name, self.config, now_ms, are_times_checked=are_times_checked)
+        if header.size_bytes > MAX_BATCH_BYTES:
+            raise MessageTooLarge(
+                f"{self.name}: a batch of {header.size_bytes} bytes, a stream of a cluster takes {MAX_BATCH_BYTES}; "
+                "send smaller batches"
+            )
+        self._check_room(header.size_bytes)
+        ticket: AppendTicket = Ticket()
+        if header.producer_id >= 0:
+            duplicate = self.producers.admit(header, ticket)
+            if duplicate is not None:
+                if duplicate.ticket is not None:
+                    return duplicate.ticket
+                return Ticket.succeeded(AppendResult(duplicate.base_offset, self.log_start_offset, True))
+        self._waiting.append(_Waiting(records, header.last_offset_delta + 1, header, ticket))
+        self._waiting_bytes += header.size_bytes
+        self._offer()
+        return ticket
+
+    def append_group(self, group: bytearray, *, now_ms: int) -> AppendTicket:
+        """Append a group, from BEGIN to END; the base offset of the result is BEGIN's. If its epoch's group is under
+        way, its ticket. The stream patches the buffer in place; the caller has checked the batches.
+
+        Raises at once, and appends nothing: NotLeader, UnknownTopicOrPartition, GroupTooLarge, CorruptBatch,
+        InvalidRecord (no BEGIN), NotEnoughReplicas. The ticket fails with NotLeader: the group is in the log or not,
+        and whoever owns the stream next knows by its END; with UnknownTopicOrPartition if the topic is deleted.
+        """
+        self.check_leader()
+        key, record_count = check_group(self.name, group)
+        known = self._groups.get(key)
+        if known is not None:
+            return known
+        self._check_room(len(group))
+        ticket = self._groups[key] = AppendTicket()
+        ticket.add_callback(lambda _: self._end_group(key))
+        self._waiting.append(_Waiting(group, record_count, None, ticket))
+        self._waiting_bytes += len(group)
+        self._offer()
+        return ticket
+
+    def _end_group(self, key: GroupKey) -> None:
+        del self._groups[key]
+
+    def _check_room(self, size_bytes: int) -> None:
+        """Raise StorageFailed if a member's disk has had no room for CROWDED_S, and the stream has no other members;
+        NotEnoughReplicas if too much waits already.
+        """
+        since_s = self._crowded_s
+        if since_s is not None and self._services.clock.monotonic_s() - since_s > CROWDED_S:
+            raise StorageFailed(
+                f"{self.name}: the disk of a host that has the stream's newest chunk has no room, and too few other "
+                "hosts live; delete topics or records, lower their retention, or make room on that disk"
+            )
+        if self._waiting and self._waiting_bytes + size_bytes > MAX_WAITING_BYTES:
+            raise NotEnoughReplicas(
+                f"{self.name}: {self._waiting_bytes} bytes wait for the stream's members already; send them again later"
+            )
+
+    @property
+    def ownership(self) -> int:
+        """Another number with each beginning and each end of an ownership."""
+        return self._ownership
+
+    def check_leader(self) -> None:
+        """Raise UnknownTopicOrPartition or NotLeader unless this host serves the stream's clients."""
+        if self.deleted:
+            raise UnknownTopicOrPartition(f"{self.name} has been deleted")
+        if not self.is_leader:
+            raise NotLeader(f"{self.name}: this host does not lead it; ask for metadata again")
+
+    def _offer(self) -> None:
+        """Give the owner what waits, as far as it takes it."""
+        owners = self._services.owners
+        if self._waiting:
+            self._written_ms = self._services.retention.now_ms()
+        while self._waiting and owners.may_append(self.stream, len(self._waiting[0].buffer)):
+            waiting = self._waiting.popleft()
+            header, append_ms = waiting.header, NO_TIMESTAMP
+            stamp_ms = self._services.clock.wall_ms() if self.config.stamps_appends else NO_TIMESTAMP
+            offset, count, size_bytes = owners.next_offset(self.stream), waiting.record_count, len(waiting.buffer)
+            self._waiting_bytes -= size_bytes
+            if header is None:
+                place_batches(waiting.buffer, offset, self.leader_epoch, stamp_ms)
+            else:
+                if stamp_ms != NO_TIMESTAMP:
+                    append_ms, header = stamp_ms, stamp_append_time(waiting.buffer, header, stamp_ms)
+                patch_base(waiting.buffer, 0, offset, self.leader_epoch)
+            self._in_flight.append(_InFlight(offset, offset + count, size_bytes, header, waiting.ticket, append_ms))
+            if self._opened_ms == UNKNOWN_TIME:
+                self._opened_ms = self._written_ms
+            owners.append(self.stream, bytes(waiting.buffer), count)
+
+    # ---- what the owner says (StreamObserver)
+
+    def founding(self, base_offset: int) -> bytes:
+        """The producers' last sequences as of an offset; everything in front of it is acknowledged."""
+        if base_offset != self.high_watermark:
+            raise AssertionError(f"{self.name}: founding as of {base_offset}, acknowledged is {self.high_watermark}")
+        entries = self.producers.entries()
+        return encode_snapshot(ProducerSnapshot(0, base_offset, entries)) if entries else b""
+
+    @property
+    def chunk_bytes(self) -> int:
+        """See StreamObserver: the topic's `segment.bytes`."""
+        return self.config.segment_bytes
+
+    def written_ms(self) -> int:
+        """See StreamObserver. What a former owner has appended counts as appended now."""
+        return self._services.retention.now_ms() if self._written_ms == UNKNOWN_TIME else self._written_ms
+
+    def registered(self, registration: StreamRegistration) -> None:
+        """The registration has changed: readers see what it says, and trims that it holds are answered."""
+        first, self.log_start_offset = self.log_start_offset, registration.log_start
+        open_chunk = registration.open_chunk
+        if open_chunk is not None and open_chunk.epoch != self._open_epoch:
+            self._open_epoch, self._crowded_s = open_chunk.epoch, None
+            self._opened_ms = self._services.retention.now_ms() if self._in_flight else UNKNOWN_TIME
+            if self.config.retention_bytes >= 0:
+                self._services.retention.due(self)
+        done = [trim for trim in self._trims if trim.offset <= registration.log_start]
+        self._trims = [trim for trim in self._trims if trim.offset > registration.log_start]
+        if done and done[-1].why and first < registration.log_start:
+            last, why = registration.log_start - 1, done[-1].why
+            self._services.report(TRIMMED, stream=self.name, first=first, last=last, why=why)
+        for trim in done:
+            trim.ticket.succeed(registration.log_start)
+        self.moved.notify()
+
+    def ready(self, epoch: int, high_watermark: int) -> None:
+        """This host owns the stream; it takes appends when the producers' table is there."""
+        self._end_ownership(NotLeader(f"{self.name}: its ownership began anew"))
+        self.leader_epoch, self.high_watermark, self.led_from = epoch, high_watermark, high_watermark
+        ownership = self._ownership
+
+        async def begin() -> None:
+            table = None
+            while table is None and self._ownership == ownership:
+                table = await self._services.load_producers(self, high_watermark)
+            if table is not None and self._ownership == ownership:
+                self.producers, self.is_leader = table, True
+                self._services.report(STREAM_LED, stream=self.name, epoch=epoch, offset=high_watermark)
+                self._wake()
+
+        self._services.spawn(begin)
+
+    def acked(self, high_watermark: int) -> None:
+        """All batches below are acknowledged: settle them, and give out what may now be sent."""
+        log_start, self._crowded_s = self.log_start_offset, None
+        settled: list[_InFlight] = []
+        now_ms = self._services.clock.wall_ms() if self._in_flight else 0
+        while self._in_flight and self._in_flight[0].next_offset <= high_watermark:
+            batch = self._in_flight.popleft()
+            if batch.header is not None and batch.header.producer_id >= 0:
+                self.producers.synced(batch.header, batch.base_offset, now_ms)
+            self.appended_bytes += batch.size_bytes
+            self.appended_records += batch.next_offset - batch.base_offset
+            settled.append(batch)
+        self.high_watermark = max(self.high_watermark, high_watermark)
+        for batch in settled:
+            batch.ticket.succeed(AppendResult(batch.base_offset, log_start, False, batch.append_ms))
+        self._offer()
+        self._wake()
+
+    def room(self) -> None:
+        """Batches that were not taken may be offered again."""
+        self._offer()
+
+    def deposed(self, newer_epoch: int) -> None:
+        """Another host owns the stream."""
+        self._end_ownership(NotLeader(f"{self.name}: another host owns it since epoch {newer_epoch}"))
+        self._wake()
+
+    def unavailable(self, reason: str) -> None:
+        """The stream waits; the host reports it."""
+
+    def crowded(self) -> None:
+        """A member's disk has no room: see StreamObserver."""
+        if self._crowded_s is None:
+            self._crowded_s = self._services.clock.monotonic_s()
+        self._services.retention.due(self)
+
+    def abandon(self) -> None:
+        """The topic is deleted."""
+        self.deleted = True
+        self._end_ownership(UnknownTopicOrPartition(f"{self.name} has been deleted"))
+        self._wake()
+
+    def _end_ownership(self, reason: Exception) -> None:
+        """Fail what is not acknowledged; the table of producers belongs to the ownership."""
+        self._ownership += 1
+        self.is_leader = False
+        tickets = [batch.ticket for batch in self._in_flight] + [batch.ticket for batch in self._waiting]
+        trims, self._trims = self._trims, []
+        self._in_flight.clear()
+        self._waiting.clear()
+        self._written_ms, self._crowded_s = UNKNOWN_TIME, None
+        self._waiting_bytes = 0
+        self.producers = ProducerTable()
+        for ticket in tickets:
+            ticket.fail(reason)
+        for trim in trims:
+            trim.ticket.fail(reason)
+        self.moved.notify()
+
+    # ---- reading
+
+    @property
+    def newest_epoch(self) -> int:
+        """The newest epoch that another host may have told clients: rolls under this owner have raised it."""
+        return max(self.leader_epoch, self.registration.epoch) if self.is_leader else self.leader_epoch
+
+    def end_of_epoch(self, epoch: int) -> tuple[int, int] | None:
+        """The epoch, and where its records and those before it end at the latest, for clients of the leader.
+
+        What clients have seen is never cut, so a later end than the true one tells them nothing wrong; an earlier one
+        would be a truncation to a reader who asks with an epoch older than that of the records that it has read.
+        """
+        return epoch, self.high_watermark
+
+    @property
+    def registration(self) -> StreamRegistration:
+        """The stream's registration, while this host owns it. Raises NotLeader."""
+        return self._services.owners.registration(self.stream)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all chunks, of the open one as far as it is acknowledged; 0 where another host owns the stream."""
+        if not self.is_leader:
+            return 0
+        sealed = (chunk.end.length_bytes for chunk in self.registration.chunks if chunk.end is not None)
+        return sum(sealed) + self.open_bytes
+
+    @property
+    def chunk_count(self) -> int:
+        """The number of chunks; 0 where another host owns the stream."""
+        return len(self.registration.chunks) if self.is_leader else 0
+
+    @property
+    def start_asked(self) -> int:
+        """The log start when all trims that were asked for are done."""
+        return max([self.log_start_offset, *(trim.offset for trim in self._trims)])
+
+    @property
+    def open_bytes(self) -> int:
+        """Bytes of the open chunk that are acknowledged. Raises NotLeader."""
+        return self._services.owners.acked(self.stream).length_bytes
+
+    def check_offset(self, offset: int) -> None:
+        """Raise OffsetOutOfRange unless `offset` lies between log start and high watermark, both included. Raises
+        NotLeader, UnknownTopicOrPartition.
+        """
+        self.check_leader()
+        if not self.log_start_offset <= offset <= self.high_watermark:
+            raise OffsetOutOfRange(self.name, offset, self.log_start_offset, self.high_watermark)
+
+    # ---- the front of the stream
+
+    def reconfigure(self, config: TopicConfig) -> None:
+        """The topic's settings have changed."""
+        self.config = config
+        self._services.owners.reconfigure(self.stream, config.segment_bytes)
+        if self.is_leader:
+            self._services.retention.due(self)
+
+    @property
+    def needs_last_chunk(self) -> bool:
+        """Whether the last sealed chunk stays while the open one is empty: it tells a new owner the producers' last
+        sequences.
+        """
+        return bool(self.producers.entries())
+
+    def delete_records(self, offset: int) -> Ticket[int]:
+        """Delete the records in front of an offset, as a client asks; -1: all. Settles with the log start from then on.
+        Waits for epochs that are under way behind the log start.
+
+        Fails with NotLeader, UnknownTopicOrPartition, InvalidTopic, OffsetOutOfRange, TryAgain.
+        """
+        try:
+            if self.is_internal:
+                raise InvalidTopic(f"{self.topic} is the cluster's own: clients delete nothing of it")
+            self.check_leader()
+            if not -1 <= offset <= self.high_watermark:
+                raise OffsetOutOfRange(self.name, offset, self.log_start_offset, self.high_watermark)
+        except CairnError as error:
+            return Ticket.failed(error)
+        return start(self._delete(self.high_watermark if offset == -1 else offset))
+
+    async def _delete(self, offset: int) -> int:
+        if offset > self.start_asked:
+            await self._services.retention.deletable(self, offset)
+        return await self.trim(offset, "deleted by a client")
+
+    def trim(self, offset: int, why: str = "") -> Ticket[int]:
+        """Let nobody see the records in front of an offset, and give up the chunks in front. Settles with the log start
+        when that is registered; an offset behind what is acknowledged counts as the end of that. `why`: for a report.
+
+        Fails with NotLeader, UnknownTopicOrPartition.
+        """
+        try:
+            self.check_leader()
+            self._services.owners.trim(self.stream, offset, keeps_last=self.needs_last_chunk)
+        except CairnError as error:
+            return Ticket.failed(error)
+        wanted = min(offset, self.high_watermark)
+        if wanted <= self.log_start_offset:
+            return Ticket.succeeded(self.log_start_offset)
+        ticket: Ticket[int] = Ticket()
+        self._trims.append(_Trim(wanted, why, ticket))
+        return ticket
+
+    def roll_if_old(self) -> None:
+        """Seal the open chunk if its first batch is older than the topic's settings allow, or if all its records are
+        trimmed. Raises NotLeader.
+        """
+        config, owners = self.config, self._services.owners
+        acked = owners.acked(self.stream)
+        if not acked.length_bytes or self._opened_ms == UNKNOWN_TIME:
+            return
+        oldest_ms = config.segment_ms if config.retention_ms < 0 else min(config.segment_ms, config.retention_ms)
+        is_old = self._services.retention.now_ms() - self._opened_ms > oldest_ms
+        if is_old or self.log_start_offset >= acked.next_offset:
+            owners.roll(self.stream)

@@ -1,0 +1,86 @@
+"""The replicas of a host are shown the registrations of their streams, again and again until they are as these say.
+
+Invariants:
+* A registration is shown as it comes, whoever asked for it, and again every SHOW_AGAIN_S while a replica of its stream
+  has something left to do: a copy that is to be removed, say, whose disk has failed.
+* Replicas of a stream without a registration go only if its topic is gone too: a registration is there before any.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import trio
+
+from logstore.base.events import Report
+from logstore.cluster.streams.registration_requests import RegistrationRequests
+from logstore.events import REPLICAS_REMOVED
+from logstore.replica.effects import Effect
+from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer
+from logstore.replica.replica import Replica
+
+SHOW_AGAIN_S: Final = 2.0
+"""Between two tries to seal or remove a replica that could not be."""
+
+
+class ShownRegistrations:
+    """See the module. `topic_of` knows the topic of a stream, or None; `carry_out` takes what replicas ask for. `run`
+    must run.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        requests: RegistrationRequests,
+        topic_of: Callable[[str], object | None],
+        carry_out: Callable[[Iterable[Effect]], None],
+        report: Report,
+    ) -> None:
+        self._replica = replica
+        self._requests = requests
+        self._topic_of = topic_of
+        self._carry_out = carry_out
+        self._report = report
+        self._revisions: dict[str, int] = {}
+        self._unfinished: dict[str, None] = {}
+        """Streams with replicas that are not as the registration says yet."""
+
+    def revision(self, stream: str) -> int:
+        """Of the newest registration of a stream that was shown; 0: none was."""
+        return self._revisions.get(stream, 0)
+
+    def show(self, answer: RegistrationRead | SwapAnswer) -> None:
+        """Show the replicas a registration, which may be known for long: the owner learns nothing from it."""
+        stream, registration = answer.stream, answer.registration
+        if registration is None:
+            self._deleted(stream)
+            return
+        self._revisions[stream] = max(answer.revision, self.revision(stream))
+        self._carry_out(self._replica.registration_seen(stream, answer.revision, registration))
+        if not self._replica.is_in_line(stream, registration):
+            self._unfinished[stream] = None
+
+    def forget(self, stream: str) -> None:
+        """The stream's topic was deleted."""
+        self._revisions.pop(stream, None)
+
+    async def run(self) -> None:
+        """Show replicas their registrations again, until nothing is left to do about them; new ones, too, which may be
+        those of an owner that was replaced.
+        """
+        while True:
+            await trio.sleep(SHOW_AGAIN_S)
+            unfinished, self._unfinished = self._unfinished | self._replica.begun(), {}
+            for stream in unfinished:
+                known = self._requests.registrations.known(stream)
+                if known is not None and known.registration is not None:
+                    self.show(known)
+                elif self._replica.has_anything_of(stream):
+                    self._unfinished[stream] = None
+                    self._requests.ask(ReadRegistration(stream))
+
+    def _deleted(self, stream: str) -> None:
+        if self._topic_of(stream) is None and self._replica.has_anything_of(stream):
+            if stream not in self._unfinished and self._replica.has_chunks_of(stream):
+                self._report(REPLICAS_REMOVED, stream=stream)
+            self._unfinished[stream] = None
+            self._carry_out(self._replica.stream_deleted(stream))

@@ -1,0 +1,93 @@
+"""Topics of a cluster in its metadata store: created once, grown, altered, deleted with all that belongs to them.
+
+Invariants:
+* A change is one transaction on the topic's entry as it was read. One whose answer was lost is sent again, and its own
+  outcome is recognized by the whole value: a topic's id is new with each creation.
+* When a method returns, every host's view has the change, or will have it soon; this host's has it.
+"""
+
+from typing import Final
+
+from logstore.base.metadata import schema
+from logstore.base.metadata.errors import OutcomeUnknown
+from logstore.base.metadata.interface import Committed, Conflict, Entry, MetadataStore, Transaction
+from logstore.cluster.members.view import ClusterView
+from logstore.errors import InvalidPartitions, TopicExists, UnknownTopicOrPartition
+
+TRIES: Final = 8
+"""An entry changes by administrators only; a transaction without an answer is made again."""
+
+
+class StoredTopics:
+    """See the module. Methods raise MetadataError, too."""
+
+    def __init__(self, store: MetadataStore, view: ClusterView) -> None:
+        self._store = store
+        self._view = view
+
+    async def create(self, name: str, topic: schema.Topic) -> None:
+        """Create a topic. Raises TopicExists."""
+        outcome = await self._commit(schema.create_topic(name, topic))
+        revision = outcome.revision
+        if isinstance(outcome, Conflict):
+            found = outcome.found[0]
+            if found is None or schema.decode(schema.Topic, found) != topic:
+                raise TopicExists(f"topic {name!r} exists")
+            revision = found.revision
+        await self._view.topics_reached(revision)
+
+    async def alter(self, name: str, topic: schema.Topic) -> None:
+        """Give a topic other settings or more partitions: `topic` is what it is to be, with its id.
+
+        Raises UnknownTopicOrPartition if there is no topic with this name and id, InvalidPartitions for fewer ones.
+        """
+        for _ in range(TRIES):
+            entry, found = await self._find(name, topic.topic_id)
+            if topic.partitions < found.partitions:
+                raise InvalidPartitions(
+                    f"topic {name!r} has {found.partitions} partitions and cannot have {topic.partitions}: "
+                    "give at least as many"
+                )
+            if found == topic:
+                await self._view.topics_reached(entry.revision)
+                return
+            outcome = await self._commit(schema.replace_topic(name, topic, entry.revision))
+            if isinstance(outcome, Committed):
+                await self._view.topics_reached(outcome.revision)
+                return
+        raise UnknownTopicOrPartition(f"topic {name!r} changes all the time: try again")
+
+    async def delete(self, name: str, topic_id: str) -> None:
+        """Delete a topic. Raises UnknownTopicOrPartition if there is none with this name and id."""
+        is_sent = False
+        for _ in range(TRIES):
+            try:
+                entry, topic = await self._find(name, topic_id)
+            except UnknownTopicOrPartition:
+                if is_sent:
+                    return  # the lost answer was that it is done
+                raise
+            is_sent = True
+            outcome = await self._commit(schema.delete_topic(name, topic, entry.revision))
+            if isinstance(outcome, Committed):
+                await self._view.topics_reached(outcome.revision)
+                return
+
+    # ---- details
+
+    async def _find(self, name: str, topic_id: str) -> tuple[Entry, schema.Topic]:
+        entry = (await self._store.get(schema.topic_key(name))).entry
+        found = None if entry is None else schema.decode(schema.Topic, entry)
+        if entry is None or found is None or found.topic_id != topic_id:
+            raise UnknownTopicOrPartition(f"there is no topic {name!r} with id {topic_id}")
+        return entry, found
+
+    async def _commit(self, transaction: Transaction) -> Committed | Conflict:
+        """Make a transaction, again if its answer is lost."""
+        for tries in range(1, TRIES + 1):
+            try:
+                return await self._store.commit(transaction)
+            except OutcomeUnknown:
+                if tries == TRIES:
+                    raise
+        raise AssertionError("the last try returns or raises")

@@ -1,0 +1,379 @@
+"""The topics of a cluster: they live in the metadata store, and every host has all of them in memory.
+
+`ClusterTopics` has the part of `logstore.log.store.Store` that the Kafka front asks, and stands in its place.
+
+Invariants:
+* What a host knows follows the metadata store, in its order; a change that this host asked for is answered when the
+  change is in the store and this host has seen it.
+* A topic's id is never used again: a topic that was deleted and created again is another one, with other streams.
+* The cluster's own topics have no retention: who writes them trims them.
+"""
+
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+from logstore.base.clock import Clock
+from logstore.base.events import LogEvent
+from logstore.base.fields import shown
+from logstore.base.metadata import schema
+from logstore.base.metadata.local_watch import ChangeSignal
+from logstore.cluster.interfaces import StreamObserver
+from logstore.cluster.members.election import min_copies
+from logstore.cluster.members.view import ClusterView, KnownHead, KnownTopic
+from logstore.cluster.streams.producer_ids import ProducerIds
+from logstore.cluster.streams.replicated_stream import ReplicatedStream, StreamPlace, StreamServices
+from logstore.cluster.streams.stored_topics import StoredTopics
+from logstore.errors import (
+    CairnError,
+    InvalidConfig,
+    InvalidPartitions,
+    InvalidReplicas,
+    InvalidTopic,
+    TopicExists,
+    UnknownTopicOrPartition,
+)
+from logstore.events import TOPIC_ALTERED, TOPIC_CREATED, TOPIC_DELETED, TOPIC_GROWN, TOPIC_UNREADABLE
+from logstore.log.store import StoreSettings
+from logstore.log.ticket import Ticket
+from logstore.log.topics import MAX_PARTITIONS, TopicConfig, check_name, parse_config, require_tier
+
+DEFAULT_REPLICAS: Final = 3
+GROUPS_TOPIC: Final = "__cairn_groups"
+"""Internal: what groups have committed. It is made when the first client looks for a coordinator."""
+EPOCHS_TOPIC: Final = "__cairn_epochs"
+"""Internal: queries, their epochs, and staged output. It is made with the first request about an epoch."""
+INTERNAL_TOPICS: Final = frozenset((GROUPS_TOPIC, EPOCHS_TOPIC))
+INTERNAL_CHUNK_BYTES: Final = 8 << 20
+"""Small chunks: what lies in front of the live entries goes soon."""
+INTERNAL_MESSAGE_BYTES: Final = 16 << 20
+"""A commit of all partitions that a request can have."""
+
+T = TypeVar("T")
+
+
+def internal_settings(hosts: int) -> dict[str, str]:
+    """The settings of a topic of the cluster's own that is made where so many hosts live."""
+    return {
+        "max.message.bytes": str(INTERNAL_MESSAGE_BYTES),
+        "segment.bytes": str(INTERNAL_CHUNK_BYTES),
+        "min.insync.replicas": str(min(2, max(1, hosts))),
+    }
+
+
+class TopicHost(Protocol):
+    """What topics need of the host (`logstore.cluster.host`)."""
+
+    @property
+    def view(self) -> ClusterView:
+        """What the metadata store holds."""
+
+    @property
+    def topics(self) -> StoredTopics:
+        """Changes of topics in the metadata store."""
+
+    def observe(self, stream: str, observer: StreamObserver, /) -> None:
+        """Tell an observer what becomes of a stream."""
+
+    def stop_observing(self, stream: str, /) -> None:
+        """Tell nobody any more."""
+
+
+class ClusterFacts(NamedTuple):
+    """What a host knows of itself and of its cluster."""
+
+    cluster_id: str
+    node_id: int
+    settings: StoreSettings
+    default_replicas: int = DEFAULT_REPLICAS
+
+
+@dataclass(slots=True, eq=False)
+class ReplicatedTopic:
+    """A topic and its streams, one for each partition."""
+
+    name: str
+    topic_id: uuid.UUID
+    replicas: int
+    overrides: dict[str, str]
+    config: TopicConfig
+    partitions: list[ReplicatedStream]
+    internal: bool = False
+
+
+class ClusterTopics:
+    """See the module. It observes the view; `take_all` takes what the view had before."""
+
+    def __init__(
+        self,
+        host: TopicHost,
+        facts: ClusterFacts,
+        producer_ids: ProducerIds,
+        services: StreamServices,
+        new_id: Callable[[], uuid.UUID],
+    ) -> None:
+        self.cluster_id, self.node_id, self.settings = facts.cluster_id, facts.node_id, facts.settings
+        self.clock: Clock = services.clock
+        self.topics: dict[str, ReplicatedTopic] = {}
+        self.topic_defaults = facts.settings.topic_defaults
+        self.default_replicas = facts.default_replicas
+        self._by_id: dict[uuid.UUID, ReplicatedTopic] = {}
+        self._host = host
+        self._services = services
+        self._new_id = new_id
+        self._producer_ids = producer_ids
+        self._creating: dict[str, Ticket[ReplicatedTopic]] = {}
+        self.changed = ChangeSignal()
+        """A topic is new, was changed, or is gone."""
+        host.view.add_observer(self)
+
+    # ---- following the metadata store (ViewObserver)
+
+    def take_all(self) -> None:
+        """Take all topics of the view, once it is complete."""
+        for name, known in self._host.view.topics.items():
+            self.topic_changed(name, None, known)
+
+    def members_changed(self) -> None:
+        """See ViewObserver."""
+
+    def head_changed(self, stream: str, now: KnownHead | None) -> None:
+        """See ViewObserver."""
+
+    def topic_changed(self, name: str, before: KnownTopic | None, now: KnownTopic | None) -> None:
+        """See ViewObserver."""
+        known = self.topics.get(name)
+        if known is not None and (now is None or now.topic.topic_id != known.topic_id.hex):
+            self._forget(known)
+        if now is not None:
+            try:
+                self._learn(name, now.topic)
+            except (ValueError, InvalidConfig) as error:  # no topic that this version could have made
+                self.report(TOPIC_UNREADABLE, topic=name, error=str(error))
+        self.changed.notify()
+
+    def _learn(self, name: str, found: schema.Topic) -> None:
+        topic = self.topics.get(name)
+        overrides = dict(found.settings)
+        config = parse_config(overrides, self.topic_defaults)
+        config = replace(config, min_insync_replicas=min_copies(found))  # what is applied: clients are shown that
+        is_internal = name in INTERNAL_TOPICS
+        if is_internal:
+            config = replace(config, retention_ms=-1, retention_bytes=-1)
+        if topic is None:
+            topic_id = uuid.UUID(hex=found.topic_id)
+            topic = ReplicatedTopic(name, topic_id, found.replicas, overrides, config, [], is_internal)
+            self.report(TOPIC_CREATED, topic=name, id=topic.topic_id, partitions=found.partitions)
+        elif found.partitions > len(topic.partitions):
+            self.report(TOPIC_GROWN, topic=name, partitions=found.partitions, before=len(topic.partitions))
+        topic.overrides, topic.config = overrides, config
+        for stream in topic.partitions:
+            stream.reconfigure(config)
+        self.topics[name] = self._by_id[topic.topic_id] = topic
+        for partition in range(len(topic.partitions), found.partitions):
+            stream = ReplicatedStream(
+                StreamPlace(name, found.topic_id, partition, topic.internal, self.cluster_id), config, self._services
+            )
+            topic.partitions.append(stream)
+            self._host.observe(stream.stream, stream)
+
+    def _forget(self, topic: ReplicatedTopic) -> None:
+        del self.topics[topic.name]
+        self._by_id.pop(topic.topic_id, None)
+        for stream in topic.partitions:
+            self._host.stop_observing(stream.stream)
+            stream.abandon()
+        self.report(TOPIC_DELETED, topic=topic.name, id=topic.topic_id, partitions=len(topic.partitions))
+
+    # ---- what the front asks (`logstore.log.store.Store`)
+
+    def report(self, event: LogEvent, /, **fields: object) -> None:
+        """Report an event to the operator."""
+        self._services.report(event, **fields)
+
+    def topic(self, name: str) -> ReplicatedTopic:
+        """The topic called `name`. Raises UnknownTopicOrPartition."""
+        topic = self.topics.get(name)
+        if topic is None:
+            raise UnknownTopicOrPartition(f"topic {shown(name)} does not exist")
+        return topic
+
+    def topic_by_id(self, topic_id: uuid.UUID) -> ReplicatedTopic | None:
+        """The topic with this id, or None."""
+        return self._by_id.get(topic_id)
+
+    def stream(self, topic: str, partition: int) -> ReplicatedStream:
+        """One stream. Raises UnknownTopicOrPartition."""
+        partitions = self.topic(topic).partitions
+        if not 0 <= partition < len(partitions):
+            raise UnknownTopicOrPartition(
+                f"topic {topic!r} has no partition {partition}, only 0 to {len(partitions) - 1}"
+            )
+        return partitions[partition]
+
+    def stream_of(self, topic_id: str, partition: int) -> ReplicatedStream | None:
+        """A stream by its topic's id in hexadecimal; None: there is no such stream."""
+        topic = self._by_id.get(uuid.UUID(hex=topic_id))
+        if topic is None or not 0 <= partition < len(topic.partitions):
+            return None
+        return topic.partitions[partition]
+
+    def streams(self) -> Sequence[ReplicatedStream]:
+        """Every stream."""
+        return [stream for topic in self.topics.values() for stream in topic.partitions]
+
+    def check_topic(self, name: str, partitions: int, config: Mapping[str, str], replicas: int = -1) -> TopicConfig:
+        """Make the checks of `create_topic`. Raises InvalidTopic, TopicExists, InvalidPartitions, InvalidConfig,
+        InvalidReplicas.
+        """
+        check_name(name)
+        self._check_own(name)
+        if name in self.topics:
+            raise TopicExists(f"topic {name!r} exists")
+        if not 1 <= partitions <= MAX_PARTITIONS:
+            raise InvalidPartitions(f"{partitions} partitions: must be from 1 to {MAX_PARTITIONS}")
+        parsed = require_tier(parse_config(config, self.topic_defaults), has_tier=self.settings.has_tier)
+        wanted = self.replicas_of(replicas)
+        if parsed.min_insync_replicas > wanted:
+            raise InvalidConfig(
+                f"min.insync.replicas={parsed.min_insync_replicas} is more than the topic's {wanted} replicas"
+            )
+        return parsed
+
+    @staticmethod
+    def _check_own(name: str) -> None:
+        if name in INTERNAL_TOPICS:
+            raise InvalidTopic(f"topic {name!r} is the cluster's own: it is neither made nor changed by clients")
+
+    def internal_topic(self, name: str) -> uuid.UUID | None:
+        """The id of a topic of the cluster's own; None: it is not there, and is being made."""
+        found = self.topics.get(name)
+        if found is not None or name in self._creating:
+            return None if found is None else found.topic_id
+        settings = internal_settings(len(self._host.view.members))
+        topic_id = self._new_id().hex
+        topic = schema.Topic(topic_id=topic_id, partitions=1, replicas=self._internal_replicas, settings=settings)
+        self._make(name, topic)
+        return None
+
+    @property
+    def _internal_replicas(self) -> int:
+        """As many copies as other topics have, and DEFAULT_REPLICAS at least."""
+        return max(DEFAULT_REPLICAS, self.default_replicas)
+
+    def groups_topic(self) -> uuid.UUID | None:
+        """The id of the topic of groups; None: it is not there, and is being made."""
+        return self.internal_topic(GROUPS_TOPIC)
+
+    def replicas_of(self, wanted: int) -> int:
+        """The number of replicas of a new topic; -1: the cluster's choice. Raises InvalidReplicas."""
+        most = min(schema.MAX_REPLICAS, max(1, len(self._host.view.members)))
+        if wanted == -1:
+            return min(self.default_replicas, most)
+        if not 1 <= wanted <= most:
+            raise InvalidReplicas(f"replication factor {wanted}: must be from 1 to {most}, the hosts that are there")
+        return wanted
+
+    def creation(self, name: str) -> Ticket[ReplicatedTopic] | None:
+        """The creation of this topic that is in progress, or None."""
+        return self._creating.get(name)
+
+    def create_topic(
+        self, name: str, partitions: int, config: Mapping[str, str], replicas: int = -1
+    ) -> Ticket[ReplicatedTopic]:
+        """Create a topic; settles once it is in the metadata store. Joins a creation that is in progress.
+
+        Raises as `check_topic` does; the ticket fails with TopicExists, or MetadataError.
+        """
+        self.check_topic(name, partitions, config, replicas)
+        if name in self._creating:
+            return self._creating[name]
+        topic_id, count = self._new_id().hex, self.replicas_of(replicas)
+        return self._make(
+            name, schema.Topic(topic_id=topic_id, partitions=partitions, replicas=count, settings=dict(config))
+        )
+
+    def _make(self, name: str, topic: schema.Topic) -> Ticket[ReplicatedTopic]:
+        async def create() -> ReplicatedTopic:
+            try:
+                return await self._create(name, topic)
+            finally:
+                del self._creating[name]
+
+        ticket = self._creating[name] = self._start(create)
+        return ticket
+
+    async def _create(self, name: str, topic: schema.Topic) -> ReplicatedTopic:
+        await self._host.topics.create(name, topic)
+        return self.topic(name)
+
+    def add_partitions(self, name: str, total: int) -> Ticket[ReplicatedTopic]:
+        """Grow a topic. The ticket fails with UnknownTopicOrPartition, InvalidPartitions or MetadataError."""
+
+        def grown(topic: schema.Topic) -> schema.Topic:
+            if not topic.partitions < total <= MAX_PARTITIONS:
+                raise InvalidPartitions(
+                    f"topic {name!r} has {topic.partitions} partitions; {total} must be more, at most {MAX_PARTITIONS}"
+                )
+            return replace(topic, partitions=total)
+
+        return self._start(lambda: self._change(name, grown))
+
+    def alter_topic(self, name: str, changes: Mapping[str, str | None]) -> Ticket[ReplicatedTopic]:
+        """Change settings; None resets a setting. The ticket fails with UnknownTopicOrPartition, InvalidConfig or
+        MetadataError.
+        """
+
+        def altered(topic: schema.Topic) -> schema.Topic:
+            kept = {key: value for key, value in topic.settings.items() if key not in changes}
+            settings = kept | {key: value for key, value in changes.items() if value is not None}
+            before = parse_config(dict(topic.settings), self.topic_defaults)
+            has_tier = self.settings.has_tier or before.is_tiered
+            parsed = require_tier(parse_config(settings, self.topic_defaults), has_tier=has_tier)
+            if parsed.min_insync_replicas > topic.replicas:
+                raise InvalidConfig(f"min.insync.replicas is more than the topic's {topic.replicas} replicas")
+            return replace(topic, settings=settings)
+
+        async def alter() -> ReplicatedTopic:
+            topic = await self._change(name, altered)
+            told = " ".join(f"{key}={'default' if value is None else value}" for key, value in sorted(changes.items()))
+            self.report(TOPIC_ALTERED, topic=name, changes=told)
+            return topic
+
+        return self._start(alter)
+
+    async def _change(self, name: str, change: Callable[[schema.Topic], schema.Topic]) -> ReplicatedTopic:
+        self._check_own(name)
+        known = self._host.view.topics.get(self.topic(name).name)
+        if known is not None:
+            await self._host.topics.alter(name, change(known.topic))
+        return self.topic(name)
+
+    def delete_topic(self, name: str) -> Ticket[None]:
+        """Delete a topic. The ticket fails with UnknownTopicOrPartition or MetadataError."""
+
+        async def delete() -> None:
+            self._check_own(name)
+            await self._host.topics.delete(name, self.topic(name).topic_id.hex)
+
+        return self._start(delete)
+
+    def allocate_producer_id(self) -> Ticket[int]:
+        """A producer id that no host has given out before. Fails with MetadataError."""
+        return self._start(self._producer_ids.take)
+
+    def _start(self, work: Callable[[], Awaitable[T]]) -> Ticket[T]:
+        """Run a change in a task, which begins later; the ticket gets its outcome."""
+        settled: Ticket[T] = Ticket()
+
+        async def run() -> None:
+            try:
+                result = await work()
+            except CairnError as error:
+                settled.fail(error)
+            else:
+                settled.succeed(result)
+
+        self._services.spawn(run)
+        return settled

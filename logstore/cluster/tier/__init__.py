@@ -1,0 +1,1 @@
+"""Sealed chunks of replicated streams in an object store."""

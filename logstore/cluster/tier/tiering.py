@@ -1,0 +1,479 @@
+"""Moves sealed chunks of replicated streams to the tier and out of it. The owner of a stream does so for its stream.
+
+    all copies made -> stored and read back -> registered -> copies taken out of the registration -> hosts remove them
+    taken out of the registration (trimmed, or topic deleted) -> objects removed
+
+Invariants:
+* A chunk loses its copies by a swap that follows one that names its objects, which were read back before. An owner that
+  was replaced swaps nothing, so it registers nothing and no copy goes.
+* An object goes only when no registration names it or ever will. An owner judges the objects of its stream whose names
+  have its own epoch or a lower one: of these its registration, as it has read or written it last, names all that any
+  registration names, but for those that it is storing itself. Objects of higher epochs are another owner's. This holds
+  for an owner that was replaced and does not know it: whoever follows names objects of higher epochs alone.
+* Objects of a stream without a registration go when the metadata store has said so after they were listed: a topic that
+  was deleted never comes back, and a registration is there before any object.
+* While the object store is away or full, uploads and sweeps wait, longer each time up to MAX_PAUSE_S. Appends, reads of
+  hosts' copies, takeovers and retention do not know of it.
+
+Costs: a swap of two entries for each chunk that is stored, one for up to 60 chunks that hosts give up; a walk over the
+chunks of each owned stream whose registration has changed, every ROUND_INTERVAL_S; a listing of the store at the start,
+after a failure, and every hour.
+"""
+
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+import trio
+
+from logstore.base.clock import Clock
+from logstore.base.events import Report
+from logstore.base.metadata.errors import MetadataError
+from logstore.cluster.streams import tiered_chunks
+from logstore.cluster.streams.replicated_stream import ReplicatedStream
+from logstore.cluster.streams.retention_clock import AGREE_MS
+from logstore.cluster.streams.tiered_chunks import SealedChunks, TieredStream
+from logstore.errors import (
+    CairnError,
+    NotLeader,
+    ObjectMissing,
+    TierRefused,
+    TierUnavailable,
+    UnknownTopicOrPartition,
+)
+from logstore.events import CHUNK_TIERED, LOCAL_COPIES_REMOVED, TIER_CHUNK_NOT_STORED, TIER_OBJECTS_MISSING
+from logstore.format.tiered_chunk import ParsedKey, StoredObject, TieredChunk
+from logstore.replica.messages import EntriesRead
+from logstore.replica.registrations import ChunkRegistration, StreamRegistration, TieredCopy, differing_chunks
+from logstore.tier.figures import TierFigures
+from logstore.tier.interface import ObjectStore, UploadTurns
+from logstore.tier.sealed_upload import Piece, Read, SealedChunk, upload_sealed
+from logstore.tier.store_pauses import MAX_PAUSE_S, StorePauses
+from logstore.tier.sweeps import SWEEP_INTERVAL_S, Sweeps
+from logstore.tier.tiering import CHUNKS_PER_TURN
+
+T = TypeVar("T")
+PIECE_BYTES: Final = 1 << 20
+STORE_FAILED: Final = (TierUnavailable, TierRefused, ObjectMissing)
+"""What a listing or a removal may raise: another host may sweep at the same time."""
+COPIES_WAIT_MS: Final = 600_000
+"""How long behind its last append a chunk waits for all its copies: a host that lives may never make its own."""
+LOOKED_AT_ONCE: Final = 200
+"""Streams, before other tasks run."""
+
+AsyncRead = Callable[[int], Awaitable[Piece]]
+
+
+class TierHost(Protocol):
+    """What the tier needs of its host (`logstore.cluster.host`)."""
+
+    @property
+    def alive_hosts(self) -> Collection[str]:
+        """The hosts that live."""
+
+    def note_tiered(self, stream: str, epoch: int, copy: TieredCopy, /) -> None:
+        """Register where a sealed chunk lies in the tier. Raises NotLeader."""
+
+    def drop_members(self, stream: str, before_offset: int, /) -> None:
+        """Take the copies of chunks that end at or before an offset out of the registration. Raises NotLeader."""
+
+    async def read_entries(self, stream: str, chunk: ChunkRegistration, offset: int, max_bytes: int, /) -> EntriesRead:
+        """Read a chunk's batches from any of its members. Raises ChunkUnreachable."""
+
+    async def read_registration(self, stream: str, /) -> StreamRegistration:
+        """A stream's registration as of now. Raises UnknownTopicOrPartition, MetadataError, CorruptRegister."""
+
+
+class TierTopics(Protocol):
+    """The streams of the cluster (`logstore.cluster.streams.topics`)."""
+
+    cluster_id: str
+
+    def streams(self) -> Sequence[ReplicatedStream]:
+        """Every stream."""
+
+    def stream_of(self, topic_id: str, partition: int, /) -> ReplicatedStream | None:
+        """A stream by its topic's id; None: there is none."""
+
+
+class TierThreads(Protocol):
+    """Runs blocking work somewhere. Raises what the work raises."""
+
+    async def run(self, work: Callable[[], T], /) -> T:
+        """Run it."""
+
+    async def upload(self, work: Callable[[Read], TieredChunk], chunk: SealedChunk, read: AsyncRead, /) -> TieredChunk:
+        """Run work that reads a chunk from its first offset on, piece by piece, and waits for what it reads."""
+
+
+class ClusterTierParts(NamedTuple):
+    """What the tier stands on. `uploads`: chunks that are stored at a time; `served_ms`: the cluster's retention clock;
+    `sweep_s`: seconds between sweeps.
+    """
+
+    objects: ObjectStore
+    turns: UploadTurns
+    threads: TierThreads
+    uploads: int
+    clock: Clock
+    served_ms: Callable[[], int]
+    report: Report
+    sweep_s: float = SWEEP_INTERVAL_S
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of a stream in one ownership."""
+
+    ownership: int
+    registration: StreamRegistration
+    sealed: SealedChunks
+    chunks: dict[int, TieredChunk] = field(default_factory=dict)
+    """Those that the registration names, by epoch."""
+    removable: list[TieredChunk] = field(default_factory=list)
+    """Those that it has named, and never will again."""
+    later: dict[int, float] = field(default_factory=dict)
+    """Chunks that could not be stored, by epoch, and until when they wait."""
+    missing: set[int] = field(default_factory=set)
+    """Chunks whose objects the last sweep has not found, by epoch: hosts keep their copies."""
+
+
+class ClusterTiering:
+    """The tier of one host of a cluster. `round` does what is due; one round at a time."""
+
+    def __init__(self, topics: TierTopics, host: TierHost, parts: ClusterTierParts) -> None:
+        self.figures = TierFigures()
+        self._pauses = StorePauses(self.figures, parts.clock, parts.report)
+        self._sweeps = Sweeps(parts.objects, parts.threads.run, self.figures, parts.clock, parts.report, parts.sweep_s)
+        self._topics = topics
+        self._host = host
+        self._parts = parts
+        self._uploads = trio.CapacityLimiter(parts.uploads)
+        self._known: dict[ReplicatedStream, _Known] = {}
+        """Streams that this host owns, with chunks in the tier, or that are to have some."""
+        self._in_flight: set[tuple[ReplicatedStream, int]] = set()
+        """Chunks that are stored, or registered, at present: stream and base offset."""
+        self._gone: dict[str, list[TieredChunk]] = {}
+        """Chunks of streams whose topics were deleted."""
+        self._are_gone: dict[TieredStream, bool] = {}
+        """Whether streams that this host does not know are gone, as the metadata store has said in this sweep."""
+
+    # ---- figures
+
+    @property
+    def held_chunks(self) -> int:
+        """Chunks in the tier, of the streams that this host owns."""
+        return sum(len(known.chunks) for known in self._known.values())
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of their batches."""
+        return sum(chunk.size_bytes for known in self._known.values() for chunk in known.chunks.values())
+
+    @property
+    def waiting_chunks(self) -> int:
+        """Sealed chunks of these streams that are to be stored, those without all copies included."""
+        return sum(len(known.sealed.unstored) for stream, known in self._known.items() if stream.config.is_tiered)
+
+    # ---- rounds
+
+    async def round(self) -> bool:
+        """Do what is due now. The result: whether there is more to do at once."""
+        streams = await self._look()
+        for stream in streams:
+            self._drop_local(stream)
+        if self._pauses.is_pause:
+            return False
+        try:
+            await self._remove()
+            is_sweeping = await self._sweeps.step(f"{self._topics.cluster_id}/", self)
+            has_more = await self._store_due(streams) or is_sweeping
+        except STORE_FAILED as error:
+            self._pauses.note_away(error)
+            self._sweeps.begin_again()  # what the failure left
+            return False
+        self._pauses.note_back()
+        return has_more
+
+    async def _look(self) -> list[ReplicatedStream]:
+        """Bring what is known of owned streams up to date; returns those that have to do with the tier."""
+        for stream in [stream for stream in self._known if not stream.is_leader]:
+            known = self._known.pop(stream)
+            if stream.deleted:
+                self._gone.setdefault(stream.stream, []).extend([*known.chunks.values(), *known.removable])
+        found: list[ReplicatedStream] = []
+        for number, stream in enumerate(list(self._topics.streams()), 1):
+            if number % LOOKED_AT_ONCE == 0:
+                await trio.lowlevel.checkpoint()
+            if stream.is_leader and not stream.is_internal and self._look_at(stream):
+                found.append(stream)
+        return found
+
+    def _look_at(self, stream: ReplicatedStream) -> bool:
+        """Whether a stream that this host owns has to do with the tier."""
+        try:
+            registration = stream.registration
+        except NotLeader:
+            return False
+        known = self._known.get(stream)
+        if known is None or known.ownership != stream.ownership:
+            known = self._known[stream] = _Known(stream.ownership, registration, SealedChunks.of(registration))
+            known.chunks = _named(stream, registration.chunks)
+        elif known.registration is not registration:
+            self._note_changes(stream, known, registration)
+        if known.chunks or known.removable or stream.config.is_tiered:
+            return True
+        del self._known[stream]
+        return False
+
+    def _note_changes(self, stream: ReplicatedStream, known: _Known, now: StreamRegistration) -> None:
+        """The registration has changed in the same ownership: by this owner's own swaps, and so for good."""
+        gone, _, fresh = differing_chunks(known.registration, now)
+        before = {chunk.epoch: chunk for chunk in gone}
+        were = [found for epoch in before if (found := known.chunks.pop(epoch, None)) is not None]
+        known.chunks |= _named(stream, fresh)
+        known.removable += [chunk for chunk in were if chunk.leader_epoch not in known.chunks]
+        given_up = [before[chunk.epoch] for chunk in fresh if chunk.is_tiered_alone and chunk.epoch in before]
+        self._report_given_up(stream, [chunk for chunk in given_up if chunk.members])
+        known.registration, known.sealed = now, SealedChunks.of(now)
+        known.later = {epoch: until_s for epoch, until_s in known.later.items() if now.chunk(epoch) is not None}
+
+    def _report_given_up(self, stream: ReplicatedStream, chunks: Sequence[ChunkRegistration]) -> None:
+        """Hosts remove their copies of chunks: say so."""
+        ends = [chunk.end for chunk in chunks if chunk.end is not None]
+        if ends:
+            copies = sum(chunk.end.length_bytes * len(chunk.members) for chunk in chunks if chunk.end is not None)
+            self.figures.dropped_bytes += copies
+            before = max(end.next_offset for end in ends)
+            self._parts.report(LOCAL_COPIES_REMOVED, stream=stream.name, before=before, freed_bytes=copies)
+
+    # ---- storing
+
+    def _next(self, stream: ReplicatedStream) -> ChunkRegistration | None:
+        """The next chunk of a stream to store."""
+        known = self._known.get(stream) if stream.is_leader and self._look_at(stream) else None
+        if known is None or not stream.config.is_tiered:
+            return None
+        registration, now_s = known.registration, self._parts.clock.monotonic_s()
+        late_ms = self._parts.served_ms() - COPIES_WAIT_MS
+
+        def is_due(chunk: ChunkRegistration) -> bool:
+            if (stream, chunk.base_offset) in self._in_flight or known.later.get(chunk.epoch, 0.0) > now_s:
+                return False
+            is_late = chunk.written_ms < late_ms
+            return is_late or tiered_chunks.has_copies(chunk, registration.copies, self._host.alive_hosts)
+
+        return known.sealed.next_to_store(max(registration.log_start, stream.start_asked), is_due)
+
+    async def _store_due(self, streams: Sequence[ReplicatedStream]) -> bool:
+        waiting = [stream for stream in streams if self._next(stream) is not None]
+        failures: list[CairnError] = []
+        async with trio.open_nursery() as nursery:
+            for stream in waiting:
+                nursery.start_soon(self._store_some, stream, failures)
+        if failures:
+            raise failures[0]
+        return any(self._next(stream) is not None for stream in waiting)
+
+    async def _store_some(self, stream: ReplicatedStream, failures: list[CairnError]) -> None:
+        async with self._uploads:
+            for _ in range(CHUNKS_PER_TURN):
+                chunk = self._next(stream)
+                if chunk is None or failures:
+                    return
+                try:
+                    await self._store(stream, chunk)
+                except STORE_FAILED as error:
+                    failures.append(error)
+
+    async def _store(self, stream: ReplicatedStream, chunk: ChunkRegistration) -> None:
+        """Store one chunk; it counts once the registration that names it is acknowledged."""
+        at = (stream, chunk.base_offset)
+        self._in_flight.add(at)
+        try:
+            await self._store_in_flight(stream, chunk)
+        finally:
+            self._in_flight.discard(at)
+
+    async def _store_in_flight(self, stream: ReplicatedStream, chunk: ChunkRegistration) -> None:
+        ownership, threads, parts = stream.ownership, self._parts.threads, self._parts
+        source = _source(stream, chunk)
+        upload = partial(upload_sealed, parts.objects, parts.turns, source)
+        try:
+            found = await threads.upload(upload, source, partial(self._read, stream, chunk))
+        except (TierUnavailable, TierRefused):
+            raise
+        except (CairnError, OSError) as error:
+            self._leave_out(stream, chunk, error)
+            return
+        is_asked = stream.is_leader and stream.ownership == ownership
+        if is_asked:
+            try:
+                self._host.note_tiered(stream.stream, chunk.epoch, tiered_chunks.tiered_copy(found))
+            except NotLeader:
+                is_asked = False
+        is_named = await self._outcome(stream, ownership, found) if is_asked else False
+        if is_named is None:
+            if stream.deleted:
+                self._gone.setdefault(stream.stream, []).append(found)
+            return  # the next owner finds out, and sweeps
+        if not is_named:
+            await self._sweeps.remove(found.all_keys())
+            return
+        self.figures.stored_chunks += 1
+        self.figures.stored_bytes += found.all_bytes
+        self._look_at(stream)
+        self._parts.report(
+            CHUNK_TIERED,
+            stream=stream.name,
+            first=found.base_offset,
+            last=found.next_offset - 1,
+            key=found.all_keys()[-1],
+        )
+
+    async def _read(self, stream: ReplicatedStream, chunk: ChunkRegistration, offset: int) -> Piece:
+        """Batches of a chunk from an offset on, from whoever has a copy."""
+        found = await self._host.read_entries(stream.stream, chunk, offset, PIECE_BYTES)
+        skipped, first = 0, found.at.next_offset
+        while skipped < len(found.entries) and first < offset:
+            first += found.entries[skipped].record_count
+            skipped += 1
+        entries = found.entries[skipped:]
+        data = b"".join(entry.data for entry in entries)
+        return Piece(data, first + sum(entry.record_count for entry in entries), found.founding)
+
+    async def _outcome(self, stream: ReplicatedStream, ownership: int, found: TieredChunk) -> bool | None:
+        """Whether the registration names what was stored. None: the ownership has ended, and nobody knows here."""
+        while stream.ownership == ownership:
+            try:
+                chunk = stream.registration.chunk(found.leader_epoch)
+            except NotLeader:
+                return None
+            if chunk is None:
+                return False
+            if chunk.tiered is not None:
+                return chunk.tiered.attempt == found.attempt
+            await stream.moved.wait()
+        return None
+
+    def _leave_out(self, stream: ReplicatedStream, chunk: ChunkRegistration, error: Exception) -> None:
+        """A copy is damaged, or no host that has one can be reached: other chunks go on, this one is tried later."""
+        known = self._known.get(stream)
+        if known is None:
+            return
+        is_new = chunk.epoch not in known.later
+        known.later[chunk.epoch] = self._parts.clock.monotonic_s() + MAX_PAUSE_S
+        if is_new:
+            self._parts.report(TIER_CHUNK_NOT_STORED, stream=stream.name, first=chunk.base_offset, error=str(error))
+
+    # ---- hosts' copies
+
+    def _drop_local(self, stream: ReplicatedStream) -> None:
+        known = self._known.get(stream)
+        if known is None or not stream.config.is_tiered:
+            return
+        try:
+            served_ms = self._parts.served_ms() - AGREE_MS
+            before = known.sealed.local_excess(stream.config, stream.open_bytes, served_ms, known.missing)
+            if before is not None:
+                self._host.drop_members(stream.stream, before)
+        except NotLeader:
+            return  # the next owner does so
+
+    # ---- removing
+
+    async def _remove(self) -> None:
+        """Remove the objects of what was trimmed, and of topics that are gone."""
+        for known in list(self._known.values()):
+            if known.removable:
+                chunks, known.removable = known.removable, []
+                await self._sweeps.remove_chunks(chunks)
+        for stream, chunks in list(self._gone.items()):
+            del self._gone[stream]
+            if await self._is_gone(stream):
+                await self._sweeps.remove_chunks(chunks)
+
+    async def _is_gone(self, stream: str) -> bool:
+        """Whether the metadata store says that a stream has no registration."""
+        try:
+            await self._host.read_registration(stream)
+        except UnknownTopicOrPartition:
+            return True
+        except (CairnError, MetadataError):
+            return False  # nobody knows; the next sweep asks again
+        return False
+
+    # ---- Swept
+
+    async def sweep_begins(self) -> Iterable[TieredChunk]:
+        """See Swept."""
+        self._are_gone.clear()
+        return [chunk for known in self._known.values() for chunk in known.chunks.values()]
+
+    async def is_left(self, key: ParsedKey | None) -> bool:
+        """See Swept, and the invariants of the module."""
+        at = None if key is None else tiered_chunks.stream_of(key)
+        if key is None or at is None:
+            return False
+        stream = self._topics.stream_of(at.topic_id, at.partition)
+        if stream is None:
+            if at not in self._are_gone:
+                self._are_gone[at] = await self._is_gone(f"{at.topic_id}/{at.partition}")
+            return self._are_gone[at]
+        if not stream.is_leader or (stream, key.base_offset) in self._in_flight:
+            return False
+        try:
+            chunk = stream.registration.chunk_at(key.base_offset)
+        except NotLeader:
+            return False
+        if key.place != stream.tier_place or not self._may_judge(stream, key):
+            return False
+        return chunk is None or chunk.tiered is None or chunk.tiered.attempt != key.attempt
+
+    async def sweep_ends(self, missing: Sequence[ParsedKey]) -> None:
+        """See Swept. An owner that was replaced may name what its successor has removed: so the metadata store is
+        asked before a chunk is called missing.
+        """
+        lost = set(missing)
+        for stream, known in [*self._known.items()]:
+            known.missing = {epoch for epoch, chunk in known.chunks.items() if chunk.parsed in lost}
+            if known.missing:
+                await self._report_missing(stream, [known.chunks[epoch] for epoch in sorted(known.missing)])
+
+    async def _report_missing(self, stream: ReplicatedStream, chunks: Sequence[TieredChunk]) -> None:
+        try:
+            named = _named(stream, (await self._host.read_registration(stream.stream)).chunks)
+        except (CairnError, MetadataError):
+            return  # nobody knows; the next sweep looks again
+        lost = [chunk for chunk in chunks if named.get(chunk.leader_epoch) == chunk]
+        if lost:
+            first, last = lost[0].base_offset, lost[-1].next_offset - 1
+            self._parts.report(
+                TIER_OBJECTS_MISSING, stream=stream.name, chunks=len(lost), first=first, last=last, place=lost[0].place
+            )
+
+    def _may_judge(self, stream: ReplicatedStream, key: ParsedKey) -> bool:
+        """Whether an object was stored by the owner of this ownership, or by one before it."""
+        return tiered_chunks.epoch_of(key.attempt) <= stream.leader_epoch
+
+
+def _source(stream: ReplicatedStream, chunk: ChunkRegistration) -> SealedChunk:
+    if chunk.end is None:
+        raise AssertionError(f"{stream.name}: {chunk} is open")
+    end = StoredObject(chunk.end.length_bytes, chunk.end.checksum)
+    return SealedChunk(
+        stream.name,
+        chunk.base_offset,
+        chunk.end.next_offset,
+        end,
+        chunk.epoch,
+        chunk.written_ms,
+        stream.tier_place,
+        tiered_chunks.attempts(stream.leader_epoch),
+    )
+
+
+def _named(stream: ReplicatedStream, chunks: Iterable[ChunkRegistration]) -> dict[int, TieredChunk]:
+    found = ((chunk.epoch, tiered_chunks.tiered_chunk(stream.tier_place, chunk)) for chunk in chunks)
+    return {epoch: chunk for epoch, chunk in found if chunk is not None}
