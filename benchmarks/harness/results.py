@@ -61,6 +61,7 @@ MEASURED: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "peace_scale": (*_PLANNERS, "benchmarks/yardstick"),
     "produce_consume": _SIDECAR,
+    "query_losses": (*_SIDECAR, "spe_adapter/datasource", "spe_adapter/epochs"),
     "spark_throughput": (*_SIDECAR, "spe_adapter/codec", "spe_adapter/datasource", "spe_adapter/epochs"),
     "stateful_spark": (*_SIDECAR, *_OPERATORS, "spe_adapter/microbatch", "spe_adapter/epochs", "spe_adapter/workers"),
 }
