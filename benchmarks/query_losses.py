@@ -27,7 +27,7 @@ from typing import Any
 from confluent_kafka import Producer
 from matplotlib.figure import Figure
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 
 from benchmarks.harness import results
