@@ -101,8 +101,8 @@ class TlsSocket(ConnectedSocket):
                 self._is_drained = True
                 return None
             received = self._decrypt(target)
-        if not received:
-            self._is_drained = self._is_socket_drained
+        if not received:  # the end is found again by the next call, which must not wait: no byte may follow a farewell
+            self._is_drained = self._is_socket_drained and received is None
             return received
         more: int | None = received
         while more and received < len(target):  # a record is short: go on with those that are here

@@ -55,6 +55,8 @@ SUBJECTS_ROOM = "logstore.kafka.security.subjects"
 """Loaded only where clients have certificates."""
 GATHERED_PIECES = 8
 """Of up to SMALL_BYTES: so much is received from one client, who has several requests in flight, before others run."""
+GATHERED_REQUESTS = 64
+"""Of those that were begun before: more are not gathered with them, because to begin many short ones takes long."""
 LINGER_BYTES = 16 * 1024
 LINGER_S = 1.0
 """How long a client may go on sending after the last answer; closing earlier could destroy that answer in transit."""
@@ -219,6 +221,7 @@ class ClientConnection:
             trace = "".join(traceback.format_exception(group))
             self._broker.engine.store.report(REQUEST_CRASHED, client=self._caller.host, trace=trace)
         finally:
+            self._broker.engine.kick()  # what was appended is written, however the connection has ended
             if self._state is not ConnectionState.ENDED:
                 self.move(ConnectionEvent.CUT)
             self._line.close()
@@ -270,15 +273,15 @@ class ClientConnection:
             except ValueError as error:
                 raise ClosedError("the subject of the client's certificate cannot be read") from error
             self._caller = self._caller._replace(principal=principal)
-        was_deep, has_checks, pieces = False, True, 0
+        was_deep, has_checks, pieces, begun = False, True, 0, 0
         while True:
             request = self._frames.next_nowait()
             if request is None:
                 is_deep = self._line.waiting > 1
-                if (is_deep or was_deep) and pieces < GATHERED_PIECES and self._receives_more():
+                if (is_deep or was_deep) and self._receives_more(pieces, begun):
                     pieces += 1
                     continue
-                was_deep, pieces = is_deep, 0
+                was_deep, pieces, begun = is_deep, 0, 0
                 self._line.flush_gathered()
                 self._broker.engine.kick()
                 if self._broker.quotas.is_active and (key := self._frames.coming) is not None:
@@ -294,6 +297,7 @@ class ClientConnection:
             if is_first:  # of those that arrived together
                 self._on_request(self.give_way)
                 is_first, has_checks = False, self._broker.has_checks
+            begun += 1
             if has_checks or not single_batch.start(self._broker, self._line, self._produced, request, self._leaders):
                 await self._begin(request)
                 has_checks = self._broker.has_checks  # others have run meanwhile
@@ -307,9 +311,12 @@ class ClientConnection:
                 await self._wait_for_room()
                 has_checks = self._broker.has_checks
 
-    def _receives_more(self) -> bool:
-        """Whether more has arrived while requests were begun: then they share a write, and a turn of the event loop."""
-        return not self._broker.quotas.is_active and self._frames.receive_more()
+    def _receives_more(self, pieces: int, begun: int) -> bool:
+        """Whether more has arrived while requests were begun: then they share a write, and a turn of the event loop. So
+        many pieces were received, and so many requests begun, since others ran.
+        """
+        has_time = pieces < GATHERED_PIECES and begun < GATHERED_REQUESTS
+        return has_time and not self._broker.quotas.is_active and self._frames.receive_more()
 
     async def _begin(self, request: memoryview) -> None:
         """Begin a request of any form."""

@@ -18,6 +18,7 @@ from logstore.cluster.copies.copy_pace import (
     CopyRates,
 )
 from logstore.cluster.host import ClusterHost
+from logstore.log.journal import JournalLimits
 from logstore.replica.messages import ReadEntries
 from tests.cluster.memory import LIMITS, Heard, MemoryCluster, simulated
 
@@ -112,6 +113,11 @@ def test_pieces_fit_the_disk(write_s: float, bytes_per_s: float, wanted: int) ->
     sizes = [pace.next_piece_bytes(now_s) for _ in range(8)]
     assert sorted(sizes)[-1] == pytest.approx(wanted, rel=0.02)
     assert sizes.count(MIN_PIECE_BYTES) >= 1
+
+
+def test_a_piece_is_more_than_a_part_of_the_journal() -> None:
+    """Of batches of up to 32 KiB: smaller pieces would be written twice, and their times would not be a chunk's."""
+    assert JournalLimits().max_part_bytes + (32 << 10) <= MIN_PIECE_BYTES
 
 
 # ---- tokens

@@ -242,6 +242,31 @@ async def test_large_answers_pass_a_client_that_reads_slowly(tmp_path: Path) -> 
         assert rests[0] > 0
 
 
+async def test_a_farewell_that_was_found_without_a_wait_is_found_again(tmp_path: Path) -> None:
+    """Who has asked whether more has come, and found the end, is told of the end again: no byte follows a farewell."""
+    found = make_certificates(tmp_path)
+    ours, theirs = socket.socketpair()
+    context = ssl.create_default_context(cafile=str(found.ca))
+    server = TlsSocket(ours, ServerTls(files_of(found)).context, Handshakes())
+
+    def say_farewell() -> None:
+        with context.wrap_socket(theirs, server_hostname="127.0.0.1") as client:
+            client.sendall(b"request")
+            client.unwrap()  # and wait for the other end's
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(trio.to_thread.run_sync, say_farewell))
+        with trio.fail_after(PATIENCE_S):
+            await server.handshake()
+            target = memoryview(bytearray(100))
+            assert await server.receive(target) == len(b"request")
+            while server.receive_nowait(target) != 0:
+                await server.wait_data()
+            assert await server.receive(target) == 0
+            server.end_sending()
+    server.close()
+
+
 # ---- handshakes that are not done
 
 

@@ -26,8 +26,12 @@ from typing import Final
 
 PIECES_IN_FLIGHT: Final = 2
 """For one host: while one is being written, the next is on its way."""
-MIN_PIECE_BYTES: Final = 96 << 10
+MIN_PIECE_BYTES: Final = 160 << 10
 MAX_PIECE_BYTES: Final = 1 << 20
+SMALL_PIECE_BYTES: Final = MIN_PIECE_BYTES * 3 // 2
+"""What a shorter piece costs is what every write costs."""
+UNKNOWN_PIECE_BYTES: Final = MAX_PIECE_BYTES // 2
+"""Until it is known what bytes cost: so much more than a small piece that the difference says it."""
 BESIDE_S: Final = 0.5
 """An append counts for so long: a producer that sends twice a second has its copies paced."""
 KEPT_CALM: Final = 64
@@ -149,13 +153,13 @@ class CopyPace:
         if self._asked % SMALL_EVERY == 1:
             return MIN_PIECE_BYTES
         if not self._small_s or not self._byte_s:
-            return MAX_PIECE_BYTES // 4
+            return UNKNOWN_PIECE_BYTES
         fitting = int(BYTES_SHARE * (self._small_s / self._byte_s - MIN_PIECE_BYTES))
         return max(MIN_PIECE_BYTES, min(fitting, MAX_PIECE_BYTES))
 
     def piece_written(self, size_bytes: int, took_s: float) -> None:
         """A piece was written and synced, in this time."""
-        if size_bytes < 2 * MIN_PIECE_BYTES:
+        if size_bytes < SMALL_PIECE_BYTES:
             self._small_s += (took_s - self._small_s) / WEIGHT if self._small_s else took_s
         elif self._small_s:
             byte_s = max(took_s - self._small_s, 0.0) / (size_bytes - MIN_PIECE_BYTES)
