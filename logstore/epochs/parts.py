@@ -4,7 +4,7 @@
 |---|---|---|
 | ledger | `logstore.log.ledger` | a replicated stream (`logstore.cluster.epochs.replicated_ledger`) |
 | staging | files (`staging`) | records of the same stream (`replicated_staging`) |
-| publisher | into the host's streams (`publisher`) | to the streams' owners (`logstore.cluster.epoch_publisher`) |
+| publisher | into the host's streams (`publisher`) | to the streams' owners (`remote_publisher`) |
 
 Invariant: a ticket settles when what it stands for is durable.
 """

@@ -14,6 +14,7 @@ import trio
 
 import logstore.log.replica_chunk
 from logstore.base.system import SystemClock
+from logstore.cluster.copies.copy_pace import MIN_PIECE_BYTES
 from logstore.cluster.interfaces import Loaded, ReplicaFiles
 from logstore.cluster.streams.replica_files import LocalReplicaFiles
 from logstore.disk.files import OsFiles
@@ -99,6 +100,18 @@ async def test_what_is_confirmed_is_found_at_the_next_start(tmp_path: Path, valu
         assert loaded.entries == tuple(sent.entries)
         assert loaded.at == Prefix.empty(7)
         assert loaded.founding == sent.founding
+
+
+async def test_a_piece_of_a_copy_is_written_to_its_chunk_alone(tmp_path: Path) -> None:
+    """The smallest piece, of batches of 16 KB, is more than the journal takes: it would be written twice."""
+    sent = ChunkOfOwner(epoch=1)
+    async with running(tmp_path) as host:
+        await host.perform(sent.write())
+        await host.perform(sent.write(MIN_PIECE_BYTES // 16_500, value=b"x" * 16_384))
+        assert sent.end.length_bytes <= MIN_PIECE_BYTES
+        assert host.engine.store.journal.parts == 0
+        await host.perform(sent.write())
+        assert host.engine.store.journal.parts == 1
 
 
 async def test_a_fence_that_was_removed_is_gone(tmp_path: Path) -> None:

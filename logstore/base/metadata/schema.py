@@ -11,7 +11,9 @@
 | `copies/coordinator` | `Coordinator`: the host that plans copies of chunks | as long as the host's lease |
 | `copies/plan` | the copies that its plan lets be made now: `cluster/copies/copy_fields.py` | until the next one |
 | `topics/TOPIC` | `Topic` | until the topic is deleted |
-| `streams/TOPIC-ID/`, `chunks/TOPIC-ID/` | registrations of streams: `logstore/replica/registrations.py` | the same |
+| `streams/TOPIC-ID/`, `chunks/TOPIC-ID/` | registrations of streams: `replica/registrations.py` | the same |
+
+Modules are those of `logstore`.
 
 Invariants:
 * A host has its name and its node id alone, while its lease lasts. A topic is created once, and what belongs to it

@@ -1,1 +1,3 @@
-"""Epochs, readers and groups over hosts: where they are decided and what they hold."""
+"""Epochs and registered readers over hosts: which host has them, what they hold of streams, and how an epoch's groups
+reach the owners of their streams.
+"""

@@ -1,1 +1,1 @@
-"""Which hosts there are, what each is elected to, and where chunks go."""
+"""Which hosts there are and which leave, who should own a stream, whom clients are told of, and where chunks go."""

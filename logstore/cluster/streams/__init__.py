@@ -1,1 +1,3 @@
-"""Streams as clients see them, from replicated chunks: appended, read, trimmed, described."""
+"""What clients ask a cluster for, but epochs: topics, streams that are appended, read and trimmed as replicated chunks,
+producer ids, and users with their rights and quotas.
+"""
