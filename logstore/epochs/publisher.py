@@ -32,7 +32,7 @@ from logstore.log.ticket import Ticket
 from logstore.log.topics import TopicConfig
 
 SMALL_GROUP_BYTES: Final = 64 << 10
-"""At most half of what one stream may have in one write of the journal: small groups are read and published together."""
+"""Of groups that are read and published together; one stream may have twice as much in one write of the journal."""
 SMALL_GROUPS_BYTES: Final = 4 << 20
 """Small groups of one epoch that are in memory at the same time."""
 LARGE_GROUPS: Final = 4

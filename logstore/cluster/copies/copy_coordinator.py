@@ -149,6 +149,10 @@ class CopyCoordinator:
             self._plan_copies, self._is_loaded = await self._load(), True
             if self._plan_copies is None:
                 self._report(COPY_PLANNER_MISSING, install="pip install 'cairn[cluster]'")
+        async with self._turn:
+            return await self._become(revision)
+
+    async def _become(self, revision: int) -> bool:
         lease_id = self._host.lease_id
         if self._plan_copies is None or not lease_id:
             return False
@@ -189,6 +193,9 @@ class CopyCoordinator:
 
     async def _told_by(self, owner: str, fields: Mapping[str, object]) -> dict[str, object]:
         wishes, held = copy_fields.read_told(fields)
+        if self._plan is None:
+            async with self._turn:  # it may be named, and about to plan: who is told that it does not takes its place
+                pass
         if self._plan is not None:
             self._safely(partial(self._plan.heard, owner, wishes, held, _now_ms()))
             await self._write_down()
