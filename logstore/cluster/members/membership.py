@@ -218,12 +218,12 @@ class Membership:
         label = self._identity.label
         entry = (await self._store.get(schema.disk_key(label.disk))).entry
         registered = None if entry is None else schema.decode(schema.Disk, entry)
-        if registered is None:
+        if registered is None and label.starts > 1:  # a new disk may start again
             raise DiskRefused(
                 f"disk {label.disk} of host {label.host!r} is not known any more: the host was removed from the "
                 "cluster while it was away; give it an empty directory"
             )
-        if registered.start != label.start:
+        if registered is not None and registered.start != label.start:
             raise DiskRefused(
                 f"disk {label.disk} of host {label.host!r} was started by another process since: a copy of it is in "
                 "use; stop one of the two, and give it an empty directory"
