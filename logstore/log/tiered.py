@@ -11,12 +11,12 @@ Byte table in docs/format.md.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Final, Protocol
 
 from logstore.errors import CorruptFile
 from logstore.format.index import UNKNOWN_TIME
-from logstore.format.tiered_chunk import INDEX_SUFFIX, LOG_SUFFIX, TieredChunk, decode_entry, encode_entry
+from logstore.format.tiered_chunk import INDEX_SUFFIX, LOG_SUFFIX, ParsedKey, TieredChunk, decode_entry, encode_entry
 from logstore.interfaces import FileSystem
 from logstore.log.chunks import Chunk, ChunkView
 from logstore.log.jobs import JobSource
@@ -234,10 +234,12 @@ def _local_key(stream: StreamId) -> str:
     return f"{_LOCAL}{stream.topic_id}/{stream.partition}"
 
 
-def local_excess(chunks: Sequence[Chunk], tiered: TieredChunks, config: TopicConfig, served_ms: int) -> int | None:
+def local_excess(
+    chunks: Sequence[Chunk], tiered: TieredChunks, config: TopicConfig, served_ms: int, unseen: Container[ParsedKey]
+) -> int | None:
     """The offset up to which local copies are beyond the topic's local retention and in the tier; None: none is.
 
-    The last chunk always stays. `served_ms` is the retention clock.
+    The last chunk always stays. `served_ms` is the retention clock; `unseen`: chunks whose objects may be missing.
     """
     before_offset = None
     total_bytes = sum(chunk.size_bytes for chunk in chunks)
@@ -245,7 +247,9 @@ def local_excess(chunks: Sequence[Chunk], tiered: TieredChunks, config: TopicCon
     for chunk in chunks[:-1]:
         is_too_big = 0 <= most_bytes <= total_bytes - chunk.size_bytes
         is_too_old = chunk.written_ms != UNKNOWN_TIME and 0 <= oldest_ms <= served_ms - chunk.written_ms
-        if chunk.rewriting is not None or not tiered.has(chunk) or not (is_too_big or is_too_old):
+        found = tiered.at(chunk.base_offset)
+        is_there = tiered.has(chunk) and (found is None or found.parsed not in unseen)
+        if chunk.rewriting is not None or not is_there or not (is_too_big or is_too_old):
             break
         before_offset = chunk.next_offset
         total_bytes -= chunk.size_bytes

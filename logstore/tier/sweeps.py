@@ -109,7 +109,7 @@ class Sweeps:
             key = parse_key(at.key)
             if await swept.is_left(key):
                 left.append(at.key)
-            elif key in sweep.unseen and "/_" not in at.key:
+            elif key in sweep.unseen and not at.key.rpartition("/")[2].startswith("_"):  # a file that is not whole
                 sweep.unseen[key] -= 1
         await self.remove(left)
         sweep.swept_keys += len(left)

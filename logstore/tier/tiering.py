@@ -74,6 +74,10 @@ class Tiering:
         """Those that have, or had, chunks in the tier."""
         self._known: set[ParsedKey] = set()
         """The chunks of the ledger."""
+        self._unseen: set[ParsedKey] = set()
+        """Those of them whose objects were stored before this start and not listed since, or that the last sweep has
+        missed: their local copies stay.
+        """
         self._in_flight: set[tuple[str, int]] = set()
         self._gone = store.tier.strangers()
         self._damaged: set[tuple[Stream, int]] = set()
@@ -86,6 +90,7 @@ class Tiering:
             self._known.update(chunk.parsed for chunk in stream.tiered.all())
             if stream.tiered:
                 self._streams[stream_id] = stream
+        self._unseen |= self._known
 
     @property
     def held_chunks(self) -> int:
@@ -231,7 +236,8 @@ class Tiering:
     def _local_excess(self, stream: Stream) -> int | None:
         if not stream.config.is_tiered or not stream.tiered or stream.deleted:
             return None
-        return local_excess(stream.chunks, stream.tiered, stream.config, self._store.retention_clock.now_ms())
+        now_ms = self._store.retention_clock.now_ms()
+        return local_excess(stream.chunks, stream.tiered, stream.config, now_ms, self._unseen)
 
     async def _drop_held(self, stream_id: StreamId, stream: Stream, held: Ticket[None], offset: int) -> None:
         held.result()
@@ -281,7 +287,8 @@ class Tiering:
         return (key.place, key.base_offset) not in self._in_flight
 
     async def sweep_ends(self, missing: Sequence[ParsedKey]) -> None:
-        """See Swept."""
+        """See Swept. Every chunk was named when the sweep began, or was stored, and read back, since."""
+        self._unseen = set(missing)
         for _, stream in self._all_streams() if missing else ():
             lost = [chunk for chunk in stream.tiered.all() if chunk.parsed in missing]
             if lost:

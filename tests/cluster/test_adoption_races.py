@@ -46,6 +46,7 @@ async def test_two_adoptions_at_a_time(tmp_path: Path) -> None:
         assert len(done) == 1
         await complete(second if at == 0 else first)
         assert ("by another adoption" if at == 0 else "another adoption has begun on the metadata store") in told[0]
+        assert "`etcdctl del /NAMESPACE/ --prefix`" in told[0], "/cairn/ may be that of another cluster, which lives"
         loser = first if at == 0 else second
         loser.wrap, loser.store, loser.metadata = lambda store: store, None, tmp_path / f"elsewhere{at}.sqlite"
         await loser.run()
@@ -97,6 +98,7 @@ async def test_no_host_starts_meanwhile(tmp_path: Path) -> None:
     attempt.wrap = lambda store: RacedStore(store, 1, start)
     await attempt.run()
     assert "`cairn adopt` has begun on the metadata store" in told[0]
+    assert "if it is given up, remove everything in its namespace" in told[0]
     await complete(attempt)
 
 

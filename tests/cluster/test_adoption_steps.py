@@ -273,9 +273,15 @@ async def test_a_source_is_read_once(tmp_path: Path) -> None:
 
 
 async def refuse_after(
-    tmp_path: Path, change: Callable[[StoreEngine], Any], prepare: Callable[[Attempt], None] = lambda _: None
+    tmp_path: Path,
+    change: Callable[[StoreEngine], Any],
+    prepare: Callable[[Attempt], None] = lambda _: None,
+    *,
+    is_left_alone: bool = True,
 ) -> str:
-    """What is said of a source that was changed."""
+    """What is said of a source that was changed. `is_left_alone`: before the metadata store has anything, so that a
+    cluster may be made there all the same.
+    """
     source = tmp_path / "source"
     await fill(source)
     async with opened(source) as engine:
@@ -284,7 +290,8 @@ async def refuse_after(
     prepare(attempt)
     why = await attempt.refused()
     assert not (source / ADOPTED_FILE).exists()
-    assert schema.CLUSTER_KEY not in await attempt.entries()
+    left = await attempt.entries()
+    assert not left if is_left_alone else list(left) == [schema.ADOPTION_KEY]
     return why
 
 
@@ -321,7 +328,7 @@ async def test_a_batch_that_no_host_can_send(tmp_path: Path) -> None:
         batch = seal_batch(encode_batch([Record(0, NOW_MS, None, bytes(MAX_PIECE_BYTES))]))
         await engine.wait(engine.store.stream("large", 0).append(batch, now_ms=NOW_MS))
 
-    why = await refuse_after(tmp_path, large)
+    why = await refuse_after(tmp_path, large, is_left_alone=False)
     assert why.startswith("large-0 has ")
     assert "near offset 0" in why
 

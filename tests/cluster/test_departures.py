@@ -1,10 +1,12 @@
 """Hosts that leave, in virtual time: drained while clients append, kept after all, removed for good."""
 
+from typing import Any
+
 import pytest
 import trio
 
 from logstore.base.metadata import schema
-from logstore.base.metadata.interface import Committed, Condition, Put, Transaction
+from logstore.base.metadata.interface import Committed, Condition, Page, Put, Transaction
 from logstore.cluster.members.departures import Departures
 from logstore.cluster.survey import Survey
 from logstore.errors import HostStays, UnknownHost
@@ -165,6 +167,30 @@ def test_a_host_that_is_gone_is_removed() -> None:
         await trio.sleep(5)
         for each in await registrations(cluster, streams):
             assert all({member.host for member in chunk.members} == {"b", "c", "d"} for chunk in each.chunks)
+
+    simulated(test, "a", "b", "c")
+
+
+def test_a_host_that_joins_while_it_is_removed_keeps_its_disk() -> None:
+    """The host that was asked has not heard of it yet."""
+
+    async def test(cluster: MemoryCluster) -> None:
+        member = cluster.hosts["b"].view.members["a"]
+        await cluster.kill("a")
+        await cluster.until(lambda: "a" not in cluster.hosts["b"].view.members)
+        asked = said(cluster, "b")
+        page = asked._store.page
+
+        async def joining(prefix: str, **options: Any) -> Page:
+            found = await page(prefix, **options)
+            if prefix == schema.DISKS:
+                put = Put(schema.member_key("a"), schema.encode(member))
+                assert isinstance(await cluster.hosts["c"].store.commit(Transaction((), (put,))), Committed)
+            return found
+
+        asked._store.page = joining  # type: ignore[method-assign]
+        assert await asked.remove("a") == 0
+        assert member.disk in await disks(cluster)
 
     simulated(test, "a", "b", "c")
 

@@ -205,6 +205,43 @@ def test_a_disk_that_is_in_use_twice() -> None:
     with_metadata(test)
 
 
+@pytest.mark.parametrize(("has_joined", "starts"), [(False, 2), (True, 2), (False, 1)])
+def test_a_host_that_was_removed_while_it_was_away(*, has_joined: bool, starts: int) -> None:
+    """With its disk, which nobody knows any more, it is no member: not behind a start that takes long, and not behind
+    an outage. It would take chunks, and be refused with them at its next start. A new disk joins: it is as it was.
+    """
+
+    async def test(service: SimulatedMetadata, nursery: trio.Nursery) -> None:
+        files = SimDisk()
+        identity = [await identity_of(service, "a", files, number) for number in range(starts)][-1]
+        membership = membership_of(service.store("a"), identity, RecordedReports())
+        errors: list[CairnError] = []
+
+        async def live() -> None:
+            errors.append(await failed(membership))
+
+        if has_joined:
+            nursery.start_soon(live)
+            await trio.sleep(1)
+            assert is_held(membership)
+            service.cut_off("a")
+            await trio.sleep(5)
+        disk = schema.disk_key(identity.label.disk)
+        assert isinstance(await service.store("b").commit(Transaction((), (Delete(disk),))), Committed)
+        service.heal("a")
+        if not has_joined:
+            nursery.start_soon(live)
+        await trio.sleep(15)
+        if starts == 1:
+            assert await members(service) == {"a": identity.label.start}
+            return
+        assert [type(error) for error in errors] == [DiskRefused]
+        assert "the host was removed from the cluster while it was away" in str(errors[0])
+        assert await members(service) == {}
+
+    with_metadata(test)
+
+
 def test_resigning_and_leaving() -> None:
     """Who resigns is gone at once, for good; who leaves is back when asked to stay."""
 

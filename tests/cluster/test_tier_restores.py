@@ -9,6 +9,7 @@ import trio
 
 from logstore.errors import CorruptChunk
 from logstore.events import TIER_OBJECTS_MISSING
+from tests.cluster import tier_world
 from tests.cluster.tier_world import SWEEP_S, TierWorld, in_world
 
 HOSTS = ("a", "b", "c")
@@ -75,6 +76,49 @@ def test_copies_stay_whose_objects_are_missing() -> None:
         assert kept[0] == 3
         life, stream = await world.wait_leader()
         assert (await life.reads.read(stream, 3, 4_000)).next_offset > 3
+
+    in_world(test, *HOSTS)
+
+
+def test_the_next_owner_keeps_the_last_copies_of_what_is_missing() -> None:
+    """A takeover knows nothing of what the former owner has missed: the objects are looked for before copies go, at
+    hosts that are all new as well. Copies of chunks that are there go, by the same owners.
+    """
+
+    async def test(world: TierWorld) -> None:
+        await world.create(3, **{"local.retention.bytes": "-2"})
+        for _ in range(6):
+            await world.chunk()
+        await trio.sleep(SWEEP_S)
+        for name in HOSTS:
+            await world.lose(name)
+        lose_objects(world, 6)
+        await world.bring_back()
+        life, stream = await world.wait_leader()
+        life.topics.alter_topic(tier_world.TOPIC, {"local.retention.bytes": "0"})
+        await trio.sleep(3 * SWEEP_S)
+        assert [chunk.base_offset for chunk in await world.chunks() if chunk.members] == [6, 9, 12, 15, 18]
+        assert (await life.reads.read(stream, 6, 4_000)).next_offset > 6
+        said = [(each["first"], each["last"]) for each in world.cluster.reports.of(TIER_OBJECTS_MISSING)]
+        assert set(said) == {(6, 8)}
+
+    in_world(test, *HOSTS)
+
+
+def test_names_that_begin_with_a_line_are_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that are not whole begin with `_`, and so may a topic: its objects are not missing, and its copies go."""
+    monkeypatch.setattr(tier_world, "TOPIC", "_orders")
+
+    async def test(world: TierWorld) -> None:
+        await world.create(3, **{"local.retention.bytes": "1200"})
+        for _ in range(4):
+            await world.chunk()
+        await trio.sleep(2 * SWEEP_S)
+        assert not world.cluster.reports.of(TIER_OBJECTS_MISSING)
+        for _ in range(4):
+            await world.chunk()
+        await trio.sleep(SWEEP_S)
+        assert next(chunk.base_offset for chunk in await world.chunks() if chunk.members) > 9
 
     in_world(test, *HOSTS)
 

@@ -1,8 +1,9 @@
 """Makes a sidecar that was alone the first host of a cluster: `cairn adopt`.
 
-Steps: note in the new directory what is begun there; give notice in the metadata store; open and close the source, as a
-start and a stop do; copy its chunks to replicas in the new directory; label that directory as a host's disk; note in
-the source that it was adopted; put everything into the metadata store; let hosts start on the new directory.
+Steps: note in the new directory what is begun there; open and close the source, as a start and a stop do, and see that
+a cluster can hold it; give notice in the metadata store; copy its chunks to replicas in the new directory; label that
+directory as a host's disk; note in the source that it was adopted; put everything into the metadata store; let hosts
+start on the new directory.
 
 Invariants:
 * Each step may be the last one before a crash, and all of them may be taken again: the new directory's ADOPTION_FILE,
@@ -105,11 +106,11 @@ async def adopt(places: AdoptionPlaces, host: str, replicas: int, environment: A
                 f"--into is the directory of host {host!r} of cluster {adoption.cluster_id}, of which the metadata "
                 "store knows nothing: give the URL of that cluster's, or a directory that is new"
             )
-        if state is StoreState.EMPTY:
-            await give_notice(metadata, adoption.cluster_id)
         source = await _take(places.source, adoption, replicas, environment)
         metadata_entries(source, {})  # raises what no metadata store takes, before anything is copied
         environment.planned(source.size_bytes)
+        if state is StoreState.EMPTY:  # what was refused until here leaves nothing in the metadata store
+            await give_notice(metadata, adoption.cluster_id)
         registrations = await _copy(places, adoption, source, environment)
         write_label(places.target, adoption.cluster_id, DiskLabel(adoption.disk, host))
         _write(places.source, ADOPTED_FILE, {"v": VERSION, "cluster_id": adoption.cluster_id, "host": host})

@@ -34,6 +34,7 @@ from logstore.base.metadata.interface import (
 )
 from logstore.cluster.adoption.adoption_source import Source
 from logstore.cluster.epochs.replicated_ledger import KEY_PREFIX as LEDGERS
+from logstore.cluster.members.host_identity import EMPTY_STORE
 from logstore.cluster.streams.producer_ids import KEY as PRODUCER_IDS
 from logstore.cluster.streams.retention_clock import KEY as RETENTION_CLOCK
 from logstore.cluster.streams.retention_clock import encode_time
@@ -163,7 +164,7 @@ def _taken(found: Entry | None) -> AdoptionRefused:
     return AdoptionRefused(
         f"another adoption has begun on the metadata store (entry {schema.ADOPTION_KEY!r}: {said}): give another "
         "namespace of the etcd (--cluster etcd://HOST:PORT/NAMESPACE); or complete that one, by its command; or, if it "
-        "is given up, remove everything in the namespace (`etcdctl del /cairn/ --prefix`) and run this again"
+        f"is given up, {EMPTY_STORE}, and run this again"
     )
 
 
@@ -171,8 +172,8 @@ def _intruded(cluster: Entry) -> AdoptionRefused:
     return AdoptionRefused(
         f"the metadata store has become that of cluster {schema.decode(schema.Cluster, cluster).cluster_id} meanwhile, "
         "by a host that has started on it or by another adoption: give another namespace of the etcd (--cluster "
-        "etcd://HOST:PORT/NAMESPACE); or, if that cluster is given up, stop its hosts, remove everything in the "
-        "namespace (`etcdctl del /cairn/ --prefix`), and run this again"
+        f"etcd://HOST:PORT/NAMESPACE); or, if that cluster is given up, stop its hosts, {EMPTY_STORE}, and run this "
+        "again"
     )
 
 

@@ -136,7 +136,10 @@ class Departures:
                 is_replaced = alive is not None and alive.disk != disk
                 is_gone = alive is None and host == removed
                 if (is_replaced or is_gone) and Member(host, disk) not in named:
-                    await self._store.commit(Transaction((Condition(entry.key, entry.revision),), (Delete(entry.key),)))
+                    conditions = [Condition(entry.key, entry.revision)]
+                    if is_gone:  # it may have joined since, as this host will hear
+                        conditions.append(Condition(schema.member_key(host), ABSENT))
+                    await self._store.commit(Transaction(tuple(conditions), (Delete(entry.key),)))
             after, more = page.entries[-1].key if page.entries else "", page.more
 
     # ---- chunks

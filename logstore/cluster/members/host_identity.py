@@ -44,6 +44,11 @@ ADOPTION_FILE: Final = "adoption.json"
 """In a directory that `logstore.cluster.adoption.adoption` makes, as long as it is not done."""
 ADOPTED_FILE: Final = "adopted.json"
 """In the directory of a sidecar that was alone, from the moment on when a cluster may have its log."""
+EMPTY_STORE: Final = (
+    "remove everything in its namespace (`etcdctl del /NAMESPACE/ --prefix`, with the one that --cluster names, and "
+    "/cairn/ if it names none)"
+)
+"""What an operator does with a metadata store whose cluster, or adoption, is given up."""
 RETRY_S: Final = 1.0
 """Between tries to reach the metadata store at a start."""
 _VERSION: Final = 1
@@ -163,7 +168,8 @@ async def _cluster_id(store: MetadataStore, stored: _StoredLabel | None, random:
         if entry is None:
             raise WrongCluster(
                 f"`cairn adopt` has begun on the metadata store (entry {schema.ADOPTION_KEY!r}), and has not completed "
-                "it: start this host when it has; or give the URL of another cluster"
+                f"it: start this host when it has; or, if it is given up, {EMPTY_STORE}; or give the URL of another "
+                "cluster"
             )
     found = "" if entry is None else schema.decode(schema.Cluster, entry).cluster_id
     if stored is not None and stored.cluster_id != found:

@@ -6,7 +6,8 @@ Invariants:
   lease, see docs/replication.md.
 * A host replaces an entry of its own disk, which is of its last life, and never one of another disk or host: that it
   waits for, for the time of some leases, and then ends with HostNameTaken or NodeIdTaken. If another process has
-  started the disk since, it has a copy of it: this one ends with DiskRefused.
+  started the disk since, it has a copy of it: this one ends with DiskRefused. So does a host that was removed while it
+  was away: its disk would be refused at the next start, with all that it had taken until then.
 * `resign` ends the lease now, and the host does not join again. `leave` ends it until `stay`.
 """
 
@@ -197,12 +198,12 @@ class Membership:
                 )
             except OutcomeUnknown:
                 continue  # the same again, with the same conditions
+            await self._check_start()  # behind a joining: a host that has joined is not removed any more
             if isinstance(outcome, Committed):
                 return outcome.revision
             member, node = outcome.found
             if member is not None and member.lease_id == lease_id:
                 return member.revision  # the answer to this joining was lost
-            await self._check_start()
             taken = self._obstacle(member, node)
             if taken is None:
                 member_revision = ABSENT if member is None else member.revision
@@ -213,11 +214,16 @@ class Membership:
             await trio.sleep(RETRY_S)
 
     async def _check_start(self) -> None:
-        """Raises DiskRefused if the disk was started again since, by another process."""
+        """Raises DiskRefused if the disk was started again since, by another process, or was removed with its host."""
         label = self._identity.label
         entry = (await self._store.get(schema.disk_key(label.disk))).entry
         registered = None if entry is None else schema.decode(schema.Disk, entry)
-        if registered is None or registered.start != label.start:
+        if registered is None and label.starts > 1:  # a new disk may start again
+            raise DiskRefused(
+                f"disk {label.disk} of host {label.host!r} is not known any more: the host was removed from the "
+                "cluster while it was away; give it an empty directory"
+            )
+        if registered is not None and registered.start != label.start:
             raise DiskRefused(
                 f"disk {label.disk} of host {label.host!r} was started by another process since: a copy of it is in "
                 "use; stop one of the two, and give it an empty directory"

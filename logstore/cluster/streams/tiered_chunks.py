@@ -7,7 +7,7 @@ Invariants:
 * Nothing here does I/O.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Container, Iterator
 from itertools import count
 from typing import Final, NamedTuple
 
@@ -113,13 +113,11 @@ class SealedChunks(NamedTuple):
                 return chunk
         return None
 
-    def local_excess(
-        self, config: TopicConfig, open_bytes: int, served_ms: int, missing: Collection[int] = ()
-    ) -> int | None:
+    def local_excess(self, config: TopicConfig, open_bytes: int, served_ms: int, there: Container[int]) -> int | None:
         """The offset up to which hosts' copies are beyond the topic's local retention and in the tier; None: none is.
 
         The last sealed chunk always stays. `open_bytes`: of the open chunk; `served_ms` is the retention clock;
-        `missing`: epochs of chunks whose objects are not there.
+        `there`: epochs of chunks whose objects are in the tier.
         """
         left_bytes, before_offset = open_bytes + self.held_bytes, None
         most_bytes, oldest_ms = config.kept_local_bytes, config.kept_local_ms
@@ -127,7 +125,7 @@ class SealedChunks(NamedTuple):
             left_bytes -= _length(chunk)
             is_too_big = 0 <= most_bytes <= left_bytes
             is_too_old = chunk.written_ms != UNKNOWN_TIME and 0 <= oldest_ms <= served_ms - chunk.written_ms
-            is_there = chunk.tiered is not None and chunk.epoch not in missing
+            is_there = chunk.tiered is not None and chunk.epoch in there
             if not is_there or chunk.end is None or not (is_too_big or is_too_old):
                 break
             before_offset = chunk.end.next_offset

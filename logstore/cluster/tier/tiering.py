@@ -5,7 +5,8 @@
 
 Invariants:
 * A chunk loses its copies by a swap that follows one that names its objects, which were read back before. An owner that
-  was replaced swaps nothing, so it registers nothing and no copy goes.
+  was replaced swaps nothing, so it registers nothing and no copy goes. Of a chunk that a former owner has stored the
+  objects are looked for first: they may have been lost since, and the copies are then all that is left.
 * An object goes only when no registration names it or ever will. An owner judges the objects of its stream whose names
   have its own epoch or a lower one: of these its registration, as it has read or written it last, names all that any
   registration names, but for those that it is storing itself. Objects of higher epochs are another owner's. This holds
@@ -17,7 +18,7 @@ Invariants:
 
 Costs: a swap of two entries for each chunk that is stored, one for up to 60 chunks that hosts give up; a walk over the
 chunks of each owned stream whose registration has changed, every ROUND_INTERVAL_S; a listing of the store at the start,
-after a failure, and every hour.
+after a failure, and every hour; one of a chunk's objects before copies go that a former owner has stored.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
@@ -43,7 +44,7 @@ from logstore.errors import (
     UnknownTopicOrPartition,
 )
 from logstore.events import CHUNK_TIERED, LOCAL_COPIES_REMOVED, TIER_CHUNK_NOT_STORED, TIER_OBJECTS_MISSING
-from logstore.format.tiered_chunk import ParsedKey, StoredObject, TieredChunk
+from logstore.format.tiered_chunk import ParsedKey, StoredObject, TieredChunk, chunk_directory
 from logstore.replica.messages import EntriesRead
 from logstore.replica.registrations import ChunkRegistration, StreamRegistration, TieredCopy, differing_chunks
 from logstore.tier.figures import TierFigures
@@ -135,8 +136,12 @@ class _Known:
     """Those that it has named, and never will again."""
     later: dict[int, float] = field(default_factory=dict)
     """Chunks that could not be stored, by epoch, and until when they wait."""
+    seen: set[int] = field(default_factory=set)
+    """Chunks whose objects this ownership has seen, by epoch: stored by it, or listed for it since. Hosts keep their
+    copies of all others: a former owner may have known of objects that are missing, and this one does not.
+    """
     missing: set[int] = field(default_factory=set)
-    """Chunks whose objects the last sweep has not found, by epoch: hosts keep their copies."""
+    """Chunks of which objects were not there when they were listed last, by epoch."""
 
 
 class ClusterTiering:
@@ -187,6 +192,7 @@ class ClusterTiering:
             return False
         try:
             await self._remove()
+            await self._see_objects(streams)
             is_sweeping = await self._sweeps.step(f"{self._topics.cluster_id}/", self)
             has_more = await self._store_due(streams) or is_sweeping
         except STORE_FAILED as error:
@@ -232,8 +238,11 @@ class ClusterTiering:
         gone, _, fresh = differing_chunks(known.registration, now)
         before = {chunk.epoch: chunk for chunk in gone}
         were = [found for epoch in before if (found := known.chunks.pop(epoch, None)) is not None]
-        known.chunks |= _named(stream, fresh)
+        named, known_before = _named(stream, fresh), {chunk.leader_epoch for chunk in were}
+        known.seen |= named.keys() - known_before  # this owner has read them back
+        known.chunks |= named
         known.removable += [chunk for chunk in were if chunk.leader_epoch not in known.chunks]
+        known.seen -= known_before - named.keys()
         given_up = [before[chunk.epoch] for chunk in fresh if chunk.is_tiered_alone and chunk.epoch in before]
         self._report_given_up(stream, [chunk for chunk in given_up if chunk.members])
         known.registration, known.sealed = now, SealedChunks.of(now)
@@ -375,11 +384,38 @@ class ClusterTiering:
             return
         try:
             served_ms = self._parts.served_ms() - AGREE_MS
-            before = known.sealed.local_excess(stream.config, stream.open_bytes, served_ms, known.missing)
+            before = known.sealed.local_excess(stream.config, stream.open_bytes, served_ms, known.seen)
             if before is not None:
                 self._host.drop_members(stream.stream, before)
         except NotLeader:
             return  # the next owner does so
+
+    async def _see_objects(self, streams: Sequence[ReplicatedStream]) -> None:
+        """Look for the objects of chunks that hosts are to give up, and that a former owner has stored."""
+        for stream in streams:
+            for chunk in self._unseen(stream):
+                is_there = await self._parts.threads.run(partial(_is_there, self._parts.objects, chunk))
+                known = self._known.get(stream)
+                if known is None or known.chunks.get(chunk.leader_epoch) != chunk:
+                    break
+                (known.seen if is_there else known.missing).add(chunk.leader_epoch)
+                if not is_there:
+                    await self._report_missing(stream, [chunk])
+
+    def _unseen(self, stream: ReplicatedStream) -> list[TieredChunk]:
+        known = self._known.get(stream)
+        if known is None or not stream.config.is_tiered:
+            return []
+        held = [chunk for chunk in known.sealed.held if chunk.epoch in known.chunks]
+        if all(chunk.epoch in known.seen or chunk.epoch in known.missing for chunk in held):
+            return []
+        try:
+            served_ms, there = self._parts.served_ms() - AGREE_MS, known.chunks.keys() - known.missing
+            before = known.sealed.local_excess(stream.config, stream.open_bytes, served_ms, there)
+        except NotLeader:
+            return []
+        due = [chunk.epoch for chunk in held if before is not None and chunk.end and chunk.end.next_offset <= before]
+        return [known.chunks[epoch] for epoch in due if epoch not in known.seen][:CHUNKS_PER_TURN]
 
     # ---- removing
 
@@ -438,6 +474,7 @@ class ClusterTiering:
         lost = set(missing)
         for stream, known in [*self._known.items()]:
             known.missing = {epoch for epoch, chunk in known.chunks.items() if chunk.parsed in lost}
+            known.seen -= known.missing
             if known.missing:
                 await self._report_missing(stream, [known.chunks[epoch] for epoch in sorted(known.missing)])
 
@@ -472,6 +509,13 @@ def _source(stream: ReplicatedStream, chunk: ChunkRegistration) -> SealedChunk:
         stream.tier_place,
         tiered_chunks.attempts(stream.leader_epoch),
     )
+
+
+def _is_there(objects: ObjectStore, chunk: TieredChunk) -> bool:
+    """Whether the store has all objects of a chunk, in their sizes. Blocks."""
+    listed = objects.list_keys(f"{chunk_directory(chunk.place, chunk.base_offset, chunk.attempt)}/")
+    sizes = {at.key: at.size_bytes for at in listed}
+    return all(sizes.get(chunk.key(suffix)) == found.size_bytes for suffix, found in chunk.objects().items())
 
 
 def _named(stream: ReplicatedStream, chunks: Iterable[ChunkRegistration]) -> dict[int, TieredChunk]:
