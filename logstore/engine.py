@@ -285,6 +285,7 @@ class StoreEngine:
                 stream, tiered, offset, max_bytes, include_control=include_control, is_patient=is_patient
             )
         await self._wait_for_share()
+        self._share.begin_read(max_bytes, trio.current_time())
         under_way = self._reading_ahead.get(place)
         if under_way is not None:
             await under_way.wait()
@@ -304,7 +305,7 @@ class StoreEngine:
                 )
             result, rest = split(found, max_bytes)
             self._ahead.put(place._replace(offset=result.next_offset), rest)
-        self._share.note_read(result.size_bytes, trio.current_time())
+        self._share.end_read(max_bytes, result.size_bytes)
         self._ahead.note(place, result.next_offset)
         if is_sequential:
             self._read_ahead(stream, place._replace(offset=result.next_offset))

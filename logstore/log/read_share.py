@@ -37,6 +37,10 @@ class ReadShare:
         """For how long the next read has to wait; 0: it may begin."""
         return max(0.0, self._free_s - now_s) if self.is_beside_writes(now_s) else 0.0
 
-    def note_read(self, size_bytes: int, now_s: float) -> None:
-        """A read has given so many bytes."""
-        self._free_s = max(self._free_s, now_s) + size_bytes / BYTES_PER_S
+    def begin_read(self, most_bytes: int, now_s: float) -> None:
+        """A read begins that is to give so many bytes at most: reads that begin before it has ended pay for that."""
+        self._free_s = max(self._free_s, now_s) + most_bytes / BYTES_PER_S
+
+    def end_read(self, most_bytes: int, size_bytes: int) -> None:
+        """That read has given so many bytes; one batch may be more than it was to give."""
+        self._free_s += (size_bytes - most_bytes) / BYTES_PER_S

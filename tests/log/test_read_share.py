@@ -16,11 +16,17 @@ def beside_writes() -> ReadShare:
     return share
 
 
+def read(share: ReadShare, size_bytes: int, now_s: float) -> None:
+    """A read of up to a MiB that gives so many bytes, and ends at once."""
+    share.begin_read(SIZE_BYTES, now_s)
+    share.end_read(SIZE_BYTES, size_bytes)
+
+
 def test_nobody_waits_without_writes() -> None:
     """However much is read: before the first write, and a while after the last."""
     share = ReadShare()
     for _ in range(1000):
-        share.note_read(SIZE_BYTES, NOW_S)
+        read(share, SIZE_BYTES, NOW_S)
         assert share.wait_s(NOW_S) == 0
     share.note_write(NOW_S)
     assert share.wait_s(NOW_S) > 0
@@ -32,9 +38,18 @@ def test_beside_writes_a_read_begins_when_those_before_are_paid_for() -> None:
     share = beside_writes()
     assert share.wait_s(NOW_S) == 0
     for count in range(1, 5):
-        share.note_read(SIZE_BYTES, NOW_S)
+        read(share, SIZE_BYTES, NOW_S)
         assert abs(share.wait_s(NOW_S) - count * COST_S) < COST_S / 1000
     assert share.wait_s(NOW_S + 4.001 * COST_S) == 0
+
+
+def test_a_read_that_has_not_ended_is_paid_for() -> None:
+    """While a disk takes its time for a read, readers that wait do not all begin behind the payment of the one before."""
+    share = beside_writes()
+    share.begin_read(SIZE_BYTES, NOW_S)
+    assert share.wait_s(NOW_S + 0.5 * COST_S) > 0
+    share.end_read(SIZE_BYTES, 2 * SIZE_BYTES)
+    assert abs(share.wait_s(NOW_S) - 2 * COST_S) < COST_S / 1000
 
 
 def test_a_reader_that_comes_later_than_its_share_allows_does_not_wait() -> None:
@@ -42,7 +57,7 @@ def test_a_reader_that_comes_later_than_its_share_allows_does_not_wait() -> None
     share = beside_writes()
     for step in range(10):
         assert share.wait_s(NOW_S + 2 * COST_S * step) == 0
-        share.note_read(SIZE_BYTES, NOW_S + 2 * COST_S * step)
+        read(share, SIZE_BYTES, NOW_S + 2 * COST_S * step)
     assert share.wait_s(NOW_S + 18 * COST_S) > COST_S / 2
 
 
@@ -50,7 +65,7 @@ def test_small_reads_of_many_streams_hardly_wait() -> None:
     """A fetch from a hundred partitions that gets a few bytes of each is not spaced like a hundred large reads."""
     share = beside_writes()
     for _ in range(100):
-        share.note_read(100, NOW_S)
+        read(share, 100, NOW_S)
     assert share.wait_s(NOW_S) < COST_S / 100
 
 
@@ -59,6 +74,6 @@ def test_every_write_prolongs_the_time_in_which_reads_are_spaced() -> None:
     share = beside_writes()
     for step in range(20):
         now_s = NOW_S + step * BESIDE_S * 0.9
-        share.note_read(SIZE_BYTES, now_s)
+        read(share, SIZE_BYTES, now_s)
         assert share.wait_s(now_s) > 0
         share.note_write(now_s)

@@ -77,7 +77,7 @@ class Place(NamedTuple):
 
     async def read(self, event: str = "read") -> None:
         """Read one batch of the history."""
-        result = await self.engine.read(self.history, 0, 1)
+        result = await self.engine.read(self.history, 0, BATCH_BYTES)
         assert result.next_offset == 1
         self.events.append(event)
 
