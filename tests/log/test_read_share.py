@@ -44,7 +44,7 @@ def test_beside_writes_a_read_begins_when_those_before_are_paid_for() -> None:
 
 
 def test_a_read_that_has_not_ended_is_paid_for() -> None:
-    """While a disk takes its time for a read, readers that wait do not all begin behind the payment of the one before."""
+    """While a disk takes its time for a read, those that wait do not all begin behind the payment of the one before."""
     share = beside_writes()
     share.begin_read(SIZE_BYTES, NOW_S)
     assert share.wait_s(NOW_S + 0.5 * COST_S) > 0
