@@ -225,6 +225,38 @@ async def test_no_segment_lies_on_both_sides_of_where_an_owner_begins() -> None:
     assert await data_of(await lead(owner, found[0].named_offset), KEY) == [first, second]
 
 
+async def test_what_is_dropped_and_not_named_begins_anew_for_owners_that_begin_earlier() -> None:
+    """An attempt is dropped while what lives is being named, and its host is lost before the stream says so: the next
+    owner does not know the attempt, and takes its name anew. A host of an earlier version, which passes names over and
+    begins where all lies, finds what is new.
+    """
+    owner = MemoryOwner()
+    ledger = await lead(owner)
+    stage(ledger, 0, b"old")
+    owner.ack()
+    stage(ledger, 0, b"lives", KEY._replace(attempt="b"))
+    found: list[ReadFrom] = []
+
+    async def tidy() -> None:
+        found.append(await ledger.tidy(settled))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(tidy)
+        await trio.testing.wait_all_tasks_blocked()
+        stage(ledger, 1, bytes(10 * PIECE_BYTES))
+        ledger.staging.drop([KEY])
+        while not found:
+            owner.ack()
+            await trio.testing.wait_all_tasks_blocked()
+    assert ledger.records.waiting_bytes, "the record of the drop among them"
+    other = await lead(owner, found[0].named_offset)
+    assert other.staging.get(KEY) is None
+    stage(other, 0, b"new")
+    owner.ack(len(owner.window))
+    assert await data_of(await lead(owner, found[0].named_offset), KEY) == [b"new"]
+    assert await data_of(await lead(owner, found[0].whole_offset), KEY) == [b"new"]
+
+
 class History:
     """Owners one after the other; what clients were told. Raises AssertionError if the next one has something else."""
 
