@@ -17,9 +17,9 @@ Invariants:
   under a name is never a mixture of two attempts.
 * What lies at `first_offset` or behind it is all that a next owner may need: what is dropped counts until the stream
   says so, durably.
-* STAGED records name whole attempts up to their last durable segment, and are written while no segment is under way
-  (`cluster.epochs.replicated_ledger`); so an owner that begins at the first of them misses none, and for one that
-  begins earlier they say nothing new. What is dropped and not named is said with them: neither owner knows it.
+* STAGED records name all attempts up to the first segment that is not durable, and are written while no segment is
+  under way (`cluster.epochs.replicated_ledger`); so an owner that begins at the first of them misses none, and for one
+  that begins earlier they say nothing new. What is dropped and not named is said with them: neither owner knows it.
 * All staged bytes together stay below `limit_bytes` and one segment header. At most CACHE_BYTES of data are kept in
   memory, for epochs that are committed soon; the rest is read from the stream.
 
@@ -32,7 +32,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
@@ -93,6 +93,11 @@ class ReplicatedSegment:
         self.ticket = ticket
         self.offset = -1
         """Of its first piece; -1: not known yet."""
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether all its pieces are acknowledged."""
+        return self.ticket.done and self.ticket.error is None
 
     @property
     def pieces(self) -> int:
@@ -245,7 +250,7 @@ class ReplicatedStaging:
         segments = deque(
             (attempt, segment)
             for attempt in self._attempts.values()
-            for segment in attempt.segments[: attempt.durable_segments]
+            for segment in takewhile(lambda segment: segment.is_durable, attempt.segments)
         )
         while segments:
             some = self._take_named(segments)
@@ -260,7 +265,7 @@ class ReplicatedStaging:
         some = bytearray()
         while segments:
             attempt, segment = segments[0]
-            if self._attempts.get(attempt.key) is attempt and attempt.failure is None:
+            if self._attempts.get(attempt.key) is attempt:
                 named = _PLACE.pack(segment.offset, segment.header.header_bytes) + encode_known_header(segment.header)
                 if some and len(some) + len(named) > NAMED_AT_ONCE_BYTES:
                     break

@@ -17,6 +17,7 @@ from logstore.cluster.epochs import epochs_home, staged_records
 from logstore.cluster.epochs.epochs_home import EpochLimits, EpochsLedger, StagingRoom
 from logstore.cluster.epochs.replicated_ledger import LedgerServices, ReadFrom
 from logstore.cluster.interfaces import ReplicaFiles
+from logstore.cluster.streams import replicated_stream
 from logstore.cluster.streams.chunk_reads import ChunkReads
 from logstore.engine import StoreEngine
 from logstore.epochs import replicated_staging
@@ -255,6 +256,26 @@ async def test_what_is_dropped_and_not_named_begins_anew_for_owners_that_begin_e
     owner.ack(len(owner.window))
     assert await data_of(await lead(owner, found[0].named_offset), KEY) == [b"new"]
     assert await data_of(await lead(owner, found[0].whole_offset), KEY) == [b"new"]
+
+
+async def test_an_attempt_that_has_failed_is_named_as_far_as_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream has not taken a segment of it: the next owner finds those in front, wherever it begins."""
+    monkeypatch.setattr(replicated_stream, "MAX_WAITING_BYTES", 0)
+    owner = MemoryOwner()
+    ledger = await lead(owner)
+    stage(ledger, 0, b"first")
+    owner.ack()
+    owner.max_in_flight = 0
+    ledger.put({"a": b"1"})
+    failed = stage(ledger, 1, b"refused")
+    assert isinstance(failed.error, StorageFailed)
+    owner.max_in_flight = 100
+    ledger.stream.room()
+    stage(ledger, 2, b"behind the gap")
+    owner.ack(len(owner.window))
+    read_from = await tidied(ledger, owner)
+    for offset in read_from[:2]:
+        assert await data_of(await lead(owner, offset), KEY) == [b"first"]
 
 
 class History:
