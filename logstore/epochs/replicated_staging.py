@@ -17,9 +17,9 @@ Invariants:
   under a name is never a mixture of two attempts.
 * What lies at `first_offset` or behind it is all that a next owner may need: what is dropped counts until the stream
   says so, durably.
-* STAGED records name whole attempts up to their last durable segment, and are written while no segment is under way
-  (`cluster.epochs.replicated_ledger`); so an owner that begins at the first of them misses none, and for one that
-  begins earlier they say nothing new.
+* STAGED records name all attempts up to the first segment that is not durable, and are written while no segment is
+  under way (`cluster.epochs.replicated_ledger`); so an owner that begins at the first of them misses none, and for one
+  that begins earlier they say nothing new. What is dropped and not named is said with them: neither owner knows it.
 * All staged bytes together stay below `limit_bytes` and one segment header. At most CACHE_BYTES of data are kept in
   memory, for epochs that are committed soon; the rest is read from the stream.
 
@@ -32,6 +32,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain, takewhile
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
@@ -92,6 +93,11 @@ class ReplicatedSegment:
         self.ticket = ticket
         self.offset = -1
         """Of its first piece; -1: not known yet."""
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether all its pieces are acknowledged."""
+        return self.ticket.done and self.ticket.error is None
 
     @property
     def pieces(self) -> int:
@@ -184,8 +190,8 @@ class ReplicatedStaging:
         self._cached_bytes = 0
         self._untold: dict[AttemptKey, int] = {}
         """Dropped, and the stream does not say so, nor is it being told; with the first offset of each."""
-        self._telling: dict[Ticket[int], int] = {}
-        """The DROPPED records under way, with the first offset of what they name."""
+        self._telling: dict[Ticket[int], Mapping[AttemptKey, int]] = {}
+        """The DROPPED records under way, with what they name and the first offset of each."""
         self.used_bytes = self.named_bytes = 0
         """Of all segments, and of their headers in STAGED records."""
 
@@ -197,8 +203,12 @@ class ReplicatedStaging:
         offset that is not known yet is behind all that are.
         """
         known = [attempt.first_offset for attempt in self._attempts.values() if attempt.first_offset >= 0]
-        dropped = [each for each in (*self._untold.values(), *self._telling.values()) if each < _NOT_KNOWN]
+        dropped = [offset for _, offset in self._dropped() if offset < _NOT_KNOWN]
         return min([*known, *dropped], default=None)
+
+    def _dropped(self) -> Iterator[tuple[AttemptKey, int]]:
+        """The attempts that were dropped and may live for a next owner, with their first offsets."""
+        return chain(self._untold.items(), *(some.items() for some in self._telling.values()))
 
     def begun_before(self, offset: int) -> list[AttemptKey]:
         """The attempts for which the stream has to be kept in front of an offset."""
@@ -233,24 +243,29 @@ class ReplicatedStaging:
         self._attempts[header.key] = attempt
         self._count(segment)
 
-    def named(self) -> Iterator[bytes]:
-        """The values of STAGED records that name the durable segments of all attempts, each as of when it is taken."""
+    def named(self) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values of records that name the durable segments of all attempts, each as of when it is taken; and
+        behind them what was dropped before it could be named, which an owner that begins earlier forgets there.
+        """
         segments = deque(
             (attempt, segment)
             for attempt in self._attempts.values()
-            for segment in attempt.segments[: attempt.durable_segments]
+            for segment in takewhile(lambda segment: segment.is_durable, attempt.segments)
         )
         while segments:
             some = self._take_named(segments)
             if some:
-                yield some
+                yield STAGED, some
+        dropped = [key for key, _ in self._dropped()]
+        for first in range(0, len(dropped), KEYS_AT_ONCE):
+            yield DROPPED, _encode_keys(dropped[first : first + KEYS_AT_ONCE])
 
     def _take_named(self, segments: deque[tuple[ReplicatedAttempt, ReplicatedSegment]]) -> bytes:
         """The headers of the first segments, as many as go into a record; takes them, and those that are dropped."""
         some = bytearray()
         while segments:
             attempt, segment = segments[0]
-            if self._attempts.get(attempt.key) is attempt and attempt.failure is None:
+            if self._attempts.get(attempt.key) is attempt:
                 named = _PLACE.pack(segment.offset, segment.header.header_bytes) + encode_known_header(segment.header)
                 if some and len(some) + len(named) > NAMED_AT_ONCE_BYTES:
                     break
@@ -371,7 +386,7 @@ class ReplicatedStaging:
         for first in range(0, len(untold), KEYS_AT_ONCE):
             some = dict(untold[first : first + KEYS_AT_ONCE])
             telling = self._append(DROPPED, _encode_keys(list(some)))
-            self._telling[telling] = min(some.values())
+            self._telling[telling] = some
             telling.add_callback(partial(self._told, some))
 
     def _told(self, some: Mapping[AttemptKey, int], told: Ticket[int]) -> None:

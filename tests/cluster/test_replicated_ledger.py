@@ -124,6 +124,25 @@ async def test_live_entries_are_written_anew_when_much_more_was_put() -> None:
     assert len(content(other)) == 6
 
 
+async def test_owners_begin_to_read_at_what_is_acknowledged() -> None:
+    """The last entry is being deleted while the ledger is written anew, and both are lost with the host: the next owner
+    puts its entries at the same offsets, and the one behind it finds them.
+    """
+    owners = Owners()
+    _, ledger = await owners.lead()
+    ledger.put({"a": b"1"})
+    owners.owner.ack()
+    deleted = ledger.put({"a": None})
+    await owners.tidy(ledger)
+    assert deleted.done
+    assert owners.first_offset < owners.owner.acked_offset
+    _, other = await owners.lead()
+    other.put({"b": b"2"})
+    owners.owner.ack()
+    _, last = await owners.lead()
+    assert content(last) == content(other) == {"b": b"2"}
+
+
 @pytest.mark.parametrize("seed", range(5))
 async def test_random_histories_of_owners_keep_what_was_acknowledged(seed: int) -> None:
     """Puts, acknowledgements, takeovers, entries written anew: the map is a plain one's."""

@@ -17,6 +17,7 @@ from logstore.cluster.epochs import epochs_home, staged_records
 from logstore.cluster.epochs.epochs_home import EpochLimits, EpochsLedger, StagingRoom
 from logstore.cluster.epochs.replicated_ledger import LedgerServices, ReadFrom
 from logstore.cluster.interfaces import ReplicaFiles
+from logstore.cluster.streams import replicated_stream
 from logstore.cluster.streams.chunk_reads import ChunkReads
 from logstore.engine import StoreEngine
 from logstore.epochs import replicated_staging
@@ -223,6 +224,58 @@ async def test_no_segment_lies_on_both_sides_of_where_an_owner_begins() -> None:
     assert staged.result() == 2
     assert found[0].named_offset == 6
     assert await data_of(await lead(owner, found[0].named_offset), KEY) == [first, second]
+
+
+async def test_what_is_dropped_and_not_named_begins_anew_for_owners_that_begin_earlier() -> None:
+    """An attempt is dropped while what lives is being named, and its host is lost before the stream says so: the next
+    owner does not know the attempt, and takes its name anew. A host of an earlier version, which passes names over and
+    begins where all lies, finds what is new.
+    """
+    owner = MemoryOwner()
+    ledger = await lead(owner)
+    stage(ledger, 0, b"old")
+    owner.ack()
+    stage(ledger, 0, b"lives", KEY._replace(attempt="b"))
+    found: list[ReadFrom] = []
+
+    async def tidy() -> None:
+        found.append(await ledger.tidy(settled))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(tidy)
+        await trio.testing.wait_all_tasks_blocked()
+        stage(ledger, 1, bytes(10 * PIECE_BYTES))
+        ledger.staging.drop([KEY])
+        while not found:
+            owner.ack()
+            await trio.testing.wait_all_tasks_blocked()
+    assert ledger.records.waiting_bytes, "the record of the drop among them"
+    other = await lead(owner, found[0].named_offset)
+    assert other.staging.get(KEY) is None
+    stage(other, 0, b"new")
+    owner.ack(len(owner.window))
+    assert await data_of(await lead(owner, found[0].named_offset), KEY) == [b"new"]
+    assert await data_of(await lead(owner, found[0].whole_offset), KEY) == [b"new"]
+
+
+async def test_an_attempt_that_has_failed_is_named_as_far_as_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream has not taken a segment of it: the next owner finds those in front, wherever it begins."""
+    monkeypatch.setattr(replicated_stream, "MAX_WAITING_BYTES", 0)
+    owner = MemoryOwner()
+    ledger = await lead(owner)
+    stage(ledger, 0, b"first")
+    owner.ack()
+    owner.max_in_flight = 0
+    ledger.put({"a": b"1"})
+    failed = stage(ledger, 1, b"refused")
+    assert isinstance(failed.error, StorageFailed)
+    owner.max_in_flight = 100
+    ledger.stream.room()
+    stage(ledger, 2, b"behind the gap")
+    owner.ack(len(owner.window))
+    read_from = await tidied(ledger, owner)
+    for offset in read_from[:2]:
+        assert await data_of(await lead(owner, offset), KEY) == [b"first"]
 
 
 class History:

@@ -19,7 +19,7 @@ import trio
 
 from logstore.cluster.epochs.replicated_ledger import ReplicatedLedger
 from logstore.cluster.streams.chunk_reads import ChunkReads
-from logstore.epochs.replicated_staging import MORE, SEGMENT, STAGED, ReplicatedStaging
+from logstore.epochs.replicated_staging import MORE, SEGMENT, ReplicatedStaging
 from logstore.errors import CairnError, StorageFailed
 from logstore.format.batch import iterate_batches
 from logstore.format.records import Record, decode_batch
@@ -182,4 +182,4 @@ class StagedBeside:
 
     def named(self) -> Iterator[tuple[bytes, bytes]]:
         """See OtherRecords."""
-        return ((STAGED, value) for value in self._staging.named())
+        return self._staging.named()
