@@ -5,7 +5,8 @@ Invariants:
 * A batch is sent once: a small one that is alone (nothing else is in flight) to all members at once, which spares it
   the way from one member to the next; any other along the chain. A member that lags gets what it lacks directly from
   the owner, so that a member in front of it that stands still does not make it fail as well.
-* Members hear what is acknowledged with the next batch, or after `tell_ms` without one.
+* Members hear what is acknowledged with the next batch, or after `tell_ms` without one; at once, if this host is none
+  of them: members show readers nothing beyond what they have heard of.
 * A member is late when its host has confirmed nothing of any stream for `member_timeout_ms` while it had a batch, or
   when it has a batch for `busy_timeout_ms`: a host that is busy with many streams is slow, and does not fail for that.
 * A member that asks for what it has confirmed, or that has another disk or other bytes now, is doubtful: it is not
@@ -188,9 +189,13 @@ class Appending:
                 progress.resends = min(progress.resends + 1, LONGEST_RESEND)
                 effects += self._resend(member, progress.durable.length_bytes, now_ms)
         is_told = self._told_acked_bytes >= self.window.acked.length_bytes
-        if self.window.is_all_acked and not is_told and now_ms - self._acked_ms >= self._limits.tell_ms:
+        if self.window.is_all_acked and not is_told and now_ms - self._acked_ms >= self._tell_ms():
             effects += self._send_chain(self.chunk, self.window.placed, ())
         return effects
+
+    def _tell_ms(self) -> int:
+        """How long members may hear of nothing. Where this host has no copy, readers are served from theirs."""
+        return self._limits.tell_ms if self.members_of(self._host) else 0
 
     def _resend(self, member: Member, length_bytes: int, now_ms: int) -> list[Effect]:
         found = self.window.entries_from(length_bytes, self._limits.append_bytes)

@@ -136,6 +136,17 @@ def test_members_hear_what_is_acknowledged_with_the_next_batch_or_after_a_while(
     assert owner.is_at_rest
 
 
+def test_members_hear_at_once_what_is_acknowledged_where_the_owner_has_no_copy() -> None:
+    """Readers are served by members then, and these show nothing beyond what they have heard of."""
+    store = Store()
+    owner = appending(store)
+    owner.append(b"one", 2, 0)
+    full = owner.receive(Refused("s", 1, A, Reason.DISK_FULL, 0), 1)
+    assert sorted(appends(store.swap(owner, full, now_ms=1))) == ["b", "c", "d"]
+    told = appends(confirm(owner, (B, C, D), ONE, epoch=2, now_ms=5))
+    assert {(message.acked_bytes, message.entries) for message in told.values()} == {(3, ())}
+
+
 def test_batches_in_flight_are_bounded() -> None:
     """Beyond the bound the log keeps a batch and asks again; one batch always has room."""
     owner = appending(Store(), OwnerLimits(max_in_flight_bytes=5))
