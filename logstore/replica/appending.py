@@ -3,9 +3,12 @@
 Invariants:
 * What is acknowledged is what every member has confirmed as durable; the members are those of the chunk's registration.
 * A batch is sent once: a small one that is alone (nothing else is in flight) to all members at once, which spares it
-  the way from one member to the next; any other along the chain. A member that lags gets what it lacks directly from
-  the owner, so that a member in front of it that stands still does not make it fail as well.
-* Members hear what is acknowledged with the next batch, or after `tell_ms` without one.
+  the way from one member to the next; any other along the chain. Small ones behind it go to all as well, while few
+  bytes are in flight: along the chain they would often be at the last member before it, which cannot take them then. A
+  member that lags gets what it lacks directly from the owner, so that a member in front of it that stands still does
+  not make it fail as well.
+* Members hear what is acknowledged with the next batch, or after `tell_ms` without one; at once, if this host is none
+  of them: members show readers nothing beyond what they have heard of.
 * A member is late when its host has confirmed nothing of any stream for `member_timeout_ms` while it had a batch, or
   when it has a batch for `busy_timeout_ms`: a host that is busy with many streams is slow, and does not fail for that.
 * A member that asks for what it has confirmed, or that has another disk or other bytes now, is doubtful: it is not
@@ -40,6 +43,8 @@ SMALL_BYTES: Final = 64 << 10
 """A batch up to this size goes to all members at once: what is larger takes the owner's link longer than a member needs
 to pass it on.
 """
+MANY_BYTES: Final = 256 << 10
+"""With more in flight, batches take the chain until all are acknowledged: the owner's link carries each byte once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,8 @@ class Appending:
         self.progress: dict[Member, MemberProgress] = {}
         self.end = ChunkEnd(limits.chunk_bytes, limits.largest_chunk_bytes, limits.min_chunk_ms)
         self._told_acked_bytes = self._acked_ms = 0
+        self._is_to_all = False
+        """Everything in flight went to all members at once."""
         self._ask_founding = founding
         self._founding: bytes | None = None
 
@@ -128,17 +135,20 @@ class Appending:
     # ---- sending
 
     def send_placed(self, now_ms: int) -> list[Effect]:
-        """Place the batches that wait, and send them along the chain."""
+        """Place the batches that wait, and send them, to all members at once or along the chain."""
         effects: list[Effect] = []
         while self.chunk is not None:
             self.end.grown(self.window.placed.length_bytes, now_ms)
             if self.end.is_draining:
                 break
-            is_alone = self.window.is_all_acked
+            self._is_to_all |= self.window.is_all_acked
             at, entries = self.window.place(now_ms, self._limits.append_bytes)
             if not entries:
                 break
-            if is_alone and self.window.is_all_placed and _size_of(entries) <= SMALL_BYTES:
+            in_flight_bytes = self.window.placed.length_bytes - self.window.acked.length_bytes
+            is_small = self.window.is_all_placed and _size_of(entries) <= SMALL_BYTES
+            self._is_to_all &= is_small and in_flight_bytes <= MANY_BYTES
+            if self._is_to_all:
                 effects += [self._append_to(self.chunk, member, at, entries) for member in self._others_first()]
             else:
                 effects += self._send_chain(self.chunk, at, entries)
@@ -188,9 +198,13 @@ class Appending:
                 progress.resends = min(progress.resends + 1, LONGEST_RESEND)
                 effects += self._resend(member, progress.durable.length_bytes, now_ms)
         is_told = self._told_acked_bytes >= self.window.acked.length_bytes
-        if self.window.is_all_acked and not is_told and now_ms - self._acked_ms >= self._limits.tell_ms:
+        if self.window.is_all_acked and not is_told and now_ms - self._acked_ms >= self._tell_ms():
             effects += self._send_chain(self.chunk, self.window.placed, ())
         return effects
+
+    def _tell_ms(self) -> int:
+        """How long members may hear of nothing. Where this host has no copy, readers are served from theirs."""
+        return self._limits.tell_ms if self.members_of(self._host) else 0
 
     def _resend(self, member: Member, length_bytes: int, now_ms: int) -> list[Effect]:
         found = self.window.entries_from(length_bytes, self._limits.append_bytes)

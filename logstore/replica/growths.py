@@ -41,7 +41,11 @@ class Growths:
         return self._turn == stream
 
     def take(self, stream: str, now_ms: int) -> bool:
-        """Whether a stream may change its members now; if not, it waits for its turn."""
+        """Whether a stream may change its members now; if not, it waits for its turn. So does one that wants others
+        again behind its pause, as when a second host comes: it never says that it wants none.
+        """
+        if self._turn == stream and self._free_ms is not None and now_ms >= self._free_ms:
+            self._end(now_ms)
         if self._turn == stream:
             return self._free_ms is None
         if self._turn or (self._waiting and stream not in self._waiting):

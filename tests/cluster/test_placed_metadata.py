@@ -12,7 +12,7 @@ from kio.index import load_response_schema
 from kio.schema.errors import ErrorCode
 
 from logstore.base.metadata import schema
-from logstore.cluster.members.placement import LOOK_S, NO_NODE, SETTLE_S, Node, Placed, Placement
+from logstore.cluster.members.placement import AGAIN_S, LOOK_S, NO_NODE, SETTLE_S, Node, Placed, Placement
 from logstore.cluster.members.view import KnownHead, stream_name
 from logstore.kafka import codec
 from logstore.kafka.metadata_answer import ShownCluster, ShownTopic
@@ -189,6 +189,46 @@ def test_a_client_that_asks_during_a_takeover_is_told_the_new_leader() -> None:
         assert await settled_after_s(placement, topic) == 0
         host.is_moving = True
         assert await settled_after_s(placement, topic) >= SETTLE_S
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_a_client_waits_for_a_takeover_also_if_nobody_has_asked_since_the_last_one() -> None:
+    """What was seen then says nothing of now; and topics that are deleted meanwhile leave nothing for long."""
+
+    async def main() -> None:
+        host, topic, members = KnownHost(), OneStream(), {"a": member(1, "disk-a")}
+        placement = Placement(host, lambda: members, {}, lambda: None, 3)
+        host.is_moving = True
+        assert await settled_after_s(placement, topic) >= SETTLE_S
+        assert await settled_after_s(placement, OneStream(topic_id=uuid.UUID(int=8))) >= SETTLE_S
+        assert await settled_after_s(placement, topic) == 0
+        await trio.sleep(AGAIN_S)
+        assert SETTLE_S <= await settled_after_s(placement, topic) <= SETTLE_S + LOOK_S
+        assert len(placement._settling_s) == 1
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_a_client_that_waits_looks_at_one_stream_at_a_time() -> None:
+    """Thousands may wait while this host takes over streams: looks at all of them would keep it from that."""
+
+    async def main() -> None:
+        host, members = KnownHost(), {"a": member(1, "disk-a")}
+        placement, looks = Placement(host, lambda: members, {}, lambda: None, 3), []
+
+        def is_changing_hands(stream: str) -> bool:
+            looks.append(stream)
+            return trio.current_time() < until_s
+
+        host.is_changing_hands = is_changing_hands  # type: ignore[method-assign]
+        topics = [OneStream(topic_id=uuid.UUID(int=number)) for number in range(50)]
+        until_s = trio.current_time() + SETTLE_S / 2
+        await placement.settle(topics)
+        assert trio.current_time() >= until_s
+        assert len(looks) <= 2 * len(topics) + SETTLE_S / LOOK_S
+        assert set(looks) == {stream_name(topic.topic_id.hex, 0) for topic in topics}
+        assert not placement._settling_s
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 

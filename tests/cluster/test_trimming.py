@@ -106,8 +106,12 @@ def test_the_owner_s_own_disk_may_be_full() -> None:
         cluster.hosts[name].files.disk.is_full = True
         for _ in range(3):
             assert (await cluster.append(stream, b"1"))[0] == name
-        chunk = cluster.hosts[name].host.registration(stream).open_chunk
+        host = cluster.hosts[name].host
+        chunk = host.registration(stream).open_chunk
         assert chunk is not None
         assert name not in {member.host for member in chunk.members}
+        for _ in range(3):  # what is acknowledged is read at once, from the others
+            _, offset = await cluster.append(stream, b"1")
+            assert [entry.data for entry in (await host.read_entries(stream, chunk, offset, 1)).entries] == [b"1"]
 
     simulated(test, "a", "b", "c")

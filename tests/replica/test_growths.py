@@ -44,3 +44,20 @@ def test_a_turn_that_took_long_has_no_long_pause() -> None:
     assert not growths.take("a", 60_000 + LONGEST_PAUSE_MS - 1)
     growths.give_back("a", 60_000 + LONGEST_PAUSE_MS)
     assert growths.take("a", 60_000 + LONGEST_PAUSE_MS)
+
+
+def test_a_stream_that_wants_others_again_holds_nobody_up() -> None:
+    """A second host came within its pause: those that wait are first, and then it has another turn."""
+    woken: list[str] = []
+    growths = Growths(woken.append)
+    assert [growths.take(stream, 0) for stream in "ab"] == [True, False]
+    growths.give_back("a", 10)
+    assert not growths.take("a", 10 + PAUSES * 10 - 1)
+    assert not growths.take("a", 10 + PAUSES * 10)
+    assert woken == ["b"]
+    growths.give_back("b", 50)
+    growths.give_back("b", 1_000)
+    assert woken == ["b", "a"]
+    assert growths.take("a", 1_001)
+    growths.give_back("a", 1_011)
+    assert growths.take("a", 1_011 + PAUSES * 11)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from logstore.replica.appending import SMALL_BYTES, OwnerLimits
+from logstore.replica.appending import MANY_BYTES, SMALL_BYTES, OwnerLimits
 from logstore.replica.effects import Acked, Deposed, Effect, MemberFailed, Ready, Send, Unavailable
 from logstore.replica.messages import Append, AppendDone, Fence, FenceDone, OutOfOrder, Reason, Refused
 from logstore.replica.owner import Owner
@@ -105,20 +105,37 @@ def test_a_batch_is_acknowledged_when_the_last_member_has_it() -> None:
 
 
 def test_a_small_batch_that_is_alone_goes_to_all_members_at_once() -> None:
-    """This host's own comes last. What is in flight beside others, or is large, takes the chain; so does what an
-    acknowledgement lets go together.
-    """
+    """This host's own comes last. What is large takes the chain; so does what an acknowledgement lets go together."""
     owner = appending(Store())
     assert list(appends(owner.append(b"one", 2, 0))) == ["b", "c", "a"]
-    for data in (b"two", b"three"):
-        sent = appends(owner.append(data, 1, 0))
-        assert (sorted(sent), sent["b"].forward, sent["a"].forward) == (["a", "b"], (C,), ())
-    three = TWO.followed_by(b"three", 1)
-    confirm(owner, (A, B, C), three)
+    confirm(owner, (A, B, C), ONE)
     large = bytes(SMALL_BYTES + 1)
-    assert sorted(appends(owner.append(large, 1, 0))) == ["a", "b"]
-    confirm(owner, (A, B, C), three.followed_by(large, 1))
+    sent = appends(owner.append(large, 1, 0))
+    assert (sorted(sent), sent["b"].forward, sent["a"].forward) == (["a", "b"], (C,), ())
+    confirm(owner, (A, B, C), ONE.followed_by(large, 1))
     assert sorted(appends(owner.append(bytes(SMALL_BYTES), 1, 0))) == ["a", "b", "c"]
+
+
+def test_batches_behind_one_that_went_to_all_go_to_all() -> None:
+    """Along the chain they would overtake it at the last member. Once one takes the chain, all behind it do, until
+    everything is acknowledged.
+    """
+    owner, end = appending(Store()), Prefix.empty(0)
+    small = bytes(SMALL_BYTES)
+    for _ in range(MANY_BYTES // SMALL_BYTES):
+        assert sorted(appends(owner.append(small, 1, 0))) == ["a", "b", "c"]
+        end = end.followed_by(small, 1)
+    for data in (b"many", b"bytes"):
+        assert sorted(appends(owner.append(data, 1, 0))) == ["a", "b"]
+    confirm(owner, (A, B, C), end)
+    assert sorted(appends(owner.append(b"behind", 1, 0))) == ["a", "b"]
+    for data in (b"many", b"bytes", b"behind"):
+        end = end.followed_by(data, 1)
+    confirm(owner, (A, B, C), end)
+    for data in (b"alone", b"next"):
+        assert sorted(appends(owner.append(data, 1, 0))) == ["a", "b", "c"]
+    for data in (bytes(SMALL_BYTES + 1), b"behind"):
+        assert sorted(appends(owner.append(data, 1, 0))) == ["a", "b"]
 
 
 def test_members_hear_what_is_acknowledged_with_the_next_batch_or_after_a_while() -> None:
@@ -134,6 +151,17 @@ def test_members_hear_what_is_acknowledged_with_the_next_batch_or_after_a_while(
     told = appends(owner.tick(20 + owner.limits.tell_ms))
     assert {(message.acked_bytes, message.entries) for message in told.values()} == {(6, ())}
     assert owner.is_at_rest
+
+
+def test_members_hear_at_once_what_is_acknowledged_where_the_owner_has_no_copy() -> None:
+    """Readers are served by members then, and these show nothing beyond what they have heard of."""
+    store = Store()
+    owner = appending(store)
+    owner.append(b"one", 2, 0)
+    full = owner.receive(Refused("s", 1, A, Reason.DISK_FULL, 0), 1)
+    assert sorted(appends(store.swap(owner, full, now_ms=1))) == ["b", "c", "d"]
+    told = appends(confirm(owner, (B, C, D), ONE, epoch=2, now_ms=5))
+    assert {(message.acked_bytes, message.entries) for message in told.values()} == {(3, ())}
 
 
 def test_batches_in_flight_are_bounded() -> None:
@@ -494,7 +522,7 @@ def test_a_chunk_has_a_largest_size() -> None:
     store = Store()
     owner = appending(store, OwnerLimits(chunk_bytes=3, largest_chunk_bytes=9, min_chunk_ms=0))
     sent = [len(appends(owner.append(b"one", 1, 0))) for _ in range(5)]
-    assert sent == [3, 2, 2, 0, 0]
+    assert sent == [3, 3, 3, 0, 0]
     end = ONE._replace(next_offset=1).followed_by(b"one", 1).followed_by(b"one", 1)
     store.swap(owner, confirm(owner, (A, B, C), end))
     assert (owner.state, owner.waiting_batches) == (OwnerState.APPENDING, 2)

@@ -7,11 +7,14 @@ Invariants:
   no broker takes the answer for half of one, and librdkafka then asks nobody again for minutes.
 * Node ids of hosts that are gone are remembered: as many as there were hosts since the start.
 * A client that asks while streams change hands waits for that, SETTLE_S at most since it was seen first: librdkafka,
-  told of the leader that is gone, asks again after a second.
+  told of the leader that is gone, asks again after a second. What was seen is forgotten after AGAIN_S: by then it
+  may be another takeover, if nobody has asked in between.
+* A client that waits costs a look at one stream for each LOOK_S: there may be thousands, while this host takes over.
 """
 
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import Final, NamedTuple, Protocol
 
 import trio
@@ -25,6 +28,7 @@ from logstore.log.served import ServedTopic
 NO_NODE = -1
 SETTLE_S: Final = 0.1
 """A takeover of one stream takes some dozen milliseconds. Requests behind on the same connection wait as long."""
+AGAIN_S: Final = 10.0
 LOOK_S: Final = 0.005
 MAX_SETTLING: Final = 64
 """Takeovers of more streams take longer than anybody waits."""
@@ -86,7 +90,7 @@ class Placement:
         self._addresses = addresses
         self._node_ids: dict[str, int] = {}
         self._settling_s: dict[str, float] = {}
-        """Streams that change hands, and when that was seen first."""
+        """Streams that change hands, and when that was seen first; the oldest first."""
 
     def nodes(self, host: str, port: int) -> Sequence[Node]:
         """The hosts that are alive, and this one; `host` and `port` are what the client's listener advertises here."""
@@ -135,26 +139,33 @@ class Placement:
         """Wait while streams of topics change hands; see the module."""
         for _ in range(TURNS):
             await trio.lowlevel.checkpoint()
-        moving = self._moving([(topic, partition) for topic in topics for partition in range(len(topic.partitions))])
-        while 0 < len(moving) <= MAX_SETTLING:
-            now_s = trio.current_time()
-            since_s = [self._settling_s.setdefault(_stream_of(*place), now_s) for place in moving]
-            if now_s - max(since_s) >= SETTLE_S:
-                return
-            await trio.sleep(LOOK_S)
-            moving = self._moving(moving)
-
-    def _moving(self, places: Iterable[tuple[ServedTopic, int]]) -> list[tuple[ServedTopic, int]]:
-        """Those of the partitions that change hands."""
-        found = []
-        for topic, partition in places:
-            stream = _stream_of(topic, partition)
-            is_mine = self.placed(topic.topic_id, partition).leader == self._node_id
-            if self._host.is_changing_hands(stream) or (is_mine and not topic.partitions[partition].is_leader):
-                found.append((topic, partition))
+        places = [(topic, partition) for topic in topics for partition in range(len(topic.partitions))]
+        moving = [place for place in places if self._is_moving(*place)]
+        if not 0 < len(moving) <= MAX_SETTLING:
+            return
+        end_s = self._seen_s(moving) + SETTLE_S
+        while moving and trio.current_time() < end_s:
+            if self._is_moving(*moving[-1]):
+                await trio.sleep(LOOK_S)
             else:
-                self._settling_s.pop(stream, None)
-        return found
+                moving.pop()
+
+    def _seen_s(self, moving: Iterable[tuple[ServedTopic, int]]) -> float:
+        """When the last one of these was seen to change hands first, now at the latest."""
+        now_s = trio.current_time()
+        old = takewhile(lambda seen: now_s - seen[1] >= AGAIN_S, self._settling_s.items())
+        for stream in [stream for stream, _ in old]:
+            del self._settling_s[stream]
+        return max(self._settling_s.setdefault(_stream_of(*place), now_s) for place in moving)
+
+    def _is_moving(self, topic: ServedTopic, partition: int) -> bool:
+        """Whether a partition changes hands."""
+        stream = _stream_of(topic, partition)
+        is_mine = self.placed(topic.topic_id, partition).leader == self._node_id
+        if self._host.is_changing_hands(stream) or (is_mine and not topic.partitions[partition].is_leader):
+            return True
+        self._settling_s.pop(stream, None)
+        return False
 
     def coordinator(self, host: str, port: int) -> Node | None:
         """The coordinator of all groups: who leads the topic that keeps their offsets; None if nobody does now."""
