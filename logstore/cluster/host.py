@@ -365,12 +365,6 @@ class ClusterHost:
         while not self.owns(stream):
             await self._changed.wait()
 
-    async def wait_owner(self, stream: str) -> str:
-        """Wait until a host that lives owns the stream; returns its name."""
-        while (owner := self.owner_of(stream)) is None:
-            await self.view.changed()
-        return owner
-
     async def resign(self) -> None:
         """End the membership, and wait until other hosts own this host's streams, or RESIGN_S. It goes on serving."""
         self._claims.is_over = True

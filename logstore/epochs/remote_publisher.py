@@ -183,6 +183,9 @@ class RemotePublisher:
         whose group cannot be read, or is refused.
         """
         groups = await self._groups(commit.record, targets, segments, failed)
+        for target in targets:
+            if target in failed:
+                self._report_refusal(commit, target, failed[target])
         targets = [order.target for order in groups]
         sent = [start(self._append(commit, order)) for order in groups]
         del groups

@@ -198,7 +198,7 @@ def test_a_home_that_is_none_any_more_reports_no_refusal() -> None:
 
 
 def test_a_damaged_segment_holds_up_its_own_streams_alone() -> None:
-    """Streams that have nothing in it get their groups."""
+    """Streams that have nothing in it get their groups; those that have are reported, each once."""
     world = World(partitions=2)
     batch = bytes(encode_batch([Record(0, NOW_MS, None, b"sole")]))
     key = AttemptKey("q", "run", 4, 2, "a")
@@ -215,6 +215,8 @@ def test_a_damaged_segment_holds_up_its_own_streams_alone() -> None:
     world.owners.answer()
     assert isinstance(done.error, CorruptFile)
     assert [target.partition for target in world.commit.remaining] == [0, 1]
+    assert isinstance(world.publish().error, CorruptFile)
+    assert world.reports.names() == ["group_refused", "group_refused"]
 
 
 def test_few_bytes_are_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
