@@ -100,6 +100,7 @@ class ServerTls:
         files = self._files
         password = _password(files.key_password_file)
         try:
+            _read_whole(files.certificate, files.key)
             # An empty password, instead of none, keeps OpenSSL from asking for one at the terminal.
             context.load_cert_chain(files.certificate, files.key or None, password or b"")
         except OSError as error:  # ssl.SSLError is one
@@ -110,6 +111,7 @@ class ServerTls:
 
     def _load_authorities(self, context: ssl.SSLContext) -> None:
         try:
+            _read_whole(self._files.client_ca)
             context.load_verify_locations(self._files.client_ca)
         except OSError as error:
             raise TlsError(
@@ -146,6 +148,18 @@ class PeerTls(ServerTls):
         self._load_authorities(context)
         self.client_context = context
         return server_context
+
+
+def _read_whole(*names: str) -> None:
+    """Read files, before OpenSSL does it. Raises OSError.
+
+    OpenSSL reads through the C library, whose `exit` waits for all readers (glibc since 2.41): while a file system
+    hangs, the process could not end. A thread that waits in Python keeps nobody from ending.
+    """
+    for name in names:
+        if name:
+            with open(name, "rb") as file:
+                file.read()
 
 
 def _password(path: str) -> bytes:
