@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from logstore.testing.ports import free_port
 from tests.support.limits import PATIENCE_S
 
 DRIVER = shutil.which("chromedriver")
@@ -78,9 +79,12 @@ def chromium(width: int = 1240, height: int = 900) -> Iterator[Browser]:
     """A browser with a window of this size, in pixels."""
     assert DRIVER is not None
     with tempfile.TemporaryDirectory(prefix="chromium-") as profile:
-        driver = subprocess.Popen([DRIVER, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        port = free_port()  # asked for any port, newer drivers say that they listen on port 0
+        command = [DRIVER, f"--port={port}"]
+        driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         try:
-            base = f"http://127.0.0.1:{_port(driver)}/session"
+            _wait_started(driver)
+            base = f"http://127.0.0.1:{port}/session"
             options = {
                 "binary": BROWSER,
                 "args": [
@@ -103,13 +107,13 @@ def chromium(width: int = 1240, height: int = 900) -> Iterator[Browser]:
                 driver.stdout.close()
 
 
-def _port(driver: subprocess.Popen[str]) -> int:
-    """The port that the driver says it listens on."""
+def _wait_started(driver: subprocess.Popen[str]) -> None:
+    """Wait until the driver says that it listens."""
     assert driver.stdout is not None
     end_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < end_s:
         readable, _, _ = select.select([driver.stdout], [], [], 1)
         line = driver.stdout.readline() if readable else ""
-        if "started successfully on port " in line:
-            return int(line.rpartition("port ")[2].strip().rstrip("."))
+        if "started successfully" in line:
+            return
     raise RuntimeError("chromedriver did not start")
