@@ -16,14 +16,13 @@ from benchmarks.harness.trios import Trio
 from benchmarks.hosts.plan import DEPTHS, PARTITIONS, SIZES
 from benchmarks.hosts.topics import Measured, note_memory, peers_of, topic_of, wait_whole
 
-WARM_S = 1 / 3
 ATTEMPTS = 5
 """A leader may move between the question for it and the load, when brokers give partitions back to each other."""
 PAUSE_S = 1.0
 
 
 def run(measured: Measured, trios: Sequence[Trio], chance: Random) -> None:
-    """All rounds; the first warms up."""
+    """All rounds; the first warms up, and is as long as the others: a third of it left the brokers cold."""
     plan = measured.plan
     for number in range(plan.rounds + 1):
         measured.console.print(f"  round {number} of {plan.rounds}")
@@ -36,7 +35,7 @@ def run(measured: Measured, trios: Sequence[Trio], chance: Random) -> None:
                     topic_of(peer, partitions),
                     depth=depth,
                     request_bytes=size,
-                    seconds=plan.seconds if number else min(WARM_S, plan.seconds),
+                    seconds=plan.seconds,
                 )
                 figures = _measure(trio, orders, partitions)
                 if number:
