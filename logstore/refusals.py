@@ -17,6 +17,7 @@ from logstore.log.journal import DIRECTORY as JOURNAL_DIRECTORY
 from logstore.log.ledger import DIRECTORY as LEDGER_DIRECTORY
 from logstore.log.replica_chunk import DIRECTORY as REPLICAS_DIRECTORY
 from logstore.log.space import SPARE_FILE
+from logstore.log.whole_files import temporary_name
 
 COORDINATOR_DIRECTORY = "coordinator"
 NAMES_SHOWN = 5
@@ -24,7 +25,7 @@ OWN_NAMES = frozenset(
     {
         LOCK_FILE,
         IDENTITY_FILE,
-        f"{IDENTITY_FILE}.new",
+        temporary_name(IDENTITY_FILE),
         LEDGER_DIRECTORY,
         JOURNAL_DIRECTORY,
         STREAMS_DIRECTORY,
@@ -33,11 +34,11 @@ OWN_NAMES = frozenset(
         SPARE_FILE,
         COORDINATOR_DIRECTORY,
         LABEL_FILE,
-        f"{LABEL_FILE}.new",
+        temporary_name(LABEL_FILE),
         ADOPTED_FILE,
-        f"{ADOPTED_FILE}.new",
+        temporary_name(ADOPTED_FILE),
         ADOPTION_FILE,
-        f"{ADOPTION_FILE}.new",
+        temporary_name(ADOPTION_FILE),
     }
 )
 """What a data directory may hold."""

@@ -19,6 +19,7 @@ from logstore.interfaces import FileSystem
 from logstore.log.chunks import parse_chunk_name
 from logstore.log.journal import DIRECTORY as JOURNAL_DIRECTORY
 from logstore.log.ledger import DIRECTORY as LEDGER_DIRECTORY
+from logstore.log.whole_files import replace_whole
 
 FORMAT_VERSION: Final = 2
 """2: the journal has appends that chunks do not have yet, and a partition without a record has no directory. The
@@ -105,12 +106,7 @@ def _write_identity(fs: FileSystem, identity: DirectoryIdentity) -> None:
         "cluster_id": identity.cluster_id,
         "journal_key": identity.journal_key.hex(),
     }
-    temporary = f"{IDENTITY_FILE}.new"
-    fs.create(temporary)
-    fs.write(temporary, 0, [json.dumps(fields).encode()])
-    fs.sync(temporary)
-    fs.rename(temporary, IDENTITY_FILE)
-    fs.sync_directory("")
+    replace_whole(fs, IDENTITY_FILE, fields)
 
 
 def remove_tree(fs: FileSystem, directory: str) -> None:

@@ -24,6 +24,7 @@ from logstore.log.replica_chunk import DIRECTORY as REPLICAS_DIRECTORY
 from logstore.log.replica_chunk import name_of
 from logstore.log.replica_recovery import is_cut, parts_before
 from logstore.log.space import SPARE_FILE
+from logstore.log.whole_files import temporary_name
 from logstore.verify.chunk import ChunkPlace, ChunkResult, EpochEnd, check_chunk
 from logstore.verify.findings import Findings
 from logstore.verify.journal import Journaled, check_journal, lost_offsets
@@ -32,7 +33,7 @@ from logstore.verify.state import CataloguedTopic, DirectoryState, add_decisions
 from logstore.verify.window import AHEAD_BYTES, window_buffer
 
 OWN_NAMES: Final = frozenset(
-    {"lock", IDENTITY_FILE, f"{IDENTITY_FILE}.new", LEDGER_DIRECTORY, STREAMS_DIRECTORY, STAGING_DIRECTORY}
+    {"lock", IDENTITY_FILE, temporary_name(IDENTITY_FILE), LEDGER_DIRECTORY, STREAMS_DIRECTORY, STAGING_DIRECTORY}
     | {JOURNAL_DIRECTORY, REPLICAS_DIRECTORY, SPARE_FILE, "coordinator", "lost+found"}
 )
 ANNOUNCED_PIECES: Final = 64

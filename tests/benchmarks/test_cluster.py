@@ -1,9 +1,5 @@
 """The benchmark of clusters still works: a tiny run without Kafka measures all three parts."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,10 +7,8 @@ import pytest
 from benchmarks.harness.report import Rows
 from benchmarks.hosts.plan import CAIRN, DEPTHS, KAFKA, KAFKA_FLUSH, PARTITIONS, SIZES
 from benchmarks.hosts.report import find_goals
+from tests.benchmarks.smoke import run_smoke
 from tests.metadata.support import needs_etcd
-from tests.support.limits import PROGRAM_S
-
-ROOT = Path(__file__).parents[2]
 
 
 @needs_etcd
@@ -23,18 +17,7 @@ def test_smoke_run(tmp_path: Path) -> None:
     """A tiny run leaves JSON with a row for each load, a killed leader, a lost disk whose bytes came back, the memory
     of each host, and a plot.
     """
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.cluster", "--smoke", "--results", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PROGRAM_S,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads((tmp_path / "cluster.json").read_text())
-    assert found["mode"] == "smoke"
+    found = run_smoke("cluster", tmp_path)
     assert found["left_out"] == []
     produced = [row for row in found["rows"] if row["part"] == "produce"]
     assert len(produced) == len(SIZES) * len(PARTITIONS) * len(DEPTHS)
@@ -46,7 +29,6 @@ def test_smoke_run(tmp_path: Path) -> None:
     nodes = {row["node"] for row in found["rows"] if row["part"] == "memory"}
     assert nodes == {1, 2, 3}
     assert len(found["goals"]) == 3
-    assert (tmp_path / "cluster.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_goals_compare_the_rounds_of_both() -> None:

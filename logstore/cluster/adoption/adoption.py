@@ -38,11 +38,12 @@ from logstore.errors import AdoptionRefused, CorruptFile
 from logstore.interfaces import FileSystem
 from logstore.log.store import Store, StoreSettings
 from logstore.log.topics import TopicConfig
+from logstore.log.whole_files import replace_whole, temporary_name
 from logstore.replica.identity import DiskLabel
 from logstore.replica.registrations import Member, StreamRegistration
 
 VERSION: Final = 1
-NO_FILES: Final = frozenset((LOCK_FILE, f"{ADOPTION_FILE}.new", "lost+found"))
+NO_FILES: Final = frozenset((LOCK_FILE, temporary_name(ADOPTION_FILE), "lost+found"))
 """In a new directory before the first step; a file system of its own has the last of them."""
 SETTINGS: Final = StoreSettings(topic_defaults=TopicConfig(retention_ms=-1), disk_reserve_bytes=0)
 """Nothing is trimmed that only the settings of the sidecar would keep, whatever room there is."""
@@ -113,7 +114,7 @@ async def adopt(places: AdoptionPlaces, host: str, replicas: int, environment: A
             await give_notice(metadata, adoption.cluster_id)
         registrations = await _copy(places, adoption, source, environment)
         write_label(places.target, adoption.cluster_id, DiskLabel(adoption.disk, host))
-        _write(places.source, ADOPTED_FILE, {"v": VERSION, "cluster_id": adoption.cluster_id, "host": host})
+        replace_whole(places.source, ADOPTED_FILE, {"v": VERSION, "cluster_id": adoption.cluster_id, "host": host})
         await publish(metadata, source, registrations, adoption.cluster_id)
         _finish(places.target)
         chunks = sum(len(found.chunks) for found in registrations.values())
@@ -164,7 +165,7 @@ def _begin(places: AdoptionPlaces, source_id: str, host: str, environment: Adopt
         raise AdoptionRefused(f"--into is not empty, it has {others[0]!r}: give a directory that is new")
     cluster_id, disk = environment.new_id().hex, f"{environment.random.getrandbits(64):016x}"
     adoption = Adoption(source_id, cluster_id, host, disk)
-    _write(fs, ADOPTION_FILE, {"v": VERSION, **asdict(adoption)})
+    replace_whole(fs, ADOPTION_FILE, {"v": VERSION, **asdict(adoption)})
     return adoption
 
 
@@ -221,13 +222,3 @@ def _read(fs: FileSystem, name: str) -> dict[str, object]:
     if not isinstance(found, dict):
         raise CorruptFile(f"{name} is damaged: it is no object; restore it from a copy")
     return found
-
-
-def _write(fs: FileSystem, name: str, fields: dict[str, object]) -> None:
-    """Replace a file as a whole, durably."""
-    temporary = f"{name}.new"
-    fs.create(temporary)
-    fs.write(temporary, 0, [json.dumps(fields).encode()])
-    fs.sync(temporary)
-    fs.rename(temporary, name)
-    fs.sync_directory("")

@@ -36,6 +36,7 @@ from logstore.base.metadata.interface import (
 from logstore.errors import CorruptFile, DiskRefused, UnknownFormatVersion, WrongCluster
 from logstore.events import METADATA_AWAITED
 from logstore.interfaces import FileSystem
+from logstore.log.whole_files import replace_whole
 from logstore.replica.identity import DiskLabel, DiskVerdict, judge_disk
 from logstore.replica.registrations import Member, OwnerId
 
@@ -220,9 +221,4 @@ def write_label(fs: FileSystem, cluster_id: str, label: DiskLabel) -> None:
     """Put a label on the disk, durably. Blocks. Raises OSError."""
     values = (cluster_id, label.disk, label.host, label.starts, label.start)
     fields = {"v": _VERSION, **dict(zip(_FIELDS, values, strict=True))}
-    temporary = f"{LABEL_FILE}.new"
-    fs.create(temporary)
-    fs.write(temporary, 0, [json.dumps(fields).encode()])
-    fs.sync(temporary)
-    fs.rename(temporary, LABEL_FILE)
-    fs.sync_directory("")
+    replace_whole(fs, LABEL_FILE, fields)
