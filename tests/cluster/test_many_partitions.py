@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
+import pytest
 import trio
 import trio.lowlevel
 import trio.testing
@@ -382,23 +383,24 @@ def owners_of(cluster: MemoryCluster, streams: list[str]) -> Iterator[str]:
         yield from (name for name, running in cluster.hosts.items() if running.host.owns(stream))
 
 
-def test_a_topic_of_many_partitions_lives_and_goes() -> None:
+@pytest.mark.parametrize("count", [MANY, pytest.param(2_000, marks=pytest.mark.slow)])
+def test_a_topic_of_many_partitions_lives_and_goes(count: int) -> None:
     """Created, every partition has an owner, each host a share; a host that is killed is replaced for all that it
     owned, and comes back with its copies; deleted, the topic leaves nothing on any disk, for a few requests of each
     host.
     """
 
     async def test(cluster: MemoryCluster) -> None:
-        streams = await cluster.create_topic(partitions=MANY)
-        await cluster.until(lambda: len(list(owners_of(cluster, streams))) == MANY, "all have owners")
+        streams = await cluster.create_topic(partitions=count)
+        await cluster.until(lambda: len(list(owners_of(cluster, streams))) == count, "all have owners")
         shares = Counter(owners_of(cluster, streams))
-        assert min(shares.values()) >= MANY // 6
+        assert min(shares.values()) >= count // 6
         async with trio.open_nursery() as nursery:
             for stream in streams:
                 nursery.start_soon(cluster.append, stream, b"0")
         begun_s = trio.current_time()
         await cluster.kill("c")
-        await cluster.until(lambda: len(list(owners_of(cluster, streams))) == MANY, "the others own what c did")
+        await cluster.until(lambda: len(list(owners_of(cluster, streams))) == count, "the others own what c did")
         assert trio.current_time() - begun_s < 20
         c = await cluster.start("c")
         await cluster.at_rest()
