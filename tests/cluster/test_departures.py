@@ -236,6 +236,14 @@ async def named_disks(cluster: MemoryCluster, streams: list[str]) -> set[str]:
     return {member.disk for chunk in found for member in (*chunk.members, *chunk.candidates)}
 
 
+async def until_named(cluster: MemoryCluster, streams: list[str], name: str, replicas: int) -> None:
+    """Create a stream, and wait until a chunk of it has a host among its members."""
+    streams += await cluster.create_topic(replicas=replicas)
+    await cluster.append(streams[0], b"0")
+    while not await named(cluster, streams, name):  # noqa: ASYNC110  time is virtual
+        await trio.sleep(0.1)
+
+
 def moments(often: tuple[int, ...]) -> list[Any]:
     """The requests of a removal up to the first one that forgets a disk; few of them are tried in a short run."""
     return [at if at in often else pytest.param(at, marks=pytest.mark.slow) for at in range(6)]
@@ -282,10 +290,7 @@ def test_a_host_that_was_there_while_it_is_removed(at: int) -> None:
 
         async def was_there() -> None:
             await cluster.start("a")
-            await cluster.until(lambda: all(len(each.host.live) == 4 for each in cluster.hosts.values()))
-            streams.extend(await cluster.create_topic(replicas=4))
-            await cluster.append(streams[0], b"0")
-            assert await named(cluster, streams, "a")
+            await until_named(cluster, streams, "a", replicas=4)
             await cluster.kill("a")
             await cluster.until(lambda: "a" not in cluster.hosts["b"].view.members)
 
@@ -319,9 +324,7 @@ def test_a_disk_that_is_back_while_another_host_is_removed(at: int) -> None:
             await cluster.stop("a")
             cluster.disks["a"], cluster.label_disks["a"] = first
             await cluster.start("a")
-            await cluster.until(lambda: all(len(each.host.live) == 3 for each in cluster.hosts.values()))
-            streams.extend(await cluster.create_topic(replicas=3))
-            await cluster.append(streams[0], b"0")
+            await until_named(cluster, streams, "a", replicas=3)
 
         asked, interrupted = await asked_late(cluster, "b", at, changed_back)
         assert await asked.remove("d") == 0
