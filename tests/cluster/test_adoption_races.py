@@ -117,7 +117,7 @@ async def test_no_user_is_added_meanwhile(tmp_path: Path) -> None:
         before = await attempt.entries()
         async with attempt.open() as store:
             await add_user(store)
-        assert len((await attempt.entries()).keys() - before.keys()) == 1
+        assert (await attempt.entries()).keys() > before.keys()
         give_up(source)
 
 
