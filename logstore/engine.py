@@ -4,6 +4,7 @@ Invariants:
 * All of the store's code runs on the event loop's thread; other threads see only jobs and immutable views.
 * A waiting task costs no thread; readers are bounded (`READERS`).
 * The jobs of a kick start once all tasks that are to run have had their turn: what arrives together shares a write.
+  Those of `begin` start at once, while such jobs are alone in their turns of the event loop anyway (`Solitude`).
 * The event loop stands still for a disk job for `WAIT_MS` at most, and only while such jobs are short (`Patience`).
 * Beside writes, catch-up reads keep to their share (`ReadShare`). A read that has to wait for it also lets a write go
   first that is under way or queued then, for WRITE_WAIT_S at most: reads go on whatever the disk does.
@@ -16,8 +17,9 @@ from typing import TypeVar
 
 import trio
 
-from logstore.disk.patience import Patience
+from logstore.disk.patience import Patience, Solitude
 from logstore.disk.readers import ReaderThreads
+from logstore.disk.turns import Turns
 from logstore.disk.writers import WriterThreads
 from logstore.errors import (
     CairnError,
@@ -49,6 +51,7 @@ from logstore.log.served import ForeignStream, ServedStream
 from logstore.log.space import is_full
 from logstore.log.store import Store
 from logstore.log.stream import Stream
+from logstore.log.stream_state import AppendTicket
 from logstore.log.ticket import TicketView
 from logstore.tier.reads import TierReads
 
@@ -81,7 +84,11 @@ class StoreEngine:
         self._fs = fs
         self._writers = writers
         self._patience = Patience()
+        self._solitude = Solitude()
+        self._turns = Turns()
         self._kicked = trio.Event()
+        self._defect: Exception | None = None
+        """What `begin` has met: it ends the engine, and not only whoever called."""
         self._readers = ReaderThreads(READERS)
         self._look_ups = ReaderThreads(1)
         self._ahead = ReadAhead(AHEAD_TOTAL_BYTES)
@@ -98,9 +105,28 @@ class StoreEngine:
         self._is_settling = False
         self._after_settling: list[Callable[[], None]] = []
 
+    def append(self, stream: ServedStream, records: bytearray | memoryview, *, now_ms: int) -> AppendTicket:
+        """Append a batch; see ServingEngine."""
+        return stream.append(records, now_ms=now_ms)
+
     def kick(self) -> None:
         """Have the queued disk jobs started soon. Call it after a burst of appends."""
         if self.store.queue.may_start:
+            self._kicked.set()
+
+    def begin(self) -> None:
+        """Start the queued disk jobs now if they are alone, and wait for them if they are short and the disk is fast;
+        otherwise as `kick`. Call it when all that happens together has happened; tickets may settle meanwhile.
+        """
+        if not self.store.queue.may_start:
+            return
+        if self._is_settling or not self.waits_for_short_jobs or not self._solitude.may_begin(self._turns.number):
+            self._kicked.set()
+            return
+        try:
+            self._start_and_wait()
+        except Exception as error:  # noqa: BLE001 handed to `run_starts`, which raises it
+            self._defect = error
             self._kicked.set()
 
     async def wait(self, ticket: TicketView[T]) -> T:
@@ -120,12 +146,22 @@ class StoreEngine:
 
     async def run_starts(self) -> None:
         """Start the queued jobs after each kick; runs until cancelled."""
-        while True:
-            await self._kicked.wait()
-            self._kicked = trio.Event()
-            is_short = self._start()
-            if is_short and self.waits_for_short_jobs and self._writers.wait_briefly():
-                self._settle()
+        trio.lowlevel.add_instrument(self._turns)
+        try:
+            while True:
+                await self._kicked.wait()
+                if self._defect is not None:
+                    raise self._defect
+                self._kicked = trio.Event()
+                self._start_and_wait()
+        finally:
+            trio.lowlevel.remove_instrument(self._turns)
+
+    def _start_and_wait(self) -> None:
+        """Start the queued jobs. If short ones are among them, wait for them as long as is good."""
+        is_short = self._start()
+        if is_short and self.waits_for_short_jobs and self._writers.wait_briefly():
+            self._settle()
 
     @property
     def waits_for_short_jobs(self) -> bool:

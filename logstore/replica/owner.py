@@ -484,7 +484,14 @@ class Owner:
             return []
         self._reports.acknowledged()
         acked = Acked(self.stream, self.registration.epoch, self.high_watermark)
-        return [acked, *self._advance(now_ms)]
+        return [acked] if self._is_only_late_in_time else [acked, *self._advance(now_ms)]
+
+    @property
+    def _is_only_late_in_time(self) -> bool:
+        """Whether what is to be done now is what the next tick does: a client waits for its answer meanwhile."""
+        appending = self._appending
+        is_steady = self._swap is None and not appending.end.is_due and not self.trimming.is_wanted
+        return is_steady and appending.window.is_all_placed and appending.tells_later
 
     def _refused(self, message: Refused, now_ms: int) -> list[Effect]:
         if self.state is OwnerState.FENCING and self._fencing is not None:
