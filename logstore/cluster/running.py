@@ -38,6 +38,7 @@ from logstore.cluster.links.peers import OwnEnd
 from logstore.cluster.members.host_identity import establish_identity
 from logstore.cluster.members.membership import Announcement, Membership
 from logstore.cluster.members.placement import Placement
+from logstore.cluster.members.signs_of_life import SignsOfLife
 from logstore.cluster.members.view import ClusterView
 from logstore.cluster.meter import HostMeter
 from logstore.cluster.own_place import OwnPlace
@@ -204,7 +205,8 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     await nursery.start(host.run)
     nursery.start_soon(age.run)
     local.engine.store.space.when_short(retention.all_due)
-    placement = Placement(host, lambda: view.members, addresses, topics.groups_topic, settings.node_id)
+    signs = SignsOfLife(settings.host, links.calls, links.is_reachable)
+    placement = Placement(host, lambda: view.members, addresses, topics.groups_topic, settings.node_id, signs.wait)
     ledgers = LedgerServices(topics, reads, metadata, local.clock, report)
     engine = ClusterEngine(local.engine, topics, reads, own.bursts)
     owners = OwnerCalls(host, links.calls)
