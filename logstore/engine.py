@@ -27,11 +27,11 @@ from logstore.errors import (
     OffsetOutOfRange,
     UnknownTopicOrPartition,
 )
-from logstore.events import DISK_FULL, DISK_FULL_OVER, LOOK_UP_INEXACT
+from logstore.events import LOOK_UP_INEXACT
 from logstore.interfaces import FileSystem
 from logstore.log import reading, scanning
 from logstore.log.chunks import ChunkView
-from logstore.log.jobs import DiskJob, WriteFile
+from logstore.log.jobs import DiskJob
 from logstore.log.read_ahead import ReadAhead, ReadPosition, split
 from logstore.log.read_share import ReadShare
 from logstore.log.reading import (
@@ -46,9 +46,9 @@ from logstore.log.reading import (
     from_tail,
     lost,
 )
+from logstore.log.room_watch import RoomWatch
 from logstore.log.scanning import ScanRange, ScanResult, TakeEnd, find_ends
 from logstore.log.served import ForeignStream, ServedStream
-from logstore.log.space import is_full
 from logstore.log.store import Store
 from logstore.log.stream import Stream
 from logstore.log.stream_state import AppendTicket
@@ -99,11 +99,14 @@ class StoreEngine:
         self._share_turn = trio.Lock()
         self._syncing = 0
         self._settled = trio.Event()
-        self._refused_bytes = 0
-        self.disk_error: str | None = None
-        """The error of the last disk job if the disk refused it; None once a job has succeeded again."""
+        self._room = RoomWatch(store.space, store.report)
         self._is_settling = False
         self._after_settling: list[Callable[[], None]] = []
+
+    @property
+    def disk_error(self) -> str | None:
+        """The error of the last disk job if the disk refused it; None once a job has succeeded again."""
+        return self._room.error
 
     def append(self, stream: ServedStream, records: bytearray | memoryview, *, now_ms: int) -> AppendTicket:
         """Append a batch; see ServingEngine."""
@@ -193,7 +196,7 @@ class StoreEngine:
                 self._syncing -= not job.is_light
                 if job.is_short:
                     self._patience.note(took_s)
-                self._watch_room(job, None if failure is None else failure[1])
+                self._room.ended(job, None if failure is None else failure[1])
                 queue.finished(job, failure)
         finally:
             self._is_settling = False
@@ -205,29 +208,6 @@ class StoreEngine:
         callbacks, self._after_settling = self._after_settling, []
         for callback in callbacks:
             callback()
-
-    def _watch_room(self, job: DiskJob, failure: OSError | None) -> None:
-        """Report once that the disk is full, and once that it has room again: after as many bytes were written as had
-        been refused, because a small write may fit into an allocated block.
-        """
-        if failure is None and self.disk_error is None and not self._refused_bytes and not job.skipped:
-            return  # the usual case
-        written = sum(len(part) for step in job.operations if isinstance(step, WriteFile) for part in step.buffers)
-        errors = [error for error in (failure, *(error for _, error in job.skipped)) if error is not None]
-        if failure is not None:
-            self.disk_error = failure.strerror or str(failure)
-        full = next((error for error in errors if is_full(error)), None)
-        if full is not None:
-            if not self._refused_bytes:
-                self.store.report(DISK_FULL, error=full.strerror)
-            self.store.space.refused()
-            self._refused_bytes = max(1, written)
-        elif self._refused_bytes and failure is None:
-            self._refused_bytes = max(0, self._refused_bytes - written)
-            if not self._refused_bytes:
-                self.store.report(DISK_FULL_OVER)
-        if self.disk_error is not None and failure is None and written and not self._refused_bytes:
-            self.disk_error = None
 
     def after_settling(self, callback: Callable[[], None]) -> bool:
         """Call `callback` once all jobs that finished together have settled and the next jobs are started.

@@ -138,6 +138,11 @@ class Appending:
         is_told = self._told_acked_bytes >= self.window.acked.length_bytes
         return self.chunk is not None and self.window.is_empty and is_told
 
+    @property
+    def is_steady(self) -> bool:
+        """Whether nothing waits to be sent, or to be told at once, and the chunk goes on."""
+        return self.window.is_all_placed and not self.end.is_due and self.tells_later
+
     # ---- sending
 
     def send_placed(self, now_ms: int) -> list[Effect]:
