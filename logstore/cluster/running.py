@@ -38,7 +38,7 @@ from logstore.cluster.links.peers import OwnEnd
 from logstore.cluster.members.host_identity import establish_identity
 from logstore.cluster.members.membership import Announcement, Membership
 from logstore.cluster.members.placement import Placement
-from logstore.cluster.members.signs_of_life import SignsOfLife
+from logstore.cluster.streams.signs_of_life import SignsOfLife
 from logstore.cluster.members.view import ClusterView
 from logstore.cluster.meter import HostMeter
 from logstore.cluster.own_place import OwnPlace

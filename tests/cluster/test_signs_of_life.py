@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from logstore.cluster.members.signs_of_life import LOOK_S, PATIENCE_S, SILENT_S, SignsOfLife
+from logstore.cluster.streams.signs_of_life import LOOK_S, PATIENCE_S, SILENT_S, SignsOfLife
 from logstore.cluster.streams.owner_calls import BOUNDS
 from logstore.errors import HostUnreachable
 from logstore.format.fields import decode_fields

@@ -75,7 +75,7 @@ class PlacingHost(Protocol):
 
 
 AwaitSigns = Callable[[Iterable[str]], Awaitable[None]]
-"""Waits for a sign of life of hosts (`logstore.cluster.members.signs_of_life`)."""
+"""Waits for a sign of life of hosts (`logstore.cluster.streams.signs_of_life`)."""
 
 
 async def _no_signs(_: Iterable[str]) -> None:
