@@ -38,7 +38,6 @@ from logstore.cluster.links.peers import OwnEnd
 from logstore.cluster.members.host_identity import establish_identity
 from logstore.cluster.members.membership import Announcement, Membership
 from logstore.cluster.members.placement import Placement
-from logstore.cluster.streams.signs_of_life import SignsOfLife
 from logstore.cluster.members.view import ClusterView
 from logstore.cluster.meter import HostMeter
 from logstore.cluster.own_place import OwnPlace
@@ -51,6 +50,7 @@ from logstore.cluster.streams.replica_files import LocalReplicaFiles
 from logstore.cluster.streams.replicated_stream import StreamServices
 from logstore.cluster.streams.retention import ClusterRetention
 from logstore.cluster.streams.retention_clock import ClusterClock
+from logstore.cluster.streams.signs_of_life import SignsOfLife
 from logstore.cluster.streams.stored_access import HEAD, StoredAccess
 from logstore.cluster.streams.topics import GROUPS_TOPIC, ClusterFacts, ClusterTopics
 from logstore.cluster.survey import Survey

@@ -10,8 +10,8 @@ import pytest
 import trio
 import trio.testing
 
-from logstore.cluster.streams.signs_of_life import LOOK_S, PATIENCE_S, SILENT_S, SignsOfLife
 from logstore.cluster.streams.owner_calls import BOUNDS
+from logstore.cluster.streams.signs_of_life import LOOK_S, PATIENCE_S, SILENT_S, SignsOfLife
 from logstore.errors import HostUnreachable
 from logstore.format.fields import decode_fields
 from logstore.interfaces import Buffer
