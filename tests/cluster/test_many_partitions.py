@@ -75,12 +75,14 @@ class ManyStreams:
         for partition in range(partitions):
             self.open(partition, HOSTS[partition % len(HOSTS)])
 
-    def open(self, partition: int, owner: str, *, takes_appends: bool = True) -> None:
+    def open(self, partition: int, owner: str, epoch: int = 2, *, takes_appends: bool = True) -> None:
         """A stream's owner has opened a chunk, or has claimed the stream only."""
         self.revision += 1
         hosts = (owner, *(name for name in HOSTS if name != owner))
-        chunk = ChunkRegistration(2, 0, tuple(Member(name, self.members[name].disk) for name in hosts))
-        head = StreamHead(3, 2, 2 if takes_appends else 3, OwnerId(owner, "1"), chunk, 1)
+        chunk = ChunkRegistration(
+            epoch if takes_appends else epoch - 1, 0, tuple(Member(name, self.members[name].disk) for name in hosts)
+        )
+        head = StreamHead(3, 2, epoch, OwnerId(owner, "1"), chunk, 1)
         self.heads[stream_name(TOPIC_ID.hex, partition)] = KnownHead(head, self.revision)
 
     def owner_of(self, stream: str) -> str | None:
@@ -181,10 +183,10 @@ def test_who_asks_about_many_partitions_waits_for_those_that_move() -> None:
 
         assert (await settled_after_s(), host.hands_asked) == (0, [])
         moving = PARTITIONS - 1
-        host.open(moving, "a", takes_appends=False)
+        host.open(moving, "a", 3, takes_appends=False)
         assert await settled_after_s() >= SETTLE_S
         assert set(host.hands_asked) == {stream_name(TOPIC_ID.hex, moving)}
-        host.open(moving, "b")
+        host.open(moving, "b", 3)
         assert await settled_after_s() == 0
         assert not placement._settling_s, "it is forgotten"
         host.away.add("b")
