@@ -98,7 +98,7 @@ class EtcdWatch:
         response = await transport.open_stream(self._endpoint, "watch", body)
         self._connection = _Connection(response)
         answer = None
-        with trio.move_on_after(transport.settings.attempt_s):
+        with trio.move_on_after(transport.limits.limit_s()):
             answer = await self._next_answer()
         if answer is None or not answer.created:
             raise AttemptFailed(f"{self._endpoint} did not begin a watch", made_perhaps=False)
