@@ -73,11 +73,14 @@ class HeldLease:
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(self._give_up, ttl_s, end)
-            while True:
-                await trio.sleep(ttl_s * SHARE_BETWEEN_CALLS)
-                if self._calls < CALLS_AT_ONCE:
-                    nursery.start_soon(self._call, ttl_s, end)
+            nursery.start_soon(self._call_regularly, ttl_s, end, nursery)
         return ends[0]
+
+    async def _call_regularly(self, ttl_s: int, end: Callable[[MetadataError], None], nursery: trio.Nursery) -> None:
+        while True:
+            await trio.sleep(ttl_s * SHARE_BETWEEN_CALLS)
+            if self._calls < CALLS_AT_ONCE:
+                nursery.start_soon(self._call, ttl_s, end)
 
     async def _give_up(self, ttl_s: int, end: Callable[[MetadataError], None]) -> None:
         """Wait until nothing was heard of the lease for too long."""
