@@ -482,7 +482,9 @@ class Owner:
             return []
         self._reports.acknowledged()
         acked = Acked(self.stream, self.registration.epoch, self.high_watermark)
-        return [acked, *self._advance(now_ms)]
+        # What is left then is due by time alone, and the next tick does it: a client waits for its answer now.
+        is_steady = self._swap is None and not self.trimming.is_wanted and self._appending.is_steady
+        return [acked] if is_steady else [acked, *self._advance(now_ms)]
 
     def _refused(self, message: Refused, now_ms: int) -> list[Effect]:
         if self.state is OwnerState.FENCING and self._fencing is not None:
