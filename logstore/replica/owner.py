@@ -347,9 +347,8 @@ class Owner:
 
     def _fenced(self, message: Refused) -> list[Effect]:
         """A member takes only newer epochs. It may be an old answer, about an epoch that this owner has replaced."""
-        if message.fence_epoch > self.registration.epoch:
-            return self._depose(message.fence_epoch)
-        return []
+        is_newer = message.fence_epoch > self.registration.epoch
+        return self._depose(message.fence_epoch) if is_newer else []
 
     # ---- takeover
 

@@ -30,6 +30,7 @@ ANSWERS: dict[str, Any] = {
     "lease/grant": {"header": HEADER, "ID": "7", "TTL": "3"},
     "lease/revoke": {"header": HEADER},
     "lease/keepalive": {"result": {"header": HEADER, "ID": "7", "TTL": "3"}},
+    "watch": {"result": {"header": HEADER, "created": True}},
 }
 
 
@@ -54,14 +55,18 @@ class SlowEtcd(httpx.AsyncBaseTransport):
     def __init__(self, **delays_s: float) -> None:
         self.delays_s = {"one": 0.0, "two": 0.0, **delays_s}
         self.asked: Counter[tuple[str, str]] = Counter()
+        self.silent: set[str] = set()
+        """Paths of calls that are never answered."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """See httpx."""
         name = "one" if request.url.port == 1 else "two"
         path = request.url.path.removeprefix("/v3/")
         self.asked[name, path] += 1
+        if path in self.silent:
+            await trio.sleep_forever()
         await trio.sleep(self.delays_s[name])
-        return httpx.Response(200, stream=Body(json.dumps(ANSWERS[path]).encode()))
+        return httpx.Response(200, stream=Body(json.dumps(ANSWERS[path]).encode() + b"\n"))
 
 
 def store_on(etcd: SlowEtcd, endpoints: tuple[str, ...] = (ONE,)) -> EtcdMetadataStore:
@@ -125,6 +130,20 @@ async def test_a_frozen_endpoint_is_left_as_before(autojump_clock: trio.testing.
     await store.get("a")
     assert trio.current_time() - begun_s < 1.0 + 2 * SLICE_S
     assert etcd.asked["two", "kv/range"] == 1
+
+
+async def test_a_watch_waits_for_the_others_of_a_member_that_is_behind(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """A member that begins the watch is behind what was seen, and no majority says whether that is damage: it waits."""
+    etcd = SlowEtcd()
+    etcd.silent.add("kv/range")
+    store = store_on(etcd)
+    async with store.watch("", 5) as watch:
+        with trio.move_on_after(60) as scope:
+            await watch.receive()
+    assert scope.cancelled_caught
+    assert etcd.asked["one", "watch"] > 1
 
 
 # ---- leases

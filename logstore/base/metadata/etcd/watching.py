@@ -16,7 +16,7 @@ from typing import Final
 import httpx
 import trio
 
-from logstore.base.metadata.errors import Compacted, MetadataRefused
+from logstore.base.metadata.errors import Compacted, MetadataRefused, MetadataUnavailable
 from logstore.base.metadata.etcd.messages import (
     BadAnswer,
     EtcdError,
@@ -110,8 +110,11 @@ class EtcdWatch:
         transport.answered()
 
     async def _check_position(self) -> None:
-        """A member may be behind the others, but all together are not. Raises MetadataDamaged."""
-        answer = await self._transport.call(RANGE, self._probe())
+        """A member may be behind the others, but all together are not. Raises MetadataDamaged, AttemptFailed."""
+        try:
+            answer = await self._transport.call(RANGE, self._probe())
+        except MetadataUnavailable as away:  # a watch waits
+            raise AttemptFailed(str(away), made_perhaps=False) from away
         revision = header_of(answer).revision
         if revision < self._position:
             raise behind(self._position, revision)
