@@ -185,6 +185,8 @@ class ReplicatedStaging:
         self._read = read
         self._limit_bytes = limit_bytes
         self._attempts: dict[AttemptKey, ReplicatedAttempt] = {}
+        self._by_query: dict[str, dict[AttemptKey, ReplicatedAttempt]] = {}
+        """The same, by their queries; a query without attempts has no entry."""
         self._reading: _Pieces | None = None
         self._cache: dict[ReplicatedSegment, bytes] = {}
         self._cached_bytes = 0
@@ -240,7 +242,7 @@ class ReplicatedStaging:
         segment.offset = offset
         attempt.add(segment)
         attempt.durable_segments += 1
-        self._attempts[header.key] = attempt
+        self._remember(attempt)
         self._count(segment)
 
     def named(self) -> Iterator[tuple[bytes, bytes]]:
@@ -301,7 +303,7 @@ class ReplicatedStaging:
         head, header = encode_segment_header(key, position=position, staged_ms=now_ms, parts=parts, data=data)
         segment = ReplicatedSegment(header, Ticket())
         attempt.add(segment)
-        self._attempts[key] = attempt
+        self._remember(attempt)
         self._count(segment)
         whole = head + data
         self._keep(segment, whole[len(head) :])
@@ -362,8 +364,8 @@ class ReplicatedStaging:
         return self._attempts.get(key)
 
     def attempts(self, query: str) -> list[ReplicatedAttempt]:
-        """The attempts of a query."""
-        return [attempt for attempt in self._attempts.values() if attempt.key.query == query]
+        """The attempts of a query. Costs what there are of the query, whatever the others have staged."""
+        return list(self._by_query.get(query, {}).values())
 
     def all_attempts(self) -> list[ReplicatedAttempt]:
         """Every attempt."""
@@ -398,8 +400,16 @@ class ReplicatedStaging:
         for key, offset in first_offsets.items():
             self._untold[key] = min(offset, self._untold.get(key, offset))
 
+    def _remember(self, attempt: ReplicatedAttempt) -> None:
+        self._attempts[attempt.key] = self._by_query.setdefault(attempt.key.query, {})[attempt.key] = attempt
+
     def _forget(self, keys: Iterable[AttemptKey]) -> int:
         forgotten = [attempt for key in keys if (attempt := self._attempts.pop(key, None)) is not None]
+        for attempt in forgotten:
+            of_query = self._by_query[attempt.key.query]
+            del of_query[attempt.key]
+            if not of_query:
+                del self._by_query[attempt.key.query]
         for segment in (segment for attempt in forgotten for segment in attempt.segments):
             self._cached_bytes -= len(self._cache.pop(segment, b""))
         dropped_bytes = sum(attempt.size_bytes for attempt in forgotten)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -205,6 +205,40 @@ def test_an_attempt_has_its_segments_in_order_and_unchanged() -> None:
     with pytest.raises(StagePosition, match="does not follow"):
         stage(staging, 2, b"1")
     assert len(stream.records) == 1
+
+
+class NotWalked(dict[Any, Any]):
+    """A map of which entries are asked for, one by one."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("all entries are walked through")
+
+    keys = values = items = __iter__
+
+
+def test_the_attempts_of_a_query_cost_what_there_are_of_it() -> None:
+    """Whatever others have staged, dropped and staged anew: a query is told of its own attempts, and nobody walks
+    through all of them. Behind the last attempt of a query nothing is kept of it.
+    """
+    random, stream = Random(7), Stream()
+    staging = stream.owned()
+    keys = [AttemptKey(f"q{number % 7}", "run", number % 3, number, "a") for number in range(60)]
+    for number in range(300):
+        key = random.choice(keys)
+        attempt = staging.get(key)
+        if random.random() < 0.6:
+            stage(staging, 0 if attempt is None else len(attempt.segments), b"%d" % number, key)
+        else:
+            staging.drop([key])
+        stream.ack()
+    for area in (staging, stream.owned()):
+        found = area.all_attempts()
+        assert 5 < len(found) < 60
+        area._attempts = NotWalked(area._attempts)
+        for query in (*(f"q{number}" for number in range(7)), "of nobody"):
+            assert area.attempts(query) == [attempt for attempt in found if attempt.key.query == query]
+        assert area.drop(attempt.key for attempt in found) > 0
+        assert (area._by_query, area.used_bytes) == ({}, 0)
 
 
 def test_the_area_is_bounded_and_so_is_memory(monkeypatch: pytest.MonkeyPatch) -> None:
