@@ -20,6 +20,9 @@ Invariants:
 * STAGED records name all attempts up to the first segment that is not durable, and are written while no segment is
   under way (`cluster.epochs.replicated_ledger`); so an owner that begins at the first of them misses none, and for one
   that begins earlier they say nothing new. What is dropped and not named is said with them: neither owner knows it.
+* What is moved (`move`) is appended once more as it is, and no copy of a segment comes behind the DROPPED record of its
+  attempt. The offsets of an attempt change when all its segments are there again: an owner that reads from before takes
+  the first copies, one that reads from behind them the second ones.
 * All staged bytes together stay below `limit_bytes` and one segment header. At most CACHE_BYTES of data are kept in
   memory, for epochs that are committed soon; the rest is read from the stream.
 
@@ -37,7 +40,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from logstore.errors import CorruptFile, MalformedRequest, StagePosition, StorageFailed
+from logstore.errors import CairnError, CorruptFile, MalformedRequest, StagePosition, StorageFailed
 from logstore.format.epoch_api import Part
 from logstore.format.fields import get_int, get_name, get_objects, parse_object
 from logstore.format.records import Record
@@ -50,7 +53,7 @@ from logstore.format.staged import (
     segment_bytes,
 )
 from logstore.interfaces import Buffer
-from logstore.log.coroutines import start
+from logstore.log.coroutines import all_settled, start
 from logstore.log.ticket import Ticket
 
 SEGMENT: Final = b"segment"
@@ -194,6 +197,7 @@ class ReplicatedStaging:
         """Dropped, and the stream does not say so, nor is it being told; with the first offset of each."""
         self._telling: dict[Ticket[int], Mapping[AttemptKey, int]] = {}
         """The DROPPED records under way, with what they name and the first offset of each."""
+        self._moved: Ticket[None] = Ticket.succeeded(None)
         self.used_bytes = self.named_bytes = 0
         """Of all segments, and of their headers in STAGED records."""
 
@@ -307,10 +311,12 @@ class ReplicatedStaging:
         self._count(segment)
         whole = head + data
         self._keep(segment, whole[len(head) :])
-        pieces = [whole[at : at + PIECE_BYTES] for at in range(0, len(whole), PIECE_BYTES)]
-        appended = [self._append(MORE if number else SEGMENT, piece) for number, piece in enumerate(pieces)]
-        start(self._settle(attempt, segment, appended))
+        start(self._settle(attempt, segment, self._append_pieces(whole)))
         return segment.ticket
+
+    def _append_pieces(self, whole: bytes) -> list[Ticket[int]]:
+        pieces = [whole[at : at + PIECE_BYTES] for at in range(0, len(whole), PIECE_BYTES)]
+        return [self._append(MORE if number else SEGMENT, piece) for number, piece in enumerate(pieces)]
 
     def _count(self, segment: ReplicatedSegment) -> None:
         self.used_bytes += segment.header.size_bytes
@@ -340,22 +346,53 @@ class ReplicatedStaging:
         while self._cached_bytes > CACHE_BYTES and len(self._cache) > 1:
             self._cached_bytes -= len(self._cache.pop(next(iter(self._cache))))
 
+    # ---- moving
+
+    def move(self, keys: Iterable[AttemptKey]) -> None:
+        """Append once more what these attempts have staged: then the stream need not be kept in front of that. Call it
+        every few seconds with those that are to be moved still; nothing is begun while one of them is on its way.
+        """
+        if self._moved.done:
+            attempts = [attempt for key in keys if (attempt := self._attempts.get(key)) is not None]
+            self._moved = start(self._move(attempts))
+
+    async def _move(self, attempts: Sequence[ReplicatedAttempt]) -> None:
+        """One segment after another, so that one is in memory."""
+        for attempt in attempts:
+            segments, offsets = tuple(attempt.segments), list[int]()
+            try:
+                while len(offsets) < len(segments) and all(segment.is_durable for segment in segments):
+                    whole = await self._whole(segments[len(offsets)])
+                    if self._attempts.get(attempt.key) is not attempt:
+                        break  # it was dropped
+                    appended = self._append_pieces(whole)
+                    await all_settled(appended)
+                    places = [ticket.result() for ticket in appended]
+                    offsets.append(places[0])
+            except CairnError:
+                continue  # the next call tries it again; what is damaged stays where it is
+            if len(offsets) == len(segments) == len(attempt.segments):
+                for segment, offset in zip(segments, offsets, strict=True):
+                    segment.offset = offset
+
     # ---- reading back
 
     async def data(self, segment: ReplicatedSegment) -> bytes:
         """The data of a durable segment, checked. Raises StorageFailed, CorruptFile, NotLeader."""
         cached = self._cache.get(segment)
-        if cached is not None:
-            return cached
+        return cached if cached is not None else (await self._whole(segment))[segment.header.header_bytes :]
+
+    async def _whole(self, segment: ReplicatedSegment) -> bytes:
+        """Header and data as they are in the stream. Raises as `data` does."""
         header = segment.header
         whole = b"".join(await self._read(segment.offset, segment.pieces))
-        data = whole[header.header_bytes :]
+        data = memoryview(whole)[header.header_bytes :]
         if len(data) != header.data_bytes or crc32c(data) != header.data_crc:
             raise CorruptFile(
                 f"segment {header.position} of attempt {header.key.attempt!r} of query {header.key.query!r}, at offset "
                 f"{segment.offset} of the topic of epochs, is damaged: {header.data_bytes} bytes were staged"
             )
-        return data
+        return whole
 
     # ---- attempts
 

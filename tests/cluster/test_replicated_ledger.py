@@ -1,5 +1,7 @@
 """The ledger of groups over several owners of its stream."""
 
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from random import Random
 from typing import cast
 
@@ -11,6 +13,7 @@ from logstore.cluster.streams.chunk_reads import ChunkReads
 from logstore.cluster.streams.topics import INTERNAL_MESSAGE_BYTES
 from logstore.engine import StoreEngine
 from logstore.errors import StorageFailed
+from logstore.format.records import Record
 from logstore.log.stream_state import AppendTicket
 from logstore.log.topics import TopicConfig
 from tests.cluster.support import Front, MemoryOwner, NoFiles
@@ -170,6 +173,37 @@ async def test_random_histories_of_owners_keep_what_was_acknowledged(seed: int) 
             model = content(ledger)
             _, ledger = await owners.lead()
             assert content(ledger) == model
+
+
+class MovedMeanwhile:
+    """Records beside a ledger that are moved as soon as nothing is held."""
+
+    def __init__(self) -> None:
+        self.first_offset: int | None = 0
+        self.named_bytes = 0
+
+    def take(self, offset: int, record: Record) -> None:
+        """See OtherRecords."""
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """See OtherRecords."""
+        yield
+        self.first_offset = 1_000
+
+    def named(self) -> Iterable[tuple[bytes, bytes]]:
+        """See OtherRecords."""
+        return [(b"staged", b"at 0")]
+
+
+async def test_the_stream_is_kept_from_where_its_records_were_when_they_were_named() -> None:
+    """The next owner finds them where they are named, and nowhere else."""
+    owners = Owners()
+    front, _ = await owners.lead()
+    ledger = ReplicatedLedger(front.stream, front.clock, MovedMeanwhile())
+    ledger.put({"a": b"1"})
+    read_from = await ledger.tidy(owners.acknowledged)
+    assert (read_from.whole_offset, read_from.named_offset) == (0, 1)
 
 
 async def test_the_bytes_that_live_are_known_without_a_walk() -> None:

@@ -252,13 +252,13 @@ class ReplicatedLedger:
                 ticket = self.append_record(key, value)
                 await settled(ticket)
                 ticket.result()
+            first_offset = self._others.first_offset  # of what is named: it may be moved as soon as nothing is held
         keys, is_acknowledged = deque(self._entries), False
         while keys or not is_acknowledged:  # without entries too: with this batch all in front of it is acknowledged
             ticket = self._append(self._take_some(keys))
             await settled(ticket)
             ticket.result()
             is_acknowledged = True
-        first_offset = self._others.first_offset
         whole_offset = named_offset if first_offset is None else min(named_offset, first_offset)
         return ReadFrom(whole_offset, named_offset, put_bytes)
 
