@@ -51,6 +51,7 @@ from logstore.cluster.streams.replicated_stream import StreamServices
 from logstore.cluster.streams.retention import ClusterRetention
 from logstore.cluster.streams.retention_clock import ClusterClock
 from logstore.cluster.streams.stored_access import HEAD, StoredAccess
+from logstore.cluster.streams.takeover_waits import TakeoverWaits, WaitTimes
 from logstore.cluster.streams.topics import GROUPS_TOPIC, ClusterFacts, ClusterTopics
 from logstore.cluster.survey import Survey
 from logstore.cluster.tier.tier_service import ClusterTierService
@@ -187,9 +188,11 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
         own.bursts,
     )  # fmt: skip
     host = observer.host = ClusterHost(parts, membership)
-    reads = ChunkReads(local.engine, host, files, local.clock, report)
     store_settings = local.engine.store.settings
     age = await ClusterClock.open(metadata, local.clock)
+    times = WaitTimes(local.clock, age.now_ms, store_settings.producer_expiry_ms)
+    waits = TakeoverWaits(metadata, times, report, nursery.start_soon)
+    reads = ChunkReads(local.engine, host, files, local.clock, report, waits)
     retention = ClusterRetention(age, local.clock, store_settings, report)
     services = StreamServices(host, local.clock, report, reads.load_producers, nursery.start_soon, retention)
     facts = ClusterFacts(identity.cluster_id, settings.node_id, store_settings, settings.default_replicas)
@@ -222,7 +225,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     nursery.start_soon(homes.epochs.run)
     survey = Survey(host, metadata, links.is_reachable, local.clock)
     tier = _start_tier(local, topics, host, age)
-    meter = HostMeter(host, links, metadata, local.engine.store.replicas, coordinator)
+    meter = HostMeter(host, links, metadata, local.engine.store.replicas, coordinator, waits)
     views = Views(survey, meter, access, tls, own_place, tier)
     return RunningCluster(engine, placement, homes, host, membership, addresses, views)
 
