@@ -247,8 +247,8 @@ class Refusals:
 
 
 async def a_part_is_refused(world: EpochsWorld) -> None:
-    """A stream refuses its part of an epoch. Records of the others are deleted, the home of epochs is lost, and at last
-    the stream takes its part.
+    """A stream refuses its part of an epoch. Records of the others are deleted, the home of epochs and the owner of
+    another stream are lost, and at last the stream takes its part.
     """
     await world.epoch(0, PARTITIONS)
     home, refusing = await away_from_home(world)
@@ -266,7 +266,9 @@ async def a_part_is_refused(world: EpochsWorld) -> None:
     with pytest.raises(TryAgain, match=f"an epoch is under way behind offset {held}"):
         await result(refused.delete_records(-1))
     assert await result(refused.delete_records(held)) == held
-    await world.kill(home)
+    owner, _ = await led(world, others[0])  # what it has appended, only its stream says
+    for lost in {home, owner}:
+        await world.kill(lost)
     await world.home()
     await trio.sleep(15)  # the next home tries again and again
     for number in others:
