@@ -14,7 +14,7 @@ import trio
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import Committed, Conflict, Page, Reading, Transaction
 from logstore.cluster.members.departures import Departures
-from logstore.cluster.streams.takeover_waits import NOTE_AFTER_S, WaitNotes
+from logstore.cluster.streams.takeover_waits import NOTE_AFTER_S, TakeoverWaits, WaitNotes
 from logstore.cluster.survey import Survey, wait_summary
 from logstore.commands.describe_topic import wait_text, wait_values
 from logstore.errors import CairnError, CorruptChunk, NothingLost, UnknownTopicOrPartition
@@ -120,10 +120,19 @@ async def waiting(
     assert world.leader() is None
     wait = await shown(world)
     assert wait is not None
+    assert counted(world) == 1
     yield damage, wait
+    assert counted(world) == 0
     damage.mend()
     world.check_named = check_named  # type: ignore[method-assign]
     await world.check_all()
+
+
+def counted(world: TierWorld) -> int:
+    """What the metric of all hosts says together."""
+    waits = [life.reads._waits for life in world.hosts.values()]
+    assert all(isinstance(each, TakeoverWaits) for each in waits)
+    return sum(each.count for each in cast(list[TakeoverWaits], waits))
 
 
 async def is_over(world: TierWorld) -> None:
