@@ -443,7 +443,7 @@ def test_an_epoch_that_waits_for_its_stream_moves_in_the_topic_of_epochs(monkeyp
         async with epochs_world("a", "b", "c", partitions=PARTITIONS) as world:
             commit = await stage_for_left(world)
             world.nursery.start_soon(world.ask, commit, EPOCH_COMMIT)
-            for number in range(60):
+            for number in range(45):
                 await world.epoch(number, PARTITIONS)
                 await trio.sleep(2.0)
             home = await world.home()
@@ -475,7 +475,7 @@ def test_an_epoch_that_cannot_be_moved_leaves_room_in_the_topic_of_epochs(monkey
             nursery.start_soon(world.ask, commit, EPOCH_COMMIT)
 
             async def others() -> None:
-                for number in range(60):
+                for number in range(40):
                     await world.epoch(number, PARTITIONS)
                     await trio.sleep(0.5)
 
