@@ -182,7 +182,7 @@ class MovedMeanwhile:
         self.first_offset: int | None = 0
         self.named_bytes = 0
 
-    def take(self, offset: int, record: Record, log_start: int) -> None:
+    def take(self, offset: int, record: Record) -> None:
         """See OtherRecords."""
 
     @asynccontextmanager

@@ -9,8 +9,8 @@ Invariants:
   asked whether the epoch is under way (`logstore.cluster.epochs.epoch_holds`). If it is, nothing was trimmed behind
   END, and the group never came; if it is over, the group was there, and was trimmed. So a group is lost no more than it
   is there twice, also if the offset was said by an owner that had been replaced.
-* A chunk without which an operator lets the stream go on (`logstore.cluster.streams.takeover_waits`) counts as one without END:
-  what it had of an epoch nobody can read, and the epoch is appended behind it.
+* A chunk without which an operator lets the stream go on (`logstore.cluster.streams.takeover_waits`) counts as one
+  without END: what it had of an epoch nobody can read, and the epoch is appended behind it.
 * Another host waits for a group that is under way no longer than WAIT_S, and asks again: a stream that waits for its
   members holds up no groups for other streams, of which a host calls for few at a time.
 * When the ownership ends, all that is known of the stream goes with it. The next owner searches what this one has left.
