@@ -72,6 +72,8 @@ class ClusterFigures(NamedTuple):
     owned_streams: int
     streams_without_owner: int
     """Those that this host claims, and does not own yet, among them."""
+    waiting_takeovers: int
+    """Owned streams that nobody leads, because what says who has written cannot be read."""
     short_streams: int
     """Owned streams whose open chunk has fewer live members than copies are wanted."""
     short_chunks: int

@@ -26,6 +26,7 @@ from logstore.base.metadata.interface import MetadataStore
 from logstore.cluster.members import election
 from logstore.cluster.members.departures import Departures
 from logstore.cluster.members.view import ClusterView, KnownHead, KnownTopic, stream_name
+from logstore.cluster.streams.takeover_waits import WaitNotes
 from logstore.errors import CorruptRegister, UnknownFormatVersion, UnknownTopicOrPartition
 from logstore.format.host_summaries import (
     HOSTS_PER_REPLY,
@@ -34,6 +35,7 @@ from logstore.format.host_summaries import (
     HostSummary,
     PlacesReply,
     PlaceSummary,
+    WaitSummary,
 )
 from logstore.replica.registrations import ChunkRegistration, Member, decode_sealed_chunk
 
@@ -96,6 +98,8 @@ class Survey:
         self._host = host
         self.departures = Departures(host.view, store)
         """What operators may change of hosts."""
+        self.waits = WaitNotes(store, host.view)
+        """What they may change of takeovers that wait."""
         self._view = host.view
         self._store = store
         self._is_reachable = is_reachable
@@ -157,8 +161,9 @@ class Survey:
         async with self._walking:
             heads = {stream: self._view.heads[stream] for stream in streams if stream in self._view.heads}
             counts = await self._count(heads, f"{schema.CHUNKS}{topic_id}/")
+        waits = await self.waits.of_topic(topic_id)
         places = [
-            self._place(partition, stream, known.topic, counts, addresses)
+            self._place(partition, stream, known.topic, counts, addresses, waits.get(partition))
             for partition, stream in zip(partitions, streams, strict=True)
         ]
         return PlacesReply(tuple(places), counts.is_complete)
@@ -253,7 +258,13 @@ class Survey:
         )
 
     def _place(
-        self, partition: int, stream: str, topic: schema.Topic, counts: _Counts, addresses: Mapping[int, str]
+        self,
+        partition: int,
+        stream: str,
+        topic: schema.Topic,
+        counts: _Counts,
+        addresses: Mapping[int, str],
+        wait: schema.Wait | None,
     ) -> PlaceSummary:
         known, owner = self._view.heads.get(stream), self._host.owner_of(stream) or ""
         open_chunk = None if known is None else known.head.open_chunk
@@ -269,7 +280,13 @@ class Survey:
             away=tuple(member.host for member in members if not self.is_alive(member)),
             chunks=counts.chunks[stream],
             under_replicated=counts.short[stream],
+            wait=None if wait is None else wait_summary(wait),
         )
+
+
+def wait_summary(wait: schema.Wait) -> WaitSummary:
+    """A takeover that waits, as operators are told of it."""
+    return WaitSummary(wait.since_ms, wait.chunk, wait.first, wait.end, wait.object, wait.error, wait.lost)
 
 
 def _named(chunk: ChunkRegistration) -> set[str]:
