@@ -21,6 +21,7 @@ import trustme
 from confluent_kafka import KafkaError, Producer
 from confluent_kafka.admin import (
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -165,22 +166,29 @@ def test_users_and_rights_count_on_every_host(cluster: SecuredCluster) -> None:
     here = ("--servers", cluster.hosts["a"].address, *config)
     added = cairn("user", "add", "bob", "--iterations", "4096", *here, text=f"{PASSWORD}\n")
     assert added.returncode == 0, added.stderr
-    refused = produced(cluster, "bob", "b")
-    assert refused is not None
-    assert refused.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
-    allowed = AclBinding(
+    assert is_forbidden(cluster, "bob", "b")
+    rule = (
         ResourceType.TOPIC, TOPIC, ResourcePatternType.LITERAL, "User:bob", "*", AclOperation.WRITE,
         AclPermissionType.ALLOW,
     )  # fmt: skip
+    allowed, removal = AclBinding(*rule), AclBindingFilter(*rule)
     admin = cluster.admin("c")
     admin.create_acls([allowed])[allowed].result(PATIENCE_S)
     until(lambda: all(produced(cluster, "bob", "a", partition=each) is None for each in range(3)), "bob may write")
+    assert admin.delete_acls([removal])[removal].result(PATIENCE_S) == [allowed]
+    until(lambda: all(is_forbidden(cluster, "bob", "a", each) for each in range(3)), "bob may not write any more")
     listed = cairn("user", "list", "--cluster", cluster.url)
     assert listed.stdout.splitlines()[1].startswith("bob: ")
     removed = cairn("user", "remove", "bob", "--servers", cluster.hosts["c"].address, *config)
     assert removed.returncode == 0, removed.stderr
     assert "bob" not in cairn("user", "list", "--cluster", cluster.url).stdout
     until(lambda: not is_logged_in(cluster, "b", "bob"), "b knows no bob")
+
+
+def is_forbidden(made: SecuredCluster, user: str, name: str, partition: int = 0) -> bool:
+    """Whether a host that is asked first, or who leads, says that the user may not write."""
+    error = produced(made, user, name, partition=partition)
+    return error is not None and error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
 
 
 def is_logged_in(made: SecuredCluster, name: str, user: str) -> bool:
