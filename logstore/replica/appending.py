@@ -9,8 +9,9 @@ Invariants:
   not make it fail as well.
 * Members hear what is acknowledged with the next batch, or after `tell_ms` without one; at once, if this host is none
   of them: members show readers nothing beyond what they have heard of.
-* A member is late when its host has confirmed nothing of any stream for `member_timeout_ms` while it had a batch, or
-  when it has a batch for `busy_timeout_ms`: a host that is busy with many streams is slow, and does not fail for that.
+* A member is late when its host has confirmed nothing of any stream for some time while it had a batch, or when it has
+  a batch for longer than that: a host that is busy with many streams is slow, and does not fail for that. `patience`
+  says for how long, from what hosts are seen to take.
 * A member that asks for what it has confirmed, or that has another disk or other bytes now, is doubtful: it is not
   named as a holder when the chunk is sealed.
 
@@ -27,6 +28,7 @@ from logstore.replica.chunk_end import ChunkEnd
 from logstore.replica.effects import Effect, Send
 from logstore.replica.host_state import HostProgress
 from logstore.replica.messages import Append, AppendDone, Entry, OutOfOrder
+from logstore.replica.patience import TIMES_LONGEST, Patience, PatienceLimits
 from logstore.replica.registrations import ChunkRegistration, Member, Prefix
 from logstore.replica.window import Window
 
@@ -51,7 +53,7 @@ MANY_BYTES: Final = 256 << 10
 class OwnerLimits:
     """Bounds and times of an owner. `member_timeout_ms`: a member that has a batch, and whose host has confirmed
     nothing of any stream for so long, has failed; `busy_timeout_ms`: so has one that has not confirmed a batch after
-    that long.
+    that long. Both are the least times, `longest_timeout_ms` is the longest one, of a host that is seen to be slow.
     """
 
     chunk_bytes: int = 64 << 20
@@ -68,6 +70,7 @@ class OwnerLimits:
     """Members hear what is acknowledged after so long without another batch."""
     member_timeout_ms: int = 300
     busy_timeout_ms: int = 2_000
+    longest_timeout_ms: int = 5_000
     fence_wait_ms: int = 300
     """How long a takeover waits for members behind the first one that has answered."""
     suspect_ms: int = 5_000
@@ -104,10 +107,18 @@ class Appending:
         self._host = host
         self._limits = limits
         self._hosts = hosts or HostProgress()
+        least_ms = (limits.member_timeout_ms, limits.busy_timeout_ms)
+        self.patience = Patience(PatienceLimits(*least_ms, limits.longest_timeout_ms), self._hosts)
+        self._notable_ms = min(least_ms) // TIMES_LONGEST
+        """A batch that waits for less teaches nothing."""
         self.window = Window(0, limits.max_in_flight_bytes)
         self.chunk: ChunkRegistration | None = None
         self.progress: dict[Member, MemberProgress] = {}
         self.end = ChunkEnd(limits.chunk_bytes, limits.largest_chunk_bytes, limits.min_chunk_ms)
+        self._has_copy = False
+        """This host is a member."""
+        self._sending_order: list[Member] = []
+        """All members, this host's own behind the others: what goes to these leaves before this disk is asked."""
         self._told_acked_bytes = self._acked_ms = 0
         self._is_to_all = False
         """Everything in flight went to all members at once."""
@@ -123,6 +134,8 @@ class Appending:
         self.chunk = chunk
         nothing = Prefix.empty(chunk.base_offset)
         self.progress = {member: MemberProgress(nothing) for member in chunk.members}
+        self._has_copy = bool(self.members_of(self._host))
+        self._sending_order = sorted(self.progress, key=lambda member: member.host == self._host)
         self.end.begin(now_ms)
         self._told_acked_bytes = 0
 
@@ -131,6 +144,11 @@ class Appending:
         """Whether every batch is acknowledged, and every member was told so."""
         is_told = self._told_acked_bytes >= self.window.acked.length_bytes
         return self.chunk is not None and self.window.is_empty and is_told
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether nothing waits to be sent, or to be told at once, and the chunk goes on."""
+        return self.window.is_all_placed and not self.end.is_due and self.tells_later
 
     # ---- sending
 
@@ -149,14 +167,10 @@ class Appending:
             is_small = self.window.is_all_placed and _size_of(entries) <= SMALL_BYTES
             self._is_to_all &= is_small and in_flight_bytes <= MANY_BYTES
             if self._is_to_all:
-                effects += [self._append_to(self.chunk, member, at, entries) for member in self._others_first()]
+                effects += [self._append_to(self.chunk, member, at, entries) for member in self._sending_order]
             else:
                 effects += self._send_chain(self.chunk, at, entries)
         return effects
-
-    def _others_first(self) -> list[Member]:
-        """All members, this host's own behind the others: what goes to these leaves before this disk is asked."""
-        return sorted(self.progress, key=lambda member: member.host == self._host)
 
     def _send_chain(self, chunk: ChunkRegistration, at: Prefix, entries: tuple[Entry, ...]) -> list[Effect]:
         """To the first of the other members and to this host's own; the rest get it one from the other."""
@@ -202,9 +216,14 @@ class Appending:
             effects += self._send_chain(self.chunk, self.window.placed, ())
         return effects
 
+    @property
+    def tells_later(self) -> bool:
+        """Whether members need not hear at once what is acknowledged; without a copy here they serve the readers."""
+        return self._has_copy
+
     def _tell_ms(self) -> int:
-        """How long members may hear of nothing. Where this host has no copy, readers are served from theirs."""
-        return self._limits.tell_ms if self.members_of(self._host) else 0
+        """How long members may hear of nothing."""
+        return self._limits.tell_ms if self.tells_later else 0
 
     def _resend(self, member: Member, length_bytes: int, now_ms: int) -> list[Effect]:
         found = self.window.entries_from(length_bytes, self._limits.append_bytes)
@@ -224,6 +243,7 @@ class Appending:
         """A member has more. Returns whether something is acknowledged that was not."""
         progress = self.progress[message.member]
         if self.is_progress(message):
+            self._learn_pace(message.member, now_ms)
             progress.durable = message.durable
             progress.is_doubtful = progress.has_refused = False
             progress.resends = 0
@@ -235,10 +255,29 @@ class Appending:
             self._acked_ms = now_ms
         return is_news
 
+    def _learn_pace(self, member: Member, now_ms: int) -> None:
+        """A member confirms what it lacked. Mostly nothing waits for long, and there is nothing to learn."""
+        if now_ms - self.window.oldest_ms(now_ms) > self._notable_ms:
+            since_ms = self.window.waits_since_ms(self.progress[member].durable.length_bytes)
+            if since_ms is not None:
+                self.patience.confirmed(member.host, since_ms, now_ms)
+
+    def give_up(self, members: list[Member], now_ms: int) -> None:
+        """The stream goes on without members that are late: what they confirm still says how slow they are."""
+        self.patience.rolled(now_ms)
+        for member in members:
+            length_bytes = self.progress[member].durable.length_bytes
+            since_ms = self.window.waits_since_ms(length_bytes)
+            if since_ms is not None and self.chunk is not None:
+                self.patience.gave_up(member, self.chunk.epoch, length_bytes, since_ms, now_ms)
+
     def confirmed_by_all(self) -> Prefix:
         """What every member has durably."""
-        confirmed = (progress.durable for progress in self.progress.values())
-        return min(confirmed, key=lambda durable: durable.length_bytes, default=NOTHING)
+        least: Prefix | None = None
+        for progress in self.progress.values():
+            if least is None or progress.durable.length_bytes < least.length_bytes:
+                least = progress.durable
+        return NOTHING if least is None else least
 
     def out_of_order(self, message: OutOfOrder, now_ms: int) -> list[Effect]:
         """A member lacks what lies in front of what it got."""
@@ -269,11 +308,11 @@ class Appending:
         return f"no confirmation for {waited_ms} ms; the host has confirmed nothing of any stream for {silent_ms} ms"
 
     def _is_late(self, member: Member, since_ms: int | None, now_ms: int) -> bool:
-        limits = self._limits
-        if since_ms is None or now_ms - since_ms <= limits.member_timeout_ms:
+        patience, host = self.patience, member.host
+        if since_ms is None or now_ms - since_ms <= patience.least_ms:
             return False
-        is_silent = self._hosts.silent_ms(member.host, since_ms, now_ms) > limits.member_timeout_ms
-        return is_silent or now_ms - since_ms > limits.busy_timeout_ms
+        is_silent = self._hosts.silent_ms(host, since_ms, now_ms) > patience.silent_ms(host, now_ms)
+        return is_silent or now_ms - since_ms > patience.wait_ms(host, now_ms)
 
     def holders(self) -> tuple[tuple[Member, ...], tuple[Member, ...]]:
         """Who has what is acknowledged, the failed ones too, and who may have lost it. If all may, all are named."""
