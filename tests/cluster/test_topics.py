@@ -113,6 +113,25 @@ async def test_a_topic_is_on_every_host(tmp_path: Path) -> None:
             other.front.topic("orders")
 
 
+async def test_what_two_hosts_change_at_once_is_changed(tmp_path: Path) -> None:
+    """Settings and partitions of one topic, by hosts that have not heard of each other's change: none goes back."""
+    async with two_hosts(tmp_path) as (one, other, store):
+        await settled(one.front.create_topic("orders", 2, {"max.message.bytes": "1000"}, 2))
+        await until_seen(store, one, other)
+        changes = [
+            one.front.alter_topic("orders", {"retention.ms": "60000"}),
+            other.front.alter_topic("orders", {"segment.bytes": "2048"}),
+            other.front.add_partitions("orders", 4),
+        ]
+        for change in changes:
+            await settled(change)
+        await until_seen(store, one, other)
+        settings = {"max.message.bytes": "1000", "retention.ms": "60000", "segment.bytes": "2048"}
+        for host in (one, other):
+            topic = host.front.topic("orders")
+            assert (dict(topic.overrides), len(topic.partitions)) == (settings, 4)
+
+
 async def test_the_least_number_of_copies_is_shown_as_it_is_applied(tmp_path: Path) -> None:
     """Half of the copies, if it is not set: clients see that, and not Kafka's default; a reset shows it again."""
     async with two_hosts(tmp_path) as (one, _, _):
