@@ -105,7 +105,9 @@ class HostMeter:
         for stream in self._short.keys() - self._host.owners.keys():
             del self._short[stream]
         looked = 0
-        for stream, owner in list(self._host.owners.items()):
+        for number, (stream, owner) in enumerate(list(self._host.owners.items()), 1):
+            if number % CHUNKS_AT_ONCE == 0:
+                await trio.lowlevel.checkpoint()
             if owner.state not in TAKING:
                 self._short.pop(stream, None)
                 continue

@@ -1,14 +1,13 @@
 """Hosts that leave, in virtual time: drained while clients append, kept after all, removed for good."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import pytest
 import trio
 
 from logstore.base.metadata import schema
-from logstore.base.metadata.interface import Committed, Condition, MetadataStore, Put, Transaction, Watch
+from logstore.base.metadata.interface import Committed, Condition, MetadataStore, Put, Transaction
 from logstore.cluster.members.departures import Departures
 from logstore.cluster.members.view import ClusterView
 from logstore.cluster.survey import Survey
@@ -16,6 +15,7 @@ from logstore.errors import HostStays, UnknownHost
 from logstore.replica.appending import OwnerLimits
 from logstore.replica.registrations import StreamRegistration
 from logstore.testing.clock import ManualClock
+from tests.cluster.late_watches import LateWatches
 from tests.cluster.memory import LIMITS, MemoryCluster, simulated
 
 SMALL_CHUNKS = OwnerLimits(suspect_ms=1_500, repair_timeout_ms=1_000, chunk_bytes=20)
@@ -200,25 +200,6 @@ class Interrupted:
     def has_happened(self) -> bool:
         """Whether there were so many requests."""
         return self._left < 0
-
-
-class LateWatches:
-    """A metadata store whose watches say nothing of some keys."""
-
-    def __init__(self, store: MetadataStore, prefixes: tuple[str, ...]) -> None:
-        self._store = store
-        self._prefixes = prefixes
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    @asynccontextmanager
-    async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Watch]:
-        """See MetadataStore."""
-        if prefix in self._prefixes:
-            await trio.sleep_forever()
-        async with self._store.watch(prefix, after_revision) as watch:
-            yield watch
 
 
 async def late_view(cluster: MemoryCluster, asked: str, *prefixes: str) -> ClusterView:
