@@ -3,6 +3,8 @@
 Invariants:
 * A registration is shown as it comes, whoever asked for it, and again every SHOW_AGAIN_S while a replica of its stream
   has something left to do: a copy that is to be removed, say, whose disk has failed.
+* What replicas need not know at once (`look_later`) is read every SHOW_AGAIN_S, once for all changes of a stream: a
+  copy makes two, and every host that has the stream would read both.
 * Replicas of a stream without a registration go only if its topic is gone too: a registration is there before any.
 """
 
@@ -43,6 +45,8 @@ class ShownRegistrations:
         self._revisions: dict[str, int] = {}
         self._unfinished: dict[str, None] = {}
         """Streams with replicas that are not as the registration says yet."""
+        self._later: dict[str, int] = {}
+        """Revisions of registrations that are to be read with the next look."""
 
     def revision(self, stream: str) -> int:
         """Of the newest registration of a stream that was shown; 0: none was."""
@@ -59,9 +63,21 @@ class ShownRegistrations:
         if not self._replica.is_in_line(stream, registration):
             self._unfinished[stream] = None
 
+    def look_later(self, stream: str, revision: int) -> None:
+        """Sealed chunks of a stream have other members, say, and nothing else has changed: read that soon."""
+        self._later[stream] = revision
+
     def forget(self, stream: str) -> None:
         """The stream's topic was deleted."""
         self._revisions.pop(stream, None)
+        self._later.pop(stream, None)
+
+    def _read_later(self) -> None:
+        """Read what was put off, but for what has been shown meanwhile."""
+        later, self._later = self._later, {}
+        for stream, revision in later.items():
+            if self.revision(stream) < revision and self._replica.has_chunks_of(stream):
+                self._requests.ask(ReadRegistration(stream, revision))
 
     async def run(self) -> None:
         """Show replicas their registrations again, until nothing is left to do about them; new ones, too, which may be
@@ -69,6 +85,7 @@ class ShownRegistrations:
         """
         while True:
             await trio.sleep(SHOW_AGAIN_S)
+            self._read_later()
             unfinished, self._unfinished = self._unfinished | self._replica.begun(), {}
             for stream in unfinished:
                 known = self._requests.registrations.known(stream)
