@@ -3,18 +3,24 @@
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import trio
 
 from logstore.base.metadata import schema
 from logstore.cluster.copies import copy_coordinator
+from logstore.cluster.copies.copy_coordinator import CopyCoordinator
 from logstore.cluster.copies.copy_fields import decode_plan, encode_plan
 from logstore.cluster.copies.copy_plan import Going
 from logstore.cluster.copies.copy_requests import AWAY_S
-from logstore.events import COPIES_UNPLANNED, COPY_PLANNER_CRASHED
+from logstore.cluster.host import ClusterHost
+from logstore.events import COPIES_UNPLANNED, COPY_PLANNER_CRASHED, COPY_PLANNER_MISSING
 from logstore.replica.copy_tokens import CopyGo
-from logstore.replica.registrations import ChunkRegistration
+from logstore.replica.registrations import ChunkRegistration, Member
+from logstore.testing.reports import RecordedReports
 from scheduler.peace.copies import HOST_COPIES, CopyScheduler, Start
 from tests.cluster.memory import LIMITS, MemoryCluster, simulated
 
@@ -351,6 +357,65 @@ def test_a_last_copy_does_not_wait() -> None:
         assert trio.current_time() - began_s < 50
 
     check(test)
+
+
+def test_a_copy_costs_the_metadata_store_few_calls() -> None:
+    """A copy is two swaps and what the plan writes; the other hosts that have the stream read both in one look, with
+    two calls. When each read after each swap, with three, a copy was 17 calls.
+    """
+
+    async def test(cluster: MemoryCluster) -> None:
+        streams = await begin(cluster, hosts="abc", batches=16)
+        lost = await lose_one(cluster, streams)
+        cluster.bytes_per_s = 5e5  # copies take longer than to make the host a member of all streams
+        await trio.sleep(2)
+        cluster.wipe(lost)
+        await cluster.start(lost, rack=f"/r{HOSTS.index(lost)}", node_id=HOSTS.index(lost))
+        owned = [((await cluster.owner(stream)).host, stream) for stream in streams]
+        await cluster.until(lambda: all(len(open_members(host, stream)) == 3 for host, stream in owned))
+        member = cluster.hosts[lost].identity.member
+        missing = sum(member not in chunk.members for chunk in await sealed(cluster, streams))
+        assert missing >= 10
+
+        def is_idle() -> bool:
+            tokens = [each.host.copy_tokens for each in cluster.hosts.values()]
+            return not any(each.held or each.waiting for each in tokens)
+
+        before = sum(each.store.statistics.calls for each in cluster.hosts.values())
+        await cluster.until(is_idle)
+        calls = sum(each.store.statistics.calls for each in cluster.hosts.values()) - before
+        assert await is_whole(cluster, streams)
+        assert calls <= 9 * missing
+
+    check(test)
+
+
+def open_members(host: ClusterHost, stream: str) -> tuple[Member, ...]:
+    """The members of a stream's open chunk."""
+    head = host.head(stream)
+    return () if head is None or head.head.open_chunk is None else head.head.open_chunk.members
+
+
+def test_the_planner_is_loaded_once_and_its_lack_is_said_once() -> None:
+    """A host loads it before it serves, not when it comes to coordinate; nobody hears of a lack before it counts."""
+    loads: list[str] = []
+    reports = RecordedReports()
+
+    async def load() -> None:
+        loads.append("")
+
+    async def main() -> None:
+        host = cast(Any, SimpleNamespace(lease_id=0))
+        coordinator = CopyCoordinator(host, cast(Any, None), cast(Any, None), Random(0), reports, load)
+        for _ in range(2):
+            await coordinator.prepare()
+        assert not reports.of(COPY_PLANNER_MISSING)
+        for _ in range(2):
+            assert not await coordinator.become(0)
+
+    trio.run(main)
+    assert len(loads) == 1
+    assert len(reports.of(COPY_PLANNER_MISSING)) == 1
 
 
 def test_a_host_whose_packages_are_broken_plans_no_copies(monkeypatch: pytest.MonkeyPatch) -> None:

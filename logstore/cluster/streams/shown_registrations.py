@@ -3,8 +3,8 @@
 Invariants:
 * A registration is shown as it comes, whoever asked for it, and again every SHOW_AGAIN_S while a replica of its stream
   has something left to do: a copy that is to be removed, say, whose disk has failed.
-* What replicas need not know at once (`look_later`) is read every SHOW_AGAIN_S, once for all changes of a stream: a
-  copy makes two, and every host that has the stream would read both.
+* What replicas need not know at once (`look_later`) is read after SHOW_AGAIN_S, or twice that, once for all changes of
+  a stream meanwhile: a copy makes two, and every host that has the stream would read both.
 * Replicas of a stream without a registration go only if its topic is gone too: a registration is there before any.
 """
 
@@ -45,8 +45,9 @@ class ShownRegistrations:
         self._revisions: dict[str, int] = {}
         self._unfinished: dict[str, None] = {}
         """Streams with replicas that are not as the registration says yet."""
+        self._due: dict[str, int] = {}
         self._later: dict[str, int] = {}
-        """Revisions of registrations that are to be read with the next look."""
+        """Revisions of registrations that are to be read with the next look, and with the one behind it."""
 
     def revision(self, stream: str) -> int:
         """Of the newest registration of a stream that was shown; 0: none was."""
@@ -65,17 +66,18 @@ class ShownRegistrations:
 
     def look_later(self, stream: str, revision: int) -> None:
         """Sealed chunks of a stream have other members, say, and nothing else has changed: read that soon."""
-        self._later[stream] = revision
+        (self._due if stream in self._due else self._later)[stream] = revision
 
     def forget(self, stream: str) -> None:
         """The stream's topic was deleted."""
         self._revisions.pop(stream, None)
+        self._due.pop(stream, None)
         self._later.pop(stream, None)
 
-    def _read_later(self) -> None:
+    def _read_due(self) -> None:
         """Read what was put off, but for what has been shown meanwhile."""
-        later, self._later = self._later, {}
-        for stream, revision in later.items():
+        due, self._due, self._later = self._due, self._later, {}
+        for stream, revision in due.items():
             if self.revision(stream) < revision and self._replica.has_chunks_of(stream):
                 self._requests.ask(ReadRegistration(stream, revision))
 
@@ -85,7 +87,7 @@ class ShownRegistrations:
         """
         while True:
             await trio.sleep(SHOW_AGAIN_S)
-            self._read_later()
+            self._read_due()
             unfinished, self._unfinished = self._unfinished | self._replica.begun(), {}
             for stream in unfinished:
                 known = self._requests.registrations.known(stream)
