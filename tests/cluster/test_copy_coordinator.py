@@ -3,24 +3,19 @@
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from random import Random
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 import trio
 
 from logstore.base.metadata import schema
 from logstore.cluster.copies import copy_coordinator
-from logstore.cluster.copies.copy_coordinator import CopyCoordinator
 from logstore.cluster.copies.copy_fields import decode_plan, encode_plan
 from logstore.cluster.copies.copy_plan import Going
 from logstore.cluster.copies.copy_requests import AWAY_S
 from logstore.cluster.host import ClusterHost
-from logstore.events import COPIES_UNPLANNED, COPY_PLANNER_CRASHED, COPY_PLANNER_MISSING
+from logstore.events import COPIES_UNPLANNED, COPY_PLANNER_CRASHED
 from logstore.replica.copy_tokens import CopyGo
 from logstore.replica.registrations import ChunkRegistration, Member
-from logstore.testing.reports import RecordedReports
 from scheduler.peace.copies import HOST_COPIES, CopyScheduler, Start
 from tests.cluster.memory import LIMITS, MemoryCluster, simulated
 
@@ -394,28 +389,6 @@ def open_members(host: ClusterHost, stream: str) -> tuple[Member, ...]:
     """The members of a stream's open chunk."""
     head = host.head(stream)
     return () if head is None or head.head.open_chunk is None else head.head.open_chunk.members
-
-
-def test_the_planner_is_loaded_once_and_its_lack_is_said_once() -> None:
-    """A host loads it before it serves, not when it comes to coordinate; nobody hears of a lack before it counts."""
-    loads: list[str] = []
-    reports = RecordedReports()
-
-    async def load() -> None:
-        loads.append("")
-
-    async def main() -> None:
-        host = cast(Any, SimpleNamespace(lease_id=0))
-        coordinator = CopyCoordinator(host, cast(Any, None), cast(Any, None), Random(0), reports, load)
-        for _ in range(2):
-            await coordinator.prepare()
-        assert not reports.of(COPY_PLANNER_MISSING)
-        for _ in range(2):
-            assert not await coordinator.become(0)
-
-    trio.run(main)
-    assert len(loads) == 1
-    assert len(reports.of(COPY_PLANNER_MISSING)) == 1
 
 
 def test_a_host_whose_packages_are_broken_plans_no_copies(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ Invariants:
 * In the store there are one entry of at most 62 KiB and one of some 100 bytes; the first is written for copies that
   begin or end, several at once, at most every PAUSE_S and at most WRITE_BYTES_S on the average: former values stay in
   etcd until it compacts them.
-* The planner is loaded by name, before this host serves (`prepare`): to load it takes a fifth of a second, and beside
-  appends these would wait for it. A host without the packages that it needs never coordinates.
+* The planner is loaded by name when it is needed first: 14 MB that no other host has. A host without the packages that
+  it needs never coordinates.
 
 Sources: SGuard, section 5 (the coordinator calls back when a chunk may be written), section 3 (it recovers by itself).
 """
@@ -101,8 +101,7 @@ class CopyCoordinator:
         self._random = random
         self._report = report
         self._load = load
-        self._is_loaded = self._is_missing = False
-        """Whether it was tried to load the planner; whether that has failed, and was not reported yet."""
+        self._is_loaded = False
         self._plan_copies: PlanCopies | None = None
         self._plan: CopyPlan | None = None
         self._revision = 0
@@ -141,21 +140,15 @@ class CopyCoordinator:
                     with suppress(MetadataError):  # it is away: the next look writes
                         await self._write_down()
 
-    async def prepare(self) -> None:
-        """Load the planner, if that was not tried yet."""
-        if not self._is_loaded:
-            self._plan_copies, self._is_loaded = await self._load(), True
-            self._is_missing = self._plan_copies is None
-
     async def become(self, revision: int) -> bool:
         """Coordinate from now on, if the entry of who does has this revision; whether this host does now.
 
         Raises MetadataError.
         """
-        await self.prepare()
-        if self._is_missing:
-            self._is_missing = False  # once is enough
-            self._report(COPY_PLANNER_MISSING, install="pip install 'cairn[cluster]'")
+        if not self._is_loaded:
+            self._plan_copies, self._is_loaded = await self._load(), True
+            if self._plan_copies is None:
+                self._report(COPY_PLANNER_MISSING, install="pip install 'cairn[cluster]'")
         async with self._turn:
             return await self._become(revision)
 
