@@ -87,7 +87,7 @@ def _lose_disk(trio: Trio, steady_s: float) -> Row:
         end_s = time.monotonic()
         found = producer.stop()
     calm, beside = percentiles(found.between(calm_s, gone_s)), percentiles(found.between(ready_s, end_s))
-    joining, copying = found.between(ready_s, member_s), found.between(member_s, max(done_s, member_s + steady_s))
+    joining, copying = found.between(ready_s, member_s), found.between(member_s, end_s)
     return {
         "held_bytes": held,
         "copied_bytes": trio.kept_bytes(lost, HELD),
@@ -108,20 +108,19 @@ def _lose_disk(trio: Trio, steady_s: float) -> Row:
 
 
 def _wait_copied(trio: Trio, leader: int, lost: int, ready_s: float) -> tuple[float, float]:
-    """Wait until a host that came back is a member of all partitions, and has what the leader has; returns when it was
-    so. Raises PeerFailed when patience ends.
+    """Wait until a host that came back has what the leader has. Returns when all partitions had it as a member again,
+    or the wait was over, and when it had everything. Raises PeerFailed when patience ends.
     """
-    member_s = done_s = 0.0
-    while not (member_s and done_s):
+    member_s = 0.0
+    while True:
         time.sleep(LOOK_S)
         now_s = time.monotonic()
         if now_s - ready_s > PATIENCE_S:
             raise PeerFailed(f"{trio.name}: not copied after {PATIENCE_S:g} s: {trio.kept_bytes(lost, HELD):,} bytes")
         if not member_s and _is_whole(trio):
             member_s = now_s
-        if not done_s and trio.kept_bytes(lost, HELD) >= ENOUGH * trio.kept_bytes(leader, HELD):
-            done_s = now_s
-    return member_s, done_s
+        if trio.kept_bytes(lost, HELD) >= ENOUGH * trio.kept_bytes(leader, HELD):
+            return member_s or now_s, now_s
 
 
 def _is_whole(trio: Trio) -> bool:
