@@ -4,6 +4,7 @@ Invariants:
 * All of the store's code runs on the event loop's thread; other threads see only jobs and immutable views.
 * A waiting task costs no thread; readers are bounded (`READERS`).
 * The jobs of a kick start once all tasks that are to run have had their turn: what arrives together shares a write.
+  Those of `begin` start at once, while such jobs are alone in their turns of the event loop anyway (`Solitude`).
 * The event loop stands still for a disk job for `WAIT_MS` at most, and only while such jobs are short (`Patience`).
 * Beside writes, catch-up reads keep to their share (`ReadShare`). A read that has to wait for it also lets a write go
   first that is under way or queued then, for WRITE_WAIT_S at most: reads go on whatever the disk does.
@@ -16,8 +17,9 @@ from typing import TypeVar
 
 import trio
 
-from logstore.disk.patience import Patience
+from logstore.disk.patience import Patience, Solitude
 from logstore.disk.readers import ReaderThreads
+from logstore.disk.turns import Turns
 from logstore.disk.writers import WriterThreads
 from logstore.errors import (
     CairnError,
@@ -25,11 +27,11 @@ from logstore.errors import (
     OffsetOutOfRange,
     UnknownTopicOrPartition,
 )
-from logstore.events import DISK_FULL, DISK_FULL_OVER, LOOK_UP_INEXACT
+from logstore.events import LOOK_UP_INEXACT
 from logstore.interfaces import FileSystem
 from logstore.log import reading, scanning
 from logstore.log.chunks import ChunkView
-from logstore.log.jobs import DiskJob, WriteFile
+from logstore.log.jobs import DiskJob
 from logstore.log.read_ahead import ReadAhead, ReadPosition, split
 from logstore.log.read_share import ReadShare
 from logstore.log.reading import (
@@ -44,11 +46,12 @@ from logstore.log.reading import (
     from_tail,
     lost,
 )
+from logstore.log.room_watch import RoomWatch
 from logstore.log.scanning import ScanRange, ScanResult, TakeEnd, find_ends
 from logstore.log.served import ForeignStream, ServedStream
-from logstore.log.space import is_full
 from logstore.log.store import Store
 from logstore.log.stream import Stream
+from logstore.log.stream_state import AppendTicket
 from logstore.log.ticket import TicketView
 from logstore.tier.reads import TierReads
 
@@ -81,7 +84,11 @@ class StoreEngine:
         self._fs = fs
         self._writers = writers
         self._patience = Patience()
+        self._solitude = Solitude()
+        self._turns = Turns()
         self._kicked = trio.Event()
+        self._defect: Exception | None = None
+        """What `begin` has met: it ends the engine, and not only whoever called."""
         self._readers = ReaderThreads(READERS)
         self._look_ups = ReaderThreads(1)
         self._ahead = ReadAhead(AHEAD_TOTAL_BYTES)
@@ -92,15 +99,37 @@ class StoreEngine:
         self._share_turn = trio.Lock()
         self._syncing = 0
         self._settled = trio.Event()
-        self._refused_bytes = 0
-        self.disk_error: str | None = None
-        """The error of the last disk job if the disk refused it; None once a job has succeeded again."""
+        self._room = RoomWatch(store.space, store.report)
         self._is_settling = False
         self._after_settling: list[Callable[[], None]] = []
+
+    @property
+    def disk_error(self) -> str | None:
+        """The error of the last disk job if the disk refused it; None once a job has succeeded again."""
+        return self._room.error
+
+    def append(self, stream: ServedStream, records: bytearray | memoryview, *, now_ms: int) -> AppendTicket:
+        """Append a batch; see ServingEngine."""
+        return stream.append(records, now_ms=now_ms)
 
     def kick(self) -> None:
         """Have the queued disk jobs started soon. Call it after a burst of appends."""
         if self.store.queue.may_start:
+            self._kicked.set()
+
+    def begin(self) -> None:
+        """Start the queued disk jobs now if they are alone, and wait for them if they are short and the disk is fast;
+        otherwise as `kick`. Call it when all that happens together has happened; tickets may settle meanwhile.
+        """
+        if not self.store.queue.may_start:
+            return
+        if self._is_settling or not self.waits_for_short_jobs or not self._solitude.may_begin(self._turns.number):
+            self._kicked.set()
+            return
+        try:
+            self._start_and_wait()
+        except Exception as error:  # noqa: BLE001 handed to `run_starts`, which raises it
+            self._defect = error
             self._kicked.set()
 
     async def wait(self, ticket: TicketView[T]) -> T:
@@ -120,12 +149,22 @@ class StoreEngine:
 
     async def run_starts(self) -> None:
         """Start the queued jobs after each kick; runs until cancelled."""
-        while True:
-            await self._kicked.wait()
-            self._kicked = trio.Event()
-            is_short = self._start()
-            if is_short and self.waits_for_short_jobs and self._writers.wait_briefly():
-                self._settle()
+        trio.lowlevel.add_instrument(self._turns)
+        try:
+            while True:
+                await self._kicked.wait()
+                if self._defect is not None:
+                    raise self._defect
+                self._kicked = trio.Event()
+                self._start_and_wait()
+        finally:
+            trio.lowlevel.remove_instrument(self._turns)
+
+    def _start_and_wait(self) -> None:
+        """Start the queued jobs. If short ones are among them, wait for them as long as is good."""
+        is_short = self._start()
+        if is_short and self.waits_for_short_jobs and self._writers.wait_briefly():
+            self._settle()
 
     @property
     def waits_for_short_jobs(self) -> bool:
@@ -157,7 +196,7 @@ class StoreEngine:
                 self._syncing -= not job.is_light
                 if job.is_short:
                     self._patience.note(took_s)
-                self._watch_room(job, None if failure is None else failure[1])
+                self._room.ended(job, None if failure is None else failure[1])
                 queue.finished(job, failure)
         finally:
             self._is_settling = False
@@ -169,29 +208,6 @@ class StoreEngine:
         callbacks, self._after_settling = self._after_settling, []
         for callback in callbacks:
             callback()
-
-    def _watch_room(self, job: DiskJob, failure: OSError | None) -> None:
-        """Report once that the disk is full, and once that it has room again: after as many bytes were written as had
-        been refused, because a small write may fit into an allocated block.
-        """
-        if failure is None and self.disk_error is None and not self._refused_bytes and not job.skipped:
-            return  # the usual case
-        written = sum(len(part) for step in job.operations if isinstance(step, WriteFile) for part in step.buffers)
-        errors = [error for error in (failure, *(error for _, error in job.skipped)) if error is not None]
-        if failure is not None:
-            self.disk_error = failure.strerror or str(failure)
-        full = next((error for error in errors if is_full(error)), None)
-        if full is not None:
-            if not self._refused_bytes:
-                self.store.report(DISK_FULL, error=full.strerror)
-            self.store.space.refused()
-            self._refused_bytes = max(1, written)
-        elif self._refused_bytes and failure is None:
-            self._refused_bytes = max(0, self._refused_bytes - written)
-            if not self._refused_bytes:
-                self.store.report(DISK_FULL_OVER)
-        if self.disk_error is not None and failure is None and written and not self._refused_bytes:
-            self.disk_error = None
 
     def after_settling(self, callback: Callable[[], None]) -> bool:
         """Call `callback` once all jobs that finished together have settled and the next jobs are started.

@@ -1,6 +1,7 @@
 """Carries out what replicas ask of the disk, and tells them what came of it.
 
 Invariants:
+* What a burst asks of the disk begins together when the burst ends, behind the messages that leave then.
 * An operation is reported once, when it is durable or has failed. A cut that finds other bytes is damage; a disk that
   refuses is not.
 * LOADS_AT_ONCE reads for readers have their entries in memory at a time, and MAX_LOADS wait: beyond that they are
@@ -75,6 +76,10 @@ class DiskWork:
 
         self._copies.write_begun(store.operation)
         self._files.perform(store.operation).add_callback(settled)
+        if self._bursts.is_open:
+            self._bursts.gather(self._files.begin)
+        else:
+            self._files.begin_soon()
 
     def load(self, load: Load) -> None:
         """Read entries."""

@@ -16,6 +16,7 @@ from logstore.errors import CorruptChunk, OffsetOutOfRange
 from logstore.log.reading import ReadResult, TimeFound
 from logstore.log.scanning import ScanRange, ScanResult, TakeEnd, find_ends
 from logstore.log.served import ForeignStream, ServedStream
+from logstore.log.stream_state import AppendTicket
 from logstore.log.ticket import TicketView
 
 T = TypeVar("T")
@@ -31,6 +32,14 @@ class ClusterEngine:
         self._bursts = bursts or Bursts()
         self._local = local
         self._reads = reads
+
+    def append(self, stream: ServedStream, records: bytearray | memoryview, *, now_ms: int) -> AppendTicket:
+        """Append a batch; what follows from it gathers until `kick`."""
+        self._bursts.is_flush_coming = True
+        try:
+            return stream.append(records, now_ms=now_ms)
+        finally:
+            self._bursts.is_flush_coming = False
 
     def kick(self) -> None:
         """Have what was appended sent to other hosts, and the queued disk jobs started soon."""

@@ -135,11 +135,19 @@ class ReplicaFiles(Protocol):
         """Whether the disk may take so many bytes of entries now."""
 
     def perform(self, operation: DiskOperation) -> Ticket[None]:
-        """Carry out an operation; the ticket settles when it is durable.
+        """Carry out an operation, from `begin` or `begin_soon` on; the ticket settles when it is durable.
 
         Operations on one chunk are carried out in order. The ticket fails with StorageFailed if the disk refuses, and
         with CorruptChunk if a cut finds that the bytes do not match their checksum.
         """
+
+    def begin(self) -> None:
+        """Begin what was asked for, now if that is good: tickets may settle meanwhile. All is there that is to be
+        written together.
+        """
+
+    def begin_soon(self) -> None:
+        """Begin what was asked for when all tasks that are to run have had their turn."""
 
     def after_settling(self, callback: Callable[[], None]) -> bool:
         """Call back once all tickets that settle together have settled. False: none settles now, no call follows."""

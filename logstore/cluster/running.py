@@ -50,6 +50,7 @@ from logstore.cluster.streams.replica_files import LocalReplicaFiles
 from logstore.cluster.streams.replicated_stream import StreamServices
 from logstore.cluster.streams.retention import ClusterRetention
 from logstore.cluster.streams.retention_clock import ClusterClock
+from logstore.cluster.streams.signs_of_life import SignsOfLife
 from logstore.cluster.streams.stored_access import HEAD, StoredAccess
 from logstore.cluster.streams.topics import GROUPS_TOPIC, ClusterFacts, ClusterTopics
 from logstore.cluster.survey import Survey
@@ -204,7 +205,8 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     await nursery.start(host.run)
     nursery.start_soon(age.run)
     local.engine.store.space.when_short(retention.all_due)
-    placement = Placement(host, lambda: view.members, addresses, topics.groups_topic, settings.node_id)
+    signs = SignsOfLife(settings.host, links.calls, links.is_reachable)
+    placement = Placement(host, lambda: view.members, addresses, topics.groups_topic, settings.node_id, signs.wait)
     ledgers = LedgerServices(topics, reads, metadata, local.clock, report)
     engine = ClusterEngine(local.engine, topics, reads, own.bursts)
     owners = OwnerCalls(host, links.calls)

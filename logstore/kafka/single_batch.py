@@ -147,7 +147,7 @@ class SingleBatch(AnswerSlot):
         is_done = False
         try:
             stream = broker.engine.store.stream(self.topic, self._partition)
-            ticket = stream.append(records, now_ms=broker.clock.wall_ms())
+            ticket = broker.engine.append(stream, records, now_ms=broker.clock.wall_ms())
             is_done = True
         except CairnError as error:
             self._refuse(error)

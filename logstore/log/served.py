@@ -220,6 +220,9 @@ class ServingEngine(Protocol):
     def store(self) -> ServedStore:
         """The topics and streams."""
 
+    def append(self, stream: ServedStream, records: bytearray | memoryview, *, now_ms: int) -> AppendTicket:
+        """`stream.append`, for a caller that calls `kick` before it waits for anything. Raises CairnError."""
+
     def kick(self) -> None:
         """Have the queued disk jobs started soon. Call it after a burst of appends."""
 

@@ -108,6 +108,10 @@ class Appending:
         self.chunk: ChunkRegistration | None = None
         self.progress: dict[Member, MemberProgress] = {}
         self.end = ChunkEnd(limits.chunk_bytes, limits.largest_chunk_bytes, limits.min_chunk_ms)
+        self._has_copy = False
+        """This host is a member."""
+        self._sending_order: list[Member] = []
+        """All members, this host's own behind the others: what goes to these leaves before this disk is asked."""
         self._told_acked_bytes = self._acked_ms = 0
         self._is_to_all = False
         """Everything in flight went to all members at once."""
@@ -123,6 +127,8 @@ class Appending:
         self.chunk = chunk
         nothing = Prefix.empty(chunk.base_offset)
         self.progress = {member: MemberProgress(nothing) for member in chunk.members}
+        self._has_copy = bool(self.members_of(self._host))
+        self._sending_order = sorted(self.progress, key=lambda member: member.host == self._host)
         self.end.begin(now_ms)
         self._told_acked_bytes = 0
 
@@ -131,6 +137,11 @@ class Appending:
         """Whether every batch is acknowledged, and every member was told so."""
         is_told = self._told_acked_bytes >= self.window.acked.length_bytes
         return self.chunk is not None and self.window.is_empty and is_told
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether nothing waits to be sent, or to be told at once, and the chunk goes on."""
+        return self.window.is_all_placed and not self.end.is_due and self.tells_later
 
     # ---- sending
 
@@ -149,14 +160,10 @@ class Appending:
             is_small = self.window.is_all_placed and _size_of(entries) <= SMALL_BYTES
             self._is_to_all &= is_small and in_flight_bytes <= MANY_BYTES
             if self._is_to_all:
-                effects += [self._append_to(self.chunk, member, at, entries) for member in self._others_first()]
+                effects += [self._append_to(self.chunk, member, at, entries) for member in self._sending_order]
             else:
                 effects += self._send_chain(self.chunk, at, entries)
         return effects
-
-    def _others_first(self) -> list[Member]:
-        """All members, this host's own behind the others: what goes to these leaves before this disk is asked."""
-        return sorted(self.progress, key=lambda member: member.host == self._host)
 
     def _send_chain(self, chunk: ChunkRegistration, at: Prefix, entries: tuple[Entry, ...]) -> list[Effect]:
         """To the first of the other members and to this host's own; the rest get it one from the other."""
@@ -202,9 +209,14 @@ class Appending:
             effects += self._send_chain(self.chunk, self.window.placed, ())
         return effects
 
+    @property
+    def tells_later(self) -> bool:
+        """Whether members need not hear at once what is acknowledged; without a copy here they serve the readers."""
+        return self._has_copy
+
     def _tell_ms(self) -> int:
-        """How long members may hear of nothing. Where this host has no copy, readers are served from theirs."""
-        return self._limits.tell_ms if self.members_of(self._host) else 0
+        """How long members may hear of nothing."""
+        return self._limits.tell_ms if self.tells_later else 0
 
     def _resend(self, member: Member, length_bytes: int, now_ms: int) -> list[Effect]:
         found = self.window.entries_from(length_bytes, self._limits.append_bytes)
@@ -237,8 +249,11 @@ class Appending:
 
     def confirmed_by_all(self) -> Prefix:
         """What every member has durably."""
-        confirmed = (progress.durable for progress in self.progress.values())
-        return min(confirmed, key=lambda durable: durable.length_bytes, default=NOTHING)
+        least: Prefix | None = None
+        for progress in self.progress.values():
+            if least is None or progress.durable.length_bytes < least.length_bytes:
+                least = progress.durable
+        return NOTHING if least is None else least
 
     def out_of_order(self, message: OutOfOrder, now_ms: int) -> list[Effect]:
         """A member lacks what lies in front of what it got."""

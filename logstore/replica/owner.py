@@ -396,12 +396,8 @@ class Owner:
         return self.registration.sealed(plan.end, plan.holders, plan.candidates, self._written_ms())
 
     def _damage_reports(self, plan: SealPlan) -> list[Effect]:
-        return [
-            MemberFailed(
-                self.stream, self.registration.epoch, member.host, "its copy is shorter than what was acknowledged"
-            )
-            for member in plan.damaged
-        ]
+        epoch, reason = self.registration.epoch, "its copy is shorter than what was acknowledged"
+        return [MemberFailed(self.stream, epoch, member.host, reason) for member in plan.damaged]
 
     # ---- chunks
 
@@ -484,7 +480,9 @@ class Owner:
             return []
         self._reports.acknowledged()
         acked = Acked(self.stream, self.registration.epoch, self.high_watermark)
-        return [acked, *self._advance(now_ms)]
+        # What is left then is due by time alone, and the next tick does it: a client waits for its answer now.
+        is_steady = self._swap is None and not self.trimming.is_wanted and self._appending.is_steady
+        return [acked] if is_steady else [acked, *self._advance(now_ms)]
 
     def _refused(self, message: Refused, now_ms: int) -> list[Effect]:
         if self.state is OwnerState.FENCING and self._fencing is not None:

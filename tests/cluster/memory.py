@@ -227,6 +227,12 @@ class MemoryFiles:
             raise CorruptChunk(str(error), first_offset=0, last_offset=0) from error
         return Loaded(at, tuple(entries), limit, founding)
 
+    def begin(self) -> None:
+        """See ReplicaFiles: what is asked for has begun."""
+
+    def begin_soon(self) -> None:
+        """See ReplicaFiles: what is asked for has begun."""
+
     def after_settling(self, callback: Callable[[], None]) -> bool:
         """See ReplicaFiles: each settles by itself."""
         return False

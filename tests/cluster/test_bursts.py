@@ -2,6 +2,7 @@
 
 import pytest
 import trio
+import trio.testing
 
 from logstore.cluster.links.bursts import Bursts
 from logstore.replica.messages import Message
@@ -72,6 +73,29 @@ async def test_what_is_gathered_outside_a_burst_goes_soon() -> None:
         bursts.gather(event.set)
         bursts.flush()
         assert event.is_set()
+        nursery.cancel_scope.cancel()
+
+
+async def test_nobody_is_woken_for_what_its_caller_flushes() -> None:
+    """It goes with that `flush`, or with the next burst."""
+    bursts, called = Bursts(), list[str]()
+
+    def call() -> None:
+        called.append("call")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bursts.run)
+        await trio.testing.wait_all_tasks_blocked()
+        bursts.is_flush_coming = True
+        bursts.gather(call)
+        bursts.is_flush_coming = False
+        await trio.testing.wait_all_tasks_blocked()
+        assert not called
+        bursts.flush()
+        assert called == ["call"]
+        bursts.gather(call)
+        await trio.testing.wait_all_tasks_blocked()
+        assert called == ["call", "call"]
         nursery.cancel_scope.cancel()
 
 

@@ -1,8 +1,8 @@
 """Metadata answers of a cluster are those that the protocol's own schemas give; and what a host says of the cluster."""
 
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -249,5 +249,52 @@ def test_a_host_that_takes_over_is_told_when_it_takes_batches() -> None:
             nursery.start_soon(load_producers)
             assert SETTLE_S / 2 <= await settled_after_s(placement, topic) < SETTLE_S
         assert topic.front.stream.is_leader
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_a_client_that_is_first_to_know_of_a_death_is_told_the_new_leader() -> None:
+    """Its connection to the leader has ended, and this host's link is up still: the leader is asked for a sign of life,
+    and the takeover is waited for when that shows that it is gone. This host itself is its own sign.
+    """
+
+    async def main() -> None:
+        host, topic, members = KnownHost(), OneStream(), {"a": member(1, "disk-a"), "b": member(2, "disk-b")}
+        asked: list[set[str]] = []
+
+        async def await_signs(hosts: Iterable[str]) -> None:
+            asked.append(set(hosts))
+            await trio.sleep(SETTLE_S / 2)
+            host.is_moving = True
+
+        async def take_over() -> None:
+            await trio.sleep(SETTLE_S)
+            host.is_moving, host.owner = False, "b"
+
+        placement = Placement(host, lambda: members, {}, lambda: None, 3, await_signs)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(take_over)
+            assert SETTLE_S <= await settled_after_s(placement, topic) <= SETTLE_S + LOOK_S
+        assert asked == [{"a"}]
+        assert placement.placed(TOPIC_ID, 0).leader == 2
+        host.owner = None
+        await placement.settle([topic])
+        assert asked == [{"a"}, set()]
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_another_takeover_is_waited_for_as_the_first_one() -> None:
+    """Nobody has asked here in between: the stream's epoch says that it is another one."""
+
+    async def main() -> None:
+        host, topic, members = KnownHost(), OneStream(), {"a": member(1, "disk-a")}
+        placement = Placement(host, lambda: members, {}, lambda: None, 3)
+        host.is_moving = True
+        assert await settled_after_s(placement, topic) >= SETTLE_S
+        assert await settled_after_s(placement, topic) == 0
+        assert host.known is not None
+        host.known = KnownHead(replace(host.known.head, epoch=host.known.head.epoch + 1), 10)
+        assert await settled_after_s(placement, topic) >= SETTLE_S
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from logstore.disk.patience import LIMIT_S, Patience
+from logstore.disk.patience import CROWDED, LIMIT_S, Patience, Solitude
 
 FAST_S = LIMIT_S / 5
 HANG_S = 30.0
@@ -51,3 +51,18 @@ def test_a_fast_disk_stays_waited_for_through_a_job_that_is_a_little_slow() -> N
         patience.note(FAST_S)
     patience.note(2 * LIMIT_S)
     assert patience.is_worth_it
+
+
+def test_one_job_in_a_turn_begins_at_once() -> None:
+    """Another one in the same turn does not, and might have shared its write: then the next ones wait."""
+    solitude = Solitude()
+    assert [solitude.may_begin(turn) for turn in range(3)] == [True] * 3
+    assert not solitude.may_begin(2)
+    assert [solitude.may_begin(turn) for turn in range(3, 3 + CROWDED)] == [False] * (CROWDED - 1) + [True]
+    turn = 3 + CROWDED
+    assert solitude.may_begin(turn)
+    for _ in range(3):
+        for _ in range(CROWDED // 2):
+            turn += 1
+            assert not (solitude.may_begin(turn) and solitude.may_begin(turn))
+        assert not solitude.may_begin(turn)

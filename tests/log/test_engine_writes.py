@@ -13,13 +13,14 @@ import trio
 
 from logstore.base.system import SystemClock
 from logstore.disk.files import OsFiles
-from logstore.disk.patience import LIMIT_S
+from logstore.disk.patience import CROWDED, LIMIT_S
 from logstore.engine import StoreEngine, open_engine
 from logstore.format.records import Record, encode_batch
 from logstore.interfaces import Buffer, FileSystem
 from logstore.log.jobs import DiskJob, WorkOnFile
 from logstore.log.store import Store, StoreSettings
 from logstore.log.stream import Stream
+from logstore.log.stream_state import AppendTicket
 from logstore.testing.reports import RecordedReports
 from tests.support.limits import PATIENCE_S
 
@@ -178,6 +179,64 @@ async def test_answers_are_given_before_the_loop_waits_again(tmp_path: Path, is_
         assert answered == [1]
 
 
+async def test_a_write_that_is_alone_begins_at_once(tmp_path: Path) -> None:
+    """Without a turn of the event loop. One that might have shared a write with another waits for the tasks that are to
+    run, and so do those behind it, until writes are alone again for a while.
+    """
+    async with running(FastFiles(tmp_path)) as (engine, streams):
+        tickets: list[AppendTicket] = []
+
+        def begun() -> int:
+            return engine.store.journal.blocks + engine.store.queue.in_flight
+
+        def begins(stream: Stream) -> bool:
+            tickets.append(stream.append(batch(), now_ms=SystemClock().wall_ms()))
+            before = begun()
+            engine.begin()
+            return begun() > before
+
+        async def all_settled() -> None:
+            for ticket in tickets:
+                await engine.wait(ticket)
+            await make_patient(engine, streams[7])
+            await trio.lowlevel.checkpoint()
+
+        for _ in range(3):
+            await all_settled()
+            assert begins(streams[0])
+        await all_settled()
+        assert begins(streams[1])
+        assert not begins(streams[2])
+        crowded = 0
+        while not begins(streams[3]):
+            crowded += 1
+            await all_settled()
+            assert crowded <= CROWDED
+        assert crowded >= CROWDED - 1
+        await all_settled()
+        assert {ticket.error for ticket in tickets} == {None}
+
+
+async def test_a_disk_that_is_slow_is_not_waited_for_at_once(tmp_path: Path) -> None:
+    """Not before it was seen to be fast: what is to begin waits for the tasks that are to run."""
+    files = FastFiles(tmp_path)
+    async with running(files) as (engine, streams):
+        await make_patient(engine, streams[0])
+        files.goes_on.clear()
+        first = streams[0].append(batch(), now_ms=SystemClock().wall_ms())
+        engine.begin()
+        while not files.is_hanging.is_set():
+            await trio.lowlevel.checkpoint()
+        await trio.sleep(50 * LIMIT_S)  # so long the sync takes
+        files.goes_on.set()
+        await engine.wait(first)
+        assert not engine.waits_for_short_jobs
+        second = streams[0].append(batch(), now_ms=SystemClock().wall_ms())
+        engine.begin()
+        assert engine.store.queue.may_start
+        await engine.wait(second)
+
+
 class Defect:
     """A source of one job that has a defect: it raises what is not an error of the disk."""
 
@@ -212,6 +271,24 @@ async def test_a_defect_on_a_writer_thread_ends_the_engine(tmp_path: Path) -> No
             finally:
                 ended.append("the body")
     assert ended == ["the body"]
+
+
+async def test_a_defect_that_begins_at_once_ends_the_engine(tmp_path: Path) -> None:
+    """And not only whoever has asked for it."""
+
+    class TakesNone(Defect):
+        """It raises as soon as it is asked for its job."""
+
+        def take_job(self) -> DiskJob | None:
+            """Fails."""
+            raise ZeroDivisionError
+
+    with pytest.RaisesGroup(ZeroDivisionError):
+        async with running(FastFiles(tmp_path)) as (engine, streams):
+            await make_patient(engine, streams[0])
+            engine.store.queue.ready(TakesNone())
+            engine.begin()
+            await trio.sleep_forever()
 
 
 async def test_a_cancelled_engine_finishes_what_waits(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ request.
 
 Invariants:
 * A burst begins and ends within one turn of the event loop, and nothing in it waits.
-* What is gathered outside a burst goes with the next `flush`, or in the next turn: `run` sees to that.
+* What is gathered outside a burst goes with the next `flush`, or in the next turn: `run` sees to that, unless the
+  caller does (`is_flush_coming`).
 * What callbacks gather goes before the burst ends. A callback that is gathered twice is called once.
 """
 
@@ -25,6 +26,8 @@ class Bursts:
         self.number = 0
         """Of the last burst that has begun."""
         self._gathered: dict[Callback, None] = {}
+        self.is_flush_coming = False
+        """Set while a caller gathers what goes with a `flush` of its own, before it waits: nobody need be woken."""
         self._more = trio.lowlevel.ParkingLot()
 
     @property
@@ -34,7 +37,7 @@ class Bursts:
 
     def gather(self, callback: Callback) -> None:
         """Call back at the end of the burst, or soon."""
-        if not self._depth and not self._gathered:
+        if not self._depth and not self._gathered and not self.is_flush_coming:
             self._more.unpark()
         self._gathered[callback] = None
 

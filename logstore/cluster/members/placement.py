@@ -7,14 +7,16 @@ Invariants:
   no broker takes the answer for half of one, and librdkafka then asks nobody again for minutes.
 * Node ids of hosts that are gone are remembered: as many as there were hosts since the start.
 * A client that asks while streams change hands waits for that, SETTLE_S at most since it was seen first: librdkafka,
-  told of the leader that is gone, asks again after a second. What was seen is forgotten after AGAIN_S: by then it
-  may be another takeover, if nobody has asked in between.
+  told of the leader that is gone, asks again after a second. What was seen is forgotten after AGAIN_S, or when the
+  stream has another epoch: then it may be another takeover, if nobody has asked in between.
+* Before that, other hosts that lead what a client asks for are asked for a sign of life (`signs_of_life`): the client's
+  connection to a process that was killed may end before this host's link to it.
 * A client that waits costs a look at one stream for each LOOK_S: there may be thousands, while this host takes over.
 """
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import takewhile
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from itertools import islice, takewhile
 from typing import Final, NamedTuple, Protocol
 
 import trio
@@ -32,6 +34,8 @@ AGAIN_S: Final = 10.0
 LOOK_S: Final = 0.005
 MAX_SETTLING: Final = 64
 """Takeovers of more streams take longer than anybody waits."""
+MAX_OWNERS_LOOKED_UP: Final = 500
+"""The owners of so many partitions are asked for a sign of life: a look at them takes a millisecond."""
 TURNS: Final = 2
 """Of the event loop: the end of a link that came before a client's question is taken before it is answered."""
 
@@ -70,6 +74,14 @@ class PlacingHost(Protocol):
         """Whether the stream's owner is gone or out of reach, or does not take appends yet."""
 
 
+AwaitSigns = Callable[[Iterable[str]], Awaitable[None]]
+"""Waits for a sign of life of hosts (`logstore.cluster.streams.signs_of_life`)."""
+
+
+async def _no_signs(_: Iterable[str]) -> None:
+    """Nobody is asked."""
+
+
 class Placement:
     """See the module. `addresses` are this host's listeners by name, as all hosts name theirs; `groups` gives the id of
     the topic of groups, or has it made; `node_id` is this host's.
@@ -82,15 +94,17 @@ class Placement:
         addresses: Mapping[str, str],
         groups: Callable[[], uuid.UUID | None],
         node_id: int,
+        await_signs: AwaitSigns = _no_signs,
     ) -> None:
+        self._await_signs = await_signs
         self._host = host
         self._node_id = node_id
         self._groups = groups
         self._members = members
         self._addresses = addresses
         self._node_ids: dict[str, int] = {}
-        self._settling_s: dict[str, float] = {}
-        """Streams that change hands, and when that was seen first; the oldest first."""
+        self._settling_s: dict[tuple[str, int], float] = {}
+        """Streams that change hands, with their epochs, and when that was seen first; the oldest first."""
 
     def nodes(self, host: str, port: int) -> Sequence[Node]:
         """The hosts that are alive, and this one; `host` and `port` are what the client's listener advertises here."""
@@ -140,6 +154,7 @@ class Placement:
         for _ in range(TURNS):
             await trio.lowlevel.checkpoint()
         places = [(topic, partition) for topic in topics for partition in range(len(topic.partitions))]
+        await self._await_signs(self._owners_of(islice(places, MAX_OWNERS_LOOKED_UP)))
         moving = [place for place in places if self._is_moving(*place)]
         if not 0 < len(moving) <= MAX_SETTLING:
             return
@@ -150,13 +165,23 @@ class Placement:
             else:
                 moving.pop()
 
+    def _owners_of(self, places: Iterable[tuple[ServedTopic, int]]) -> set[str]:
+        """The hosts that own these partitions, as far as they live."""
+        owners = {self._host.owner_of(_stream_of(*place)) for place in places}
+        return {owner for owner in owners if owner is not None}
+
     def _seen_s(self, moving: Iterable[tuple[ServedTopic, int]]) -> float:
         """When the last one of these was seen to change hands first, now at the latest."""
         now_s = trio.current_time()
         old = takewhile(lambda seen: now_s - seen[1] >= AGAIN_S, self._settling_s.items())
-        for stream in [stream for stream, _ in old]:
-            del self._settling_s[stream]
-        return max(self._settling_s.setdefault(_stream_of(*place), now_s) for place in moving)
+        for move in [move for move, _ in old]:
+            del self._settling_s[move]
+        return max(self._settling_s.setdefault(self._move_of(_stream_of(*place)), now_s) for place in moving)
+
+    def _move_of(self, stream: str) -> tuple[str, int]:
+        """What tells one takeover of a stream from another one."""
+        known = self._host.head(stream)
+        return stream, 0 if known is None else known.head.epoch
 
     def _is_moving(self, topic: ServedTopic, partition: int) -> bool:
         """Whether a partition changes hands."""
@@ -164,7 +189,7 @@ class Placement:
         is_mine = self.placed(topic.topic_id, partition).leader == self._node_id
         if self._host.is_changing_hands(stream) or (is_mine and not topic.partitions[partition].is_leader):
             return True
-        self._settling_s.pop(stream, None)
+        self._settling_s.pop(self._move_of(stream), None)
         return False
 
     def coordinator(self, host: str, port: int) -> Node | None:

@@ -61,13 +61,16 @@ class LocalReplicaFiles:
         """See `ReplicaFiles`."""
         return self._engine.store.space.has_room(size_bytes)
 
+    def begin(self) -> None:
+        """Begin what was asked for, at once; see `ReplicaFiles`."""
+        self._engine.begin()
+
+    def begin_soon(self) -> None:
+        """Begin what was asked for; see `ReplicaFiles`."""
+        self._engine.kick()
+
     def perform(self, operation: DiskOperation) -> Ticket[None]:
         """Carry out an operation; see `ReplicaFiles`."""
-        ticket = self._perform(operation)
-        self._engine.kick()
-        return ticket
-
-    def _perform(self, operation: DiskOperation) -> Ticket[None]:
         if isinstance(operation, WriteEntries):
             at = ChunkPrefix(*operation.at)
             return self._chunks.append(operation.stream, operation.epoch, at, operation.entries, operation.founding)
