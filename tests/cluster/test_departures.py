@@ -1,14 +1,13 @@
 """Hosts that leave, in virtual time: drained while clients append, kept after all, removed for good."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import pytest
 import trio
 
 from logstore.base.metadata import schema
-from logstore.base.metadata.interface import Committed, Condition, MetadataStore, Put, Transaction, Watch
+from logstore.base.metadata.interface import Committed, Condition, MetadataStore, Put, Transaction
 from logstore.cluster.members.departures import Departures
 from logstore.cluster.members.view import ClusterView
 from logstore.cluster.survey import Survey
@@ -16,6 +15,7 @@ from logstore.errors import HostStays, UnknownHost
 from logstore.replica.appending import OwnerLimits
 from logstore.replica.registrations import StreamRegistration
 from logstore.testing.clock import ManualClock
+from tests.cluster.late_watches import LateWatches
 from tests.cluster.memory import LIMITS, MemoryCluster, simulated
 
 SMALL_CHUNKS = OwnerLimits(suspect_ms=1_500, repair_timeout_ms=1_000, chunk_bytes=20)
@@ -202,30 +202,17 @@ class Interrupted:
         return self._left < 0
 
 
-class LateMembers:
-    """A metadata store whose watches say nothing of members."""
-
-    def __init__(self, store: MetadataStore) -> None:
-        self._store = store
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    @asynccontextmanager
-    async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Watch]:
-        """See MetadataStore."""
-        if prefix == schema.MEMBERS:
-            await trio.sleep_forever()
-        async with self._store.watch(prefix, after_revision) as watch:
-            yield watch
+async def late_view(cluster: MemoryCluster, asked: str, *prefixes: str) -> ClusterView:
+    """The view of a host that hears no more of some keys."""
+    view = ClusterView(cast(MetadataStore, LateWatches(cluster.hosts[asked].store, prefixes)), cluster.reports)
+    cluster.nursery.start_soon(view.run)
+    await view.complete()
+    return view
 
 
 async def asked_late(cluster: MemoryCluster, asked: str, at: int, happens: Happens) -> tuple[Departures, Interrupted]:
     """What an operator says to a host that hears of no member any more, and what happens before its n-th request."""
-    store = cluster.hosts[asked].store
-    view = ClusterView(cast(MetadataStore, LateMembers(store)), cluster.reports)
-    cluster.nursery.start_soon(view.run)
-    await view.complete()
+    store, view = cluster.hosts[asked].store, await late_view(cluster, asked, schema.MEMBERS)
     interrupted = Interrupted(store, at, happens)
     return Departures(view, cast(MetadataStore, interrupted)), interrupted
 
@@ -335,6 +322,26 @@ def test_a_disk_that_is_back_while_another_host_is_removed(at: int) -> None:
         await cluster.start("a")
 
     simulated(test, "a", "b", "c", "d")
+
+
+def test_who_asks_a_host_that_hears_nothing_is_answered() -> None:
+    """What is said of a host is said, also if the host that was asked does not hear of it; the next one who asks is not
+    held up either.
+    """
+
+    async def test(cluster: MemoryCluster) -> None:
+        view = await late_view(cluster, "b", schema.MEMBERS, schema.LEAVING)
+        asked = Departures(view, cluster.hosts["b"].store)
+        await asked.drain("c")
+        await asked.undrain("c")
+        await cluster.kill("a")
+        await cluster.until(lambda: "a" not in cluster.hosts["b"].view.members)
+        assert await asked.remove("a") == 0
+        assert await asked.remove("a") == 0
+        assert not view.leaving
+        assert len(await disks(cluster)) == 2
+
+    simulated(test, "a", "b", "c")
 
 
 def test_the_last_two_hosts_are_not_drained_at_once() -> None:

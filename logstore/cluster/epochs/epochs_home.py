@@ -14,7 +14,8 @@ Invariants:
   entry is put for it: a trim makes room where there is none for entries.
 * What is staged and not committed holds KEPT_CHUNKS of the stream at most, however little it is: it lies between what
   all other queries stage, and a stream with MAX_CHUNKS takes nothing any more, not even the entries by which it is
-  tidied. What a committed epoch holds has to stay: from STAGED_CHUNKS on no more is staged, and entries have the rest.
+  tidied. What a committed epoch needs has to stay, and is moved to the end of the stream, so that it holds no more than
+  that. What cannot be read is not moved: from STAGED_CHUNKS on no more is staged, and entries have the rest.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,14 @@ from logstore.cluster.epochs.askers import Askers
 from logstore.cluster.epochs.group_delivery import GroupDelivery
 from logstore.cluster.epochs.replicated_ledger import LedgerHome, LedgerServices, ReplicatedLedger
 from logstore.cluster.epochs.staged_records import StagedBeside, StagedRecords
-from logstore.cluster.streams.owner_calls import EPOCHS_LIMIT, IS_UNDER_WAY, CallServer, OwnerCalls, answered
+from logstore.cluster.streams.owner_calls import (
+    EPOCHS_LIMIT,
+    IS_UNDER_WAY,
+    CallServer,
+    OwnerCalls,
+    answered,
+    certain_home,
+)
 from logstore.cluster.streams.replicated_stream import ReplicatedStream
 from logstore.cluster.streams.topics import EPOCHS_TOPIC
 from logstore.epochs.epochs import DEFAULT_STAGED_AGE_MS, Epochs
@@ -146,10 +154,14 @@ class EpochsHome:
 
     # ---- who has them
 
-    @property
-    def is_made(self) -> bool:
-        """Whether there is a topic of epochs; without it, no query has any."""
-        return EPOCHS_TOPIC in self._services.topics.topics
+    async def is_made(self) -> bool:
+        """Whether there is a topic of epochs, as the metadata store says where this host has not heard of it; without
+        it, no query has any. Raises TryAgain.
+        """
+        try:
+            return await certain_home(self.known_stream, EPOCHS_TOPIC, self._services.metadata) is not None
+        except MetadataError as error:
+            raise TryAgain(f"the metadata store does not say whether queries have epochs: {error}") from error
 
     @property
     def stream(self) -> str | None:
@@ -229,6 +241,7 @@ class EpochsHome:
                     await trio.sleep(TICK_S)
                     epochs.tick(now_ms=clock.wall_ms())
                     epochs.drop_uncommitted(ledger.held_for_too_long())
+                    ledger.staging.move(ledger.held_for_too_long())
                     ledger.staging.tell_dropped()
             finally:
                 self.epochs = self._ledger = ledger.records.nursery = None

@@ -36,6 +36,8 @@ from logstore.errors import CorruptRegister, HostStays, UnknownFormatVersion, Un
 from logstore.replica.registrations import ChunkRegistration, Member, decode_sealed_chunk
 
 TRIES: Final = 5
+SEEN_S: Final = 5.0
+"""How long who asked waits for this host to see what was said: `cairn hosts` then shows it. It is said all the same."""
 
 
 class Held(NamedTuple):
@@ -129,13 +131,14 @@ class Departures:
         return await self._commit(schema.leave(host, schema.Leaving(how=how), revision, conditions))
 
     async def _commit(self, transaction: Transaction) -> int | None:
-        """The revision, if it was made surely, and this host has seen it; if not, all is read again."""
+        """The revision, if it was made surely; this host has seen it then, or will. If not, all is read again."""
         try:
             outcome = await self._store.commit(transaction)
         except OutcomeUnknown:
             return None
         if isinstance(outcome, Committed):
-            await self._view.leaving_reached(outcome.revision)
+            with trio.move_on_after(SEEN_S):
+                await self._view.leaving_reached(outcome.revision)
             return outcome.revision
         return None
 

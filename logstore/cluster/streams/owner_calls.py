@@ -25,8 +25,10 @@ from typing import Final, Protocol
 
 import trio
 
+from logstore.base.metadata import schema
+from logstore.base.metadata.interface import MetadataStore
 from logstore.cluster.members.view import ClusterView
-from logstore.errors import CairnError, HostUnreachable, MalformedRequest
+from logstore.errors import CairnError, HostUnreachable, MalformedRequest, TryAgain
 from logstore.format.epoch_api import decode_error, error_fields
 from logstore.format.fields import decode_fields, encode_fields
 from logstore.interfaces import Buffer
@@ -44,6 +46,15 @@ EPOCHS_LIMIT: Final = 10
 IS_UNDER_WAY: Final = 11
 
 
+async def certain_home(known: str | None, topic: str, metadata: MetadataStore) -> str | None:
+    """The stream of a topic of the cluster's own, if this host knows it; None: there is no such topic, as the metadata
+    store says. Raises TryAgain if this host has not heard of it yet, MetadataError.
+    """
+    if known is None and (await metadata.get(schema.topic_key(topic))).entry is not None:
+        raise TryAgain(f"this host has not heard yet of topic {topic!r}, which is there; retry")
+    return known
+
+
 class Owners(Protocol):
     """Who owns a stream, as this host knows it (`logstore.cluster.host`)."""
 
@@ -52,7 +63,10 @@ class Owners(Protocol):
 
     @property
     def view(self) -> ClusterView:
-        """Tells when any owner may be another one."""
+        """Tells of each change of hosts, topics and registrations in the metadata store, most of which change no owner.
+        It does not tell when a host counts as gone because its address refuses connections: `owner_of` says so at once,
+        and who waits for the view hears of it when the lease ends or another host claims.
+        """
 
 
 class Calls(Protocol):
@@ -85,7 +99,9 @@ class OwnerCalls:
         return self._owners.owner_of(stream)
 
     async def changed(self) -> None:
-        """Wait until any owner may be another one."""
+        """Wait for the next change in the metadata store, of whatever stream or host (`Owners.view`). An owner may be
+        another one after it, and may be gone before it: wait with a limit, and ask `owner_of`.
+        """
         await self._owners.view.changed()
 
     async def call(self, stream: str, kind: int, payload: Sequence[Buffer]) -> memoryview:
