@@ -24,15 +24,15 @@ SHOW_AGAIN_S: Final = 2.0
 
 
 class ShownRegistrations:
-    """See the module. `known` gives the registration of a stream that was read last, `ask` has it read; `topic_of`
-    knows the topic of a stream, or None; `carry_out` takes what replicas ask for. `run` must run.
+    """See the module. `known` gives the registration of a stream that was read last, `ask` has it read, of a revision at
+    least; `topic_of` knows the topic of a stream, or None; `carry_out` takes what replicas ask for. `run` must run.
     """
 
     def __init__(
         self,
         replica: Replica,
         known: Callable[[str], RegistrationRead | None],
-        ask: Callable[[str], None],
+        ask: Callable[[str, int], None],
         topic_of: Callable[[str], object | None],
         carry_out: Callable[[Iterable[Effect]], None],
         report: Report,
@@ -80,7 +80,7 @@ class ShownRegistrations:
         due, self._due, self._later = self._due, self._later, {}
         for stream, revision in due.items():
             if self.revision(stream) < revision and self._replica.has_chunks_of(stream):
-                self._requests.ask(ReadRegistration(stream, revision))
+                self._ask(stream, revision)
 
     async def run(self) -> None:
         """Show replicas their registrations again, until nothing is left to do about them; new ones, too, which may be
@@ -96,7 +96,7 @@ class ShownRegistrations:
                     self.show(known)
                 elif self._replica.has_anything_of(stream):
                     self._unfinished[stream] = None
-                    self._ask(stream)
+                    self._ask(stream, 0)
 
     def _deleted(self, stream: str) -> None:
         if self._topic_of(stream) is None and self._replica.has_anything_of(stream):
