@@ -24,8 +24,8 @@ SHOW_AGAIN_S: Final = 2.0
 
 
 class ShownRegistrations:
-    """See the module. `known` gives the registration of a stream that was read last, `ask` has it read, of a revision at
-    least; `topic_of` knows the topic of a stream, or None; `carry_out` takes what replicas ask for. `run` must run.
+    """See the module. `known` gives the registration of a stream that was read last, `ask` has it read, of a revision
+    at least; `topic_of` knows the topic of a stream, or None; `carry_out` takes what replicas ask for. `run` must run.
     """
 
     def __init__(
