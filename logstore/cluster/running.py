@@ -171,12 +171,9 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     identity = await establish_identity(metadata, local.files, settings.host, local.random, report)
     files = await LocalReplicaFiles.open(local.engine)
     view, observer = ClusterView(metadata, report), _Observer()
-    peer_files = settings.security.peer
-    tls = PeerTls(peer_files) if peer_files.certificate else None
+    tls = _peer_tls(settings, local)
     own = OwnEnd(identity.cluster_id, identity.member, observer, report, tls=tls)
     links = HostLinks(own)
-    if tls is not None:
-        nursery.start_soon(follow_certificates, tls, local.clock, report)
     link = await nursery.start(links.serve, settings.listen)
     PeerList(view, links, report)
     addresses: dict[str, str] = {}
@@ -230,6 +227,15 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     meter = HostMeter(host, links, metadata, local.engine.store.replicas, coordinator, waits)
     views = Views(survey, meter, access, tls, own_place, tier)
     return RunningCluster(engine, placement, homes, host, membership, addresses, views)
+
+
+def _peer_tls(settings: ClusterSettings, local: LocalParts) -> PeerTls | None:
+    """TLS of the links between hosts, whose files are followed from now on; None without a certificate."""
+    if not settings.security.peer.certificate:
+        return None
+    tls = PeerTls(settings.security.peer)
+    local.nursery.start_soon(follow_certificates, tls, local.clock, local.report)
+    return tls
 
 
 def _takeover_waits(local: LocalParts, metadata: MetadataStore, age: ClusterClock) -> TakeoverWaits:

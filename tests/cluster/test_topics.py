@@ -27,6 +27,7 @@ from logstore.log.topics import TopicConfig
 from logstore.testing.clock import ManualClock
 from logstore.testing.reports import RecordedReports
 from tests.cluster.support import MemoryOwner, no_producers
+from tests.support.limits import PATIENCE_S
 
 
 class Host:
@@ -52,7 +53,7 @@ async def settled(ticket: Ticket[Any]) -> Any:
     """The outcome of a change."""
     event = trio.Event()
     ticket.add_callback(lambda _: event.set())
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE_S):
         await event.wait()
     return ticket.result()
 
@@ -60,7 +61,7 @@ async def settled(ticket: Ticket[Any]) -> Any:
 async def until_seen(store: MetadataStore, *hosts: Host) -> None:
     """Wait until hosts know every change of topics so far."""
     newest = await store.get("topics/any")
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE_S):
         for host in hosts:
             await host.view.topics_reached(newest.revision)
 
