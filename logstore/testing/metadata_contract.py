@@ -209,6 +209,10 @@ async def _pages(test: StoreUnderTest) -> None:
     newest = await store.page("a/", newer_than=second.revision, after=keys[3])
     _expect(([each.key for each in newest.entries], newest.more), ([keys[5]], False), "the last newer entries")
     _expect((await store.page("a/", newer_than=newest.revision)).entries, (), "entries newer than all")
+    beside = await store.page("a/", newer_than=newest.revision, beside=keys[3])
+    _expect((beside.entries, beside.beside), ((), (await store.get(keys[3])).entry), "a key beside a page")
+    beside = await store.page("a/", after=keys[-2], beside=keys[4])
+    _expect(([each.key for each in beside.entries], beside.beside), ([keys[-1]], None), "an absent key beside a page")
     every = await store.page("", limit=3)
     _expect([entry.key for entry in every.entries], ["A/1", "a", "a."], "a page of everything")
 
@@ -411,6 +415,7 @@ def _beyond_limits(store: MetadataStore) -> Sequence[tuple[str, Callable[[], Awa
         ("a page newer than no revision", lambda: store.page("a", newer_than=-1)),
         ("a large page", lambda: store.page("a", limit=MAX_PAGE_ENTRIES + 1)),
         ("a prefix that is not ASCII", lambda: store.page("ä")),
+        ("a key beside a page that is not ASCII", lambda: store.page("a", beside="ä")),
         ("reading no key", lambda: store.get("")),
         ("a short lease", lambda: store.grant_lease(MIN_LEASE_S - 1)),
         ("a long lease", lambda: store.grant_lease(MAX_LEASE_S + 1)),
