@@ -179,6 +179,10 @@ class InvalidQuota(CairnError):
     """A quota of an unknown kind, for an unknown kind of client, or out of range."""
 
 
+class AdoptionUnderWay(CairnError):
+    """The users, ACLs and quotas of a cluster that `cairn adopt` is making cannot be changed before it is made."""
+
+
 class AccessFull(CairnError):
     """Users, ACLs and quotas of a cluster would take more room in its metadata store than they may."""
 

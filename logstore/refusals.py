@@ -66,14 +66,19 @@ def refuse_foreign_files(data_dir: Path) -> None:
             )
 
 
+def refuse_adopted(data_dir: Path, why: str) -> None:
+    """Raises ConfigError if a cluster has what a data directory has; `why`: what that means for who asks."""
+    if (data_dir / ADOPTED_FILE).exists():
+        raise ConfigError(
+            f"{data_dir / ADOPTED_FILE}: a cluster has the log of this data directory, or `cairn adopt` was "
+            f"interrupted: run that again, and start the host on the directory that it has made. {why}; only if that "
+            "cluster is given up, remove the file"
+        )
+
+
 def refuse_other_kind(settings: SidecarConfig) -> None:
     """Raises ConfigError if a host of a cluster would start alone on its data directory."""
-    if (settings.data_dir / ADOPTED_FILE).exists():
-        raise ConfigError(
-            f"{settings.data_dir / ADOPTED_FILE}: a cluster has the log of this data directory, or `cairn adopt` was "
-            "interrupted: run that again, and start the host on the directory that it has made. What is appended here "
-            "would be missing there; only if that cluster is given up, remove the file"
-        )
+    refuse_adopted(settings.data_dir, "What is appended here would be missing there")
     if (settings.data_dir / ADOPTION_FILE).exists():
         raise ConfigError(
             f"{settings.data_dir / ADOPTION_FILE}: `cairn adopt` has not completed this directory: run it again"

@@ -46,7 +46,7 @@ from logstore.log.data_directory import prepare_directory
 from logstore.log.jobs import JobQueue
 from logstore.log.ledger import Ledger
 from logstore.log.ticket import Ticket
-from logstore.refusals import refuse_foreign_files
+from logstore.refusals import refuse_adopted, refuse_foreign_files
 
 DEFAULT_ITERATIONS: Final = 16_384
 """The most that Kafka itself takes; a login costs a client some 10 ms."""
@@ -187,7 +187,9 @@ def _place(arguments: argparse.Namespace) -> Callable[[Act], None] | None:
     if arguments.cluster is None:
         if security.is_set:
             raise ConfigError(f"{', '.join(f'--{name}' for name in ETCD_FLAGS)} go with --cluster URL")
-        return None if arguments.data_dir is None else partial(_offline, arguments.data_dir)
+        if arguments.data_dir is None:
+            return None
+        return partial(_offline, arguments.data_dir, is_change=arguments.action != "list")
     if arguments.data_dir is not None:
         raise ConfigError(
             "give --cluster URL or --data-dir, not both: the users of a cluster are in its metadata store"
@@ -212,10 +214,12 @@ def _in_cluster(where: EtcdUrl | SqliteUrl, security: ClusterSecurity, act: Act)
     trio.run(run)
 
 
-def _offline(data_dir: Path, act: Act) -> None:
+def _offline(data_dir: Path, act: Act, *, is_change: bool) -> None:
     """Open the users of a data directory, act, and make durable what was changed. Raises CairnError, OSError."""
     refuse_foreign_files(data_dir)
     with locked_directory(data_dir, "sidecar"):
+        if is_change:
+            refuse_adopted(data_dir, "Its users are those of the cluster: give --cluster URL, not --data-dir")
         files = OsFiles(data_dir)
         try:
             prepare_directory(files, uuid.uuid4)

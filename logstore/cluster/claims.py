@@ -2,8 +2,8 @@
 
 Invariants:
 * Only streams of topics that the view has are claimed, and only while this host is a member.
-* Hosts claim one after the other (`election.claim_rank`). A host that does not reach enough others to open a chunk
-  comes behind all that may.
+* Hosts claim one after the other (`claim_rank` of `logstore.cluster.members.election`). A host that does not reach
+  enough others to open a chunk comes behind all that may.
 * A stream goes to the host that should own it, among the members of its open chunk, once the live hosts have been the
   same for BALANCE_AFTER_S: one stream in BALANCE_STEP_S, so that a takeover disturbs few producers at a time.
 * A stream of a host that leaves goes to the host that should own it, whether or not that has the open chunk.

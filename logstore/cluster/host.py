@@ -5,11 +5,12 @@
 | effect | carried out by | comes back as |
 |---|---|---|
 | `Send` | `Links` | `receive` |
-| `Store`, `Load` | `disk_work` on `ReplicaFiles` | `stored`, `loaded` and their failures |
-| `ReadRegistration`, `SwapRegistration` | `registration_requests` | `registration_read`, `…_seen`, `swap_answered` |
+| `Store`, `Load` | `logstore.cluster.disk_work` on `ReplicaFiles` | `stored`, `loaded` and their failures |
+| `ReadRegistration`, `SwapRegistration` | `RegistrationRequests` | `registration_read`, `…_seen`, `swap_answered` |
 | `Ready`, `Acked`, `Deposed`, `Unavailable` | the stream's `StreamObserver` | – |
 
-It claims streams (`claims`), tells owners which members live (`live_hosts`), and forgets the streams of deleted topics.
+It claims streams (`logstore.cluster.claims`), tells owners which members live (`logstore.cluster.live_hosts`), and
+forgets the streams of deleted topics.
 
 For the front of Kafka: `observe` each stream that clients may use, then `ready` says that this host owns it. While it
 does, `may_append` and `append` take batches whose offsets begin at `next_offset`; everything below the offset of the
@@ -22,7 +23,7 @@ Order of a start: `establish_identity`, the files, the listeners' sockets, the l
 Invariants:
 * All methods are called on the event loop's thread. None waits but those that are `async`.
 * Bounded: MAX_LOADS reads of the disk, MAX_READS reads of other hosts, three requests for the registration of a stream,
-  tokens for copies that are ordered (`host_state`) and made (`copies`) here.
+  tokens for copies that are ordered (`logstore.replica.host_state`) and made (`logstore.cluster.copies.copies`) here.
 * Safety is the state machines'; who is taken for alive here decides only what is tried when.
 """
 

@@ -16,6 +16,8 @@ long.
 Invariants:
 * This host itself is always chosen: it knows that it lives.
 * A host that refused is back when it is reachable, or has started anew.
+* For how long a host is not reachable counts while this host was running (`RunningTime`): one that stood still has made
+  no connection meanwhile either, and neither gives up the others nor leaves the cluster for that.
 * No promise rests on any of this: it decides what is tried, and when.
 """
 
@@ -27,6 +29,7 @@ from typing import Final
 import trio
 
 from logstore.base.metadata import schema
+from logstore.base.running_time import RunningTime
 from logstore.cluster.copies.copy_pace import DEFAULT_GRACE_S
 from logstore.cluster.interfaces import Links
 from logstore.cluster.members import election
@@ -66,6 +69,7 @@ class LiveHosts:
     ) -> None:
         self._grace_s = grace_s
         self._began_s = trio.current_time()
+        self._running = RunningTime(self._began_s, 2 * LOOK_S)
         self._usable: frozenset[str] = frozenset()
         self._gone_s: dict[str, float] = {}
         """Hosts that are awaited, and when they went."""
@@ -134,7 +138,7 @@ class LiveHosts:
             self._look()
 
     def _look(self) -> None:
-        now_s = trio.current_time()
+        now_s = self._running.turn(trio.current_time())
         hosts = [host for host in self._view.members if host != self._name]
         reachable = {host for host in hosts if self._links.is_reachable(host)}
         is_back = bool(reachable & self._refusing.keys())

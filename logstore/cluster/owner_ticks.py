@@ -1,8 +1,10 @@
 """The time of the owners on one host, and the ticks of those that are not at rest.
 
 Invariants:
-* Owners' time passes with the turns of the event loop, a few ticks' worth in each: while this host stands still, or is
-  late with everything, the confirmations that it has not read yet blame nobody. It never goes back.
+* Owners' time passes while the event loop is running (`RunningTime`): a turn counts for two ticks at most, so while
+  this host stands still, or is late with everything, the confirmations that it has not read yet blame nobody.
+* Behind a turn that came late, nobody is judged before what had arrived by then was read: TURNS_TO_READ turns of the
+  loop, each of which reads up to 256 KiB from every other host.
 * While all owners are at rest, time passes as on the clock.
 * A tick costs what is due: owners at rest, however many, have none, but for one at the time that they name (`wake_ms`),
   when a host that has failed may be chosen again. Ticks that take long come more rarely: a thousand
@@ -15,6 +17,7 @@ from typing import Final
 
 import trio
 
+from logstore.base.running_time import RunningTime
 from logstore.replica.effects import Effect
 from logstore.replica.owner import Owner
 from logstore.replica.owner_states import OwnerState
@@ -23,29 +26,10 @@ TICK_S: Final = 0.02
 TICKS_AT_ONCE: Final = 64
 PAUSE_PER_TICK: Final = 3
 """Ticks take a quarter of the time at most."""
-TICKS_PER_TURN: Final = 2
-"""Time that a turn of the event loop counts for at most, in pauses between ticks."""
-
-
-class OwnerTime:
-    """Time in seconds that passes with turns; see the module. No clock of its own."""
-
-    def __init__(self, now_s: float) -> None:
-        self._time_s = self._turn_s = now_s
-        self._latest_ms = 0
-        self.longest_turn_s = TICKS_PER_TURN * TICK_S
-
-    def now_ms(self, now_s: float) -> int:
-        """The owners' time in the turn that has begun last."""
-        now_ms = int((self._time_s + min(now_s - self._turn_s, self.longest_turn_s)) * 1000)
-        self._latest_ms = max(self._latest_ms, now_ms)
-        return self._latest_ms
-
-    def turn(self, now_s: float, *, is_idle: bool = False) -> None:
-        """Another turn begins. `is_idle`: until now nobody waited for anything."""
-        passed_s = now_s - self._turn_s
-        self._time_s += passed_s if is_idle else min(passed_s, self.longest_turn_s)
-        self._turn_s = now_s
+LONGEST_TURN_S: Final = 2 * TICK_S
+"""A turn of the event loop counts for so much of the owners' time at most."""
+TURNS_TO_READ: Final = 8
+"""Confirmations are short; what lies in front of them is mostly less than these turns read."""
 
 
 class OwnerTicks:
@@ -58,7 +42,7 @@ class OwnerTicks:
         self._wakes_ms: dict[str, int] = {}
         """Owners at rest that are to have a tick at a time of theirs."""
         self._restless_now = trio.Event()
-        self._time = OwnerTime(trio.current_time())
+        self._time = RunningTime(trio.current_time(), LONGEST_TURN_S)
 
     def __len__(self) -> int:
         """How many owners are not at rest."""
@@ -74,7 +58,7 @@ class OwnerTicks:
         now_s = trio.current_time()
         if not self._restless:
             self._time.turn(now_s, is_idle=True)
-        return self._time.now_ms(now_s)
+        return int(self._time.at(now_s) * 1000)
 
     def follow(self, owner: Owner) -> None:
         """Give an owner ticks until it is at rest."""
@@ -88,17 +72,34 @@ class OwnerTicks:
         while True:
             if not self._restless:
                 await self._idle()
-            await trio.sleep(pause_s)
+            await self._pass_time(pause_s)
             begin_s = trio.current_time()
-            self._time.turn(begin_s)
-            now_ms = self._time.now_ms(begin_s)
+            now_ms = self._turn()
             self._wake(now_ms)
             for number, (stream, owner) in enumerate(list(self._restless.items()), start=1):
                 self._tick(stream, owner, now_ms)
                 if number % TICKS_AT_ONCE == 0:
                     await trio.lowlevel.checkpoint()
+                    self._turn()
             pause_s = max(TICK_S, PAUSE_PER_TICK * (trio.current_time() - begin_s))
-            self._time.longest_turn_s = TICKS_PER_TURN * pause_s
+
+    def _turn(self) -> int:
+        """Another turn of the event loop has begun; returns the owners' time in ms."""
+        return int(self._time.turn(trio.current_time()) * 1000)
+
+    async def _pass_time(self, pause_s: float) -> None:
+        """Let the loop run for a while, and, if its last turn came late, read what had arrived by then."""
+        until_s = trio.current_time() + pause_s
+        late_s = 0.0
+        while (now_s := trio.current_time()) < until_s:
+            due_s = min(until_s, now_s + TICK_S)
+            await trio.sleep_until(due_s)
+            self._turn()
+            late_s = trio.current_time() - due_s
+        if late_s > TICK_S:
+            for _ in range(TURNS_TO_READ):
+                await trio.lowlevel.checkpoint()
+                self._turn()
 
     async def _idle(self) -> None:
         """Wait until an owner is not at rest, or is to have a tick."""

@@ -212,7 +212,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     owners = OwnerCalls(host, links.calls)
     groups = LedgerHome(GROUPS_TOPIC, ledgers, lambda stream: ReplicatedLedger(stream, local.clock))
     readers = ReadersHome(topics, groups, store_settings.hold_limits, age.now_ms, report)
-    holds = retention.holds = ReaderHolds(topics, owners, lambda: readers.stream)
+    holds = retention.holds = ReaderHolds(topics, owners, lambda: readers.stream, metadata)
     homes = Homes(groups, EpochsHome(ledgers, owners, local.limits), readers, holds, owners, links.calls, topics)
     retention.epochs = under_way = EpochHolds(owners, lambda: homes.epochs.known_stream, metadata, nursery.start_soon)
     readers.answer_owners(links.calls)

@@ -20,6 +20,8 @@ Invariants:
 * STAGED records name all attempts up to the first segment that is not durable, and are written while no segment is
   under way (`cluster.epochs.replicated_ledger`); so an owner that begins at the first of them misses none, and for one
   that begins earlier they say nothing new. What is dropped and not named is said with them: neither owner knows it.
+* A segment that is named, and lies in front of the stream's start, is passed over, and so are those behind it: a host
+  of an earlier version, which knows no names, trims what it has dropped before the stream says that it is.
 * All staged bytes together stay below `limit_bytes` and one segment header. At most CACHE_BYTES of data are kept in
   memory, for epochs that are committed soon; the rest is read from the stream.
 
@@ -214,8 +216,8 @@ class ReplicatedStaging:
         """The attempts for which the stream has to be kept in front of an offset."""
         return [key for key, attempt in self._attempts.items() if 0 <= attempt.first_offset < offset]
 
-    def take(self, offset: int, record: Record) -> None:
-        """Read back a record. Raises CorruptFile, UnknownFormatVersion."""
+    def take(self, offset: int, record: Record, log_start: int = 0) -> None:
+        """Read back a record; `log_start`: where the stream starts now. Raises CorruptFile, UnknownFormatVersion."""
         value = record.value or b""
         if record.key == SEGMENT:
             self._reading = _Pieces(offset, value)
@@ -225,7 +227,8 @@ class ReplicatedStaging:
             self._forget(_decode_keys(value))
         elif record.key == STAGED:
             for named, at in _decode_named(value):
-                self._take_segment(named, at)
+                if at >= log_start:
+                    self._take_segment(named, at)
         if self._reading is not None and len(self._reading.data) >= self._reading.size_bytes:
             pieces, self._reading = self._reading, None
             header = pieces.header()

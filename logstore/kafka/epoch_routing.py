@@ -60,9 +60,9 @@ class EpochRouting:
 
     async def handle(self, api_key: int, body: memoryview, _: AnswerBudget, caller: Caller) -> tuple[list[Buffer], int]:
         """Answer a client's request. Who only looks makes no topic of epochs."""
-        if api_key == DESCRIBE_QUERIES and not self._home.is_made:
-            return encode_operator_reply(QueriesReply(())), 0
         try:
+            if api_key == DESCRIBE_QUERIES and not await self._home.is_made():
+                return encode_operator_reply(QueriesReply(())), 0
             return await self._routing.ask(_Asked(api_key, caller, body)), 0
         except TryAgain as error:
             return encode_reply_body(error), 0

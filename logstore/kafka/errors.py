@@ -45,6 +45,7 @@ CODES: dict[type[Exception], ErrorCode] = {
     errors.InvalidAcl: ErrorCode.invalid_request,
     errors.InvalidQuota: ErrorCode.invalid_request,
     errors.AccessFull: ErrorCode.policy_violation,
+    errors.AdoptionUnderWay: ErrorCode.policy_violation,
     MetadataUnavailable: ErrorCode.request_timed_out,
     OutcomeUnknown: ErrorCode.request_timed_out,
     errors.NotLeader: ErrorCode.not_leader_or_follower,

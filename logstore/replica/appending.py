@@ -9,8 +9,9 @@ Invariants:
   not make it fail as well.
 * Members hear what is acknowledged with the next batch, or after `tell_ms` without one; at once, if this host is none
   of them: members show readers nothing beyond what they have heard of.
-* A member is late when its host has confirmed nothing of any stream for `member_timeout_ms` while it had a batch, or
-  when it has a batch for `busy_timeout_ms`: a host that is busy with many streams is slow, and does not fail for that.
+* A member is late when its host has confirmed nothing of any stream for some time while it had a batch, or when it has
+  a batch for longer than that: a host that is busy with many streams is slow, and does not fail for that. `patience`
+  says for how long, from what hosts are seen to take.
 * A member that asks for what it has confirmed, or that has another disk or other bytes now, is doubtful: it is not
   named as a holder when the chunk is sealed.
 
@@ -27,6 +28,7 @@ from logstore.replica.chunk_end import ChunkEnd
 from logstore.replica.effects import Effect, Send
 from logstore.replica.host_state import HostProgress
 from logstore.replica.messages import Append, AppendDone, Entry, OutOfOrder
+from logstore.replica.patience import TIMES_LONGEST, Patience, PatienceLimits
 from logstore.replica.registrations import ChunkRegistration, Member, Prefix
 from logstore.replica.window import Window
 
@@ -51,7 +53,7 @@ MANY_BYTES: Final = 256 << 10
 class OwnerLimits:
     """Bounds and times of an owner. `member_timeout_ms`: a member that has a batch, and whose host has confirmed
     nothing of any stream for so long, has failed; `busy_timeout_ms`: so has one that has not confirmed a batch after
-    that long.
+    that long. Both are the least times, `longest_timeout_ms` is the longest one, of a host that is seen to be slow.
     """
 
     chunk_bytes: int = 64 << 20
@@ -68,6 +70,7 @@ class OwnerLimits:
     """Members hear what is acknowledged after so long without another batch."""
     member_timeout_ms: int = 300
     busy_timeout_ms: int = 2_000
+    longest_timeout_ms: int = 5_000
     fence_wait_ms: int = 300
     """How long a takeover waits for members behind the first one that has answered."""
     suspect_ms: int = 5_000
@@ -104,6 +107,10 @@ class Appending:
         self._host = host
         self._limits = limits
         self._hosts = hosts or HostProgress()
+        least_ms = (limits.member_timeout_ms, limits.busy_timeout_ms)
+        self.patience = Patience(PatienceLimits(*least_ms, limits.longest_timeout_ms), self._hosts)
+        self._notable_ms = min(least_ms) // TIMES_LONGEST
+        """A batch that waits for less teaches nothing."""
         self.window = Window(0, limits.max_in_flight_bytes)
         self.chunk: ChunkRegistration | None = None
         self.progress: dict[Member, MemberProgress] = {}
@@ -236,6 +243,7 @@ class Appending:
         """A member has more. Returns whether something is acknowledged that was not."""
         progress = self.progress[message.member]
         if self.is_progress(message):
+            self._learn_pace(message.member, now_ms)
             progress.durable = message.durable
             progress.is_doubtful = progress.has_refused = False
             progress.resends = 0
@@ -246,6 +254,22 @@ class Appending:
         if is_news:
             self._acked_ms = now_ms
         return is_news
+
+    def _learn_pace(self, member: Member, now_ms: int) -> None:
+        """A member confirms what it lacked. Mostly nothing waits for long, and there is nothing to learn."""
+        if now_ms - self.window.oldest_ms(now_ms) > self._notable_ms:
+            since_ms = self.window.waits_since_ms(self.progress[member].durable.length_bytes)
+            if since_ms is not None:
+                self.patience.confirmed(member.host, since_ms, now_ms)
+
+    def give_up(self, members: list[Member], now_ms: int) -> None:
+        """The stream goes on without members that are late: what they confirm still says how slow they are."""
+        self.patience.rolled(now_ms)
+        for member in members:
+            length_bytes = self.progress[member].durable.length_bytes
+            since_ms = self.window.waits_since_ms(length_bytes)
+            if since_ms is not None and self.chunk is not None:
+                self.patience.gave_up(member, self.chunk.epoch, length_bytes, since_ms, now_ms)
 
     def confirmed_by_all(self) -> Prefix:
         """What every member has durably."""
@@ -284,11 +308,11 @@ class Appending:
         return f"no confirmation for {waited_ms} ms; the host has confirmed nothing of any stream for {silent_ms} ms"
 
     def _is_late(self, member: Member, since_ms: int | None, now_ms: int) -> bool:
-        limits = self._limits
-        if since_ms is None or now_ms - since_ms <= limits.member_timeout_ms:
+        patience, host = self.patience, member.host
+        if since_ms is None or now_ms - since_ms <= patience.least_ms:
             return False
-        is_silent = self._hosts.silent_ms(member.host, since_ms, now_ms) > limits.member_timeout_ms
-        return is_silent or now_ms - since_ms > limits.busy_timeout_ms
+        is_silent = self._hosts.silent_ms(host, since_ms, now_ms) > patience.silent_ms(host, now_ms)
+        return is_silent or now_ms - since_ms > patience.wait_ms(host, now_ms)
 
     def holders(self) -> tuple[tuple[Member, ...], tuple[Member, ...]]:
         """Who has what is acknowledged, the failed ones too, and who may have lost it. If all may, all are named."""

@@ -2,23 +2,49 @@
 
 Invariants:
 * `HostProgress` counts only confirmations of more than was durable before: a host whose process lives, and whose disk
-  hangs, makes no progress.
+  hangs, makes no progress. It keeps two numbers for each host of how slow that is (`LongestLately`).
 * Copies wait for goes (`copy_tokens`), changes of members because a host has come for their turn (`growths`).
 * No clock: who calls says what time it is, in milliseconds of the owners' time.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
+from logstore.base.longest_lately import LongestLately
 from logstore.replica.copy_tokens import CopyTokens
 from logstore.replica.growths import Growths
 
+LATELY_MS: Final = 30_000
+"""What a host was seen to take counts for that long, and twice as long at most."""
+
+
+class HostTimes:
+    """The longest time that each host has taken lately for something."""
+
+    def __init__(self) -> None:
+        self._longest: dict[str, LongestLately] = {}
+
+    def note(self, host: str, took_ms: int, now_ms: int) -> None:
+        """A host has taken so long."""
+        self._longest.setdefault(host, LongestLately(LATELY_MS)).note(took_ms, now_ms)
+
+    def of(self, host: str, now_ms: int) -> int:
+        """The longest time lately; 0: it was always quick."""
+        longest = self._longest.get(host)
+        return 0 if longest is None else int(longest.at(now_ms))
+
 
 class HostProgress:
-    """When each host has last made something durable that was sent to it."""
+    """When each host has last made something durable that was sent to it, and how long it takes (`patience`).
+
+    `silences`: for how long hosts that had something to confirm confirmed nothing at all, until they did; `waits`: for
+    how long batches waited for them.
+    """
 
     def __init__(self) -> None:
         self._confirmed_ms: dict[str, int] = {}
+        self.silences, self.waits = HostTimes(), HostTimes()
 
     def note(self, host: str, now_ms: int) -> None:
         """A host has confirmed more than before, of any stream."""

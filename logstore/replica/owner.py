@@ -261,6 +261,8 @@ class Owner:
         if isinstance(message, Refused):
             return self._refused(message, now_ms)
         if message.member not in self._appending.progress or not self._is_open(message.epoch):
+            if isinstance(message, AppendDone) and self._appending.patience.answered(message, now_ms):
+                self._suspects.answered(message.member)
             return []
         if isinstance(message, AppendDone):
             return self._confirmed(message, now_ms)
@@ -345,9 +347,8 @@ class Owner:
 
     def _fenced(self, message: Refused) -> list[Effect]:
         """A member takes only newer epochs. It may be an old answer, about an epoch that this owner has replaced."""
-        if message.fence_epoch > self.registration.epoch:
-            return self._depose(message.fence_epoch)
-        return []
+        is_newer = message.fence_epoch > self.registration.epoch
+        return self._depose(message.fence_epoch) if is_newer else []
 
     # ---- takeover
 
@@ -474,7 +475,7 @@ class Owner:
 
     def _confirmed(self, message: AppendDone, now_ms: int) -> list[Effect]:
         if self._appending.is_progress(message):
-            self._suspects.until_ms.pop(message.member, None)
+            self._suspects.confirmed(message.member)
             self._reports.confirmed(message.member)
         if not self._appending.confirmed(message, now_ms):
             return []
@@ -521,7 +522,7 @@ class Owner:
         late = [member for member in self._appending.late(now_ms) if member not in gone]
         effects: list[Effect] = []
         if late:
-            effects = self._fail(late, self._appending.lateness(late[0], now_ms), now_ms)
+            effects = self._fail(late, self._appending.lateness(late[0], now_ms), now_ms, is_slow=True)
         if self._state_is_appending() and gone:
             effects += self._fail(gone, "it is gone", now_ms)
         if self._state_is_appending():
@@ -544,7 +545,7 @@ class Owner:
     def _state_is_appending(self) -> bool:
         return self.state is OwnerState.APPENDING
 
-    def _fail(self, members: list[Member], reason: str, now_ms: int) -> list[Effect]:
+    def _fail(self, members: list[Member], reason: str, now_ms: int, *, is_slow: bool = False) -> list[Effect]:
         """Members of the open chunk fail: go on with another set, if there is one; else wait for them. One that has
         refused is no suspect again for this chunk, for it will never take it: it may take the next.
         """
@@ -556,13 +557,15 @@ class Owner:
             if member in gone:
                 self._suspects.until_ms[member] = now_ms + self.limits.suspect_ms  # gone is not broken
             else:
-                self._suspects.add(member, self.limits.suspect_ms, now_ms)
+                self._suspects.add(member, self.limits.suspect_ms, now_ms, is_slow=is_slow)
         reports = self._reports.failed(self.registration.epoch, news, reason)
         if self._swap is not None:
             return reports  # a repair is being registered; the next tick finds the members late again
         following = self._next_set(now_ms)
         if following.size < self.min_copies:
             return [*reports, *self._say_too_few(following, now_ms)]
+        if is_slow:
+            self._appending.give_up(members, now_ms)
         return [*reports, *self._roll(self._choose_members(now_ms), now_ms)]
 
     def _end_chunk_if_due(self, now_ms: int) -> list[Effect]:

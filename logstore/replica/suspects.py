@@ -2,7 +2,8 @@
 
 Invariant: a member that fails again and again is not chosen for twice as long each time, up to MAX_SUSPECT_PAUSES; one
 that has not failed for long begins anew. What fails before its last pause was over, because it has confirmed something
-meanwhile, has failed once: a chunk that nobody stands in for may be late many times in a moment.
+meanwhile, has failed once: a chunk that nobody stands in for may be late many times in a moment. A member that was
+slow, and has confirmed something since, is slow and not broken: a host that is drained does not stand in for it.
 """
 
 from dataclasses import dataclass, field
@@ -28,9 +29,13 @@ class Suspects:
     """How long a member was not chosen last, and since when."""
     _again: set[Member] = field(default_factory=set)
     """Members that have failed again, the last time that they failed."""
+    _silent: set[Member] = field(default_factory=set)
+    """Members that were too slow, and have confirmed nothing since."""
 
-    def add(self, member: Member, suspect_ms: int, now_ms: int) -> None:
-        """A member has failed, that was no suspect."""
+    def add(self, member: Member, suspect_ms: int, now_ms: int, *, is_slow: bool = False) -> None:
+        """A member has failed, that was no suspect. `is_slow`: it may be alive and well, and was too slow."""
+        is_broken = not is_slow or member in self._silent
+        (self._silent.add if is_slow else self._silent.discard)(member)
         pause_ms, since_ms = self._pauses.get(member, (0, 0))
         if now_ms < since_ms + pause_ms:
             self.until_ms[member] = since_ms + pause_ms
@@ -38,8 +43,18 @@ class Suspects:
         is_repeated = pause_ms and now_ms - since_ms < FORGET_AFTER_PAUSES * pause_ms
         pause_ms = min(2 * pause_ms, MAX_SUSPECT_PAUSES * suspect_ms) if is_repeated else suspect_ms
         self._pauses[member] = (pause_ms, now_ms)
-        (self._again.add if is_repeated else self._again.discard)(member)
+        (self._again.add if is_repeated and is_broken else self._again.discard)(member)
         self.until_ms[member] = now_ms + pause_ms
+
+    def confirmed(self, member: Member) -> None:
+        """A member of the open chunk has confirmed something: it may be chosen at once."""
+        self.until_ms.pop(member, None)
+        self._silent.discard(member)
+
+    def answered(self, member: Member) -> None:
+        """A member has confirmed what it was too slow for: it is none that is broken, and has its pause still."""
+        self._silent.discard(member)
+        self._again.discard(member)
 
     def is_suspect(self, member: Member, now_ms: int) -> bool:
         """Whether a member has failed lately."""

@@ -107,6 +107,10 @@ class Window:
                 return batch.placed_ms
         return None
 
+    def oldest_ms(self, now_ms: int) -> int:
+        """When the first batch that waits for its acknowledgement was placed; now, if none does."""
+        return self._batches[0].placed_ms if self._placed_count else now_ms
+
     def _placed(self) -> Iterator[_Batch]:
         return islice(self._batches, self._placed_count)
 

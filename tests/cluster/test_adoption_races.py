@@ -4,6 +4,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import trio
 
 from logstore.base.events import ignore
 from logstore.base.metadata import schema
@@ -11,10 +12,15 @@ from logstore.base.metadata.errors import MetadataUnavailable
 from logstore.base.metadata.interface import Committed, Conflict, MetadataStore, Put, Transaction
 from logstore.cluster.adoption.adoption import Adopted
 from logstore.cluster.members.host_identity import establish_identity
+from logstore.cluster.streams.stored_access import StoredAccess
 from logstore.disk.files import OsFiles
-from logstore.errors import AdoptionRefused, WrongCluster
+from logstore.errors import AdoptionRefused, AdoptionUnderWay, WrongCluster
+from logstore.kafka.security.credentials import credential_of_password
+from logstore.kafka.security.users import CredentialName, Users
 from logstore.testing.metadata_contract import changing
 from tests.cluster.adoption_world import Attempt, FailingStore, RacedStore, complete, fill, give_up, made
+
+MECHANISM = "SCRAM-SHA-256"
 
 
 async def test_two_adoptions_at_a_time(tmp_path: Path) -> None:
@@ -81,6 +87,53 @@ async def test_a_request_that_comes_late(tmp_path: Path) -> None:
     await attempt.run()
     assert isinstance(outcomes[0], Conflict)
     await complete(attempt)
+
+
+async def test_no_user_is_added_meanwhile(tmp_path: Path) -> None:
+    """Whoever adds a user while an adoption is at work is told to wait, and the users of the adopted sidecar are those
+    of the cluster; then the user is added. One that is added before the adoption gives notice keeps it from beginning.
+    """
+    source = tmp_path / "source"
+    await fill(source)
+    for at in (0, 1, 3):
+        attempt = Attempt(tmp_path, source, f"target{at}")
+        told: list[str] = []
+
+        async def add(store: MetadataStore, told: list[str] = told) -> None:
+            try:
+                await add_user(store)
+            except AdoptionUnderWay as error:
+                told.append(str(error))
+
+        attempt.wrap = lambda store, at=at, add=add: RacedStore(store, at, add)  # type: ignore[misc]
+        if at == 0:
+            assert "the metadata store is not empty, it has the entry 'access/head'" in await attempt.refused()
+            assert {key.partition("/")[0] for key in await attempt.entries()} == {"access"}
+            assert not told
+            continue
+        await attempt.run()
+        assert "brings the users, ACLs and quotas of the sidecar that it adopts" in told[0]
+        await complete(attempt)
+        before = await attempt.entries()
+        async with attempt.open() as store:
+            await add_user(store)
+        assert (await attempt.entries()).keys() > before.keys()
+        give_up(source)
+
+
+async def add_user(store: MetadataStore) -> None:
+    """As `cairn user add --cluster` does. Raises what it says."""
+    async with trio.open_nursery() as nursery:
+        access = StoredAccess(store, ignore, nursery.start_soon)
+        nursery.start_soon(access.run)
+        await access.complete()
+        credential = credential_of_password(MECHANISM, "pencil", bytes(range(32)), 4096)
+        added = Users(access, Random(1).randbytes).change((), {CredentialName("late", MECHANISM): credential})
+        settled = trio.Event()
+        added.add_callback(lambda _: settled.set())
+        await settled.wait()
+        nursery.cancel_scope.cancel()
+    added.result()
 
 
 async def test_no_host_starts_meanwhile(tmp_path: Path) -> None:

@@ -44,8 +44,8 @@ from tests.support.examples import is_long
 
 
 async def test_everything_is_taken_over(tmp_path: Path) -> None:
-    """Topics with their ids and settings, chunks, log starts, offsets of groups, ACLs; the source keeps its files, and
-    says where its log is; a second adoption is refused.
+    """Topics with their ids and settings, chunks, log starts, offsets of groups, users, ACLs; the source keeps its
+    files, and says where its log is; a second adoption is refused, and so is a change of its users.
     """
     source = tmp_path / "source"
     await fill(source)
@@ -68,6 +68,9 @@ async def test_everything_is_taken_over(tmp_path: Path) -> None:
     assert any(key.startswith("acl/") and "User:etl" in key for key, _ in access)
     listed = await trio.to_thread.run_sync(lambda: cairn("user", "list", "--cluster", f"sqlite:{attempt.metadata}"))
     assert listed.out.startswith("etl: SCRAM-SHA-"), listed.err
+    refused = await trio.to_thread.run_sync(lambda: cairn(*words))
+    assert refused.status
+    assert "Its users are those of the cluster: give --cluster URL" in refused.err
     note = json.loads((source / ADOPTED_FILE).read_text())
     cluster = json.loads(entries[schema.CLUSTER_KEY])
     assert note["cluster_id"] == cluster["cluster_id"]

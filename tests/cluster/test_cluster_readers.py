@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import cast
 
 import pytest
 import trio
@@ -73,7 +74,7 @@ class ReadersWorld:
         groups = LedgerHome(GROUPS_TOPIC, services, lambda stream: ReplicatedLedger(stream, world.clock))
         owners = OwnerCalls(running.host, calls)
         home = ReadersHome(host.topics, groups, LIMITS, world.clock.wall_ms, world.cluster.reports)
-        holds = ReaderHolds(host.topics, owners, lambda: home.stream)
+        holds = ReaderHolds(host.topics, owners, lambda: home.stream, running.store)
         engine = ClusterEngine(host.reads._engine, host.topics, host.reads)
         broker = Broker(engine, world.clock, BrokerSettings(auto_create_topics=False))
         routing = ReaderRouting(broker, host.topics, home, holds, owners)
@@ -204,6 +205,26 @@ def test_owners_trim_no_further_than_readers_hold() -> None:
         assert await holds.trim_limit(stream, 8, lambda _: large) == 8
         released = described(await world.ask(DescribeReadersRequest("r", ""), "a"))
         assert (released.streams, released.released) == ((), (ReaderOffset(TOPIC, 0, 4),))
+
+    run(test)
+
+
+def test_an_owner_that_has_not_heard_of_the_topic_of_groups_trims_nothing() -> None:
+    """Whether there is one, the metadata store says: as long as there is none, nobody is asked, and nobody registered;
+    then a reader may hold what the owner would trim.
+    """
+
+    async def test(world: ReadersWorld) -> None:
+        await world.write(0, 9)
+        name, stream = await world.owner(0)
+        host = world.world.hosts[name]
+        late = ReaderHolds(host.topics, cast(OwnerCalls, None), lambda: None, host.running.store)
+        nothing = HeldRecords(0, 0)
+        assert await late.trim_limit(stream, 8, lambda _: nothing) == 8
+        await world.ask(RegisterReaderRequest("r", "", (ReaderOffset(TOPIC, 0, 4),)), "c")
+        with pytest.raises(TryAgain, match="has not heard yet of topic '__cairn_groups'"):
+            await late.trim_limit(stream, 8, lambda _: nothing)
+        assert await world.hosts[name].holds.trim_limit(stream, 8, lambda _: nothing) == 4
 
     run(test)
 

@@ -1,18 +1,21 @@
 """Hosts that leave, in virtual time: drained while clients append, kept after all, removed for good."""
 
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
 
 import pytest
 import trio
 
 from logstore.base.metadata import schema
-from logstore.base.metadata.interface import Committed, Condition, Page, Put, Transaction
+from logstore.base.metadata.interface import Committed, Condition, MetadataStore, Put, Transaction
 from logstore.cluster.members.departures import Departures
+from logstore.cluster.members.view import ClusterView
 from logstore.cluster.survey import Survey
 from logstore.errors import HostStays, UnknownHost
 from logstore.replica.appending import OwnerLimits
 from logstore.replica.registrations import StreamRegistration
 from logstore.testing.clock import ManualClock
+from tests.cluster.late_watches import LateWatches
 from tests.cluster.memory import LIMITS, MemoryCluster, simulated
 
 SMALL_CHUNKS = OwnerLimits(suspect_ms=1_500, repair_timeout_ms=1_000, chunk_bytes=20)
@@ -171,28 +174,190 @@ def test_a_host_that_is_gone_is_removed() -> None:
     simulated(test, "a", "b", "c")
 
 
-def test_a_host_that_joins_while_it_is_removed_keeps_its_disk() -> None:
-    """The host that was asked has not heard of it yet."""
+Happens = Callable[[], Awaitable[None]]
+
+
+class Interrupted:
+    """A metadata store in which something happens before the n-th request, once."""
+
+    def __init__(self, store: MetadataStore, at: int, happens: Happens) -> None:
+        self._store = store
+        self._left = at
+        self._happens = happens
+
+    def __getattr__(self, name: str) -> Any:
+        asked = getattr(self._store, name)
+
+        async def ask(*arguments: Any, **options: Any) -> Any:
+            self._left -= 1
+            if self._left == -1:
+                await self._happens()
+            return await asked(*arguments, **options)
+
+        return ask
+
+    @property
+    def has_happened(self) -> bool:
+        """Whether there were so many requests."""
+        return self._left < 0
+
+
+async def late_view(cluster: MemoryCluster, asked: str, *prefixes: str) -> ClusterView:
+    """The view of a host that hears no more of some keys."""
+    view = ClusterView(cast(MetadataStore, LateWatches(cluster.hosts[asked].store, prefixes)), cluster.reports)
+    cluster.nursery.start_soon(view.run)
+    await view.complete()
+    return view
+
+
+async def asked_late(cluster: MemoryCluster, asked: str, at: int, happens: Happens) -> tuple[Departures, Interrupted]:
+    """What an operator says to a host that hears of no member any more, and what happens before its n-th request."""
+    store, view = cluster.hosts[asked].store, await late_view(cluster, asked, schema.MEMBERS)
+    interrupted = Interrupted(store, at, happens)
+    return Departures(view, cast(MetadataStore, interrupted)), interrupted
+
+
+async def named_disks(cluster: MemoryCluster, streams: list[str]) -> set[str]:
+    """The disks that chunks of the streams name."""
+    found = [chunk for each in await registrations(cluster, streams) for chunk in each.chunks]
+    return {member.disk for chunk in found for member in (*chunk.members, *chunk.candidates)}
+
+
+async def until_named(cluster: MemoryCluster, streams: list[str], name: str, replicas: int) -> None:
+    """Create a stream, and wait until a chunk of it has a host among its members."""
+    streams += await cluster.create_topic(replicas=replicas)
+    await cluster.append(streams[0], b"0")
+    while not await named(cluster, streams, name):  # noqa: ASYNC110  time is virtual
+        await trio.sleep(0.1)
+
+
+def moments(often: tuple[int, ...]) -> list[Any]:
+    """The requests of a removal up to the first one that forgets a disk; few of them are tried in a short run."""
+    return [at if at in often else pytest.param(at, marks=pytest.mark.slow) for at in range(6)]
+
+
+@pytest.mark.parametrize("at", moments((1, 5)))
+def test_a_host_that_is_back_while_it_is_removed(at: int) -> None:
+    """Whenever it joins, and whatever the host that was asked has heard of it: it is not removed, and its disk stays.
+    What was said of it before it came is named in the refusal, and can be taken back.
+    """
 
     async def test(cluster: MemoryCluster) -> None:
-        member = cluster.hosts["b"].view.members["a"]
+        disk = cluster.hosts["a"].identity.member.disk
         await cluster.kill("a")
         await cluster.until(lambda: "a" not in cluster.hosts["b"].view.members)
-        asked = said(cluster, "b")
-        page = asked._store.page
 
-        async def joining(prefix: str, **options: Any) -> Page:
-            found = await page(prefix, **options)
-            if prefix == schema.DISKS:
-                put = Put(schema.member_key("a"), schema.encode(member))
-                assert isinstance(await cluster.hosts["c"].store.commit(Transaction((), (put,))), Committed)
-            return found
+        async def back() -> None:
+            await cluster.start("a")
 
-        asked._store.page = joining  # type: ignore[method-assign]
-        assert await asked.remove("a") == 0
-        assert member.disk in await disks(cluster)
+        asked, interrupted = await asked_late(cluster, "b", at, back)
+        with pytest.raises(HostStays, match="host 'a' is alive: `cairn hosts drain a`") as refused:
+            await asked.remove("a")
+        assert interrupted.has_happened
+        assert disk in await disks(cluster)
+        is_said = (await cluster.hosts["c"].store.get(schema.leaving_key("a"))).entry is not None
+        assert ("`cairn hosts undrain a` takes it back" in str(refused.value)) == is_said == (at == 5)
+        await asked.undrain("a")
+        await cluster.kill("a")
+        await cluster.start("a")
 
     simulated(test, "a", "b", "c")
+
+
+@pytest.mark.parametrize("at", moments((2, 5)))
+def test_a_host_that_was_there_while_it_is_removed(at: int) -> None:
+    """It comes back with its disk, takes a chunk, and is lost again: whatever the host that was asked has heard of it,
+    its disk stays known as long as a chunk names it, and it is not called removed.
+    """
+
+    async def test(cluster: MemoryCluster) -> None:
+        streams: list[str] = []
+        await cluster.kill("a")
+        await cluster.until(lambda: "a" not in cluster.hosts["b"].view.members)
+
+        async def was_there() -> None:
+            await cluster.start("a")
+            await until_named(cluster, streams, "a", replicas=4)
+            await cluster.kill("a")
+            await cluster.until(lambda: "a" not in cluster.hosts["b"].view.members)
+
+        asked, interrupted = await asked_late(cluster, "b", at, was_there)
+        left = await asked.remove("a")
+        assert interrupted.has_happened
+        assert await named_disks(cluster, streams) <= await disks(cluster)
+        if left:
+            await cluster.start("a")
+        else:
+            assert await named(cluster, streams, "a") == 0
+
+    simulated(test, "a", "b", "c", "d")
+
+
+@pytest.mark.parametrize("at", moments((1, 2, 5)))
+def test_a_disk_that_is_back_while_another_host_is_removed(at: int) -> None:
+    """A host ran on another disk, and has changed back to its first one: whatever the host that was asked has heard of
+    it, that disk is not taken for one that was replaced.
+    """
+
+    async def test(cluster: MemoryCluster) -> None:
+        streams: list[str] = []
+        await cluster.kill("a")
+        first = cluster.disks.pop("a"), cluster.label_disks.pop("a")
+        await cluster.start("a")
+        await cluster.kill("d")
+        await cluster.until(lambda: "d" not in cluster.hosts["b"].view.members)
+
+        async def changed_back() -> None:
+            await cluster.stop("a")
+            cluster.disks["a"], cluster.label_disks["a"] = first
+            await cluster.start("a")
+            await until_named(cluster, streams, "a", replicas=3)
+
+        asked, interrupted = await asked_late(cluster, "b", at, changed_back)
+        assert await asked.remove("d") == 0
+        assert interrupted.has_happened
+        assert cluster.hosts["a"].identity.member.disk in await named_disks(cluster, streams)
+        assert await named_disks(cluster, streams) <= await disks(cluster)
+        await cluster.kill("a")
+        await cluster.start("a")
+
+    simulated(test, "a", "b", "c", "d")
+
+
+def test_who_asks_a_host_that_hears_nothing_is_answered() -> None:
+    """What is said of a host is said, also if the host that was asked does not hear of it; the next one who asks is not
+    held up either.
+    """
+
+    async def test(cluster: MemoryCluster) -> None:
+        view = await late_view(cluster, "b", schema.MEMBERS, schema.LEAVING)
+        asked = Departures(view, cluster.hosts["b"].store)
+        await asked.drain("c")
+        await asked.undrain("c")
+        await cluster.kill("a")
+        await cluster.until(lambda: "a" not in cluster.hosts["b"].view.members)
+        assert await asked.remove("a") == 0
+        assert await asked.remove("a") == 0
+        assert not view.leaving
+        assert len(await disks(cluster)) == 2
+
+    simulated(test, "a", "b", "c")
+
+
+def test_the_last_two_hosts_are_not_drained_at_once() -> None:
+    """Two operators ask at the same moment: one of the hosts has to take what the other has."""
+
+    async def test(cluster: MemoryCluster) -> None:
+        async def other() -> None:
+            await said(cluster, "a").drain("b")
+
+        asked, interrupted = await asked_late(cluster, "b", 2, other)
+        with pytest.raises(HostStays, match="nobody to give its chunks to"):
+            await asked.drain("a")
+        assert interrupted.has_happened
+        await cluster.until(lambda: set(cluster.hosts["a"].view.leaving) == {"b"})
+
+    simulated(test, "a", "b")
 
 
 def test_a_host_with_the_only_copy_is_not_removed() -> None:

@@ -8,6 +8,8 @@ from typing import Final, cast
 import pytest
 import trio
 
+from logstore.base.metadata import schema
+from logstore.base.metadata.interface import MetadataStore
 from logstore.cluster.epochs import epochs_home
 from logstore.cluster.epochs.epochs_home import EpochsLedger
 from logstore.cluster.epochs.replicated_ledger import ReplicatedLedger
@@ -24,6 +26,7 @@ from logstore.format.operator_api import (
 )
 from logstore.kafka.budgets import AnswerBudget
 from tests.cluster.epochs_world import EpochHost, EpochsWorld, epochs_world, groups_in
+from tests.cluster.late_watches import LateWatches
 from tests.cluster.test_epoch_trims import stage_for_left
 from tests.cluster.test_epochs import PARTITIONS, in_virtual_time, isolated, run_random
 from tests.kafka.node import CALLER
@@ -142,6 +145,31 @@ def test_a_home_that_is_cut_off_says_nothing_old_of_queries() -> None:
         assert not isinstance(reply := await queries(old), QueriesReply) or last_epoch(reply) == 1
         world.cluster.network.heal()
         assert last_epoch(await queries(old)) == 1
+
+    run(story)
+
+
+def test_a_host_that_has_not_heard_of_epochs_does_not_say_that_there_are_none() -> None:
+    """It hears of no new topic: who asks it is told to ask again, once there are epochs. Before, there are none, and
+    nobody makes a topic for who only looks.
+    """
+
+    async def story(world: EpochsWorld) -> None:
+        cluster = world.cluster
+        late = cast(MetadataStore, LateWatches(cluster.metadata.store("d"), (schema.TOPICS,)))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cluster, "_store", lambda name: late)
+            await world.start("d")
+        asked = world.hosts.pop("d")
+        reply = await queries(asked)
+        assert isinstance(reply, QueriesReply)
+        assert not reply.queries
+        assert EPOCHS_TOPIC not in world.hosts["a"].topics.topics
+        await world.epoch(0, PARTITIONS)
+        assert isinstance(await queries(asked), TryAgain)
+        cluster.metadata.cut_off("d")
+        assert isinstance(await queries(asked), TryAgain)
+        assert last_epoch(await queries(world.hosts["a"])) == 0
 
     run(story)
 

@@ -1,5 +1,6 @@
 """Who a host is: its disk is told apart from empty, foreign and old ones, whatever a crash or a lost answer leaves."""
 
+import json
 import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -52,13 +53,15 @@ def write(disk: SimDisk, data: bytes) -> None:
 
 
 def test_starts_are_counted() -> None:
-    """The same disk, the same cluster, another start each time; the register has the label of the last one."""
+    """The same disk, the same cluster, another start each time; the first one counts twice. The register has the label
+    of the last one.
+    """
 
     async def test(service: SimulatedMetadata) -> None:
         disk = SimDisk()
         first = await start(service, disk, seed=1)
         second = await start(service, disk, seed=2)
-        assert (first.label.starts, second.label.starts) == (1, 2)
+        assert (first.label.starts, second.label.starts) == (2, 3)
         assert first.member == second.member
         assert first.owner_id != second.owner_id
         other = await start(service, SimDisk(), "b", seed=3)
@@ -67,7 +70,7 @@ def test_starts_are_counted() -> None:
         entry = (await service.store("a").get(schema.disk_key(second.label.disk))).entry
         assert entry is not None
         found = schema.decode(schema.Disk, entry)
-        assert (found.host, found.starts, found.start) == ("a", 2, second.label.start)
+        assert (found.host, found.starts, found.start) == ("a", 3, second.label.start)
 
     with_metadata(test)
 
@@ -83,7 +86,7 @@ def test_golden_bytes_of_the_label_file() -> None:
         names = {"c1": identity.cluster_id, "d1": identity.label.disk, "h1": "a", "s3": identity.label.start}
         for example, name in names.items():
             golden = golden.replace(f'"{example}"', f'"{name}"')
-        assert content(disk).decode() == golden.replace("3,", "1,")
+        assert content(disk).decode() == golden.replace("3,", "2,")
 
     with_metadata(test)
 
@@ -99,13 +102,13 @@ def test_disks_that_are_refused() -> None:
             await start(service, disk, "b", seed=2)
         write(copy, content(disk))
         identity = await start(service, disk, seed=3)
-        with pytest.raises(DiskRefused, match="started 2 times, and this is a copy from its start number 1"):
+        with pytest.raises(DiskRefused, match="started 3 times, and this is a copy from its start number 2"):
             await start(service, copy, seed=4)
         await start(service, disk, seed=5)
         key = schema.disk_key(identity.label.disk)
         early = schema.encode(schema.Disk(host="a", starts=1, start="s"))
         await committed(store, changing(Put(key, early)))
-        with pytest.raises(DiskRefused, match=r"started 3 times, and the metadata store knows of 1: an older copy"):
+        with pytest.raises(DiskRefused, match=r"started 4 times, and the metadata store knows of 1: an older copy"):
             await start(service, disk, seed=6)
         await committed(store, changing(Put(schema.CLUSTER_KEY, schema.encode(schema.Cluster(cluster_id="other")))))
         with pytest.raises(WrongCluster, match="that of cluster other"):
@@ -124,7 +127,7 @@ def test_damaged_labels() -> None:
         disk = SimDisk()
         await start(service, disk)
         good = content(disk)
-        for bad in (b"", b"[]", b"{}", good[:-1], good.replace(b'"starts": 1', b'"starts": "1"'), b'{"v": 1}'):
+        for bad in (b"", b"[]", b"{}", good[:-1], good.replace(b'"starts": 2', b'"starts": "2"'), b'{"v": 1}'):
             write(disk, bad)
             with pytest.raises(CorruptFile, match=LABEL_FILE):
                 await start(service, disk)
@@ -170,10 +173,58 @@ def test_power_cuts_at_every_call() -> None:
         await start(service, disk, seed=1)
         assert len(states) > 10
         key = schema.disk_key(first.label.disk)
-        before_the_swap = schema.encode(schema.Disk(host="a", starts=1, start=first.label.start))
+        before_the_swap = schema.encode(schema.Disk(host="a", starts=2, start=first.label.start))
         for number, state in enumerate(states):
             await committed(service.store("x"), changing(Put(key, before_the_swap)))
             assert (await start(service, state, seed=10 + number)).member == first.member
+
+    with_metadata(test)
+
+
+def test_a_disk_whose_host_was_removed() -> None:
+    """It is refused from its first start on, and is never taken for a new one; a start that ended before the disk was
+    in use leaves a new one.
+    """
+
+    async def test(service: SimulatedMetadata) -> None:
+        disk = SimDisk()
+        for seed in (1, 2):
+            identity = await start(service, disk, seed=seed)
+        key = schema.disk_key(identity.label.disk)
+        await committed(service.store("x"), changing(Delete(key)))
+        with pytest.raises(DiskRefused, match="if the host was removed from the cluster, give it an empty directory"):
+            await start(service, disk, seed=3)
+        disk = SimDisk()
+        once = await start(service, disk, seed=4)
+        await committed(service.store("x"), changing(Delete(schema.disk_key(once.label.disk))))
+        with pytest.raises(DiskRefused, match="has been in use, and the metadata store does not know it"):
+            await start(service, disk, seed=5)
+
+    with_metadata(test)
+
+
+def test_a_first_start_that_fails_at_any_call_of_the_disk() -> None:
+    """The next one succeeds, with the disk that has a label by then, also if that was removed meanwhile: it was never
+    in use.
+    """
+
+    async def test(service: SimulatedMetadata) -> None:
+        disk = SimDisk()
+        await start(service, disk)
+        kept = 0
+        for number in range(disk.calls):
+            disk = SimDisk()
+            disk.fail_at(number, EIO)
+            with pytest.raises(OSError):
+                await start(service, disk, seed=2 * number + 1)
+            label = json.loads(content(disk)) if disk.exists(LABEL_FILE) else {}
+            if label.get("starts") == 1:
+                await committed(service.store("x"), changing(Delete(schema.disk_key(label["disk"]))))
+            again = await start(service, disk, seed=2 * number + 2)
+            assert again.label.starts == 2
+            assert label.get("disk") in (None, again.label.disk)
+            kept += bool(label)
+        assert kept
 
     with_metadata(test)
 

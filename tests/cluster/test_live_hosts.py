@@ -87,6 +87,25 @@ def test_a_host_that_is_cut_off_leaves_until_it_reaches_another_one() -> None:
     with_three_hosts(test)
 
 
+def test_a_host_that_stood_still_does_not_leave_for_that() -> None:
+    """It reached nobody for 1.5 s, and then stood still for 1.9: that is no time in which it could have connected."""
+
+    async def test(world: World) -> None:
+        service, answers, _ = world
+        answers.reachable -= {"a", "b"}
+        await trio.sleep(1.5)
+        clock = trio.lowlevel.current_clock()
+        assert isinstance(clock, trio.testing.MockClock)
+        clock.jump(1.9)
+        await trio.sleep(0.5)
+        assert "c" in await members(service)
+        answers.reachable |= {"a"}
+        await trio.sleep(10)
+        assert "c" in await members(service)
+
+    with_three_hosts(test)
+
+
 def test_a_host_that_left_is_back_when_others_say_that_they_do_not_know_it() -> None:
     """Both others were killed and have started again, and take no connection of a host that is no member: that they
     answer is enough, and it stays.

@@ -3,7 +3,7 @@
 import pytest
 import trio
 
-from logstore.cluster.owner_ticks import TICK_S, TICKS_PER_TURN, OwnerTime
+from logstore.base.running_time import RunningTime
 from logstore.replica.effects import Effect, Send, Store
 from logstore.replica.host_state import HostProgress
 from logstore.replica.known_replicas import StoredReplicas
@@ -98,19 +98,16 @@ def test_progress_is_what_was_not_durable_before() -> None:
     assert hosts.silent_ms("b", since_ms=100, now_ms=150) == 50
 
 
-def test_the_time_of_owners_passes_with_turns() -> None:
-    """However long a turn of the event loop takes, it counts for two ticks; idle time counts in full."""
-    time = OwnerTime(100.0)
-    assert time.now_ms(100.01) == 100_010
-    assert time.now_ms(105.0) == 100_000 + int(TICKS_PER_TURN * TICK_S * 1000)
-    time.turn(105.0)
-    assert time.now_ms(105.0) == 100_000 + int(TICKS_PER_TURN * TICK_S * 1000)
-    time.turn(115.0, is_idle=True)
-    assert time.now_ms(115.0) == 110_040
-    time.longest_turn_s = 1.0
-    assert time.now_ms(116.0) == 111_040
-    time.longest_turn_s = 0.04
-    assert time.now_ms(116.0) == 111_040
+def test_running_time_passes_with_turns() -> None:
+    """However long a turn of the event loop takes, it counts for so much at most; idle time counts in full."""
+    time = RunningTime(100_000, 40)
+    assert time.at(100_010) == 100_010
+    assert time.at(105_000) == 100_040
+    assert time.turn(105_000) == 100_040
+    assert time.at(105_030) == 100_070
+    assert time.turn(115_000, is_idle=True) == 110_040
+    assert time.at(115_020) == 110_060
+    assert time.at(115_010) == 110_060, "it never goes back"
 
 
 def test_resends_to_a_busy_member_become_rare() -> None:

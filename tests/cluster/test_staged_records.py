@@ -258,6 +258,34 @@ async def test_what_is_dropped_and_not_named_begins_anew_for_owners_that_begin_e
     assert await data_of(await lead(owner, found[0].whole_offset), KEY) == [b"new"]
 
 
+async def test_what_an_earlier_version_has_dropped_and_trimmed_is_not_found_by_its_name() -> None:
+    """A home of an earlier version, which passes names over, drops an attempt that was named, trims the stream behind
+    it, and is lost before the stream says so. The next owner, which begins at the names, does not know the attempt: a
+    commit of it would be decided, and could never be published. What lives is there.
+    """
+    owner, lives = MemoryOwner(), KEY._replace(attempt="b")
+    ledger = await lead(owner)
+    stage(ledger, 0, b"dropped")
+    owner.ack()
+    stage(ledger, 0, b"lives", lives)
+    owner.ack()
+    stage(ledger, 1, b"dropped too")
+    owner.ack()
+    read_from = await tidied(ledger, owner)
+    earlier = await lead(owner, read_from.whole_offset)
+    first = earlier.staging.get(lives)
+    assert first is not None
+    earlier.stream.trim(first.first_offset)
+    owner.carry_out_trims()
+    other = await lead(owner, read_from.named_offset)
+    assert other.staging.get(KEY) is None
+    assert await data_of(other, lives) == [b"lives"]
+    assert other.staging.first_offset == first.first_offset > read_from.whole_offset
+    stage(other, 0, b"new")
+    owner.ack(len(owner.window))
+    assert await data_of(await lead(owner, read_from.named_offset), KEY) == [b"new"]
+
+
 async def test_an_attempt_that_has_failed_is_named_as_far_as_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stream has not taken a segment of it: the next owner finds those in front, wherever it begins."""
     monkeypatch.setattr(replicated_stream, "MAX_WAITING_BYTES", 0)
@@ -392,7 +420,8 @@ def nothing_is_named(patch: pytest.MonkeyPatch) -> None:
 
 
 def told_drops_count_at_once(patch: pytest.MonkeyPatch) -> None:
-    """The stream is trimmed behind what a next owner still finds named."""
+    """The stream is trimmed behind what a next owner still finds named, and takes without its data."""
+    patch.setattr(staged_records.StagedRecords, "log_start", 0)
     patch.setattr(ReplicatedStaging, "_note_untold", lambda self, keys: self._untold.update(dict.fromkeys(keys, 2**63)))
 
 

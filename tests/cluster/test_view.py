@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from logstore.base.metadata import schema
-from logstore.base.metadata.interface import Condition, Delete, Put
+from logstore.base.metadata.interface import ABSENT, Condition, Delete, Put
 from logstore.cluster.members.view import ClusterView, KnownHead, KnownTopic, stream_name, topic_id_of
 from logstore.cluster.streams.stored_topics import StoredTopics
 from logstore.errors import InvalidPartitions, TopicExists, UnknownTopicOrPartition
@@ -68,7 +68,7 @@ def test_it_follows_members_topics_and_heads() -> None:
         changes, far = Changes(), service.store("far")
         view.add_observer(changes)
         member = schema.Member(disk="d", start="s", node_id=1, link="a:1", rack="", addresses={})
-        await view.members_reached(await committed(far, schema.join("a", member, 0)))
+        await view.members_reached(await committed(far, schema.move("a", member, 0, ABSENT, ABSENT)))
         assert dict(view.members) == {"a": member}
         await view.topics_reached(await committed(far, schema.create_topic("t", TOPIC)))
         assert view.names == {"id1": "t"}

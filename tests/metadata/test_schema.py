@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from logstore.base.metadata import schema
 from logstore.base.metadata.errors import InvalidMetadataCall, MetadataDamaged
-from logstore.base.metadata.interface import ABSENT, Conflict, Entry, Lease
+from logstore.base.metadata.interface import ABSENT, Conflict, Delete, Entry, Lease, Put, Transaction
 from logstore.base.metadata.schema import Member, Topic
 from logstore.base.metadata.sqlite import open_sqlite
 from logstore.replica.register import SwapRegistration
@@ -78,14 +78,25 @@ def test_golden_bytes() -> None:
 
 
 async def test_members_and_topics(tmp_path: Path) -> None:
-    """A host's name is taken while its lease lasts; a topic is created once and goes with all that belongs to it."""
+    """A host's name is taken while its lease lasts, and its disk's entry is put anew when it joins; a topic is created
+    once and goes with all that belongs to it.
+    """
     async with open_sqlite(tmp_path / "a.db", Random(0)) as store:
         lease: Lease = await store.grant_lease(10)
-        await committed(store, schema.join("h1", MEMBER, lease.lease_id))
-        assert isinstance(await store.commit(schema.join("h1", MEMBER, lease.lease_id)), Conflict)
-        assert isinstance(await store.commit(schema.join("h2", MEMBER, lease.lease_id)), Conflict), "its node id"
+        key, known = schema.disk_key(MEMBER.disk), schema.encode(schema.Disk(host="h1", starts=3, start="s3"))
+        disk = Entry(key, known, await committed(store, Transaction((), (Put(key, known),))))
+        joined = await committed(store, schema.join("h1", MEMBER, lease.lease_id, ABSENT, ABSENT, disk))
+        assert (await store.get(key)).entry == Entry(key, known, joined)
+        disk = Entry(key, known, joined)
+        for host, why in (("h1", "its name"), ("h2", "its node id")):
+            again = schema.join(host, MEMBER, lease.lease_id, ABSENT, ABSENT, disk)
+            assert isinstance(await store.commit(again), Conflict), why
         await store.revoke_lease(lease.lease_id)
         assert (await store.page(schema.MEMBERS)).entries == ()
+        lease = await store.grant_lease(10)
+        await committed(store, Transaction((), (Delete(key),)))
+        forgotten = schema.join("h1", MEMBER, lease.lease_id, ABSENT, ABSENT, disk)
+        assert isinstance(await store.commit(forgotten), Conflict)
         topic = Topic(topic_id=TOPIC_ID, partitions=8, replicas=3, settings={})
         revision = await committed(store, schema.create_topic("orders", topic))
         assert isinstance(await store.commit(schema.create_topic("orders", topic)), Conflict)

@@ -80,8 +80,9 @@ class Answer:
 class MetadataService:
     """A host of the simulation."""
 
-    def __init__(self, net: SimNet, seen: History) -> None:
+    def __init__(self, net: SimNet, seen: History, lease_us: int = LEASE_US) -> None:
         self.net = net
+        self._lease_us = lease_us
         self.seen = seen
         self.state = MetadataState(0)
         self.disks: dict[str, DiskLabel] = {}
@@ -141,7 +142,7 @@ class MetadataService:
                 self.disks[disk] = message.label
             return DiskRead(disk, self.disks[disk])
         if isinstance(message, KeepAlive):
-            self.leases[message.member] = self.net.now_us + LEASE_US
+            self.leases[message.member] = self.net.now_us + self._lease_us
             return News(LiveMembers(self.live()), self._read(message.stream))
         if isinstance(message, SwapRegistration):
             return self._swap(message)

@@ -309,14 +309,14 @@ def test_a_disk_that_hangs_for_a_moment_is_not_one_that_is_broken() -> None:
         reports += [each for each in effects if isinstance(each, MemberFailed)]
     assert len(reports) == 1
     for count in range(1, batches):
-        owner.receive(AppendDone("s", 1, B, Prefix(count, count, 0)), 3_000 + 20 * count)
-        owner.tick(3_010 + 20 * count)
-    (without_b,) = swaps(owner.require(1, 4_010))
+        owner.receive(AppendDone("s", 1, B, Prefix(count, count, 0)), 3_000 + 40 * count)
+        owner.tick(3_010 + 40 * count)
+    (without_b,) = swaps(owner.require(1, 5_010))  # one that was so slow is waited for as long as anybody is
     assert without_b.open_chunk is not None
     assert without_b.open_chunk.members == (C,)
-    owner.swap_answered(SwapAnswer("s", owner.revision, True, owner.revision + 1, without_b), 4_010)
+    owner.swap_answered(SwapAnswer("s", owner.revision, True, owner.revision + 1, without_b), 5_010)
     assert owner.wake_ms is not None
-    assert owner.wake_ms <= 4_010 + owner.limits.suspect_ms
+    assert owner.wake_ms <= 5_010 + owner.limits.suspect_ms
 
 
 def test_a_stream_at_its_most_chunks_takes_batches_after_a_trim() -> None:

@@ -1,6 +1,7 @@
 """The house rules that a linter does not know, as tests over the syntax trees of all our Python files."""
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -145,6 +146,18 @@ def test_every_module_says_what_it_is_for() -> None:
         if source_lines(path) and not ast.get_docstring(tree_of(path))
     ]
     assert not silent, "\n".join(silent)
+
+
+def test_modules_of_a_cluster_are_named_in_one_form() -> None:
+    """Docstrings and comments of `logstore.cluster` name a module of ours by its whole dotted name."""
+    short = re.compile(r"\b[a-z_]+\.py\b|`cluster\.[a-z_.]+`|\b(?:logstore|cluster)/[a-z_/]+")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in sorted((ROOT / "logstore" / "cluster").rglob("*.py"))
+        for number, line in enumerate(source_lines(path), start=1)
+        if short.search(line)
+    ]
+    assert not found, "\n".join(found)
 
 
 def test_every_test_states_its_promise() -> None:

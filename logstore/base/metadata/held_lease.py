@@ -4,20 +4,29 @@ Invariants:
 * `held` is true only while the store cannot have ended the lease: its time is counted from when a call was sent, not
   from when it was answered, and a part of it (MARGIN) is given away for clocks of different speed. A machine that was
   suspended does not notice that by this clock.
-* When the lease has ended, or can no longer be known to last, `run` raises LeaseEnded. When `run` is cancelled, it ends
-  the lease, so a planned stop frees what is bound to it at once.
+* A call is sent in each third of the lease's time, whether the calls before it are answered or not: an answer that
+  comes late, as from a store with too little processor time, counts as well, and a store that holds up one call does
+  not hold up the next. CALLS_AT_ONCE wait for answers at most; one whose answer would come too late to count is given
+  up.
+* The lease has ended when the store says so, or when nothing was heard of it for a lease's time behind the time for
+  which it surely lasted. Until then `held` is false, and an answer makes it true again: a holder that stood still, or a
+  store that was away for a moment, costs nobody anything if the store kept the lease.
+* When it has ended, `run` raises LeaseEnded. When `run` is cancelled, it ends the lease, so a planned stop frees what
+  is bound to it at once.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 import trio
 
-from logstore.base.metadata.errors import LeaseEnded, MetadataUnavailable
+from logstore.base.metadata.errors import LeaseEnded, MetadataError, MetadataUnavailable
 from logstore.base.metadata.interface import MetadataStore
 
 MARGIN: Final = 0.1
 SHARE_BETWEEN_CALLS: Final = 1 / 3
 """Of the lease's time: two calls may fail before it ends."""
+CALLS_AT_ONCE: Final = 3
 PAUSE_S: Final = 0.1
 """Between calls that fail at once."""
 FAREWELL_S: Final = 1.0
@@ -31,6 +40,8 @@ class HeldLease:
         self._store = store
         self._ttl_s = ttl_s
         self._surely_until_s = float("-inf")
+        self._calls = 0
+        """That wait for an answer."""
         self.lease_id = 0
 
     @property
@@ -46,27 +57,55 @@ class HeldLease:
         self._lasts(sent_s, lease.ttl_s)
         task_status.started()
         try:
-            while True:
-                await trio.sleep(lease.ttl_s * SHARE_BETWEEN_CALLS)
-                await self._keep_alive()
+            raise await self._keep_alive(lease.ttl_s)
         finally:
             self._surely_until_s = float("-inf")
             with trio.move_on_after(FAREWELL_S, shield=True):
                 await self._farewell()
 
-    async def _keep_alive(self) -> None:
-        """One call that succeeds, while there is time. Raises LeaseEnded."""
-        with trio.move_on_at(self._surely_until_s):
-            while True:
-                sent_s = trio.current_time()
-                try:
-                    lease = await self._store.keep_alive(self.lease_id)
-                except MetadataUnavailable:
-                    await trio.sleep(PAUSE_S)
-                    continue
-                self._lasts(sent_s, lease.ttl_s)
-                return
-        raise LeaseEnded(self.lease_id)
+    async def _keep_alive(self, ttl_s: int) -> MetadataError:
+        """Call until the lease has ended; returns why it has."""
+        ends: list[MetadataError] = []
+        async with trio.open_nursery() as nursery:
+
+            def end(error: MetadataError) -> None:
+                ends.append(error)
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(self._give_up, ttl_s, end)
+            nursery.start_soon(self._call_regularly, ttl_s, end, nursery)
+        return ends[0]
+
+    async def _call_regularly(self, ttl_s: int, end: Callable[[MetadataError], None], nursery: trio.Nursery) -> None:
+        while True:
+            await trio.sleep(ttl_s * SHARE_BETWEEN_CALLS)
+            if self._calls < CALLS_AT_ONCE:
+                nursery.start_soon(self._call, ttl_s, end)
+
+    async def _give_up(self, ttl_s: int, end: Callable[[MetadataError], None]) -> None:
+        """Wait until nothing was heard of the lease for too long."""
+        while (until_s := self._surely_until_s + ttl_s) > trio.current_time():  # noqa: ASYNC110 - time is no event
+            await trio.sleep_until(until_s)
+        end(LeaseEnded(self.lease_id))
+
+    async def _call(self, ttl_s: int, end: Callable[[MetadataError], None]) -> None:
+        """One call that is answered, or none as long as its answer would count."""
+        self._calls += 1
+        try:
+            with trio.move_on_after(ttl_s * (1 - MARGIN)):
+                while True:
+                    sent_s = trio.current_time()
+                    try:
+                        lease = await self._store.keep_alive(self.lease_id)
+                    except MetadataUnavailable:
+                        await trio.sleep(PAUSE_S)
+                        continue
+                    self._lasts(sent_s, lease.ttl_s)
+                    return
+        except MetadataError as error:
+            end(error)
+        finally:
+            self._calls -= 1
 
     async def _farewell(self) -> None:
         try:
@@ -75,4 +114,4 @@ class HeldLease:
             return  # it ends by itself
 
     def _lasts(self, sent_s: float, ttl_s: int) -> None:
-        self._surely_until_s = sent_s + ttl_s * (1 - MARGIN)
+        self._surely_until_s = max(self._surely_until_s, sent_s + ttl_s * (1 - MARGIN))

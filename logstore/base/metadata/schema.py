@@ -16,8 +16,8 @@
 Modules are those of `logstore`.
 
 Invariants:
-* A host has its name and its node id alone, while its lease lasts. A topic is created once, and what belongs to it
-  goes with it.
+* A host has its name and its node id alone, while its lease lasts, and joins with a disk that is known. A topic is
+  created once, and what belongs to it goes with it.
 * Values are JSON with a version, `v`; unknown versions and fields are refused by name.
 
 `docs/format.md` has the byte layout.
@@ -277,26 +277,35 @@ def _check_name(noun: str, name: str) -> None:
 
 
 def join(
-    host: str, member: Member, lease_id: int, member_revision: int = ABSENT, node_revision: int = ABSENT
+    host: str, member: Member, lease_id: int, member_revision: int, node_revision: int, disk: Entry
 ) -> Transaction:
     """Make a host a member while its lease lasts, if nobody has its name and its node id: the entries of both have
     these revisions. A host that joins again, or starts anew before its last lease has ended, replaces its own.
+
+    The entry of its disk is as it was read, and is put anew: who has read it before finds that it has changed.
     """
+    joining = move(host, member, lease_id, member_revision, node_revision)
+    known = Condition(disk.key, disk.revision)
+    return Transaction((*joining.conditions, known), (*joining.changes, Put(disk.key, disk.value)))
+
+
+def move(host: str, member: Member, lease_id: int, member_revision: int, node_revision: int) -> Transaction:
+    """Say something else of a host that is a member; its entry and that of its node id have these revisions."""
     name, node = member_key(host), node_key(member.node_id)
     conditions = (Condition(name, member_revision), Condition(node, node_revision))
     return Transaction(conditions, (Put(name, encode(member), lease_id), Put(node, encode(Node(host=host)), lease_id)))
 
 
-def leave(host: str, leaving: Leaving, revision: int = ABSENT) -> Transaction:
-    """Say of a host that it is to hold nothing any more, if what is said of it has this revision."""
+def leave(host: str, leaving: Leaving, revision: int = ABSENT, others: tuple[Condition, ...] = ()) -> Transaction:
+    """Say of a host that it is to hold nothing any more, if what is said of it has this revision, and others theirs."""
     key = leaving_key(host)
-    return Transaction((Condition(key, revision),), (Put(key, encode(leaving)),))
+    return Transaction((Condition(key, revision), *others), (Put(key, encode(leaving)),))
 
 
-def stay(host: str, revision: int) -> Transaction:
-    """Take back what is said of a host, if that has this revision."""
+def stay(host: str, revision: int, others: tuple[Condition, ...] = ()) -> Transaction:
+    """Take back what is said of a host, if that has this revision, and others theirs."""
     key = leaving_key(host)
-    return Transaction((Condition(key, revision),), (Delete(key),))
+    return Transaction((Condition(key, revision), *others), (Delete(key),))
 
 
 def coordinate_copies(coordinator: Coordinator, lease_id: int, revision: int = ABSENT) -> Transaction:

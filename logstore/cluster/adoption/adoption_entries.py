@@ -6,6 +6,8 @@ quotas, producer ids and the retention clock; topics; and last, in one transacti
 without the notice.
 
 Invariants:
+* The first notice has the condition that nobody has added a user, an ACL or a quota; while it is there, nobody does
+  (`logstore.cluster.streams.stored_access`).
 * Every transaction has the conditions that there is no cluster yet, and that the notice has the revision that this try
   has given it: what another adoption writes, or a request of an earlier try that comes late, never mixes with it.
 * What an earlier try has left is removed first. A store that holds anything else is refused, and not changed.
@@ -81,10 +83,7 @@ async def state_of(store: MetadataStore, cluster_id: str) -> StoreState:
         return StoreState.BEGUN
     others = (await store.page("", limit=1)).entries
     if others:
-        raise AdoptionRefused(
-            f"the metadata store is not empty, it has the entry {others[0].key!r}: give an empty one, or another "
-            "namespace of the etcd (--cluster etcd://HOST:PORT/NAMESPACE)"
-        )
+        raise _not_empty(others[0].key)
     return StoreState.EMPTY
 
 
@@ -98,12 +97,15 @@ async def give_notice(store: MetadataStore, cluster_id: str) -> Condition:
     if before.entry is not None and before.entry.value != mine.value:
         raise _taken(before.entry)
     as_read = Condition(schema.ADOPTION_KEY, before.entry_revision)
-    outcome = await _commit(store, (NO_CLUSTER, as_read), (mine,))
+    no_users = (Condition(HEAD, ABSENT),) if before.entry is None else ()
+    outcome = await _commit(store, (NO_CLUSTER, as_read, *no_users), (mine,))
     if isinstance(outcome, Committed):
         return Condition(schema.ADOPTION_KEY, outcome.revision)
-    cluster, found = outcome.found
+    cluster, found, *users = outcome.found
     if cluster is not None:
         raise _intruded(cluster)
+    if found is None and any(users):
+        raise _not_empty(HEAD)
     if found is None or found.value != mine.value:
         raise _taken(found)
     return Condition(schema.ADOPTION_KEY, found.revision)  # the answer was lost
@@ -156,6 +158,13 @@ def metadata_entries(source: Source, registrations: Mapping[str, StreamRegistrat
 
 def _notice_of(cluster_id: str) -> bytes:
     return json.dumps({"v": VERSION, "cluster_id": cluster_id}, separators=(",", ":")).encode()
+
+
+def _not_empty(key: str) -> AdoptionRefused:
+    return AdoptionRefused(
+        f"the metadata store is not empty, it has the entry {key!r}: give an empty one, or another namespace of the "
+        "etcd (--cluster etcd://HOST:PORT/NAMESPACE)"
+    )
 
 
 def _taken(found: Entry | None) -> AdoptionRefused:

@@ -1,4 +1,5 @@
-"""Copies of chunks on this host, made and served: carries out what `copy_flow` and `copy_pace` decide.
+"""Copies of chunks on this host, made and served: carries out what `logstore.cluster.copies.copy_flow` and
+`logstore.cluster.copies.copy_pace` decide.
 
 Invariants:
 * Requests for pieces go out in their turn, and not before.

@@ -17,9 +17,8 @@ from typing import Final
 
 import trio
 
-from logstore.base.metadata import schema
 from logstore.base.metadata.interface import MetadataStore
-from logstore.cluster.streams.owner_calls import EPOCHS_LIMIT, IS_UNDER_WAY, OwnerCalls, fields_of
+from logstore.cluster.streams.owner_calls import EPOCHS_LIMIT, IS_UNDER_WAY, OwnerCalls, certain_home, fields_of
 from logstore.cluster.streams.replicated_stream import ReplicatedStream
 from logstore.cluster.streams.topics import EPOCHS_TOPIC
 from logstore.epochs.group_order import GroupOrder
@@ -102,8 +101,5 @@ class EpochHolds:
         return fields_of(await self._owners.call(home, kind, [encode_fields(asked)]))
 
     async def _found_home(self) -> str | None:
-        """The stream of the home of epochs; None: there is none. Raises CairnError."""
-        home = self._home()
-        if home is None and (await self._metadata.get(schema.topic_key(EPOCHS_TOPIC))).entry is not None:
-            raise TryAgain("this host has not heard yet where the epochs of queries are; retry")
-        return home
+        """The stream of the home of epochs; None: there is none. Raises CairnError, MetadataError."""
+        return await certain_home(self._home(), EPOCHS_TOPIC, self._metadata)

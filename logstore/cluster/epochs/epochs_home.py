@@ -29,7 +29,14 @@ from logstore.cluster.epochs.askers import Askers
 from logstore.cluster.epochs.group_delivery import GroupDelivery
 from logstore.cluster.epochs.replicated_ledger import LedgerHome, LedgerServices, ReplicatedLedger
 from logstore.cluster.epochs.staged_records import StagedBeside, StagedRecords
-from logstore.cluster.streams.owner_calls import EPOCHS_LIMIT, IS_UNDER_WAY, CallServer, OwnerCalls, answered
+from logstore.cluster.streams.owner_calls import (
+    EPOCHS_LIMIT,
+    IS_UNDER_WAY,
+    CallServer,
+    OwnerCalls,
+    answered,
+    certain_home,
+)
 from logstore.cluster.streams.replicated_stream import ReplicatedStream
 from logstore.cluster.streams.topics import EPOCHS_TOPIC
 from logstore.epochs.epochs import DEFAULT_STAGED_AGE_MS, Epochs
@@ -146,10 +153,14 @@ class EpochsHome:
 
     # ---- who has them
 
-    @property
-    def is_made(self) -> bool:
-        """Whether there is a topic of epochs; without it, no query has any."""
-        return EPOCHS_TOPIC in self._services.topics.topics
+    async def is_made(self) -> bool:
+        """Whether there is a topic of epochs, as the metadata store says where this host has not heard of it; without
+        it, no query has any. Raises TryAgain.
+        """
+        try:
+            return await certain_home(self.known_stream, EPOCHS_TOPIC, self._services.metadata) is not None
+        except MetadataError as error:
+            raise TryAgain(f"the metadata store does not say whether queries have epochs: {error}") from error
 
     @property
     def stream(self) -> str | None:

@@ -6,9 +6,9 @@ Invariants:
 * Between that certainty and the append nothing else runs. A group that is under way is not appended again: whoever
   sends it meanwhile waits for the first.
 * Where a stream begins behind the offset at which an epoch was decided, and no END is found, the home of epochs is
-  asked whether the epoch is under way (`cluster.epochs.epoch_holds`). If it is, nothing was trimmed behind END, and
-  the group never came; if it is over, the group was there, and was trimmed. So a group is lost no more than it is there
-  twice, also if the offset was said by an owner that had been replaced.
+  asked whether the epoch is under way (`logstore.cluster.epochs.epoch_holds`). If it is, nothing was trimmed behind
+  END, and the group never came; if it is over, the group was there, and was trimmed. So a group is lost no more than it
+  is there twice, also if the offset was said by an owner that had been replaced.
 * Another host waits for a group that is under way no longer than WAIT_S, and asks again: a stream that waits for its
   members holds up no groups for other streams, of which a host calls for few at a time.
 * When the ownership ends, all that is known of the stream goes with it. The next owner searches what this one has left.

@@ -4,7 +4,8 @@ Invariants:
 * A stream is trimmed no further than readers' home says, in an answer that it has given since the trim was wanted.
 * Who asks where a stream begins is told what the trims will leave that have been wanted before: it waits for those that
   still ask readers' home, and takes those that are being registered for done.
-* Nobody is asked before the topic of groups is there: nobody is registered.
+* Nobody is asked before the topic of groups is there: nobody is registered. Whether it is, the metadata store says,
+  where this host has not heard of it.
 """
 
 import uuid
@@ -13,6 +14,7 @@ from typing import Final
 
 import trio
 
+from logstore.base.metadata.interface import MetadataStore
 from logstore.cluster.streams.owner_calls import (
     BOUNDS,
     HOLDERS,
@@ -20,10 +22,11 @@ from logstore.cluster.streams.owner_calls import (
     CallServer,
     OwnerCalls,
     answered,
+    certain_home,
     fields_of,
 )
 from logstore.cluster.streams.replicated_stream import ReplicatedStream
-from logstore.cluster.streams.topics import ClusterTopics
+from logstore.cluster.streams.topics import GROUPS_TOPIC, ClusterTopics
 from logstore.errors import HostUnreachable, MalformedRequest, TryAgain
 from logstore.format.fields import Fields, decode_fields, encode_fields, get_int, get_name, get_objects
 from logstore.interfaces import Buffer
@@ -38,12 +41,17 @@ _INT64_MAX: Final = 2**63 - 1
 
 
 class ReaderHolds:
-    """See the module; it is what retention asks (`trim_limit`). `home`: the stream of readers' home, if it is there."""
+    """See the module; it is what retention asks (`trim_limit`). `home`: the stream of readers' home, if this host knows
+    of one.
+    """
 
-    def __init__(self, topics: ClusterTopics, owners: OwnerCalls, home: Callable[[], str | None]) -> None:
+    def __init__(
+        self, topics: ClusterTopics, owners: OwnerCalls, home: Callable[[], str | None], metadata: MetadataStore
+    ) -> None:
         self._topics = topics
         self._owners = owners
         self._home = home
+        self._metadata = metadata
         self._asking: dict[str, list[trio.Event]] = {}
         """Trims that wait for an answer, by stream."""
 
@@ -51,15 +59,13 @@ class ReaderHolds:
 
     async def trim_limit(self, stream: ReplicatedStream, wanted: int, held: Callable[[int], HeldRecords]) -> int:
         """The offset up to which readers let a stream be trimmed, at most `wanted`; releases those that hold too much.
-        `held`: what is held from an offset on. Raises HostUnreachable, NotLeader: it is not known now.
+        `held`: what is held from an offset on. Raises CairnError, MetadataError: it is not known now.
         """
-        home = self._home()
-        if home is None:
-            return wanted
         ended = trio.Event()
         self._asking.setdefault(stream.stream, []).append(ended)
         try:
-            return await self._limit(home, stream, wanted, held)
+            home = await certain_home(self._home(), GROUPS_TOPIC, self._metadata)
+            return wanted if home is None else await self._limit(home, stream, wanted, held)
         finally:
             self._asking[stream.stream].remove(ended)
             if not self._asking[stream.stream]:

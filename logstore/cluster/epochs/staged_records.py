@@ -58,6 +58,11 @@ class StagedRecords:
         """Of the records that are not given to the stream yet."""
         self.nursery: trio.Nursery | None = None
 
+    @property
+    def log_start(self) -> int:
+        """Where the stream starts."""
+        return self._ledger.stream.log_start_offset
+
     # ---- appending
 
     def append(self, key: bytes, value: bytes) -> Ticket[int]:
@@ -174,7 +179,7 @@ class StagedBeside:
 
     def take(self, offset: int, record: Record) -> None:
         """See OtherRecords. Raises CorruptFile, UnknownFormatVersion."""
-        self._staging.take(offset, record)
+        self._staging.take(offset, record, self._records.log_start)
 
     def held(self) -> AbstractAsyncContextManager[None]:
         """See OtherRecords."""

@@ -2,8 +2,8 @@
 have connections of their own.
 
 Invariants: `send` neither waits nor fails, and never calls the observer; everything runs on the event loop's thread.
-Messages leave at the end of the burst that caused them, those to this host itself too (`cluster.links.bursts`).
-Links without TLS are for loopback addresses alone.
+Messages leave at the end of the burst that caused them, those to this host itself too
+(`logstore.cluster.links.bursts`). Links without TLS are for loopback addresses alone.
 """
 
 from collections import deque

@@ -1,9 +1,9 @@
 """The connection from this host to another one, on which it sends: made, watched, and made again.
 
 Invariants:
-* Messages leave at the end of the burst that caused them (`cluster.links.bursts`), as far as the socket takes them;
-  a task sends the rest. They leave in the order of `send`, but for entries that were read (`BULK`): they leave when
-  nothing else waits, one message at a time, so that an append waits for one of them at most. What waits has
+* Messages leave at the end of the burst that caused them (`logstore.cluster.links.bursts`), as far as the socket takes
+  them; a task sends the rest. They leave in the order of `send`, but for entries that were read (`BULK`): they leave
+  when nothing else waits, one message at a time, so that an append waits for one of them at most. What waits has
   `queue_bytes` and one frame at most, entries that were read a quarter of that; what comes while there is no
   connection, or beyond these bounds, is dropped, and so is what waits when the connection ends.
 * The first try after the end of a connection that was up for more than `max_pause_s` comes at once; other pauses grow

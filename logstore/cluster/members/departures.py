@@ -1,35 +1,43 @@
 """Hosts that an operator drains, removes, or keeps after all: what is written down of it, and what speaks against it.
 
 An entry of the metadata store says that a host is to hold nothing any more. All hosts act on it: owners place chunks
-elsewhere and copy what it has (`logstore.replica.repair`), and claim its streams (`claims`). So any host may be asked,
-and whoever asked may go away meanwhile.
+elsewhere and copy what it has (`logstore.replica.repair`), and claim its streams (`logstore.cluster.claims`). So any
+host may be asked, and whoever asked may go away meanwhile.
 
 Invariants:
 * Nothing here moves or drops anything. Each call may be made again at any time, and at any host, without harm.
+* Who lives and who leaves is read from the metadata store, not taken from the view, which may be late; and what is
+  changed is changed on the condition that it is still as it was read.
 * A host that lives is not removed, and neither is one that has the only copy of a chunk, or may have: of an entry that
   cannot be read nobody knows. A chunk that its entry says to be in the tier was read back there, and needs no copy; one
   that is stored, and not registered yet, is not in the tier.
-* The entry of a removed host goes when no chunk names the host: then nothing of it is left, and its name is free.
+* The entry of a removed host goes when no chunk names the host, and no disk is its: then nothing of it is left, and its
+  name is free.
 * With it go the entries of disks that no chunk names: those of the removed host, and those that hosts which are alive
   have no more, because they were wiped. A host that was removed comes back with an empty directory.
+* A disk goes only if its host was no member with it from before the chunks were read until it goes: disks are read
+  first, then members, then chunks, and each start and each joining changes the disk's entry
+  (`logstore.cluster.members.membership`).
 
-Costs: `remove` reads the entries of all sealed chunks, 256 a page, one walk at a time; at last those of all disks.
+Costs: `remove` reads all disks and members, and the entries of all sealed chunks, 256 a page, one walk at a time; at
+last the disks once more.
 """
 
-from collections.abc import AsyncIterator, Container
-from contextlib import suppress
+from collections.abc import AsyncIterator, Container, Mapping
 from typing import Final, NamedTuple
 
 import trio
 
 from logstore.base.metadata import schema
 from logstore.base.metadata.errors import MetadataDamaged, OutcomeUnknown
-from logstore.base.metadata.interface import ABSENT, Committed, Condition, Delete, MetadataStore, Transaction
+from logstore.base.metadata.interface import ABSENT, Committed, Condition, Delete, Entry, MetadataStore, Transaction
 from logstore.cluster.members.view import ClusterView
 from logstore.errors import CorruptRegister, HostStays, UnknownFormatVersion, UnknownHost
 from logstore.replica.registrations import ChunkRegistration, Member, decode_sealed_chunk
 
 TRIES: Final = 5
+SEEN_S: Final = 5.0
+"""How long who asked waits for this host to see what was said: `cairn hosts` then shows it. It is said all the same."""
 
 
 class Held(NamedTuple):
@@ -52,106 +60,149 @@ class Departures:
 
     async def drain(self, host: str) -> None:
         """Have a host that lives give away what it has. Raises UnknownHost, HostStays, MetadataError."""
-        if host not in self._view.members:
-            raise UnknownHost(
-                f"host {host!r} is not alive: start it, or, if it is gone for good, `cairn hosts remove {host}`"
+        for _ in range(TRIES):
+            members, leaving = await self._entries(schema.MEMBERS), await self._entries(schema.LEAVING)
+            if host not in members:
+                raise UnknownHost(
+                    f"host {host!r} is not alive: start it, or, if it is gone for good, `cairn hosts remove {host}`"
+                )
+            other = next((other for other in members if other != host and other not in leaving), None)
+            if other is None:
+                raise HostStays(f"host {host!r} has nobody to give its chunks to: start another host first")
+            as_read = (
+                Condition(schema.member_key(host), members[host].revision),
+                Condition(schema.member_key(other), members[other].revision),
+                Condition(schema.leaving_key(other), ABSENT),
             )
-        if not any(other != host and other not in self._view.leaving for other in self._view.members):
-            raise HostStays(f"host {host!r} has nobody to give its chunks to: start another host first")
-        await self._write(host, schema.DRAIN)
+            if await self._say(host, schema.DRAIN, leaving.get(host), as_read) is not None:
+                return
+        raise _unsettled(host)
 
     async def undrain(self, host: str) -> None:
-        """Take back what was said of a host. Raises UnknownHost, MetadataError."""
+        """Take back what was said of a host. Raises UnknownHost, HostStays, MetadataError."""
         for _ in range(TRIES):
-            entry = (await self._store.get(schema.leaving_key(host))).entry
-            if entry is None:
-                if host not in self._view.members:
+            said = (await self._store.get(schema.leaving_key(host))).entry
+            if said is None:
+                if (await self._store.get(schema.member_key(host))).entry is None:
                     raise UnknownHost(f"host {host!r} is not alive, and nobody drains or removes it")
                 return
-            if await self._commit(schema.stay(host, entry.revision)):
+            if await self._commit(schema.stay(host, said.revision)) is not None:
                 return
-        raise HostStays(f"what is said of host {host!r} changes all the time: try again")
+        raise _unsettled(host)
 
     async def remove(self, host: str) -> int:
         """Have all chunks forget a host that is gone for good; returns how many still name it. 0: it is done.
 
         Raises UnknownHost, HostStays, MetadataError.
         """
-        if host in self._view.members:
-            raise HostStays(
-                f"host {host!r} is alive: `cairn hosts drain {host}`, stop it when it holds nothing, then remove it"
-            )
-        named: set[Member] = set()
         async with self._walking:
-            held = await self._held(host, named)
-        if held.alone:
-            raise HostStays(
-                f"host {host!r} cannot be removed: of {held.alone} chunks no other host that is alive has a copy, the "
-                f"first is {held.example}; bring the host back, or another one that has them"
-            )
-        await self._write(host, schema.REMOVE)
-        if not held.chunks:
-            await self._forget_disks(host, named)
-            with suppress(UnknownHost):  # somebody else has
-                await self.undrain(host)  # all hosts have seen that it was removed, and forget it
-        return held.chunks
+            for _ in range(TRIES):
+                disks = await self._entries(schema.DISKS)
+                members = await self._entries(schema.MEMBERS)
+                if host in members:
+                    raise await self._alive(host)
+                named: set[Member] = set()
+                held = await self._held(host, {name: _decoded(entry) for name, entry in members.items()}, named)
+                if held.alone:
+                    raise HostStays(
+                        f"host {host!r} cannot be removed: of {held.alone} chunks no other host that is alive has a "
+                        f"copy, the first is {held.example}; bring the host back, or another one that has them"
+                    )
+                said = (await self._store.get(schema.leaving_key(host))).entry
+                revision = await self._say(host, schema.REMOVE, said, (_is_away(host),))
+                if revision is None:
+                    continue  # somebody says something else, or the host is back
+                if held.chunks:
+                    return held.chunks
+                await self._forget_disks(host, disks, members, named)
+                if await self._is_forgotten(host, revision):
+                    return 0
+        raise _unsettled(host)
 
     # ---- the entry
 
-    async def _write(self, host: str, how: str) -> None:
-        for _ in range(TRIES):
-            entry = (await self._store.get(schema.leaving_key(host))).entry
-            if entry is not None and schema.decode(schema.Leaving, entry).how == how:
-                return
-            revision = ABSENT if entry is None else entry.revision
-            if await self._commit(schema.leave(host, schema.Leaving(how=how), revision)):
-                return
-        raise HostStays(f"what is said of host {host!r} changes all the time: try again")
+    async def _say(self, host: str, how: str, said: Entry | None, conditions: tuple[Condition, ...]) -> int | None:
+        """Say of a host how it leaves, in the place of what is said of it; returns the revision of the entry. None:
+        something is not as it was read, or may not be.
+        """
+        if said is not None and schema.decode(schema.Leaving, said).how == how:
+            return said.revision
+        revision = ABSENT if said is None else said.revision
+        return await self._commit(schema.leave(host, schema.Leaving(how=how), revision, conditions))
 
-    async def _commit(self, transaction: Transaction) -> bool:
-        """Whether it was made surely, and this host has seen it; if not, the entry is read again."""
+    async def _commit(self, transaction: Transaction) -> int | None:
+        """The revision, if it was made surely; this host has seen it then, or will. If not, all is read again."""
         try:
             outcome = await self._store.commit(transaction)
         except OutcomeUnknown:
-            return False
+            return None
         if isinstance(outcome, Committed):
-            await self._view.leaving_reached(outcome.revision)
+            with trio.move_on_after(SEEN_S):
+                await self._view.leaving_reached(outcome.revision)
+            return outcome.revision
+        return None
+
+    async def _alive(self, host: str) -> HostStays:
+        """Why a host that lives is not removed."""
+        said = (await self._store.get(schema.leaving_key(host))).entry
+        is_said = said is not None and schema.decode(schema.Leaving, said).how == schema.REMOVE
+        kept = f"; that it is removed was said before: `cairn hosts undrain {host}` takes it back" if is_said else ""
+        return HostStays(
+            f"host {host!r} is alive: `cairn hosts drain {host}`, stop it when it holds nothing, then remove it{kept}"
+        )
+
+    async def _is_forgotten(self, host: str, revision: int) -> bool:
+        """Take back that a host is removed, which was said with this revision, if nothing of the host is left: all
+        hosts have seen it, and forget it. Whether that is so.
+        """
+        disks = await self._entries(schema.DISKS)
+        if any(_host_of(entry) == host for entry in disks.values()):
+            return False  # it has started meanwhile
+        if await self._commit(schema.stay(host, revision, (_is_away(host),))) is not None:
             return True
-        return False
+        places = [await self._store.get(key) for key in (schema.leaving_key(host), schema.member_key(host))]
+        return all(place.entry is None for place in places)  # somebody else has
 
     # ---- disks
 
-    async def _forget_disks(self, removed: str, named: Container[Member]) -> None:
-        """Delete the entries of disks that nobody has any more. One that a start has changed meanwhile stays."""
+    async def _forget_disks(
+        self, removed: str, disks: Mapping[str, Entry], members: Mapping[str, Entry], named: Container[Member]
+    ) -> None:
+        """Delete the entries of disks that nobody has any more. One that a start or a joining has changed stays."""
+        for disk, entry in disks.items():
+            host = _host_of(entry)
+            if host is None or Member(host, disk) in named:
+                continue
+            member = members.get(host)
+            if member is None:
+                is_over, as_read = host == removed, _is_away(host)
+            else:
+                is_over, as_read = _decoded(member).disk != disk, Condition(member.key, member.revision)
+            if is_over:
+                conditions = (Condition(entry.key, entry.revision), as_read)
+                await self._store.commit(Transaction(conditions, (Delete(entry.key),)))
+
+    async def _entries(self, prefix: str) -> dict[str, Entry]:
+        """All entries under a prefix, without it in their names."""
+        found: dict[str, Entry] = {}
         after, more = "", True
         while more:
-            page = await self._store.page(schema.DISKS, after=after)
-            for entry in page.entries:
-                disk = entry.key.removeprefix(schema.DISKS)
-                try:
-                    host = schema.decode(schema.Disk, entry).host
-                except MetadataDamaged:
-                    continue  # whose it is nobody knows
-                alive = self._view.members.get(host)
-                is_replaced = alive is not None and alive.disk != disk
-                is_gone = alive is None and host == removed
-                if (is_replaced or is_gone) and Member(host, disk) not in named:
-                    conditions = [Condition(entry.key, entry.revision)]
-                    if is_gone:  # it may have joined since, as this host will hear
-                        conditions.append(Condition(schema.member_key(host), ABSENT))
-                    await self._store.commit(Transaction(tuple(conditions), (Delete(entry.key),)))
+            page = await self._store.page(prefix, after=after)
+            found.update((entry.key.removeprefix(prefix), entry) for entry in page.entries)
             after, more = page.entries[-1].key if page.entries else "", page.more
+        return found
 
     # ---- chunks
 
-    async def _held(self, host: str, named: set[Member]) -> Held:
-        """What a host has; adds all members that chunks name."""
+    async def _held(self, host: str, members: Mapping[str, schema.Member], named: set[Member]) -> Held:
+        """What a host has; adds all members that chunks name. `members`: who lives."""
         held = Held()
         async for stream, chunk in self._chunks():
             named.update((*chunk.members, *chunk.candidates))
             if not any(member.host == host for member in (*chunk.members, *chunk.candidates)):
                 continue
-            is_held = any(member.host != host and self._is_alive(member) for member in chunk.members)
+            others = [member for member in chunk.members if member.host != host and member.host in members]
+            is_held = any(members[member.host].disk == member.disk for member in others)
             is_alone = chunk.tiered is None and not is_held
             example = held.example or (f"{self._named(stream)}, from offset {chunk.base_offset}" if is_alone else "")
             held = Held(held.chunks + 1, held.alone + is_alone, example)
@@ -179,13 +230,32 @@ class Departures:
                 return
             after = page.entries[-1].key
 
-    def _is_alive(self, member: Member) -> bool:
-        found = self._view.members.get(member.host)
-        return found is not None and found.disk == member.disk
-
     def _named(self, stream: str) -> str:
         topic_id, _, partition = stream.partition("/")
         return f"{self._view.names.get(topic_id, topic_id)}-{partition}"
+
+
+def _is_away(host: str) -> Condition:
+    return Condition(schema.member_key(host), ABSENT)
+
+
+def _decoded(member: Entry) -> schema.Member:
+    return schema.decode(schema.Member, member)
+
+
+def _host_of(disk: Entry) -> str | None:
+    """The host of a disk; None: whose it is nobody knows."""
+    try:
+        return schema.decode(schema.Disk, disk).host
+    except MetadataDamaged:
+        return None
+
+
+def _unsettled(host: str) -> HostStays:
+    return HostStays(
+        f"what is said of host {host!r} changes all the time, or the host starts and ends: look at `cairn hosts`, and "
+        "try again"
+    )
 
 
 def _unreadable(key: str, why: str) -> HostStays:

@@ -7,6 +7,8 @@ directory, with the cluster's id; docs/format.md has both.
 Invariants:
 * A label counts one start more than the register at most: a start that ended between its two writes is counted again
   with the same number. A label that is further ahead shows a metadata store that was set back, and is refused.
+* The first start of a disk takes its two writes twice, and counts as two. So a label of one start is that of a disk
+  that has never been in use; one of more starts, of which the register knows nothing, was removed with its host.
 * A disk of one cluster never takes part in another; an emptied metadata store is another cluster.
 * The label file is replaced as a whole: a crash leaves the old one or the new one.
 
@@ -52,6 +54,8 @@ EMPTY_STORE: Final = (
 """What an operator does with a metadata store whose cluster, or adoption, is given up."""
 RETRY_S: Final = 1.0
 """Between tries to reach the metadata store at a start."""
+STARTS_IN_USE: Final = 2
+"""Of a disk in use, at least."""
 _VERSION: Final = 1
 _FIELDS: Final = {"cluster_id": str, "disk": str, "host": str, "starts": int, "start": str}
 
@@ -112,10 +116,11 @@ async def _establish(
         label = stored.label if stored is not None else fresh
         found = await store.get(schema.disk_key(label.disk))
         registered = _registered(label.disk, found.entry)
-        if registered is not None and stored is not None and registered == label and label.start == start:
+        is_written = registered == label and label.start == start
+        if is_written and label.starts >= STARTS_IN_USE:
             return HostIdentity(cluster_id, label)
         label = _judged(fresh.host, stored, label, registered)
-        if label.start != start:
+        if is_written or label.start != start:
             starts = registered.starts if registered is not None else 0
             label = DiskLabel(label.disk, label.host, starts + 1, start)
             stored = _StoredLabel(cluster_id, label)
@@ -123,7 +128,7 @@ async def _establish(
         value = schema.Disk(host=label.host, starts=label.starts, start=label.start)
         key = schema.disk_key(label.disk)
         transaction = Transaction((Condition(key, found.entry_revision),), (Put(key, schema.encode(value)),))
-        if isinstance(await store.commit(transaction), Committed):
+        if isinstance(await store.commit(transaction), Committed) and label.starts >= STARTS_IN_USE:
             return HostIdentity(cluster_id, label)
 
 
@@ -143,11 +148,11 @@ def _judged(host: str, stored: _StoredLabel | None, label: DiskLabel, registered
             f"{LABEL_FILE}: disk {label.disk} was started {starts} times, and this is a copy from its start number "
             f"{label.starts}; bring the disk itself back, or give the host an empty directory"
         )
-    if registered is None and label.starts > 1:
+    if registered is None and label.starts >= STARTS_IN_USE:
         raise DiskRefused(
-            f"{LABEL_FILE}: disk {label.disk} was started {label.starts} times, and the metadata store does not know "
-            "it: if the host was removed from the cluster, give it an empty directory; if an older copy of the store "
-            "was restored, bring the newest one back"
+            f"{LABEL_FILE}: disk {label.disk} has been in use, and the metadata store does not know it: if the host "
+            "was removed from the cluster, give it an empty directory; if an older copy of the store was restored, "
+            "bring the newest one back"
         )
     if label.starts > (registered.starts if registered is not None else 0) + 1:
         raise DiskRefused(

@@ -8,6 +8,9 @@ Invariants:
   waits for, for the time of some leases, and then ends with HostNameTaken or NodeIdTaken. If another process has
   started the disk since, it has a copy of it: this one ends with DiskRefused. So does a host that was removed while it
   was away: its disk would be refused at the next start, with all that it had taken until then.
+* The entry of the disk is put anew by the transaction that makes the host a member, on the condition that it is as it
+  was read: a disk that is forgotten has no member, and who forgets one sees that a host has joined with it since
+  (`logstore.cluster.members.departures`).
 * `resign` ends the lease now, and the host does not join again. `leave` ends it until `stay`.
 """
 
@@ -151,7 +154,7 @@ class Membership:
             lease_id = self._lease.lease_id
             try:
                 outcome = await self._store.commit(
-                    schema.join(self._identity.host, self.member, lease_id, self.joined_revision, node_revision)
+                    schema.move(self._identity.host, self.member, lease_id, self.joined_revision, node_revision)
                 )
             except OutcomeUnknown:
                 continue  # the same again, with the same conditions
@@ -192,16 +195,16 @@ class Membership:
         deadline_s = trio.current_time() + self._lease_s * PATIENCE_LEASES
         member_revision = node_revision = ABSENT
         while True:
+            disk = await self._own_disk()
             try:
                 outcome = await self._store.commit(
-                    schema.join(self._identity.host, self.member, lease_id, member_revision, node_revision)
+                    schema.join(self._identity.host, self.member, lease_id, member_revision, node_revision, disk)
                 )
             except OutcomeUnknown:
-                continue  # the same again, with the same conditions
-            await self._check_start()  # behind a joining: a host that has joined is not removed any more
+                continue  # if it was made, the next one finds an entry with this lease
             if isinstance(outcome, Committed):
                 return outcome.revision
-            member, node = outcome.found
+            member, node, _ = outcome.found
             if member is not None and member.lease_id == lease_id:
                 return member.revision  # the answer to this joining was lost
             taken = self._obstacle(member, node)
@@ -213,21 +216,23 @@ class Membership:
                 raise taken
             await trio.sleep(RETRY_S)
 
-    async def _check_start(self) -> None:
-        """Raises DiskRefused if the disk was started again since, by another process, or was removed with its host."""
+    async def _own_disk(self) -> Entry:
+        """The entry of the disk. Raises DiskRefused if the disk was started again since, by another process, or was
+        removed with its host.
+        """
         label = self._identity.label
         entry = (await self._store.get(schema.disk_key(label.disk))).entry
-        registered = None if entry is None else schema.decode(schema.Disk, entry)
-        if registered is None and label.starts > 1:  # a new disk may start again
+        if entry is None:
             raise DiskRefused(
                 f"disk {label.disk} of host {label.host!r} is not known any more: the host was removed from the "
                 "cluster while it was away; give it an empty directory"
             )
-        if registered is not None and registered.start != label.start:
+        if schema.decode(schema.Disk, entry).start != label.start:
             raise DiskRefused(
                 f"disk {label.disk} of host {label.host!r} was started by another process since: a copy of it is in "
                 "use; stop one of the two, and give it an empty directory"
             )
+        return entry
 
     def _obstacle(self, member: Entry | None, node: Entry | None) -> HostNameTaken | NodeIdTaken | None:
         """Why the host may not put its entry in the place of what is there."""

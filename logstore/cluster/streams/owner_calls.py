@@ -25,8 +25,10 @@ from typing import Final, Protocol
 
 import trio
 
+from logstore.base.metadata import schema
+from logstore.base.metadata.interface import MetadataStore
 from logstore.cluster.members.view import ClusterView
-from logstore.errors import CairnError, HostUnreachable, MalformedRequest
+from logstore.errors import CairnError, HostUnreachable, MalformedRequest, TryAgain
 from logstore.format.epoch_api import decode_error, error_fields
 from logstore.format.fields import decode_fields, encode_fields
 from logstore.interfaces import Buffer
@@ -42,6 +44,15 @@ TELL_WISHES: Final = 8
 TELL_GOES: Final = 9
 EPOCHS_LIMIT: Final = 10
 IS_UNDER_WAY: Final = 11
+
+
+async def certain_home(known: str | None, topic: str, metadata: MetadataStore) -> str | None:
+    """The stream of a topic of the cluster's own, if this host knows it; None: there is no such topic, as the metadata
+    store says. Raises TryAgain if this host has not heard of it yet, MetadataError.
+    """
+    if known is None and (await metadata.get(schema.topic_key(topic))).entry is not None:
+        raise TryAgain(f"this host has not heard yet of topic {topic!r}, which is there; retry")
+    return known
 
 
 class Owners(Protocol):

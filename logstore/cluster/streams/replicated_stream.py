@@ -102,8 +102,8 @@ CROWDED_S: Final = 1.0
 """A chunk with other members is opened in a few milliseconds, if there are other hosts; producers hear of no more."""
 
 LoadProducers = Callable[["ReplicatedStream", int], Awaitable[ProducerTable[AppendTicket] | None]]
-"""The producers' last sequences of a stream as of an offset (`cluster.streams.chunk_reads`). None: they could not be
-read; the function has waited a little, and may be called again.
+"""The producers' last sequences of a stream as of an offset (`logstore.cluster.streams.chunk_reads`). None: they could
+not be read; the function has waited a little, and may be called again.
 """
 Spawn = Callable[[Callable[[], Awaitable[None]]], None]
 """Runs a task of the host's."""

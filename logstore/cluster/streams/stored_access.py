@@ -6,6 +6,8 @@ Invariants:
 * A change is made in transactions of up to MAX_CHANGES - 1 entries, in the order that it has, each on the condition
   that nothing was changed since it was computed. If another host was faster, or an answer was lost, it is computed
   again from what is there then; it is done when nothing is left to do.
+* Nothing is changed while `cairn adopt` makes the cluster: it puts the entries of the sidecar that it adopts in the
+  place of all others. That is a condition of each transaction too.
 * What cannot be read may be what forbids: while any entry is damaged, `is_damaged` is true, and those who decide refuse
   everybody but super users.
 * At most MAX_ACCESS_BYTES lie in the store, whatever the numbers of users, lists and quotas allow.
@@ -22,6 +24,7 @@ import trio
 
 from logstore.access.entries import Changes, EntryChanged
 from logstore.base.events import Report
+from logstore.base.metadata import schema
 from logstore.base.metadata.errors import MetadataDamaged, MetadataRefused, OutcomeUnknown
 from logstore.base.metadata.interface import (
     ABSENT,
@@ -37,7 +40,8 @@ from logstore.base.metadata.interface import (
     Transaction,
 )
 from logstore.base.metadata.view import MetadataView
-from logstore.errors import AccessFull, CairnError, CorruptFile
+from logstore.cluster.members.host_identity import EMPTY_STORE
+from logstore.errors import AccessFull, AdoptionUnderWay, CairnError, CorruptFile
 from logstore.events import METADATA_ENTRY_DAMAGED, METADATA_UNUSABLE
 from logstore.log.ticket import Ticket
 
@@ -114,7 +118,7 @@ class StoredAccess:
                 self._tell(key, entry, [changed])
 
     def change(self, compute: Callable[[], Changes]) -> Ticket[None]:
-        """See AccessEntries. The ticket fails with AccessFull, and MetadataError."""
+        """See AccessEntries. The ticket fails with AccessFull, AdoptionUnderWay, and MetadataError."""
         ticket: Ticket[None] = Ticket()
 
         async def make() -> None:
@@ -134,11 +138,17 @@ class StoredAccess:
     async def _make(self, compute: Callable[[], Changes]) -> None:
         tries = 0
         while changes := self._next_changes(compute()):
-            transaction = Transaction((Condition(HEAD, self._head_revision()),), (self._head(), *changes))
-            outcome = await self._commit(transaction)
+            conditions = (Condition(HEAD, self._head_revision()), Condition(schema.ADOPTION_KEY, ABSENT))
+            outcome = await self._commit(Transaction(conditions, (self._head(), *changes)))
             if isinstance(outcome, Committed):
                 tries = 0
                 await self._view.reached(outcome.revision)
+            elif outcome.found[1] is not None:
+                raise AdoptionUnderWay(
+                    f"`cairn adopt` has begun on the metadata store (entry {schema.ADOPTION_KEY!r}), and brings the "
+                    "users, ACLs and quotas of the sidecar that it adopts: change them when it has completed; or, if "
+                    f"it is given up, {EMPTY_STORE}"
+                )
             else:
                 tries += 1
                 if tries >= TRIES:

@@ -53,7 +53,9 @@ class EtcdSettings:
     tls: EtcdTls | None = None
     """None: the system's authorities, for endpoints with https."""
     attempt_s: float = 2.0
-    """How long to wait for one answer of one endpoint."""
+    """How long to wait for one answer of one endpoint, while all answers come quickly."""
+    longest_attempt_s: float = 5.0
+    """How long at most where answers are seen to be slow; not below `attempt_s`."""
     patience_s: float = 10.0
     """How long a call tries all endpoints before it fails."""
     watch_idle_s: float = 1.0
@@ -68,7 +70,7 @@ class EtcdSettings:
             check_key(self.namespace)
         except InvalidMetadataCall:
             raise refuse("etcd-namespace", self.namespace, "must have visible ASCII characters") from None
-        for name in ("attempt_s", "patience_s", "watch_idle_s"):
+        for name in ("attempt_s", "longest_attempt_s", "patience_s", "watch_idle_s"):
             if not getattr(self, name) > 0:
                 raise refuse(f"etcd-{name}", getattr(self, name), "must be above 0")
 

@@ -117,7 +117,7 @@ class EtcdMetadataStore:
         """See MetadataStore."""
         check_lease_time(ttl_s)
         try:
-            answer = await self._transport.call("lease/grant", {"TTL": str(ttl_s)})
+            answer = await self._transport.call_about_lease("lease/grant", {"TTL": str(ttl_s)})
         except EtcdError as error:
             raise MetadataUnavailable(f"etcd refuses a lease: {error.message}") from error
         with _readable():
@@ -126,7 +126,7 @@ class EtcdMetadataStore:
     async def keep_alive(self, lease_id: int) -> Lease:
         """See MetadataStore."""
         try:
-            answer = await self._transport.call("lease/keepalive", {"ID": str(lease_id)}, streamed=True)
+            answer = await self._transport.call_about_lease("lease/keepalive", {"ID": str(lease_id)}, streamed=True)
         except EtcdError as error:
             if error.code != NOT_FOUND:
                 raise MetadataUnavailable(f"etcd refuses to keep a lease alive: {error.message}") from error
@@ -140,7 +140,7 @@ class EtcdMetadataStore:
     async def revoke_lease(self, lease_id: int) -> None:
         """See MetadataStore."""
         try:
-            await self._transport.call("lease/revoke", {"ID": str(lease_id)})
+            await self._transport.call_about_lease("lease/revoke", {"ID": str(lease_id)})
         except EtcdError as error:
             if error.code != NOT_FOUND:
                 raise MetadataUnavailable(f"etcd refuses to end a lease: {error.message}") from error

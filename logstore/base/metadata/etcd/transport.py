@@ -4,8 +4,11 @@ Invariants:
 * A call that changes something, and may not be made twice, is sent again only if it was surely not made; else its end
   is OutcomeUnknown. All others are tried at the endpoints in turn until `patience_s` is over.
 * The endpoint that answered last is asked first.
+* An attempt waits as `attempts` says. Calls about leases have connections of their own, so that nothing delays them.
+  Their attempts wait for the longest time, because who keeps a lease alive calls again meanwhile and takes whichever
+  answer comes: while one of them waits, a further one begins at the next endpoint.
 * Answers of another cluster than the first one's are refused.
-* Answers are bounded by MAX_ANSWER_BYTES, connections by MAX_CONNECTIONS and MAX_WATCHES.
+* Answers are bounded by MAX_ANSWER_BYTES, connections by MAX_CONNECTIONS, MAX_WATCHES and LEASE_CONNECTIONS.
 * Nothing is taken from the environment, such as a proxy.
 """
 
@@ -14,7 +17,7 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from random import Random
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx
@@ -29,6 +32,7 @@ from logstore.base.metadata.errors import (
     MetadataUnavailable,
     OutcomeUnknown,
 )
+from logstore.base.metadata.etcd.attempts import AttemptLimits, cancel_after
 from logstore.base.metadata.etcd.messages import (
     FAILED_PRECONDITION,
     INVALID_ARGUMENT,
@@ -57,7 +61,9 @@ MAX_CONNECTIONS: Final = 64
 """Of calls; a further call waits for a connection as long as for an answer."""
 MAX_WATCHES: Final = 64
 """Each has a connection of its own."""
+LEASE_CONNECTIONS: Final = 8
 CONNECT_S: Final = 1.0
+"""For a connection, of an attempt with the least limit; longer ones have more in proportion."""
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 1.0
 KEEP_IDLE_S: Final = 30.0
@@ -73,21 +79,43 @@ class AttemptFailed(Exception):
         self.made_perhaps = made_perhaps
 
 
+class EtcdClients(NamedTuple):
+    """Who makes connections: for calls, for streams, and for calls about leases."""
+
+    calls: httpx.AsyncClient
+    streams: httpx.AsyncClient
+    leases: httpx.AsyncClient
+
+
+class _Call(NamedTuple):
+    """What an attempt sends. `streamed`: the first message of a streamed answer is meant; `ahead`: how many endpoints
+    behind the one that answered last it is sent to.
+    """
+
+    path: str
+    body: Json
+    client: httpx.AsyncClient
+    streamed: bool = False
+    is_lease: bool = False
+    ahead: int = 0
+
+
 class EtcdTransport:
-    """See the module. The clients make connections for calls and for streams; `open_transport` has those."""
+    """See the module. `open_transport` has the clients."""
 
     def __init__(
         self,
-        client: httpx.AsyncClient,
-        stream_client: httpx.AsyncClient,
+        clients: EtcdClients,
         settings: EtcdSettings,
         random: Random,
         report: Report,
     ) -> None:
         self.settings = settings
         self.statistics = MetadataStatistics()
-        self._client = client
-        self._stream_client = stream_client
+        self.limits = AttemptLimits(settings.attempt_s, settings.longest_attempt_s)
+        self._clients = clients
+        self._lease_calls = 0
+        """That wait for an answer."""
         self._random = random
         self._report = report
         self._current = 0
@@ -100,19 +128,32 @@ class EtcdTransport:
         """The endpoint to ask first."""
         return self.settings.endpoints[self._current]
 
-    async def call(self, path: str, body: Json, *, repeatable: bool = True, streamed: bool = False) -> Json:
-        """The answer to a call. `streamed`: the first message of a streamed answer is meant.
+    async def call(self, path: str, body: Json, *, repeatable: bool = True) -> Json:
+        """The answer to a call.
 
         Raises EtcdError for what etcd refuses and no other try mends; MetadataUnavailable, MetadataFull,
         MetadataRefused, MetadataDamaged, InvalidMetadataCall; OutcomeUnknown only if the call is not `repeatable`.
         """
+        return await self._answer(_Call(path, body, self._clients.calls), repeatable=repeatable)
+
+    async def call_about_lease(self, path: str, body: Json, *, streamed: bool = False) -> Json:
+        """The answer to a call about a lease, which may be repeated: see the module, and `call`."""
+        call = _Call(path, body, self._clients.leases, streamed, is_lease=True, ahead=self._lease_calls)
+        self._lease_calls += 1
+        try:
+            return await self._answer(call, repeatable=True)
+        finally:
+            self._lease_calls -= 1
+
+    async def _answer(self, call: _Call, *, repeatable: bool) -> Json:
         self.statistics.calls += 1
-        pause_s, failures = FIRST_PAUSE_S, 0
+        pause_s, failures, endpoints = FIRST_PAUSE_S, 0, self.settings.endpoints
         until_s = trio.current_time() + self.settings.patience_s
         while True:
-            endpoint = self.endpoint
+            endpoint = endpoints[(self._current + (0 if failures else call.ahead)) % len(endpoints)]
+            limit_s = self.limits.longest_s if call.is_lease else self.limits.limit_s(failures // len(endpoints))
             try:
-                answer = await self._attempt(endpoint, path, body, streamed=streamed)
+                answer = await self._attempt(endpoint, call, limit_s)
             except AttemptFailed as failure:
                 failures += 1
                 self.failed(endpoint, str(failure))
@@ -123,10 +164,10 @@ class EtcdTransport:
                     ) from failure
                 if trio.current_time() + pause_s >= until_s:
                     raise MetadataUnavailable(
-                        f"etcd at {', '.join(self.settings.endpoints)} did not answer within "
+                        f"etcd at {', '.join(endpoints)} did not answer within "
                         f"{self.settings.patience_s:g} s: {failure}; nothing was changed"
                     ) from failure
-                if failures % len(self.settings.endpoints) == 0:
+                if failures % len(endpoints) == 0:
                     await trio.sleep(pause_s * self._random.uniform(0.5, 1.0))
                     pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             else:
@@ -136,7 +177,7 @@ class EtcdTransport:
     async def is_alive(self, endpoint: str, path: str, body: Json) -> bool:
         """Whether this endpoint answers a call that changes nothing."""
         try:
-            await self._attempt(endpoint, path, body, streamed=False)
+            await self._attempt(endpoint, _Call(path, body, self._clients.calls), self.limits.limit_s())
         except AttemptFailed as failure:
             self.failed(endpoint, str(failure))
             return False
@@ -145,13 +186,13 @@ class EtcdTransport:
     async def open_stream(self, endpoint: str, path: str, body: Json) -> httpx.Response:
         """The beginning of a streamed answer, which the caller closes. Raises AttemptFailed, and what `call` raises."""
         await self._login(endpoint)
-        response = None
-        with trio.move_on_after(self.settings.attempt_s):
-            response = await self._send(endpoint, path, body, endless=True)
+        response, limit_s = None, self.limits.limit_s()
+        with trio.move_on_after(limit_s):
+            response = await self._send(endpoint, _Call(path, body, self._clients.streams), limit_s)
         if response is None:
             raise AttemptFailed(f"{endpoint} did not begin to answer", made_perhaps=False)
         if response.status_code != httpx.codes.OK:
-            with trio.move_on_after(self.settings.attempt_s):
+            with trio.move_on_after(limit_s):
                 error = _error(endpoint, response.status_code, await _read(response))
                 if _wants_login(error):
                     self.forget_login()
@@ -191,15 +232,15 @@ class EtcdTransport:
 
     # ---- details
 
-    async def _attempt(self, endpoint: str, path: str, body: Json, *, streamed: bool) -> Json:
+    async def _attempt(self, endpoint: str, call: _Call, limit_s: float) -> Json:
         """One try at one endpoint; a token that is no longer valid is renewed once."""
         for last_try in (False, True):
             await self._login(endpoint)
-            status, data = await self._ask(endpoint, path, body)
+            status, data = await self._ask(endpoint, call, limit_s)
             try:
                 if status != httpx.codes.OK:
                     raise _error(endpoint, status, data)
-                answer = stream_answer(data.split(b"\n", 1)[0]) if streamed else parse(data)
+                answer = stream_answer(data.split(b"\n", 1)[0]) if call.streamed else parse(data)
                 self.check_cluster(header_of(answer))
             except BadAnswer as error:
                 raise AttemptFailed(f"{endpoint}: {error}", made_perhaps=True) from error
@@ -210,19 +251,31 @@ class EtcdTransport:
             return answer
         raise AssertionError("the last try returns or raises")
 
-    async def _ask(self, endpoint: str, path: str, body: Json) -> tuple[int, bytes]:
+    async def _ask(self, endpoint: str, call: _Call, limit_s: float) -> tuple[int, bytes]:
         """Status and body of an answer. Raises AttemptFailed."""
-        with trio.move_on_after(self.settings.attempt_s):
-            response = await self._send(endpoint, path, body, endless=False)
-            return response.status_code, await _read(response)
-        raise AttemptFailed(f"{endpoint} did not answer within {self.settings.attempt_s:g} s", made_perhaps=True)
+        found: list[tuple[int, bytes]] = []
+        failures: list[AttemptFailed] = []
+        begun_s = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cancel_after, limit_s, nursery.cancel_scope)
+            try:
+                response = await self._send(endpoint, call, limit_s)
+                found.append((response.status_code, await _read(response)))
+            except AttemptFailed as failure:
+                failures.append(failure)
+            nursery.cancel_scope.cancel()
+        if failures:
+            raise failures[0]
+        if not found:
+            raise AttemptFailed(f"{endpoint} did not answer within {limit_s:.3g} s", made_perhaps=True)
+        self.limits.answered(trio.current_time() - begun_s)
+        return found[0]
 
-    async def _send(self, endpoint: str, path: str, body: Json, *, endless: bool) -> httpx.Response:
-        attempt_s = self.settings.attempt_s
-        timeout = httpx.Timeout(attempt_s, connect=min(CONNECT_S, attempt_s), read=None if endless else attempt_s)
-        client = self._stream_client if endless else self._client
+    async def _send(self, endpoint: str, call: _Call, limit_s: float) -> httpx.Response:
+        connect_s = min(limit_s, CONNECT_S * self.limits.share_of(limit_s))
+        timeout = httpx.Timeout(None, connect=connect_s, pool=limit_s)  # who calls limits the rest
         # With hasleader, a member that has lost the others says so instead of waiting for them.
-        content = json.dumps(body).encode()
+        content = json.dumps(call.body).encode()
         headers = {
             "Host": urlsplit(endpoint).netloc,
             "Grpc-Metadata-hasleader": "true",
@@ -234,13 +287,13 @@ class EtcdTransport:
             headers["Authorization"] = self._token
         request = httpx.Request(
             "POST",
-            f"{endpoint}/v3/{path}",
+            f"{endpoint}/v3/{call.path}",
             headers=headers,
             stream=_Content(content),
             extensions={"timeout": timeout.as_dict()},
         )
         try:
-            return await client.send(request, stream=True)
+            return await call.client.send(request, stream=True)
         except httpx.TransportError as error:
             why = f"{endpoint}: {said(error)}"
             raise AttemptFailed(why, made_perhaps=not isinstance(error, _NOT_SENT)) from error
@@ -251,7 +304,8 @@ class EtcdTransport:
             return
         body = {"name": self.settings.user, "password": self.settings.password}
         try:
-            status, data = await self._ask(endpoint, "auth/authenticate", body)
+            call = _Call("auth/authenticate", body, self._clients.calls)
+            status, data = await self._ask(endpoint, call, self.limits.limit_s())
             if status != httpx.codes.OK:
                 raise _error(endpoint, status, data)
             self._token = str(parse(data).get("token", ""))
@@ -305,8 +359,12 @@ async def open_transport(settings: EtcdSettings, random: Random, report: Report)
     """A transport with a client of its own. Raises TlsError. Nothing is sent yet."""
     tls = any(endpoint.startswith("https:") for endpoint in settings.endpoints)
     context = settings.tls.context() if settings.tls else ssl.create_default_context() if tls else False
-    async with _client(context, MAX_CONNECTIONS) as client, _client(context, MAX_WATCHES) as stream_client:
-        yield EtcdTransport(client, stream_client, settings, random, report)
+    async with (
+        _client(context, MAX_CONNECTIONS) as calls,
+        _client(context, MAX_WATCHES) as streams,
+        _client(context, LEASE_CONNECTIONS) as leases,
+    ):
+        yield EtcdTransport(EtcdClients(calls, streams, leases), settings, random, report)
 
 
 def _client(context: ssl.SSLContext | bool, connections: int) -> httpx.AsyncClient:

@@ -16,7 +16,7 @@ from typing import Final
 import httpx
 import trio
 
-from logstore.base.metadata.errors import Compacted, MetadataRefused
+from logstore.base.metadata.errors import Compacted, MetadataRefused, MetadataUnavailable
 from logstore.base.metadata.etcd.messages import (
     BadAnswer,
     EtcdError,
@@ -98,7 +98,7 @@ class EtcdWatch:
         response = await transport.open_stream(self._endpoint, "watch", body)
         self._connection = _Connection(response)
         answer = None
-        with trio.move_on_after(transport.settings.attempt_s):
+        with trio.move_on_after(transport.limits.limit_s()):
             answer = await self._next_answer()
         if answer is None or not answer.created:
             raise AttemptFailed(f"{self._endpoint} did not begin a watch", made_perhaps=False)
@@ -110,8 +110,11 @@ class EtcdWatch:
         transport.answered()
 
     async def _check_position(self) -> None:
-        """A member may be behind the others, but all together are not. Raises MetadataDamaged."""
-        answer = await self._transport.call(RANGE, self._probe())
+        """A member may be behind the others, but all together are not. Raises MetadataDamaged, AttemptFailed."""
+        try:
+            answer = await self._transport.call(RANGE, self._probe())
+        except MetadataUnavailable as away:  # a watch waits
+            raise AttemptFailed(str(away), made_perhaps=False) from away
         revision = header_of(answer).revision
         if revision < self._position:
             raise behind(self._position, revision)

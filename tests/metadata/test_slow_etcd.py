@@ -1,0 +1,266 @@
+"""An etcd that gets too little processor time: its answers are waited for, and leases do not lapse for want of them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from functools import partial
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+import trio
+import trio.testing
+
+from logstore.base.events import ignore
+from logstore.base.metadata.errors import LeaseEnded
+from logstore.base.metadata.etcd.attempts import SLICE_S, AttemptLimits, cancel_after
+from logstore.base.metadata.etcd.settings import EtcdSettings
+from logstore.base.metadata.etcd.store import EtcdMetadataStore, open_etcd
+from logstore.base.metadata.etcd.transport import MAX_CONNECTIONS, EtcdClients, EtcdTransport
+from logstore.base.metadata.held_lease import HeldLease
+from tests.support.limits import PATIENCE_S
+
+ONE, TWO = "http://127.0.0.1:1", "http://127.0.0.1:2"
+HEADER = {"cluster_id": "1", "revision": "1"}
+ANSWERS: dict[str, Any] = {
+    "kv/range": {"header": HEADER},
+    "kv/txn": {"header": HEADER, "succeeded": True},
+    "lease/grant": {"header": HEADER, "ID": "7", "TTL": "3"},
+    "lease/revoke": {"header": HEADER},
+    "lease/keepalive": {"result": {"header": HEADER, "ID": "7", "TTL": "3"}},
+    "watch": {"result": {"header": HEADER, "created": True}},
+}
+
+
+class Body(httpx.AsyncByteStream):
+    """The bytes of an answer, in one part."""
+
+    def __init__(self, data: bytes) -> None:
+        self._parts = [data]
+
+    def __aiter__(self) -> Body:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if not self._parts:
+            raise StopAsyncIteration
+        return self._parts.pop()
+
+
+class SlowEtcd(httpx.AsyncBaseTransport):
+    """The network behind a client: each endpoint answers what is asked after a time of its own."""
+
+    def __init__(self, **delays_s: float) -> None:
+        self.delays_s = {"one": 0.0, "two": 0.0, **delays_s}
+        self.asked: Counter[tuple[str, str]] = Counter()
+        self.silent: set[str] = set()
+        """Paths of calls that are never answered."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """See httpx."""
+        name = "one" if request.url.port == 1 else "two"
+        path = request.url.path.removeprefix("/v3/")
+        self.asked[name, path] += 1
+        if path in self.silent:
+            await trio.sleep_forever()
+        await trio.sleep(self.delays_s[name])
+        return httpx.Response(200, stream=Body(json.dumps(ANSWERS[path]).encode() + b"\n"))
+
+
+def store_on(etcd: SlowEtcd, endpoints: tuple[str, ...] = (ONE,)) -> EtcdMetadataStore:
+    """A store that reaches these endpoints."""
+    settings = EtcdSettings(endpoints=endpoints, attempt_s=1.0)
+    clients = EtcdClients(*(httpx.AsyncClient(transport=etcd) for _ in range(3)))
+    return EtcdMetadataStore(EtcdTransport(clients, settings, Random(0), ignore))
+
+
+# ---- the limit of an attempt
+
+
+async def test_the_limit_follows_what_answers_take(autojump_clock: trio.testing.MockClock) -> None:
+    """The least one while all is quick; three times the longest answer lately; doubled by rounds; never too long."""
+    limits = AttemptLimits(1.0, 5.0)
+    limits.answered(0.01)
+    assert [limits.limit_s(rounds) for rounds in range(4)] == [1.0, 2.0, 4.0, 5.0]
+    limits.answered(0.9)
+    assert limits.limit_s() == pytest.approx(2.7)
+    limits.answered(3.0)
+    assert limits.limit_s() == 5.0
+    await trio.sleep(100)
+    assert limits.limit_s() == 1.0
+    assert AttemptLimits(60.0, 5.0).limit_s(3) == 60.0
+
+
+@pytest.mark.parametrize("stall_s", [0.0, 30.0])
+async def test_a_stall_of_this_process_ends_no_attempt(autojump_clock: trio.testing.MockClock, stall_s: float) -> None:
+    """An attempt is over when its time has passed while the loop was running; a stall counts for a moment."""
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cancel_after, 1.0, scope)
+            await trio.sleep(0.5)
+            autojump_clock.jump(stall_s)
+            for _ in range(4):
+                await trio.lowlevel.checkpoint()
+            assert not scope.cancel_called
+            await trio.sleep(0.5 + SLICE_S)
+    assert scope.cancelled_caught
+
+
+async def test_a_slow_etcd_is_asked_once(autojump_clock: trio.testing.MockClock) -> None:
+    """Where every answer takes 1.5 s, one call learns that; further ones are not given up and asked again."""
+    etcd = SlowEtcd(one=1.5)
+    store = store_on(etcd)
+    await store.get("a")
+    assert etcd.asked["one", "kv/range"] == 2
+    for _ in range(5):
+        await store.get("a")
+    assert etcd.asked["one", "kv/range"] == 7
+    assert store.statistics.attempts_failed == 1
+
+
+async def test_a_frozen_endpoint_is_left_as_before(autojump_clock: trio.testing.MockClock) -> None:
+    """The other one was quick, so the one that does not answer has the least time."""
+    etcd = SlowEtcd()
+    store = store_on(etcd, (ONE, TWO))
+    await store.get("a")
+    etcd.delays_s["one"] = 1_000.0
+    begun_s = trio.current_time()
+    await store.get("a")
+    assert trio.current_time() - begun_s < 1.0 + 2 * SLICE_S
+    assert etcd.asked["two", "kv/range"] == 1
+
+
+async def test_a_watch_waits_for_the_others_of_a_member_that_is_behind(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """A member that begins the watch is behind what was seen, and no majority says whether that is damage: it waits."""
+    etcd = SlowEtcd()
+    etcd.silent.add("kv/range")
+    store = store_on(etcd)
+    async with store.watch("", 5) as watch:
+        with trio.move_on_after(60) as scope:
+            await watch.receive()
+    assert scope.cancelled_caught
+    assert etcd.asked["one", "watch"] > 1
+
+
+# ---- leases
+
+
+def is_held(lease: HeldLease) -> bool:
+    """Whether it is held now; mypy takes a property for constant."""
+    return lease.held
+
+
+async def test_a_lease_outlasts_slow_answers(autojump_clock: trio.testing.MockClock) -> None:
+    """Each answer takes 1.5 s, half of the lease: it is held all the time, for calls do not wait for one another."""
+    etcd = SlowEtcd()
+    lease = HeldLease(store_on(etcd), 3)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(lease.run)
+        etcd.delays_s["one"] = 1.5
+        for _ in range(600):
+            await trio.sleep(0.1)
+            assert is_held(lease)
+        etcd.delays_s["one"] = 0.0
+        nursery.cancel_scope.cancel()
+    assert etcd.asked["one", "lease/grant"] == 1
+
+
+async def test_a_lease_outlasts_an_endpoint_that_freezes(autojump_clock: trio.testing.MockClock) -> None:
+    """The next call is sent to the other endpoint, while the one to the frozen endpoint waits still."""
+    etcd = SlowEtcd()
+    lease = HeldLease(store_on(etcd, (ONE, TWO)), 3)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(lease.run)
+        await trio.sleep(2)
+        etcd.delays_s["one"] = 1_000.0
+        for _ in range(100):
+            await trio.sleep(0.1)
+            assert is_held(lease)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_holder_that_stood_still_keeps_its_lease(autojump_clock: trio.testing.MockClock) -> None:
+    """For as long as the store may have ended it, it is not held; the store says that it lasts, and it is held again:
+    what is bound to it is never taken away.
+    """
+    etcd = SlowEtcd(one=0.01)
+    lease = HeldLease(store_on(etcd), 3)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(lease.run)
+        await trio.sleep(0.5)
+        autojump_clock.jump(2.4)
+        assert not is_held(lease)
+        await trio.sleep(0.5)
+        assert is_held(lease)
+        nursery.cancel_scope.cancel()
+    assert etcd.asked["one", "lease/grant"] == 1
+
+
+async def test_a_lease_of_which_nothing_is_heard_has_ended(autojump_clock: trio.testing.MockClock) -> None:
+    """Not for ever: behind a lease's time without certainty it is given up."""
+    etcd = SlowEtcd()
+    lease = HeldLease(store_on(etcd), 3)
+    begun_s = trio.current_time()
+
+    async def fall_silent() -> None:
+        await trio.sleep(0.5)
+        etcd.delays_s["one"] = 1_000.0
+
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fall_silent)
+            with pytest.raises(LeaseEnded, match="lease 7 has ended"):
+                await lease.run()
+            scope.cancel()
+    assert 5.0 < trio.current_time() - begun_s < 8.0
+    assert not is_held(lease)
+
+
+class StuckEtcd:
+    """Answers calls about leases, and nothing else, on real connections."""
+
+    def __init__(self) -> None:
+        self.stuck = 0
+        self._more = trio.Event()
+
+    async def serve(self, stream: trio.SocketStream) -> None:
+        """See trio.serve_tcp."""
+        received = b""
+        async for part in stream:
+            received += part
+            if b"\r\n\r\n" not in received or not received.rstrip().endswith(b"}"):
+                continue
+            path = received.split(b" ", 2)[1].decode().removeprefix("/v3/")
+            if not path.startswith("lease/"):
+                self.stuck += 1
+                self._more.set()
+                await trio.sleep_forever()
+            received, body = b"", json.dumps(ANSWERS[path]).encode()
+            await stream.send_all(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+
+    async def all_stuck(self) -> None:
+        """Wait until all connections of calls are in use."""
+        while self.stuck < MAX_CONNECTIONS:
+            self._more = trio.Event()
+            await self._more.wait()
+
+
+async def test_calls_do_not_hold_up_leases() -> None:
+    """As many calls as there are connections for wait for an answer that does not come: a lease is kept alive."""
+    etcd = StuckEtcd()
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            (listener,) = await nursery.start(partial(trio.serve_tcp, host="127.0.0.1"), etcd.serve, 0)
+            endpoint = f"http://127.0.0.1:{listener.socket.getsockname()[1]}"
+            settings = EtcdSettings(endpoints=(endpoint,), attempt_s=2 * PATIENCE_S)
+            async with open_etcd(settings, Random(0), ignore) as store, trio.open_nursery() as calls:
+                for _ in range(MAX_CONNECTIONS + 1):
+                    calls.start_soon(store.get, "a")
+                await etcd.all_stuck()
+                assert (await store.keep_alive(7)).ttl_s == 3
+                calls.cancel_scope.cancel()
+            nursery.cancel_scope.cancel()
