@@ -258,6 +258,10 @@ class HostStays(CairnError):
     """A host that cannot be drained or removed as things are; the message says why, and what to do first."""
 
 
+class NothingLost(CairnError):
+    """A stream is to go on without what a chunk says, and waits for none, or for a chunk that may come back."""
+
+
 class NoCluster(CairnError):
     """What the hosts of a cluster say, asked of a sidecar that is alone."""
 

@@ -543,7 +543,8 @@ def _cluster_handlers(
         *login_apis(),
         *UserHandlers(broker, stores.users).apis(),
     ]
-    summary = summary_api(broker, own, lambda: homes.epochs.epochs, lambda: homes.readers.readers, facts)
+    waiting = cluster.survey.waits.names
+    summary = summary_api(broker, own, lambda: homes.epochs.epochs, lambda: homes.readers.readers, facts, waiting)
     private = (
         summary,
         tier_api(broker),

@@ -23,6 +23,8 @@ from logstore.format.operator_api import (
     DescribeQueriesRequest,
     DescribeSidecarRequest,
     DescribeTierRequest,
+    ForgetProducersRequest,
+    ProducersForgotten,
     QueriesReply,
     QuerySummary,
     SidecarReply,
@@ -86,6 +88,11 @@ class Admin:
     def change_host(self, host: str, action: str) -> HostChanged:
         """Have a host drained, kept or removed. Raises UnknownHost, HostStays, NoCluster."""
         return self._client.call_operator(ChangeHostRequest(host, action), HostChanged)
+
+    def forget_producers(self, stream: TopicPartition, *, even_if_away: bool) -> ProducersForgotten:
+        """Let a stream go on without the chunk that its takeover waits for. Raises NothingLost, NoCluster."""
+        request = ForgetProducersRequest(stream.topic, stream.partition, even_if_away)
+        return self._client.call_operator(request, ProducersForgotten)
 
     def places(self, topic: str) -> PlacesReply | None:
         """Where all partitions of a topic are; None at a sidecar that is alone."""

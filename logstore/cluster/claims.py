@@ -7,9 +7,11 @@ Invariants:
 * A stream goes to the host that should own it, among the members of its open chunk, once the live hosts have been the
   same for BALANCE_AFTER_S: one stream in BALANCE_STEP_S, so that a takeover disturbs few producers at a time.
 * A stream of a host that leaves goes to the host that should own it, whether or not that has the open chunk.
+* Looks at many streams are made in turns of the event loop, with pauses that are longer than they take: ten thousand
+  streams that wait for owners leave time for those that have one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import trio
@@ -26,8 +28,21 @@ BALANCE_AFTER_S: Final = 10.0
 BALANCE_STEP_S: Final = 0.1
 RELIEVE_AFTER_S: Final = 1.0
 """Between two looks at the streams of hosts that leave."""
+PAUSE_PER_LOOK: Final = 3
+"""Between two looks at all of them, in times of what the last one took."""
+LONGEST_PAUSE_S: Final = 1.0
+"""Where looks take long because everything does."""
 STREAMS_AT_ONCE: Final = 100
 """Looked at before other tasks run: to rank thirty hosts for each takes some milliseconds."""
+LOOKS_AT_ONCE: Final = 250
+"""At streams that may have no owner, before other tasks run: a millisecond."""
+CLAIMS_AT_ONCE: Final = 10
+"""Made before other tasks run: a millisecond or two."""
+
+
+def streams_of(known: KnownTopic) -> Iterator[str]:
+    """The names of a topic's streams."""
+    return (stream_name(known.topic.topic_id, partition) for partition in range(known.topic.partitions))
 
 
 class Claims:
@@ -73,15 +88,10 @@ class Claims:
         """Whether the view has the stream's topic."""
         return topic_id_of(stream) in self._view.names
 
-    def look_at_all(self) -> None:
-        """Who lives has changed: look at all streams of all topics."""
-        for known in self._view.topics.values():
-            self.look_at_topic(known)
-
-    def look_at_topic(self, known: KnownTopic) -> None:
-        """Look at all streams of a topic."""
-        for partition in range(known.topic.partitions):
-            self.look_at(stream_name(known.topic.topic_id, partition))
+    def known_streams(self) -> Iterator[str]:
+        """All streams of the topics that are known when this is called."""
+        for known in list(self._view.topics.values()):
+            yield from streams_of(known)
 
     def look_at(self, stream: str) -> None:
         """What is known of a stream has changed."""
@@ -101,7 +111,8 @@ class Claims:
         head = self._head(stream)
         return election.is_owner_gone(head, self._hosts.live) or (head is not None and head.owner == self._me)
 
-    def _rank(self, stream: str) -> int | None:
+    def _rank(self, stream: str, reached: int) -> int | None:
+        """See `election.claim_rank`; `reached`: how many of the live hosts can be reached."""
         live, head = self._hosts.live, self._head(stream)
         rank = election.claim_rank(stream, self._me.host, head, live, self._hosts.placing.leaving)
         if rank is None:
@@ -110,7 +121,10 @@ class Claims:
             rank += 1  # who deposed this host will be seen soon
         known = self.topic_of(stream)
         needed = min(election.min_copies(known.topic) if known is not None else 1, len(live))
-        return rank if self._hosts.reaches(set(live)) >= needed else rank + len(live)
+        return rank if reached >= needed else rank + len(live)
+
+    def _comes_first(self, stream: str) -> bool:
+        return self._rank(stream, self._hosts.reaches(set(self._hosts.live))) == 0
 
     # ---- claiming
 
@@ -129,14 +143,34 @@ class Claims:
             if not self._vacancies:
                 self._vacant_now = trio.Event()
                 await self._vacant_now.wait()
-            if self._may_claim():
-                now_ms = int(trio.current_time() * 1000)
-                # What is slow for this host is slow for those in front of it.
-                step_ms = election.CLAIM_STEP_MS + int(2000 * self._delay_s())
-                for stream in self._vacancies.due(self._rank, now_ms, step_ms):
-                    self._claim(stream)
-                    self.look_at(stream)
-            await trio.sleep(LOOK_S)
+            begun_s = trio.current_time()
+            await self._claim_due()
+            took_s = trio.current_time() - begun_s
+            await trio.sleep(max(LOOK_S, min(PAUSE_PER_LOOK * took_s, LONGEST_PAUSE_S)))
+
+    async def _claim_due(self) -> None:
+        """Look at all streams without an owner, and claim those that this host should claim now."""
+        if not self._may_claim():
+            return
+        now_ms = int(trio.current_time() * 1000)
+        # What is slow for this host is slow for those in front of it.
+        step_ms = election.CLAIM_STEP_MS + int(2000 * self._delay_s())
+        reached, due = 0, []
+        for number, stream in enumerate(self._vacancies.streams()):
+            if number % STREAMS_AT_ONCE == 0:
+                if number:
+                    await trio.lowlevel.checkpoint()
+                reached = self._hosts.reaches(set(self._hosts.live))
+            if stream in self._vacancies and self._vacancies.is_due(
+                stream, self._rank(stream, reached), now_ms, step_ms
+            ):
+                due.append(stream)
+        for number, stream in enumerate(due, 1):
+            if stream in self._vacancies and self._may_claim():  # it may have another owner by now
+                self._claim(stream)
+                self.look_at(stream)
+            if number % CLAIMS_AT_ONCE == 0:
+                await trio.lowlevel.checkpoint()
 
     async def _balance(self) -> None:
         """Claim, one after the other, what this host should own and another one does."""
@@ -168,7 +202,7 @@ class Claims:
         if head.owner.host not in leaving or self._me.host in leaving:
             return False
         members = {member.host for member in head.open_chunk.members} if head.open_chunk is not None else set()
-        return self._rank(stream) == 0 and self._hosts.reaches(members) == len(members)
+        return self._comes_first(stream) and self._hosts.reaches(members) == len(members)
 
     def _is_settled(self) -> bool:
         return self._may_claim() and trio.current_time() - self._hosts.changed_s >= BALANCE_AFTER_S
@@ -181,4 +215,4 @@ class Claims:
         members = {member.host for member in head.open_chunk.members}
         if self._me.host not in members:
             return False
-        return self._rank(stream) == 0 and self._hosts.reaches(members) == len(members)
+        return self._comes_first(stream) and self._hosts.reaches(members) == len(members)

@@ -4,7 +4,21 @@ Invariants: this module loads nothing of the cluster, so that a sidecar that is 
 the host sees the cluster: those of streams, replicas and links are its own.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
+
+
+@dataclass(slots=True)
+class HostStatistics:
+    """Figures of a host, as of now. `ticking_owners`: streams that are owned here and not at rest."""
+
+    owned_streams: int = 0
+    ticking_owners: int = 0
+    streams_without_owner: int = 0
+    takeovers: int = 0
+    """Streams since the start that this host owns, or did, and that had an owner before."""
+    member_failures: int = 0
+    """Members since the start that owned streams went on without."""
 
 
 class LinkFigures(NamedTuple):
@@ -58,6 +72,8 @@ class ClusterFigures(NamedTuple):
     owned_streams: int
     streams_without_owner: int
     """Those that this host claims, and does not own yet, among them."""
+    waiting_takeovers: int
+    """Owned streams that nobody leads, because what says who has written cannot be read."""
     short_streams: int
     """Owned streams whose open chunk has fewer live members than copies are wanted."""
     short_chunks: int

@@ -38,10 +38,11 @@ from logstore.base.events import Report
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import Condition, MetadataStore
 from logstore.base.metadata.local_watch import ChangeSignal
-from logstore.cluster.claims import Claims
+from logstore.cluster.claims import LOOKS_AT_ONCE, Claims, streams_of
 from logstore.cluster.copies.copies import Copies
 from logstore.cluster.copies.copy_pace import DEFAULT_GRACE_S, CopyRates
 from logstore.cluster.disk_work import DiskWork
+from logstore.cluster.figures import HostStatistics
 from logstore.cluster.interfaces import Links, PlanSets, ReplicaFiles, StreamObserver
 from logstore.cluster.links.bursts import Bursts
 from logstore.cluster.live_hosts import LiveHosts
@@ -49,13 +50,15 @@ from logstore.cluster.members import election
 from logstore.cluster.members.host_identity import HostIdentity
 from logstore.cluster.members.membership import Membership
 from logstore.cluster.members.set_choice import SetChoice
-from logstore.cluster.members.view import ClusterView, KnownHead, KnownTopic, stream_name, topic_id_of
+from logstore.cluster.members.view import ClusterView, KnownHead, KnownTopic, topic_id_of
 from logstore.cluster.owner_news import OwnerNews
 from logstore.cluster.owner_ticks import OwnerTicks
 from logstore.cluster.streams.entry_reads import EntryReads
+from logstore.cluster.streams.many_registrations import ManyRegistrations
 from logstore.cluster.streams.registration_requests import CreateRegistration, FirstRegistration, RegistrationRequests
 from logstore.cluster.streams.shown_registrations import ShownRegistrations
 from logstore.cluster.streams.stored_topics import StoredTopics
+from logstore.cluster.walks import Walk
 from logstore.errors import ChunkUnreachable, NotLeader, UnknownTopicOrPartition
 from logstore.replica.appending import OwnerLimits
 from logstore.replica.copy_tokens import CopyTokens
@@ -106,19 +109,6 @@ class HostParts:
     bursts: Bursts = field(default_factory=Bursts)
 
 
-@dataclass(slots=True)
-class HostStatistics:
-    """Figures of a host, as of now. `ticking_owners`: streams that are owned here and not at rest."""
-
-    owned_streams: int = 0
-    ticking_owners: int = 0
-    streams_without_owner: int = 0
-    takeovers: int = 0
-    """Streams since the start that this host owns, or did, and that had an owner before."""
-    member_failures: int = 0
-    """Members since the start that owned streams went on without."""
-
-
 class ClusterHost:
     """See the module. `run` must run."""
 
@@ -148,11 +138,15 @@ class ClusterHost:
             lambda: self._requests.delay_s,
         )
         self._requests = RegistrationRequests(StoredRegistrations(parts.store), self._answered, parts.report)
+        self._many = ManyRegistrations(parts.store, self._requests, self._answered, self._claims.is_known)
+        self._vacancies = Walk(self._claims.known_streams, self._claims.look_at, LOOKS_AT_ONCE)
+        self._placing = Walk(lambda: list(self._owners.values()), self._place)
         self._reads = EntryReads(parts.links, self._reading_order, self._replica.was_copied)
         self._heads: dict[str, StreamHead] = {}
         """Of streams with replicas here, as they were seen last."""
+        known = self._requests.registrations.known
         self._shown = ShownRegistrations(
-            self._replica, self._requests, self._claims.topic_of, self._carry_out, parts.report
+            self._replica, known, self._many.ask, self._claims.topic_of, self._carry_out, parts.report
         )
         self._disk = DiskWork(parts.files, self._replica, self._copies, self._carry_out, parts.report, parts.bursts)
         self._handlers: dict[type, Callable[[str, Any], None]] = {
@@ -224,12 +218,14 @@ class ClusterHost:
             nursery.start_soon(self._ticks.run)
             nursery.start_soon(self._copies.run)
             nursery.start_soon(self._claims.run)
+            nursery.start_soon(self._many.run)
+            nursery.start_soon(self._vacancies.run)
+            nursery.start_soon(self._placing.run)
             nursery.start_soon(self._shown.run)
             nursery.start_soon(self._hosts.watch_links)
             nursery.start_soon(self._sets.run)
             unknown = [each for each in self._replica.fenced_streams() if not self._claims.is_known(each)]
-            for stream in dict.fromkeys((*self._replica.streams(), *unknown)):
-                self._requests.ask(ReadRegistration(stream))
+            self._many.ask_all((*self._replica.streams(), *unknown))
             self.members_changed()
             task_status.started()
 
@@ -259,7 +255,7 @@ class ClusterHost:
     def is_changing_hands(self, stream: str) -> bool:
         """Whether the stream's owner is gone or out of reach, or has not opened a chunk yet."""
         known, owner = self.view.heads.get(stream), self.owner_of(stream)
-        return known is not None and not (owner and self._may_answer(owner) and known.head.takes_appends)
+        return known is not None and not (owner and self.may_answer(owner) and known.head.takes_appends)
 
     def head(self, stream: str) -> KnownHead | None:
         """The head of a stream's registration: owner, epoch and open chunk, on every host; it may be late."""
@@ -358,11 +354,12 @@ class ClusterHost:
         `limit_offset` yet.
         Raises ChunkUnreachable; without a question if the tier has the chunk and no member is connected.
         """
-        if chunk.tiered is not None and not any(self._may_answer(member.host) for member in chunk.members):
+        if chunk.tiered is not None and not any(self.may_answer(member.host) for member in chunk.members):
             raise ChunkUnreachable(f"{stream}: no host that can be reached has the chunk from {chunk.base_offset} on")
         return await self._reads.read(stream, chunk, offset, max_bytes)
 
-    def _may_answer(self, host: str) -> bool:
+    def may_answer(self, host: str) -> bool:
+        """Whether a host is this one, or can be reached."""
         return host == self.name or self._parts.links.is_reachable(host)
 
     async def wait_ready(self, stream: str) -> None:
@@ -447,21 +444,24 @@ class ClusterHost:
 
     def _hosts_changed(self) -> None:
         """Who lives, or can be reached, has changed."""
-        self._claims.look_at_all()
-        now_ms = self._ticks.now_ms()
-        for stream, owner in list(self._owners.items()):
-            if self._owners.get(stream) is owner:
-                live = self._hosts.placement(stream)
-                self._drive(owner, owner.live_members(live, now_ms, self._hosts.placing))
+        self._vacancies.begin()
+        self._placing.begin()
         self._changed.notify()
+
+    def _place(self, owner: Owner) -> None:
+        """Tell an owner which hosts live."""
+        if self._owners.get(owner.stream) is owner:
+            live = self._hosts.placement(owner.stream)
+            self._drive(owner, owner.live_members(live, self._ticks.now_ms(), self._hosts.placing))
 
     def topic_changed(self, name: str, before: KnownTopic | None, now: KnownTopic | None) -> None:
         """See ViewObserver."""
         if before is not None and (now is None or now.topic.topic_id != before.topic.topic_id):
-            for partition in range(before.topic.partitions):
-                self._forget(stream_name(before.topic.topic_id, partition))
+            for stream in streams_of(before):
+                self._forget(stream)
         if now is not None:
-            self._claims.look_at_topic(now)
+            for stream in streams_of(now):
+                self._claims.look_at(stream)
 
     def head_changed(self, stream: str, now: KnownHead | None) -> None:
         """See ViewObserver."""
@@ -469,9 +469,9 @@ class ClusterHost:
         self._claims.look_at(stream)
         has_replicas = self._replica.has_chunks_of(stream)
         before = self._heads.pop(stream, None)
-        if now is None:
-            if self._replica.has_anything_of(stream):
-                self._requests.ask(ReadRegistration(stream))
+        if now is None:  # if its topic is known still, its end is seen soon
+            if self._replica.has_anything_of(stream) and not self._claims.is_known(stream):
+                self._many.ask(stream)
             return
         if has_replicas:
             self._heads[stream] = now.head
@@ -533,7 +533,7 @@ class ClusterHost:
         self._claims.look_at(stream)
         self._news.stream_deleted(stream, is_owned=owner is not None)
         if self._replica.has_anything_of(stream):
-            self._requests.ask(ReadRegistration(stream))
+            self._many.ask(stream)
         self._changed.notify()
 
     # ---- registrations

@@ -17,6 +17,7 @@ from logstore.cluster.copies.copy_coordinator import CopyCoordinator
 from logstore.cluster.figures import ClusterFigures, CopyFigures, HostFigures, LinkFigures, ShortStream
 from logstore.cluster.host import ClusterHost
 from logstore.cluster.links.links import HostLinks
+from logstore.cluster.streams.takeover_waits import TakeoverWaits
 from logstore.log.replicas import ReplicaChunks
 from logstore.replica.owner_states import TAKING
 from logstore.replica.registrations import ChunkRegistration, StreamRegistration
@@ -45,8 +46,10 @@ class HostMeter:
         metadata: MetadataStore,
         replicas: ReplicaChunks,
         coordinator: CopyCoordinator,
+        waits: TakeoverWaits,
     ) -> None:
         self._coordinator = coordinator
+        self._waits = waits
         self._host = host
         self._replicas = replicas
         self._links = links
@@ -65,6 +68,7 @@ class HostMeter:
             members=len(host.view.members),
             owned_streams=owned,
             streams_without_owner=statistics.streams_without_owner + len(host.owners) - owned,
+            waiting_takeovers=self._waits.count,
             short_streams=sum(found.is_open_short for found in self._short.values()),
             short_chunks=sum(found.chunks for found in self._short.values()),
             replicas_open=replicas_open,
@@ -101,7 +105,9 @@ class HostMeter:
         for stream in self._short.keys() - self._host.owners.keys():
             del self._short[stream]
         looked = 0
-        for stream, owner in list(self._host.owners.items()):
+        for number, (stream, owner) in enumerate(list(self._host.owners.items()), 1):
+            if number % CHUNKS_AT_ONCE == 0:
+                await trio.lowlevel.checkpoint()
             if owner.state not in TAKING:
                 self._short.pop(stream, None)
                 continue

@@ -41,6 +41,8 @@ class OwnerTicks:
         self._restless: dict[str, Owner] = {}
         self._wakes_ms: dict[str, int] = {}
         """Owners at rest that are to have a tick at a time of theirs."""
+        self._first_wake_ms: float = inf
+        """Before this time none of them is."""
         self._restless_now = trio.Event()
         self._time = RunningTime(trio.current_time(), LONGEST_TURN_S)
 
@@ -104,19 +106,19 @@ class OwnerTicks:
     async def _idle(self) -> None:
         """Wait until an owner is not at rest, or is to have a tick."""
         self._restless_now = trio.Event()
-        first_ms = min(self._wakes_ms.values(), default=None)
-        with trio.move_on_after(inf if first_ms is None else max(0.0, (first_ms - self.now_ms()) / 1000)):
+        with trio.move_on_after(max(0.0, (self._first_wake_ms - self.now_ms()) / 1000)):
             await self._restless_now.wait()
         if not self._restless:
             self._wake(self.now_ms())
 
     def _wake(self, now_ms: int) -> None:
-        if not self._wakes_ms:
+        if now_ms < self._first_wake_ms:
             return
         for stream in [stream for stream, wake_ms in self._wakes_ms.items() if wake_ms <= now_ms]:
             del self._wakes_ms[stream]
             if stream in self._owners:
                 self._restless[stream] = self._owners[stream]
+        self._first_wake_ms = min(self._wakes_ms.values(), default=inf)
 
     def _tick(self, stream: str, owner: Owner, now_ms: int) -> None:
         is_owner = self._owners.get(stream) is owner
@@ -128,3 +130,4 @@ class OwnerTicks:
             self._wakes_ms.pop(stream, None)
             if is_owner and (wake_ms := owner.wake_ms) is not None:
                 self._wakes_ms[stream] = wake_ms
+                self._first_wake_ms = min(self._first_wake_ms, wake_ms)

@@ -8,6 +8,7 @@ Invariant: nothing of this is loaded by a sidecar that is alone.
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Final, NamedTuple
@@ -52,6 +53,7 @@ from logstore.cluster.streams.retention import ClusterRetention
 from logstore.cluster.streams.retention_clock import ClusterClock
 from logstore.cluster.streams.signs_of_life import SignsOfLife
 from logstore.cluster.streams.stored_access import HEAD, StoredAccess
+from logstore.cluster.streams.takeover_waits import TakeoverWaits, WaitTimes, is_forgotten
 from logstore.cluster.streams.topics import GROUPS_TOPIC, ClusterFacts, ClusterTopics
 from logstore.cluster.survey import Survey
 from logstore.cluster.tier.tier_service import ClusterTierService
@@ -169,12 +171,9 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     identity = await establish_identity(metadata, local.files, settings.host, local.random, report)
     files = await LocalReplicaFiles.open(local.engine)
     view, observer = ClusterView(metadata, report), _Observer()
-    peer_files = settings.security.peer
-    tls = PeerTls(peer_files) if peer_files.certificate else None
+    tls = _peer_tls(settings, local)
     own = OwnEnd(identity.cluster_id, identity.member, observer, report, tls=tls)
     links = HostLinks(own)
-    if tls is not None:
-        nursery.start_soon(follow_certificates, tls, local.clock, report)
     link = await nursery.start(links.serve, settings.listen)
     PeerList(view, links, report)
     addresses: dict[str, str] = {}
@@ -188,9 +187,10 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
         own.bursts,
     )  # fmt: skip
     host = observer.host = ClusterHost(parts, membership)
-    reads = ChunkReads(local.engine, host, files, local.clock, report)
     store_settings = local.engine.store.settings
     age = await ClusterClock.open(metadata, local.clock)
+    waits = _takeover_waits(local, metadata, age)
+    reads = ChunkReads(local.engine, host, files, local.clock, report, waits)
     retention = ClusterRetention(age, local.clock, store_settings, report)
     services = StreamServices(host, local.clock, report, reads.load_producers, nursery.start_soon, retention)
     facts = ClusterFacts(identity.cluster_id, settings.node_id, store_settings, settings.default_replicas)
@@ -220,13 +220,27 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     holds.answer_home(links.calls)
     nursery.start_soon(retention.run, topics.streams)
     coordinator = _plan_copies(host, metadata, links, local)
-    GroupAppends(topics, engine, under_way, local.clock).serve(links.calls)
+    GroupAppends(topics, engine, under_way, local.clock, partial(is_forgotten, metadata)).serve(links.calls)
     nursery.start_soon(homes.epochs.run)
     survey = Survey(host, metadata, links.is_reachable, local.clock)
     tier = _start_tier(local, topics, host, age)
-    meter = HostMeter(host, links, metadata, local.engine.store.replicas, coordinator)
+    meter = HostMeter(host, links, metadata, local.engine.store.replicas, coordinator, waits)
     views = Views(survey, meter, access, tls, own_place, tier)
     return RunningCluster(engine, placement, homes, host, membership, addresses, views)
+
+
+def _peer_tls(settings: ClusterSettings, local: LocalParts) -> PeerTls | None:
+    """TLS of the links between hosts, whose files are followed from now on; None without a certificate."""
+    if not settings.security.peer.certificate:
+        return None
+    tls = PeerTls(settings.security.peer)
+    local.nursery.start_soon(follow_certificates, tls, local.clock, local.report)
+    return tls
+
+
+def _takeover_waits(local: LocalParts, metadata: MetadataStore, age: ClusterClock) -> TakeoverWaits:
+    times = WaitTimes(local.clock, age.now_ms, local.engine.store.settings.producer_expiry_ms)
+    return TakeoverWaits(metadata, times, local.report, local.nursery.start_soon)
 
 
 def _start_tier(

@@ -6,7 +6,8 @@ page by page: what one host has said is not taken back by another one that hears
 Invariants:
 * Nothing is changed. One survey runs at a time; an answer about hosts is used again for REUSE_S, while the same hosts
   live and leave.
-* At most MAX_CHUNKS sealed chunks are read for one answer, which then says that it is not complete.
+* At most MAX_CHUNKS sealed chunks are read for one answer, which then says that it is not complete. Counts of many
+  streams let other tasks run.
 * A copy counts if its host is alive with the disk that it was made on. A registration that cannot be decoded is passed
   over (`metadata_entry_damaged` has said so, or its owner will), and the answer says that it is not complete: no host
   counts as empty then.
@@ -25,6 +26,7 @@ from logstore.base.metadata.interface import MetadataStore
 from logstore.cluster.members import election
 from logstore.cluster.members.departures import Departures
 from logstore.cluster.members.view import ClusterView, KnownHead, KnownTopic, stream_name
+from logstore.cluster.streams.takeover_waits import WaitNotes
 from logstore.errors import CorruptRegister, UnknownFormatVersion, UnknownTopicOrPartition
 from logstore.format.host_summaries import (
     HOSTS_PER_REPLY,
@@ -33,11 +35,14 @@ from logstore.format.host_summaries import (
     HostSummary,
     PlacesReply,
     PlaceSummary,
+    WaitSummary,
 )
 from logstore.replica.registrations import ChunkRegistration, Member, decode_sealed_chunk
 
 MAX_CHUNKS: Final = 1 << 16
 """256 pages of the metadata store: a second or two."""
+STREAMS_AT_ONCE: Final = 250
+"""Counted before other tasks run: a millisecond or two."""
 REUSE_S: Final = 1.0
 MAX_DEPARTED: Final = 1_000
 """Hosts that are gone and remembered, the latest."""
@@ -93,6 +98,8 @@ class Survey:
         self._host = host
         self.departures = Departures(host.view, store)
         """What operators may change of hosts."""
+        self.waits = WaitNotes(store, host.view)
+        """What they may change of takeovers that wait."""
         self._view = host.view
         self._store = store
         self._is_reachable = is_reachable
@@ -137,7 +144,7 @@ class Survey:
             if self._latest is not None and self._clock.monotonic_s() < self._latest[0] + REUSE_S:
                 return self._latest[1]
             heads = await self._view.newest_heads()
-            reply = self._hosts_reply(await self._count(heads, schema.CHUNKS), heads)
+            reply = await self._hosts_reply(await self._count(heads, schema.CHUNKS), heads)
             self._latest = (self._clock.monotonic_s(), reply)
             return reply
 
@@ -154,8 +161,9 @@ class Survey:
         async with self._walking:
             heads = {stream: self._view.heads[stream] for stream in streams if stream in self._view.heads}
             counts = await self._count(heads, f"{schema.CHUNKS}{topic_id}/")
+        waits = await self.waits.of_topic(topic_id)
         places = [
-            self._place(partition, stream, known.topic, counts, addresses)
+            self._place(partition, stream, known.topic, counts, addresses, waits.get(partition))
             for partition, stream in zip(partitions, streams, strict=True)
         ]
         return PlacesReply(tuple(places), counts.is_complete)
@@ -171,9 +179,11 @@ class Survey:
         """Count the open chunks of streams, and their sealed ones under a prefix."""
         self._staying = len(self._view.members.keys() - self._view.leaving.keys())
         counts = _Counts()
-        for stream, known in heads.items():
+        for number, (stream, known) in enumerate(heads.items(), 1):
             if known.head.open_chunk is not None:
                 self._add(counts, stream, known, known.head.open_chunk)
+            if number % STREAMS_AT_ONCE == 0:
+                await trio.lowlevel.checkpoint()
         is_whole = not any(key.startswith(schema.STREAMS) for key in self._view.damaged)
         after, left = "", MAX_CHUNKS
         while True:
@@ -200,13 +210,13 @@ class Survey:
 
     # ---- summaries
 
-    def _hosts_reply(self, counts: _Counts, heads: Mapping[str, KnownHead]) -> HostsReply:
-        members = self._view.members
-        owners = {
-            stream: known.head.owner.host
-            for stream, known in heads.items()
-            if not election.is_owner_gone(known.head, members)
-        }
+    async def _hosts_reply(self, counts: _Counts, heads: Mapping[str, KnownHead]) -> HostsReply:
+        members, owners = dict(self._view.members), {}
+        for number, (stream, known) in enumerate(heads.items(), 1):
+            if not election.is_owner_gone(known.head, members):
+                owners[stream] = known.head.owner.host
+            if number % STREAMS_AT_ONCE == 0:
+                await trio.lowlevel.checkpoint()
         owned = Counter(owners.values())
         missing: Counter[str] = Counter()
         for stream, count in counts.missing.items():
@@ -248,7 +258,13 @@ class Survey:
         )
 
     def _place(
-        self, partition: int, stream: str, topic: schema.Topic, counts: _Counts, addresses: Mapping[int, str]
+        self,
+        partition: int,
+        stream: str,
+        topic: schema.Topic,
+        counts: _Counts,
+        addresses: Mapping[int, str],
+        wait: schema.Wait | None,
     ) -> PlaceSummary:
         known, owner = self._view.heads.get(stream), self._host.owner_of(stream) or ""
         open_chunk = None if known is None else known.head.open_chunk
@@ -264,7 +280,13 @@ class Survey:
             away=tuple(member.host for member in members if not self.is_alive(member)),
             chunks=counts.chunks[stream],
             under_replicated=counts.short[stream],
+            wait=None if wait is None else wait_summary(wait),
         )
+
+
+def wait_summary(wait: schema.Wait) -> WaitSummary:
+    """A takeover that waits, as operators are told of it."""
+    return WaitSummary(wait.since_ms, wait.chunk, wait.first, wait.end, wait.object, wait.error, wait.lost)
 
 
 def _named(chunk: ChunkRegistration) -> set[str]:

@@ -13,8 +13,8 @@ from logstore.client.blocking import Client, TopicPartition
 from logstore.client.errors import Refused, Unavailable
 from logstore.client.wire import EARLIEST, LATEST
 from logstore.commands.connection import connect_to
-from logstore.commands.output import Cell, print_fields, print_json, print_table, show_bytes
-from logstore.format.host_summaries import PlacesReply, PlaceSummary
+from logstore.commands.output import Cell, print_fields, print_json, print_table, show_bytes, show_time
+from logstore.format.host_summaries import PlacesReply, PlaceSummary, WaitSummary
 from logstore.format.tier_summaries import TieredPartition
 
 
@@ -89,7 +89,7 @@ def _known_by_owners(
     """What the owners say of their partitions."""
     by_address: dict[str, list[TopicPartition]] = {}
     for place in places:
-        if place.address:
+        if place.address and place.wait is None:  # of one that nobody leads, nobody says anything
             by_address.setdefault(place.address, []).append(TopicPartition(topic, place.partition))
     found: dict[int, dict[str, Any]] = {}
     for address, streams in by_address.items():
@@ -117,6 +117,7 @@ def _describe_placed(
             "away": list(place.away),
             "chunks": place.chunks,
             "under_replicated": place.under_replicated,
+            "waits": None if place.wait is None else wait_values(place.wait),
         }
         for place in reply.places
     ]
@@ -130,8 +131,37 @@ def _describe_placed(
     more = "" if reply.is_complete else "; not all chunks were counted"
     copies = max((place.copies for place in reply.places), default=0)
     print(f"{short} of {sum(place.chunks for place in reply.places)} chunks have fewer than {copies} copies{more}")
+    for place in reply.places:
+        if place.wait is not None:
+            stream = TopicPartition(arguments.topic, place.partition)
+            print(f"partition {place.partition} {wait_text(stream, place.wait)}")
     print()
     print_fields(sorted(configs.items()))
+
+
+def wait_values(wait: WaitSummary) -> dict[str, Any]:
+    """A takeover that waits, as values for JSON."""
+    return {
+        "since_ms": wait.since_ms,
+        "chunk": wait.chunk,
+        "first": wait.first,
+        "last": wait.end - 1,
+        "object": wait.object or None,
+        "error": wait.error,
+        "lost": wait.is_lost,
+    }
+
+
+def wait_text(stream: TopicPartition, wait: WaitSummary) -> str:
+    """What a stream waits for, and what to do."""
+    where = f", at {wait.object} in the tier" if wait.object else ""
+    hosts = "" if wait.is_lost else ", or the host that has them"
+    return (
+        f"is led by nobody since {show_time(wait.since_ms)}: offsets {wait.first} to {wait.end - 1} (the chunk of "
+        f"epoch {wait.chunk}{where}), which say who has written, cannot be read: {wait.error}. Bring them back{hosts}, "
+        "and it goes on by itself; or go on without them: "
+        f"cairn topics forget-producers {stream.topic}:{stream.partition}"
+    )
 
 
 def _row(entry: dict[str, Any]) -> tuple[Cell, ...]:

@@ -48,6 +48,7 @@ def _status(arguments: argparse.Namespace) -> int:
                 "disk_free_bytes": sidecar.disk_free_bytes,
                 "disk_needed_bytes": sidecar.disk_needed_bytes,
                 "appends_refused_since_ms": sidecar.refused_since_ms,
+                "streams_waiting": list(sidecar.waiting),
             }
         )
         return 0
@@ -66,6 +67,7 @@ def _status(arguments: argparse.Namespace) -> int:
             ("staged", show_bytes(sidecar.staged_bytes)),
             ("disk", f"{show_bytes(sidecar.disk_free_bytes)} free ({free_percent} %)"),
             *([] if sidecar.refused_since_ms is None else [("appends", _refusal(sidecar, sidecar.refused_since_ms))]),
+            *([("takeovers", _waiting(sidecar.waiting))] if sidecar.waiting else []),
         ]
     )
     return 0
@@ -75,6 +77,10 @@ def _advertised(hosts: Sequence[str]) -> str:
     if len(hosts) == 1:
         return f"advertised as {hosts[0]}"
     return f"one of {len(hosts)} hosts that are advertised as {', '.join(hosts)}"
+
+
+def _waiting(streams: Sequence[str]) -> str:
+    return f"nobody leads {', '.join(streams)}: cairn topics describe TOPIC says what each waits for, and what to do"
 
 
 def _refusal(sidecar: SidecarReply, since_ms: int) -> str:

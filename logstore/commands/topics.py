@@ -1,4 +1,5 @@
-"""`cairn topics`: list, describe, create, grow, delete topics, and change their settings.
+"""`cairn topics`: list, describe, create, grow, delete topics, change their settings, and have a stream go on whose
+takeover waits for a lost chunk.
 
 Invariant: `list` and `describe` change nothing; a deletion needs `--yes` or an answer at the terminal.
 """
@@ -13,6 +14,7 @@ from logstore.client.blocking import Client
 from logstore.client.wire import DEFAULT_REPLICATION
 from logstore.commands.connection import add_action, add_connection_arguments, connect
 from logstore.commands.describe_topic import describe_topic
+from logstore.commands.forget_producers import add_forget_arguments, forget_producers
 from logstore.commands.output import (
     EXIT_FAILED,
     UsageError,
@@ -47,6 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     change = add_action(actions, "set", "change settings of a topic")
     change.add_argument("topic", metavar="TOPIC")
     change.add_argument("settings", nargs="+", metavar="CONFIG=VALUE", help="CONFIG= resets to the default")
+    forget = add_action(actions, "forget-producers", "have a stream go on without a lost chunk that its takeover needs")
+    add_forget_arguments(forget)
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -69,6 +73,8 @@ def _topics(arguments: argparse.Namespace) -> int:
                 _done(arguments, "grown", arguments.topic)
             case "delete":
                 return _delete(client, arguments)
+            case "forget-producers":
+                return forget_producers(client, arguments)
             case "set":
                 Admin(client).alter_topic(arguments.topic, _settings(arguments.settings))
                 _done(arguments, "changed", arguments.topic)

@@ -1,7 +1,13 @@
 """A commit from its request to its end: the commit record, and the streams that still lack the epoch.
 
-Invariant: a target leaves `remaining` only when its stream holds the whole group durably, or is deleted.
+Invariants:
+* A target leaves `remaining` only when its stream holds the whole group durably, or is deleted.
+* The commit record names all of `remaining`, and pins hold what it names: a target leaves the record behind a durable
+  entry of the ledger without it (`narrow`), so no later life gives its stream the group again.
 """
+
+from collections.abc import Sequence
+from dataclasses import replace
 
 from logstore.epochs.ledger_entries import CommitRecord, LastEpoch, Target
 from logstore.format.staged import AttemptKey
@@ -21,6 +27,8 @@ class CommitInProgress:
         self.record = record
         self.last = last
         self.remaining = dict.fromkeys(record.targets)
+        self._waiting = 0
+        """How many streams lacked the epoch when `narrower` was asked last."""
         self.pins: list[Pin] = []
         self.earlier: list[CommitInProgress] = []
         self.reported_error: str | None = None
@@ -33,6 +41,20 @@ class CommitInProgress:
     def covers(self, key: AttemptKey) -> bool:
         """Whether this commit may need an attempt's staged data."""
         return key in self._keys or any(commit.covers(key) for commit in self.earlier)
+
+    def narrower(self) -> CommitRecord | None:
+        """The commit record without the streams that have the epoch; None if there are none, or if one has got it since
+        this was asked last: the epoch is not held up then.
+        """
+        before, self._waiting = self._waiting, len(self.remaining)
+        if not 0 < len(self.remaining) < len(self.record.targets) or self._waiting != before:
+            return None
+        return replace(self.record, targets=tuple(self.remaining))
+
+    def narrow(self, record: CommitRecord, pins: Sequence[Pin]) -> None:
+        """The ledger has this record in the place of the former one, durably: only `pins` are held from now on."""
+        self.release_pins()
+        self.record, self.pins = record, list(pins)
 
     def forget_earlier(self) -> None:
         """The earlier commits are surely over."""

@@ -12,7 +12,8 @@ Invariants:
   stage or commit.
 * `commit` answers "committed" only when END is synced in every stream. Staged data is removed only after that, and in a
   cluster only when the ledger says durably that the epoch is over; until it does, the streams of a host alone are
-  pinned from where a restart would search for the END.
+  pinned from where a restart would search for the END. In a cluster a stream is pinned until the ledger says durably
+  that the epoch is over, or that this stream has it.
 * A commit whose record failed counts as possible until a later put of the ledger succeeds; its staged data stays.
 * A commit whose block failed counts as made: the same record goes to the ledger, until that succeeds, and is published
   as any other. It is never taken back, and no block is tried while a record of another commit may be in the ledger.
@@ -40,6 +41,7 @@ from logstore.epochs.ledger_entries import (
     INCARNATIONS,
     LAST,
     MAX_INCARNATIONS,
+    CommitRecord,
     EpochEvent,
     EpochState,
     Incarnations,
@@ -48,6 +50,7 @@ from logstore.epochs.ledger_entries import (
     decode_commit_record,
     decode_incarnations,
     decode_last_epoch,
+    encode_commit_record,
     encode_incarnations,
     encode_last_epoch,
 )
@@ -352,6 +355,7 @@ class Epochs:
                 start(self._retract(query))
             elif query.state is EpochState.PUBLISHED:
                 self._settle(query)
+            self._let_others_go(query)
             self._expire(query, now_ms)
 
     # ---- incarnations
@@ -515,6 +519,24 @@ class Epochs:
             return
         query.move(EpochEvent.RETRY)
         query.carried_out = start(self._publish(query, query.under_way))
+
+    def _let_others_go(self, query: Query) -> None:
+        """Where an epoch waits for some of its streams, have the ledger name these alone: the others have it for good,
+        and are held no more. On a host alone a start finds out for itself which streams have it.
+        """
+        commit = query.commit
+        is_waiting = query.state in (EpochState.PUBLISHING, EpochState.STUCK) and query.narrowed.done
+        if commit is None or not is_waiting or self._publisher.finds_published:
+            return
+        record = commit.narrower()
+        if record is not None:
+            query.narrowed = start(self._narrow(query, commit, record))
+
+    async def _narrow(self, query: Query, commit: CommitInProgress, record: CommitRecord) -> None:
+        written = self._ledger.put({f"{COMMIT_RECORD}{query.name}": encode_commit_record(record)})
+        await written.settled()
+        if written.error is None and query.commit is commit:
+            commit.narrow(record, self._publisher.pins(record))
 
     def _settle(self, query: Query) -> Ticket[None]:
         """Have the ledger say that the epoch is over, if it is in all its streams; settles when that was tried."""

@@ -42,7 +42,8 @@ class Query:
 
     `admitted` settles once the newest incarnation is durable. `tried` settles once it is known whether a block of the
     journal has the commit in progress. `carried_out` settles once the epoch in progress is in all its streams, or fails
-    with the error that prevented that. `block`: the last epoch's decision is in the journal, and not in the ledger.
+    with the error that prevented that. `narrowed` settles when the ledger was given a commit record without the streams
+    that have the epoch. `block`: the last epoch's decision is in the journal, and not in the ledger.
     `keeps_published`: an epoch's staged data is needed until the ledger says that the epoch is over.
     """
 
@@ -55,6 +56,7 @@ class Query:
     tried: Ticket[bool] = field(default_factory=lambda: Ticket.succeeded(False))
     carried_out: Ticket[None] = field(default_factory=lambda: Ticket.succeeded(None))
     finished: Ticket[None] = field(default_factory=lambda: Ticket.succeeded(None))
+    narrowed: Ticket[None] = field(default_factory=lambda: Ticket.succeeded(None))
     block: EpochBlock | None = None
     keeps_published: bool = False
 

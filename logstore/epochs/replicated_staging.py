@@ -20,6 +20,9 @@ Invariants:
 * STAGED records name all attempts up to the first segment that is not durable, and are written while no segment is
   under way (`cluster.epochs.replicated_ledger`); so an owner that begins at the first of them misses none, and for one
   that begins earlier they say nothing new. What is dropped and not named is said with them: neither owner knows it.
+* What is moved (`move`) is appended once more as it is, and no copy of a segment comes behind the DROPPED record of its
+  attempt. The offsets of an attempt change when all its segments are there again: an owner that reads from before takes
+  the first copies, one that reads from behind them the second ones.
 * A segment that is named, and lies in front of the stream's start, is passed over, and so are those behind it: a host
   of an earlier version, which knows no names, trims what it has dropped before the stream says that it is.
 * All staged bytes together stay below `limit_bytes` and one segment header. At most CACHE_BYTES of data are kept in
@@ -39,7 +42,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from logstore.errors import CorruptFile, MalformedRequest, StagePosition, StorageFailed
+from logstore.errors import CairnError, CorruptFile, MalformedRequest, StagePosition, StorageFailed
 from logstore.format.epoch_api import Part
 from logstore.format.fields import get_int, get_name, get_objects, parse_object
 from logstore.format.records import Record
@@ -52,7 +55,7 @@ from logstore.format.staged import (
     segment_bytes,
 )
 from logstore.interfaces import Buffer
-from logstore.log.coroutines import start
+from logstore.log.coroutines import all_settled, start
 from logstore.log.ticket import Ticket
 
 SEGMENT: Final = b"segment"
@@ -187,6 +190,8 @@ class ReplicatedStaging:
         self._read = read
         self._limit_bytes = limit_bytes
         self._attempts: dict[AttemptKey, ReplicatedAttempt] = {}
+        self._by_query: dict[str, dict[AttemptKey, ReplicatedAttempt]] = {}
+        """The same, by their queries; a query without attempts has no entry."""
         self._reading: _Pieces | None = None
         self._cache: dict[ReplicatedSegment, bytes] = {}
         self._cached_bytes = 0
@@ -194,6 +199,7 @@ class ReplicatedStaging:
         """Dropped, and the stream does not say so, nor is it being told; with the first offset of each."""
         self._telling: dict[Ticket[int], Mapping[AttemptKey, int]] = {}
         """The DROPPED records under way, with what they name and the first offset of each."""
+        self._moved: Ticket[None] = Ticket.succeeded(None)
         self.used_bytes = self.named_bytes = 0
         """Of all segments, and of their headers in STAGED records."""
 
@@ -243,7 +249,7 @@ class ReplicatedStaging:
         segment.offset = offset
         attempt.add(segment)
         attempt.durable_segments += 1
-        self._attempts[header.key] = attempt
+        self._remember(attempt)
         self._count(segment)
 
     def named(self) -> Iterator[tuple[bytes, bytes]]:
@@ -304,14 +310,16 @@ class ReplicatedStaging:
         head, header = encode_segment_header(key, position=position, staged_ms=now_ms, parts=parts, data=data)
         segment = ReplicatedSegment(header, Ticket())
         attempt.add(segment)
-        self._attempts[key] = attempt
+        self._remember(attempt)
         self._count(segment)
         whole = head + data
         self._keep(segment, whole[len(head) :])
-        pieces = [whole[at : at + PIECE_BYTES] for at in range(0, len(whole), PIECE_BYTES)]
-        appended = [self._append(MORE if number else SEGMENT, piece) for number, piece in enumerate(pieces)]
-        start(self._settle(attempt, segment, appended))
+        start(self._settle(attempt, segment, self._append_pieces(whole)))
         return segment.ticket
+
+    def _append_pieces(self, whole: bytes) -> list[Ticket[int]]:
+        pieces = [whole[at : at + PIECE_BYTES] for at in range(0, len(whole), PIECE_BYTES)]
+        return [self._append(MORE if number else SEGMENT, piece) for number, piece in enumerate(pieces)]
 
     def _count(self, segment: ReplicatedSegment) -> None:
         self.used_bytes += segment.header.size_bytes
@@ -341,22 +349,53 @@ class ReplicatedStaging:
         while self._cached_bytes > CACHE_BYTES and len(self._cache) > 1:
             self._cached_bytes -= len(self._cache.pop(next(iter(self._cache))))
 
+    # ---- moving
+
+    def move(self, keys: Iterable[AttemptKey]) -> None:
+        """Append once more what these attempts have staged: then the stream need not be kept in front of that. Call it
+        every few seconds with those that are to be moved still; nothing is begun while one of them is on its way.
+        """
+        if self._moved.done:
+            attempts = [attempt for key in keys if (attempt := self._attempts.get(key)) is not None]
+            self._moved = start(self._move(attempts))
+
+    async def _move(self, attempts: Sequence[ReplicatedAttempt]) -> None:
+        """One segment after another, so that one is in memory."""
+        for attempt in attempts:
+            segments, offsets = tuple(attempt.segments), list[int]()
+            try:
+                while len(offsets) < len(segments) and all(segment.is_durable for segment in segments):
+                    whole = await self._whole(segments[len(offsets)])
+                    if self._attempts.get(attempt.key) is not attempt:
+                        break  # it was dropped
+                    appended = self._append_pieces(whole)
+                    await all_settled(appended)
+                    places = [ticket.result() for ticket in appended]
+                    offsets.append(places[0])
+            except CairnError:
+                continue  # the next call tries it again; what is damaged stays where it is
+            if len(offsets) == len(segments) == len(attempt.segments):
+                for segment, offset in zip(segments, offsets, strict=True):
+                    segment.offset = offset
+
     # ---- reading back
 
     async def data(self, segment: ReplicatedSegment) -> bytes:
         """The data of a durable segment, checked. Raises StorageFailed, CorruptFile, NotLeader."""
         cached = self._cache.get(segment)
-        if cached is not None:
-            return cached
+        return cached if cached is not None else (await self._whole(segment))[segment.header.header_bytes :]
+
+    async def _whole(self, segment: ReplicatedSegment) -> bytes:
+        """Header and data as they are in the stream. Raises as `data` does."""
         header = segment.header
         whole = b"".join(await self._read(segment.offset, segment.pieces))
-        data = whole[header.header_bytes :]
+        data = memoryview(whole)[header.header_bytes :]
         if len(data) != header.data_bytes or crc32c(data) != header.data_crc:
             raise CorruptFile(
                 f"segment {header.position} of attempt {header.key.attempt!r} of query {header.key.query!r}, at offset "
                 f"{segment.offset} of the topic of epochs, is damaged: {header.data_bytes} bytes were staged"
             )
-        return data
+        return whole
 
     # ---- attempts
 
@@ -365,8 +404,8 @@ class ReplicatedStaging:
         return self._attempts.get(key)
 
     def attempts(self, query: str) -> list[ReplicatedAttempt]:
-        """The attempts of a query."""
-        return [attempt for attempt in self._attempts.values() if attempt.key.query == query]
+        """The attempts of a query. Costs what there are of the query, whatever the others have staged."""
+        return list(self._by_query.get(query, {}).values())
 
     def all_attempts(self) -> list[ReplicatedAttempt]:
         """Every attempt."""
@@ -401,8 +440,16 @@ class ReplicatedStaging:
         for key, offset in first_offsets.items():
             self._untold[key] = min(offset, self._untold.get(key, offset))
 
+    def _remember(self, attempt: ReplicatedAttempt) -> None:
+        self._attempts[attempt.key] = self._by_query.setdefault(attempt.key.query, {})[attempt.key] = attempt
+
     def _forget(self, keys: Iterable[AttemptKey]) -> int:
         forgotten = [attempt for key in keys if (attempt := self._attempts.pop(key, None)) is not None]
+        for attempt in forgotten:
+            of_query = self._by_query[attempt.key.query]
+            del of_query[attempt.key]
+            if not of_query:
+                del self._by_query[attempt.key.query]
         for segment in (segment for attempt in forgotten for segment in attempt.segments):
             self._cached_bytes -= len(self._cache.pop(segment, b""))
         dropped_bytes = sum(attempt.size_bytes for attempt in forgotten)

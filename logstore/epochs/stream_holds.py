@@ -2,8 +2,9 @@
 trimmed.
 
 Invariants:
-* A hold is there from before its epoch is decided until the ledger says durably that the epoch is over, or that it was
-  never decided. So while it is there, END of the epoch is in the stream if it was ever appended.
+* A hold is there from before its epoch is decided until the ledger says durably that the epoch is over, that it was
+  never decided, or that the stream has it, because it waits for others: then the ledger does not name the stream any
+  more. So while it is there, END of the epoch is in the stream if it was ever appended.
 * A stream without holds takes no memory.
 """
 

@@ -492,6 +492,7 @@ _PLAIN_ERRORS: Final[Mapping[str, type[CairnError]]] = {
         errors.HostStays,
         errors.NoCluster,
         errors.NotEnoughReplicas,
+        errors.NothingLost,
         errors.NotLeader,
         errors.UnknownHost,
         errors.ReaderReleased,

@@ -10,6 +10,7 @@ from logstore.errors import MalformedRequest
 from logstore.format.fields import (
     MAX_NAME_CHARACTERS,
     Fields,
+    as_object,
     get_bool,
     get_int,
     get_name,
@@ -21,6 +22,7 @@ HOSTS_PER_REPLY: Final = 1_000
 PLACES_PER_REPLY: Final = 1_000
 """Bounds of an answer; further partitions are asked for with the first one wanted."""
 MAX_HOSTS_OF_CHUNK: Final = 64
+MAX_WAIT_CHARACTERS: Final = 2_000
 HOST_STATES: Final = ("alive", "unreachable", "gone")
 DRAIN: Final = "drain"
 UNDRAIN: Final = "undrain"
@@ -85,9 +87,26 @@ class HostChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitSummary:
+    """A takeover that waits, since a wall time in ms since 1970: what says who has written to the stream are the
+    offsets from `first` to in front of `end`, the chunk of epoch `chunk`, and `error` says why they cannot be read.
+    `object`: where they lie in the tier; empty: they do not. `is_lost`: nobody is known who may have them still.
+    """
+
+    since_ms: int
+    chunk: int
+    first: int
+    end: int
+    object: str
+    error: str
+    is_lost: bool
+
+
+@dataclass(frozen=True, slots=True)
 class PlaceSummary:
     """Where a partition is. `owner` is "" if nobody owns it; `address` is the owner's for the client's listener.
     `replicas`: the members of the open chunk; `away`: those of them that are not alive. `chunks` counts the open one.
+    `wait`: why nobody leads it although it has an owner, if that lasts.
     """
 
     partition: int
@@ -99,6 +118,7 @@ class PlaceSummary:
     away: tuple[str, ...]
     chunks: int
     under_replicated: int
+    wait: WaitSummary | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +187,7 @@ def places_fields(reply: PlacesReply) -> dict[str, object]:
             "away": list(place.away),
             "chunks": place.chunks,
             "under_replicated": place.under_replicated,
+            "wait": None if place.wait is None else wait_fields(place.wait),
         }
         for place in reply.places
     ]
@@ -182,14 +203,35 @@ def get_places(fields: Fields) -> PlacesReply:
             address=get_text(entry, "address", MAX_NAME_CHARACTERS),
             epoch=get_int(entry, "epoch", 0, _INT64_MAX),
             copies=get_int(entry, "copies", 0, _INT32_MAX),
-            replicas=_texts(entry, "replicas"),
-            away=_texts(entry, "away"),
+            replicas=get_texts(entry, "replicas"),
+            away=get_texts(entry, "away"),
             chunks=get_int(entry, "chunks", 0, _INT64_MAX),
             under_replicated=get_int(entry, "under_replicated", 0, _INT64_MAX),
+            wait=None if entry.get("wait") is None else get_wait(as_object(entry["wait"], "'wait'")),
         )
         for entry in get_objects(fields, "places")
     )
     return PlacesReply(places, get_bool(fields, "complete"))
+
+
+def wait_fields(wait: WaitSummary) -> dict[str, object]:
+    """The fields of a takeover that waits."""
+    return {
+        "since_ms": wait.since_ms,
+        "chunk": wait.chunk,
+        "first": wait.first,
+        "end": wait.end,
+        "object": wait.object,
+        "error": wait.error,
+        "lost": wait.is_lost,
+    }
+
+
+def get_wait(fields: Fields) -> WaitSummary:
+    """A takeover that waits, in fields. Raises MalformedRequest."""
+    since_ms, chunk, first, end = (get_int(fields, key, 0, _INT64_MAX) for key in ("since_ms", "chunk", "first", "end"))
+    named, error = (get_text(fields, key, MAX_WAIT_CHARACTERS) for key in ("object", "error"))
+    return WaitSummary(since_ms, chunk, first, end, named, error, get_bool(fields, "lost"))
 
 
 def _host_fields(host: HostSummary) -> dict[str, object]:
@@ -223,7 +265,7 @@ def _get_host(fields: Fields) -> HostSummary:
         node_id=None if node_id == _NONE else node_id,
         rack=get_text(fields, "rack", MAX_NAME_CHARACTERS),
         link=get_text(fields, "link", MAX_NAME_CHARACTERS),
-        addresses=_texts(fields, "addresses"),
+        addresses=get_texts(fields, "addresses"),
         state=state,
         gone_ms=None if gone_ms == _NONE else gone_ms,
         streams=get_int(fields, "streams", 0, _INT64_MAX),
@@ -235,7 +277,7 @@ def _get_host(fields: Fields) -> HostSummary:
     )
 
 
-def _texts(fields: Fields, key: str) -> tuple[str, ...]:
+def get_texts(fields: Fields, key: str) -> tuple[str, ...]:
     """A short list of texts. Raises MalformedRequest."""
     value = fields.get(key)
     if not isinstance(value, list) or len(value) > MAX_HOSTS_OF_CHUNK:

@@ -15,6 +15,7 @@ from logstore.format.epoch_api import decode_own_reply, encode_own_request, erro
 from logstore.format.fields import (
     MAX_NAME_CHARACTERS,
     Fields,
+    as_object,
     decode_fields,
     encode_fields,
     get_bool,
@@ -27,12 +28,16 @@ from logstore.format.host_summaries import (
     HostChanged,
     HostsReply,
     PlacesReply,
+    WaitSummary,
     get_action,
     get_changed,
     get_hosts,
     get_places,
+    get_texts,
+    get_wait,
     hosts_fields,
     places_fields,
+    wait_fields,
 )
 from logstore.format.tier_summaries import TierReply, get_tier, tier_fields
 from logstore.interfaces import Buffer
@@ -43,7 +48,8 @@ DESCRIBE_HOSTS: Final = 30011
 DESCRIBE_PLACES: Final = 30012
 DESCRIBE_TIER: Final = 30020
 CHANGE_HOST: Final = 30013
-CLUSTER_API_KEYS: Final = frozenset((DESCRIBE_HOSTS, DESCRIBE_PLACES, CHANGE_HOST))
+FORGET_PRODUCERS: Final = 30014
+CLUSTER_API_KEYS: Final = frozenset((DESCRIBE_HOSTS, DESCRIBE_PLACES, CHANGE_HOST, FORGET_PRODUCERS))
 """What hosts of a cluster say and do; a sidecar that is alone refuses them with NoCluster."""
 OPERATOR_API_KEYS: Final = frozenset((DESCRIBE_QUERIES, DESCRIBE_SIDECAR, DESCRIBE_TIER, *CLUSTER_API_KEYS))
 
@@ -100,7 +106,7 @@ class SidecarReply:
     """The sidecar: its version, ms since it started, what it holds, and the disk of its data directory.
 
     `disk_needed_bytes` are to stay free there: if fewer are, appends are refused, since `refused_since_ms` (wall time
-    in ms since 1970; None: they are taken).
+    in ms since 1970; None: they are taken). `waiting`: streams of the cluster whose takeovers wait, the first of them.
     """
 
     version: str
@@ -115,6 +121,7 @@ class SidecarReply:
     disk_free_bytes: int
     disk_needed_bytes: int
     refused_since_ms: int | None
+    waiting: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +153,24 @@ class ChangeHostRequest:
     action: str
 
 
+@dataclass(frozen=True, slots=True)
+class ForgetProducersRequest:
+    """Let a stream go on without the chunk that its takeover waits for. `even_if_away`: also if a host or a store that
+    has the chunk may come back. May be sent again.
+    """
+
+    topic: str
+    partition: int
+    even_if_away: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProducersForgotten:
+    """What the stream goes on without."""
+
+    wait: WaitSummary
+
+
 OperatorRequest = (
     DescribeQueriesRequest
     | DescribeSidecarRequest
@@ -153,8 +178,9 @@ OperatorRequest = (
     | DescribePlacesRequest
     | ChangeHostRequest
     | DescribeTierRequest
+    | ForgetProducersRequest
 )
-OperatorReply = QueriesReply | SidecarReply | HostsReply | PlacesReply | HostChanged | TierReply
+OperatorReply = QueriesReply | SidecarReply | HostsReply | PlacesReply | HostChanged | TierReply | ProducersForgotten
 
 _KEYS: Final[dict[type, int]] = {
     DescribeQueriesRequest: DESCRIBE_QUERIES,
@@ -163,6 +189,7 @@ _KEYS: Final[dict[type, int]] = {
     DescribePlacesRequest: DESCRIBE_PLACES,
     ChangeHostRequest: CHANGE_HOST,
     DescribeTierRequest: DESCRIBE_TIER,
+    ForgetProducersRequest: FORGET_PRODUCERS,
 }
 
 _COUNTS: Final = (
@@ -193,6 +220,8 @@ def encode_request(request: OperatorRequest, *, correlation_id: int, client_id: 
         fields = {"topic": request.topic, "first": request.first}
     elif isinstance(request, ChangeHostRequest):
         fields = {"host": request.host, "action": request.action}
+    elif isinstance(request, ForgetProducersRequest):
+        fields = {"topic": request.topic, "partition": request.partition, "even_if_away": request.even_if_away}
     return encode_own_request(api_key_of(request), fields, correlation_id, client_id)
 
 
@@ -213,6 +242,9 @@ def decode_request(api_key: int, body: Buffer) -> OperatorRequest:
         return ChangeHostRequest(get_name(fields, "host"), get_action(fields))
     if api_key == DESCRIBE_TIER:
         return DescribeTierRequest(get_name(fields, "topic"), get_int(fields, "first", 0, _INT32_MAX))
+    if api_key == FORGET_PRODUCERS:
+        partition = get_int(fields, "partition", 0, _INT32_MAX)
+        return ForgetProducersRequest(get_name(fields, "topic"), partition, get_bool(fields, "even_if_away"))
     raise MalformedRequest(f"{api_key} is none of the requests of operators ({sorted(OPERATOR_API_KEYS)})")
 
 
@@ -228,6 +260,7 @@ def encode_reply_body(reply: OperatorReply | CairnError) -> list[Buffer]:
             fields["version"] = reply.version
             fields |= {name: getattr(reply, name) for name in _COUNTS}
             fields["refused_since_ms"] = _NONE if reply.refused_since_ms is None else reply.refused_since_ms
+            fields["waiting"] = list(reply.waiting)
         case HostsReply():
             fields |= hosts_fields(reply)
         case PlacesReply():
@@ -236,6 +269,8 @@ def encode_reply_body(reply: OperatorReply | CairnError) -> list[Buffer]:
             fields |= {"host": reply.host, "chunks": reply.chunks}
         case TierReply():
             fields |= tier_fields(reply)
+        case ProducersForgotten():
+            fields["wait"] = wait_fields(reply.wait)
     return [encode_fields(fields)]
 
 
@@ -254,10 +289,14 @@ def decode_reply(api_key: int, frame: Buffer) -> tuple[int, OperatorReply | Cair
         return correlation_id, get_changed(fields)
     if api_key == DESCRIBE_TIER:
         return correlation_id, get_tier(fields)
+    if api_key == FORGET_PRODUCERS:
+        return correlation_id, ProducersForgotten(get_wait(as_object(fields.get("wait"), "'wait'")))
     counts = {name: get_int(fields, name, 0, _INT64_MAX) for name in _COUNTS}
     since_ms = get_int(fields, "refused_since_ms", _NONE, _INT64_MAX)
     version = get_text(fields, "version", MAX_NAME_CHARACTERS)
-    return correlation_id, SidecarReply(version, **counts, refused_since_ms=None if since_ms == _NONE else since_ms)
+    waiting = get_texts({"waiting": [], **fields}, "waiting")
+    refused_since_ms = None if since_ms == _NONE else since_ms
+    return correlation_id, SidecarReply(version, **counts, refused_since_ms=refused_since_ms, waiting=waiting)
 
 
 def _query_fields(query: QuerySummary) -> dict[str, object]:

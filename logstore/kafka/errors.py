@@ -28,6 +28,7 @@ CODES: dict[type[Exception], ErrorCode] = {
     errors.NotEnoughReplicas: ErrorCode.not_enough_replicas,
     errors.InvalidReplicas: ErrorCode.invalid_replication_factor,
     errors.HostStays: ErrorCode.invalid_request,
+    errors.NothingLost: ErrorCode.invalid_request,
     errors.NoCluster: ErrorCode.unsupported_version,
     errors.UnknownHost: ErrorCode.invalid_request,
     errors.OffsetOutOfRange: ErrorCode.offset_out_of_range,

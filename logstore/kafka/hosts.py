@@ -1,4 +1,5 @@
-"""What operators' commands ask of a cluster: its hosts, where the partitions of a topic are, and that hosts leave.
+"""What operators' commands ask of a cluster: its hosts, where the partitions of a topic are, that hosts leave, and that
+a stream goes on without what nobody can read.
 
 Invariant: answers are bounded (`logstore.cluster.survey`). Any host may be asked, and asked again: what is changed is
 an entry that all hosts act on (`logstore.cluster.members.departures`).
@@ -10,7 +11,7 @@ from functools import partial
 
 from logstore.access.acls import CLUSTER_NAME
 from logstore.cluster.members.departures import Departures
-from logstore.cluster.survey import Survey
+from logstore.cluster.survey import Survey, wait_summary
 from logstore.errors import CairnError
 from logstore.format.host_summaries import DRAIN, UNDRAIN, HostChanged
 from logstore.format.operator_api import (
@@ -18,9 +19,12 @@ from logstore.format.operator_api import (
     CLUSTER_API_KEYS,
     DESCRIBE_HOSTS,
     DESCRIBE_PLACES,
+    FORGET_PRODUCERS,
     ChangeHostRequest,
     DescribePlacesRequest,
+    ForgetProducersRequest,
     OperatorReply,
+    ProducersForgotten,
     decode_request,
     encode_reply_body,
 )
@@ -50,6 +54,10 @@ async def _handle(
         elif isinstance(request, ChangeHostRequest):
             table.require(broker, CHANGE_HOST, caller, CLUSTER_NAME)
             reply = await _changed(survey.departures, request)
+        elif isinstance(request, ForgetProducersRequest):
+            table.require(broker, FORGET_PRODUCERS, caller, CLUSTER_NAME)
+            forget = survey.waits.forget(request.topic, request.partition, even_if_away=request.even_if_away)
+            reply = ProducersForgotten(wait_summary(await forget))
         else:
             table.require(broker, DESCRIBE_HOSTS, caller, CLUSTER_NAME)
             reply = await survey.hosts()

@@ -20,7 +20,7 @@ from kio.schema.types import TopicName
 from kio.static.primitive import i32
 from kio.static.protocol import ResponsePayload
 
-from logstore.cluster.members.placement import Node, Placement
+from logstore.cluster.members.placement import Node, Placed, Placement
 from logstore.errors import CairnError
 from logstore.kafka.api_types import Api, Broker, Caller
 from logstore.kafka.codec import EncodedAnswer
@@ -171,11 +171,12 @@ class MetadataHandlers:
         placement = self._broker.placement
         if placement is not None:
             if not wants_all:
-                await placement.settle(self._named(topics))
-            placed = [self._placed(placement, topic) for topic in topics]
-            return encode_placed(version, self._nodes(caller), cluster, placed)
-        node = ShownNode(self._node_id(), caller.advertised_host, caller.advertised_port)
-        work = partial(encode_metadata, version, node, cluster, topics)
+                await placement.settle(self._named(topics), self._pace.step)
+            placed = [await self._placed(placement, topic) for topic in topics]
+            work = partial(encode_placed, version, self._nodes(caller), cluster, placed)
+        else:
+            node = ShownNode(self._node_id(), caller.advertised_host, caller.advertised_port)
+            work = partial(encode_metadata, version, node, cluster, topics)
         return await Walkers.run(work) if sum(topic.partitions + 1 for topic in topics) > LARGE_PARTS else work()
 
     def _named(self, topics: Sequence[ShownTopic]) -> list[ServedTopic]:
@@ -183,12 +184,11 @@ class MetadataHandlers:
         ids = [topic.topic_id for topic in topics if topic.topic_id is not None]
         return [found for each in ids if (found := self._broker.engine.store.topic_by_id(each)) is not None]
 
-    @staticmethod
-    def _placed(placement: Placement, shown: ShownTopic) -> PlacedTopic:
+    async def _placed(self, placement: Placement, shown: ShownTopic) -> PlacedTopic:
         topic_id = shown.topic_id
         if shown.error or topic_id is None:
             return PlacedTopic(shown, ())
-        return PlacedTopic(shown, [placement.placed(topic_id, partition) for partition in range(shown.partitions)])
+        return PlacedTopic(shown, await placement.places(topic_id, shown.partitions, self._pace.step))
 
     async def _look_up(self, wanted: _Wanted, *, may_create: bool) -> ShownTopic:
         """A topic as Metadata shows it; a missing topic is created if that is allowed."""
@@ -238,7 +238,8 @@ class MetadataHandlers:
             if placement is None:
                 partitions = _partitions(found, self._node_id())
             else:
-                partitions = _placed_partitions(found, topic.topic_id, placement)
+                places = await placement.places(topic.topic_id, first + len(found), self._pace.step)
+                partitions = _placed_partitions(places[first:], first)
             room -= len(partitions)
             shown = {
                 "error_code": ErrorCode.none,
@@ -287,10 +288,7 @@ def _partitions(streams: Sequence[ServedStream], node_id: int) -> Sequence[Mappi
     ]
 
 
-def _placed_partitions(
-    streams: Sequence[ServedStream], topic_id: uuid.UUID, placement: Placement
-) -> Sequence[Mapping[str, Any]]:
-    found = [(stream.partition, placement.placed(topic_id, stream.partition)) for stream in streams]
+def _placed_partitions(places: Sequence[Placed], first: int) -> Sequence[Mapping[str, Any]]:
     return [
         {
             "error_code": ErrorCode.none if placed.leader >= 0 else ErrorCode.leader_not_available,
@@ -303,7 +301,7 @@ def _placed_partitions(
             "last_known_elr": (),
             "offline_replicas": placed.offline,
         }
-        for partition, placed in found
+        for partition, placed in enumerate(places, first)
     ]
 
 

@@ -7,14 +7,17 @@ thread.
 Source: docs/format.md, "Private requests".
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from heapq import nsmallest
-from typing import NamedTuple, cast
+from typing import Final, NamedTuple, cast
 
 import trio
 
 from logstore.access.acls import CLUSTER_NAME
+from logstore.base.metadata.errors import MetadataError
 from logstore.epochs.epochs import Epochs
 from logstore.errors import CairnError, NoCluster
 from logstore.format.operator_api import (
@@ -41,6 +44,9 @@ from logstore.kafka.rights import table
 from logstore.log.readers import Readers
 from logstore.log.store import Store
 
+ASK_METADATA_S: Final = 1.0
+"""For what the metadata store knows, and an answer does not wait for."""
+
 
 class HostFacts(NamedTuple):
     """What only the process knows: its version, and the size and free bytes of the data directory's file system."""
@@ -62,16 +68,20 @@ def summary_api(
     epochs: Callable[[], Epochs | None],
     readers: Callable[[], Readers | None],
     facts: Callable[[], HostFacts],
+    waiting: Callable[[], Awaitable[tuple[str, ...]]],
 ) -> PrivateApi:
     """The handler that describes a host of a cluster. `own` is the host's store; `epochs` and `readers` are those
-    that it has now.
+    that it has now; `waiting` names streams of the cluster whose takeovers wait.
     """
     summary = _Summary(broker, own, facts)
 
     async def handle(body: memoryview, _: AnswerBudget, caller: Caller) -> tuple[list[Buffer], int]:
         try:
             decode_request(DESCRIBE_SIDECAR, body)
-            reply: OperatorReply | CairnError = await summary.reply(epochs(), readers(), caller)
+            described = await summary.reply(epochs(), readers(), caller)
+            with suppress(MetadataError), trio.move_on_after(ASK_METADATA_S):  # while it is away nobody knows
+                described = replace(described, waiting=await waiting())
+            reply: OperatorReply | CairnError = described
         except CairnError as error:
             reply = error
         return encode_reply_body(reply), 0

@@ -1,12 +1,15 @@
 """Encodes Metadata answers of a cluster: several brokers, and partitions that differ from each other.
 
+Many partitions differ by their numbers alone: the bytes behind the number are kept for the last _KEPT that differ.
+
 Invariant: the bytes are those that kio would write. `metadata_answer` has all but the partitions, for a host alone too.
 
 Source: Kafka protocol guide, Metadata.
 """
 
+import struct
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
@@ -14,9 +17,13 @@ from kio.schema.errors import ErrorCode
 from logstore.cluster.members.placement import NO_NODE, Node, Placed
 from logstore.kafka.codec import EncodedAnswer
 from logstore.kafka.framing import Writer
-from logstore.kafka.metadata_answer import ShownCluster, ShownNode, ShownTopic, encode_answer
+from logstore.kafka.metadata_answer import FIRST_FLEXIBLE, ShownCluster, ShownNode, ShownTopic, encode_answer
 
 _LEADER_NOT_AVAILABLE: Final = ErrorCode.leader_not_available.value
+_KEPT: Final = 4096
+"""Of some 50 bytes each."""
+_BEGIN = struct.Struct(">hi")
+"""Error and number of a partition."""
 
 
 class PlacedTopic(NamedTuple):
@@ -42,13 +49,18 @@ def encode_placed(
 
 def _partitions(version: int, partitions: Sequence[Placed], writer: Writer) -> None:
     writer.count(len(partitions))
+    begin, rest_of = _BEGIN.pack, _rest
+    parts: list[bytes] = []
     for index, placed in enumerate(partitions):
-        _partition(writer, version, index, placed)
+        parts.append(begin(_LEADER_NOT_AVAILABLE if placed.leader == NO_NODE else 0, index))
+        parts.append(rest_of(version, placed))
+    writer.raw(b"".join(parts))
 
 
-def _partition(writer: Writer, version: int, index: int, placed: Placed) -> None:
-    writer.int16(_LEADER_NOT_AVAILABLE if placed.leader == NO_NODE else 0)
-    writer.int32(index)
+@lru_cache(_KEPT)
+def _rest(version: int, placed: Placed) -> bytes:
+    """The bytes of a partition behind its number."""
+    writer = Writer(flexible=version >= FIRST_FLEXIBLE)
     writer.int32(placed.leader)
     if version >= 7:
         writer.int32(placed.epoch)
@@ -57,6 +69,7 @@ def _partition(writer: Writer, version: int, index: int, placed: Placed) -> None
     if version >= 5:
         _nodes(writer, placed.offline)
     writer.tags()
+    return b"".join(writer.finish())
 
 
 def _nodes(writer: Writer, nodes: Sequence[int]) -> None:

@@ -25,6 +25,7 @@ def cluster_status(figures: ClusterFigures) -> dict[str, Any]:
         ],
         "owned_streams": figures.owned_streams,
         "streams_without_owner": figures.streams_without_owner,
+        "waiting_takeovers": figures.waiting_takeovers,
         "short_streams": figures.short_streams,
         "short_chunks": figures.short_chunks,
         "short": [{"topic": each.topic, "partition": each.partition, "chunks": each.chunks} for each in figures.short],

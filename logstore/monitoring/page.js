@@ -165,6 +165,7 @@
     lacking.show(found.short.map((one) => [one.topic + "-" + one.partition, whole(one.chunks)]));
     owners.replaceChildren(facts([["streams of this host", whole(found.owned_streams)],
       ["streams without an owner", whole(found.streams_without_owner)],
+      ["takeovers that wait", whole(found.waiting_takeovers)],
       ["streams, chunks that lack copies", whole(found.lackingstreams) + ", " + whole(found.lackingchunks)],
       ["copies here, open and sealed", whole(found.copies_open) + ", " + whole(found.copies_sealed)],
       ["batches not confirmed by all", whole(found.unacknowledged_batches)],

@@ -21,7 +21,7 @@ first).
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 COPIES_AT_ONCE: Final = 8
 """Chunks that the owners of one host have copied at a time without a plan: enough to keep several targets at work, and
@@ -55,6 +55,9 @@ class CopyGo(NamedTuple):
     source: str
 
 
+C = TypeVar("C", CopyWish, CopyGo)
+
+
 class CopyTokens:
     """See the module. `wake` is told of a stream that waited and has a go now: its owner is to have a tick."""
 
@@ -63,6 +66,10 @@ class CopyTokens:
         self._wake = wake
         self._held: dict[str, CopyGo] = {}
         self._waiting: dict[str, CopyWish] = {}
+        self._targets: Counter[str] = Counter()
+        """How many of both each host is to get: asked for with each choice of a target, of which there are thousands
+        when a host is lost.
+        """
         self.changed: Callable[[], None] = lambda: None
         """Called when there is another wish, or one less, or one go less."""
         self.is_planned = False
@@ -86,9 +93,10 @@ class CopyTokens:
 
     def targets(self, without: str = "") -> Counter[str]:
         """How many copies each host is to get, but for those of one stream."""
-        found = Counter(self.elsewhere)
-        for each in (self._held, self._waiting):
-            found.update(copy.target for stream, copy in each.items() if stream != without)
+        found = self._targets + Counter(self.elsewhere)
+        for copy in (self._held.get(without), self._waiting.get(without)):
+            if copy is not None:
+                found[copy.target] -= 1
         return found
 
     def take(self, stream: str, wish: CopyWish) -> CopyGo | None:
@@ -103,13 +111,13 @@ class CopyTokens:
         if not self.is_planned and len(self._held) < self._limit:
             return self._go(stream, wish)
         if self._waiting.get(stream) != wish:
-            self._waiting[stream] = wish
+            self._note(self._waiting, stream, wish)
             self.changed()
         return None
 
     def give_back(self, stream: str) -> None:
         """The stream neither copies nor waits: without a plan, the neediest of the others is next."""
-        if self._waiting.pop(stream, None) is None and self._held.pop(stream, None) is None:
+        if not (self._note(self._waiting, stream, None) or self._note(self._held, stream, None)):
             return
         self.changed()
         self._go_on()
@@ -135,10 +143,23 @@ class CopyTokens:
     # ---- goes
 
     def _go(self, stream: str, wish: CopyWish, source: str = "") -> CopyGo:
-        self._waiting.pop(stream, None)
+        self._note(self._waiting, stream, None)
         source = source or (wish.sources[0] if wish.sources else "")
-        go = self._held[stream] = CopyGo(wish.epoch, wish.target, source)
+        go = CopyGo(wish.epoch, wish.target, source)
+        self._note(self._held, stream, go)
         return go
+
+    def _note(self, copies: dict[str, C], stream: str, copy: C | None) -> bool:
+        """What a stream has among these copies now; whether it had one before."""
+        before = copies.get(stream)
+        if before is not None:
+            self._targets[before.target] -= 1
+        if copy is None:
+            copies.pop(stream, None)
+        else:
+            copies[stream] = copy  # in the place that it had
+            self._targets[copy.target] += 1
+        return before is not None
 
     def _go_on(self) -> None:
         """Without a plan: as many goes as there may be."""

@@ -111,6 +111,13 @@ class StoredRegistrations:
         """The newest registration of a stream that this object has seen and kept; it may be old."""
         return self._kept.get(stream)
 
+    def keep_newest(self, read: RegistrationRead) -> RegistrationRead:
+        """Keep what was read of a stream otherwise, unless something newer is kept; returns the newer one."""
+        known = self._kept.get(read.stream)
+        if read.registration is not None and known is not None and known.revision > read.revision:
+            return known
+        return self._keep(read)
+
     async def create(self, stream: str, first: StreamRegistration, topic: Condition) -> bool:
         """Write the first registration of a stream, if it has none and its topic's entry is as it was seen. Returns
         whether that was done, now or in an attempt whose answer was lost.

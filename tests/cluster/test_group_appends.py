@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import cast
 
@@ -17,11 +18,13 @@ from logstore.cluster.streams.topics import ClusterTopics
 from logstore.epochs import stream_ends
 from logstore.epochs.group_order import GroupOrder
 from logstore.epochs.ledger_entries import Target
-from logstore.errors import CairnError, MalformedRequest, NotLeader, TryAgain, UnknownTopicOrPartition
+from logstore.errors import CairnError, CorruptChunk, MalformedRequest, NotLeader, TryAgain, UnknownTopicOrPartition
 from logstore.format.batch import iterate_batches
 from logstore.format.control import END_TYPE, known_type
 from logstore.format.records import Record, encode_batch
 from logstore.log.scanning import TakeEnd
+from logstore.replica.messages import Entry
+from logstore.replica.registrations import ChunkRegistration
 from tests.cluster.support import PLACE, Front, MemoryOwner
 from tests.support.limits import PATIENCE_S
 from tests.support.virtual_time import run_virtual
@@ -46,7 +49,10 @@ class Host:
         self.asked: list[int] = []
         self.may_answer = trio.Event()
         self.may_answer.set()
-        self.appends = GroupAppends(cast(ClusterTopics, known), self, self, self.front.clock)
+        self.damaged: set[int] = set()
+        self.forgotten: set[int] = set()
+        """Epochs of chunks."""
+        self.appends = GroupAppends(cast(ClusterTopics, known), self, self, self.front.clock, self.is_forgotten)
         self.outcomes: list[CairnError | None] = []
 
     async def lead(self, kept: int = 0) -> None:
@@ -59,12 +65,26 @@ class Host:
     ) -> None:
         self.searches.append((from_offset, before_offset))
         await self.may_search.wait()
-        for entry in (entry for chunk in self.owner.chunks for entry in chunk.entries):
+        for entry in self._entries(from_offset, before_offset):
             for at, header in iterate_batches(entry.data):
                 batch = bytes(memoryview(entry.data)[at : at + header.size_bytes])
                 is_there = max(from_offset, stream.log_start_offset) <= header.base_offset < before_offset
                 if is_there and header.is_control and known_type(batch) == END_TYPE:
                     take(header.base_offset, batch)
+
+    def _entries(self, from_offset: int, before_offset: int) -> Iterator[Entry]:
+        """The newest chunk first. Raises CorruptChunk at one that is damaged."""
+        for chunk in reversed(self.owner.chunks):
+            end = chunk.registration.end
+            is_searched = chunk.registration.base_offset < before_offset and (end is None or end[1] > from_offset)
+            if is_searched and end is not None and chunk.registration.epoch in self.damaged:
+                first = max(from_offset, chunk.registration.base_offset)
+                raise CorruptChunk("damaged", first_offset=first, last_offset=end.next_offset - 1)
+            yield from chunk.entries
+
+    async def is_forgotten(self, stream: str, chunk: ChunkRegistration) -> bool:
+        await trio.lowlevel.checkpoint()
+        return chunk.epoch in self.forgotten
 
     async def is_under_way(self, order: GroupOrder, /) -> bool:
         self.asked.append(order.epoch)
@@ -308,3 +328,35 @@ async def test_streams_that_are_not_here(monkeypatch: pytest.MonkeyPatch) -> Non
         host.owner.ack()
     await host.send(1, 0)
     assert host.groups == 1
+
+
+async def test_a_chunk_that_is_forgotten_has_no_epoch() -> None:
+    """What cannot be read is not known to have no END, so nothing is appended; unless an operator lets the stream go on
+    without it: then chunks in front of it are searched still, and an epoch whose END was in it comes once more.
+    """
+    owner = MemoryOwner()
+    host = Host(owner)
+    await host.lead()
+    for epoch in (1, 2, 3):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(host.send, epoch, 0)
+            await settle()
+            owner.ack()
+        owner.roll()
+    lost = [chunk.registration.epoch for chunk in owner.chunks][1]
+    for query, forgotten, outcome, groups in (("q", set[int](), CorruptChunk, 3), ("q", {lost}, type(None), 3)):
+        other = Host(owner)
+        other.damaged, other.forgotten = {lost}, forgotten
+        await other.lead()
+        for epoch in (1, 3):  # which is there, on both sides
+            await other.send(epoch, 0, query)
+        assert [type(each) for each in other.outcomes] == [outcome] * 2
+        assert other.groups == groups
+    again = Host(owner)
+    again.damaged = again.forgotten = {lost, owner.chunks[2].registration.epoch}
+    await again.lead()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(again.send, 3, 0)
+        await settle()
+        owner.ack()
+    assert (again.groups, again.outcomes) == (4, [None])

@@ -86,6 +86,8 @@ class KnownHost:
         chunk = ChunkRegistration(4, 10, members)
         self.known: KnownHead | None = KnownHead(StreamHead(3, 2, 5, OwnerId("a", "1"), chunk, 1), 9)
         self.is_moving = False
+        self.live: Mapping[str, schema.Member] = {}
+        self.away: set[str] = set()
 
     def owner_of(self, stream: str) -> str | None:
         return self.owner
@@ -95,6 +97,9 @@ class KnownHost:
 
     def is_changing_hands(self, stream: str) -> bool:
         return self.is_moving
+
+    def may_answer(self, host: str) -> bool:
+        return host not in self.away
 
 
 def member(number: int, disk: str, **addresses: str) -> schema.Member:

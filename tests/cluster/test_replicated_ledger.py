@@ -1,19 +1,23 @@
 """The ledger of groups over several owners of its stream."""
 
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from random import Random
 from typing import cast
 
 import pytest
 
-from logstore.cluster.epochs.replicated_ledger import TIDY_BYTES, ReplicatedLedger
+from logstore.cluster.epochs.replicated_ledger import TIDY_BYTES, TIDY_FACTOR, ReplicatedLedger
 from logstore.cluster.interfaces import ReplicaFiles
 from logstore.cluster.streams.chunk_reads import ChunkReads
 from logstore.cluster.streams.topics import INTERNAL_MESSAGE_BYTES
 from logstore.engine import StoreEngine
 from logstore.errors import StorageFailed
+from logstore.format.records import Record
 from logstore.log.stream_state import AppendTicket
 from logstore.log.topics import TopicConfig
 from tests.cluster.support import Front, MemoryOwner, NoFiles
+from tests.epochs.test_replicated_staging import NotWalked
 
 
 class Owners:
@@ -169,6 +173,55 @@ async def test_random_histories_of_owners_keep_what_was_acknowledged(seed: int) 
             model = content(ledger)
             _, ledger = await owners.lead()
             assert content(ledger) == model
+
+
+class MovedMeanwhile:
+    """Records beside a ledger that are moved as soon as nothing is held."""
+
+    def __init__(self) -> None:
+        self.first_offset: int | None = 0
+        self.named_bytes = 0
+
+    def take(self, offset: int, record: Record) -> None:
+        """See OtherRecords."""
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """See OtherRecords."""
+        yield
+        self.first_offset = 1_000
+
+    def named(self) -> Iterable[tuple[bytes, bytes]]:
+        """See OtherRecords."""
+        return [(b"staged", b"at 0")]
+
+
+async def test_the_stream_is_kept_from_where_its_records_were_when_they_were_named() -> None:
+    """The next owner finds them where they are named, and nowhere else."""
+    owners = Owners()
+    front, _ = await owners.lead()
+    ledger = ReplicatedLedger(front.stream, front.clock, MovedMeanwhile())
+    ledger.put({"a": b"1"})
+    read_from = await ledger.tidy(owners.acknowledged)
+    assert (read_from.whole_offset, read_from.named_offset) == (0, 1)
+
+
+async def test_the_bytes_that_live_are_known_without_a_walk() -> None:
+    """Puts, replaced values, deletions, deletions of nothing, and what an owner reads: the limit follows the bytes of
+    the entries, and to know it nobody walks through them.
+    """
+    random, owners = Random(3), Owners()
+    _, ledger = await owners.lead()
+    for _ in range(300):
+        key, size = f"k{random.randrange(30)}", random.randrange(1 << 18)
+        ledger.put({key: None if random.random() < 0.3 else bytes(size), "always": bytes(size % 100)})
+        owners.owner.ack()
+    for each in (ledger, (await owners.lead())[1]):
+        live_bytes = sum(len(key) + len(value) for key, value in content(each).items())
+        assert TIDY_FACTOR * live_bytes > TIDY_BYTES
+        each._entries = NotWalked(each._entries)
+        assert each.limit_bytes == TIDY_FACTOR * live_bytes
+        assert each.is_untidy == (each.span_bytes > TIDY_FACTOR * live_bytes)
 
 
 async def test_the_stream_of_a_ledger_stays_small() -> None:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any, cast
 from uuid import uuid4
 
@@ -13,16 +14,19 @@ import pytest
 import trio
 from crc32c import crc32c
 
+from logstore.base.metadata.sqlite import open_sqlite
 from logstore.cluster.engine import ClusterEngine
 from logstore.cluster.interfaces import ReplicaFiles
-from logstore.cluster.streams import chunk_reads, tiered_chunks
+from logstore.cluster.streams import takeover_waits, tiered_chunks
 from logstore.cluster.streams.chunk_reads import ChunkReads
+from logstore.cluster.streams.retention_clock import AGREE_MS
+from logstore.cluster.streams.takeover_waits import TakeoverWaits, WaitTimes
 from logstore.cluster.tier.tier_service import OwnThreads
 from logstore.disk.files import OsFiles
 from logstore.engine import StoreEngine, open_engine
 from logstore.errors import ChunkUnreachable, CorruptChunk, OutOfOrderSequence, TierUnavailable
 from logstore.format.control import END_TYPE
-from logstore.format.tiered_chunk import PRODUCERS_SUFFIX, StoredObject, TieredChunk
+from logstore.format.tiered_chunk import LOG_SUFFIX, PRODUCERS_SUFFIX, StoredObject, TieredChunk
 from logstore.log.store import Store, StoreSettings
 from logstore.replica.messages import EntriesRead
 from logstore.replica.registrations import ChunkRegistration
@@ -54,7 +58,7 @@ class Running:
     """A stream of sealed chunks that members have, and an object store."""
 
     def __init__(self, engine: StoreEngine, owner: TieredOwner, front: Front, objects: DirectoryObjects) -> None:
-        self.owner, self.front, self.objects = owner, front, objects
+        self.owner, self.front, self.objects, self.local = owner, front, objects, engine
         self.reads = ChunkReads(engine, owner, cast(ReplicaFiles, NoFiles()), front.clock, front.reports)
         self.engine = ClusterEngine(engine, cast(Any, None), self.reads)
         self._threads = OwnThreads(2)
@@ -245,22 +249,72 @@ async def test_a_new_owner_finds_the_producers_in_the_tier(tmp_path: Path, *, ar
             second.append(b"6", producer_id=6, sequence=2).result()
 
 
-async def test_a_new_owner_does_not_believe_damaged_producers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The object that the last chunk is founded on is not as registered: the owner serves nobody. When the object is
-    right again, what was damaged is in no memory.
+def last_object(directory: Path, suffix: str, at: Running, back: int = 0) -> Path:
+    """The file of an object of the newest chunk that has one, or of one in front."""
+    keys = sorted(each.key for each in at.objects.list_keys("") if each.key.endswith(suffix))
+    return directory / "tier" / "objects" / keys[-1 - back]
+
+
+async def test_what_a_chunk_is_founded_on_is_in_the_chunks_in_front(tmp_path: Path) -> None:
+    """The object with the producers that the last chunk is founded on is damaged: they are those that the chunks in
+    front of it leave, and the takeover goes on.
     """
-    monkeypatch.setattr(chunk_reads, "TIER_PAUSE_S", 0.0)
     async with running(tmp_path) as at:
         second = await at.new_owner(are_named=False)
-        last = max(each.key for each in at.objects.list_keys("") if each.key.endswith(PRODUCERS_SUFFIX))
-        path = tmp_path / "tier" / "objects" / last
-        good = path.read_bytes()
-        path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
-        assert await at.reads.load_producers(second.stream, second.stream.high_watermark) is None
-        assert "the object in the tier is damaged" in str(at.front.reports.events)
-        path.write_bytes(good)
+        path = last_object(tmp_path, PRODUCERS_SUFFIX, at)
+        path.write_bytes(path.read_bytes()[:-1])
         await second.tasks.run()
         assert second.append(b"5", producer_id=5, sequence=0).result().duplicate
+        assert second.append(b"6", producer_id=6, sequence=0).result().duplicate
+
+
+@pytest.mark.parametrize("suffix", [LOG_SUFFIX, PRODUCERS_SUFFIX])
+async def test_a_new_owner_does_not_believe_damaged_producers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    """What says who has written is not as registered: the owner serves nobody. When the objects are right again, what
+    was damaged is in no memory.
+    """
+    monkeypatch.setattr(takeover_waits, "TIER_PAUSE_S", 0.0)
+    async with running(tmp_path) as at:
+        second = await at.new_owner(are_named=False)
+        damaged = [last_object(tmp_path, suffix, at)]
+        if suffix == PRODUCERS_SUFFIX:
+            damaged.append(last_object(tmp_path, LOG_SUFFIX, at, back=1))  # the chunk in front says it as well
+        good = [path.read_bytes() for path in damaged]
+        for path, data in zip(damaged, good, strict=True):
+            path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        assert await at.reads.load_producers(second.stream, second.stream.high_watermark) is None
+        assert "the object in the tier is damaged" in str(at.front.reports.events)
+        for path, data in zip(damaged, good, strict=True):
+            path.write_bytes(data)
+        await second.tasks.run()
+        assert second.append(b"5", producer_id=5, sequence=0).result().duplicate
+
+
+async def test_who_has_expired_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All who have written in the lost chunk wrote longer ago than an owner remembers a producer: the takeover goes on
+    without it, not before.
+    """
+    monkeypatch.setattr(takeover_waits, "TIER_PAUSE_S", 0.0)
+    async with running(tmp_path) as at, open_sqlite(tmp_path / "metadata.db", Random(0)) as metadata:
+        expiry_ms, served = StoreSettings().producer_expiry_ms, [0]
+        at.front.retention.time_ms = 5_000
+        second = await at.new_owner(are_named=False)
+        last = at.owner.chunks[-2].registration
+        assert last.written_ms == 5_000
+        last_object(tmp_path, LOG_SUFFIX, at).unlink()
+        times = WaitTimes(at.front.clock, lambda: served[0], expiry_ms)
+        waits = TakeoverWaits(metadata, times, at.front.reports, second.tasks)
+        reads = ChunkReads(at.local, at.owner, cast(ReplicaFiles, NoFiles()), at.front.clock, at.front.reports, waits)
+        served[0] = 5_000 + AGREE_MS + expiry_ms
+        assert await reads.load_producers(second.stream, second.stream.high_watermark) is None
+        assert waits.count == 1
+        served[0] += 1
+        table = await reads.load_producers(second.stream, second.stream.high_watermark)
+        assert table is not None
+        assert (table.entries(), waits.count) == ([], 0)
+        assert at.front.reports.names()[-1] == "producers_expired"
 
 
 async def test_a_chunk_whose_objects_are_missing_is_named(tmp_path: Path) -> None:

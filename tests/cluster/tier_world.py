@@ -25,6 +25,7 @@ from logstore.cluster.interfaces import ReplicaFiles
 from logstore.cluster.streams.chunk_reads import ChunkReads
 from logstore.cluster.streams.producer_ids import ProducerIds
 from logstore.cluster.streams.replicated_stream import ReplicatedStream, StreamServices
+from logstore.cluster.streams.takeover_waits import TakeoverWaits, WaitTimes
 from logstore.cluster.streams.tiered_chunks import tiered_chunk
 from logstore.cluster.streams.topics import ClusterFacts, ClusterTopics
 from logstore.cluster.tier.tiering import AsyncRead, ClusterTiering, ClusterTierParts
@@ -182,7 +183,10 @@ class TierWorld:
                 local = TicketsOnly()
                 local.tier = InlineReads(IndexCache(), nursery)  # type: ignore[attr-defined]
                 engine, files = cast(StoreEngine, local), cast(ReplicaFiles, running.files)
-                reads = ChunkReads(engine, host, files, self.clock, reports)
+                served_ms = lambda: self.clock.wall_ms() - NOW_MS + 10_000  # noqa: E731
+                times = WaitTimes(self.clock, served_ms, StoreSettings().producer_expiry_ms)
+                waits = TakeoverWaits(store, times, reports, nursery.start_soon)
+                reads = ChunkReads(engine, host, files, self.clock, reports, waits)
                 services = StreamServices(host, self.clock, reports, reads.load_producers, nursery.start_soon)
                 facts = ClusterFacts("cluster", 1, StoreSettings(has_tier=True))
                 topics = ClusterTopics(host, facts, ProducerIds(store), services, self._new_id)
@@ -190,7 +194,6 @@ class TierWorld:
                 objects = HostObjects(self.objects, lambda step: self._step(host.name, step))
                 engine.tier.cache = RangeCache(objects, CACHE_BYTES)
                 threads = VirtualThreads(self.random)
-                served_ms = lambda: self.clock.wall_ms() - NOW_MS + 10_000  # noqa: E731
                 parts = ClusterTierParts(objects, NoTurns(), threads, 2, self.clock, served_ms, reports, SWEEP_S)
                 tiering = self.make(topics, host, parts)
                 life = TieredHost(running, topics, reads, tiering, threads, objects, nursery)

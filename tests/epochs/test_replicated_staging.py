@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -205,6 +205,129 @@ def test_an_attempt_has_its_segments_in_order_and_unchanged() -> None:
     with pytest.raises(StagePosition, match="does not follow"):
         stage(staging, 2, b"1")
     assert len(stream.records) == 1
+
+
+def staged_in_pieces(stream: Stream) -> tuple[ReplicatedStaging, list[bytes]]:
+    """An attempt of two segments in five records, all acknowledged, and another attempt behind it."""
+    staging, data = stream.owned(), [Random(number).randbytes(size) for number, size in enumerate((2200, 1300))]
+    for position, each in enumerate(data):
+        stage(staging, position, each)
+    stage(staging, 0, b"other", OTHER)
+    stream.ack()
+    staging._cache.clear()
+    return staging, data
+
+
+def ack_all(stream: Stream) -> None:
+    """All that waits is acknowledged, and what is appended because of that."""
+    while stream.waiting:
+        stream.ack()
+
+
+def test_what_is_moved_need_not_stay_where_it_was() -> None:
+    """The stream may be trimmed up to the second copy: the data is the same, for this owner and the next, wherever the
+    next one begins to read; and the bytes count once.
+    """
+    stream = Stream()
+    staging, data = staged_in_pieces(stream)
+    used_bytes, count = staging.used_bytes, len(stream.records)
+    assert staging.begun_before(count) == [KEY, OTHER]
+    staging.move([KEY])
+    ack_all(stream)
+    attempt = staging.get(KEY)
+    assert attempt is not None
+    assert (attempt.first_offset, staging.used_bytes) == (count, used_bytes)
+    assert [staging.begun_before(count), data_of(stream.owned())] == [[OTHER], data]
+    staging.move([OTHER])
+    ack_all(stream)
+    assert (staging.first_offset, staging.begun_before(count + 5)) == (count, [KEY])
+    stream.records[:count] = [(b"trimmed", b"")] * count
+    for each in (staging, *(stream.owned(first) for first in (0, count // 2, count))):
+        assert (data_of(each), data_of(each, OTHER)) == (data, [b"other"])
+    (tail,) = stream.owned(count + 1).all_attempts()
+    assert tail.key == OTHER, "a copy without its beginning counts no more than a first one"
+
+
+def test_a_move_that_ends_half_way_moves_nothing() -> None:
+    """The owner is lost behind the first of two segments: the next one has the first copies; and a move whose append
+    fails is made again by the next call.
+    """
+    stream = Stream()
+    staging, data = staged_in_pieces(stream)
+    count = len(stream.records)
+    staging.move([KEY])
+    staging.move([KEY])
+    assert len(stream.records) == count + 3, "one segment of one move is on its way"
+    stream.ack()
+    stream.lose()
+    assert staging.first_offset == 0
+    del stream.records[stream.acked :]
+    assert data_of(stream.owned()) == data
+    assert stream.owned().first_offset == 0
+    staging.move([KEY])
+    ack_all(stream)
+    assert staging.begun_before(count) == [OTHER]
+
+
+def test_no_copy_comes_behind_the_end_of_its_attempt() -> None:
+    """An attempt is dropped while it is moved, and its name begins anew: the next owner has the new segments alone."""
+    stream = Stream()
+    staging, _ = staged_in_pieces(stream)
+    staging.move([KEY])
+    staging.drop([KEY])
+    ack_all(stream)
+    dropped = [key for key, _ in stream.records].index(DROPPED)
+    assert dropped == len(stream.records) - 1
+    stage(staging, 0, b"anew")
+    ack_all(stream)
+    assert data_of(stream.owned()) == data_of(staging) == [b"anew"]
+    assert staging.first_offset == stream.owned().first_offset
+
+
+def test_what_is_damaged_is_not_moved() -> None:
+    """It holds the stream where it is; what is moved with it goes."""
+    stream = Stream()
+    staging, _ = staged_in_pieces(stream)
+    key, value = stream.records[4]
+    stream.records[4] = (key, value[:-1] + bytes([value[-1] ^ 1]))
+    count = len(stream.records)
+    staging.move([KEY, OTHER])
+    ack_all(stream)
+    assert staging.begun_before(count) == [KEY]
+
+
+class NotWalked(dict[Any, Any]):
+    """A map of which entries are asked for, one by one."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("all entries are walked through")
+
+    keys = values = items = __iter__
+
+
+def test_the_attempts_of_a_query_cost_what_there_are_of_it() -> None:
+    """Whatever others have staged, dropped and staged anew: a query is told of its own attempts, and nobody walks
+    through all of them. Behind the last attempt of a query nothing is kept of it.
+    """
+    random, stream = Random(7), Stream()
+    staging = stream.owned()
+    keys = [AttemptKey(f"q{number % 7}", "run", number % 3, number, "a") for number in range(60)]
+    for number in range(300):
+        key = random.choice(keys)
+        attempt = staging.get(key)
+        if random.random() < 0.6:
+            stage(staging, 0 if attempt is None else len(attempt.segments), b"%d" % number, key)
+        else:
+            staging.drop([key])
+        stream.ack()
+    for area in (staging, stream.owned()):
+        found = area.all_attempts()
+        assert 5 < len(found) < 60
+        area._attempts = NotWalked(area._attempts)
+        for query in (*(f"q{number}" for number in range(7)), "of nobody"):
+            assert area.attempts(query) == [attempt for attempt in found if attempt.key.query == query]
+        assert area.drop(attempt.key for attempt in found) > 0
+        assert (area._by_query, area.used_bytes) == ({}, 0)
 
 
 def test_the_area_is_bounded_and_so_is_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from logstore.format.host_summaries import (
     HostSummary,
     PlacesReply,
     PlaceSummary,
+    WaitSummary,
 )
 from logstore.format.operator_api import (
     DESCRIBE_QUERIES,
@@ -25,8 +26,10 @@ from logstore.format.operator_api import (
     DescribePlacesRequest,
     DescribeQueriesRequest,
     DescribeSidecarRequest,
+    ForgetProducersRequest,
     OperatorReply,
     OperatorRequest,
+    ProducersForgotten,
     QueriesReply,
     QuerySummary,
     SidecarReply,
@@ -40,7 +43,7 @@ from logstore.format.operator_api import (
 FRESH = QuerySummary("q", "run-1", 1, 5, None, None, "idle", 0, 0, 0, is_batch_job=False)
 OLD = QuerySummary("r", "run-2", 9, 6, 0, 7, "stuck", 3, 100, 2, is_batch_job=True)
 SIDECAR = SidecarReply("1.2.3", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, None)
-REFUSING = SidecarReply("1.2.3", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11)
+REFUSING = SidecarReply("1.2.3", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, ("t-1", "t-2"))
 
 
 HERE = HostSummary("a", 1, "r1", "a:9", ("a:1", "a:2"), "alive", None, 3, 4, 0)
@@ -50,6 +53,8 @@ REMOVED = HostSummary("d", None, "", "", (), "gone", None, 0, 1, 0, REMOVE)
 HOSTS = HostsReply("a", (HERE, GONE, DRAINED, REMOVED), 3, 1, 6, 2, is_complete=False)
 PLACE = PlaceSummary(0, "a", "a:1", 4, 3, ("a", "b"), ("b",), 5, 2)
 LOST = PlaceSummary(1, "", "", 0, 3, (), (), 0, 0)
+WAIT = WaitSummary(5, 7, 100, 200, "c/t.1/0/100-0123", "it is missing", is_lost=True)
+WAITS = PlaceSummary(2, "a", "a:1", 4, 3, ("a", "b"), (), 5, 2, WAIT)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +67,8 @@ LOST = PlaceSummary(1, "", "", 0, 3, (), (), 0, 0)
         DescribePlacesRequest("t"),
         DescribePlacesRequest("t", 1_000),
         *(ChangeHostRequest("a", action) for action in HOST_ACTIONS),
+        ForgetProducersRequest("t", 3),
+        ForgetProducersRequest("t", 3, even_if_away=True),
     ],
 )
 def test_requests_come_back(request_: OperatorRequest) -> None:
@@ -81,7 +88,8 @@ def test_requests_come_back(request_: OperatorRequest) -> None:
         (DescribeSidecarRequest(), REFUSING),
         (DescribeHostsRequest(), HOSTS),
         (ChangeHostRequest("a", REMOVE), HostChanged("a", 7)),
-        (DescribePlacesRequest("t"), PlacesReply((PLACE, LOST), is_complete=True)),
+        (DescribePlacesRequest("t"), PlacesReply((PLACE, LOST, WAITS), is_complete=True)),
+        (ForgetProducersRequest("t", 0), ProducersForgotten(WAIT)),
     ],
 )
 def test_replies_come_back(request_: OperatorRequest, reply: OperatorReply) -> None:
@@ -110,3 +118,15 @@ def test_a_reply_cut_anywhere_is_refused() -> None:
     for length in range(len(frame)):
         with pytest.raises(MalformedRequest):
             decode_reply(DESCRIBE_QUERIES, frame[:length])
+
+
+def test_answers_of_the_version_before_are_read() -> None:
+    """A sidecar that names no waiting streams has none, and a partition without the field waits for nothing."""
+    for request, reply, gone in (
+        (DescribeSidecarRequest(), SIDECAR, b',"waiting":[]'),
+        (DescribePlacesRequest("t"), PlacesReply((PLACE,), is_complete=True), b',"wait":null'),
+    ):
+        body = b"".join(bytes(part) for part in encode_reply_body(reply))[4:]
+        assert gone in body
+        old = body.replace(gone, b"")
+        assert decode_reply(api_key_of(request), b"\0\0\0\7" + len(old).to_bytes(4, "big") + old) == (7, reply)

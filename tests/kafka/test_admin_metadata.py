@@ -1,6 +1,7 @@
 """Who is here and what there is, in every version of the requests that ask for it."""
 
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -215,16 +216,20 @@ class TakenOver:
 
     def __init__(self) -> None:
         self.owner = "a"
+        self.live: Mapping[str, schema.Member] = {}
 
     def owner_of(self, stream: str) -> str | None:
         return self.owner
 
     def head(self, stream: str) -> KnownHead | None:
-        return KnownHead(StreamHead(1, 1, 5, OwnerId(self.owner, "1"), None, 0), 9)
+        return KnownHead(StreamHead(1, 1, 5, OwnerId(self.owner, "1"), None, 0), 9 if self.owner == "a" else 10)
 
     def is_changing_hands(self, stream: str) -> bool:
         has_settled, self.owner = self.owner == "b", "b"
         return not has_settled
+
+    def may_answer(self, host: str) -> bool:
+        return True
 
 
 def member(number: int, disk: str, address: str) -> schema.Member:

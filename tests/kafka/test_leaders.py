@@ -32,6 +32,7 @@ class KnownOwners:
     """What a host knows of the owners of one topic's streams."""
 
     def __init__(self, topic_id: uuid.UUID, owners: Mapping[int, str]) -> None:
+        self.live: Mapping[str, schema.Member] = {}
         self.owners = {stream_name(topic_id.hex, partition): owner for partition, owner in owners.items()}
 
     def owner_of(self, stream: str) -> str | None:
@@ -42,6 +43,9 @@ class KnownOwners:
 
     def is_changing_hands(self, stream: str) -> bool:
         return False
+
+    def may_answer(self, host: str) -> bool:
+        return True
 
 
 def leaders(owners: Mapping[int, str]) -> tuple[Leaders, uuid.UUID]:

@@ -11,6 +11,7 @@
 | `copies/coordinator` | `Coordinator`: the host that plans copies of chunks | as long as the host's lease |
 | `copies/plan` | the copies that its plan lets be made now: `cluster/copies/copy_fields.py` | until the next one |
 | `topics/TOPIC` | `Topic` | until the topic is deleted |
+| `waits/TOPIC-ID/PARTITION` | `Wait`: a takeover that waits | see `cluster/streams/takeover_waits.py` |
 | `streams/TOPIC-ID/`, `chunks/TOPIC-ID/` | registrations of streams: `replica/registrations.py` | the same |
 
 Modules are those of `logstore`.
@@ -30,7 +31,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeVar
 
 from logstore.base.errors import FieldError
-from logstore.base.fields import Field, Integer, ListOf, MapOf, Object, String, refuse
+from logstore.base.fields import Boolean, Field, Integer, ListOf, MapOf, Object, String, refuse
 from logstore.base.metadata.errors import InvalidMetadataCall, MetadataDamaged
 from logstore.base.metadata.interface import (
     ABSENT,
@@ -58,6 +59,10 @@ MAX_RATE: Final = (1 << 53) - 1
 """Bytes per second."""
 MAX_NODE_ID: Final = (1 << 31) - 1
 """As in Kafka."""
+MAX_OFFSET: Final = (1 << 63) - 1
+MAX_ERROR_CHARACTERS: Final = 1_000
+MAX_OBJECT_CHARACTERS: Final = 600
+"""Of a key in the tier: the ids of cluster and topic, the topic's name, and some digits."""
 CLUSTER_KEY: Final = "cluster"
 ADOPTION_KEY: Final = "adoption"
 DISKS: Final = "disks/"
@@ -70,6 +75,7 @@ COPY_PLAN_KEY: Final = "copies/plan"
 DRAIN: Final = "drain"
 REMOVE: Final = "remove"
 LEAVING_HOW: Final = (DRAIN, REMOVE)
+WAITS: Final = "waits/"
 STREAMS: Final = "streams/"
 CHUNKS: Final = "chunks/"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
@@ -105,6 +111,21 @@ _OBJECTS: Final = {
         {
             "host": Field(_NAME_TYPE, "that plans copies"),
             "start": Field(_NAME_TYPE, "the life of the host in which it does"),
+        },
+    ),
+    "Wait": Object(
+        "Wait",
+        {
+            "host": Field(_NAME_TYPE, "that has claimed the stream"),
+            "start": Field(_NAME_TYPE, "the life of the host in which it has"),
+            "chunk": Field(Integer(0, MAX_OFFSET), "epoch of the chunk that says who has written, and cannot be read"),
+            "first": Field(Integer(0, MAX_OFFSET), "first offset of the chunk"),
+            "end": Field(Integer(0, MAX_OFFSET), "the offset behind its last record"),
+            "object": Field(String(MAX_OBJECT_CHARACTERS, 0), "where it lies in the tier; empty: it does not"),
+            "error": Field(String(MAX_ERROR_CHARACTERS), "why it cannot be read"),
+            "lost": Field(Boolean(), "whether all who may have it were asked, and it is missing or damaged"),
+            "since_ms": Field(Integer(0, MAX_OFFSET), "wall time in ms since 1970 since which the takeover waits"),
+            "forgotten": Field(Boolean(), "whether an operator lets the stream go on without it", False),
         },
     ),
     "Leaving": Object("Leaving", {"how": Field(_NAME_TYPE, "drain or remove")}),
@@ -186,8 +207,27 @@ class Topic:
     settings: Mapping[str, str]
 
 
-Value = Cluster | Coordinator | Disk | Leaving | Member | Node | Topic
-V = TypeVar("V", Cluster, Coordinator, Disk, Leaving, Member, Node, Topic)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """A takeover that waits, because the chunk that says who has written to the stream cannot be read. Offsets from
+    `first` to in front of `end`; `chunk` is its epoch. `lost`: it is missing or damaged, and nobody else may have it.
+    `forgotten`: an operator lets the stream go on without it.
+    """
+
+    host: str
+    start: str
+    chunk: int
+    first: int
+    end: int
+    object: str
+    error: str
+    lost: bool
+    since_ms: int
+    forgotten: bool = False
+
+
+Value = Cluster | Coordinator | Disk | Leaving | Member | Node | Topic | Wait
+V = TypeVar("V", Cluster, Coordinator, Disk, Leaving, Member, Node, Topic, Wait)
 
 
 def member_key(host: str) -> str:
@@ -218,6 +258,15 @@ def topic_key(name: str) -> str:
     if not _NAME.fullmatch(name) or len(name) > MAX_TOPIC_CHARACTERS:
         raise InvalidMetadataCall(f"topic {name[:80]!r}: must have letters, digits, '.', '_', '-', at most 249")
     return f"{TOPICS}{name}"
+
+
+def wait_key(stream: str) -> str:
+    """The key of a takeover of a stream, TOPIC-ID/PARTITION, that waits. Raises InvalidMetadataCall."""
+    topic_id, _, partition = stream.partition("/")
+    _check_name("topic id", topic_id)
+    if not (partition.isascii() and partition.isdecimal()):
+        raise InvalidMetadataCall(f"stream {stream[:80]!r}: must be TOPIC-ID/PARTITION")
+    return f"{WAITS}{stream}"
 
 
 # ---- values
@@ -333,7 +382,7 @@ def replace_topic(name: str, topic: Topic, revision: int) -> Transaction:
 
 
 def delete_topic(name: str, topic: Topic, revision: int) -> Transaction:
-    """Remove a topic, its streams and its chunks, if the topic's entry has this revision."""
+    """Remove a topic, its streams, their chunks and what waits for them, if the topic's entry has this revision."""
     key = topic_key(name)
-    prefixes = (DeletePrefix(f"{STREAMS}{topic.topic_id}/"), DeletePrefix(f"{CHUNKS}{topic.topic_id}/"))
+    prefixes = (DeletePrefix(f"{kind}{topic.topic_id}/") for kind in (STREAMS, CHUNKS, WAITS))
     return Transaction((Condition(key, revision),), (Delete(key), *prefixes))

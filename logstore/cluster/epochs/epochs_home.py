@@ -14,7 +14,8 @@ Invariants:
   entry is put for it: a trim makes room where there is none for entries.
 * What is staged and not committed holds KEPT_CHUNKS of the stream at most, however little it is: it lies between what
   all other queries stage, and a stream with MAX_CHUNKS takes nothing any more, not even the entries by which it is
-  tidied. What a committed epoch holds has to stay: from STAGED_CHUNKS on no more is staged, and entries have the rest.
+  tidied. What a committed epoch needs has to stay, and is moved to the end of the stream, so that it holds no more than
+  that. What cannot be read is not moved: from STAGED_CHUNKS on no more is staged, and entries have the rest.
 """
 
 from collections.abc import Mapping, Sequence
@@ -240,6 +241,7 @@ class EpochsHome:
                     await trio.sleep(TICK_S)
                     epochs.tick(now_ms=clock.wall_ms())
                     epochs.drop_uncommitted(ledger.held_for_too_long())
+                    ledger.staging.move(ledger.held_for_too_long())
                     ledger.staging.tell_dropped()
             finally:
                 self.epochs = self._ledger = ledger.records.nursery = None

@@ -9,6 +9,8 @@ Invariants:
   asked whether the epoch is under way (`logstore.cluster.epochs.epoch_holds`). If it is, nothing was trimmed behind
   END, and the group never came; if it is over, the group was there, and was trimmed. So a group is lost no more than it
   is there twice, also if the offset was said by an owner that had been replaced.
+* A chunk without which an operator lets the stream go on (`logstore.cluster.streams.takeover_waits`) counts as one
+  without END: what it had of an epoch nobody can read, and the epoch is appended behind it.
 * Another host waits for a group that is under way no longer than WAIT_S, and asks again: a stream that waits for its
   members holds up no groups for other streams, of which a host calls for few at a time.
 * When the ownership ends, all that is known of the stream goes with it. The next owner searches what this one has left.
@@ -17,7 +19,7 @@ So a group that a former home of epochs has sent, and that arrives late, is ackn
 """
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -29,12 +31,13 @@ from logstore.cluster.streams.replicated_stream import ReplicatedStream
 from logstore.cluster.streams.topics import ClusterTopics
 from logstore.epochs.group_order import GroupOrder, decode_order
 from logstore.epochs.stream_ends import EndSearch, StreamEnds
-from logstore.errors import MalformedRequest, NotLeader, TryAgain, UnknownTopicOrPartition
+from logstore.errors import CorruptChunk, MalformedRequest, NotLeader, TryAgain, UnknownTopicOrPartition
 from logstore.format.fields import decode_fields, get_int, get_name
 from logstore.interfaces import Buffer
 from logstore.log.scanning import TakeEnd
 from logstore.log.stream_state import AppendResult
 from logstore.log.ticket import Ticket
+from logstore.replica.registrations import ChunkRegistration
 
 
 class EpochsUnderWay(Protocol):
@@ -53,6 +56,8 @@ class ControlReads(Protocol):
         """Give `take` the END control batches from one offset on and before another, by base offset and bytes."""
 
 
+IsForgotten = Callable[[str, ChunkRegistration], Awaitable[bool]]
+"""Whether an operator lets a stream go on without a chunk. Raises CairnError."""
 WAIT_S: Final = 5.0
 MAX_FORGOTTEN: Final = 1_000
 """Streams whose ownership has ended and that may still be kept."""
@@ -72,11 +77,20 @@ class _OwnedStream:
 class GroupAppends:
     """See the module."""
 
-    def __init__(self, topics: ClusterTopics, reads: ControlReads, epochs: EpochsUnderWay, clock: Clock) -> None:
+    def __init__(
+        self,
+        topics: ClusterTopics,
+        reads: ControlReads,
+        epochs: EpochsUnderWay,
+        clock: Clock,
+        is_forgotten: IsForgotten | None = None,
+    ) -> None:
+        """`is_forgotten`: None: no chunk is."""
         self._topics = topics
         self._reads = reads
         self._epochs = epochs
         self._clock = clock
+        self._is_forgotten = is_forgotten
         self._owned: dict[str, _OwnedStream] = {}
         self._most_owned = MAX_FORGOTTEN
 
@@ -156,12 +170,28 @@ class GroupAppends:
             if owned.ends.must_search(from_offset):
                 searched_to = from_offset
                 while searched_to < (known_from := owned.ends.known_from):  # which moves when an END is forgotten
-                    await self._reads.find_ends(stream, searched_to, known_from, take=search.take)
+                    await self._find_ends(stream, searched_to, known_from, search)
                     searched_to = known_from
                 owned.ends.searched(from_offset, search)
         if stream.ownership != owned.ownership:
             raise NotLeader(f"{stream.name}: its ownership ended while it was searched for epochs")
         return search.newest_epoch >= order.epoch
+
+    async def _find_ends(
+        self, stream: ReplicatedStream, from_offset: int, before_offset: int, search: EndSearch
+    ) -> None:
+        """See ControlReads; chunks that are forgotten are passed over if they cannot be read."""
+        while before_offset > from_offset:
+            try:
+                await self._reads.find_ends(stream, from_offset, before_offset, take=search.take)
+            except CorruptChunk as error:
+                chunk = stream.registration.chunk_at(min(error.first_offset, before_offset - 1))
+                is_forgotten = self._is_forgotten
+                if chunk is None or is_forgotten is None or not await is_forgotten(stream.stream, chunk):
+                    raise
+                before_offset = min(before_offset - 1, chunk.base_offset)
+            else:
+                return
 
     def _append(self, stream: ReplicatedStream, owned: _OwnedStream, order: GroupOrder) -> Ticket[None]:
         now_ms = self._clock.wall_ms()

@@ -129,6 +129,8 @@ class ReplicatedLedger:
         self._tidy_bytes = tidy_bytes
         self._ownership = stream.ownership
         self._entries: dict[str, bytes] = {}
+        self._entry_bytes = 0
+        """Of all entries, keys and values."""
         self._put_bytes = 0
         """Of all batches that were read or appended."""
         self._noted_bytes = 0
@@ -162,10 +164,11 @@ class ReplicatedLedger:
 
     def _apply(self, changes: Mapping[str, bytes | None]) -> None:
         for key, value in changes.items():
-            if value is None:
-                self._entries.pop(key, None)
-            else:
+            before = self._entries.pop(key, None) if value is None else self._entries.get(key)
+            self._entry_bytes -= 0 if before is None else len(key) + len(before)
+            if value is not None:
                 self._entries[key] = value
+                self._entry_bytes += len(key) + len(value)
 
     def items(self, prefix: str = "") -> Iterator[tuple[str, bytes]]:
         """All pairs under a prefix, as of now."""
@@ -216,8 +219,7 @@ class ReplicatedLedger:
     @property
     def limit_bytes(self) -> int:
         """How much may be put behind where owners begin to read, before entries are written anew."""
-        live_bytes = sum(len(key) + len(value) for key, value in self._entries.items()) + self._others.named_bytes
-        return max(self._tidy_bytes, TIDY_FACTOR * live_bytes)
+        return max(self._tidy_bytes, TIDY_FACTOR * (self._entry_bytes + self._others.named_bytes))
 
     @property
     def span_bytes(self) -> int:
@@ -250,13 +252,13 @@ class ReplicatedLedger:
                 ticket = self.append_record(key, value)
                 await settled(ticket)
                 ticket.result()
+            first_offset = self._others.first_offset  # of what is named: it may be moved as soon as nothing is held
         keys, is_acknowledged = deque(self._entries), False
         while keys or not is_acknowledged:  # without entries too: with this batch all in front of it is acknowledged
             ticket = self._append(self._take_some(keys))
             await settled(ticket)
             ticket.result()
             is_acknowledged = True
-        first_offset = self._others.first_offset
         whole_offset = named_offset if first_offset is None else min(named_offset, first_offset)
         return ReadFrom(whole_offset, named_offset, put_bytes)
 

@@ -8,7 +8,7 @@ Invariants:
 * A host that holds the last chunk claims before those that do not: it can go on alone.
 """
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from functools import lru_cache
 from hashlib import blake2b
 from math import log
@@ -129,15 +129,19 @@ class Vacancies:
         elif self._since_ms.pop(stream, None) is not None:
             self._claimed_ms = now_ms
 
-    def due(self, rank_of: Callable[[str], int | None], now_ms: int, step_ms: int = CLAIM_STEP_MS) -> list[str]:
-        """The streams to claim now. `rank_of`: how many hosts should claim a stream before, None if this must not;
+    def __contains__(self, stream: str) -> bool:
+        return stream in self._since_ms
+
+    def streams(self) -> list[str]:
+        """The streams, those first that have had no owner for longest."""
+        return list(self._since_ms)
+
+    def is_due(self, stream: str, rank: int | None, now_ms: int, step_ms: int = CLAIM_STEP_MS) -> bool:
+        """Whether to claim a stream now. `rank`: how many hosts should claim it before, None if this one must not;
         `step_ms`: the time for each of them.
         """
-        return [
-            stream
-            for stream, since_ms in self._since_ms.items()
-            if (rank := rank_of(stream)) is not None and self._is_due(rank, since_ms, now_ms, step_ms)
-        ]
+        since_ms = self._since_ms.get(stream)
+        return since_ms is not None and rank is not None and self._is_due(rank, since_ms, now_ms, step_ms)
 
     def _is_due(self, rank: int, since_ms: int, now_ms: int, step_ms: int) -> bool:
         waited_ms = now_ms - max(since_ms, self._claimed_ms)

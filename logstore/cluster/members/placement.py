@@ -12,10 +12,14 @@ Invariants:
 * Before that, other hosts that lead what a client asks for are asked for a sign of life (`signs_of_life`): the client's
   connection to a process that was killed may end before this host's link to it.
 * A client that waits costs a look at one stream for each LOOK_S: there may be thousands, while this host takes over.
+* A look at all partitions of a topic is made in turns of LOOKS_AT_ONCE. What one of them has found is kept by the
+  revision of the stream's registration, until the hosts are others: another look costs a comparison for each partition.
+  At most KEPT_PLACES are kept.
 """
 
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from typing import Final, NamedTuple, Protocol
 
@@ -38,6 +42,21 @@ MAX_OWNERS_LOOKED_UP: Final = 500
 """The owners of so many partitions are asked for a sign of life: a look at them takes a millisecond."""
 TURNS: Final = 2
 """Of the event loop: the end of a link that came before a client's question is taken before it is answered."""
+LOOKS_AT_ONCE: Final = 500
+"""At partitions, before other tasks run: 2 ms if each has to be worked out."""
+KEPT_PLACES: Final = 1 << 16
+"""4 MB at most, with MAX_SHARED."""
+MAX_SHARED: Final = 4096
+"""Different answers for partitions, which many partitions share."""
+_NOT_LOOKED_AT: Final = -1
+_NOT_REGISTERED: Final = 0
+Step = Callable[[int], Awaitable[None]]
+"""Counts looks at partitions, and lets other tasks run."""
+
+
+async def give_way(_: int) -> None:
+    """Let other tasks run."""
+    await trio.lowlevel.checkpoint()
 
 
 class Node(NamedTuple):
@@ -61,6 +80,26 @@ class Placed(NamedTuple):
     offline: tuple[int, ...] = ()
 
 
+_NOWHERE: Final = Placed(NO_NODE, 0, (), ())
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What was found of the partitions of a topic. `takes_appends`: as the registration of that revision says."""
+
+    revisions: list[int] = field(default_factory=list)
+    places: list[Placed] = field(default_factory=list)
+    takes_appends: list[bool] = field(default_factory=list)
+
+    def grow(self, partitions: int) -> None:
+        """There are so many partitions at least."""
+        more = partitions - len(self.revisions)
+        if more > 0:
+            self.revisions += [_NOT_LOOKED_AT] * more
+            self.places += [_NOWHERE] * more
+            self.takes_appends += [False] * more
+
+
 class PlacingHost(Protocol):
     """What is asked of a host (`logstore.cluster.host`)."""
 
@@ -72,6 +111,13 @@ class PlacingHost(Protocol):
 
     def is_changing_hands(self, stream: str, /) -> bool:
         """Whether the stream's owner is gone or out of reach, or does not take appends yet."""
+
+    @property
+    def live(self) -> Mapping[str, schema.Member]:
+        """The hosts that live; another mapping whenever that changes. Owners are among them."""
+
+    def may_answer(self, host: str, /) -> bool:
+        """Whether a host is this one, or can be reached."""
 
 
 AwaitSigns = Callable[[Iterable[str]], Awaitable[None]]
@@ -105,6 +151,11 @@ class Placement:
         self._node_ids: dict[str, int] = {}
         self._settling_s: dict[tuple[str, int], float] = {}
         """Streams that change hands, with their epochs, and when that was seen first; the oldest first."""
+        self._hosts: tuple[Mapping[str, schema.Member], Mapping[str, schema.Member]] = ({}, {})
+        """The members, and those that live, for which `_kept` and `_shared` are true."""
+        self._kept: dict[uuid.UUID, _Kept] = {}
+        self._kept_places = 0
+        self._shared: dict[Placed, Placed] = {}
 
     def nodes(self, host: str, port: int) -> Sequence[Node]:
         """The hosts that are alive, and this one; `host` and `port` are what the client's listener advertises here."""
@@ -131,12 +182,59 @@ class Placement:
 
     def placed(self, topic_id: uuid.UUID, partition: int) -> Placed:
         """Where a partition is."""
+        self._note_hosts()
         stream = stream_name(topic_id.hex, partition)
-        known = self._host.head(stream)
+        return self._find(stream, self._host.head(stream))
+
+    async def places(self, topic_id: uuid.UUID, partitions: int, step: Step = give_way) -> list[Placed]:
+        """Where the first partitions of a topic are, each as of the moment of the look at it."""
+        found: list[Placed] = []
+        while (first := len(found)) < partitions:
+            end = min(partitions, first + LOOKS_AT_ONCE)
+            found += self._look(topic_id, first, end).places[first:end]
+            await step(end - first)
+        return found
+
+    def _note_hosts(self) -> None:
+        """What was found counts as long as the hosts are the same."""
+        members, live = self._members(), self._host.live
+        if members != self._hosts[0] or live is not self._hosts[1]:
+            self._hosts, self._kept_places = (dict(members), live), 0
+            self._kept.clear()
+            self._shared.clear()
+            self._node_ids.update((name, member.node_id) for name, member in members.items())
+
+    def _look(self, topic_id: uuid.UUID, first: int, end: int) -> _Kept:
+        """Look at the partitions from one on and before another."""
+        self._note_hosts()
+        kept = self._kept.get(topic_id)
+        if kept is None or len(kept.revisions) < end:
+            kept = self._keep(topic_id, end)
+        head, topic, revisions = self._host.head, topic_id.hex, kept.revisions
+        for partition in range(first, end):
+            stream = stream_name(topic, partition)
+            known = head(stream)
+            revision = _NOT_REGISTERED if known is None else known.revision
+            if revisions[partition] != revision:
+                revisions[partition] = revision
+                kept.places[partition] = self._find(stream, known)
+                kept.takes_appends[partition] = known is not None and known.head.takes_appends
+        return kept
+
+    def _keep(self, topic_id: uuid.UUID, partitions: int) -> _Kept:
+        """Keep so many partitions of a topic; the topics that were kept first go."""
+        kept = self._kept.pop(topic_id, None) or _Kept()
+        self._kept[topic_id] = kept
+        self._kept_places += partitions - len(kept.revisions)
+        kept.grow(partitions)
+        while self._kept_places > KEPT_PLACES and len(self._kept) > 1:
+            self._kept_places -= len(self._kept.pop(next(iter(self._kept))).revisions)
+        return kept
+
+    def _find(self, stream: str, known: KnownHead | None) -> Placed:
         if known is None:
-            return Placed(NO_NODE, 0, (), ())
-        head, live = known.head, self._members()
-        self._node_ids.update((name, member.node_id) for name, member in live.items())
+            return _NOWHERE
+        head, live = known.head, self._hosts[0]
         owner = self._host.owner_of(stream)
         leader = NO_NODE if owner is None else self._node_ids.get(owner, NO_NODE)
         members = [] if head.open_chunk is None else head.open_chunk.members
@@ -147,16 +245,29 @@ class Placement:
         replicas = in_sync + offline
         if not replicas and leader != NO_NODE:
             replicas = in_sync = (leader,)  # clients do not expect a leader without replicas
-        return Placed(leader, head.epoch, replicas, in_sync, offline)
+        if len(self._shared) >= MAX_SHARED:
+            self._shared.clear()
+        placed = Placed(leader, head.epoch, replicas, in_sync, offline)
+        return self._shared.setdefault(placed, placed)
 
-    async def settle(self, topics: Iterable[ServedTopic]) -> None:
+    async def settle(self, topics: Iterable[ServedTopic], step: Step = give_way) -> None:
         """Wait while streams of topics change hands; see the module."""
         for _ in range(TURNS):
             await trio.lowlevel.checkpoint()
-        places = [(topic, partition) for topic in topics for partition in range(len(topic.partitions))]
+        asked = list(topics)
+        places = ((topic, partition) for topic in asked for partition in range(len(topic.partitions)))
         await self._await_signs(self._owners_of(islice(places, MAX_OWNERS_LOOKED_UP)))
-        moving = [place for place in places if self._is_moving(*place)]
-        if not 0 < len(moving) <= MAX_SETTLING:
+        moving: list[tuple[ServedTopic, int]] = []
+        for topic in asked:
+            partitions = len(topic.partitions)
+            for first in range(0, partitions, LOOKS_AT_ONCE):
+                end = min(partitions, first + LOOKS_AT_ONCE)
+                moving += [(topic, partition) for partition in self._moving(topic, first, end)]
+                if len(moving) > MAX_SETTLING:
+                    return
+                if end < partitions:
+                    await step(end - first)
+        if not moving:
             return
         end_s = self._seen_s(moving) + SETTLE_S
         while moving and trio.current_time() < end_s:
@@ -164,6 +275,26 @@ class Placement:
                 await trio.sleep(LOOK_S)
             else:
                 moving.pop()
+
+    def _moving(self, topic: ServedTopic, first: int, end: int) -> list[int]:
+        """The partitions from one on and before another that change hands."""
+        kept = self._look(topic.topic_id, first, end)
+        others = {
+            member.node_id
+            for host, member in self._host.live.items()
+            if member.node_id != self._node_id and self._host.may_answer(host)
+        }
+        moving = []
+        for partition in range(first, end):
+            leader = kept.places[partition].leader
+            has_settled = kept.takes_appends[partition] and (
+                leader in others or (leader == self._node_id and topic.partitions[partition].is_leader)
+            )
+            # A stream that was seen to change hands is looked at itself: it is forgotten there.
+            is_noted = self._settling_s and self._move_of(_stream_of(topic, partition)) in self._settling_s
+            if (not has_settled or is_noted) and self._is_moving(topic, partition):
+                moving.append(partition)
+        return moving
 
     def _owners_of(self, places: Iterable[tuple[ServedTopic, int]]) -> set[str]:
         """The hosts that own these partitions, as far as they live."""

@@ -6,28 +6,27 @@ Invariants:
   on this host may be longer for a moment.
 * Batches come checked: a local read checks them, and so does this module with those that a member has sent.
 * Control batches are replaced by empty batches over the same offsets unless the reader asks for them.
-* Producers' sequences come from one copy of a chunk as a whole: this host's, members', or that in the tier.
+* Producers' sequences come from one copy of a chunk as a whole: this host's, members', or that in the tier. What the
+  chunk in the tier is founded on may come from the chunks in front of it, which say the same.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-import trio
-
 from logstore.base.clock import Clock
 from logstore.base.events import Report
 from logstore.cluster.interfaces import ReplicaFiles
 from logstore.cluster.streams.replicated_stream import ReplicatedStream, StreamOwners
+from logstore.cluster.streams.takeover_waits import ReportedWaits, Waits
 from logstore.cluster.streams.tiered_chunks import tiered_chunk
+from logstore.cluster.streams.tiered_producers import founded_on, replay_stored
 from logstore.engine import StoreEngine
 from logstore.errors import CairnError, ChunkUnreachable, CorruptBatch, CorruptChunk
-from logstore.events import PRODUCERS_NOT_READ
 from logstore.format.batch import HEADER_BYTES, BatchHeader, empty_batch, iterate_batches, parse_header
 from logstore.format.compression import open_records
 from logstore.format.control import known_type
 from logstore.format.records import iterate_times
-from logstore.format.snapshot import decode_snapshots
 from logstore.format.tiered_chunk import TieredChunk
 from logstore.interfaces import Buffer
 from logstore.log.producers import ProducerTable
@@ -44,10 +43,8 @@ SCAN_BYTES: Final = 4 << 20
 """Of a chunk on other hosts that one step of a scan looks at, about."""
 SCAN_OFFSETS: Final = 10_000
 """The same of an open chunk, whose length nobody knows."""
-PAUSE_S: Final = 0.05
-"""Before what could not be read is tried again."""
-TIER_PAUSE_S: Final = 1.0
-"""The same where no host has it: a tier that is away is not back in a moment."""
+MAX_BACK: Final = 4
+"""Chunks in front of one that are read if what it is founded on cannot be: 256 MiB, of the usual size."""
 
 
 class _Piece(NamedTuple):
@@ -57,70 +54,74 @@ class _Piece(NamedTuple):
     next_offset: int
 
 
-class _Founded(NamedTuple):
-    """A piece of a chunk and, with the first one, the snapshots of producers that the chunk is founded on."""
-
-    piece: _Piece
-    founding: bytes
-
-
-_ReadFounded = Callable[[int], Awaitable[_Founded]]
-
-
 class ChunkReads:
     """See the module."""
 
     def __init__(
-        self, engine: StoreEngine, owners: StreamOwners, files: ReplicaFiles, clock: Clock, report: Report
+        self,
+        engine: StoreEngine,
+        owners: StreamOwners,
+        files: ReplicaFiles,
+        clock: Clock,
+        report: Report,
+        waits: Waits | None = None,
     ) -> None:
+        """`waits`: None: takeovers that wait are reported, and last."""
         self._engine = engine
         self._owners = owners
         self._files = files
         self._clock = clock
-        self._report = report
+        self._waits: Waits = waits or ReportedWaits(report)
 
     # ---- producers
 
     async def load_producers(self, stream: ReplicatedStream, offset: int) -> ProducerTable[AppendTicket] | None:
         """The producers' last sequences as of an offset at which a chunk ends; see `LoadProducers`."""
-        pause_s = PAUSE_S
+        chunk: ChunkRegistration | None = None
         try:
             chunk = self._chunk_in_front(stream.stream, offset)
-            if chunk is None:
-                return ProducerTable()
-            local = self._files.local(stream.stream, chunk.epoch)
-            if local is not None and local.end_offset == local.high_watermark == offset:
-                table: ProducerTable[AppendTicket] = ProducerTable()
-                table.load(local.producers.entries())
-                return table
-            try:
-                return await self._replayed(stream, chunk, offset, partial(self._founded, stream, chunk, offset))
-            except (ChunkUnreachable, CorruptChunk):
-                tiered = tiered_chunk(stream.tier_place, chunk)
-                if tiered is None:
-                    raise
-                pause_s = TIER_PAUSE_S
-                return await self._replayed(stream, chunk, offset, partial(self._founded_in_tier, tiered))
+            table = await self._producers_at(stream, chunk, offset, MAX_BACK)
         except (CairnError, OSError) as error:
-            self._report(PRODUCERS_NOT_READ, stream=stream.name, offset=offset, error=str(error))
-            await trio.sleep(pause_s)
-            return None
+            return await self._waits.failed(stream, offset, chunk, error)
+        self._waits.over(stream)
+        return table
 
     def _chunk_in_front(self, stream: str, offset: int) -> ChunkRegistration | None:
         chunks = self._owners.registration(stream).chunks
         return next((chunk for chunk in reversed(chunks) if chunk.base_offset < offset), None)
 
-    async def _replayed(
-        self, stream: ReplicatedStream, chunk: ChunkRegistration, offset: int, read: _ReadFounded
+    async def _producers_at(
+        self, stream: ReplicatedStream, chunk: ChunkRegistration | None, offset: int, back: int
     ) -> ProducerTable[AppendTicket]:
-        """The table as of an offset, by what a chunk is founded on and holds. Raises CorruptChunk if it ends before."""
+        """The table as of the end of a chunk, None: nobody has written. `back`: how many chunks in front may be read if
+        what the chunk is founded on cannot be.
+        """
+        table: ProducerTable[AppendTicket] = ProducerTable()
+        if chunk is None:
+            return table
+        local = self._files.local(stream.stream, chunk.epoch)
+        if local is not None and local.end_offset == local.high_watermark == offset:
+            table.load(local.producers.entries())
+            return table
+        try:
+            return await self._replayed(stream, chunk, offset)
+        except (ChunkUnreachable, CorruptChunk):
+            tiered = tiered_chunk(stream.tier_place, chunk)
+            if tiered is None:
+                raise
+            return await self._replayed_from_tier(stream, tiered, back)
+
+    async def _replayed(
+        self, stream: ReplicatedStream, chunk: ChunkRegistration, offset: int
+    ) -> ProducerTable[AppendTicket]:
+        """The table as of an offset, by what members have of a chunk. Raises CorruptChunk if it ends before."""
         table: ProducerTable[AppendTicket] = ProducerTable()
         at, now_ms = chunk.base_offset, self._clock.wall_ms()
         while at < offset:
-            piece, founding = await read(at)
-            if at == chunk.base_offset and founding:
-                snapshots, _ = decode_snapshots(founding)
-                table.load(snapshots[-1].producers if snapshots else ())
+            found = await self._owners.read_entries(stream.stream, chunk, at, PIECE_BYTES)
+            piece = _checked(found, at, offset, stream.name)
+            if at == chunk.base_offset:
+                founded_on(found.founding, table)
             if piece.next_offset <= at:
                 raise _short(stream.name, chunk, at, offset)
             for header, _ in piece.batches:
@@ -129,22 +130,34 @@ class ChunkReads:
             at = piece.next_offset
         return table
 
-    async def _founded(self, stream: ReplicatedStream, chunk: ChunkRegistration, limit: int, at: int) -> _Founded:
-        """From members."""
-        found = await self._owners.read_entries(stream.stream, chunk, at, PIECE_BYTES)
-        return _Founded(_checked(found, at, limit, stream.name), found.founding)
+    async def _replayed_from_tier(
+        self, stream: ReplicatedStream, chunk: TieredChunk, back: int
+    ) -> ProducerTable[AppendTicket]:
+        """The same by what the tier has, without the chunk's index."""
+        tier, now_ms, table = self._engine.tier, self._clock.wall_ms(), ProducerTable[AppendTicket]()
+        try:
+            founded_on(await tier.founding(chunk), table)
+        except CorruptChunk:
+            left = await self._left_in_front(stream, chunk.base_offset, back)
+            if left is None:
+                raise
+            table = left
+        await tier.run(chunk, lambda files, _: replay_stored(files, chunk, table, now_ms))
+        return table
 
-    async def _founded_in_tier(self, chunk: TieredChunk, at: int) -> _Founded:
-        """From the tier, where nobody answers or what comes is damaged."""
-        tier = self._engine.tier
-        founding = await tier.founding(chunk) if at == chunk.base_offset else b""
-        found = await tier.read(chunk, at, PIECE_BYTES, include_control=True)
-        batches: list[tuple[BatchHeader, Buffer]] = [
-            (header, memoryview(buffer)[start : start + header.size_bytes])
-            for buffer in found.buffers
-            for start, header in iterate_batches(buffer)
-        ]
-        return _Founded(_Piece(batches, found.next_offset), founding)
+    async def _left_in_front(
+        self, stream: ReplicatedStream, offset: int, back: int
+    ) -> ProducerTable[AppendTicket] | None:
+        """What the chunks in front of an offset say, on which the chunk behind it was founded; None: they say nothing,
+        or cannot be read.
+        """
+        chunk = self._chunk_in_front(stream.stream, offset)
+        if not back or chunk is None or chunk.end is None or chunk.end.next_offset != offset:
+            return None
+        try:
+            return await self._producers_at(stream, chunk, offset, back - 1)
+        except (CairnError, OSError):
+            return None
 
     # ---- records
 

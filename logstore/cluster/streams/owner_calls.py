@@ -63,7 +63,10 @@ class Owners(Protocol):
 
     @property
     def view(self) -> ClusterView:
-        """Tells when any owner may be another one."""
+        """Tells of each change of hosts, topics and registrations in the metadata store, most of which change no owner.
+        It does not tell when a host counts as gone because its address refuses connections: `owner_of` says so at once,
+        and who waits for the view hears of it when the lease ends or another host claims.
+        """
 
 
 class Calls(Protocol):
@@ -96,7 +99,9 @@ class OwnerCalls:
         return self._owners.owner_of(stream)
 
     async def changed(self) -> None:
-        """Wait until any owner may be another one."""
+        """Wait for the next change in the metadata store, of whatever stream or host (`Owners.view`). An owner may be
+        another one after it, and may be gone before it: wait with a limit, and ask `owner_of`.
+        """
         await self._owners.view.changed()
 
     async def call(self, stream: str, kind: int, payload: Sequence[Buffer]) -> memoryview:

@@ -12,10 +12,9 @@ from typing import Final
 import trio
 
 from logstore.base.events import Report
-from logstore.cluster.streams.registration_requests import RegistrationRequests
 from logstore.events import REPLICAS_REMOVED
 from logstore.replica.effects import Effect
-from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer
+from logstore.replica.register import RegistrationRead, SwapAnswer
 from logstore.replica.replica import Replica
 
 SHOW_AGAIN_S: Final = 2.0
@@ -23,20 +22,22 @@ SHOW_AGAIN_S: Final = 2.0
 
 
 class ShownRegistrations:
-    """See the module. `topic_of` knows the topic of a stream, or None; `carry_out` takes what replicas ask for. `run`
-    must run.
+    """See the module. `known` gives the registration of a stream that was read last, `ask` has it read; `topic_of`
+    knows the topic of a stream, or None; `carry_out` takes what replicas ask for. `run` must run.
     """
 
     def __init__(
         self,
         replica: Replica,
-        requests: RegistrationRequests,
+        known: Callable[[str], RegistrationRead | None],
+        ask: Callable[[str], None],
         topic_of: Callable[[str], object | None],
         carry_out: Callable[[Iterable[Effect]], None],
         report: Report,
     ) -> None:
         self._replica = replica
-        self._requests = requests
+        self._known = known
+        self._ask = ask
         self._topic_of = topic_of
         self._carry_out = carry_out
         self._report = report
@@ -71,12 +72,12 @@ class ShownRegistrations:
             await trio.sleep(SHOW_AGAIN_S)
             unfinished, self._unfinished = self._unfinished | self._replica.begun(), {}
             for stream in unfinished:
-                known = self._requests.registrations.known(stream)
+                known = self._known(stream)
                 if known is not None and known.registration is not None:
                     self.show(known)
                 elif self._replica.has_anything_of(stream):
                     self._unfinished[stream] = None
-                    self._requests.ask(ReadRegistration(stream))
+                    self._ask(stream)
 
     def _deleted(self, stream: str) -> None:
         if self._topic_of(stream) is None and self._replica.has_anything_of(stream):

@@ -22,6 +22,7 @@ from logstore.format.operator_api import (
     DESCRIBE_QUERIES,
     DESCRIBE_SIDECAR,
     DESCRIBE_TIER,
+    FORGET_PRODUCERS,
 )
 from logstore.format.reader_api import ACKNOWLEDGE, DESCRIBE_READERS, REGISTER_READER, REMOVE_READER
 from logstore.kafka import fetch, produce
@@ -127,6 +128,7 @@ RULES: Final[Mapping[int, Rule]] = {
     DESCRIBE_HOSTS: Rule((_cluster(_DESCRIBE),), None),
     DESCRIBE_PLACES: Rule((_topic(_DESCRIBE),), None),
     CHANGE_HOST: Rule((_cluster(_ALTER),), None),
+    FORGET_PRODUCERS: Rule((_cluster(_ALTER),), None),
     DESCRIBE_TIER: Rule((_topic(_DESCRIBE),), None),
 }
 

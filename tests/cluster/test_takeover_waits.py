@@ -1,0 +1,313 @@
+"""Takeovers that wait for a chunk that nobody can read: they are shown, end by themselves when the chunk is back, and
+go on without it when an operator says so. Hosts in memory, in virtual time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+import trio
+
+from logstore.base.metadata import schema
+from logstore.base.metadata.interface import Committed, Conflict, Page, Reading, Transaction
+from logstore.cluster.members.departures import Departures
+from logstore.cluster.streams.takeover_waits import NOTE_AFTER_S, TakeoverWaits, WaitNotes
+from logstore.cluster.survey import Survey, wait_summary
+from logstore.commands.describe_topic import wait_text, wait_values
+from logstore.errors import CairnError, CorruptChunk, NothingLost, UnknownTopicOrPartition
+from logstore.format.epoch_api import decode_request_header
+from logstore.format.host_summaries import PlacesReply
+from logstore.format.operator_api import (
+    DescribePlacesRequest,
+    ForgetProducersRequest,
+    OperatorReply,
+    OperatorRequest,
+    ProducersForgotten,
+    api_key_of,
+    decode_reply,
+    encode_request,
+)
+from logstore.format.tiered_chunk import INDEX_SUFFIX, LOG_SUFFIX
+from logstore.format.topic_partition import TopicPartition
+from logstore.kafka.api_types import Broker, BrokerSettings
+from logstore.kafka.hosts import cluster_apis
+from logstore.testing.clock import ManualClock
+from tests.cluster.test_tier_takeovers import HOSTS, leave_last_chunk_to_the_tier, lose_leader, produce
+from tests.cluster.tier_world import TOPIC, TierWorld, in_world
+from tests.kafka.node import CALLER
+from tests.support.limits import PATIENCE_S
+
+SURELY_S = 6 * NOTE_AFTER_S
+"""Virtual: as long as a wait takes to be shown, whatever was tried before."""
+
+
+def any_notes(world: TierWorld) -> list[WaitNotes]:
+    """What each host shows, and lets operators change."""
+    return [WaitNotes(life.running.store, life.running.view) for life in world.hosts.values()]
+
+
+async def shown(world: TierWorld) -> schema.Wait | None:
+    """What partition 0 waits for, as each host says."""
+    topic_id = next(iter(world.hosts.values())).topics.topics[TOPIC].topic_id.hex
+    found = [(await notes.of_topic(topic_id)).get(0) for notes in any_notes(world)]
+    assert len(set(found)) == 1
+    return found[0]
+
+
+async def asked(world: TierWorld, request: OperatorRequest) -> OperatorReply:
+    """What any host answers an operator, as bytes go. Raises the error that is answered."""
+    life = next(iter(world.hosts.values()))
+    survey = Survey(life.running.host, life.running.store, lambda host: True, ManualClock())
+    broker = Broker(cast(Any, None), world.clock, BrokerSettings())
+    frame, key = b"".join(encode_request(request, correlation_id=1)), api_key_of(request)
+    api = next(api for api in cluster_apis(broker, survey) if api.key == key)
+    answer, _ = await api.handle(memoryview(frame)[decode_request_header(frame)[-1] :], cast(Any, None), CALLER)
+    _, reply = decode_reply(key, b"\0\0\0\1" + b"".join(answer))
+    if isinstance(reply, CairnError):
+        raise reply
+    return reply
+
+
+def last_object(world: TierWorld, suffix: str) -> str:
+    """The key of the last chunk's object."""
+    return max(filter(lambda key: key.endswith(suffix), world.keys()))
+
+
+class Damage:
+    """An object of the last chunk is as it should not be, until it is mended."""
+
+    def __init__(self, world: TierWorld, suffix: str = LOG_SUFFIX, *, is_missing: bool = False) -> None:
+        self._objects, self.key = world.objects, last_object(world, suffix)
+        self._good = self._objects.get(self.key, 0, 1 << 20)
+        self._objects.delete(self.key)
+        if not is_missing:
+            bad = self._good[:-1] + bytes([self._good[-1] ^ 1])
+            self._objects.put(self.key, len(bad), [bad])
+
+    def mend(self) -> None:
+        """It is as it was."""
+        if self.key in {at.key for at in self._objects.list_keys("")}:
+            self._objects.delete(self.key)
+        self._objects.put(self.key, len(self._good), [self._good])
+
+
+async def remove(world: TierWorld, lost: str) -> None:
+    """No chunk names a lost host any more."""
+    running = next(iter(world.cluster.hosts.values()))
+    await world.cluster.until(lambda: lost not in running.view.members)
+    departures = Departures(running.view, running.store)
+    while await departures.remove(lost):  # noqa: ASYNC110  time is virtual
+        await trio.sleep(0.5)
+
+
+@asynccontextmanager
+async def waiting(
+    world: TierWorld, *, is_removed: bool = True, is_missing: bool = False
+) -> AsyncIterator[tuple[Damage, schema.Wait]]:
+    """The last sealed chunk lies in the tier, alone if the host that had it is removed; it is damaged, and a takeover
+    waits for it. What the registration names is not checked meanwhile.
+    """
+    lost = await leave_last_chunk_to_the_tier(world)
+    if is_removed:
+        await remove(world, lost)
+    check_named, world.check_named = world.check_named, trio.lowlevel.checkpoint  # type: ignore[method-assign]
+    damage = Damage(world, is_missing=is_missing)
+    await lose_leader(world)
+    await trio.sleep(SURELY_S)
+    assert world.leader() is None
+    wait = await shown(world)
+    assert wait is not None
+    assert counted(world) == 1
+    yield damage, wait
+    assert counted(world) == 0
+    damage.mend()
+    world.check_named = check_named  # type: ignore[method-assign]
+    await world.check_all()
+
+
+def counted(world: TierWorld) -> int:
+    """What the metric of all hosts says together."""
+    waits = [life.reads._waits for life in world.hosts.values()]
+    assert all(isinstance(each, TakeoverWaits) for each in waits)
+    return sum(each.count for each in cast(list[TakeoverWaits], waits))
+
+
+async def is_over(world: TierWorld) -> None:
+    """Wait until no host shows a wait."""
+    with trio.fail_after(PATIENCE_S):
+        while await shown(world) is not None:  # noqa: ASYNC110  time is virtual
+            await trio.sleep(0.5)
+
+
+async def owner_of(world: TierWorld) -> str:
+    """The host that has claimed the stream."""
+    stream = next(iter(world.hosts.values())).topics.topics[TOPIC].partitions[0].stream
+    while True:
+        owners = [name for name, life in world.hosts.items() if life.running.host.owns(stream)]
+        if owners:
+            return owners[0]
+        await trio.sleep(0.1)
+
+
+def test_a_wait_is_shown_and_ends_when_the_chunk_is_back() -> None:
+    """Each host shows what is waited for, and since when: stream, chunk, object, reason. The next owner waits for it as
+    well. When the object is as it was, the stream goes on with all that producers have written, and nothing is shown.
+    """
+
+    async def test(world: TierWorld) -> None:
+        async with waiting(world) as (damage, wait):
+            last = (await world.chunks())[-2]
+            assert last.end is not None
+            assert (wait.chunk, wait.first, wait.end) == (last.epoch, 0, last.end.next_offset)
+            assert (wait.lost, wait.forgotten, wait.host) == (True, False, await owner_of(world))
+            assert damage.key.startswith(wait.object + "/")
+            assert damage.key in wait.error
+            assert [await notes.names() for notes in any_notes(world)] == [(f"{TOPIC}-0",)] * len(world.hosts)
+            text = wait_text(TopicPartition(TOPIC, 0), wait_summary(wait))
+            for said in (wait.object, wait.error, f"cairn topics forget-producers {TOPIC}:0"):
+                assert said in text
+            assert wait_values(wait_summary(wait))["last"] == wait.end - 1
+            event = next(fields for name, fields in world.cluster.reports.events if name == "producers_not_read")
+            assert (event["stream"], event["chunk"], event["object"]) == (f"{TOPIC}-0", last.epoch, wait.object)
+            await world.lose(wait.host)
+            await world.bring_back()
+            await trio.sleep(SURELY_S)
+            other = await shown(world)
+            assert other is not None
+            assert (other.host, other.start) != (wait.host, wait.start)
+            damage.mend()
+            with trio.fail_after(PATIENCE_S):
+                assert (await produce(world, 2)).duplicate
+            await is_over(world)
+
+    in_world(test, *HOSTS)
+
+
+def test_a_stream_goes_on_without_a_lost_chunk_if_an_operator_says_so() -> None:
+    """Its records fail as before, with their offsets; a producer begins anew with whatever sequence, and from then on
+    as ever. Owners that come later go on as well. Nothing is left of it when the chunk is back.
+    """
+
+    async def test(world: TierWorld) -> None:
+        async with waiting(world, is_missing=True) as (_, wait):
+            places = await asked(world, DescribePlacesRequest(TOPIC))
+            assert isinstance(places, PlacesReply)
+            assert [place.wait for place in places.places] == [wait_summary(wait)]
+            for _ in range(2):  # once more is no harm
+                forgotten = await asked(world, ForgetProducersRequest(TOPIC, 0))
+                assert forgotten == ProducersForgotten(wait_summary(wait))
+            with trio.fail_after(PATIENCE_S):
+                await world.wait_leader()
+            assert await shown(world) is None
+            await lose_leader(world)
+            with trio.fail_after(PATIENCE_S):
+                life, stream = await world.wait_leader()
+            assert world.cluster.reports.names().count("producers_forgotten") >= 2
+            assert not (await produce(world, 7)).duplicate
+            assert (await produce(world, 7)).duplicate
+            with pytest.raises(CorruptChunk, match="missing") as failed:
+                await life.reads.read(stream, 0, 4_000)
+            assert (failed.value.first_offset, failed.value.last_offset) == (wait.first, wait.end - 1)
+            await trio.sleep(1)  # until members have heard what is acknowledged
+            assert (await life.reads.read(stream, wait.end, 4_000)).next_offset == stream.high_watermark
+            await lose_leader(world)
+            assert (await produce(world, 7)).duplicate, "the next chunk says who has written"
+            with pytest.raises(NothingLost, match="nothing was changed"):
+                await asked(world, ForgetProducersRequest(TOPIC, 0))
+
+    in_world(test, *HOSTS)
+
+
+def test_what_may_come_back_is_not_forgotten_by_accident() -> None:
+    """The tier has the chunk damaged, and a host is away that may have it: that has to be said. A stream that waits for
+    nothing is refused, and so is one that is not there.
+    """
+
+    async def test(world: TierWorld) -> None:
+        async with waiting(world, is_removed=False) as (_, wait):
+            assert not wait.lost
+            notes = any_notes(world)[0]
+            with pytest.raises(NothingLost, match=r"0 to 2, which may come back: .* say --even-if-away"):
+                await notes.forget(TOPIC, 0, even_if_away=False)
+            for partition in (1, -1):
+                with pytest.raises(UnknownTopicOrPartition):
+                    await notes.forget(TOPIC, partition, even_if_away=True)
+            assert world.leader() is None
+            await notes.forget(TOPIC, 0, even_if_away=True)
+            with trio.fail_after(PATIENCE_S):
+                assert not (await produce(world, 5)).duplicate
+
+    in_world(test, *HOSTS)
+
+
+def test_a_stream_that_is_led_forgets_nothing() -> None:
+    """Nothing is lost: an operator is told so, and producers are known as before."""
+
+    async def test(world: TierWorld) -> None:
+        await world.create()
+        await produce(world, 0)
+        with pytest.raises(NothingLost, match="nothing was changed"):
+            await any_notes(world)[0].forget(TOPIC, 0, even_if_away=True)
+        await lose_leader(world)
+        assert (await produce(world, 0)).duplicate
+        assert await shown(world) is None
+
+    in_world(test, *HOSTS)
+
+
+class SlowStore:
+    """A metadata store that does something before a transaction is made."""
+
+    def __init__(self, store: Any, before: Callable[[], Awaitable[None]]) -> None:
+        self._store, self._before = store, before
+
+    async def get(self, key: str) -> Reading:
+        return cast(Reading, await self._store.get(key))
+
+    async def page(self, prefix: str, **more: Any) -> Page:
+        return cast(Page, await self._store.page(prefix, **more))
+
+    async def commit(self, transaction: Transaction) -> Committed | Conflict:
+        await self._before()
+        return cast(Committed | Conflict, await self._store.commit(transaction))
+
+
+def test_a_takeover_that_goes_on_meanwhile_is_not_disturbed() -> None:
+    """Between an operator's look and the change the chunk comes back: the change is refused, producers are known."""
+
+    async def test(world: TierWorld) -> None:
+        async with waiting(world) as (damage, _):
+
+            async def come_back() -> None:
+                damage.mend()
+                await world.wait_leader()
+                await is_over(world)
+
+            running = next(iter(world.hosts.values())).running
+            notes = WaitNotes(cast(Any, SlowStore(running.store, come_back)), running.view)
+            with pytest.raises(NothingLost), trio.fail_after(PATIENCE_S):
+                await notes.forget(TOPIC, 0, even_if_away=True)
+            assert (await produce(world, 2)).duplicate
+            assert "producers_forgotten" not in world.cluster.reports.names()
+
+    in_world(test, *HOSTS)
+
+
+def test_a_takeover_needs_no_index_of_the_chunk() -> None:
+    """The batches alone say who has written: they are read from their beginning, as their sum is known."""
+
+    async def test(world: TierWorld) -> None:
+        await remove(world, await leave_last_chunk_to_the_tier(world))
+        check_named, world.check_named = world.check_named, trio.lowlevel.checkpoint  # type: ignore[method-assign]
+        damage = Damage(world, INDEX_SUFFIX, is_missing=True)
+        await lose_leader(world)
+        with trio.fail_after(PATIENCE_S):
+            assert (await produce(world, 2)).duplicate
+        damage.mend()
+        world.check_named = check_named  # type: ignore[method-assign]
+        await world.check_all()
+
+    in_world(test, *HOSTS)
