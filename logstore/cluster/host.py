@@ -266,6 +266,10 @@ class ClusterHost:
         owner = self._owners.get(stream)
         return owner is not None and owner.state in TAKING
 
+    def is_claimed(self, stream: str) -> bool:
+        """Whether this host owns the stream, or has claimed it and is about to."""
+        return stream in self._owners
+
     def may_append(self, stream: str, size_bytes: int) -> bool:
         """Whether `append` takes a batch of this size now. Raises NotLeader."""
         may = self._taking(stream).may_append(size_bytes)
