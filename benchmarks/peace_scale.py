@@ -98,7 +98,7 @@ FULL = Scale(
     190,
 )
 QUICK = Scale("quick", (17, 200, 1000, 10_000), (10_000,), 9, 1.0, 3.0, 60, 20, 6, (10_000,), False, 35)
-SMOKE = Scale("smoke", (17, 200), (200,), 2, 0.5, 1.0, 10, 2, 1, (17,), False, 20)
+SMOKE = Scale("smoke", (17, 200), (200,), 2, 0.5, 1.0, 10, 2, 1, (17,), False, 3600)
 
 
 class Benchmark:

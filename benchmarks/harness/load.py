@@ -58,7 +58,7 @@ class Produced(NamedTuple):
     latencies_s: list[float]
 
 
-class _Lane:
+class Lane:
     """One connection with requests in flight."""
 
     def __init__(self, connection: RawConnection, topic: str, next_frame: Callable[[], bytes | bytearray]) -> None:
@@ -110,11 +110,11 @@ def produce_closed(port: int, topic: str, load: Payload, shape: Shape, *, second
     """Keep as many requests in flight as `shape` says, for `seconds`."""
     latencies_s: list[float] = []
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
-        lanes: list[_Lane] = []
+        lanes: list[Lane] = []
         for number in range(shape.connections):
             request = bytes(produce_frame(topic, number % shape.partitions, load.batch))
             connection = stack.enter_context(RawConnection(port))
-            lanes.append(_Lane(connection, topic, functools.partial(bytes, request)))
+            lanes.append(Lane(connection, topic, functools.partial(bytes, request)))
             selector.register(connection.socket, selectors.EVENT_READ, lanes[-1])
         begin = time.perf_counter()
         for lane in lanes:
@@ -138,7 +138,7 @@ def produce_paced(port: int, topic: str, load: Payload, *, per_second: float, se
     frames = stamped(topic, load)
     latencies_s: list[float] = []
     with RawConnection(port) as connection:
-        lane = _Lane(connection, topic, lambda: next(frames))
+        lane = Lane(connection, topic, lambda: next(frames))
         begin = time.perf_counter()
         due = begin
         while due - begin < seconds or lane.sent_at:
@@ -176,7 +176,7 @@ def _until(
 ) -> Produced:
     latencies_s: list[float] = []
     with RawConnection(port) as connection:
-        lane = _Lane(connection, topic, next_frame)
+        lane = Lane(connection, topic, next_frame)
         begin = time.perf_counter()
         sent = 0
         while not is_over(begin, sent):

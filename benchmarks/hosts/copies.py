@@ -2,34 +2,40 @@
 
 Invariants:
 * The host that is lost does not lead the producer's partition: what is measured is copies, not a failover.
-* The producer is measured from the moment at which the host serves again until it has what another host has, and never
-  for less time than when all was well.
+* One producer (`benchmarks.harness.steady`) goes on through the whole round. What is compared are the requests that
+  were due when all was well, and those that were due from the moment at which the host serves again until it has what
+  another host has, and never for less time than when all was well.
+* The first part of the second is told by itself: until all partitions have the host as a member again. It is no copy.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from random import Random
 
-from benchmarks.harness.load import payload, produce_paced
+from benchmarks.harness.leaders import view
+from benchmarks.harness.load import payload
 from benchmarks.harness.meter import percentiles
 from benchmarks.harness.process import PeerFailed
 from benchmarks.harness.raw import RawConnection, RawFailed, produce_frame, produced_error
 from benchmarks.harness.report import Row
+from benchmarks.harness.steady import SteadyOrders, SteadyProducer
 from benchmarks.harness.trios import NODES, Trio
 from benchmarks.hosts.topics import HELD, HELD_PARTITIONS, PATIENCE_S, STEADY, Measured, note_memory, wait_whole
 
 RATE_S = 200.0
 """Requests of 1 KB a second, whether answered or not; latency counts from when each was due."""
-PIECE_S = 0.25
-"""Of the steady load, between two looks at what has been copied."""
+LOOK_S = 0.25
+"""Between two looks at what has been copied."""
+WARM_S = 1.0
+"""Of the steady load, before what is measured."""
 FILL_BYTES = 64 * 1024
 FILL_IN_FLIGHT = 4
 ENOUGH = 0.98
 """Of what another host holds: what is written meanwhile may be on its way."""
-STEADY_LOAD = payload(1024 - 61 - 10, batch_bytes=1024)
 
 
 def run(measured: Measured, trios: Sequence[Trio], chance: Random) -> None:
@@ -64,59 +70,63 @@ def _lose_disk(trio: Trio, steady_s: float) -> Row:
     wait_whole(trio, HELD, HELD_PARTITIONS)
     lost = next(node for node in NODES if node != leader)
     os.sync()
-    begun_s = time.monotonic()
-    calm_s, calm_failures = _paced(trio, lambda: time.monotonic() - begun_s >= steady_s)
-    held = trio.kept_bytes(lost, HELD)
-    trio.kill(lost)
-    trio.wipe(lost)
-    _wait_without(trio, lost)
-    trio.begin(lost)
-    trio.wait_ready(lost)
-    ready_s = time.monotonic()
-    done_s: list[float] = []
-
-    def is_over() -> bool:
-        now_s = time.monotonic()
-        if now_s - ready_s > PATIENCE_S:
-            raise PeerFailed(f"{trio.name}: not copied after {PATIENCE_S:g} s: {trio.kept_bytes(lost, HELD):,} bytes")
-        if not done_s and trio.kept_bytes(lost, HELD) >= ENOUGH * trio.kept_bytes(leader, HELD):
-            done_s.append(now_s)
-        return bool(done_s) and now_s - ready_s >= steady_s
-
-    beside_s, beside_failures = _paced(trio, is_over)
-    calm, beside = percentiles(calm_s), percentiles(beside_s)
+    with SteadyProducer(SteadyOrders(trio.ports(), STEADY, RATE_S)) as producer:
+        time.sleep(WARM_S)
+        calm_s = time.monotonic()
+        time.sleep(steady_s)
+        gone_s = time.monotonic()
+        held = trio.kept_bytes(lost, HELD)
+        trio.kill(lost)
+        trio.wipe(lost)
+        _wait_without(trio, lost)
+        trio.begin(lost)
+        trio.wait_ready(lost)
+        ready_s = time.monotonic()
+        member_s, done_s = _wait_copied(trio, leader, lost, ready_s)
+        time.sleep(max(0.0, ready_s + steady_s - time.monotonic()))
+        end_s = time.monotonic()
+        found = producer.stop()
+    calm, beside = percentiles(found.between(calm_s, gone_s)), percentiles(found.between(ready_s, end_s))
+    joining, copying = found.between(ready_s, member_s), found.between(member_s, end_s)
     return {
         "held_bytes": held,
         "copied_bytes": trio.kept_bytes(lost, HELD),
-        "copies_s": done_s[0] - ready_s,
+        "copies_s": done_s - ready_s,
+        "member_s": member_s - ready_s,
         "calm_p50_ms": calm.p50_ms,
         "calm_p99_ms": calm.p99_ms,
         "beside_p50_ms": beside.p50_ms,
         "beside_p99_ms": beside.p99_ms,
+        "joining_p99_ms": percentiles(joining or [0.0]).p99_ms,
+        "copying_p99_ms": percentiles(copying or [0.0]).p99_ms,
         "p99_ratio": beside.p99_ms / calm.p99_ms,
-        "calm_requests": len(calm_s),
-        "beside_requests": len(beside_s),
-        "calm_failures": calm_failures,
-        "beside_failures": beside_failures,
+        "calm_requests": len(found.between(calm_s, gone_s)),
+        "beside_requests": len(found.between(ready_s, end_s)),
+        "calm_failures": found.failures(calm_s, gone_s),
+        "beside_failures": found.failures(ready_s, end_s),
     }
 
 
-def _paced(trio: Trio, is_over: Callable[[], bool]) -> tuple[list[float], int]:
-    """The latencies of the steady producer until something is over, and how often it failed: its partition has moved,
-    say. A piece that failed counts as one request, which took until the next piece began.
+def _wait_copied(trio: Trio, leader: int, lost: int, ready_s: float) -> tuple[float, float]:
+    """Wait until a host that came back has what the leader has. Returns when all partitions had it as a member again,
+    or the wait was over, and when it had everything. Raises PeerFailed when patience ends.
     """
-    latencies_s: list[float] = []
-    failures = 0
-    while not is_over():
-        begun_s = time.monotonic()
-        try:
-            port = wait_whole(trio, STEADY, replicas=1).leaders()[0][0]
-            latencies_s += produce_paced(port, STEADY, STEADY_LOAD, per_second=RATE_S, seconds=PIECE_S).latencies_s
-        except (RawFailed, OSError):
-            time.sleep(PIECE_S)
-            latencies_s.append(time.monotonic() - begun_s)
-            failures += 1
-    return latencies_s, failures
+    member_s = 0.0
+    while True:
+        time.sleep(LOOK_S)
+        now_s = time.monotonic()
+        if now_s - ready_s > PATIENCE_S:
+            raise PeerFailed(f"{trio.name}: not copied after {PATIENCE_S:g} s: {trio.kept_bytes(lost, HELD):,} bytes")
+        if not member_s and _is_whole(trio):
+            member_s = now_s
+        if trio.kept_bytes(lost, HELD) >= ENOUGH * trio.kept_bytes(leader, HELD):
+            return member_s or now_s, now_s
+
+
+def _is_whole(trio: Trio) -> bool:
+    with suppress(RawFailed, OSError):  # a host may be too busy to answer: the next look asks again
+        return view(trio.ports()[0], HELD).is_whole(len(NODES), partitions=HELD_PARTITIONS)
+    return False
 
 
 def _wait_without(trio: Trio, lost: int) -> None:
@@ -127,5 +137,5 @@ def _wait_without(trio: Trio, lost: int) -> None:
         while any(lost in each.in_sync or each.leader == lost for each in found.partitions):
             if time.monotonic() > deadline_s:
                 raise PeerFailed(f"{trio.name}: {topic} still counts on host {lost} after {PATIENCE_S:g} s")
-            time.sleep(PIECE_S)
+            time.sleep(LOOK_S)
             found = wait_whole(trio, topic, partitions, replicas=len(NODES) - 1)

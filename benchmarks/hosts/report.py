@@ -82,8 +82,10 @@ def tables(rows: Rows) -> list[Table]:
     columns: tuple[str, ...]
     columns = ("server", "rounds", "killed, s", "back, s", "serves after, s", "in sync after, s", "records failed")
     found.append(("Seconds without an acknowledgement", columns, _by_peer(rows, "failover", names)))
-    names = ("held_bytes", "copied_bytes", "copies_s", "calm_p99_ms", "beside_p99_ms", "p99_ratio")
-    columns = ("server", "rounds", "held, bytes", "copied", "copied after, s", "p99 before", "p99 beside, ms", "ratio")
+    names = ("held_bytes", "copied_bytes", "member_s", "copies_s", "calm_p99_ms")
+    names += ("joining_p99_ms", "copying_p99_ms", "beside_p99_ms", "p99_ratio")
+    columns = ("server", "rounds", "held, bytes", "copied", "member after, s", "copied after, s", "p99 before, ms")
+    columns += ("until member", "behind that", "p99 beside, ms", "ratio")
     found.append(("A lost disk", columns, _by_peer(rows, "copies", names)))
     moments = list(dict.fromkeys(row["moment"] for row in rows.select(part="memory")))
     lines = [

@@ -266,6 +266,10 @@ class ClusterHost:
         owner = self._owners.get(stream)
         return owner is not None and owner.state in TAKING
 
+    def is_claimed(self, stream: str) -> bool:
+        """Whether this host owns the stream, or has claimed it and is about to."""
+        return stream in self._owners
+
     def may_append(self, stream: str, size_bytes: int) -> bool:
         """Whether `append` takes a batch of this size now. Raises NotLeader."""
         may = self._taking(stream).may_append(size_bytes)
@@ -473,7 +477,9 @@ class ClusterHost:
             self._heads[stream] = now.head
         owner = self._owners.get(stream)
         is_overtaken = owner is not None and now.head.owner != self._parts.identity.owner_id
-        if is_overtaken or (has_replicas and not now.head.is_claim_of(before)):
+        if has_replicas and now.head == before and not is_overtaken:
+            self._shown.look_later(stream, now.revision)  # sealed chunks alone have changed: a copy was made, say
+        elif is_overtaken or (has_replicas and not now.head.is_claim_of(before)):
             self._look(stream, now.revision)
 
     # ---- claims
@@ -542,7 +548,7 @@ class ClusterHost:
         if known is not None and known.revision >= revision:
             self._answered(known)
         else:
-            self._requests.ask(ReadRegistration(stream))
+            self._requests.ask(ReadRegistration(stream, revision))
 
     def _answered(self, answer: RegistrationRead | SwapAnswer) -> None:
         """What the metadata store says of a stream."""

@@ -223,9 +223,8 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     GroupAppends(topics, engine, under_way, local.clock, partial(is_forgotten, metadata)).serve(links.calls)
     nursery.start_soon(homes.epochs.run)
     survey = Survey(host, metadata, links.is_reachable, local.clock)
-    tier = _start_tier(local, topics, host, age)
     meter = HostMeter(host, links, metadata, local.engine.store.replicas, coordinator, waits)
-    views = Views(survey, meter, access, tls, own_place, tier)
+    views = Views(survey, meter, access, tls, own_place, _start_tier(local, topics, host, age))
     return RunningCluster(engine, placement, homes, host, membership, addresses, views)
 
 

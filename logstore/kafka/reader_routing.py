@@ -21,7 +21,6 @@ from logstore.cluster.streams.topics import ClusterTopics
 from logstore.errors import CairnError, MalformedRequest, OffsetOutOfRange
 from logstore.format.fields import decode_fields, encode_fields, get_int
 from logstore.format.reader_api import (
-    LOG_START,
     READER_API_KEYS,
     AcknowledgeRequest,
     ReaderOffset,
@@ -37,11 +36,10 @@ from logstore.format.reader_api import (
 from logstore.interfaces import Buffer
 from logstore.kafka.api_types import Broker, PrivateApi
 from logstore.kafka.home_routing import TOPIC_WAIT_S, HomeRouting, PassedOn
-from logstore.kafka.readers import ReaderFront, answer
+from logstore.kafka.readers import ReaderFront, answer, tries_of
 from logstore.log.readers import Readers, StreamBounds, StreamId
 from logstore.log.ticket import Ticket
 
-REPLACED_TRIES: Final = 5
 NO_CORRELATION: Final = bytes(4)
 _INT16_MAX: Final = 2**15 - 1
 
@@ -149,8 +147,7 @@ class ReaderRouting:
         if not isinstance(request, RegisterReaderRequest | AcknowledgeRequest):
             return await answer(place, request)
         streams = await self._streams(place, request)
-        # A position that is the log start, wherever that is, may have been trimmed meanwhile.
-        tries = REPLACED_TRIES if any(entry.offset == LOG_START for entry in request.streams) else 1
+        tries = tries_of(request)
         while True:
             place.bounds = await self._holds.bounds_of(streams)
             tries -= 1

@@ -12,9 +12,9 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
-from logstore.errors import CairnError
+from logstore.errors import CairnError, OffsetOutOfRange
 from logstore.format.reader_api import (
     ACKNOWLEDGE,
     DESCRIBE_READERS,
@@ -44,6 +44,8 @@ from logstore.log.readers import Readers, StreamId
 from logstore.log.store import Store
 from logstore.log.ticket import Ticket
 
+LOG_START_TRIES: Final = 5
+"""To place a position at the log start, which may be trimmed before it is held."""
 Answer = Callable[[ReaderRequest], Awaitable[ReaderReply]]
 """Answers a request of a caller who may ask for it. Raises CairnError."""
 
@@ -104,7 +106,7 @@ class LocalReaders:
 
 def reader_apis(broker: Broker, store: Store) -> list[PrivateApi]:
     """The handlers of the requests of readers of this store."""
-    return ReaderFront(broker, partial(answer, LocalReaders(broker, store))).apis()
+    return ReaderFront(broker, partial(_answer_here, LocalReaders(broker, store))).apis()
 
 
 class ReaderFront:
@@ -172,6 +174,26 @@ async def answer(place: ReaderPlace, request: ReaderRequest) -> ReaderReply:
             return Done()
         case DescribeReadersRequest():
             return _describe(place, request)
+
+
+def tries_of(request: ReaderRequest) -> int:
+    """How often to place the positions of a request: one that is the log start may have been trimmed meanwhile."""
+    is_moving = isinstance(request, RegisterReaderRequest | AcknowledgeRequest) and any(
+        entry.offset == LOG_START for entry in request.streams
+    )
+    return LOG_START_TRIES if is_moving else 1
+
+
+async def _answer_here(place: LocalReaders, request: ReaderRequest) -> ReaderReply:
+    """Answer a request where nobody else has the readers. Raises CairnError."""
+    tries = tries_of(request)
+    while True:
+        tries -= 1
+        try:
+            return await answer(place, request)
+        except OffsetOutOfRange:
+            if not tries:
+                raise
 
 
 def _authorize(broker: Broker, request: ReaderRequest, caller: Caller) -> None:

@@ -23,9 +23,10 @@ from logstore.replica.registrations import Member, StreamRegistration
 
 @dataclass(frozen=True, slots=True)
 class ReadRegistration:
-    """Read a stream's register."""
+    """Read a stream's register. `revision`: it has changed up to this one at least, as whoever asks has heard."""
 
     stream: str
+    revision: int = 0
 
 
 @dataclass(frozen=True, slots=True)

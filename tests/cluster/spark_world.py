@@ -9,11 +9,13 @@ from pathlib import Path
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from logstore.client.admin import Admin
 from logstore.client.blocking import Client, parse_addresses
 from logstore.testing.cluster import Cluster
+from spe_adapter.microbatch.query import Stateful
+from spe_adapter.operators.base import Operator
 from tests.continuous.fragments import START_MS
 from tests.microbatch.world import World
 from tests.support.limits import PATIENCE_S
@@ -70,6 +72,13 @@ class ClusterWorld(World):
 
     def __init__(self, spark: SparkSession, servers: str, name: str, directory: Path) -> None:
         super().__init__(spark, servers, name, directory, create=False)
+
+    def over(
+        self, frame: DataFrame, operator: Operator, *, partitions: int | None = 2, key: str | Sequence[str] = "key"
+    ) -> Stateful:
+        """A query that waits for as long as hosts need to take over."""
+        made = super().over(frame, operator, partitions=partitions, key=key)
+        return made.option("kafka.delivery.timeout.ms", PATIENCE_S * 1000)
 
     def texts(self) -> list[str]:
         """All results as they are."""

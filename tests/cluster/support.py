@@ -43,7 +43,7 @@ class MemoryOwner:
         self.chunks: list[MemoryChunk] = []
         self.window: list[Entry] = []
         self.acked_offset = 0
-        self.takes = False
+        self.takes = self.is_taking_over = False
         self.log_start = self.chunk_bytes = 0
         self.written_ms = UNKNOWN_TIME
         self.asked: list[tuple[int, bool]] = []
@@ -54,6 +54,9 @@ class MemoryOwner:
 
     def may_append(self, stream: str, size_bytes: int) -> bool:
         return self.takes and len(self.window) < self.max_in_flight
+
+    def is_claimed(self, stream: str) -> bool:
+        return self.is_taking_over
 
     def next_offset(self, stream: str) -> int:
         return self.acked_offset + sum(entry.record_count for entry in self.window)

@@ -248,7 +248,7 @@ def test_a_producer_does_not_feel_copies() -> None:
             running.files.bytes_per_s, running.files.write_s = cluster.bytes_per_s, cluster.write_s
         streams = await cluster.create_topic(partitions=4)
         (steady,) = await cluster.create_topic("steady")
-        await filled(cluster, streams, 7)
+        await filled(cluster, streams, 10)
         owner = (await cluster.owner(steady)).host.name
         lost = next(host for host in "abc" if host != owner)
         timed = Timed()

@@ -12,9 +12,10 @@ from logstore.cluster.copies import copy_coordinator
 from logstore.cluster.copies.copy_fields import decode_plan, encode_plan
 from logstore.cluster.copies.copy_plan import Going
 from logstore.cluster.copies.copy_requests import AWAY_S
+from logstore.cluster.host import ClusterHost
 from logstore.events import COPIES_UNPLANNED, COPY_PLANNER_CRASHED
 from logstore.replica.copy_tokens import CopyGo
-from logstore.replica.registrations import ChunkRegistration
+from logstore.replica.registrations import ChunkRegistration, Member
 from scheduler.peace.copies import HOST_COPIES, CopyScheduler, Start
 from tests.cluster.memory import LIMITS, MemoryCluster, simulated
 
@@ -351,6 +352,43 @@ def test_a_last_copy_does_not_wait() -> None:
         assert trio.current_time() - began_s < 50
 
     check(test)
+
+
+def test_a_copy_costs_the_metadata_store_few_calls() -> None:
+    """A copy is two swaps and what the plan writes; the other hosts that have the stream read both in one look, with
+    one call. When each read after each swap, with three, a copy was 17 calls.
+    """
+
+    async def test(cluster: MemoryCluster) -> None:
+        streams = await begin(cluster, hosts="abc", batches=16)
+        lost = await lose_one(cluster, streams)
+        cluster.bytes_per_s = 5e5  # copies take longer than to make the host a member of all streams
+        await trio.sleep(2)
+        cluster.wipe(lost)
+        await cluster.start(lost, rack=f"/r{HOSTS.index(lost)}", node_id=HOSTS.index(lost))
+        owned = [((await cluster.owner(stream)).host, stream) for stream in streams]
+        await cluster.until(lambda: all(len(open_members(host, stream)) == 3 for host, stream in owned))
+        member = cluster.hosts[lost].identity.member
+        missing = sum(member not in chunk.members for chunk in await sealed(cluster, streams))
+        assert missing >= 10
+
+        def is_idle() -> bool:
+            tokens = [each.host.copy_tokens for each in cluster.hosts.values()]
+            return not any(each.held or each.waiting for each in tokens)
+
+        before = sum(each.store.statistics.calls for each in cluster.hosts.values())
+        await cluster.until(is_idle)
+        calls = sum(each.store.statistics.calls for each in cluster.hosts.values()) - before
+        assert await is_whole(cluster, streams)
+        assert calls <= 6 * missing
+
+    check(test)
+
+
+def open_members(host: ClusterHost, stream: str) -> tuple[Member, ...]:
+    """The members of a stream's open chunk."""
+    head = host.head(stream)
+    return () if head is None or head.head.open_chunk is None else head.head.open_chunk.members
 
 
 def test_a_host_whose_packages_are_broken_plans_no_copies(monkeypatch: pytest.MonkeyPatch) -> None:

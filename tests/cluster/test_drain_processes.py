@@ -110,7 +110,7 @@ def test_a_host_is_drained_stopped_and_removed(tmp_path: Path) -> None:
             assert "host 'x' is not alive" in said(b, "hosts", "drain", "x").err
             begun = said(c, "hosts", "drain", "a", "--no-wait")
             assert begun.status == 0, begun.err
-            assert "is drained" in said(b, "hosts").out
+            until(lambda: "is drained" in said(b, "hosts").out, "another host hears of it")
             drained = said(b, "hosts", "drain", "a")
             assert drained.out == "host a holds nothing: it may be switched off, and then removed\n", drained.err
             until(lambda: held_by_a(c) == ("drain", 0, 0), "another host says the same")
@@ -118,12 +118,13 @@ def test_a_host_is_drained_stopped_and_removed(tmp_path: Path) -> None:
             assert "copies_coordinated" in logs or "copies_unplanned" in logs
             assert "copy_planner_missing" not in logs
             assert a.stop() == 0
+            cluster.wait_members()
             load.wait_more(500)
         finally:
             load.end()
         assert not load.errors
         assert "host a is removed: no chunk names it" in said(c, "hosts", "remove", "a").out
-        assert not re.search(r"^a ", said(c, "hosts").out, re.MULTILINE)
+        until(lambda: not re.search(r"^a ", said(c, "hosts").out, re.MULTILINE), "nobody names host a any more")
         living = ",".join(host.address for host in cluster if host is not a)
         for partition, numbers in load.acked.items():
             assert numbers_in(living, partition) == numbers

@@ -86,8 +86,8 @@ def leader_of(cluster: Cluster, topic: str) -> ClusterHostProcess:
 
     def is_led() -> bool:
         described = asked(cluster.bootstrap, lambda admin: admin.describe_topics([topic]))
-        found[:] = [described[0]["partitions"][0]["leader_id"]]
-        return found[0] > 0 and cluster.by_node(found[0]).is_running
+        found[:] = [each["leader_id"] for each in described[0]["partitions"] if each["partition_index"] == 0]
+        return bool(found) and found[0] > 0 and cluster.by_node(found[0]).is_running
 
     until(is_led, f"somebody leads {topic}")
     return cluster.by_node(found[0])

@@ -61,7 +61,6 @@ def test_the_kernel_says_that_a_process_is_paused(tmp_path: Path) -> None:
     try:
         states = [program.is_paused]
         program.pause()
-        os.waitid(os.P_PID, program.pid, os.WSTOPPED | os.WNOWAIT)
         states.append(program.is_paused)
         program.go_on()
         os.waitid(os.P_PID, program.pid, os.WCONTINUED)

@@ -442,7 +442,7 @@ def test_a_stream_that_waits_for_hosts_says_so() -> None:
         (reason,) = [fields["reason"] for name, fields in cluster.reports.events if name == "stream_unavailable"]
         assert f"needs 2 hosts, and these can have it: {me}; start another host" in str(reason)
         topic = replace(owner.view.topics["t"].topic, settings={MIN_COPIES_SETTING: "1"})
-        await owner.host.topics.alter("t", topic)
+        await owner.host.topics.alter("t", topic.topic_id, lambda _: topic)
         await cluster.until(lambda: owner.view.topics["t"].topic == topic)
         owner.host.reconfigure(stream, 64 << 20)
         await cluster.append(stream, b"2")

@@ -1,13 +1,21 @@
 """A cluster of hosts on a real etcd, with links and disks in memory."""
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Final
 
 import trio
 
 from tests.cluster.memory import LIMITS, MemoryCluster
-from tests.metadata.support import HASTY, etcd_members, etcd_store, needs_etcd
+from tests.metadata.support import etcd_members, etcd_store, needs_etcd
 from tests.support.limits import PATIENCE_S
+
+LEASE_S: Final = 60
+MEMBER_TIMEOUT_MS: Final = 60_000
+"""Time is real here. Hosts learn of an end by a refusal, and by a lease that is given back: neither limit has to pass,
+and neither passes where the machine stands still for a moment.
+"""
 
 
 @needs_etcd
@@ -15,13 +23,15 @@ async def test_a_cluster_on_etcd(tmp_path: Path) -> None:
     """Three hosts agree through a real etcd: one is killed, another one stops, etcd is killed and started again."""
     with etcd_members(tmp_path) as members, trio.fail_after(PATIENCE_S):
         async with (
-            etcd_store(members, **HASTY) as first,
-            etcd_store(members, **HASTY) as second,
-            etcd_store(members, **HASTY) as third,
+            etcd_store(members) as first,
+            etcd_store(members) as second,
+            etcd_store(members) as third,
             trio.open_nursery() as nursery,
         ):
             stores = {"a": first, "b": second, "c": third}
-            cluster = MemoryCluster(nursery, dict(stores), Random(0), LIMITS)
+            limits = replace(LIMITS, member_timeout_ms=MEMBER_TIMEOUT_MS, busy_timeout_ms=MEMBER_TIMEOUT_MS)
+            cluster = MemoryCluster(nursery, dict(stores), Random(0), limits)
+            cluster.lease_s = LEASE_S
             for name in stores:
                 await cluster.start(name)
             (stream,) = await cluster.create_topic()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from contextlib import suppress
 from dataclasses import replace
 
@@ -220,7 +222,9 @@ async def test_a_host_that_is_slow() -> None:
 
 
 async def test_a_host_that_takes_nothing() -> None:
-    """When a host has taken nothing for `stall_s`, its connection ends, and the event says so."""
+    """When a host has taken nothing for `stall_s`, its connection ends, and the event says so. The kernel has the same
+    limit, and comes first where this process stands still meanwhile.
+    """
     a = LinkedHost("a", settings=replace(SETTINGS, stall_s=0.1))
     async with linked(a), listening() as (peer, accepted):
         a.links.set_peers({"raw": peer})
@@ -229,7 +233,8 @@ async def test_a_host_that_takes_nothing() -> None:
         for _ in range(300):
             a.links.send("raw", append(bytes(100_000)))
         await a.seen.until(lambda: ("lost", "raw") in a.seen.news)
-        assert "not read" in str((await a.seen.event("peer_lost"))["why"])
+        why = str((await a.seen.event("peer_lost"))["why"])
+        assert "not read" in why or why == os.strerror(errno.ETIMEDOUT)
 
 
 async def test_a_listener_that_talks() -> None:

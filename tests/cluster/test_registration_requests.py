@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from random import Random
+from typing import Any
 
 import trio
 
@@ -73,6 +74,27 @@ def test_what_is_repeated_is_made_once() -> None:
     with_requests(test)
 
 
+def test_a_change_that_is_heard_of_twice_is_read_once() -> None:
+    """The owner says that a registration has changed, and so does the store, while it is read: one call in all. What
+    has changed again meanwhile is read again.
+    """
+
+    async def test(asked: Asked) -> None:
+        other = StoredRegistrations(asked.service.store("b"))
+        answer = await other.swap(SwapRegistration("t/0", 0, FIRST))
+        for newer, calls in ((0, 1), (1, 2)):
+            before = asked.store.statistics.calls
+            asked.requests.ask(ReadRegistration("t/0", answer.revision))
+            await trio.sleep(0.0001)
+            asked.requests.ask(ReadRegistration("t/0", answer.revision + newer))
+            await asked.idle()
+            assert asked.store.statistics.calls - before == calls
+            claimed = FIRST.claimed(OwnerId("b", "1"))
+            answer = await other.swap(SwapRegistration("t/0", answer.revision, claimed))
+
+    with_requests(test)
+
+
 def test_another_swap_waits_for_the_first() -> None:
     """Each is made, in their order."""
 
@@ -92,18 +114,18 @@ def test_at_most_some_are_under_way() -> None:
 
     async def test(asked: Asked) -> None:
         most = now = 0
-        get = asked.store.get
+        page = asked.store.page
 
-        async def counted(key: str) -> object:
+        async def counted(prefix: str, **arguments: Any) -> object:
             nonlocal most, now
             now += 1
             most = max(most, now)
             try:
-                return await get(key)
+                return await page(prefix, **arguments)
             finally:
                 now -= 1
 
-        asked.store.get = counted  # type: ignore[method-assign, assignment]
+        asked.store.page = counted  # type: ignore[method-assign, assignment]
         for number in range(1000):
             asked.requests.ask(ReadRegistration(f"t/{number}"))
         await asked.idle()

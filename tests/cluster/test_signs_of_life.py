@@ -88,10 +88,10 @@ def test_a_host_that_is_silent_is_waited_for_once_in_a_while() -> None:
         assert await waited_s(signs, "b") == about(PATIENCE_S)
         assert await waited_s(signs, "b") == 0
         assert await waited_s(signs, "b", "c") == about(ANSWER_S)
-        await trio.sleep(SILENT_S)
+        await trio.sleep(1.5 * SILENT_S)
         assert await waited_s(signs, "b") == about(PATIENCE_S)
         hosts.answer_s["b"] = ANSWER_S
-        await trio.sleep(SILENT_S)
+        await trio.sleep(1.5 * SILENT_S)
         assert await waited_s(signs, "b") == about(ANSWER_S)
         assert await waited_s(signs, "b") == about(ANSWER_S)
 

@@ -263,7 +263,8 @@ async def test_what_a_chunk_is_founded_on_is_in_the_chunks_in_front(tmp_path: Pa
         second = await at.new_owner(are_named=False)
         path = last_object(tmp_path, PRODUCERS_SUFFIX, at)
         path.write_bytes(path.read_bytes()[:-1])
-        await second.tasks.run()
+        with trio.fail_after(PATIENCE_S):
+            await second.tasks.run()
         assert second.append(b"5", producer_id=5, sequence=0).result().duplicate
         assert second.append(b"6", producer_id=6, sequence=0).result().duplicate
 

@@ -27,6 +27,7 @@ from logstore.log.topics import TopicConfig
 from logstore.testing.clock import ManualClock
 from logstore.testing.reports import RecordedReports
 from tests.cluster.support import MemoryOwner, no_producers
+from tests.support.limits import PATIENCE_S
 
 
 class Host:
@@ -52,7 +53,7 @@ async def settled(ticket: Ticket[Any]) -> Any:
     """The outcome of a change."""
     event = trio.Event()
     ticket.add_callback(lambda _: event.set())
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE_S):
         await event.wait()
     return ticket.result()
 
@@ -60,7 +61,7 @@ async def settled(ticket: Ticket[Any]) -> Any:
 async def until_seen(store: MetadataStore, *hosts: Host) -> None:
     """Wait until hosts know every change of topics so far."""
     newest = await store.get("topics/any")
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE_S):
         for host in hosts:
             await host.view.topics_reached(newest.revision)
 
@@ -110,6 +111,25 @@ async def test_a_topic_is_on_every_host(tmp_path: Path) -> None:
         assert stream.deleted
         with pytest.raises(UnknownTopicOrPartition):
             other.front.topic("orders")
+
+
+async def test_what_two_hosts_change_at_once_is_changed(tmp_path: Path) -> None:
+    """Settings and partitions of one topic, by hosts that have not heard of each other's change: none goes back."""
+    async with two_hosts(tmp_path) as (one, other, store):
+        await settled(one.front.create_topic("orders", 2, {"max.message.bytes": "1000"}, 2))
+        await until_seen(store, one, other)
+        changes = [
+            one.front.alter_topic("orders", {"retention.ms": "60000"}),
+            other.front.alter_topic("orders", {"segment.bytes": "2048"}),
+            other.front.add_partitions("orders", 4),
+        ]
+        for change in changes:
+            await settled(change)
+        await until_seen(store, one, other)
+        settings = {"max.message.bytes": "1000", "retention.ms": "60000", "segment.bytes": "2048"}
+        for host in (one, other):
+            topic = host.front.topic("orders")
+            assert (dict(topic.overrides), len(topic.partitions)) == (settings, 4)
 
 
 async def test_the_least_number_of_copies_is_shown_as_it_is_applied(tmp_path: Path) -> None:

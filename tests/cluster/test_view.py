@@ -125,12 +125,12 @@ def test_topics_are_made_changed_and_deleted_once() -> None:
             assert view.topics["t"].topic == TOPIC
             with pytest.raises(TopicExists, match="'t'"):
                 await topics.create("t", other)
-            await topics.alter("t", grown)
+            await topics.alter("t", "id1", lambda _: grown)
             assert view.topics["t"].topic == grown
             with pytest.raises(InvalidPartitions, match="has 5 partitions and cannot have 2"):
-                await topics.alter("t", TOPIC)
+                await topics.alter("t", "id1", lambda _: TOPIC)
             with pytest.raises(UnknownTopicOrPartition, match="id2"):
-                await topics.alter("t", other)
+                await topics.alter("t", "id2", lambda _: other)
             with pytest.raises(UnknownTopicOrPartition, match="id2"):
                 await topics.delete("t", "id2")
             await topics.delete("t", "id1")

@@ -135,7 +135,7 @@ def running(long_dir: Path, processes: int) -> Iterator[tuple[subprocess.Popen[s
     """A check that has begun to read, and the processes that read; it is over when the block ends."""
     command = [sys.executable, "-m", "logstore.cli", "verify", str(long_dir), "--processes", str(processes)]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=ROOT, stderr=pipe, stdout=pipe, text=True) as process:
+    with subprocess.Popen(command, cwd=ROOT, stderr=pipe, stdout=pipe, text=True, start_new_session=True) as process:
         readers: list[int] = []
 
         def all_read() -> bool:
@@ -162,8 +162,7 @@ def is_there(pid: int) -> bool:
 def test_ctrl_c_ends_a_check(long_dir: Path, processes: int) -> None:
     """Interrupted in the middle of a large file: status 130, soon, no traceback, and no process is left."""
     with running(long_dir, processes) as (process, readers):
-        for pid in {process.pid, *readers}:
-            os.kill(pid, signal.SIGINT)  # as a terminal does
+        os.killpg(process.pid, signal.SIGINT)  # to all at once, as a terminal does
         _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, err
     assert "Traceback" not in err

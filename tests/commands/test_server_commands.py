@@ -20,6 +20,7 @@ from logstore.format.records import Record, encode_batch
 from tests.support.cli import Finished, cairn
 from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
+from tests.support.waiting import until
 
 FIRST_MS = 1_700_000_000_000
 ROOT = Path(__file__).resolve().parents[2]
@@ -237,8 +238,12 @@ def test_groups_show_lag_and_are_reset(sidecar: Sidecar, client: Client) -> None
     assert (busy.status, "stop them first" in busy.err) == (1, True)
     assert "NON_EMPTY_GROUP" in ask(sidecar, "groups", "delete", "readers-1").err
     consumer.close()
-    listed = {group["group"]: group for group in ask(sidecar, "groups", "--json").json["groups"]}
-    assert (listed["readers-1"]["members"], listed["readers-1"]["lag"]) == (0, 3)
+
+    def listed() -> tuple[int, int]:
+        groups = {group["group"]: group for group in ask(sidecar, "groups", "--json").json["groups"]}
+        return groups["readers-1"]["members"], groups["readers-1"]["lag"]
+
+    until(lambda: listed() == (0, 3), "the member has left")
     shown = ask(sidecar, "groups", "reset", "readers-1", "--to", "earliest")
     assert "nothing was changed" in shown.out
     assert Admin(client).committed("readers-1") == {TopicPartition("read", 0): 2}

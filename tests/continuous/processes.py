@@ -116,6 +116,7 @@ class RunnerProcess:
             yield heard
             if heard[0] == what:
                 return
+            assert heard[0] != "failed", heard
 
     def kill(self) -> None:
         """SIGKILL."""

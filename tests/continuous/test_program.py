@@ -76,7 +76,7 @@ def test_settings_of_checkpoints_are_taken(tmp_path: Path) -> None:
         "checkpoint-coordinator-certificate": str(host),
         "checkpoint-plans": "http://127.0.0.1:1",
         "checkpoint-plans-token": str(tmp_path / "token"),
-        "checkpoint-every-s": "5",
+        "checkpoint-every-s": "3600",
         "checkpoint-user": "somebody",
         "checkpoint-replicas": "2",
     }

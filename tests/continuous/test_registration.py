@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
 
 import pytest
 
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
-from logstore.client.wire import EARLIEST
-from logstore.errors import FencedIncarnation, UnknownReader
-from logstore.format.reader_api import ReaderOffset
+from logstore.client.wire import EARLIEST, LATEST
+from logstore.errors import FencedIncarnation, OffsetOutOfRange, UnknownReader
+from logstore.format.reader_api import LOG_START, ReaderOffset
 from spe_adapter.continuous.errors import FragmentRefused
 from spe_adapter.continuous.fragment import Fragment
 from spe_adapter.continuous.runner import READER_PREFIX, Options, Runner
@@ -21,8 +19,8 @@ from spe_adapter.epochs.retention import HeldStreams
 from spe_adapter.epochs.scan import ends
 from tests.continuous.processes import RunnerProcess, Work, described, expected, produce
 from tests.continuous.test_kills import consumed
-from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
+from tests.support.waiting import until
 
 FLAGS = ("--retention-check-interval-ms", "20")
 TRIMMED_AT_ONCE = {"retention.ms": "1", "segment.bytes": "1024"}
@@ -41,10 +39,7 @@ def log_start(client: Client) -> int:
 
 def wait_for_start(client: Client, at_least: int) -> None:
     """Wait until the source starts there."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while log_start(client) < at_least:
-        assert time.monotonic() < deadline_s, f"the source still starts at {log_start(client)}"
-        Event().wait(0.01)
+    until(lambda: log_start(client) >= at_least, lambda: f"the source still starts at {log_start(client)}")
 
 
 def lazy(address: str, records: int) -> Work:
@@ -137,9 +132,9 @@ def test_an_older_runner_moves_nothing(tmp_path: Path) -> None:
         assert [entry.topic for entry in client.describe_reader(name).streams] == ["in"]
 
 
-def test_streams_that_are_being_trimmed(tmp_path: Path) -> None:
+def test_streams_that_are_being_trimmed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Records go while a reader registers: each stream that is refused is held from what is there of it, however many
-    are refused one after the other.
+    are refused one after the other, and wherever its start has moved to.
     """
     with Sidecar(tmp_path / "data", *FLAGS) as sidecar, Client(parse_addresses(sidecar.address)) as client:
         streams = [TopicPartition("trimmed", partition) for partition in range(4)]
@@ -164,6 +159,22 @@ def test_streams_that_are_being_trimmed(tmp_path: Path) -> None:
         assert held == {0: 50, 1: 51, 2: 52, 3: 100}
         assert reader.attempts > 3
 
+        class Moving(HeldStreams):
+            """The log's start moves on during the first attempts."""
+
+            attempts = 0
+
+            def _register(self, client: Client, positions: Mapping[TopicPartition, int]) -> tuple[ReaderOffset, ...]:
+                self.attempts += 1
+                if self.attempts <= 3:
+                    raise OffsetOutOfRange("trimmed-0", 40 + self.attempts, 45, 100)
+                return super()._register(client, positions)
+
+        caplog.clear()
+        Moving("moving").register(client, {streams[0]: LOG_START})
+        assert [entry.offset for entry in client.describe_reader("moving").streams] == [50]
+        assert not caplog.records, "nothing that a recovery needs is gone"
+
 
 def test_open_windows_keep_their_output(tmp_path: Path) -> None:
     """Retention removes a target's records at once, but for those that a recovery reads: runners that are killed and
@@ -179,10 +190,7 @@ def test_open_windows_keep_their_output(tmp_path: Path) -> None:
         target = TopicPartition("out-registered", 0)
         held = {entry.topic: entry.offset for entry in client.describe_reader(READER).streams}
         assert held["out-registered"] > 0
-        deadline_s = time.monotonic() + PATIENCE_S
-        while not client.offsets({target: EARLIEST})[target].offset:
-            assert time.monotonic() < deadline_s, "the target is not trimmed"
-            Event().wait(0.01)
+        until(lambda: client.offsets({target: EARLIEST})[target].offset, "the target is trimmed")
         assert client.offsets({target: EARLIEST})[target].offset <= held["out-registered"]
         produce(sidecar.address, "in", ROWS[FIRST:])
         for ending in ("epoch", "done"):  # killed after its first epoch, then to the end
@@ -202,7 +210,14 @@ def test_state_that_was_released_is_named(tmp_path: Path) -> None:
         work = replace(lazy(sidecar.address, len(ROWS)), epoch_records=50)
         with RunnerProcess(work) as runner:
             assert [heard[0] for heard in runner.hear_until("done", 1_000)][-1] == "done"
-        assert "event=reader_released" in sidecar.log()
+        target = TopicPartition("out-registered", 0)
+
+        def is_lost() -> bool:
+            start, end = (client.offsets({target: moment})[target].offset for moment in (EARLIEST, LATEST))
+            return start == end
+
+        until(is_lost, "the target is trimmed, state and all")
+        until(lambda: "event=reader_released" in sidecar.log(), "it is told of")
         with RunnerProcess(work) as runner:
             (failed,) = runner.hear_until("failed", 1)
         assert "StateTrimmed" in str(failed[1])

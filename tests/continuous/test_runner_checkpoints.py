@@ -232,7 +232,9 @@ def test_runner_processes_with_checkpoints_that_are_killed(tmp_path: Path) -> No
             with RunnerProcess(work) as runner:
                 for _ in range(chance.randint(2, 15)):
                     heard = runner.hear()
-                    assert heard[0] in ("recovered", "epoch"), heard
+                    assert heard[0] in ("recovered", "epoch", "done"), heard
+                    if heard[0] == "done":  # a runner may be quicker than who listens to it
+                        break
         with RunnerProcess(work) as runner:
             assert list(runner.hear_until("done", 1_000))[-1] == ("done",)
         assert list((tmp_path / "sink").glob("checkpointed.0-*/MANIFEST"))

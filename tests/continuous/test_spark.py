@@ -118,7 +118,8 @@ def test_killed_workers_are_replaced_and_the_output_is_exact(sidecar: Sidecar, s
                 killed = workers()
                 assert len(killed) >= PARTITIONS
                 for worker in killed:
-                    worker.kill()
+                    with suppress(psutil.NoSuchProcess):  # one without a task may end by itself
+                        worker.kill()
         for number, part in enumerate(parts):
             assert readers[number].read == expected(part)
     finally:

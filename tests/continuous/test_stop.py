@@ -14,13 +14,17 @@ from tests.support.sidecar import Sidecar
 ROWS = [(b"key-%d" % (number % 50), number) for number in range(400)]
 
 
-def started(address: str) -> tuple[Runner, threading.Thread, list[Event], threading.Event]:
-    """A runner on a thread of its own that has committed all rows."""
+def started(
+    address: str, may_begin: threading.Event | None = None
+) -> tuple[Runner, threading.Thread, list[Event], threading.Event]:
+    """A runner on a thread of its own that commits all rows, behind its recovery not before it may."""
     seen: list[Event] = []
     done = threading.Event()
 
     def observe(event: Event) -> None:
         seen.append(event)
+        if may_begin is not None:
+            assert may_begin.wait(PATIENCE_S)
         if isinstance(event, FragmentProgress) and event.figures.records == len(ROWS):
             done.set()
 
@@ -35,8 +39,12 @@ def test_stop_commits_and_returns(tmp_path: Path) -> None:
     with Sidecar(tmp_path / "data") as sidecar:
         create(sidecar.address, "in")
         produce(sidecar.address, "in", ROWS)
-        runner, thread, seen, done = started(sidecar.address)
-        assert runner.needed_offsets() in ({}, {"in": 0})
+        may_begin = threading.Event()
+        runner, thread, seen, done = started(sidecar.address, may_begin)
+        try:
+            assert runner.needed_offsets() in ({}, {"in": 0})
+        finally:
+            may_begin.set()
         assert done.wait(PATIENCE_S)
         runner.stop()
         thread.join(PATIENCE_S)

@@ -16,6 +16,9 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from logstore.base.addresses import Address
+from logstore.base.events import ignore
+from logstore.testing.clock import ManualClock
 from logstore.testing.ports import free_port
 from scheduler.client import (
     BadRequest,
@@ -33,8 +36,9 @@ from scheduler.client import (
 )
 from scheduler.client.base import BaseGo, BaseRequest
 from scheduler.client.trio_client import TrioCoordinatorClient, TrioCoordinatorRequest, TrioGo
-from scheduler.coordinator.service import CoordinatorSettings
-from scheduler.coordinator.testing import CoordinatorProcess, running
+from scheduler.coordinator.running import ServeSettings, make_planner, opened
+from scheduler.coordinator.service import CoordinatorEnvironment, CoordinatorSettings
+from scheduler.coordinator.testing import CoordinatorProcess, in_thread, running
 from scheduler.peace.online import Settings
 from scheduler.topology import racks
 from tests.coordinator.support import Reply, raw, stand_in, topology_file
@@ -212,15 +216,22 @@ def wait_for(condition: Callable[[], bool]) -> None:
         threading.Event().wait(0.01)
 
 
-def test_a_silent_writer_is_given_up() -> None:
+def test_a_silent_writer_is_given_up(tmp_path: Path) -> None:
     """A writer that never asks again holds its capacity for a bounded time; one that polls keeps it."""
     settings = CoordinatorSettings(Settings(), writer_deadline_ms=400, tick_s=0.05)
-    with running(NETWORK, planner="paper", settings=settings) as url, CoordinatorClient(url, poll_s=0.1) as client:
+    clock, served = ManualClock(), ServeSettings(Address("127.0.0.1", 0), settings)
+    environment = CoordinatorEnvironment(NETWORK, make_planner("paper", NETWORK), clock, Random(0), ignore)
+    with (
+        opened(tmp_path) as metadata,
+        in_thread(environment, metadata, served) as url,
+        CoordinatorClient(url, poll_s=0.1) as client,
+    ):
         client.submit(writer="r1h1", chunks=1, name="silent")
         polling = client.submit(writer="r1h2", chunks=1, name="polling")
         go = next(polling.goes())
         states: dict[str, str] = {}
         while states.get("silent") != "cancelled":
+            clock.advance(100)
             client.call(core.events("polling", 1, 0.1))
             states = {"silent": "running"} | dict.fromkeys(_ended(client), "cancelled")
         assert go.done()
@@ -379,7 +390,7 @@ def test_a_host_that_leaves_is_not_brought_back() -> None:
 
     async def use_trio(client: TrioCoordinatorClient) -> None:
         await client.register("r1h1")
-        assert await trio.to_thread.run_sync(asked.wait, 20)
+        assert await trio.to_thread.run_sync(asked.wait, PATIENCE_S)
         await client.deregister("r1h1")
         assert log[-1] == "DELETE"
 

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tests.support.limits import PATIENCE_S
+
 Moment = Literal["before", "after"]
 
 
@@ -81,7 +83,7 @@ class Proxy:
         with self._lock:
             self._open.add(client)
         try:
-            with client, socket.create_connection(("127.0.0.1", self._target_port), timeout=5) as server:
+            with client, socket.create_connection(("127.0.0.1", self._target_port), timeout=PATIENCE_S) as server:
                 server.settimeout(None)
                 while True:
                     request = _frame(client)

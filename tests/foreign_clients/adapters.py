@@ -203,6 +203,7 @@ class KafkaPythonClient:
         """As the protocol says."""
         producer = kafka.KafkaProducer(
             bootstrap_servers=self._bootstrap,
+            bootstrap_timeout_ms=PATIENCE_S * 1000,
             acks={"all": "all", "0": 0, "1": 1}[sending.acks],
             compression_type=None if sending.compression == "none" else sending.compression,
             enable_idempotence=sending.idempotent,
@@ -270,6 +271,7 @@ class KafkaPythonClient:
     def _consumer(self, group: str | None) -> kafka.KafkaConsumer:
         return kafka.KafkaConsumer(
             bootstrap_servers=self._bootstrap,
+            bootstrap_timeout_ms=PATIENCE_S * 1000,
             group_id=group,
             auto_offset_reset="earliest",
             enable_auto_commit=False,
@@ -284,6 +286,11 @@ class KafkaPythonClient:
             for batch in consumer.poll(timeout_ms=200, max_records=count - len(got)).values():
                 got += [from_python(record) for record in batch]
         return got
+
+
+def python_admin(bootstrap: str) -> kafka.KafkaAdminClient:
+    """kafka-python's admin client; the caller closes it."""
+    return kafka.KafkaAdminClient(bootstrap_servers=bootstrap, bootstrap_timeout_ms=PATIENCE_S * 1000)
 
 
 class AiokafkaClient:

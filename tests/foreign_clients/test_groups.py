@@ -20,7 +20,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
-from tests.foreign_clients.adapters import Client, ConfluentClient, Message
+from tests.foreign_clients.adapters import Client, ConfluentClient, Message, python_admin
 from tests.foreign_clients.broker import Broker
 from tests.support.limits import PATIENCE_S
 
@@ -226,7 +226,7 @@ def test_offsets_can_be_deleted(broker: Broker, topic: str, group: str) -> None:
     request = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0, 0)])
     broker.admin().alter_consumer_group_offsets([request])[group].result(PATIENCE_S)
     assert committed(broker, group, topic) == 0
-    admin = kafka.KafkaAdminClient(bootstrap_servers=broker.bootstrap)
+    admin = python_admin(broker.bootstrap)
     try:
         assert group in {one["group_id"] for one in admin.list_groups()}
         place = kafka.TopicPartition(topic, 0)
@@ -266,6 +266,7 @@ def test_members_of_different_clients_share(broker: Broker, member: Open, group:
     second = kafka.KafkaConsumer(
         topic,
         bootstrap_servers=broker.bootstrap,
+        bootstrap_timeout_ms=PATIENCE_S * 1000,
         group_id=group,
         heartbeat_interval_ms=200,
         session_timeout_ms=60_000,

@@ -26,7 +26,7 @@ def peer(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SidecarPeer
     else:
         started = SidecarPeer(tmp_path)
         started.start()
-    started.wait_serving()
+    started.wait_serving(PATIENCE_S)
     yield started
     started.kill()
 
@@ -49,7 +49,7 @@ def test_a_killed_server_comes_back_with_everything(peer: SidecarPeer | KafkaPee
         peer.kill()
         producer.produce(topic, b"21", partition=0)
         peer.start()
-        peer.wait_serving()
+        peer.wait_serving(PATIENCE_S)
         assert producer.flush(PATIENCE_S) == 0
         assert client.offset_at(topic, LATEST) == 22
         resource = ConfigResource(ResourceType.TOPIC, topic)

@@ -18,7 +18,7 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from kafka.admin import ConfigResource as PythonConfigResource
 from kafka.admin import ConfigResourceType
 
-from tests.foreign_clients.adapters import LATEST, ConfluentClient, Message, Refused, confluent_poll
+from tests.foreign_clients.adapters import LATEST, ConfluentClient, Message, Refused, confluent_poll, python_admin
 from tests.foreign_clients.broker import Broker, eventually, led_partitions
 from tests.support.limits import PATIENCE_S
 
@@ -96,7 +96,7 @@ def test_the_cluster_describes_itself(broker: Broker) -> None:
     assert [(node.host, node.port) for node in cluster.nodes] == [("127.0.0.1", broker.port)]
     assert cluster.cluster_id
     assert cluster.controller.id == cluster.nodes[0].id
-    python = kafka.KafkaAdminClient(bootstrap_servers=broker.bootstrap)
+    python = python_admin(broker.bootstrap)
     try:
         assert python.describe_cluster()["cluster_id"] == cluster.cluster_id
     finally:
@@ -155,7 +155,7 @@ def test_changed_limits_hold(broker: Broker) -> None:
     topic = broker.create_topic()
     client = ConfluentClient(broker.bootstrap)
     client.produce(topic, [Message(value=b"x" * 5000)])
-    python = kafka.KafkaAdminClient(bootstrap_servers=broker.bootstrap)
+    python = python_admin(broker.bootstrap)
     try:
         python.alter_configs([PythonConfigResource(ConfigResourceType.TOPIC, topic, {"max.message.bytes": "2000"})])
     finally:
@@ -199,7 +199,7 @@ def test_deleted_topics_are_gone(broker: Broker) -> None:
 
 def test_kafka_python_administers(broker: Broker) -> None:
     """kafka-python creates, describes, extends, configures and deletes a topic."""
-    admin, name = kafka.KafkaAdminClient(bootstrap_servers=broker.bootstrap), unused_name()
+    admin, name = python_admin(broker.bootstrap), unused_name()
     try:
         admin.create_topics({name: {"num_partitions": 2, "replication_factor": 1, "configs": {"retention.ms": "5000"}}})
         eventually(lambda: name in admin.list_topics())

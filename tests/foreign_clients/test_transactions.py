@@ -56,6 +56,7 @@ def test_kafka_python_gives_up(broker: Broker) -> None:
     """kafka-python shows no server's words; its error names the coordinator of transactions, and is final."""
     producer = kafka.KafkaProducer(
         bootstrap_servers=broker.bootstrap,
+        bootstrap_timeout_ms=PATIENCE_S * 1000,
         transactional_id=TRANSACTIONAL_ID,
         max_block_ms=int(PATIENCE_S * 1000),
     )

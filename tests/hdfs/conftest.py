@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.hdfs.writers import table_of
 from tests.support.hdfs.cluster import HdfsCluster, loopback_nodes
 from tests.support.hdfs.launch import Runtime
 from tests.support.hdfs.runtime import hadoop
@@ -19,6 +20,16 @@ def runtime() -> Runtime:
     if missing:
         pytest.skip(f"not installed: {', '.join(missing)}")
     return hadoop()
+
+
+@pytest.fixture(autouse=True)
+def _no_plan_is_left(request: pytest.FixtureRequest) -> None:
+    """A test that failed may have left plans; the next one begins with an empty table."""
+    if "hdfs" in request.fixturenames:
+        with table_of(request.getfixturevalue("hdfs")) as table:
+            left = table.plans().chains
+            if left:
+                table.forget(*left)
 
 
 @pytest.fixture(scope="session")

@@ -367,7 +367,7 @@ async def test_a_drain_answers_what_was_appended(tmp_path: Path) -> None:
         await wait_until(lambda: server.stream._waiters)
         server.files.gate = threading.Event()
         await peer.send(*(produce_frame([batch()], correlation_id=number) for number in range(20)))
-        await wait_until(lambda: server.kafka._requests.used_bytes > 20 * SLOT_BYTES)
+        await wait_until(lambda: server.stream.end_offset + len(server.stream._pending) == 20)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(server.kafka.drain, PATIENCE_S)
             assert await waiting.ended()

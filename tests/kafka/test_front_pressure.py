@@ -78,8 +78,8 @@ async def test_frames_that_are_announced_hold_what_has_come_of_them(tmp_path: Pa
     async with serving(tmp_path) as server, AsyncExitStack() as stack:
         peers = await connect_many(server, stack, 100, announced(16 * MIB, sent))
         await assert_served(server)
-        assert server.kafka._arrivals.long.used_bytes == len(peers) * sent
-        assert server.kafka._requests.used_bytes == 0
+        await wait_until(lambda: server.kafka._arrivals.long.used_bytes == len(peers) * sent)
+        await wait_until(lambda: server.kafka._requests.used_bytes == 0)
         assert len(server.kafka._connections) >= len(peers)
 
 

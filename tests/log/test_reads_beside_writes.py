@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -25,6 +26,7 @@ from logstore.log.store import Store, StoreSettings
 from logstore.log.stream import Stream
 from logstore.testing.clock import ManualClock
 from logstore.testing.world import FIRST_TIMESTAMP
+from tests.support.limits import PATIENCE_S
 
 BATCH_BYTES: Final = 100_000
 BATCHES: Final = 40
@@ -32,8 +34,6 @@ SHARE_S: Final = 1.01 * BATCH_BYTES / BYTES_PER_S
 """After that time one read of a batch is paid for."""
 ATTEMPTS: Final = 20
 """Tasks run in a random order in each turn of the event loop."""
-TURNS: Final = 200_000
-"""Of the event loop, for which a thread's work is waited for."""
 
 
 class HangingFiles(OsFiles):
@@ -89,10 +89,7 @@ class Place(NamedTuple):
 
     async def happened(self, *events: str) -> None:
         """Wait for the last of the events; it must be these, in order."""
-        for _ in range(TURNS):
-            if len(self.events) >= len(events):
-                break
-            await trio.lowlevel.checkpoint()
+        await turned(lambda: len(self.events) >= len(events))
         assert self.events == list(events)
 
     async def begin_hanging_write(self, nursery: trio.Nursery) -> None:
@@ -101,6 +98,13 @@ class Place(NamedTuple):
         nursery.start_soon(self.append)
         while not self.files.is_hanging.is_set():
             await trio.lowlevel.checkpoint()
+
+
+async def turned(is_so: Callable[[], bool]) -> None:
+    """Let the event loop turn until something is so, which threads may do: the loop's own clock stands still."""
+    end_s = time.monotonic() + PATIENCE_S
+    while not is_so() and time.monotonic() < end_s:
+        await trio.lowlevel.checkpoint()
 
 
 def batch(value_bytes: int) -> bytearray:
@@ -192,10 +196,7 @@ async def test_what_is_read_ahead_lets_a_write_go_first(tmp_path: Path, mock_clo
         assert place.files.reads == reads
         place.files.goes_on.set()
         await place.happened("acknowledged")
-        for _ in range(TURNS):
-            if place.files.reads > reads:
-                break
-            await trio.lowlevel.checkpoint()
+        await turned(lambda: place.files.reads > reads)
         assert place.files.reads > reads
 
 

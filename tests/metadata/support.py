@@ -26,6 +26,7 @@ from logstore.base.metadata.interface import Transaction
 from logstore.base.metadata.sqlite import open_sqlite
 from logstore.testing.metadata_contract import PATIENCE_S, StoreUnderTest
 from logstore.testing.ports import free_ports
+from logstore.testing.processes import etcd_answers, freeze
 from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
 
 ETCD = shutil.which("etcd")
@@ -61,6 +62,12 @@ class EtcdMember:
         environment = {"PATH": os.environ["PATH"]}
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
 
+    def wait(self) -> None:
+        """Wait until it answers."""
+        process = self.process
+        assert process is not None
+        assert etcd_answers(self.client.removeprefix("http://"), PATIENCE_S, lambda: process.poll() is None), self.name
+
     def signal(self, number: int) -> None:
         """Send a signal."""
         assert self.process is not None
@@ -78,7 +85,9 @@ class EtcdMember:
 def etcd_members(
     directory: Path, number: int = 1, options: Sequence[str] = (), scheme: str = "http"
 ) -> Iterator[list[EtcdMember]]:
-    """Processes of one etcd cluster, started."""
+    """Processes of one etcd cluster, started. They answer, but those that ask for certificates: who asks those has to
+    be patient.
+    """
     ports = free_ports(2 * number)
     names = [f"e{index}" for index in range(number)]
     peers = [f"http://127.0.0.1:{port}" for port in ports[number:]]
@@ -90,6 +99,8 @@ def etcd_members(
     try:
         for member in members:
             member.start()
+        for member in members if scheme == "http" else ():
+            member.wait()
         yield members
     finally:
         for member in members:
@@ -182,8 +193,9 @@ def making_etcd(members: Sequence[EtcdMember]) -> Make:
 
 
 def stop(member: EtcdMember) -> None:
-    """Freeze a process: its connections stay open and are silent."""
-    member.signal(signal.SIGSTOP)
+    """Freeze a process: its connections stay open and are silent. It stands still when this returns."""
+    assert member.process is not None
+    freeze(member.process.pid)
 
 
 def go_on(member: EtcdMember) -> None:

@@ -305,14 +305,17 @@ async def test_an_etcd_that_forgot_is_refused(tmp_path: Path) -> None:
 
 
 async def test_another_cluster_is_refused(tmp_path: Path) -> None:
-    """An endpoint of another cluster among the endpoints is found as soon as it answers."""
+    """An endpoint of another cluster among the endpoints is found as soon as it answers, by its own address."""
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
     with etcd_members(tmp_path / "one") as one, etcd_members(tmp_path / "two") as two:
-        async with etcd_store([*one, *two]) as store, etcd_store(two):
+        two[0].kill()  # so that the first answers are those of `one`, however slow its first one is
+        async with etcd_store([*one, *two]) as store:
             await committed(store, put("a"))
+            two[0].start()
+            await member_answers(two[0])
             one[0].kill()
-            with pytest.raises(MetadataDamaged, match="answers before were of cluster"):
+            with pytest.raises(MetadataDamaged, match=f"etcd at {two[0].client} is cluster .* answers before were of"):
                 await store.get("a")
 
 

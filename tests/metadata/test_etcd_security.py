@@ -63,7 +63,8 @@ async def test_tls_and_client_certificates(tmp_path: Path) -> None:
 async def etcdctl(member: EtcdMember, *words: str, user: str = "") -> None:
     """Run etcd's own tool."""
     login: Sequence[str] = ("--user", user) if user else ()
-    command = ["etcdctl", "--endpoints", member.client, *login, *words]
+    patience = ("--dial-timeout", f"{PATIENCE_S}s", "--command-timeout", f"{PATIENCE_S}s")
+    command = ["etcdctl", "--endpoints", member.client, *patience, *login, *words]
     await trio.run_process(command, env={"ETCDCTL_API": "3"}, capture_stdout=True, capture_stderr=True)
 
 

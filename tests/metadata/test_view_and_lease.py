@@ -13,7 +13,7 @@ from logstore.base.metadata.interface import MAX_PAGE_ENTRIES, Delete, MetadataS
 from logstore.base.metadata.view import MetadataView
 from logstore.testing.metadata_contract import changing, committed, put
 from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
-from tests.metadata.support import HASTY, etcd_members, etcd_store, needs_etcd
+from tests.metadata.support import etcd_members, etcd_store, needs_etcd
 from tests.support.limits import PATIENCE_S
 from tests.support.virtual_time import run_virtual
 
@@ -171,7 +171,7 @@ def test_a_lease_is_not_held_when_the_service_may_have_ended_it() -> None:
 async def test_on_etcd(tmp_path: Path) -> None:
     """A member's key stays while etcd is killed and restarted, and a view of members sees it go."""
     with etcd_members(tmp_path) as members:
-        async with etcd_store(members, **HASTY) as store, trio.open_nursery() as nursery:
+        async with etcd_store(members) as store, trio.open_nursery() as nursery:
             view = MetadataView(store, "members/")
             nursery.start_soon(view.run)
             lease = HeldLease(store, 60)

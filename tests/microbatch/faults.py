@@ -17,6 +17,7 @@ from typing import Literal
 import psutil
 
 from spe_adapter.microbatch.epoch import Step
+from tests.support.waiting import until
 
 Victim = Literal["worker", "task", "driver", "sidecar"]
 
@@ -71,13 +72,27 @@ class Faults:
         if fault.victim == "worker":
             os.kill(os.getpid(), signal.SIGKILL)
         elif fault.victim == "sidecar":
-            os.kill(int(Path(self._sidecar_pid_file).read_text()), signal.SIGKILL)
+            kill_written(Path(self._sidecar_pid_file))
         else:
             kill_family(self._driver_pid)
 
     def fired(self) -> set[int]:
         """The faults that have happened."""
         return {int(path.name) for path in Path(self._directory).iterdir()}
+
+
+def kill_written(pid_file: Path) -> None:
+    """SIGKILL to the process of a pid file; if it is dead already, to the one that comes after it."""
+    killed = False
+
+    def tried() -> bool:
+        nonlocal killed
+        with suppress(FileNotFoundError, ProcessLookupError):
+            os.kill(int(pid_file.read_text()), signal.SIGKILL)
+            killed = True
+        return killed
+
+    until(tried, f"a living process in {pid_file}")
 
 
 def kill_family(pid: int) -> None:

@@ -6,12 +6,26 @@ import os
 import subprocess
 import sys
 
+from tests.support.limits import PATIENCE_S
+
 TASKS = """
-import os, sys
+import os, sys, time
 from spe_adapter.daemon import preload
+
+def threads():
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        try:
+            names.append(open(f"/proc/self/task/{task}/comm").read().strip())
+        except OSError:  # it has ended meanwhile
+            pass
+    return [name for name in names if name != "jemalloc_bg_thd"]
+
 assert preload(["pyspark.worker"])
-threads = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
-assert len([name for name in threads if name != "jemalloc_bg_thd"]) == 1, threads
+end_s = time.monotonic() + PATIENCE_S
+while len(threads()) != 1:  # jemalloc's thread gets its name after its start
+    assert time.monotonic() < end_s, threads()
+    time.sleep(0.01)
 before = set(sys.modules)
 child = os.fork()
 if child == 0:
@@ -37,7 +51,9 @@ assert not {f"spe_adapter.microbatch.{name}" for name in ("driver", "query", "jo
 
 def run(program: str) -> None:
     """A program of its own: what it loads must not be here already."""
-    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    told = f"PATIENCE_S = {PATIENCE_S}\n{program}"
+    subprocess.run([sys.executable, "-c", told], check=True, env=environment)
 
 
 def test_a_worker_finds_all_it_needs() -> None:

@@ -30,6 +30,7 @@ from pyspark.sql import SparkSession
 
 session = SparkSession.builder.master("local[2]").config("spark.driver.memory", "512m")
 session.config("spark.ui.enabled", "false").config("spark.driver.host", "127.0.0.1")
+session.config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")  # quicker at the start
 session.config("spark.sql.session.timeZone", "UTC").getOrCreate().sparkContext.setLogLevel("OFF")
 """
 

@@ -35,18 +35,27 @@ TASK_STEPS: tuple[Step, ...] = tuple(step for step in STEPS if step.startswith("
 
 @contextmanager
 def undying(sidecar: Sidecar, pid_file: Path) -> Iterator[None]:
-    """Start the sidecar again on its port whenever it dies, as whatever supervises it would."""
+    """Start the sidecar again on its port whenever it dies, as whatever supervises it would. While it is dead there is
+    no pid file.
+    """
     over = threading.Event()
-    pid_file.write_text(str(sidecar.pid))
+
+    def tell() -> None:
+        whole = pid_file.with_suffix(".new")
+        whole.write_text(str(sidecar.pid))
+        whole.rename(pid_file)
+
+    tell()
 
     def watch() -> None:
         while not over.is_set():
             process = sidecar.process
             if over.wait(0.05) or process.poll() is None:
                 continue
+            pid_file.unlink()
             sidecar.kill()  # it is dead: this lets go of its pipes
             sidecar.restart()
-            pid_file.write_text(str(sidecar.pid))
+            tell()
 
     thread = threading.Thread(target=watch)
     thread.start()

@@ -8,6 +8,7 @@ import pytest
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from spe_adapter.microbatch.observed import OBSERVATION
+from spe_adapter.microbatch.query import StatefulQuery
 from tests.microbatch.operators import Model, rows_of
 from tests.microbatch.world import World
 from tests.support.waiting import until
@@ -36,6 +37,10 @@ class Listening(StreamingQueryListener):
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - Spark's name
         """Nothing."""
 
+    def of(self, query: StatefulQuery) -> list[tuple[int, dict[str, Any]]]:
+        """Batch and figures of one query; a session's late words are of others."""
+        return [(batch, figures) for named, batch, figures in self.heard if named == query.id]
+
 
 def test_a_listener_hears_the_figures_of_each_batch(world: World) -> None:
     """They are those of a model: rows that were late, results, windows that are open; and `lastProgress` has them."""
@@ -46,15 +51,15 @@ def test_a_listener_hears_the_figures_of_each_batch(world: World) -> None:
     world.spark.streams.addListener(listening)
     try:
         query = world.run(world.query(rows_per_batch=30))
-        until(lambda: len(listening.heard) >= len(epochs), "each batch is heard")
+        until(lambda: len(listening.of(query)) >= len(epochs), "each batch is heard")
     finally:
         world.spark.streams.removeListener(listening)
     model = Model()
     for batch, rows in enumerate(epochs):
         late_ms, before = model.watermark_ms, len(model.told)
         model.epoch(rows)
-        named, heard, figures = listening.heard[batch]
-        assert (named, heard, figures["epoch"]) == (query.id, batch, 2 * batch)
+        heard, figures = listening.of(query)[batch]
+        assert (heard, figures["epoch"]) == (batch, 2 * batch)
         assert figures["records"] == len(rows)
         assert figures["late"] == sum(row.ms <= late_ms for row in rows)
         assert figures["results"] == len(model.told) - before

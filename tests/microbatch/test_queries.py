@@ -67,9 +67,10 @@ def test_a_pause_closes_what_is_due(world: World) -> None:
     query = world.start(world.query().option("closingDelay", "100ms"))
     try:
         until(lambda: ("early", 1, 1, True) in world.told(), "the key is closed")
+        # The figures come behind the results.
+        until(lambda: query.progress is not None and query.progress.closing, "the closing's figures are there")
         progress = query.progress
         assert progress is not None
-        assert progress.closing
         assert progress.watermark_ms == 130_000 - DELAY_MS
         assert progress.windows == 1
         # Behind the pause, rows at or before its watermark are late.
@@ -120,7 +121,7 @@ def test_an_operator_that_fails_is_named(world: World) -> None:
     world.feed(bad)
     query = world.start(world.query(Failing()))
     with pytest.raises(Exception, match=r"operator Visits failed in batch 3 \(epoch 6 in the log\) at key 'bad'"):
-        query.awaitTermination(120)
+        query.awaitTermination(PATIENCE_S)
     said = str(query.exception())
     assert re.fullmatch(
         rf"query {query.id}, batch 3 \(epoch 6 in the log\): OperatorFailed: operator Visits failed in batch 3 .* "

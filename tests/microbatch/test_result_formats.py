@@ -26,6 +26,7 @@ from tests.microbatch.operators import Model, Visits, rows_of
 from tests.microbatch.test_changed_operators import Ended, EndsOnce
 from tests.microbatch.world import World, by_key
 from tests.support.sidecar import Sidecar
+from tests.support.spark_session import finish
 from tests.support.streams import create_topic, produce, read_all
 
 EPOCHS = rows_of(5, 20, 12)
@@ -192,11 +193,7 @@ def test_columns_in_spark(world: World, spark: SparkSession) -> None:
         .load()
     )
     assert frame.schema.simpleString() == "struct<key:string,n:bigint,total:bigint,last:boolean>"
-    query = frame.writeStream.format("memory").queryName("told_columns").trigger(availableNow=True).start()
-    try:
-        query.awaitTermination()
-    finally:
-        query.stop()
+    finish(frame.writeStream.format("memory").queryName("told_columns").trigger(availableNow=True).start())
     found = [tuple(row) for row in spark.sql("select key, n, total, last from told_columns").collect()]
     assert sorted(found) == sorted(model.told)
     some = (

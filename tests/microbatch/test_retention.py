@@ -76,7 +76,9 @@ def test_state_that_was_released_is_named_with_its_setting(tmp_path: Path) -> No
         query.rows = quiet + [row for rows in rows_of(20, 30, 6) for row in rows]
         query.run(rows_per_batch=30, extentLimit="1000000")
         name = reader_name(query.id)
-        assert "event=reader_released" in sidecar.log()
+        until(lambda: "event=reader_released" in sidecar.log(), "the reader's hold is released")
+        streams = [TopicPartition("out", partition) for partition in range(PARTITIONS)]
+        until(lambda: all(log_start(client, stream) for stream in streams), "the streams are trimmed")
         lost_memory(tmp_path)
         query.rows += rows_of(1, 10, 6)[0]
         with pytest.raises(StateTrimmed, match=rf"{name}.*reader-hold-bytes"):

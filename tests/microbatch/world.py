@@ -60,7 +60,7 @@ class World:
         """A query over a frame."""
         made = stateful(frame, key=key, operator=operator, partitions=partitions)
         made.option("kafka.bootstrap.servers", self.address)
-        made.option("kafka.delivery.timeout.ms", 30_000)
+        made.option("kafka.delivery.timeout.ms", PATIENCE_S * 1000)
         return made.option("stateDirectory", self.state)
 
     def start(self, query: Stateful) -> StatefulQuery:

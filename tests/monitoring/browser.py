@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import base64
 import json
-import select
 import shutil
 import subprocess
 import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from logstore.testing.ports import free_port
 from tests.support.limits import PATIENCE_S
+from tests.support.waiting import until
 
 DRIVER = shutil.which("chromedriver")
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -81,9 +81,9 @@ def chromium(width: int = 1240, height: int = 900) -> Iterator[Browser]:
     with tempfile.TemporaryDirectory(prefix="chromium-") as profile:
         port = free_port()  # asked for any port, newer drivers say that they listen on port 0
         command = [DRIVER, f"--port={port}"]
-        driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            _wait_started(driver)
+            until(lambda: _is_ready(driver, port), "chromedriver is ready")
             base = f"http://127.0.0.1:{port}/session"
             options = {
                 "binary": BROWSER,
@@ -103,17 +103,11 @@ def chromium(width: int = 1240, height: int = 900) -> Iterator[Browser]:
         finally:
             driver.terminate()
             driver.wait(PATIENCE_S)
-            if driver.stdout is not None:
-                driver.stdout.close()
 
 
-def _wait_started(driver: subprocess.Popen[str]) -> None:
-    """Wait until the driver says that it listens."""
-    assert driver.stdout is not None
-    end_s = time.monotonic() + PATIENCE_S
-    while time.monotonic() < end_s:
-        readable, _, _ = select.select([driver.stdout], [], [], 1)
-        line = driver.stdout.readline() if readable else ""
-        if "started successfully" in line:
-            return
-    raise RuntimeError("chromedriver did not start")
+def _is_ready(driver: subprocess.Popen[bytes], port: int) -> bool:
+    """Whether the driver answers that it takes sessions."""
+    assert driver.poll() is None, f"chromedriver ended with {driver.returncode}"
+    with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=PATIENCE_S) as answer:
+        return bool(json.load(answer)["value"]["ready"])
+    return False

@@ -136,12 +136,13 @@ def test_health_has_a_place_of_its_own(tmp_path: Path) -> None:
     """
     stop = threading.Event()
 
-    def hammer(port: int) -> int:
-        refused = 0
+    refused = threading.Event()
+
+    def hammer(port: int) -> None:
         while not stop.is_set():
             with suppress(OSError, http.client.HTTPException):
-                refused += ask(port, "/metrics").status == 503
-        return refused
+                if ask(port, "/metrics").status == 503:
+                    refused.set()
 
     places = LIMITS.max_connections + 16
     with watched(tmp_path / "data") as sidecar, ExitStack() as stack, ThreadPoolExecutor(places) as clients:
@@ -149,6 +150,7 @@ def test_health_has_a_place_of_its_own(tmp_path: Path) -> None:
         hammering = [clients.submit(hammer, port) for _ in range(places)]
         try:
             until(lambda: "connection_refused" in sidecar.log(), "all places are taken")
+            assert refused.wait(PATIENCE_S), "nobody was told that all places are taken"
             for _ in range(LIMITS.reserved_connections // 2):
                 stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S))
             for _ in range(20):
@@ -156,7 +158,8 @@ def test_health_has_a_place_of_its_own(tmp_path: Path) -> None:
                 assert ask(port, "/ready").status == 200
         finally:
             stop.set()
-        assert sum(task.result() for task in hammering) > 0
+        for task in hammering:
+            task.result()
 
 
 def test_headers_and_bodies_are_bounded(sidecar: Sidecar) -> None:

@@ -9,6 +9,9 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,26 +21,45 @@ from logstore.base.service_manager import ALIVE, READY, STOPPING
 from logstore.sidecar import FAILED, REFUSED
 from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import ROOT, Sidecar
+from tests.support.waiting import until
 
 UNIT = ROOT / "docs/systemd/cairn.service"
 
 
 def test_it_says_when_it_is_ready_alive_and_stopping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """READY=1 comes once it serves, WATCHDOG=1 again and again if wanted, STOPPING=1 at the signal."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        manager.bind(f"\0cairn-test-{os.getpid()}")
-        manager.settimeout(PATIENCE_S)
-        monkeypatch.setenv("NOTIFY_SOCKET", f"@cairn-test-{os.getpid()}")
-        monkeypatch.setenv("WATCHDOG_USEC", "200000")
+    monkeypatch.setenv("NOTIFY_SOCKET", f"@cairn-test-{os.getpid()}")
+    monkeypatch.setenv("WATCHDOG_USEC", "200000")
+    with listening(f"\0cairn-test-{os.getpid()}") as said:
         with Sidecar(tmp_path / "data") as sidecar:
-            said = [manager.recv(100).decode() for _ in range(4)]
-            assert said.count(READY) == 1
-            assert said.count(ALIVE) == 3
+            until(lambda: said.count(READY) and said.count(ALIVE) >= 3, "it is ready and alive")
+            assert STOPPING not in said
             sidecar.terminate()
-            rest: list[str] = []
-            while STOPPING not in rest:
-                rest.append(manager.recv(100).decode())
-            assert set(rest) <= {ALIVE, STOPPING}
+        until(lambda: STOPPING in said, "it says that it stops")
+        assert said.count(READY) == 1
+        assert set(said) == {READY, ALIVE, STOPPING}
+
+
+@contextmanager
+def listening(name: str) -> Iterator[list[str]]:
+    """What a manager at a socket of this name is told, as it comes: the few messages that a socket holds are soon full,
+    and what does not fit is lost.
+    """
+    said: list[str] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager, ThreadPoolExecutor(1) as executor:
+        manager.bind(name)
+
+        def listen() -> None:
+            while message := manager.recv(100):
+                said.append(message.decode())
+
+        ended = executor.submit(listen)
+        try:
+            yield said
+        finally:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as last:
+                last.sendto(b"", name)
+            ended.result(PATIENCE_S)
 
 
 def test_without_a_manager_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

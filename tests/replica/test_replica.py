@@ -241,7 +241,7 @@ def test_a_copy_outlives_registrations_from_before_it() -> None:
     assert isinstance(progress, Send)
     assert isinstance(progress.message, CopyProgress)
     assert (progress.host, progress.message.copied_bytes, progress.message.revision) == ("a", 28, 7)
-    assert read == ReadRegistration("s")
+    assert read == ReadRegistration("s", 7)
     (cut,) = stores(replica.registration_seen("s", 7, named))
     assert messages(replica.stored(cut.token), CopyDone) == [CopyDone("s", 1, ME, at(4), 7)]
     assert replica.registration_seen("s", 6, sealed) == []

@@ -353,12 +353,39 @@ async def test_a_known_registration_is_read_as_far_as_it_has_changed(make: Make)
         assert await read(reader) == RegistrationRead(STREAM, ABSENT, None)
 
 
+async def test_a_change_that_was_heard_of_costs_one_call(make: Make) -> None:
+    """Who has heard that a registration has changed reads what has, with the head; who has not asks for the head first.
+    What has not changed is one call, whatever was heard.
+    """
+    async with opened(make) as stores:
+        await plant(stores.store, registration_of(300))
+        owner, store = StoredRegistrations(stores.other), Counting(stores.store)
+        reader = StoredRegistrations(cast(MetadataStore, store))
+        await reader.read(ReadRegistration(STREAM))
+        assert (store.pages, store.gets) == (2, 0)
+        for is_heard in (True, False):
+            seen = await read(owner)
+            assert seen.registration is not None
+            members = (A, B) if is_heard else (A, C)
+            answer = await swap(owner, seen.revision, seen.registration.with_copies(1, members))
+            assert answer.is_done
+            store.pages = store.gets = 0
+            found = await reader.read(ReadRegistration(STREAM, answer.revision if is_heard else 0))
+            assert (found.revision, found.registration) == (answer.revision, answer.registration)
+            assert (store.pages, store.gets) == (1, 0 if is_heard else 1)
+        store.pages = store.gets = 0
+        assert await reader.read(ReadRegistration(STREAM, found.revision)) == found
+        assert (store.pages, store.gets) == (0, 1)
+        assert await reader.read(ReadRegistration(STREAM, found.revision + 1000)) == found
+
+
 @dataclass
 class Counting:
-    """A store that counts pages."""
+    """A store that counts pages, and reads of single keys."""
 
     store: MetadataStore
     pages: int = 0
+    gets: int = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.store, name)
@@ -367,6 +394,11 @@ class Counting:
         """See MetadataStore."""
         self.pages += 1
         return await self.store.page(prefix, **arguments)
+
+    async def get(self, key: str) -> Any:
+        """See MetadataStore."""
+        self.gets += 1
+        return await self.store.get(key)
 
 
 def changed_somehow(registration: StreamRegistration, random: Random) -> StreamRegistration:

@@ -8,6 +8,7 @@ import hmac
 import socket
 import ssl
 import struct
+import subprocess
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,6 +25,7 @@ from logstore.kafka.security.scram import SAID_BY_SCRAMP, why_refused
 from tests.kafka.front_driver import request_frame
 from tests.security.conftest import PASSWORD, USER, Certificates, Secured
 from tests.security.raw_client import API_VERSIONS, AUTHENTICATE, HANDSHAKE, RawClient
+from tests.support.waiting import until
 
 MECHANISM = "SCRAM-SHA-512"
 KEYS = (*range(93), 31_000, 31_001, 31_002, 31_003, 32_767, -1)
@@ -375,9 +377,9 @@ def test_a_handshake_that_never_ends_holds_up_nobody(secured: Secured) -> None:
     """Beside connections that stop in the middle of their handshake, others shake hands, log in and are served; theirs
     end at `handshake-s`.
     """
+    begun = time.monotonic()
     stuck = [RawClient(secured.ports["SASL_SSL"]) for _ in range(20)]
     try:
-        begun = time.monotonic()
         for client in stuck:
             client.send(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
         assert_well(secured)
@@ -455,16 +457,21 @@ def test_certificates_that_are_refused(secured: Secured) -> None:
 
 def test_renegotiation_is_refused(secured: Secured, tmp_path: Path) -> None:
     """A TLS 1.2 client that asks to negotiate again gets none, so it cannot have the sidecar compute for nothing."""
-    import subprocess
-
-    done = subprocess.run(
-        ["openssl", "s_client", "-connect", secured.address("SSL"), "-tls1_2", "-CAfile", str(secured.certificates.ca)],
-        input="R\n",
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert "RENEGOTIATING" in done.stdout + done.stderr
-    assert "no renegotiation" in (done.stdout + done.stderr).lower()
+    authority, log = str(secured.certificates.ca), tmp_path / "log"
+    command = ["openssl", "s_client", "-connect", secured.address("SSL"), "-tls1_2", "-CAfile", authority]
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output) as process,
+    ):
+        assert process.stdin is not None
+        try:
+            process.stdin.write(b"R\n")
+            process.stdin.flush()
+            # Its input stays open: at its end the program would not wait for an answer.
+            until(lambda: process.poll() is not None or "no renegotiation" in log.read_text().lower(), "an answer")
+        finally:
+            process.kill()
+    said = log.read_text()
+    assert "RENEGOTIATING" in said
+    assert "no renegotiation" in said.lower()
     assert_well(secured)

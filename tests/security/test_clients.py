@@ -74,6 +74,7 @@ def round_trip_kafka_python(address: str, protocol: str, mechanism: str, files: 
     if mechanism:
         config |= {"sasl_mechanism": mechanism, "sasl_plain_username": USER, "sasl_plain_password": PASSWORD}
     topic = f"t-{uuid.uuid4().hex}"
+    config["bootstrap_timeout_ms"] = PATIENCE_S * 1000
     producer = kafka.KafkaProducer(**config)
     try:
         for value in RECORDS:

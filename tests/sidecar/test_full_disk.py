@@ -100,6 +100,7 @@ class PythonSender:
         self._pause = threading.Event()
         self._producer = kafka.KafkaProducer(
             bootstrap_servers=address,
+            bootstrap_timeout_ms=timeout_ms,
             acks="all",
             retries=1_000_000,
             delivery_timeout_ms=timeout_ms,

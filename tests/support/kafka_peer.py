@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.harness.jars import KafkaUnavailable, kafka_class_path
 from benchmarks.harness.kafka import KafkaPeer, java_tool
+from tests.support.limits import PATIENCE_S
 
 
 def require_kafka() -> None:
@@ -25,7 +26,7 @@ def start_kafka(directory: Path) -> KafkaPeer:
     peer = KafkaPeer(directory, heap="512m", overrides={"group.initial.rebalance.delay.ms": "0"})
     peer.start()
     try:
-        peer.wait_serving()
+        peer.wait_serving(PATIENCE_S)
     except BaseException:
         peer.kill()
         raise

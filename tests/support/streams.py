@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -14,6 +14,9 @@ from logstore.client.errors import OFFSET_OUT_OF_RANGE
 from logstore.client.wire import EARLIEST, LATEST, TopicPartition
 from spe_adapter.codec.decode import Decoder, scan
 from tests.support.limits import PATIENCE_S
+
+UNTIL_FLUSHED_MS: Final = 60_000
+"""A producer's linger that only a full batch and `flush` end."""
 
 
 class Row(NamedTuple):
@@ -51,8 +54,10 @@ def produce(
     timestamp_ms: int = 0,
     headers: Sequence[tuple[str, bytes]] | None = None,
 ) -> None:
-    """Records to one partition, acknowledged."""
-    producer = Producer({"bootstrap.servers": address, "linger.ms": 5})
+    """Records to one partition, acknowledged: up to 10,000 of them, or 1 MB, are one batch, so that a query that runs
+    already sees all of them at once or none.
+    """
+    producer = Producer({"bootstrap.servers": address, "linger.ms": UNTIL_FLUSHED_MS})
     failures: list[object] = []
     for value in values:
         producer.produce(

@@ -66,11 +66,14 @@ class Reading(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Entries in the order of their keys, whether more follow, and the revision of the map at that moment."""
+    """Entries in the order of their keys, whether more follow, and the revision of the map at that moment. `beside`:
+    the entry of the key that was asked for besides; None if it is absent.
+    """
 
     entries: tuple[Entry, ...]
     more: bool
     revision: int
+    beside: Entry | None = None
 
 
 class Condition(NamedTuple):
@@ -184,9 +187,11 @@ class MetadataStore(Protocol):
         """Read a key."""
         ...
 
-    async def page(self, prefix: str, *, after: str = "", limit: int = MAX_PAGE_ENTRIES, newer_than: int = 0) -> Page:
+    async def page(
+        self, prefix: str, *, after: str = "", limit: int = MAX_PAGE_ENTRIES, newer_than: int = 0, beside: str = ""
+    ) -> Page:
         """Read up to `limit` entries whose keys begin with `prefix` and come behind the key `after`, and whose
-        revisions are above `newer_than`.
+        revisions are above `newer_than`; and, of the same moment, the entry at the key `beside`, unless that is "".
 
         A page shows one moment; two pages show two. A watch from the revision of the first page completes the picture
         (`view.MetadataView`).
@@ -232,10 +237,10 @@ def check_prefix(prefix: str) -> None:
         check_key(prefix)
 
 
-def check_page(prefix: str, after: str, limit: int, newer_than: int) -> None:
+def check_page(prefix: str, after: str, limit: int, newer_than: int, beside: str = "") -> None:
     """Raises InvalidMetadataCall unless these are arguments of `page`."""
-    check_prefix(prefix)
-    check_prefix(after)
+    for text in (prefix, after, beside):
+        check_prefix(text)
     if not 1 <= limit <= MAX_PAGE_ENTRIES:
         raise InvalidMetadataCall(f"limit={limit}: must be from 1 to {MAX_PAGE_ENTRIES}; read further pages")
     if newer_than < 0:

@@ -98,10 +98,12 @@ class SqliteMetadataStore:
         await self._readable()
         return self._state.get(key)
 
-    async def page(self, prefix: str, *, after: str = "", limit: int = MAX_PAGE_ENTRIES, newer_than: int = 0) -> Page:
+    async def page(
+        self, prefix: str, *, after: str = "", limit: int = MAX_PAGE_ENTRIES, newer_than: int = 0, beside: str = ""
+    ) -> Page:
         """See MetadataStore."""
         await self._readable()
-        return self._state.page(prefix, after, limit, newer_than)
+        return self._state.page(prefix, after, limit, newer_than, beside)
 
     async def commit(self, transaction: Transaction) -> Committed | Conflict:
         """See MetadataStore."""

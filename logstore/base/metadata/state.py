@@ -96,17 +96,18 @@ class MetadataState:
         """See MetadataStore."""
         return Reading(self._entries.get(key), self.revision)
 
-    def page(self, prefix: str, after: str, limit: int, newer_than: int = 0) -> Page:
+    def page(self, prefix: str, after: str, limit: int, newer_than: int = 0, beside: str = "") -> Page:
         """See MetadataStore. Raises InvalidMetadataCall."""
-        check_page(prefix, after, limit, newer_than)
+        check_page(prefix, after, limit, newer_than, beside)
+        besides = self._entries.get(beside)
         begin = bisect_left(self._keys, max(prefix, after + "\0" if after else ""))
         end = bisect_left(self._keys, end_of_prefix(prefix))
         if newer_than:
             newer = (self._entries[key] for key in self._keys[begin:end])
             found = tuple(islice((entry for entry in newer if entry.revision > newer_than), limit + 1))
-            return Page(found[:limit], len(found) > limit, self.revision)
+            return Page(found[:limit], len(found) > limit, self.revision, besides)
         keys = self._keys[begin : min(end, begin + limit)]
-        return Page(tuple(self._entries[key] for key in keys), end - begin > limit, self.revision)
+        return Page(tuple(self._entries[key] for key in keys), end - begin > limit, self.revision, besides)
 
     def changes_after(self, revision: int, prefix: str) -> Iterator[Changes]:
         """The changes under a prefix with revisions above `revision`. Raises Compacted, MetadataDamaged."""

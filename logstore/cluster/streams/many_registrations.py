@@ -1,5 +1,5 @@
 """Registrations of many streams at a time: of all streams with a replica here when a host starts, and of all streams of
-a topic that is gone. One by one, each would cost three requests of the metadata store.
+a topic that is gone. One by one, each would cost a request of the metadata store.
 
 Invariants:
 * What is found is what reads of single streams would find. A registration counts if its head has not changed while the
@@ -72,10 +72,10 @@ class ManyRegistrations:
                 self._requests.ask(ReadRegistration(stream))
         self._asked.set()
 
-    def ask(self, stream: str) -> None:
-        """Find the registration of a stream, which may be gone with its topic."""
+    def ask(self, stream: str, revision: int = 0) -> None:
+        """Find the registration of a stream, which may be gone with its topic, of a revision at least."""
         if self._is_known(stream):
-            self._requests.ask(ReadRegistration(stream))
+            self._requests.ask(ReadRegistration(stream, revision))
         else:
             self._gone.setdefault(topic_id_of(stream), {})[stream] = None
             self._asked.set()

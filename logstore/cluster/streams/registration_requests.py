@@ -123,8 +123,15 @@ class RegistrationRequests:
     def _end(self, key: Key) -> None:
         del self._running[key]
         again = self._again.pop(key, None)
-        if again is not None:
+        if again is not None and not self._is_answered(again):
             self.ask(again)
+
+    def _is_answered(self, request: Request) -> bool:
+        """Whether a read that was asked for meanwhile would find nothing new: a change is heard of from its owner and
+        from the store.
+        """
+        known = self.registrations.known(request.stream)
+        return isinstance(request, ReadRegistration) and known is not None and 0 < request.revision <= known.revision
 
     async def _perform(self, request: Request) -> float:
         """Returns the seconds until the next request of this stream and kind."""

@@ -8,6 +8,7 @@ Invariants:
 * Only the owner's host takes appends, and only after it knows the producers' last sequences as of the offset where its
   ownership begins; a batch that an earlier owner has in the log is a duplicate here as well.
 * A batch is known to readers, and its ticket settles, when it is acknowledged by the owner's state machine.
+* A client's batch that comes while this host takes over waits for that, for a moment (`early_appends`).
 * When another host takes over, every batch that is not acknowledged fails with NotLeader: it may be in the log or not,
   and an idempotent producer that sends it again finds out.
 * At most MAX_WAITING_BYTES wait for room (or one larger batch); more are refused, and nothing of them is appended.
@@ -22,14 +23,15 @@ a chunk that is rolled under the same owner changes nothing for clients.
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 from typing import Final, NamedTuple, Protocol
 
 from logstore.base.clock import Clock
 from logstore.base.events import Report
 from logstore.base.metadata.local_watch import ChangeSignal
+from logstore.cluster.streams.early_appends import EarlyAppends
 from logstore.cluster.streams.group_entry import GroupKey, check_group, place_batches
+from logstore.cluster.streams.stream_batches import SentBatch, WaitingBatch, WantedTrim
 from logstore.errors import (
     CairnError,
     InvalidTopic,
@@ -41,7 +43,7 @@ from logstore.errors import (
     UnknownTopicOrPartition,
 )
 from logstore.events import STREAM_LED, TRIMMED
-from logstore.format.batch import BatchHeader, patch_base, stamp_append_time
+from logstore.format.batch import patch_base, stamp_append_time
 from logstore.format.index import NO_TIMESTAMP
 from logstore.format.snapshot import ProducerSnapshot, encode_snapshot
 from logstore.log.coroutines import start
@@ -73,6 +75,9 @@ class StreamOwners(Protocol):
 
     def next_offset(self, stream: str, /) -> int:
         """The offset of the next batch."""
+
+    def is_claimed(self, stream: str, /) -> bool:
+        """Whether this host owns the stream, or is about to."""
 
     def trim(self, stream: str, log_start: int, /, *, keeps_last: bool) -> None:
         """Trim the stream's front. Raises NotLeader."""
@@ -161,35 +166,6 @@ class StreamPlace(NamedTuple):
         return f"{self.cluster_id}/{self.topic}.{self.topic_id}/{self.partition}"
 
 
-@dataclass(slots=True)
-class _Waiting:
-    """A checked batch, or a group, without an offset. `header`: None for a group."""
-
-    buffer: memoryview | bytearray
-    record_count: int
-    header: BatchHeader | None
-    ticket: AppendTicket
-
-
-class _InFlight(NamedTuple):
-    """A batch or a group that was given to the owner."""
-
-    base_offset: int
-    next_offset: int
-    size_bytes: int
-    header: BatchHeader | None
-    ticket: AppendTicket
-    append_ms: int
-
-
-class _Trim(NamedTuple):
-    """A trim that is not registered yet."""
-
-    offset: int
-    why: str
-    ticket: Ticket[int]
-
-
 class ReplicatedStream(Waitable):
     """See the module."""
 
@@ -207,16 +183,17 @@ class ReplicatedStream(Waitable):
         self.is_internal = place.is_internal
         self.appended_bytes = self.appended_records = self.fetched_bytes = 0
         self._services = services
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[WaitingBatch] = deque()
         self._waiting_bytes = 0
-        self._in_flight: deque[_InFlight] = deque()
+        self._in_flight: deque[SentBatch] = deque()
+        self._early = EarlyAppends(self.append_own, services.spawn)
         self._groups: dict[GroupKey, AppendTicket] = {}
         """Groups under way."""
         self._ownership = 0
         self._open_epoch = 0
         self._opened_ms = self._written_ms = UNKNOWN_TIME
         """When the first batch of the open chunk was appended, and the last batch of this ownership."""
-        self._trims: list[_Trim] = []
+        self._trims: list[WantedTrim] = []
         self.moved = ChangeSignal()
         """The registration has changed, or an ownership has begun or ended."""
         self._crowded_s: float | None = None
@@ -268,6 +245,10 @@ class ReplicatedStream(Waitable):
         """
         if self.is_internal:
             raise InvalidTopic(f"{self.topic} is the cluster's own: clients do not write to it")
+        if not (self.is_leader or self.deleted) and self._services.owners.is_claimed(self.stream):
+            held = self._early.hold(records, now_ms=now_ms, are_times_checked=are_times_checked)
+            if held is not None:
+                return held
         return self.append_own(records, now_ms=now_ms, are_times_checked=are_times_checked)
 
     def append_own(
@@ -289,7 +270,7 @@ class ReplicatedStream(Waitable):
                 if duplicate.ticket is not None:
                     return duplicate.ticket
                 return Ticket.succeeded(AppendResult(duplicate.base_offset, self.log_start_offset, True))
-        self._waiting.append(_Waiting(records, header.last_offset_delta + 1, header, ticket))
+        self._waiting.append(WaitingBatch(records, header.last_offset_delta + 1, header, ticket))
         self._waiting_bytes += header.size_bytes
         self._offer()
         return ticket
@@ -310,7 +291,7 @@ class ReplicatedStream(Waitable):
         self._check_room(len(group))
         ticket = self._groups[key] = AppendTicket()
         ticket.add_callback(lambda _: self._end_group(key))
-        self._waiting.append(_Waiting(group, record_count, None, ticket))
+        self._waiting.append(WaitingBatch(group, record_count, None, ticket))
         self._waiting_bytes += len(group)
         self._offer()
         return ticket
@@ -362,7 +343,7 @@ class ReplicatedStream(Waitable):
                 if stamp_ms != NO_TIMESTAMP:
                     append_ms, header = stamp_ms, stamp_append_time(waiting.buffer, header, stamp_ms)
                 patch_base(waiting.buffer, 0, offset, self.leader_epoch)
-            self._in_flight.append(_InFlight(offset, offset + count, size_bytes, header, waiting.ticket, append_ms))
+            self._in_flight.append(SentBatch(offset, offset + count, size_bytes, header, waiting.ticket, append_ms))
             if self._opened_ms == UNKNOWN_TIME:
                 self._opened_ms = self._written_ms
             owners.append(self.stream, bytes(waiting.buffer), count)
@@ -416,6 +397,7 @@ class ReplicatedStream(Waitable):
             if table is not None and self._ownership == ownership:
                 self.producers, self.is_leader = table, True
                 self._services.report(STREAM_LED, stream=self.name, epoch=epoch, offset=high_watermark)
+                self._early.end()
                 self._wake()
 
         self._services.spawn(begin)
@@ -423,7 +405,7 @@ class ReplicatedStream(Waitable):
     def acked(self, high_watermark: int) -> None:
         """All batches below are acknowledged: settle them, and give out what may now be sent."""
         log_start, self._crowded_s = self.log_start_offset, None
-        settled: list[_InFlight] = []
+        settled: list[SentBatch] = []
         now_ms = self._services.clock.wall_ms() if self._in_flight else 0
         while self._in_flight and self._in_flight[0].next_offset <= high_watermark:
             batch = self._in_flight.popleft()
@@ -445,6 +427,7 @@ class ReplicatedStream(Waitable):
     def deposed(self, newer_epoch: int) -> None:
         """Another host owns the stream."""
         self._end_ownership(NotLeader(f"{self.name}: another host owns it since epoch {newer_epoch}"))
+        self._early.end()
         self._wake()
 
     def unavailable(self, reason: str) -> None:
@@ -460,6 +443,7 @@ class ReplicatedStream(Waitable):
         """The topic is deleted."""
         self.deleted = True
         self._end_ownership(UnknownTopicOrPartition(f"{self.name} has been deleted"))
+        self._early.end()
         self._wake()
 
     def _end_ownership(self, reason: Exception) -> None:
@@ -582,7 +566,7 @@ class ReplicatedStream(Waitable):
         if wanted <= self.log_start_offset:
             return Ticket.succeeded(self.log_start_offset)
         ticket: Ticket[int] = Ticket()
-        self._trims.append(_Trim(wanted, why, ticket))
+        self._trims.append(WantedTrim(wanted, why, ticket))
         return ticket
 
     def roll_if_old(self) -> None:

@@ -3,6 +3,8 @@
 Invariants:
 * A registration is shown as it comes, whoever asked for it, and again every SHOW_AGAIN_S while a replica of its stream
   has something left to do: a copy that is to be removed, say, whose disk has failed.
+* What replicas need not know at once (`look_later`) is read after SHOW_AGAIN_S, or twice that, once for all changes of
+  a stream meanwhile: a copy makes two, and every host that has the stream would read both.
 * Replicas of a stream without a registration go only if its topic is gone too: a registration is there before any.
 """
 
@@ -22,15 +24,15 @@ SHOW_AGAIN_S: Final = 2.0
 
 
 class ShownRegistrations:
-    """See the module. `known` gives the registration of a stream that was read last, `ask` has it read; `topic_of`
-    knows the topic of a stream, or None; `carry_out` takes what replicas ask for. `run` must run.
+    """See the module. `known` gives the registration of a stream that was read last, `ask` has it read, of a revision
+    at least; `topic_of` knows the topic of a stream, or None; `carry_out` takes what replicas ask for. `run` must run.
     """
 
     def __init__(
         self,
         replica: Replica,
         known: Callable[[str], RegistrationRead | None],
-        ask: Callable[[str], None],
+        ask: Callable[[str, int], None],
         topic_of: Callable[[str], object | None],
         carry_out: Callable[[Iterable[Effect]], None],
         report: Report,
@@ -44,6 +46,9 @@ class ShownRegistrations:
         self._revisions: dict[str, int] = {}
         self._unfinished: dict[str, None] = {}
         """Streams with replicas that are not as the registration says yet."""
+        self._due: dict[str, int] = {}
+        self._later: dict[str, int] = {}
+        """Revisions of registrations that are to be read with the next look, and with the one behind it."""
 
     def revision(self, stream: str) -> int:
         """Of the newest registration of a stream that was shown; 0: none was."""
@@ -60,9 +65,22 @@ class ShownRegistrations:
         if not self._replica.is_in_line(stream, registration):
             self._unfinished[stream] = None
 
+    def look_later(self, stream: str, revision: int) -> None:
+        """Sealed chunks of a stream have other members, say, and nothing else has changed: read that soon."""
+        (self._due if stream in self._due else self._later)[stream] = revision
+
     def forget(self, stream: str) -> None:
         """The stream's topic was deleted."""
         self._revisions.pop(stream, None)
+        self._due.pop(stream, None)
+        self._later.pop(stream, None)
+
+    def _read_due(self) -> None:
+        """Read what was put off, but for what has been shown meanwhile."""
+        due, self._due, self._later = self._due, self._later, {}
+        for stream, revision in due.items():
+            if self.revision(stream) < revision and self._replica.has_chunks_of(stream):
+                self._ask(stream, revision)
 
     async def run(self) -> None:
         """Show replicas their registrations again, until nothing is left to do about them; new ones, too, which may be
@@ -70,6 +88,7 @@ class ShownRegistrations:
         """
         while True:
             await trio.sleep(SHOW_AGAIN_S)
+            self._read_due()
             unfinished, self._unfinished = self._unfinished | self._replica.begun(), {}
             for stream in unfinished:
                 known = self._known(stream)
@@ -77,7 +96,7 @@ class ShownRegistrations:
                     self.show(known)
                 elif self._replica.has_anything_of(stream):
                     self._unfinished[stream] = None
-                    self._ask(stream)
+                    self._ask(stream, 0)
 
     def _deleted(self, stream: str) -> None:
         if self._topic_of(stream) is None and self._replica.has_anything_of(stream):

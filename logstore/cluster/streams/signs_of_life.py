@@ -23,7 +23,7 @@ from logstore.errors import HostUnreachable
 from logstore.format.fields import encode_fields
 
 PATIENCE_S: Final = 0.1
-SILENT_S: Final = 10.0
+SILENT_S: Final = 1.0
 LOOK_S: Final = 0.005
 """Between two looks at a link, while its host gives no sign."""
 

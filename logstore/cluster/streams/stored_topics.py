@@ -1,11 +1,13 @@
 """Topics of a cluster in its metadata store: created once, grown, altered, deleted with all that belongs to them.
 
 Invariants:
-* A change is one transaction on the topic's entry as it was read. One whose answer was lost is sent again, and its own
+* A change is one transaction on the topic's entry as it was read, and is computed from that: the view may be late, and
+  what another host has changed stays. One whose answer was lost is sent again, and its own
   outcome is recognized by the whole value: a topic's id is new with each creation.
 * When a method returns, every host's view has the change, or will have it soon; this host's has it.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from logstore.base.metadata import schema
@@ -36,22 +38,26 @@ class StoredTopics:
             revision = found.revision
         await self._view.topics_reached(revision)
 
-    async def alter(self, name: str, topic: schema.Topic) -> None:
-        """Give a topic other settings or more partitions: `topic` is what it is to be, with its id.
+    async def alter(self, name: str, topic_id: str, change: Callable[[schema.Topic], schema.Topic]) -> None:
+        """Give a topic other settings or more partitions: `change` says what it is to be, from what it is.
 
-        Raises UnknownTopicOrPartition if there is no topic with this name and id, InvalidPartitions for fewer ones.
+        Raises UnknownTopicOrPartition if there is no topic with this name and id, InvalidPartitions for fewer ones, and
+        what `change` raises.
         """
+        wanted: schema.Topic | None = None
         for _ in range(TRIES):
-            entry, found = await self._find(name, topic.topic_id)
-            if topic.partitions < found.partitions:
+            entry, found = await self._find(name, topic_id)
+            if found != wanted:  # or a lost answer was that it is done
+                wanted = change(found)
+            if wanted.partitions < found.partitions:
                 raise InvalidPartitions(
-                    f"topic {name!r} has {found.partitions} partitions and cannot have {topic.partitions}: "
+                    f"topic {name!r} has {found.partitions} partitions and cannot have {wanted.partitions}: "
                     "give at least as many"
                 )
-            if found == topic:
+            if found == wanted:
                 await self._view.topics_reached(entry.revision)
                 return
-            outcome = await self._commit(schema.replace_topic(name, topic, entry.revision))
+            outcome = await self._commit(schema.replace_topic(name, wanted, entry.revision))
             if isinstance(outcome, Committed):
                 await self._view.topics_reached(outcome.revision)
                 return

@@ -347,7 +347,7 @@ class ClusterTopics:
         self._check_own(name)
         known = self._host.view.topics.get(self.topic(name).name)
         if known is not None:
-            await self._host.topics.alter(name, change(known.topic))
+            await self._host.topics.alter(name, known.topic.topic_id, change)
         return self.topic(name)
 
     def delete_topic(self, name: str) -> Ticket[None]:

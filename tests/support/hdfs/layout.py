@@ -7,12 +7,12 @@ Invariants:
 """
 
 import os
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from logstore.testing.ports import free_ports
 from scheduler.topology import Server, Topology, both_ways
 from tests.support.hdfs.launch import DATANODE, NAMENODE, Daemon, Runtime, java_command, launch, write_common
 
@@ -72,17 +72,11 @@ class NameNodePlace(NamedTuple):
     @classmethod
     def choose(cls, address: str, wrapper: tuple[str, ...] = ()) -> "NameNodePlace":
         """Free ports at an address of this network namespace; Hadoop's usual ones if the address is elsewhere."""
-        sockets = [socket.socket() for _ in range(3)]
         try:
-            for each in sockets:
-                each.bind((address, 0))
-            rpc, web, plan = (int(each.getsockname()[1]) for each in sockets)
-            return cls(address, rpc, web, plan, wrapper)
+            rpc, web, plan = free_ports(3, address)
         except OSError:
             return cls(address, wrapper=wrapper)
-        finally:
-            for each in sockets:
-                each.close()
+        return cls(address, rpc, web, plan, wrapper)
 
 
 def loopback_nodes(count: int, racks: int) -> list[Node]:

@@ -110,6 +110,11 @@ def transaction_request(namespace: str, transaction: Transaction) -> Json:
     }
 
 
+def reads_request(*ranges: Json) -> Json:
+    """Several ranges, all of one moment."""
+    return {"success": [{"request_range": each} for each in ranges]}
+
+
 def watch_request(prefix: str, first_revision: int) -> Json:
     """Changes of keys under a prefix from a revision on, in messages of bounded size."""
     return {
@@ -173,6 +178,14 @@ def header_of(answer: Json) -> Header:
 def entries_of(namespace: str, answer: Json) -> tuple[Entry, ...]:
     """The entries that a range found. Raises BadAnswer."""
     return tuple(_entry(namespace, found) for found in _objects(answer, "kvs"))
+
+
+def ranges_of(answer: Json, count: int) -> list[Json]:
+    """What the ranges of `reads_request` found, so many. Raises BadAnswer."""
+    found = [_object(response, "response_range") for response in _objects(answer, "responses")]
+    if len(found) != count:
+        raise BadAnswer(f"{len(found)} responses to {count} ranges")
+    return found
 
 
 def conflict_entries(namespace: str, answer: Json) -> tuple[Entry | None, ...]:

@@ -9,6 +9,7 @@ Invariants:
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from random import Random
+from typing import Final
 
 from logstore.base.events import Report
 from logstore.base.metadata.errors import InvalidMetadataCall, LeaseEnded, MetadataUnavailable
@@ -23,6 +24,8 @@ from logstore.base.metadata.etcd.messages import (
     header_of,
     number,
     range_request,
+    ranges_of,
+    reads_request,
     transaction_request,
 )
 from logstore.base.metadata.etcd.settings import EtcdSettings
@@ -47,6 +50,8 @@ from logstore.base.metadata.interface import (
     end_of_prefix,
 )
 from logstore.base.metadata.state import behind
+
+TRANSACTION: Final = "kv/txn"
 
 
 @asynccontextmanager
@@ -77,14 +82,23 @@ class EtcdMetadataStore:
             entries = entries_of(self._namespace, answer)
         return Reading(entries[0] if entries else None, revision)
 
-    async def page(self, prefix: str, *, after: str = "", limit: int = MAX_PAGE_ENTRIES, newer_than: int = 0) -> Page:
+    async def page(
+        self, prefix: str, *, after: str = "", limit: int = MAX_PAGE_ENTRIES, newer_than: int = 0, beside: str = ""
+    ) -> Page:
         """See MetadataStore."""
-        check_page(prefix, after, limit, newer_than)
+        check_page(prefix, after, limit, newer_than, beside)
         begin = self._namespace + max(prefix, after + "\0" if after else "")
         body = range_request(begin, end_of_prefix(self._namespace + prefix), limit, newer_than)
-        answer, revision = await self._ask(RANGE, body)
+        if not beside:
+            answer, revision = await self._ask(RANGE, body)
+            with _readable():
+                return Page(entries_of(self._namespace, answer), answer.get("more") is True, revision)
+        answer, revision = await self._ask(TRANSACTION, reads_request(body, get_request(self._namespace + beside)))
         with _readable():
-            return Page(entries_of(self._namespace, answer), answer.get("more") is True, revision)
+            page, found = ranges_of(answer, 2)
+            entries = entries_of(self._namespace, found)
+            more = page.get("more") is True
+            return Page(entries_of(self._namespace, page), more, revision, entries[0] if entries else None)
 
     async def commit(self, transaction: Transaction) -> Committed | Conflict:
         """See MetadataStore."""
@@ -92,7 +106,7 @@ class EtcdMetadataStore:
         self.statistics.transactions += 1
         body = transaction_request(self._namespace, transaction)
         try:
-            answer, revision = await self._ask("kv/txn", body, repeatable=not transaction.changes)
+            answer, revision = await self._ask(TRANSACTION, body, repeatable=not transaction.changes)
         except EtcdError as error:
             if error.code != NOT_FOUND:
                 raise MetadataUnavailable(f"etcd refuses a transaction: {error.message}") from error

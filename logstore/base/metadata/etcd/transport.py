@@ -200,13 +200,13 @@ class EtcdTransport:
             raise AttemptFailed(f"{endpoint} answered with status {response.status_code}", made_perhaps=False)
         return response
 
-    def check_cluster(self, header: Header) -> None:
-        """Raises MetadataDamaged if an answer comes from another cluster than the answers before."""
+    def check_cluster(self, endpoint: str, header: Header) -> None:
+        """Raises MetadataDamaged if an endpoint's answer comes from another cluster than the answers before."""
         if not self._cluster_id:
             self._cluster_id = header.cluster_id
         if header.cluster_id != self._cluster_id:
             raise MetadataDamaged(
-                f"the etcd at {self.endpoint} is cluster {header.cluster_id}, and answers before were of cluster "
+                f"the etcd at {endpoint} is cluster {header.cluster_id}, and answers before were of cluster "
                 f"{self._cluster_id}: point etcd-endpoints at members of one cluster, or restart to use the new one"
             )
 
@@ -241,7 +241,7 @@ class EtcdTransport:
                 if status != httpx.codes.OK:
                     raise _error(endpoint, status, data)
                 answer = stream_answer(data.split(b"\n", 1)[0]) if call.streamed else parse(data)
-                self.check_cluster(header_of(answer))
+                self.check_cluster(endpoint, header_of(answer))
             except BadAnswer as error:
                 raise AttemptFailed(f"{endpoint}: {error}", made_perhaps=True) from error
             except EtcdError as error:

@@ -160,7 +160,7 @@ class EtcdWatch:
             answer = watch_answer(self._namespace, line)
         except (BadAnswer, EtcdError) as error:
             raise AttemptFailed(f"{self._endpoint}: {error}", made_perhaps=False) from error
-        self._transport.check_cluster(answer.header)
+        self._transport.check_cluster(self._endpoint, answer.header)
         return answer
 
     async def _read_or_ask(self, connection: "_Connection") -> None:

@@ -1,0 +1,170 @@
+"""One producer at a steady rate, in a process of its own, for as long as it is wanted; how long each request took.
+
+`python -m benchmarks.harness.steady` reads `SteadyOrders` as JSON from its standard input, and goes on until that ends.
+
+Invariants:
+* One request is due every 1 / `per_second`, whether the others are answered or not, and its latency counts from then.
+  While MOST_UNANSWERED wait none is due: a server that is slower than that is not buried.
+* One connection for as long as it lasts: a new one every moment would make the 99th percentile that of first requests.
+* What a connection that failed leaves without an answer is sent again on the next, and its latency counts from when it
+  was due first. So a leader that is lost is a latency, as for a producer that tries again.
+* Whoever looks at the servers meanwhile does it in another process, which this one does not wait for.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import NamedTuple
+
+from benchmarks.harness.leaders import wait_view
+from benchmarks.harness.load import Lane, payload, stamped
+from benchmarks.harness.raw import RawConnection, RawFailed
+
+LOAD = payload(1024 - 61 - 10, batch_bytes=1024)
+PATIENCE_S = 120.0
+"""For a leader; and for the process to end, when it has been told to."""
+PAUSE_S = 0.05
+"""Before another try, behind a failure."""
+MOST_UNANSWERED = 100
+"""Half a second's, at the rate of benchmarks/hosts."""
+
+
+class SteadyOrders(NamedTuple):
+    """Where the producer asks for the leader of partition 0 of a topic, and how often it sends."""
+
+    ports: Sequence[int]
+    topic: str
+    per_second: float
+
+
+class SteadyLoad(NamedTuple):
+    """When requests were due, in seconds of the monotonic clock, how long each took, and when connections failed."""
+
+    due_s: Sequence[float]
+    took_s: Sequence[float]
+    failed_s: Sequence[float]
+
+    def between(self, begin_s: float, end_s: float) -> list[float]:
+        """How long those took that were due in an interval."""
+        return [took_s for due_s, took_s in zip(self.due_s, self.took_s, strict=True) if begin_s <= due_s < end_s]
+
+    def failures(self, begin_s: float, end_s: float) -> int:
+        """How many connections failed in an interval."""
+        return sum(begin_s <= failed_s < end_s for failed_s in self.failed_s)
+
+
+class _Producer:
+    """The producer, in its own process."""
+
+    def __init__(self, orders: SteadyOrders) -> None:
+        self._orders = orders
+        self._frames = stamped(orders.topic, LOAD)
+        self._unanswered: deque[float] = deque()
+        """When those were due that no connection has brought an answer to."""
+        self._next_s = time.monotonic()
+        self._is_over = False
+        self.due_s: list[float] = []
+        self.took_s: list[float] = []
+        self.failed_s: list[float] = []
+
+    def run(self) -> SteadyLoad:
+        """Produce until standard input ends and everything is answered. Raises RawFailed if there is no leader."""
+        while not self._is_over or self._unanswered:
+            try:
+                with RawConnection(self._leader()) as connection:
+                    self._produce(connection)
+            except (RawFailed, OSError):
+                self.failed_s.append(time.monotonic())
+                time.sleep(PAUSE_S)
+        return SteadyLoad(self.due_s, self.took_s, self.failed_s)
+
+    def _leader(self) -> int:
+        topic = self._orders.topic
+        found = wait_view(lambda: self._orders.ports, topic, lambda view: view.is_whole(1), PATIENCE_S)
+        if found is None:
+            raise SystemExit(f"partition 0 of {topic} has no leader after {PATIENCE_S:g} s")
+        return found.leaders()[0][0]
+
+    def _produce(self, connection: RawConnection) -> None:
+        """Until the connection fails, or nothing is left to do. Raises RawFailed, OSError."""
+        lane = Lane(connection, self._orders.topic, lambda: next(self._frames))
+        for due_s in self._unanswered:
+            lane.send(due_s)
+        while not self._is_over or self._unanswered:
+            is_full = self._send_due(lane)
+            awaited = [connection.socket] if self._is_over else [connection.socket, sys.stdin]
+            wait_s = None if self._is_over or is_full else max(0.0, self._next_s - time.monotonic())
+            readable, _, _ = select.select(awaited, [], [], wait_s)
+            self._is_over = self._is_over or sys.stdin in readable
+            if connection.socket in readable:
+                self._receive(lane)
+
+    def _send_due(self, lane: Lane) -> bool:
+        """Send what is due; returns whether so many wait that nothing is."""
+        now_s = time.monotonic()
+        while not self._is_over and self._next_s <= now_s:
+            if len(self._unanswered) >= MOST_UNANSWERED:
+                self._next_s = now_s
+                return True
+            self._unanswered.append(self._next_s)
+            lane.send(self._next_s)
+            self._next_s += 1 / self._orders.per_second
+        return False
+
+    def _receive(self, lane: Lane) -> None:
+        answers = lane.receive([])
+        now_s = time.monotonic()
+        for _ in range(answers):
+            due_s = self._unanswered.popleft()
+            self.due_s.append(due_s)
+            self.took_s.append(now_s - due_s)
+
+
+class SteadyProducer:
+    """A context in which the producer runs. `stop` ends it."""
+
+    def __init__(self, orders: SteadyOrders) -> None:
+        self._orders = orders
+
+    def __enter__(self) -> SteadyProducer:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.harness.steady"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(self._orders._asdict()) + "\n")
+        self._process.stdin.flush()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Kill it, if it runs still."""
+        self._process.kill()
+        self._process.communicate()
+
+    def stop(self) -> SteadyLoad:
+        """Let it end; what it has seen. Raises RawFailed if it has not ended well."""
+        output, _ = self._process.communicate(timeout=PATIENCE_S)
+        if self._process.returncode:
+            raise RawFailed("the steady producer ended with an error, which is above")
+        return SteadyLoad(**json.loads(output))
+
+
+def main() -> None:
+    """Do what the orders on standard input say."""
+    orders = SteadyOrders(**json.loads(sys.stdin.readline()))
+    print(json.dumps(_Producer(orders).run()._asdict()), flush=True)
+
+
+if __name__ == "__main__":
+    main()

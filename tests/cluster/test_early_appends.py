@@ -1,0 +1,100 @@
+"""Clients' batches that come before a host leads: held for a moment, taken in order, and refused like any others."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+
+from logstore.cluster.streams.early_appends import MAX_BYTES, PATIENCE_S
+from logstore.errors import NotLeader
+from logstore.log.stream_state import AppendTicket
+from tests.cluster.support import Front, MemoryOwner
+
+
+def taking_over() -> Front:
+    """A stream that its host has claimed, and does not lead yet."""
+    owner = MemoryOwner()
+    owner.is_taking_over = True
+    return Front(owner)
+
+
+def error_of(ticket: AppendTicket) -> type[Exception] | None:
+    """Of a ticket that has settled."""
+    assert ticket.done
+    return None if ticket.error is None else type(ticket.error)
+
+
+async def test_what_comes_early_is_taken_when_the_host_leads(autojump_clock: trio.testing.MockClock) -> None:
+    """In order, in front of what comes then, and once if a producer has sent it twice."""
+    front = taking_over()
+    tickets = [front.append(b"1", producer_id=7, sequence=0), front.append(b"2", producer_id=7, sequence=1)]
+    tickets.append(front.append(b"2", producer_id=7, sequence=1))
+    (lose_patience,) = front.tasks.waiting
+    front.tasks.waiting.clear()
+    front.owner.own(front.stream)
+    assert not front.owner.window
+    await front.tasks.run()
+    tickets.append(front.append(b"3"))
+    front.owner.ack(3)
+    assert front.owner.values == [b"1", b"2", b"3"]
+    assert [ticket.result().base_offset for ticket in tickets] == [0, 1, 1, 2]
+    await lose_patience()
+    assert front.stream.is_leader
+
+
+async def test_patience_ends_once_in_a_takeover(autojump_clock: trio.testing.MockClock) -> None:
+    """What is held then is refused, and what comes later is at once; the next takeover is waited for again."""
+    front = taking_over()
+    first = front.append(b"1")
+    await trio.sleep(PATIENCE_S / 2)
+    second = front.append(b"2")
+    async with trio.open_nursery() as nursery:
+        for work in front.tasks.waiting:
+            nursery.start_soon(work)
+        front.tasks.waiting.clear()
+        await trio.sleep(PATIENCE_S / 4)
+        assert not first.done
+    assert [error_of(first), error_of(second)] == [NotLeader, NotLeader]
+    with pytest.raises(NotLeader):
+        front.append(b"3")
+    front.stream.deposed(5)
+    third = front.append(b"3")
+    assert not third.done
+    front.stream.deposed(6)
+    assert error_of(third) is NotLeader
+
+
+async def test_patience_with_one_takeover_does_not_end_that_with_the_next(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """What another takeover holds is not refused when the time of the one before would be over."""
+    front = taking_over()
+    front.append(b"1")
+    async with trio.open_nursery() as nursery:
+        for work in front.tasks.waiting:
+            nursery.start_soon(work)
+        front.tasks.waiting.clear()
+        await trio.sleep(PATIENCE_S / 2)
+        front.stream.deposed(5)
+        second = front.append(b"2")
+    assert not second.done
+
+
+async def test_what_is_held_is_bounded(autojump_clock: trio.testing.MockClock) -> None:
+    """More is refused at once, as on a host that does not lead."""
+    front = taking_over()
+    held: list[AppendTicket] = []
+    with pytest.raises(NotLeader):
+        held.extend(front.append(bytes(1 << 20)) for _ in range(MAX_BYTES // (1 << 20) + 1))
+    assert len(held) == MAX_BYTES // (1 << 20) - 1
+    front.stream.abandon()
+    assert all(ticket.error is not None for ticket in held)
+
+
+async def test_a_host_that_has_not_claimed_the_stream_holds_nothing() -> None:
+    """The client is to ask who leads it."""
+    front = taking_over()
+    front.owner.is_taking_over = False
+    with pytest.raises(NotLeader):
+        front.append(b"1")
