@@ -13,7 +13,10 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.virtual_time import seed_scheduler
 
-settings.register_profile("short", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+# The short run tries the same examples each time; new ones are looked for by the long run.
+settings.register_profile(
+    "short", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True, derandomize=True
+)
 settings.register_profile(
     "long", deadline=None, max_examples=2000, stateful_step_count=100, suppress_health_check=[HealthCheck.too_slow]
 )
