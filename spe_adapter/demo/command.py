@@ -50,5 +50,5 @@ def main(options: Namespace) -> int:
         return INTERRUPTED
     show_table(outcome, console)
     write_page(outcome, options.report)
-    console.print(f"picture: {options.report}")
+    console.print(f"report, with a picture of the throughput: {options.report}")
     return 0 if outcome.is_exact else NOT_EXACT
