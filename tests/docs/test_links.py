@@ -75,8 +75,10 @@ def test_the_python_examples_compile() -> None:
 
 
 def test_the_extras_that_are_named_exist() -> None:
-    """`pip install "cairn[EXTRA]"` in a document names extras of pyproject.toml."""
+    """`pip install ".[EXTRA]"` in a document names extras of pyproject.toml; PyPI's `cairn` is another project."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for document in DOCUMENTS:
-        for extras in re.findall(r"cairn\[([a-z,]+)\]", document.read_text(encoding="utf-8")):
+        text = document.read_text(encoding="utf-8")
+        assert not re.search(r"pip install [\"']?cairn", text), document
+        for extras in re.findall(r"pip install [\"']?\.\[([a-z,]+)\]", text):
             assert set(extras.split(",")) <= set(project["optional-dependencies"])
