@@ -150,7 +150,10 @@ class Membership:
         rack, disk_rate, link_rates = place
         self.member = replace(self.member, rack=rack, disk_rate=disk_rate, link_rates=link_rates)
         node_revision = self.joined_revision
-        while self.is_held and self._lease is not None:
+        while self.state is MembershipState.JOINED and self._lease is not None:
+            if not self._lease.held:  # an answer may make it sure again, and then nobody joins anew
+                await trio.sleep(RETRY_S)
+                continue
             lease_id = self._lease.lease_id
             try:
                 outcome = await self._store.commit(
