@@ -374,6 +374,30 @@ def test_a_move_waits_for_a_lease_that_is_not_sure_for_a_moment() -> None:
     with_metadata(test)
 
 
+def test_a_move_while_the_host_joins() -> None:
+    """What it has asked the store to put is the old place: it says the new one behind that."""
+
+    async def test(service: SimulatedMetadata, nursery: trio.Nursery) -> None:
+        store, gate = service.store("a"), trio.Event()
+        membership = membership_of(store, await identity_of(service, "a", SimDisk(), 1), RecordedReports())
+        commit = store.commit
+
+        async def late(transaction: Transaction) -> Committed | Conflict:
+            await gate.wait()
+            return await commit(transaction)
+
+        store.commit = late  # type: ignore[method-assign]
+        nursery.start_soon(membership.run)
+        await trio.sleep(1)
+        nursery.start_soon(membership.move, HostPlace("r2"))
+        await trio.sleep(1)
+        gate.set()
+        await trio.sleep(1)
+        assert schema.decode(schema.Member, await entry_at(store, schema.member_key("a"))).rack == "r2"
+
+    with_metadata(test)
+
+
 async def entry_at(store: MetadataStore, key: str) -> Entry:
     """An entry that is there."""
     entry = (await store.get(key)).entry
