@@ -205,7 +205,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     await nursery.start(host.run)
     nursery.start_soon(age.run)
     local.engine.store.space.when_short(retention.all_due)
-    signs = SignsOfLife(settings.host, links.calls, links.is_reachable)
+    signs = SignsOfLife(settings.host, links.calls, links.is_reachable, nursery.start_soon)
     placement = Placement(host, lambda: view.members, addresses, topics.groups_topic, settings.node_id, signs.wait)
     ledgers = LedgerServices(topics, reads, metadata, local.clock, report)
     engine = ClusterEngine(local.engine, topics, reads, own.bursts)

@@ -92,6 +92,26 @@ async def test_what_is_held_is_bounded(autojump_clock: trio.testing.MockClock) -
     assert all(ticket.error is not None for ticket in held)
 
 
+async def test_nothing_overtakes_what_was_refused(autojump_clock: trio.testing.MockClock) -> None:
+    """A producer's first batch is refused for want of room: the second one, which is smaller, is refused as well. It
+    would be taken for the first one of a producer that nobody knows, and the first one would be out of order for ever.
+    """
+    front = taking_over()
+    half = bytes(1 << 19)
+    held = [front.append(half) for _ in range(MAX_BYTES // len(half) - 1)]
+    for sequence, value in enumerate((half, b"small")):
+        with pytest.raises(NotLeader):
+            front.append(value, producer_id=7, sequence=sequence)
+    front.tasks.waiting.clear()
+    front.owner.own(front.stream)
+    await front.tasks.run()
+    first = front.append(b"1", producer_id=7, sequence=0)
+    front.owner.ack(len(held) + 1)
+    assert [ticket.result().base_offset for ticket in (*held, first)] == list(range(len(held) + 1))
+    front.stream.deposed(5)
+    assert not front.append(b"2", producer_id=7, sequence=1).done
+
+
 async def test_a_host_that_has_not_claimed_the_stream_holds_nothing() -> None:
     """The client is to ask who leads it."""
     front = taking_over()

@@ -8,8 +8,17 @@ import trio
 
 from logstore.base.errors import CairnError
 from logstore.base.metadata import schema
-from logstore.base.metadata.errors import MetadataRefused
-from logstore.base.metadata.interface import Committed, Conflict, Delete, Entry, MetadataStore, Put, Transaction
+from logstore.base.metadata.errors import MetadataRefused, MetadataUnavailable
+from logstore.base.metadata.interface import (
+    Committed,
+    Conflict,
+    Delete,
+    Entry,
+    Lease,
+    MetadataStore,
+    Put,
+    Transaction,
+)
 from logstore.base.racks import HostPlace
 from logstore.cluster.members.host_identity import HostIdentity, establish_identity
 from logstore.cluster.members.membership import Announcement, Membership, MembershipState
@@ -334,6 +343,57 @@ def test_a_move_goes_on_over_what_operators_do() -> None:
             await membership.move(HostPlace("r3"))
         assert schema.decode(schema.Member, await entry_at(store, schema.member_key("a"))).rack == "r3"
         assert reports.names().count("metadata_unusable") == 1
+
+    with_metadata(test)
+
+
+def test_a_move_waits_for_a_lease_that_is_not_sure_for_a_moment() -> None:
+    """The store has kept it, so the host does not join anew: its entry says the new place all the same."""
+
+    async def test(service: SimulatedMetadata, nursery: trio.Nursery) -> None:
+        store, reports = service.store("a"), RecordedReports()
+        membership = membership_of(store, await identity_of(service, "a", SimDisk(), 1), reports)
+        await nursery.start(membership.run)
+        keep_alive = store.keep_alive
+
+        async def unanswered(lease_id: int) -> Lease:
+            await keep_alive(lease_id)
+            raise MetadataUnavailable("the answer was lost")
+
+        store.keep_alive = unanswered  # type: ignore[method-assign]
+        await trio.sleep(3)
+        assert not is_held(membership)
+        nursery.start_soon(membership.move, HostPlace("r2"))
+        await trio.sleep(0.5)
+        store.keep_alive = keep_alive  # type: ignore[method-assign]
+        await trio.sleep(5)
+        assert is_held(membership)
+        assert reports.names().count("cluster_joined") == 1
+        assert schema.decode(schema.Member, await entry_at(store, schema.member_key("a"))).rack == "r2"
+
+    with_metadata(test)
+
+
+def test_a_move_while_the_host_joins() -> None:
+    """What it has asked the store to put is the old place: it says the new one behind that."""
+
+    async def test(service: SimulatedMetadata, nursery: trio.Nursery) -> None:
+        store, gate = service.store("a"), trio.Event()
+        membership = membership_of(store, await identity_of(service, "a", SimDisk(), 1), RecordedReports())
+        commit = store.commit
+
+        async def late(transaction: Transaction) -> Committed | Conflict:
+            await gate.wait()
+            return await commit(transaction)
+
+        store.commit = late  # type: ignore[method-assign]
+        nursery.start_soon(membership.run)
+        await trio.sleep(1)
+        nursery.start_soon(membership.move, HostPlace("r2"))
+        await trio.sleep(1)
+        gate.set()
+        await trio.sleep(1)
+        assert schema.decode(schema.Member, await entry_at(store, schema.member_key("a"))).rack == "r2"
 
     with_metadata(test)
 

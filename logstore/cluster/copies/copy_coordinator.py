@@ -234,7 +234,7 @@ class CopyCoordinator:
             if plan is None or plan.goes == self._stored:
                 return
             if not self._host.lease_id:
-                self._plan = None  # the entry has gone with the lease
+                self._plan = None  # the entry may have gone with the lease; if it has not, who is told so replaces it
                 return
             await trio.sleep_until(self._free_s)
             goes = plan.goes

@@ -144,13 +144,18 @@ class Membership:
                 task_status.started(self.joined_revision)
 
     async def move(self, place: HostPlace) -> None:
-        """Say that this host is at another place: in its entry at once, if it is a member and the store takes it, and
-        when it joins again.
+        """Say that this host is at another place: in its entry as soon as it surely is a member and the store takes it,
+        and when it joins again. Waits for that, unless this host has left.
         """
         rack, disk_rate, link_rates = place
         self.member = replace(self.member, rack=rack, disk_rate=disk_rate, link_rates=link_rates)
         node_revision = self.joined_revision
-        while self.is_held and self._lease is not None:
+        while self.state in (MembershipState.JOINING, MembershipState.JOINED):
+            if not self.is_held or self._lease is None:
+                # An answer may make the lease sure again: then the host does not join anew. And if it joins, it may
+                # have asked for that with the old place.
+                await trio.sleep(RETRY_S)
+                continue
             lease_id = self._lease.lease_id
             try:
                 outcome = await self._store.commit(

@@ -6,7 +6,8 @@ and longer each time, although the takeover is over in some dozen milliseconds.
 Invariants:
 * An append is held for PATIENCE_S at most since the first one of this takeover came, and MAX_BYTES are held; then it is
   refused as on any host that does not lead. Nothing of it was appended until it is released.
-* Appends are released in the order in which they came, before any other append of clients is taken.
+* Appends are released in the order in which they came, before any other append of clients is taken. Behind one that is
+  refused nothing is held in this takeover: what its producer has sent behind it must not overtake it.
 """
 
 from collections.abc import Awaitable, Callable
@@ -51,17 +52,20 @@ class EarlyAppends:
         self._spawn = spawn
         self._held: list[_Held] = []
         self._held_bytes = 0
+        self._is_refusing = False
         self._until_s: float | None = None
         """When the patience of this takeover ends; None: no append has come."""
 
     def hold(
         self, records: bytearray | memoryview, *, now_ms: int, are_times_checked: bool = False
     ) -> AppendTicket | None:
-        """Hold an append; None: it is not held, because the patience is over or too much is held."""
+        """Hold an append; None: it is not held, because the patience is over, or too much is held or was sent."""
         now_s = trio.current_time()
         if self._until_s is None:
             self._until_s = now_s + PATIENCE_S
-        if now_s >= self._until_s or self._held_bytes + len(records) > MAX_BYTES:
+        has_room = self._held_bytes + len(records) <= MAX_BYTES
+        self._is_refusing = self._is_refusing or now_s >= self._until_s or not has_room
+        if self._is_refusing:
             return None
         ticket: AppendTicket = Ticket()
         self._held.append(_Held(records, now_ms, are_times_checked, ticket))
@@ -78,7 +82,7 @@ class EarlyAppends:
     def end(self) -> None:
         """The stream is led now, or will not be: what is held is taken, or refused."""
         self._release()
-        self._until_s = None
+        self._until_s, self._is_refusing = None, False
 
     def _release(self) -> None:
         held, self._held, self._held_bytes = self._held, [], 0

@@ -8,12 +8,15 @@ Invariants:
 * A sign of life counts if it was asked for after the client had asked: what a process has sent before says nothing.
 * Nobody waits longer than PATIENCE_S, nor for a host whose link has ended. A host that gives no sign in that time, as
   one that is busy or cut off does, is not asked again for SILENT_S.
-* One question to a host is under way at a time; all who come meanwhile share the next one.
+* One question to a host is under way at a time; all who come meanwhile share the next one. It is not given up with
+  those who wait for it: a call that is given up in the middle of its bytes ends the connection, and with it all other
+  calls to a host that is only busy.
 
 The question is a call of kind BOUNDS about no stream (`logstore.cluster.streams.owner_calls`).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Final
 
 import trio
@@ -29,7 +32,7 @@ LOOK_S: Final = 0.005
 
 
 class _Question:
-    """To one host; it ends without an answer if whoever asked has given up."""
+    """To one host; it ends without an answer if the call has failed."""
 
     def __init__(self) -> None:
         self.has_begun = self.is_answered = False
@@ -37,9 +40,18 @@ class _Question:
 
 
 class SignsOfLife:
-    """See the module. `me`: this host, which is not asked; `is_reachable`: whether the link to a host is up."""
+    """See the module. `me`: this host, which is not asked; `is_reachable`: whether the link to a host is up; `spawn`
+    runs a task of the host's.
+    """
 
-    def __init__(self, me: str, calls: Calls, is_reachable: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        me: str,
+        calls: Calls,
+        is_reachable: Callable[[str], bool],
+        spawn: Callable[[Callable[[], Awaitable[None]]], object],
+    ) -> None:
+        self._spawn = spawn
         self._me = me
         self._calls = calls
         self._is_reachable = is_reachable
@@ -51,7 +63,8 @@ class SignsOfLife:
 
     async def wait(self, hosts: Iterable[str]) -> None:
         """Wait until each of these hosts has given a sign of life, or its link has ended, or PATIENCE_S is over."""
-        asked = [host for host in hosts if host != self._me and not self._is_silent(host)]
+        linked = [host for host in hosts if host != self._me and self._is_reachable(host)]
+        asked = [host for host in linked if not self._is_silent(host)]
         if not asked:
             return
         seen: set[str] = set()
@@ -89,9 +102,8 @@ class SignsOfLife:
             question = self._questions.get(host)
             if question is None or question.has_begun:
                 question = self._questions[host] = _Question()
-                await self._put(host, question)
-            else:
-                await question.ended.wait()
+                self._spawn(partial(self._put, host, question))
+            await question.ended.wait()
             is_answered = question.is_answered
         scope.cancel()
 
@@ -99,17 +111,16 @@ class SignsOfLife:
         try:
             async with self._turns.setdefault(host, trio.Lock()):
                 question.has_begun = True
-                await self._call(host)
-            question.is_answered = True
+                question.is_answered = await self._is_answered(host)
         finally:
             question.has_begun = True
             question.ended.set()
 
-    async def _call(self, host: str) -> None:
-        """Until it answers."""
-        while True:
-            try:
-                await self._calls.call(host, BOUNDS, [encode_fields({"streams": []})])
-                return
-            except HostUnreachable:
-                await trio.sleep(LOOK_S)
+    async def _is_answered(self, host: str) -> bool:
+        """Call a host. If that fails, whoever waits still asks again."""
+        try:
+            await self._calls.call(host, BOUNDS, [encode_fields({"streams": []})])
+        except HostUnreachable:
+            await trio.sleep(LOOK_S)
+            return False
+        return True
