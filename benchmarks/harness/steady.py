@@ -4,7 +4,9 @@
 
 Invariants:
 * One request is due every 1 / `per_second`, whether the others are answered or not, and its latency counts from then.
-  While MOST_UNANSWERED wait none is due: a server that is slower than that is not buried.
+  At most MOST_UNANSWERED are on their way, so that a server which stands still is not buried: what is due behind them
+  is sent later, and none is left out. A server that stands still for a second delays a second's requests, not the first
+  half of them.
 * One connection for as long as it lasts: a new one every moment would make the 99th percentile that of first requests.
 * What a connection that failed leaves without an answer is sent again on the next, and its latency counts from when it
   was due first. So a leader that is lost is a latency, as for a producer that tries again.
@@ -14,6 +16,7 @@ Invariants:
 from __future__ import annotations
 
 import json
+import math
 import select
 import subprocess
 import sys
@@ -69,14 +72,15 @@ class _Producer:
         self._unanswered: deque[float] = deque()
         """When those were due that no connection has brought an answer to."""
         self._next_s = time.monotonic()
-        self._is_over = False
+        self._end_s = math.inf
+        """What is due behind it is not sent: standard input had ended then."""
         self.due_s: list[float] = []
         self.took_s: list[float] = []
         self.failed_s: list[float] = []
 
     def run(self) -> SteadyLoad:
         """Produce until standard input ends and everything is answered. Raises RawFailed if there is no leader."""
-        while not self._is_over or self._unanswered:
+        while self._has_more():
             try:
                 with RawConnection(self._leader()) as connection:
                     self._produce(connection)
@@ -84,6 +88,13 @@ class _Producer:
                 self.failed_s.append(time.monotonic())
                 time.sleep(PAUSE_S)
         return SteadyLoad(self.due_s, self.took_s, self.failed_s)
+
+    @property
+    def _is_over(self) -> bool:
+        return self._end_s < math.inf
+
+    def _has_more(self) -> bool:
+        return not self._is_over or bool(self._unanswered) or self._next_s <= self._end_s
 
     def _leader(self) -> int:
         topic = self._orders.topic
@@ -97,21 +108,21 @@ class _Producer:
         lane = Lane(connection, self._orders.topic, lambda: next(self._frames))
         for due_s in self._unanswered:
             lane.send(due_s)
-        while not self._is_over or self._unanswered:
+        while self._has_more():
             is_full = self._send_due(lane)
             awaited = [connection.socket] if self._is_over else [connection.socket, sys.stdin]
             wait_s = None if self._is_over or is_full else max(0.0, self._next_s - time.monotonic())
             readable, _, _ = select.select(awaited, [], [], wait_s)
-            self._is_over = self._is_over or sys.stdin in readable
+            if sys.stdin in readable:
+                self._end_s = time.monotonic()
             if connection.socket in readable:
                 self._receive(lane)
 
     def _send_due(self, lane: Lane) -> bool:
-        """Send what is due; returns whether so many wait that nothing is."""
-        now_s = time.monotonic()
-        while not self._is_over and self._next_s <= now_s:
+        """Send what is due; returns whether so many are on their way that the rest waits."""
+        last_s = min(time.monotonic(), self._end_s)
+        while self._next_s <= last_s:
             if len(self._unanswered) >= MOST_UNANSWERED:
-                self._next_s = now_s
                 return True
             self._unanswered.append(self._next_s)
             lane.send(self._next_s)
@@ -153,8 +164,11 @@ class SteadyProducer:
         self._process.communicate()
 
     def stop(self) -> SteadyLoad:
-        """Let it end; what it has seen. Raises RawFailed if it has not ended well."""
-        output, _ = self._process.communicate(timeout=PATIENCE_S)
+        """Let it end; what it has seen. Raises RawFailed if it has not ended well, or not in time."""
+        try:
+            output, _ = self._process.communicate(timeout=PATIENCE_S)
+        except subprocess.TimeoutExpired as error:
+            raise RawFailed(f"the steady producer is without its last answers after {PATIENCE_S:g} s") from error
         if self._process.returncode:
             raise RawFailed("the steady producer ended with an error, which is above")
         return SteadyLoad(**json.loads(output))

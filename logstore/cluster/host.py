@@ -477,7 +477,7 @@ class ClusterHost:
             self._heads[stream] = now.head
         owner = self._owners.get(stream)
         is_overtaken = owner is not None and now.head.owner != self._parts.identity.owner_id
-        if has_replicas and now.head == before and not is_overtaken:
+        if has_replicas and now.head == before and not (is_overtaken or self._replica.has_failed(stream)):
             self._shown.look_later(stream, now.revision)  # sealed chunks alone have changed: a copy was made, say
         elif is_overtaken or (has_replicas and not now.head.is_claim_of(before)):
             self._look(stream, now.revision)

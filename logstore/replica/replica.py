@@ -148,6 +148,12 @@ class Replica:
         """Whether there is a chunk of the stream here, or a fence."""
         return stream in self._fences or self.has_chunks_of(stream)
 
+    def has_failed(self, stream: str) -> bool:
+        """Whether a replica of the stream takes nothing more: another copy may take its place when the registration has
+        dropped it.
+        """
+        return any(chunk.state is ReplicaState.FAILED for chunk in self._chunks.unsettled(stream))
+
     def begun(self) -> dict[str, None]:
         """The streams with a replica that was begun since the last call, as a message said, which may have come from an
         owner that was replaced: a registration, as the host knows it, is to be shown after a while.

@@ -389,6 +389,34 @@ def test_a_copy_is_damaged() -> None:
     simulated(test, "a", "b", "c", limits=replace(LIMITS, chunk_bytes=200))
 
 
+def test_a_damaged_copy_makes_room_at_once() -> None:
+    """Its host hears that it was dropped before the copy that takes its place is ordered, and does not refuse that."""
+
+    async def test(cluster: MemoryCluster) -> None:
+        (stream,) = await cluster.create_topic()
+        for number in range(30):
+            await cluster.append(stream, b"%d" % number * 20)
+        await cluster.at_rest()
+        owner = await cluster.owner(stream)
+        chunk = owner.host.registration(stream).chunks[0]
+        bad = next(member for member in chunk.members if member.host != owner.host.name)
+        await trio.sleep(5)
+        cluster.disks[bad.host].rot((stream, chunk.epoch), 0)
+        begun_s = trio.current_time()
+        await cluster.read_all(bad.host, stream)
+        members = [set(chunk.members)]
+
+        def is_copied() -> bool:
+            members.append(set(owner.host.registration(stream).chunks[0].members))
+            return members[-2:] == [members[0] - {bad}, members[0]]
+
+        await cluster.until(is_copied, "the copy was dropped, and made anew")
+        assert trio.current_time() - begun_s < 1
+        assert not cluster.disks[bad.host].chunks[stream, chunk.epoch].entries[0].data.startswith(b"!")
+
+    simulated(test, "a", "b", "c", limits=replace(LIMITS, chunk_bytes=200, repair_timeout_ms=10_000))
+
+
 @pytest.mark.parametrize(("number", "is_damage"), [(errno.EMFILE, False), (errno.EIO, True)])
 def test_a_read_fails(number: int, is_damage: bool) -> None:
     """Without a file descriptor nothing is said of the copy; a disk that refuses the read has lost it. The reader gets

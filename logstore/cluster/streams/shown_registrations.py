@@ -4,7 +4,8 @@ Invariants:
 * A registration is shown as it comes, whoever asked for it, and again every SHOW_AGAIN_S while a replica of its stream
   has something left to do: a copy that is to be removed, say, whose disk has failed.
 * What replicas need not know at once (`look_later`) is read after SHOW_AGAIN_S, or twice that, once for all changes of
-  a stream meanwhile: a copy makes two, and every host that has the stream would read both.
+  a stream meanwhile: a copy makes two, and every host that has the stream would read both. A host with a replica that
+  has failed is to know at once that it was dropped: the copy that takes its place is ordered in the next moment.
 * Replicas of a stream without a registration go only if its topic is gone too: a registration is there before any.
 """
 
