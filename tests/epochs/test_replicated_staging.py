@@ -285,8 +285,8 @@ def test_no_copy_comes_behind_the_end_of_its_attempt() -> None:
 
 
 def test_what_is_damaged_is_not_moved() -> None:
-    """It holds the stream where it is; what is moved with it goes. However often it is tried, nothing of it is appended,
-    and the damaged segment alone is read: the stream that it holds would be filled with copies of the segments before.
+    """It holds the stream where it is; what is moved with it goes. However often it is tried, nothing of it is
+    appended, and the damaged segment alone is read: copies of the other ones would fill the stream that it holds.
     """
     stream = Stream()
     staging, _ = staged_in_pieces(stream)
