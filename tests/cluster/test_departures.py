@@ -407,7 +407,7 @@ def test_a_host_with_the_only_copy_is_not_removed() -> None:
             await said(cluster, asked).drain(name)
         await cluster.start(name)
         for stream in streams:
-            assert (await cluster.append(stream, b"1"))[1] == 1
+            assert (await cluster.append(stream, b"1"))[1] >= 1, "twice if the owner reports meanwhile what it lacks"
 
     simulated(test, "a", "b", "c", limits=LIMITS)
 
