@@ -8,6 +8,9 @@ A new owner that finds the open chunk empty needs the producers' last sequences,
 In the last two cases producers begin anew: what they send is taken, whatever its sequence, and a batch that was sent
 before and is sent again is not recognized. No record is removed or hidden by that.
 
+A stream that is led may wait for such a chunk as well: an epoch that is under way may be in it
+(`logstore.cluster.epochs.group_appends`). Time does not end that; the chunk or an operator does.
+
 Invariants:
 * A wait of NOTE_AFTER_S is an entry in the metadata store, which names stream, chunk and object; any host shows it. It
   counts while its host, in its life, owns the stream; who waits writes it under the head that names it the owner.
@@ -163,6 +166,26 @@ class TakeoverWaits(ReportedWaits):
         """See Waits."""
         self._over(stream, is_read=True)
 
+    # ---- searches of streams that are led
+
+    async def may_pass(self, stream: ReplicatedStream, chunk: ChunkRegistration, error: CorruptChunk) -> bool:
+        """Whether a search may pass over a chunk that it cannot read, because an operator lets the stream go on without
+        it. If not, the wait is noted as that of a takeover. Raises CairnError.
+        """
+        if await is_forgotten(self._metadata, stream.stream, chunk):
+            self._waiting.pop(stream.stream, None)
+            return True
+        waiting = self._wait(stream)
+        if chunk.end is not None and self._clock.monotonic_s() - waiting.since_s >= NOTE_AFTER_S:
+            await self._note(waiting, chunk, error)
+        return False
+
+    def searched(self, stream: ReplicatedStream, from_offset: int) -> None:
+        """A search from an offset on has ended; if it has read the chunk that was waited for, the wait is over."""
+        waiting = self._waiting.get(stream.stream)
+        if waiting is not None and (waiting.noted is None or from_offset < waiting.noted.end):
+            self.over(stream)
+
     # ---- details
 
     def _over(self, stream: ReplicatedStream, *, is_read: bool) -> None:
@@ -226,6 +249,8 @@ class TakeoverWaits(ReportedWaits):
         while True:
             try:
                 entry = (await self._metadata.get(key)).entry
+                if stream in self._entries:
+                    return  # it waits again, and has said so
                 wait = None if entry is None else schema.decode(schema.Wait, entry)
                 if entry is None or wait is None or _owner(wait) != owner or (wait.forgotten and not is_read):
                     return
