@@ -8,7 +8,6 @@ Invariant: nothing of this is loaded by a sidecar that is alone.
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Final, NamedTuple
@@ -53,7 +52,7 @@ from logstore.cluster.streams.retention import ClusterRetention
 from logstore.cluster.streams.retention_clock import ClusterClock
 from logstore.cluster.streams.signs_of_life import SignsOfLife
 from logstore.cluster.streams.stored_access import HEAD, StoredAccess
-from logstore.cluster.streams.takeover_waits import TakeoverWaits, WaitTimes, is_forgotten
+from logstore.cluster.streams.takeover_waits import TakeoverWaits, WaitTimes
 from logstore.cluster.streams.topics import GROUPS_TOPIC, ClusterFacts, ClusterTopics
 from logstore.cluster.survey import Survey
 from logstore.cluster.tier.tier_service import ClusterTierService
@@ -220,7 +219,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     holds.answer_home(links.calls)
     nursery.start_soon(retention.run, topics.streams)
     coordinator = _plan_copies(host, metadata, links, local)
-    GroupAppends(topics, engine, under_way, local.clock, partial(is_forgotten, metadata)).serve(links.calls)
+    GroupAppends(topics, engine, under_way, local.clock, waits).serve(links.calls)
     nursery.start_soon(homes.epochs.run)
     survey = Survey(host, metadata, links.is_reachable, local.clock)
     meter = HostMeter(host, links, metadata, local.engine.store.replicas, coordinator, waits)

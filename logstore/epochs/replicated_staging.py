@@ -22,7 +22,8 @@ Invariants:
   that begins earlier they say nothing new. What is dropped and not named is said with them: neither owner knows it.
 * What is moved (`move`) is appended once more as it is, and no copy of a segment comes behind the DROPPED record of its
   attempt. The offsets of an attempt change when all its segments are there again: an owner that reads from before takes
-  the first copies, one that reads from behind them the second ones.
+  the first copies, one that reads from behind them the second ones. An attempt of which a segment cannot be read is
+  not moved at all: half of it would be appended again at each try, and fill the stream that it holds.
 * A segment that is named, and lies in front of the stream's start, is passed over, and so are those behind it: a host
   of an earlier version, which knows no names, trims what it has dropped before the stream says that it is.
 * All staged bytes together stay below `limit_bytes` and one segment header. At most CACHE_BYTES of data are kept in
@@ -128,6 +129,8 @@ class ReplicatedAttempt:
         self.size_bytes = self.named_bytes = 0
         """Of all segments, and of their headers in STAGED records."""
         self.failure: StorageFailed | None = None
+        self.unread = 0
+        """The segment that could not be read when the attempt was to be moved."""
 
     @property
     def last_staged_ms(self) -> int:
@@ -363,9 +366,12 @@ class ReplicatedStaging:
         """One segment after another, so that one is in memory."""
         for attempt in attempts:
             segments, offsets = tuple(attempt.segments), list[int]()
+            if not all(segment.is_durable for segment in segments):
+                continue
             try:
-                while len(offsets) < len(segments) and all(segment.is_durable for segment in segments):
-                    whole = await self._whole(segments[len(offsets)])
+                await self._read_through(attempt, segments)
+                for segment in segments:
+                    whole = await self._whole(segment)
                     if self._attempts.get(attempt.key) is not attempt:
                         break  # it was dropped
                     appended = self._append_pieces(whole)
@@ -377,6 +383,14 @@ class ReplicatedStaging:
             if len(offsets) == len(segments) == len(attempt.segments):
                 for segment, offset in zip(segments, offsets, strict=True):
                     segment.offset = offset
+
+    async def _read_through(self, attempt: ReplicatedAttempt, segments: Sequence[ReplicatedSegment]) -> None:
+        """Read all segments, the one that could not be read last time first. Raises as `data` does."""
+        first = attempt.unread
+        for number in (*range(first, len(segments)), *range(first)):
+            attempt.unread = number
+            await self._whole(segments[number])
+        attempt.unread = 0
 
     # ---- reading back
 

@@ -324,6 +324,33 @@ def test_a_disk_that_is_back_while_another_host_is_removed(at: int) -> None:
     simulated(test, "a", "b", "c", "d")
 
 
+def test_a_host_that_starts_on_a_new_disk_while_another_host_is_removed() -> None:
+    """It waits for the end of its last life's lease, with another disk: that one is not taken for one that was
+    replaced. When the host has joined with it, the disk before is.
+    """
+
+    async def test(cluster: MemoryCluster) -> None:
+        await cluster.kill("d")
+        await cluster.until(lambda: "d" not in cluster.hosts["c"].view.members)
+        known = await disks(cluster)
+        before = cluster.hosts["b"].identity.member.disk
+        await cluster.kill("b")
+        cluster.wipe("b")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cluster.start, "b")
+            while await disks(cluster) <= known:  # noqa: ASYNC110  time is virtual
+                await trio.sleep(0.01)
+            assert "b" in cluster.hosts["c"].view.members, "in its last life"
+            assert await said(cluster, "c").remove("d") == 0
+        assert cluster.hosts["b"].identity.member.disk in await disks(cluster)
+        await cluster.kill("a")
+        await cluster.until(lambda: "a" not in cluster.hosts["c"].view.members)
+        assert await said(cluster, "c").remove("a") == 0
+        assert before not in await disks(cluster)
+
+    simulated(test, "a", "b", "c", "d")
+
+
 def test_who_asks_a_host_that_hears_nothing_is_answered() -> None:
     """What is said of a host is said, also if the host that was asked does not hear of it; the next one who asks is not
     held up either.
@@ -380,7 +407,7 @@ def test_a_host_with_the_only_copy_is_not_removed() -> None:
             await said(cluster, asked).drain(name)
         await cluster.start(name)
         for stream in streams:
-            assert (await cluster.append(stream, b"1"))[1] == 1
+            assert (await cluster.append(stream, b"1"))[1] >= 1, "twice if the owner reports meanwhile what it lacks"
 
     simulated(test, "a", "b", "c", limits=LIMITS)
 

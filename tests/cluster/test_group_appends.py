@@ -52,7 +52,8 @@ class Host:
         self.damaged: set[int] = set()
         self.forgotten: set[int] = set()
         """Epochs of chunks."""
-        self.appends = GroupAppends(cast(ClusterTopics, known), self, self, self.front.clock, self.is_forgotten)
+        self.searched_from: list[int] = []
+        self.appends = GroupAppends(cast(ClusterTopics, known), self, self, self.front.clock, self)
         self.outcomes: list[CairnError | None] = []
 
     async def lead(self, kept: int = 0) -> None:
@@ -82,9 +83,12 @@ class Host:
                 raise CorruptChunk("damaged", first_offset=first, last_offset=end.next_offset - 1)
             yield from chunk.entries
 
-    async def is_forgotten(self, stream: str, chunk: ChunkRegistration) -> bool:
+    async def may_pass(self, stream: ReplicatedStream, chunk: ChunkRegistration, error: CorruptChunk, /) -> bool:
         await trio.lowlevel.checkpoint()
         return chunk.epoch in self.forgotten
+
+    def searched(self, stream: ReplicatedStream, from_offset: int, /) -> None:
+        self.searched_from.append(from_offset)
 
     async def is_under_way(self, order: GroupOrder, /) -> bool:
         self.asked.append(order.epoch)
@@ -351,6 +355,7 @@ async def test_a_chunk_that_is_forgotten_has_no_epoch() -> None:
         for epoch in (1, 3):  # which is there, on both sides
             await other.send(epoch, 0, query)
         assert [type(each) for each in other.outcomes] == [outcome] * 2
+        assert other.searched_from == ([0] if forgotten else [])
         assert other.groups == groups
     again = Host(owner)
     again.damaged = again.forgotten = {lost, owner.chunks[2].registration.epoch}

@@ -258,6 +258,96 @@ def test_a_stream_that_is_led_forgets_nothing() -> None:
     in_world(test, *HOSTS)
 
 
+def test_a_wait_that_ends_because_all_have_expired_is_shown_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream is led: operators are not told that it waits, and there is nothing to forget."""
+
+    async def test(world: TierWorld) -> None:
+        async with waiting(world):
+            monkeypatch.setattr(TakeoverWaits, "_is_expired", lambda self, chunk: True)  # a day later
+            with trio.fail_after(PATIENCE_S):
+                await world.wait_leader()
+            assert "producers_expired" in world.cluster.reports.names()
+            await trio.sleep(5)
+            assert await shown(world) is None
+            with pytest.raises(NothingLost, match="nothing was changed"):
+                await any_notes(world)[0].forget(TOPIC, 0, even_if_away=True)
+
+    in_world(test, *HOSTS)
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_an_epoch_that_waits_for_a_lost_chunk_when_its_stream_is_led(
+    monkeypatch: pytest.MonkeyPatch, is_back: bool
+) -> None:
+    """All producers have expired meanwhile. The epoch may be in the chunk, so time does not end its wait: it is shown
+    as well, and ends when the chunk is back or an operator says so.
+    """
+
+    async def test(world: TierWorld) -> None:
+        async with waiting(world) as (damage, wait):
+            monkeypatch.setattr(TakeoverWaits, "_is_expired", lambda self, chunk: True)  # a day later
+            with trio.fail_after(PATIENCE_S):
+                life, stream = await world.wait_leader()
+            await trio.sleep(5)
+            assert await shown(world) is None
+            waits, lost = cast(TakeoverWaits, life.reads._waits), (await world.chunks())[-2]
+            error = CorruptChunk(f"{damage.key} is damaged", first_offset=0, last_offset=wait.end - 1)
+            with trio.fail_after(PATIENCE_S):
+                while await shown(world) is None:
+                    assert not await waits.may_pass(stream, lost, error)
+                    await trio.sleep(5)
+            found = await shown(world)
+            assert found is not None
+            assert (found.chunk, found.first, found.end, found.lost) == (lost.epoch, wait.first, wait.end, True)
+            waits.searched(stream, wait.end)
+            await trio.sleep(5)
+            assert await shown(world) == found, "what another search has read is not what is waited for"
+            if is_back:
+                waits.searched(stream, wait.first)
+                await trio.sleep(5)
+                assert await shown(world) is None
+                return
+            await asked(world, ForgetProducersRequest(TOPIC, 0))
+            for _ in range(2):
+                assert await waits.may_pass(stream, lost, error)
+                waits.searched(stream, wait.first)
+                await trio.sleep(5)
+
+    in_world(test, *HOSTS)
+
+
+def test_an_operators_word_is_not_written_over() -> None:
+    """It is said while the host that waits asks for it, has not found it yet, and says anew what it waits for."""
+
+    async def test(world: TierWorld) -> None:
+        async with waiting(world, is_removed=False) as (_, wait):
+            waits = cast(TakeoverWaits, world.hosts[wait.host].reads._waits)
+            store, forget = waits._metadata, any_notes(world)[0].forget
+
+            class Between:
+                """The word comes between two looks at the entry."""
+
+                is_said = False
+
+                async def get(self, key: str) -> Reading:
+                    found = await store.get(key)
+                    if key.startswith(schema.WAITS) and not self.is_said:
+                        self.is_said = True
+                        for each in waits._waiting.values():
+                            each.noted = None  # as when an answer was lost
+                        await forget(TOPIC, 0, even_if_away=True)
+                    return found
+
+                async def commit(self, transaction: Transaction) -> Committed | Conflict:
+                    return await store.commit(transaction)
+
+            waits._metadata = cast(Any, Between())
+            with trio.fail_after(PATIENCE_S):
+                assert not (await produce(world, 5)).duplicate
+
+    in_world(test, *HOSTS)
+
+
 class SlowStore:
     """A metadata store that does something before a transaction is made."""
 

@@ -285,7 +285,9 @@ def test_no_copy_comes_behind_the_end_of_its_attempt() -> None:
 
 
 def test_what_is_damaged_is_not_moved() -> None:
-    """It holds the stream where it is; what is moved with it goes."""
+    """It holds the stream where it is; what is moved with it goes. However often it is tried, nothing of it is
+    appended, and the damaged segment alone is read: copies of the other ones would fill the stream that it holds.
+    """
     stream = Stream()
     staging, _ = staged_in_pieces(stream)
     key, value = stream.records[4]
@@ -294,6 +296,16 @@ def test_what_is_damaged_is_not_moved() -> None:
     staging.move([KEY, OTHER])
     ack_all(stream)
     assert staging.begun_before(count) == [KEY]
+    assert len(stream.records) == count + 1, "the other attempt's only record"
+    reads = stream.reads
+    for _ in range(3):
+        staging.move([KEY])
+        ack_all(stream)
+    assert (len(stream.records), stream.reads) == (count + 1, reads + 3)
+    stream.records[4] = (key, value)
+    staging.move([KEY])
+    ack_all(stream)
+    assert (staging.first_offset, staging.begun_before(count)) == (count, [])
 
 
 class NotWalked(dict[Any, Any]):

@@ -19,7 +19,7 @@ So a group that a former home of epochs has sent, and that arrives late, is ackn
 """
 
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -56,8 +56,18 @@ class ControlReads(Protocol):
         """Give `take` the END control batches from one offset on and before another, by base offset and bytes."""
 
 
-IsForgotten = Callable[[str, ChunkRegistration], Awaitable[bool]]
-"""Whether an operator lets a stream go on without a chunk. Raises CairnError."""
+class LostChunks(Protocol):
+    """Knows without which chunks streams go on (`logstore.cluster.streams.takeover_waits`)."""
+
+    async def may_pass(self, stream: ReplicatedStream, chunk: ChunkRegistration, error: CorruptChunk, /) -> bool:
+        """Whether an operator lets a stream go on without a chunk that cannot be read; if not, it is shown that the
+        stream waits for it. Raises CairnError.
+        """
+
+    def searched(self, stream: ReplicatedStream, from_offset: int, /) -> None:
+        """All chunks from an offset on were read, or passed over."""
+
+
 WAIT_S: Final = 5.0
 MAX_FORGOTTEN: Final = 1_000
 """Streams whose ownership has ended and that may still be kept."""
@@ -83,14 +93,14 @@ class GroupAppends:
         reads: ControlReads,
         epochs: EpochsUnderWay,
         clock: Clock,
-        is_forgotten: IsForgotten | None = None,
+        lost: LostChunks | None = None,
     ) -> None:
-        """`is_forgotten`: None: no chunk is."""
+        """`lost`: None: no stream goes on without a chunk."""
         self._topics = topics
         self._reads = reads
         self._epochs = epochs
         self._clock = clock
-        self._is_forgotten = is_forgotten
+        self._lost = lost
         self._owned: dict[str, _OwnedStream] = {}
         self._most_owned = MAX_FORGOTTEN
 
@@ -173,6 +183,8 @@ class GroupAppends:
                     await self._find_ends(stream, searched_to, known_from, search)
                     searched_to = known_from
                 owned.ends.searched(from_offset, search)
+                if self._lost is not None:
+                    self._lost.searched(stream, from_offset)
         if stream.ownership != owned.ownership:
             raise NotLeader(f"{stream.name}: its ownership ended while it was searched for epochs")
         return search.newest_epoch >= order.epoch
@@ -186,8 +198,7 @@ class GroupAppends:
                 await self._reads.find_ends(stream, from_offset, before_offset, take=search.take)
             except CorruptChunk as error:
                 chunk = stream.registration.chunk_at(min(error.first_offset, before_offset - 1))
-                is_forgotten = self._is_forgotten
-                if chunk is None or is_forgotten is None or not await is_forgotten(stream.stream, chunk):
+                if chunk is None or self._lost is None or not await self._lost.may_pass(stream, chunk, error):
                     raise
                 before_offset = min(before_offset - 1, chunk.base_offset)
             else:

@@ -14,7 +14,8 @@ Invariants:
 * The entry of a removed host goes when no chunk names the host, and no disk is its: then nothing of it is left, and its
   name is free.
 * With it go the entries of disks that no chunk names: those of the removed host, and those that hosts which are alive
-  have no more, because they were wiped. A host that was removed comes back with an empty directory.
+  have no more, because they were wiped: started before the host joined with another one. A host that was removed comes
+  back with an empty directory.
 * A disk goes only if its host was no member with it from before the chunks were read until it goes: disks are read
   first, then members, then chunks, and each start and each joining changes the disk's entry
   (`logstore.cluster.members.membership`).
@@ -177,7 +178,9 @@ class Departures:
             if member is None:
                 is_over, as_read = host == removed, _is_away(host)
             else:
-                is_over, as_read = _decoded(member).disk != disk, Condition(member.key, member.revision)
+                is_older = entry.revision < member.revision  # with a newer one the host starts, and is to join yet
+                is_over = _decoded(member).disk != disk and is_older
+                as_read = Condition(member.key, member.revision)
             if is_over:
                 conditions = (Condition(entry.key, entry.revision), as_read)
                 await self._store.commit(Transaction(conditions, (Delete(entry.key),)))

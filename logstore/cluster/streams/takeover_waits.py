@@ -8,14 +8,18 @@ A new owner that finds the open chunk empty needs the producers' last sequences,
 In the last two cases producers begin anew: what they send is taken, whatever its sequence, and a batch that was sent
 before and is sent again is not recognized. No record is removed or hidden by that.
 
+A stream that is led may wait for such a chunk as well: an epoch that is under way may be in it
+(`logstore.cluster.epochs.group_appends`). Time does not end that; the chunk or an operator does.
+
 Invariants:
 * A wait of NOTE_AFTER_S is an entry in the metadata store, which names stream, chunk and object; any host shows it. It
   counts while its host, in its life, owns the stream; who waits writes it under the head that names it the owner.
 * `forget` is for the chunk that the entry names, and for no other. It is put on the condition that neither the entry
   nor the head of the registration has changed since it was looked at: if the takeover has gone on, nothing is changed.
 * An owner goes on without a chunk only behind a try to read it that has failed.
-* The entry goes when its owner has read the chunk. One that was forgotten stays for the next owners, as long as they
-  need that chunk and cannot read it; a stream has one entry at most, and the topic takes it along when it is deleted.
+* The entry goes when its owner has read the chunk, or goes on because all have expired. One that was forgotten stays
+  for the next owners, as long as they need that chunk and cannot read it; a stream has one entry at most, and the topic
+  takes it along when it is deleted.
 """
 
 from collections.abc import Awaitable, Callable
@@ -160,11 +164,34 @@ class TakeoverWaits(ReportedWaits):
 
     def over(self, stream: ReplicatedStream) -> None:
         """See Waits."""
-        self._waiting.pop(stream.stream, None)
-        if stream.stream in self._entries:
-            self._spawn(partial(self._clear, stream.stream, self._entries.pop(stream.stream)))
+        self._over(stream, is_read=True)
+
+    # ---- searches of streams that are led
+
+    async def may_pass(self, stream: ReplicatedStream, chunk: ChunkRegistration, error: CorruptChunk) -> bool:
+        """Whether a search may pass over a chunk that it cannot read, because an operator lets the stream go on without
+        it. If not, the wait is noted as that of a takeover. Raises CairnError.
+        """
+        if await is_forgotten(self._metadata, stream.stream, chunk):
+            self._waiting.pop(stream.stream, None)
+            return True
+        waiting = self._wait(stream)
+        if chunk.end is not None and self._clock.monotonic_s() - waiting.since_s >= NOTE_AFTER_S:
+            await self._note(waiting, chunk, error)
+        return False
+
+    def searched(self, stream: ReplicatedStream, from_offset: int) -> None:
+        """A search from an offset on has ended; if it has read the chunk that was waited for, the wait is over."""
+        waiting = self._waiting.get(stream.stream)
+        if waiting is not None and (waiting.noted is None or from_offset < waiting.noted.end):
+            self.over(stream)
 
     # ---- details
+
+    def _over(self, stream: ReplicatedStream, *, is_read: bool) -> None:
+        self._waiting.pop(stream.stream, None)
+        if stream.stream in self._entries:
+            self._spawn(partial(self._clear, stream.stream, self._entries.pop(stream.stream), is_read=is_read))
 
     def _wait(self, stream: ReplicatedStream) -> _Waiting:
         known = self._waiting.get(stream.stream)
@@ -181,6 +208,8 @@ class TakeoverWaits(ReportedWaits):
     def _go_on(
         self, stream: ReplicatedStream, event: LogEvent, offset: int, chunk: ChunkRegistration, error: Exception
     ) -> Table:
+        if event is PRODUCERS_EXPIRED:
+            self._over(stream, is_read=False)
         self._waiting.pop(stream.stream, None)
         self._report(event, stream=stream.name, offset=offset, **_named(stream, chunk), error=str(error))
         return ProducerTable()
@@ -205,6 +234,8 @@ class TakeoverWaits(ReportedWaits):
         entry, head_entry = (await self._metadata.get(key)).entry, (await self._metadata.get(head)).entry
         if head_entry is None or decode_head(head_entry.value).owner != owner:
             return  # it has another one, and will know soon
+        if _forgets(entry, chunk):
+            return  # an operator has said so since it was asked for
         conditions = (Condition(key, _revision(entry)), Condition(head, head_entry.revision))
         self._entries[stream.stream] = owner
         if isinstance(
@@ -212,13 +243,16 @@ class TakeoverWaits(ReportedWaits):
         ):
             waiting.noted = wait
 
-    async def _clear(self, stream: str, owner: OwnerId) -> None:
-        """Remove the entry that this host has put."""
+    async def _clear(self, stream: str, owner: OwnerId, *, is_read: bool) -> None:
+        """Remove the entry that this host has put; one that was forgotten only if the chunk was read."""
         key = schema.wait_key(stream)
         while True:
             try:
                 entry = (await self._metadata.get(key)).entry
-                if entry is None or _owner(schema.decode(schema.Wait, entry)) != owner:
+                if stream in self._entries:
+                    return  # it waits again, and has said so
+                wait = None if entry is None else schema.decode(schema.Wait, entry)
+                if entry is None or wait is None or _owner(wait) != owner or (wait.forgotten and not is_read):
                     return
                 removed = Transaction((Condition(key, entry.revision),), (Delete(key),))
                 if isinstance(await self._metadata.commit(removed), Committed):
@@ -301,7 +335,10 @@ class WaitNotes:
 
 async def is_forgotten(metadata: MetadataStore, stream: str, chunk: ChunkRegistration) -> bool:
     """Whether an operator lets a stream go on without a chunk. Raises MetadataError."""
-    entry = (await metadata.get(schema.wait_key(stream))).entry
+    return _forgets((await metadata.get(schema.wait_key(stream))).entry, chunk)
+
+
+def _forgets(entry: Entry | None, chunk: ChunkRegistration) -> bool:
     if entry is None:
         return False
     found = schema.decode(schema.Wait, entry)
