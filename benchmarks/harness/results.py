@@ -35,6 +35,7 @@ _PLANNERS = ("scheduler/peace", "scheduler/topology/model.py")
 MEASURED: Final[Mapping[str, tuple[str, ...]]] = {
     "cec": (*_SIDECAR, *_OPERATORS, "spe_adapter/continuous"),
     "cluster": _SIDECAR,
+    "cluster_partitions": _SIDECAR,
     "long_state": (*_SIDECAR, *_OPERATORS, "spe_adapter/checkpoint", "spe_adapter/pages", "spe_adapter/microbatch"),
     "epoch_commits": (*_SIDECAR, "spe_adapter/epochs"),
     "histories": ("logstore",),

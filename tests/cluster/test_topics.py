@@ -11,14 +11,14 @@ import pytest
 import trio
 
 from logstore.base.metadata import schema
-from logstore.base.metadata.interface import MetadataStore, Put, Transaction
+from logstore.base.metadata.interface import Committed, MetadataStore, Put, Transaction
 from logstore.base.metadata.sqlite import open_sqlite
 from logstore.cluster.interfaces import StreamObserver
 from logstore.cluster.members.view import ClusterView
 from logstore.cluster.streams.producer_ids import BLOCK, ProducerIds
 from logstore.cluster.streams.replicated_stream import StreamServices
 from logstore.cluster.streams.stored_topics import StoredTopics
-from logstore.cluster.streams.topics import ClusterFacts, ClusterTopics
+from logstore.cluster.streams.topics import GROUPS_TOPIC, ClusterFacts, ClusterTopics
 from logstore.errors import InvalidConfig, InvalidPartitions, InvalidReplicas, TopicExists, UnknownTopicOrPartition
 from logstore.kafka.configs import ConfigSource, topic_entries
 from logstore.log.store import StoreSettings
@@ -74,15 +74,22 @@ def shown(host: Host) -> Any:
     }
 
 
+async def host_comes(store: MetadataStore, number: int) -> int:
+    """Another host becomes a member; returns the revision."""
+    member = schema.Member(disk="d", start="s", node_id=number, link="127.0.0.1:1", rack="", addresses={})
+    outcome = await store.commit(Transaction((), (Put(schema.member_key(f"h{number}"), schema.encode(member)),)))
+    assert isinstance(outcome, Committed)
+    return outcome.revision
+
+
 @asynccontextmanager
-async def two_hosts(directory: Path) -> AsyncIterator[tuple[Host, Host, MetadataStore]]:
+async def two_hosts(directory: Path, members: int = 3) -> AsyncIterator[tuple[Host, Host, MetadataStore]]:
     """Two hosts that follow the same store."""
     ids = iter(range(1, 1 << 30))
     async with open_sqlite(directory / "metadata.db", Random(0)) as store, trio.open_nursery() as nursery:
         first, second = Host(store, nursery, ids), Host(store, nursery, ids)
-        for number in range(3):
-            member = schema.Member(disk="d", start="s", node_id=number, link="127.0.0.1:1", rack="", addresses={})
-            await store.commit(Transaction((), (Put(schema.member_key(f"h{number}"), schema.encode(member)),)))
+        for number in range(members):
+            await host_comes(store, number)
         for host in (first, second):
             nursery.start_soon(host.view.run)
             await host.view.complete()
@@ -155,6 +162,31 @@ async def test_a_topic_that_asks_for_no_number_has_the_default_copies(tmp_path: 
         assert one.front.replicas_of(-1) == 1
         one.front.default_replicas = 5
         assert one.front.replicas_of(-1) == 3
+
+
+async def groups_ask_for(host: Host, copies: int) -> None:
+    """Wait until a host knows that the topic of groups asks for so many copies."""
+    with trio.fail_after(PATIENCE_S):
+        while (topic := host.front.topics.get(GROUPS_TOPIC)) is None or topic.config.min_insync_replicas != copies:
+            await host.front.changed.wait()
+
+
+async def test_the_clusters_own_topics_ask_for_a_second_copy_when_there_are_hosts(tmp_path: Path) -> None:
+    """A topic of groups that was made where one host lived has min.insync.replicas 2 once three live, and keeps it."""
+    async with two_hosts(tmp_path, members=1) as (one, other, store):
+        assert one.front.groups_topic() is None
+        for number, copies in ((0, 1), (1, 1), (2, 2)):
+            if number:
+                revision = await host_comes(store, number)
+                await one.view.members_reached(revision)
+                await other.view.members_reached(revision)
+                assert one.front.groups_topic() == other.front.groups_topic()
+            await groups_ask_for(one, copies)
+            await groups_ask_for(other, copies)
+        before = (await store.get(schema.topic_key(GROUPS_TOPIC))).entry
+        assert one.front.groups_topic() == other.front.groups_topic()
+        await settled(one.front.create_topic("later", 1, {}, 1))  # behind whatever the line above began
+        assert (await store.get(schema.topic_key(GROUPS_TOPIC))).entry == before
 
 
 async def test_a_name_is_given_once(tmp_path: Path) -> None:

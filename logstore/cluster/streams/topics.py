@@ -49,6 +49,7 @@ INTERNAL_CHUNK_BYTES: Final = 8 << 20
 """Small chunks: what lies in front of the live entries goes soon."""
 INTERNAL_MESSAGE_BYTES: Final = 16 << 20
 """A commit of all partitions that a request can have."""
+MIN_INSYNC: Final = "min.insync.replicas"
 
 T = TypeVar("T")
 
@@ -58,7 +59,7 @@ def internal_settings(hosts: int) -> dict[str, str]:
     return {
         "max.message.bytes": str(INTERNAL_MESSAGE_BYTES),
         "segment.bytes": str(INTERNAL_CHUNK_BYTES),
-        "min.insync.replicas": str(min(2, max(1, hosts))),
+        MIN_INSYNC: str(min(2, max(1, hosts))),
     }
 
 
@@ -124,6 +125,7 @@ class ClusterTopics:
         self._new_id = new_id
         self._producer_ids = producer_ids
         self._creating: dict[str, Ticket[ReplicatedTopic]] = {}
+        self._securing: set[str] = set()
         self.changed = ChangeSignal()
         """A topic is new, was changed, or is gone."""
         host.view.add_observer(self)
@@ -249,13 +251,38 @@ class ClusterTopics:
     def internal_topic(self, name: str) -> uuid.UUID | None:
         """The id of a topic of the cluster's own; None: it is not there, and is being made."""
         found = self.topics.get(name)
-        if found is not None or name in self._creating:
-            return None if found is None else found.topic_id
+        if found is not None:
+            self._secure(found)
+            return found.topic_id
+        if name in self._creating:
+            return None
         settings = internal_settings(len(self._host.view.members))
         topic_id = self._new_id().hex
         topic = schema.Topic(topic_id=topic_id, partitions=1, replicas=self._internal_replicas, settings=settings)
         self._make(name, topic)
         return None
+
+    def _secure(self, topic: ReplicatedTopic) -> None:
+        """Ask for more than one copy of a topic of the cluster's own that was made where one host lived, once there are
+        DEFAULT_REPLICAS hosts: with fewer, the loss of one would stop what goes on today.
+        """
+        hosts = len(self._host.view.members)
+        wanted = internal_settings(hosts)[MIN_INSYNC]
+        if hosts < DEFAULT_REPLICAS or topic.config.min_insync_replicas >= int(wanted) or topic.name in self._securing:
+            return
+
+        def secured(now: schema.Topic) -> schema.Topic:
+            return replace(now, settings={**now.settings, MIN_INSYNC: wanted})
+
+        async def secure() -> None:
+            try:
+                await self._host.topics.alter(topic.name, topic.topic_id.hex, secured)
+                self.report(TOPIC_ALTERED, topic=topic.name, changes=f"{MIN_INSYNC}={wanted}")
+            finally:
+                self._securing.discard(topic.name)
+
+        self._securing.add(topic.name)
+        self._start(secure)
 
     @property
     def _internal_replicas(self) -> int:
