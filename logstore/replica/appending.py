@@ -28,7 +28,7 @@ from logstore.replica.chunk_end import ChunkEnd
 from logstore.replica.effects import Effect, Send
 from logstore.replica.host_state import HostProgress
 from logstore.replica.messages import Append, AppendDone, Entry, OutOfOrder
-from logstore.replica.patience import TIMES_LONGEST, Patience, PatienceLimits
+from logstore.replica.patience import TIMES_LONGEST, MemberPatience, PatienceLimits
 from logstore.replica.registrations import ChunkRegistration, Member, Prefix
 from logstore.replica.window import Window
 
@@ -108,7 +108,7 @@ class Appending:
         self._limits = limits
         self._hosts = hosts or HostProgress()
         least_ms = (limits.member_timeout_ms, limits.busy_timeout_ms)
-        self.patience = Patience(PatienceLimits(*least_ms, limits.longest_timeout_ms), self._hosts)
+        self.patience = MemberPatience(PatienceLimits(*least_ms, limits.longest_timeout_ms), self._hosts)
         self._notable_ms = min(least_ms) // TIMES_LONGEST
         """A batch that waits for less teaches nothing."""
         self.window = Window(0, limits.max_in_flight_bytes)

@@ -53,7 +53,7 @@ class _GivenUp(NamedTuple):
     silent_since_ms: int
 
 
-class Patience:
+class MemberPatience:
     """Of the owner of one stream. See the module. `hosts` is shared by all owners of this host."""
 
     def __init__(self, limits: PatienceLimits, hosts: HostProgress) -> None:

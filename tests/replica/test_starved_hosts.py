@@ -14,7 +14,7 @@ from logstore.replica.effects import Effect, MemberFailed
 from logstore.replica.host_state import LATELY_MS, HostProgress
 from logstore.replica.messages import AppendDone
 from logstore.replica.owner import Owner
-from logstore.replica.patience import CALM_MS, TIMES_LONGEST, Patience, PatienceLimits
+from logstore.replica.patience import CALM_MS, TIMES_LONGEST, MemberPatience, PatienceLimits
 from logstore.replica.placing import Placing
 from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer
 from logstore.replica.registrations import Member, Prefix, StreamRegistration
@@ -27,7 +27,7 @@ LIMITS = PatienceLimits(300, 2_000, 5_000)
 MOST_ROLLS_IN_A_MINUTE = 15
 
 
-class Impatient(Patience):
+class Impatient(MemberPatience):
     """The bounds are the least ones, whatever was seen."""
 
     def _bound(self, longest_lately_ms: int, least_ms: int, now_ms: int) -> int:
@@ -75,7 +75,7 @@ def test_a_starved_run_repeats() -> None:
 def test_a_quick_host_is_given_up_after_the_least_time() -> None:
     """What it confirms at once teaches nothing; so a host that is dead costs what it did."""
     hosts = HostProgress()
-    patience = Patience(LIMITS, hosts)
+    patience = MemberPatience(LIMITS, hosts)
     for now_ms in range(0, 10_000, 50):
         patience.confirmed("b", now_ms - 40, now_ms)
         hosts.note("b", now_ms)
@@ -86,7 +86,7 @@ def test_a_quick_host_is_given_up_after_the_least_time() -> None:
 def test_a_slow_host_is_waited_for_until_it_is_quick_again() -> None:
     """Three times the longest silence that it has ended, for a while; no more than the longest time."""
     hosts = HostProgress()
-    patience = Patience(LIMITS, hosts)
+    patience = MemberPatience(LIMITS, hosts)
     patience.confirmed("b", 0, 250)
     hosts.note("b", 250)
     assert patience.silent_ms("b", 250) == TIMES_LONGEST * 250
@@ -101,7 +101,7 @@ def test_a_slow_host_is_waited_for_until_it_is_quick_again() -> None:
 def test_an_outage_is_no_slowness() -> None:
     """A host that was silent for longer than any is waited for was cut off: the next time it is given up as before."""
     hosts = HostProgress()
-    patience = Patience(LIMITS, hosts)
+    patience = MemberPatience(LIMITS, hosts)
     patience.confirmed("b", 0, 60_000)
     assert patience.silent_ms("b", 60_000) == 300
 
@@ -125,7 +125,7 @@ def test_rolls_for_slowness_are_bounded(hosts: int) -> None:
     """Members that confirm nothing at the worst time: each roll comes as soon as it may, and no minute has more than
     the number that is promised.
     """
-    patience, rolled = Patience(LIMITS, HostProgress()), list[int]()
+    patience, rolled = MemberPatience(LIMITS, HostProgress()), list[int]()
     begun_ms = 0
     for now_ms in range(0, 5 * CALM_MS, 10):
         if any(now_ms - begun_ms > patience.silent_ms(f"h{number}", now_ms) for number in range(hosts)):
