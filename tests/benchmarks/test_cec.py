@@ -3,9 +3,6 @@
 import io
 import json
 import math
-import os
-import subprocess
-import sys
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -30,27 +27,15 @@ from spe_adapter.continuous.core import Figures
 from spe_adapter.continuous.fragment import EpochLimits
 from spe_adapter.continuous.loop import FragmentProgress
 from spe_adapter.epochs.segments import StagedSegment
-from tests.support.limits import PROGRAM_S
-
-ROOT = Path(__file__).parents[2]
+from tests.benchmarks.smoke import run_benchmark
 
 
 @pytest.mark.clients
 def test_smoke_run(tmp_path: Path) -> None:
     """A tiny run prints its tables and leaves JSON with every figure, the paper's numbers and a plot; nothing else."""
-    done = subprocess.run(
-        [sys.executable, "benchmarks/cec.py", "--smoke", "--results", str(tmp_path), "--data", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PROGRAM_S,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    results, printed = run_benchmark("cec", tmp_path, "--smoke", "--data", tmp_path)
     for title in ("Figure 5", "Figures 6 and 7", "Figures 8 and 9", "Windows loaded", "Goals"):
-        assert title in done.stdout
-    results = json.loads((tmp_path / "cec.json").read_text())
+        assert title in printed
     assert results["mode"] == "smoke"
     assert {"machine", "versions", "plan", "goals", "paper", "notes", "overheads"} <= results.keys()
     measured = {"slice", "counts", "recovery", "load", "replay", "period", "loading", "costs"}

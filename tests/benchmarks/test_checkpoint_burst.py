@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -23,9 +20,9 @@ from benchmarks.racks.network import interfaces, namespaces, why_not
 from spe_adapter.checkpoint.bases import freezing
 from spe_adapter.checkpoint.names import Unit
 from spe_adapter.checkpoint.snapshot import Freeze, Snapshot
-from tests.support.limits import PATIENCE_S, PROGRAM_S
+from tests.benchmarks.smoke import run_benchmark
+from tests.support.limits import PATIENCE_S
 
-ROOT = Path(__file__).parents[2]
 NODES = Nodes(0.1, 0.2, 150.0, 200.0)
 PAUSE_S = 0.02
 
@@ -146,17 +143,7 @@ def test_quick_run_leaves_results(tmp_path: Path) -> None:
     """A quick run leaves JSON with goals and rows of both placements, and a plot; nothing else."""
     data, results = tmp_path / "data", tmp_path / "results"
     data.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-u", "benchmarks/checkpoint_burst.py", "--quick", "--results", results, "--data", data],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PROGRAM_S,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads((results / "checkpoint_burst.json").read_text())
+    found, _ = run_benchmark("checkpoint_burst", results, "--quick", "--data", data)
     assert found["left_out"] == []
     assert {row["policy"] for row in found["rows"]} == {DEFAULT, PEACE}
     assert all(row["planned"] == 16 for row in found["rows"] if row["policy"] == PEACE)

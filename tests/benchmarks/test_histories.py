@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +11,9 @@ import pytest
 
 from benchmarks.checked.checker import Checker
 from benchmarks.checked.history import Recorder, read_history
+from tests.benchmarks.smoke import run_benchmark
 from tests.benchmarks.written_histories import ORDERS, RESULTS, STREAM, History, good
 from tests.metadata.support import needs_etcd
-from tests.support.limits import PROGRAM_S
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_a_history_that_keeps_its_promises_passes() -> None:
@@ -546,16 +540,6 @@ def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_half_a_minute_of_faults_breaks_no_promise(tmp_path: Path) -> None:
     """Clients, faults and the judge, end to end."""
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.histories", "--smoke", "--results", str(tmp_path), "--data", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PROGRAM_S,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads((tmp_path / "histories.json").read_text())
+    found, _ = run_benchmark("histories", tmp_path, "--smoke", "--data", tmp_path)
     assert (found["violations"], found["trouble"]) == ([], [])
     assert found["calls"]["produce"] > 100

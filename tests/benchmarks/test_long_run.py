@@ -2,50 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks.harness.report import Rows
 from benchmarks.long_run import FIGURES, LIVES, disk_use, find_goals, growth
 from benchmarks.mixed.clients import Told
-from tests.support.limits import PROGRAM_S
-
-ROOT = Path(__file__).parents[2]
-
-
-def run(folder: Path, *flags: str) -> dict[str, Any]:
-    """The results of a run."""
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.long_run", *flags, "--results", str(folder)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PROGRAM_S,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads((folder / "long_run.json").read_text())
-    return found
+from tests.benchmarks.smoke import run_smoke
 
 
 @pytest.mark.clients
 def test_a_short_run_with_kills_breaks_no_promise(tmp_path: Path) -> None:
     """Each record and each epoch is seen once and in order over five restarts, and everything is measured."""
-    found = run(tmp_path, "--smoke")
+    found = run_smoke("long_run", tmp_path)
     assert found["broken"] == []
     assert found["counts"]["kills"] + found["counts"]["clean stops"] == LIVES - 1
     for what in ("records of in checked", "records of out checked", "offsets committed", "epochs committed"):
         assert found["counts"][what] > 0, what
     assert all(set(FIGURES) <= set(row) for row in found["rows"])
-    assert (tmp_path / "long_run.png").exists()
 
 
 def test_a_folder_that_goes_while_files_are_counted_is_passed_over(tmp_path: Path) -> None:

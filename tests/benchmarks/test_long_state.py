@@ -1,9 +1,6 @@
 """The benchmark of large states still works: what it counts and judges, and a tiny run."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,9 +12,7 @@ from benchmarks.lasting import report
 from benchmarks.lasting.running import CHECKPOINTS, LOG_ALONE, ROCKSDB, drop_cached, size_of, updates_of
 from benchmarks.microbatch import data
 from benchmarks.microbatch.meters import TableFileMeter
-from tests.support.limits import PROGRAM_S
-
-ROOT = Path(__file__).parents[2]
+from tests.benchmarks.smoke import run_smoke
 
 
 @pytest.mark.spark
@@ -25,19 +20,7 @@ ROOT = Path(__file__).parents[2]
 def test_smoke_run(tmp_path: Path) -> None:
     """A tiny run leaves JSON with every stage and a plot, and no file, process or shared memory."""
     before = set(Path("/dev/shm").glob("cairn-bench-*"))
-    command = [sys.executable, "benchmarks/long_state.py", "--smoke"]
-    done = subprocess.run(
-        [*command, "--results", str(tmp_path), "--data", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PROGRAM_S,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    left = json.loads((tmp_path / "long_state.json").read_text())
-    assert left["mode"] == "smoke"
+    left = run_smoke("long_state", tmp_path, "--data", tmp_path)
     assert left["left_out"] == []
     for side in (CHECKPOINTS, LOG_ALONE, ROCKSDB):
         assert {row["what"] for row in left["rows"] if row["side"] == side} >= {"fill", "update", "recovery"}

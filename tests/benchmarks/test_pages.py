@@ -1,9 +1,5 @@
 """The benchmark of state on pages still works: its states are right in every kind of memory, and a tiny run."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,35 +10,20 @@ from benchmarks.paging import drawing, report
 from benchmarks.paging.costs import Plain
 from benchmarks.paging.kinds import MAKE, PAGE_BYTES, TITLES, block_of
 from benchmarks.paging.state import FIRST_ITEM, Partition, random_rows, windows_for
-from tests.support.limits import PROGRAM_S
-
-ROOT = Path(__file__).parents[2]
+from tests.benchmarks.smoke import run_smoke
 
 
 @pytest.mark.slow
 def test_smoke_run(tmp_path: Path) -> None:
     """A tiny run leaves JSON with every part and a plot, and no file or shared memory."""
     before = set(Path("/dev/shm").glob("cairn-bench-*"))
-    command = [sys.executable, "benchmarks/pages.py", "--smoke", "--results", str(tmp_path), "--data", str(tmp_path)]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PROGRAM_S,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    left = json.loads((tmp_path / "pages.json").read_text())
-    assert left["mode"] == "smoke"
+    left = run_smoke("pages", tmp_path, "--data", tmp_path)
     assert left["left_out"] == []
     assert {"machine", "versions", "plan", "goals", "notes", "paper", "latencies"} <= left.keys()
     parts = {"aggregate", "join", "prepare", "latency", "task", "read", "bounded"}
     assert {row["what"] for row in left["rows"]} == parts
     assert {row["kind"] for row in left["rows"] if row["what"] == "latency"} == set(TITLES)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pages.json", "pages.png"]
-    assert (tmp_path / "pages.png").read_bytes().startswith(b"\x89PNG")
     assert set(Path("/dev/shm").glob("cairn-bench-*")) == before
 
 

@@ -1,9 +1,5 @@
 """The benchmark of planners at scale still works: its networks, gaps and goals, and a tiny run."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,31 +7,18 @@ import pytest
 from benchmarks.harness.report import Rows
 from benchmarks.scale import report
 from benchmarks.scale.cases import LOADS, case, rack_sizes, tiny
-from tests.support.limits import PROGRAM_S
-
-ROOT = Path(__file__).parents[2]
+from tests.benchmarks.smoke import run_benchmark
 
 
 @pytest.mark.slow
 def test_smoke_run(tmp_path: Path) -> None:
     """A tiny run prints its tables and leaves JSON with all loads and planners, and a plot; nothing else."""
-    done = subprocess.run(
-        [sys.executable, "benchmarks/peace_scale.py", "--smoke", "--results", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PROGRAM_S,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    results, printed = run_benchmark("peace_scale", tmp_path, "--smoke")
     for title in ("One timestep", "One chain", "Memory", "Goals"):
-        assert title in done.stdout
-    results = json.loads((tmp_path / "peace_scale.json").read_text())
+        assert title in printed
     assert {"machine", "versions", "plan", "goals", "notes", "summary", "left_out"} <= results.keys()
     assert {line["planner"] for line in results["summary"]} == {"paper", "tree", "repaired", "exact"}
     assert {line["load"] for line in results["summary"]} == set(LOADS)
-    assert (tmp_path / "peace_scale.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["peace_scale.json", "peace_scale.png"]
 
 

@@ -1,11 +1,7 @@
 """The benchmark of produce and consume still works: every stage runs, and leaves what it promises. No timings."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,28 +12,15 @@ from benchmarks.harness.load import payload, walk
 from benchmarks.harness.produce_consume_report import find_goals
 from benchmarks.harness.raw import RawFailed, produced_error
 from benchmarks.harness.report import Goal, Rows
-from tests.support.limits import PROGRAM_S
-
-ROOT = Path(__file__).parents[2]
+from tests.benchmarks.smoke import run_benchmark, start_benchmark
 
 
 @pytest.mark.clients
 def test_smoke_run(tmp_path: Path) -> None:
     """A tiny run against a sidecar prints tables and leaves JSON with machine, versions, rows, goals, and a plot."""
-    program = [sys.executable, "benchmarks/produce_consume.py", "--smoke"]
-    done = subprocess.run(
-        [*program, "--results", str(tmp_path), "--data", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PROGRAM_S,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    results, printed = run_benchmark("produce_consume", tmp_path, "--smoke", "--data", tmp_path)
     for title in ("Produce (medians)", "Consume, start, memory (medians)", "Goals"):
-        assert title in done.stdout
-    results = json.loads((tmp_path / "produce_consume.json").read_text())
+        assert title in printed
     assert results["mode"] == "smoke"
     assert {"machine", "versions", "goals", "notes", "rows"} <= results.keys()
     stages = {row["what"] for row in results["rows"]}
@@ -49,22 +32,19 @@ def test_smoke_run(tmp_path: Path) -> None:
     for goal in results["goals"]:
         assert goal.keys() == set(Goal._fields)
         assert isinstance(goal["holds"], bool)
-    assert (tmp_path / "produce_consume.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["produce_consume.json", "produce_consume.png"]
 
 
 @pytest.mark.clients
 def test_one_cell_alone(tmp_path: Path) -> None:
     """`--only` measures what it names and nothing else; a name that nothing has is refused with the names there are."""
-    program = [sys.executable, "benchmarks/produce_consume.py", "--smoke", "--results", str(tmp_path)]
-    common: dict[str, Any] = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": PROGRAM_S, "check": False}
-    common["env"] = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([*program, "--only", "refused, 16 × 5"], **common)
+    options = ("produce_consume", "--smoke", "--results", tmp_path, "--only")
+    done = start_benchmark(*options, "refused, 16 × 5")
     assert done.returncode == 0, done.stderr[-3000:]
     rows = json.loads((tmp_path / "produce_consume.json").read_text())["rows"]
     assert {row["cell"] for row in rows if row["what"] == "cell"} == {"refused, 16 × 5, 1 KB"}
     assert {row["what"] for row in rows} == {"start", "cell", "memory"}
-    done = subprocess.run([*program, "--only", "nonsense"], **common)
+    done = start_benchmark(*options, "nonsense")
     assert done.returncode == 2
     assert "--only nonsense" in done.stderr
     assert "refused, 16 × 5, 1 KB" in done.stderr

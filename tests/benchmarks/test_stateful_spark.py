@@ -1,9 +1,6 @@
 """The benchmark of stateful operators in Spark still works: its input and its right results, goals, and a tiny run."""
 
 import json
-import os
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,9 +26,8 @@ from benchmarks.microbatch.report import find_goals, missing_goals
 from benchmarks.microbatch.running import tasks_began
 from spe_adapter.cec.control import EndPositions
 from spe_adapter.microbatch.committed import CommittedEpoch, EpochProgress, progress_of
+from tests.benchmarks.smoke import run_smoke
 from tests.support.limits import PROGRAM_S
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.spark
@@ -39,26 +35,7 @@ ROOT = Path(__file__).parents[2]
 def test_smoke_run(tmp_path: Path) -> None:
     """A tiny run leaves JSON with every stage and a plot, the right results, and no file, process or shared memory."""
     before = set(Path("/dev/shm").glob("cairn-bench-*"))
-    done = subprocess.run(
-        [
-            sys.executable,
-            "benchmarks/stateful_spark.py",
-            "--smoke",
-            "--results",
-            str(tmp_path),
-            "--data",
-            str(tmp_path),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PROGRAM_S,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    left = json.loads((tmp_path / "stateful_spark.json").read_text())
-    assert left["mode"] == "smoke"
+    left = run_smoke("stateful_spark", tmp_path, "--data", tmp_path)
     assert left["left_out"] == []
     assert {"machine", "versions", "plan", "goals", "notes", "medians"} <= left.keys()
     assert {row["what"] for row in left["rows"]} == {"fill", "update", "close", "fill again", "recovery"}
@@ -66,7 +43,6 @@ def test_smoke_run(tmp_path: Path) -> None:
     assert {(row["memory"], row["spark"]) for row in recoveries} == {(m, s) for m in (KEPT, LOST) for s in (COLD, WARM)}
     ours = {row["ours_s"] for row in recoveries if row["engine"] == CAIRN}
     assert all(0 < seconds < PROGRAM_S for seconds in ours)
-    assert (tmp_path / "stateful_spark.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["stateful_spark.json", "stateful_spark.png"]
     assert set(Path("/dev/shm").glob("cairn-bench-*")) == before
 
