@@ -21,7 +21,7 @@ import json
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -52,14 +52,6 @@ ASKED = 20
 """Times that all metadata are asked for."""
 METADATA_MS = 100.0
 """What is wanted of an answer with all of them, and of who produces beside it."""
-
-
-class BesideALeader(Beside):
-    """A client that produces to one partition, until that gets another leader, as it may when a host is back."""
-
-    def _run(self) -> None:
-        with suppress(RawFailed):
-            super()._run()
 
 
 class StepFailed(RuntimeError):
@@ -150,10 +142,14 @@ class Benchmark:
         """A host ends, the others take over what it owned, and it starts again and gets the copies that it lacks."""
         host = self._cluster["c"]
         owner, port = self._partition_of_another(host.name)
-        with BesideALeader(port, TOPIC, owner) as beside, self._step(f"{what} of a host", without=host.name):
+        client = Beside(
+            port, TOPIC, owner, may_fail=True
+        )  # its partition may get another leader, as when a host is back
+        with client as beside, self._step(f"{what} of a host", without=host.name):
             lose(host)
             self._until("the others own its partitions", partial(is_replaced, host.name))
         self.rows.all[-1]["beside_longest_ms"] = max(beside.latencies_s, default=0.0) * 1000
+        self.rows.all[-1]["beside_to_its_end"] = not beside.has_failed
         with self._step(f"start after {what}"):
             host.start()
             self._cluster.wait_members()

@@ -108,9 +108,13 @@ def fetch_all_frame(group: str) -> bytearray:
 
 
 class Beside:
-    """A client that produces one record after the other to one partition while something else happens."""
+    """A client that produces one record after the other to one partition while something else happens. One that fails
+    fails who has begun it at the end of the context, unless it `may_fail`, as where its partition changes hands.
+    """
 
-    def __init__(self, port: int, topic: str, partition: int) -> None:
+    def __init__(self, port: int, topic: str, partition: int, *, may_fail: bool = False) -> None:
+        self._may_fail = may_fail
+        self._failure: RawFailed | OSError | None = None
         self._port, self._topic, self._partition = port, topic, partition
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -123,8 +127,21 @@ class Beside:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
+        if self._failure is not None and not self._may_fail:
+            raise RawFailed(f"the client beside it failed after {len(self.latencies_s)} records") from self._failure
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended before the context did: its latencies are those of the time until then."""
+        return self._failure is not None
 
     def _run(self) -> None:
+        try:
+            self._produce()
+        except (RawFailed, OSError) as error:
+            self._failure = error
+
+    def _produce(self) -> None:
         batch = make_batch([b"x" * 100], timestamp_ms=int(time.time() * 1000))
         with RawConnection(self._port) as link:
             while not self._ended.is_set():
