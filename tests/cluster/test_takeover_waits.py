@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -14,10 +15,15 @@ import trio
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import Committed, Conflict, Page, Reading, Transaction
 from logstore.cluster.members.departures import Departures
-from logstore.cluster.streams.takeover_waits import NOTE_AFTER_S, TakeoverWaits, WaitNotes
+from logstore.cluster.streams.takeover_waits import GIVEN_UP_S, NOTE_AFTER_S, TakeoverWaits
+from logstore.cluster.streams.wait_notes import WaitNotes
+from logstore.cluster.streams.wait_tidying import TIDY_S
 from logstore.cluster.survey import Survey, wait_summary
 from logstore.commands.describe_topic import wait_text, wait_values
-from logstore.errors import CairnError, CorruptChunk, NothingLost, UnknownTopicOrPartition
+from logstore.epochs.group_order import GroupOrder
+from logstore.epochs.ledger_entries import Target
+from logstore.errors import CairnError, CorruptChunk, NothingLost, TierUnavailable, UnknownTopicOrPartition
+from logstore.format.control import End, decode_control
 from logstore.format.epoch_api import decode_request_header
 from logstore.format.host_summaries import PlacesReply
 from logstore.format.operator_api import (
@@ -30,11 +36,13 @@ from logstore.format.operator_api import (
     decode_reply,
     encode_request,
 )
+from logstore.format.records import Record, encode_batch
 from logstore.format.tiered_chunk import INDEX_SUFFIX, LOG_SUFFIX
 from logstore.format.topic_partition import TopicPartition
 from logstore.kafka.api_types import Broker, BrokerSettings
 from logstore.kafka.hosts import cluster_apis
 from logstore.testing.clock import ManualClock
+from tests.cluster.epochs_world import NOW_MS
 from tests.cluster.test_tier_takeovers import HOSTS, leave_last_chunk_to_the_tier, lose_leader, produce
 from tests.cluster.tier_world import TOPIC, TierWorld, in_world
 from tests.kafka.node import CALLER
@@ -49,12 +57,19 @@ def any_notes(world: TierWorld) -> list[WaitNotes]:
     return [WaitNotes(life.running.store, life.running.view) for life in world.hosts.values()]
 
 
-async def shown(world: TierWorld) -> schema.Wait | None:
-    """What partition 0 waits for, as each host says."""
+async def all_shown(world: TierWorld) -> list[schema.Wait]:
+    """What waits in partition 0, as each host says."""
     topic_id = next(iter(world.hosts.values())).topics.topics[TOPIC].topic_id.hex
-    found = [(await notes.of_topic(topic_id)).get(0) for notes in any_notes(world)]
-    assert len(set(found)) == 1
+    found = [(await notes.of_topic(topic_id)).get(0, []) for notes in any_notes(world)]
+    assert all(each == found[0] for each in found)
     return found[0]
+
+
+async def shown(world: TierWorld) -> schema.Wait | None:
+    """The same, where nothing or one thing waits."""
+    found = await all_shown(world)
+    assert len(found) <= 1
+    return found[0] if found else None
 
 
 async def asked(world: TierWorld, request: OperatorRequest) -> OperatorReply:
@@ -71,16 +86,16 @@ async def asked(world: TierWorld, request: OperatorRequest) -> OperatorReply:
     return reply
 
 
-def last_object(world: TierWorld, suffix: str) -> str:
-    """The key of the last chunk's object."""
-    return max(filter(lambda key: key.endswith(suffix), world.keys()))
+def object_of(world: TierWorld, suffix: str, back: int = 0) -> str:
+    """The key of the last chunk's object, or of one before."""
+    return sorted(filter(lambda key: key.endswith(suffix), world.keys()))[-1 - back]
 
 
 class Damage:
-    """An object of the last chunk is as it should not be, until it is mended."""
+    """An object of the last chunk, or of one before, is as it should not be, until it is mended."""
 
-    def __init__(self, world: TierWorld, suffix: str = LOG_SUFFIX, *, is_missing: bool = False) -> None:
-        self._objects, self.key = world.objects, last_object(world, suffix)
+    def __init__(self, world: TierWorld, suffix: str = LOG_SUFFIX, *, is_missing: bool = False, back: int = 0) -> None:
+        self._objects, self.key = world.objects, object_of(world, suffix, back)
         self._good = self._objects.get(self.key, 0, 1 << 20)
         self._objects.delete(self.key)
         if not is_missing:
@@ -92,6 +107,45 @@ class Damage:
         if self.key in {at.key for at in self._objects.list_keys("")}:
             self._objects.delete(self.key)
         self._objects.put(self.key, len(self._good), [self._good])
+
+
+def group(world: TierWorld, epoch: int, query: str = "q") -> GroupOrder:
+    """An epoch of one record, decided before the stream had anything."""
+    topic_id = str(next(iter(world.hosts.values())).topics.topics[TOPIC].topic_id)
+    batch = bytes(encode_batch([Record(0, NOW_MS, None, b"%d" % epoch)]))
+    return GroupOrder(Target(TOPIC, topic_id, 0, 0), query, epoch, 1, "", ("0:a",), batch, 1)
+
+
+async def append_epoch(world: TierWorld) -> None:
+    """Whoever leads has the first epoch."""
+    life, _ = await world.wait_leader()
+    await life.appends.append(group(world, 1))
+
+
+async def ends(world: TierWorld, from_offset: int = 0) -> list[tuple[str, int]]:
+    """The epochs that whoever leads finds in the stream, from an offset on, the newest first."""
+    life, stream = await world.wait_leader()
+    await trio.sleep(1)  # until members have heard what is acknowledged
+    found: list[tuple[str, int]] = []
+
+    def take(_: int, batch: bytes) -> None:
+        control = decode_control(batch)
+        assert isinstance(control, End)
+        found.append((control.query, control.epoch))
+
+    await life.engine.find_ends(stream, from_offset, take=take)
+    return found
+
+
+async def retry_until_shown(world: TierWorld, order: GroupOrder, error: type[CairnError]) -> schema.Wait:
+    """A home of epochs sends a group again and again, and is refused, until a host shows what it waits for."""
+    life, _ = await world.wait_leader()
+    with trio.fail_after(PATIENCE_S):
+        while (found := await shown(world)) is None:
+            with pytest.raises(error):
+                await life.appends.append(order)
+            await trio.sleep(1)
+    return found
 
 
 async def remove(world: TierWorld, lost: str) -> None:
@@ -130,9 +184,7 @@ async def waiting(
 
 def counted(world: TierWorld) -> int:
     """What the metric of all hosts says together."""
-    waits = [life.reads._waits for life in world.hosts.values()]
-    assert all(isinstance(each, TakeoverWaits) for each in waits)
-    return sum(each.count for each in cast(list[TakeoverWaits], waits))
+    return sum(life.waits.count for life in world.hosts.values())
 
 
 async def is_over(world: TierWorld) -> None:
@@ -195,9 +247,10 @@ def test_a_stream_goes_on_without_a_lost_chunk_if_an_operator_says_so() -> None:
         async with waiting(world, is_missing=True) as (_, wait):
             places = await asked(world, DescribePlacesRequest(TOPIC))
             assert isinstance(places, PlacesReply)
-            assert [place.wait for place in places.places] == [wait_summary(wait)]
+            assert [place.waits for place in places.places] == [(wait_summary(wait),)]
+            assert not places.places[0].is_led
             for _ in range(2):  # once more is no harm
-                forgotten = await asked(world, ForgetProducersRequest(TOPIC, 0))
+                forgotten = await asked(world, ForgetProducersRequest(TOPIC, 0, wait.chunk))
                 assert forgotten == ProducersForgotten(wait_summary(wait))
             with trio.fail_after(PATIENCE_S):
                 await world.wait_leader()
@@ -216,7 +269,7 @@ def test_a_stream_goes_on_without_a_lost_chunk_if_an_operator_says_so() -> None:
             await lose_leader(world)
             assert (await produce(world, 7)).duplicate, "the next chunk says who has written"
             with pytest.raises(NothingLost, match="nothing was changed"):
-                await asked(world, ForgetProducersRequest(TOPIC, 0))
+                await asked(world, ForgetProducersRequest(TOPIC, 0, wait.chunk))
 
     in_world(test, *HOSTS)
 
@@ -231,12 +284,14 @@ def test_what_may_come_back_is_not_forgotten_by_accident() -> None:
             assert not wait.lost
             notes = any_notes(world)[0]
             with pytest.raises(NothingLost, match=r"0 to 2, which may come back: .* say --even-if-away"):
-                await notes.forget(TOPIC, 0, even_if_away=False)
+                await notes.forget(TOPIC, 0, wait.chunk, even_if_away=False, repeat_epochs=True)
+            with pytest.raises(NothingLost, match="for the chunk of epoch 1234 because"):
+                await notes.forget(TOPIC, 0, 1234, even_if_away=True, repeat_epochs=True)
             for partition in (1, -1):
                 with pytest.raises(UnknownTopicOrPartition):
-                    await notes.forget(TOPIC, partition, even_if_away=True)
+                    await notes.forget(TOPIC, partition, wait.chunk, even_if_away=True, repeat_epochs=False)
             assert world.leader() is None
-            await notes.forget(TOPIC, 0, even_if_away=True)
+            await notes.forget(TOPIC, 0, wait.chunk, even_if_away=True, repeat_epochs=False)
             with trio.fail_after(PATIENCE_S):
                 assert not (await produce(world, 5)).duplicate
 
@@ -249,8 +304,9 @@ def test_a_stream_that_is_led_forgets_nothing() -> None:
     async def test(world: TierWorld) -> None:
         await world.create()
         await produce(world, 0)
-        with pytest.raises(NothingLost, match="nothing was changed"):
-            await any_notes(world)[0].forget(TOPIC, 0, even_if_away=True)
+        for chunk in await world.chunks():
+            with pytest.raises(NothingLost, match="nothing was changed"):
+                await any_notes(world)[0].forget(TOPIC, 0, chunk.epoch, even_if_away=True, repeat_epochs=True)
         await lose_leader(world)
         assert (await produce(world, 0)).duplicate
         assert await shown(world) is None
@@ -262,7 +318,7 @@ def test_a_wait_that_ends_because_all_have_expired_is_shown_no_more(monkeypatch:
     """The stream is led: operators are not told that it waits, and there is nothing to forget."""
 
     async def test(world: TierWorld) -> None:
-        async with waiting(world):
+        async with waiting(world) as (_, wait):
             monkeypatch.setattr(TakeoverWaits, "_is_expired", lambda self, chunk: True)  # a day later
             with trio.fail_after(PATIENCE_S):
                 await world.wait_leader()
@@ -270,7 +326,7 @@ def test_a_wait_that_ends_because_all_have_expired_is_shown_no_more(monkeypatch:
             await trio.sleep(5)
             assert await shown(world) is None
             with pytest.raises(NothingLost, match="nothing was changed"):
-                await any_notes(world)[0].forget(TOPIC, 0, even_if_away=True)
+                await any_notes(world)[0].forget(TOPIC, 0, wait.chunk, even_if_away=True, repeat_epochs=False)
 
     in_world(test, *HOSTS)
 
@@ -290,27 +346,27 @@ def test_an_epoch_that_waits_for_a_lost_chunk_when_its_stream_is_led(
                 life, stream = await world.wait_leader()
             await trio.sleep(5)
             assert await shown(world) is None
-            waits, lost = cast(TakeoverWaits, life.reads._waits), (await world.chunks())[-2]
+            lost, order = (await world.chunks())[-2], group(world, 1)
             error = CorruptChunk(f"{damage.key} is damaged", first_offset=0, last_offset=wait.end - 1)
             with trio.fail_after(PATIENCE_S):
                 while await shown(world) is None:
-                    assert not await waits.may_pass(stream, lost, error)
+                    assert not await life.waits.may_pass(stream, lost, error, order)
                     await trio.sleep(5)
             found = await shown(world)
             assert found is not None
             assert (found.chunk, found.first, found.end, found.lost) == (lost.epoch, wait.first, wait.end, True)
-            waits.searched(stream, wait.end)
+            assert (found.query, found.epoch) == ("q", 1)
+            life.waits.was_read(stream, (await world.chunks())[-1])
             await trio.sleep(5)
             assert await shown(world) == found, "what another search has read is not what is waited for"
             if is_back:
-                waits.searched(stream, wait.first)
+                life.waits.was_read(stream, lost)
                 await trio.sleep(5)
                 assert await shown(world) is None
                 return
-            await asked(world, ForgetProducersRequest(TOPIC, 0))
+            await asked(world, ForgetProducersRequest(TOPIC, 0, lost.epoch))
             for _ in range(2):
-                assert await waits.may_pass(stream, lost, error)
-                waits.searched(stream, wait.first)
+                assert await life.waits.may_pass(stream, lost, error, order)
                 await trio.sleep(5)
 
     in_world(test, *HOSTS)
@@ -321,7 +377,7 @@ def test_an_operators_word_is_not_written_over() -> None:
 
     async def test(world: TierWorld) -> None:
         async with waiting(world, is_removed=False) as (_, wait):
-            waits = cast(TakeoverWaits, world.hosts[wait.host].reads._waits)
+            waits = world.hosts[wait.host].waits
             store, forget = waits._metadata, any_notes(world)[0].forget
 
             class Between:
@@ -334,8 +390,8 @@ def test_an_operators_word_is_not_written_over() -> None:
                     if key.startswith(schema.WAITS) and not self.is_said:
                         self.is_said = True
                         for each in waits._waiting.values():
-                            each.noted = None  # as when an answer was lost
-                        await forget(TOPIC, 0, even_if_away=True)
+                            each[wait.chunk].noted = None  # as when an answer was lost
+                        await forget(TOPIC, 0, wait.chunk, even_if_away=True, repeat_epochs=False)
                     return found
 
                 async def commit(self, transaction: Transaction) -> Committed | Conflict:
@@ -369,7 +425,7 @@ def test_a_takeover_that_goes_on_meanwhile_is_not_disturbed() -> None:
     """Between an operator's look and the change the chunk comes back: the change is refused, producers are known."""
 
     async def test(world: TierWorld) -> None:
-        async with waiting(world) as (damage, _):
+        async with waiting(world) as (damage, wait):
 
             async def come_back() -> None:
                 damage.mend()
@@ -379,7 +435,7 @@ def test_a_takeover_that_goes_on_meanwhile_is_not_disturbed() -> None:
             running = next(iter(world.hosts.values())).running
             notes = WaitNotes(cast(Any, SlowStore(running.store, come_back)), running.view)
             with pytest.raises(NothingLost), trio.fail_after(PATIENCE_S):
-                await notes.forget(TOPIC, 0, even_if_away=True)
+                await notes.forget(TOPIC, 0, wait.chunk, even_if_away=True, repeat_epochs=True)
             assert (await produce(world, 2)).duplicate
             assert "producers_forgotten" not in world.cluster.reports.names()
 
@@ -399,5 +455,174 @@ def test_a_takeover_needs_no_index_of_the_chunk() -> None:
         damage.mend()
         world.check_named = check_named  # type: ignore[method-assign]
         await world.check_all()
+
+    in_world(test, *HOSTS)
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_an_epoch_that_a_chunk_may_have_which_is_away(*, is_back: bool) -> None:
+    """The tier is away. That the stream goes on without the chunk says nothing of epochs that it may have: they would
+    be there twice, and wait, while producers go on. The wait is shown as what it is. It ends when the tier is back, and
+    the epoch is there once; or when an operator says that it may be there twice, and then it is.
+    """
+
+    async def test(world: TierWorld) -> None:
+        await leave_last_chunk_to_the_tier(world, append_epoch)
+        world.is_away = True
+        await lose_leader(world)
+        await trio.sleep(SURELY_S)
+        takeover, notes = await shown(world), any_notes(world)[0]
+        assert takeover is not None
+        assert not takeover.is_for_epoch
+        await notes.forget(TOPIC, 0, takeover.chunk, even_if_away=True, repeat_epochs=False)
+        with trio.fail_after(PATIENCE_S):
+            life, _ = await world.wait_leader()
+        assert await all_shown(world) == []
+        wait = await retry_until_shown(world, group(world, 1), TierUnavailable)
+        assert (wait.query, wait.epoch, wait.chunk, wait.lost) == ("q", 1, takeover.chunk, False)
+        text = wait_text(TopicPartition(TOPIC, 0), wait_summary(wait))
+        for said in ("epoch 1 of query q", f"forget-producers {TOPIC}:0 --repeat-epochs"):
+            assert said in text
+        assert not (await produce(world, 7)).duplicate
+        with pytest.raises(NothingLost, match=r"epoch 1 of query 'q' waits in .* say --repeat-epochs"):
+            await notes.forget(TOPIC, 0, wait.chunk, even_if_away=True, repeat_epochs=False)
+        if not is_back:
+            await asked(world, ForgetProducersRequest(TOPIC, 0, wait.chunk, repeat_epochs=True))
+            await life.appends.append(group(world, 1))
+        world.is_away = False
+        await life.appends.append(group(world, 1))
+        await trio.sleep(NOTE_AFTER_S)
+        assert await all_shown(world) == []
+        assert await ends(world) == [("q", 1)] * (1 if is_back else 2)
+        assert world.cluster.reports.names().count("epoch_may_repeat") == (0 if is_back else 1)
+
+    in_world(test, *HOSTS)
+
+
+def test_an_epoch_waits_a_while_for_a_chunk_that_may_come_back() -> None:
+    """The operator has said everything at once. A store that is away for less time than a wait takes to be shown makes
+    no epoch repeat: at the next owner it is asked anew whether the chunk is away for longer.
+    """
+
+    async def test(world: TierWorld) -> None:
+        await leave_last_chunk_to_the_tier(world, append_epoch)
+        world.is_away = True
+        await lose_leader(world)
+        await trio.sleep(SURELY_S)
+        wait = await shown(world)
+        assert wait is not None
+        await any_notes(world)[0].forget(TOPIC, 0, wait.chunk, even_if_away=True, repeat_epochs=True)
+        with trio.fail_after(PATIENCE_S):
+            life, _ = await world.wait_leader()
+        with pytest.raises(TierUnavailable):
+            await life.appends.append(group(world, 1))
+        world.is_away = False
+        await life.appends.append(group(world, 1))
+        assert await ends(world) == [("q", 1)]
+
+    in_world(test, *HOSTS)
+
+
+def test_a_stream_with_two_lost_chunks() -> None:
+    """The takeover needs the last one, and an epoch both. Each is shown when it is waited for, and what an operator has
+    said of the one is not undone by the wait for the other: the epoch goes on when both were said, as do later owners.
+    """
+
+    async def test(world: TierWorld) -> None:
+        await remove(world, await leave_last_chunk_to_the_tier(world, chunks=2))
+        world.check_named = trio.lowlevel.checkpoint  # type: ignore[method-assign]
+        for back in (0, 1):
+            Damage(world, is_missing=True, back=back)
+        first, last = (await world.chunks())[:2]
+        await lose_leader(world)
+        await trio.sleep(SURELY_S)
+        wait = await shown(world)
+        assert wait is not None
+        assert wait.chunk == last.epoch
+        await asked(world, ForgetProducersRequest(TOPIC, 0, last.epoch))
+        with trio.fail_after(PATIENCE_S):
+            await world.wait_leader()
+        wait = await retry_until_shown(world, group(world, 1), CorruptChunk)
+        assert (wait.chunk, wait.query, wait.lost) == (first.epoch, "q", True)
+        await lose_leader(world)
+        with trio.fail_after(SURELY_S):
+            life, stream = await world.wait_leader()
+        await retry_until_shown(world, group(world, 1), CorruptChunk)
+        await asked(world, ForgetProducersRequest(TOPIC, 0, first.epoch))
+        await life.appends.append(group(world, 1))
+        assert await ends(world, last.end.next_offset if last.end is not None else 0) == [("q", 1)]
+        assert world.cluster.reports.names().count("epoch_may_repeat") >= 2
+
+        lost = CorruptChunk("missing", first_offset=0, last_offset=5)
+        for _ in range(3):  # of what nobody has said anything yet, two things are shown
+            for chunk in (first, last):
+                copy = replace(chunk, epoch=chunk.epoch + 100)
+                assert not await life.waits.may_pass(stream, copy, lost, group(world, 2))
+            await trio.sleep(NOTE_AFTER_S)
+        assert [wait.chunk for wait in await all_shown(world)] == [first.epoch + 100, last.epoch + 100]
+        assert counted(world) == 1
+        await trio.sleep(GIVEN_UP_S)
+        assert counted(world) == 0, "what nobody tries any more waits no more"
+        await trio.sleep(TIDY_S)
+        assert await all_shown(world) == []
+
+    in_world(test, *HOSTS)
+
+
+async def said(world: TierWorld) -> list[int]:
+    """The chunks of which the metadata store has a wait or an operator's word."""
+    page = await next(iter(world.hosts.values())).running.store.page(schema.WAITS)
+    return [schema.wait_place(entry.key)[1] or 0 for entry in page.entries]
+
+
+def test_an_operators_word_ends_with_its_reason() -> None:
+    """It is kept while the chunk is lost and a takeover may need it, whoever owns the stream. When the chunk is back it
+    is removed, also if nobody takes over meanwhile: a later loss of the same chunk is waited for, and asked about anew.
+    """
+
+    async def test(world: TierWorld) -> None:
+        await remove(world, await leave_last_chunk_to_the_tier(world))
+        check_named, world.check_named = world.check_named, trio.lowlevel.checkpoint  # type: ignore[method-assign]
+        damage = Damage(world)
+        for _ in range(2):
+            await lose_leader(world)
+            await trio.sleep(SURELY_S)
+            wait = await shown(world)
+            assert wait is not None
+            await asked(world, ForgetProducersRequest(TOPIC, 0, wait.chunk))
+            with trio.fail_after(PATIENCE_S):
+                await world.wait_leader()
+            await lose_leader(world)
+            with trio.fail_after(SURELY_S):
+                await world.wait_leader()
+            await trio.sleep(2 * TIDY_S)
+            assert await said(world) == [wait.chunk]
+            damage.mend()
+            await trio.sleep(2 * TIDY_S)
+            assert await said(world) == []
+            damage = Damage(world)
+        damage.mend()
+        world.check_named = check_named  # type: ignore[method-assign]
+        await world.check_all()
+
+    in_world(test, *HOSTS)
+
+
+def test_an_operators_word_ends_when_nobody_needs_the_chunk() -> None:
+    """A record is acknowledged behind it: no takeover needs it any more. An epoch that was decided in front of its end
+    may: the word stays until the home of epochs says that it is over.
+    """
+
+    async def test(world: TierWorld) -> None:
+        async with waiting(world) as (_, wait):
+            world.held_from = 0
+            await asked(world, ForgetProducersRequest(TOPIC, 0, wait.chunk))
+            with trio.fail_after(PATIENCE_S):
+                await produce(world, 7)
+            await trio.sleep(2 * TIDY_S)
+            assert await said(world) == [wait.chunk]
+            world.held_from = wait.end
+            await trio.sleep(2 * TIDY_S)
+            assert await said(world) == []
 
     in_world(test, *HOSTS)
