@@ -376,6 +376,14 @@ async def test_a_chunk_that_is_forgotten_has_no_epoch(failure: CairnError | None
         assert [type(each) for each in other.outcomes] == [outcome] * 2
         assert other.read == read
         assert other.groups == 3
+    found = Host(owner)
+    found.damaged, found.failure = {first, lost}, failure
+    await found.lead()
+    for epoch in (3, 1, 2):  # the last one has END of a later epoch of the query than the two in front
+        await found.send(epoch, 0)
+    assert (found.groups, found.outcomes) == (3, [None] * 3)
+    await found.send(1, 0, "other")
+    assert [type(each) for each in found.outcomes[3:]] == [refused], "what was not searched is not known"
     again = Host(owner)
     again.damaged = again.forgotten = {lost, last}
     await again.lead()

@@ -192,20 +192,22 @@ class GroupAppends:
         from_offset, search = order.target.start_offset, EndSearch(order.query)
         async with owned.searching:
             if owned.ends.must_search(from_offset):
-                searched_to = from_offset
-                while searched_to < (known_from := owned.ends.known_from):  # which moves when an END is forgotten
-                    await self._find_ends(stream, searched_to, known_from, search, order)
-                    searched_to = known_from
-                owned.ends.searched(from_offset, search)
+                searched_to, is_whole = from_offset, True
+                while is_whole and searched_to < (known_from := owned.ends.known_from):
+                    is_whole = await self._find_ends(stream, searched_to, known_from, search, order)
+                    searched_to = known_from  # which moves when an END is forgotten
+                if is_whole:
+                    owned.ends.searched(from_offset, search)
         if stream.ownership != owned.ownership:
             raise NotLeader(f"{stream.name}: its ownership ended while it was searched for epochs")
         return search.newest_epoch >= order.epoch
 
     async def _find_ends(
         self, stream: ReplicatedStream, from_offset: int, before_offset: int, search: EndSearch, order: GroupOrder
-    ) -> None:
+    ) -> bool:
         """See ControlReads: chunk by chunk, the newest first; one that cannot be read is passed over if that was said
-        of it.
+        of it. False: one that cannot be read was come to when the epoch was found already, and nothing in front of it
+        was searched.
         """
         while before_offset > max(from_offset, stream.log_start_offset):
             chunk = stream.registration.chunk_at(before_offset - 1)
@@ -213,12 +215,15 @@ class GroupAppends:
             try:
                 await self._reads.find_ends(stream, first_offset, before_offset, take=search.take)
             except UNREADABLE as error:
+                if search.newest_epoch >= order.epoch:
+                    return False
                 if chunk is None or self._lost is None or not await self._lost.may_pass(stream, chunk, error, order):
                     raise
             else:
                 if chunk is not None and self._lost is not None:
                     self._lost.was_read(stream, chunk)
             before_offset = first_offset
+        return True
 
     def _append(self, stream: ReplicatedStream, owned: _OwnedStream, order: GroupOrder) -> Ticket[None]:
         now_ms = self._clock.wall_ms()
