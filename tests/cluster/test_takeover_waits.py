@@ -15,9 +15,9 @@ import trio
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import Committed, Conflict, Page, Reading, Transaction
 from logstore.cluster.members.departures import Departures
+from logstore.cluster.streams import wait_tidying
 from logstore.cluster.streams.takeover_waits import GIVEN_UP_S, NOTE_AFTER_S, TakeoverWaits
 from logstore.cluster.streams.wait_notes import WaitNotes
-from logstore.cluster.streams.wait_tidying import TIDY_S
 from logstore.cluster.survey import Survey, wait_summary
 from logstore.commands.describe_topic import wait_text, wait_values
 from logstore.epochs.group_order import GroupOrder
@@ -48,8 +48,15 @@ from tests.cluster.tier_world import TOPIC, TierWorld, in_world
 from tests.kafka.node import CALLER
 from tests.support.limits import PATIENCE_S
 
+TIDY_S = 5.0
 SURELY_S = 6 * NOTE_AFTER_S
 """Virtual: as long as a wait takes to be shown, whatever was tried before."""
+
+
+@pytest.fixture
+def tidies_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Owners look every TIDY_S at what is left of waits: hosts that have nothing to do take time, too."""
+    monkeypatch.setattr(wait_tidying, "TIDY_S", TIDY_S)
 
 
 def any_notes(world: TierWorld) -> list[WaitNotes]:
@@ -523,6 +530,7 @@ def test_an_epoch_waits_a_while_for_a_chunk_that_may_come_back() -> None:
     in_world(test, *HOSTS)
 
 
+@pytest.mark.usefixtures("tidies_often")
 def test_a_stream_with_two_lost_chunks() -> None:
     """The takeover needs the last one, and an epoch both. Each is shown when it is waited for, and what an operator has
     said of the one is not undone by the wait for the other: the epoch goes on when both were said, as do later owners.
@@ -531,7 +539,7 @@ def test_a_stream_with_two_lost_chunks() -> None:
     async def test(world: TierWorld) -> None:
         await remove(world, await leave_last_chunk_to_the_tier(world, chunks=2))
         world.check_named = trio.lowlevel.checkpoint  # type: ignore[method-assign]
-        for back in (0, 1):
+        for back in (1, 0):
             Damage(world, is_missing=True, back=back)
         first, last = (await world.chunks())[:2]
         await lose_leader(world)
@@ -575,6 +583,7 @@ async def said(world: TierWorld) -> list[int]:
     return [schema.wait_place(entry.key)[1] or 0 for entry in page.entries]
 
 
+@pytest.mark.usefixtures("tidies_often")
 def test_an_operators_word_ends_with_its_reason() -> None:
     """It is kept while the chunk is lost and a takeover may need it, whoever owns the stream. When the chunk is back it
     is removed, also if nobody takes over meanwhile: a later loss of the same chunk is waited for, and asked about anew.
@@ -608,6 +617,7 @@ def test_an_operators_word_ends_with_its_reason() -> None:
     in_world(test, *HOSTS)
 
 
+@pytest.mark.usefixtures("tidies_often")
 def test_an_operators_word_ends_when_nobody_needs_the_chunk() -> None:
     """A record is acknowledged behind it: no takeover needs it any more. An epoch that was decided in front of its end
     may: the word stays until the home of epochs says that it is over.
