@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -562,14 +561,15 @@ def test_a_stream_with_two_lost_chunks() -> None:
         assert await ends(world, last.end.next_offset if last.end is not None else 0) == [("q", 1)]
         assert world.cluster.reports.names().count("epoch_may_repeat") >= 2
 
-        world.held_from = 1 << 62
+        world.held_from = 1 << 62  # the epoch is over, and nobody needs the chunks
+        await trio.sleep(2 * TIDY_S)
+        assert await said(world) == []
         lost = CorruptChunk("missing", first_offset=0, last_offset=5)
-        for _ in range(3):  # of what nobody has said anything yet, two things are shown
+        for _ in range(3):
             for chunk in (first, last):
-                copy = replace(chunk, epoch=chunk.epoch + 100)
-                assert not await life.waits.may_pass(stream, copy, lost, group(world, 2))
+                assert not await life.waits.may_pass(stream, chunk, lost, group(world, 2))
             await trio.sleep(NOTE_AFTER_S)
-        assert [wait.chunk for wait in await all_shown(world)] == [first.epoch + 100, last.epoch + 100]
+        assert [wait.chunk for wait in await all_shown(world)] == [first.epoch, last.epoch], "both are shown"
         assert counted(world) == 1
         await trio.sleep(GIVEN_UP_S)
         assert counted(world) == 0, "what nobody tries any more waits no more"
