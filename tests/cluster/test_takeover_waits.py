@@ -539,8 +539,9 @@ def test_a_stream_with_two_lost_chunks() -> None:
         await remove(world, await leave_last_chunk_to_the_tier(world, chunks=2))
         world.check_named = trio.lowlevel.checkpoint  # type: ignore[method-assign]
         world.held_from = 0
-        for back in (1, 0):
-            Damage(world, is_missing=True, back=back)
+        for suffix in (LOG_SUFFIX, INDEX_SUFFIX):  # the index alone would say that the chunk has no epoch
+            for back in (1, 0):
+                Damage(world, suffix, is_missing=True, back=back)
         first, last = (await world.chunks())[:2]
         await lose_leader(world)
         await trio.sleep(SURELY_S)
@@ -627,7 +628,7 @@ def test_an_operators_word_ends_when_nobody_needs_the_chunk() -> None:
 
     async def test(world: TierWorld) -> None:
         async with waiting(world) as (_, wait):
-            world.held_from = 0
+            world.held_from, index = 0, Damage(world, INDEX_SUFFIX)
             await asked(world, ForgetProducersRequest(TOPIC, 0, wait.chunk))
             with trio.fail_after(PATIENCE_S):
                 await produce(world, 7)
@@ -636,5 +637,6 @@ def test_an_operators_word_ends_when_nobody_needs_the_chunk() -> None:
             world.held_from = wait.end
             await trio.sleep(2 * TIDY_S)
             assert await said(world) == []
+            index.mend()
 
     in_world(test, *HOSTS)
