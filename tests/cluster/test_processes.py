@@ -379,6 +379,7 @@ def fill_half_a_chunk(cluster: Cluster, gives_up: Callable[[], bool] = lambda: F
     is away.
     """
     options = {"delivery_timeout_ms": PATIENCE_MS, "max_block_ms": PATIENCE_MS, "enable_idempotence": False}
+    options["bootstrap_timeout_ms"] = PATIENCE_MS
     with closing(KafkaProducer(bootstrap_servers=cluster.bootstrap, **options)) as producer:
         sent = producer.send(FILLED, bytes(FILLED_CHUNK_BYTES // 2), partition=0)
         until(lambda: sent.is_done or gives_up(), "an acknowledgement of half a chunk")
@@ -465,7 +466,7 @@ def test_a_group_goes_on_when_its_coordinator_is_killed(tmp_path: Path) -> None:
         with producing(cluster) as load:
             consumer = KafkaConsumer(
                 TOPIC, bootstrap_servers=cluster.bootstrap, group_id="readers", auto_offset_reset="earliest",
-                enable_auto_commit=False, session_timeout_ms=10_000,
+                enable_auto_commit=False, session_timeout_ms=10_000, bootstrap_timeout_ms=PATIENCE_MS,
             )  # fmt: skip
             seen: dict[int, int] = {}
 
