@@ -74,8 +74,7 @@ def at(offset: int) -> list[ReaderOffset]:
 
 def cli(sidecar: Sidecar, *words: str) -> subprocess.CompletedProcess[str]:
     """`cairn readers`."""
-    command = [sys.executable, "-m", "logstore.cli", "readers", "--servers", sidecar.address]
-    command += ["--timeout", str(PATIENCE_S), *words]
+    command = [sys.executable, "-m", "logstore.cli", "readers", "--servers", sidecar.address, *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
