@@ -122,8 +122,8 @@ class ClusterHost:
         self._replica = Replica(parts.identity.member, parts.files.stored, has_room=parts.files.has_room)
         self._owners: dict[str, Owner] = {}
         self._ticks = OwnerTicks(self._owners, self._carry_out)
-        self._shared = HostState.waking(self._has_token)
         self._copies = Copies(parts.links, parts.copy_rates)
+        self._shared = HostState.waking(self._has_token, self._copies.is_beside_appends)
         self._sets = SetChoice(self.name, lambda: self.live, parts.links, parts.plan_sets, self._shared.copies)
         self._hosts = LiveHosts(
             self.name, parts.view, parts.links, membership, self._hosts_changed, self._sets.choose, parts.grace_s
@@ -477,8 +477,9 @@ class ClusterHost:
             self._heads[stream] = now.head
         owner = self._owners.get(stream)
         is_overtaken = owner is not None and now.head.owner != self._parts.identity.owner_id
-        if has_replicas and now.head == before and not (is_overtaken or self._replica.has_failed(stream)):
-            self._shown.look_later(stream, now.revision)  # sealed chunks alone have changed: a copy was made, say
+        is_alike = now.head == before or now.head.replaces_empty_chunk_of(before)
+        if has_replicas and is_alike and not (is_overtaken or self._replica.has_failed(stream)):
+            self._shown.look_later(stream, now.revision)  # what is to be kept is as it was: a copy was made, say
         elif is_overtaken or (has_replicas and not now.head.is_claim_of(before)):
             self._look(stream, now.revision)
 
