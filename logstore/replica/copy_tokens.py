@@ -11,10 +11,10 @@ Invariants:
   before what only moves; first come, first served among equals.
 * A copy without a source moves nothing (its target may have all of it), and asks nobody. Neither does a copy that its
   stream waits for, which is not asked for here at all.
-* A go from the plan is for a chunk, whatever its size. Where chunks are small it is for a *group* of them, GROUP_BYTES
-  in all and GROUP_CHUNKS at a time: other streams of this host that wish for copies as needy, from the same source to
+* A go from the plan is for a chunk, whatever its size. Where chunks are small it is *shared*, by SHARED_BYTES of them
+  in all and SHARED_CHUNKS at a time: other streams of this host that wish for copies as needy, from the same source to
   the same target, have a go at the same time, and each stream may go on with its next chunk. The plan hears that a
-  group has ended when its last copy has.
+  shared go has ended when its last copy has.
 * Goes are pace alone. A go that came from a coordinator that has been replaced does no harm; goes stay when a plan is
   followed, or no longer.
 * No clock, no I/O.
@@ -32,9 +32,9 @@ COPIES_AT_ONCE: Final = 8
 """Chunks that the owners of one host have copied at a time without a plan: enough to keep several targets at work, and
 few enough that orders which are repeated while targets make them wait cost nothing.
 """
-GROUP_CHUNKS: Final = 8
+SHARED_CHUNKS: Final = 8
 """As many as share the calls of the metadata store that a copy costs."""
-GROUP_BYTES: Final = 4 << 20
+SHARED_BYTES: Final = 4 << 20
 """What is copied in half a second where appends let copies be no faster than they must: no long wait for others."""
 LEAST_BYTES: Final = 64 << 10
 """What a chunk counts for at least: the smallest ones cost calls and syncs too."""
@@ -56,8 +56,8 @@ class CopyWish(NamedTuple):
 
     @property
     def counted_bytes(self) -> int:
-        """What it counts for in a group; as much as a whole group if its size is not known."""
-        return max(self.size_bytes, LEAST_BYTES) if self.size_bytes else GROUP_BYTES
+        """What it counts for where a go is shared; as much as there may be if its size is not known."""
+        return max(self.size_bytes, LEAST_BYTES) if self.size_bytes else SHARED_BYTES
 
     @property
     def need(self) -> tuple[bool, int]:
@@ -74,8 +74,8 @@ class CopyGo(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Group:
-    """What uses a go of the plan: streams, and how many bytes of further chunks it is for."""
+class _SharedGo:
+    """A go of the plan: the streams that use it, and how many bytes of further chunks it is for."""
 
     streams: set[str]
     left_bytes: int
@@ -92,7 +92,7 @@ class CopyTokens:
         self._wake = wake
         self._held: dict[str, CopyGo] = {}
         self._waiting: dict[str, CopyWish] = {}
-        self._groups: dict[str, _Group] = {}
+        self._shared: dict[str, _SharedGo] = {}
         """Of streams with a go from the plan."""
         self._targets: Counter[str] = Counter()
         """How many of both each host is to get: asked for with each choice of a target, of which there are thousands
@@ -149,18 +149,18 @@ class CopyTokens:
         """The stream's copy is made. While there is room in its go, that stays until the stream has looked for another
         chunk, and taken it or given the go back.
         """
-        group = self._groups.get(stream)
-        if group is None or not self.is_planned or group.left_bytes < LEAST_BYTES:
+        shared = self._shared.get(stream)
+        if shared is None or not self.is_planned or shared.left_bytes < LEAST_BYTES:
             self.give_back(stream)
 
     def give_back(self, stream: str) -> None:
         """The stream neither copies nor waits: without a plan, the neediest of the others is next."""
-        group = self._groups.pop(stream, None)
-        if group is not None:
-            group.streams.discard(stream)
+        shared = self._shared.pop(stream, None)
+        if shared is not None:
+            shared.streams.discard(stream)
         if not (self._note(self._waiting, stream, None) or self._note(self._held, stream, None)):
             return
-        if group is None or not group.streams:
+        if shared is None or not shared.streams:
             self.changed()
         self._go_on()
 
@@ -178,34 +178,34 @@ class CopyTokens:
         wish = self._waiting.get(stream)
         if wish is None or (wish.epoch, wish.target) != (go.epoch, go.target) or go.source not in wish.sources:
             return self._held.get(stream) == go
-        group = self._group(stream, wish, go)
-        for each in group:
+        streams = self._sharing(stream, wish, go)
+        for each in streams:
             self._go(each, self._waiting[each], go.source)
-        for each in group:
+        for each in streams:
             self._wake(each)
         return True
 
     # ---- goes
 
-    def _group(self, stream: str, wish: CopyWish, go: CopyGo) -> list[str]:
+    def _sharing(self, stream: str, wish: CopyWish, go: CopyGo) -> list[str]:
         """The streams that use a go of the plan, which is for the first one."""
-        group, left_bytes = [stream], GROUP_BYTES - wish.counted_bytes
+        streams, left_bytes = [stream], SHARED_BYTES - wish.counted_bytes
         for other, also in self._waiting.items():
             is_alike = also.target == go.target and go.source in also.sources and also.need == wish.need
-            if other != stream and is_alike and also.counted_bytes <= left_bytes and len(group) < GROUP_CHUNKS:
-                group.append(other)
+            if other != stream and is_alike and also.counted_bytes <= left_bytes and len(streams) < SHARED_CHUNKS:
+                streams.append(other)
                 left_bytes -= also.counted_bytes
-        self._groups.update(dict.fromkeys(group, _Group(set(group), left_bytes)))
-        return group
+        self._shared.update(dict.fromkeys(streams, _SharedGo(set(streams), left_bytes)))
+        return streams
 
     def _goes_on(self, stream: str, held: CopyGo, wish: CopyWish) -> bool:
         """Whether a go of the plan is for another chunk of a stream now."""
-        group = self._groups.get(stream)
-        if group is None or wish.target != held.target or held.source not in wish.sources or not self.is_planned:
+        shared = self._shared.get(stream)
+        if shared is None or wish.target != held.target or held.source not in wish.sources or not self.is_planned:
             return False
-        if wish.counted_bytes > group.left_bytes:
+        if wish.counted_bytes > shared.left_bytes:
             return False
-        group.left_bytes -= wish.counted_bytes
+        shared.left_bytes -= wish.counted_bytes
         return True
 
     def _go(self, stream: str, wish: CopyWish, source: str = "") -> CopyGo:

@@ -99,11 +99,11 @@ def check(test: Callable[[MemoryCluster], Awaitable[None]], seed: int = 0) -> No
 
 @pytest.mark.parametrize("is_small", [False, True])
 def test_copies_go_by_one_plan(monkeypatch: pytest.MonkeyPatch, *, is_small: bool) -> None:
-    """A host is lost: one host plans, no host gets more copies at a time than it has tokens, or groups of small ones;
-    nobody asks when all is done; the metadata store keeps nothing but who plans, and an empty plan.
+    """A host is lost: one host plans, no host gets more copies at a time than it has tokens, or shared goes of small
+    ones; nobody asks when all is done; the metadata store keeps nothing but who plans, and an empty plan.
     """
     if not is_small:
-        monkeypatch.setattr(copy_tokens, "GROUP_BYTES", CHUNK_BYTES)
+        monkeypatch.setattr(copy_tokens, "SHARED_BYTES", CHUNK_BYTES)
 
     async def test(cluster: MemoryCluster) -> None:
         streams = await begin(cluster)
@@ -114,7 +114,7 @@ def test_copies_go_by_one_plan(monkeypatch: pytest.MonkeyPatch, *, is_small: boo
             most = {name: max(count, most[name]) for name, count in holders(cluster).items()}
             await trio.sleep(0.005)
         if is_small:
-            assert HOST_COPIES < max(most.values()) <= HOST_COPIES * copy_tokens.GROUP_CHUNKS
+            assert HOST_COPIES < max(most.values()) <= HOST_COPIES * copy_tokens.SHARED_CHUNKS
         else:
             assert max(most.values()) == HOST_COPIES
         assert len(coordinators(cluster)) == 1

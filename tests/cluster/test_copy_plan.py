@@ -21,7 +21,7 @@ from logstore.cluster.copies.copy_fields import (
 )
 from logstore.cluster.copies.copy_plan import SILENT_MS, UNPLANNED_MS, CopyPlan, Going
 from logstore.errors import MalformedRequest
-from logstore.replica.copy_tokens import GROUP_BYTES, GROUP_CHUNKS, CopyGo, CopyTokens, CopyWish
+from logstore.replica.copy_tokens import SHARED_BYTES, SHARED_CHUNKS, CopyGo, CopyTokens, CopyWish
 from scheduler.peace.copies import HOST_COPIES, CopyScheduler
 
 PLACES = dict.fromkeys("abcdef", ((), 1.0))
@@ -94,10 +94,10 @@ def small_wishes(wake: Callable[[str], None] = lambda stream: None) -> CopyToken
         "other target": SMALL._replace(target="b"),
         "other source": SMALL._replace(sources=("e",)),
         "needier": SMALL._replace(live=1),
-        "large": SMALL._replace(size_bytes=GROUP_BYTES),
+        "large": SMALL._replace(size_bytes=SHARED_BYTES),
         "unknown": wish(),
     }
-    for stream, each in {**others, **{f"s{number}": SMALL for number in range(GROUP_CHUNKS + 2)}}.items():
+    for stream, each in {**others, **{f"s{number}": SMALL for number in range(SHARED_CHUNKS + 2)}}.items():
         assert tokens.take(stream, each) is None
     return tokens
 
@@ -109,7 +109,7 @@ def test_small_chunks_share_a_go() -> None:
     woken: list[str] = []
     tokens, told = small_wishes(woken.append), list[str]()
     tokens.changed = lambda: told.append("")
-    group = [f"s{number}" for number in range(GROUP_CHUNKS)]
+    group = [f"s{number}" for number in range(SHARED_CHUNKS)]
     assert tokens.granted("s0", CopyGo(1, "c", "d"))
     assert woken == group
     assert tokens.held == dict.fromkeys(group, CopyGo(1, "c", "d"))
@@ -125,17 +125,17 @@ def test_small_chunks_share_a_go() -> None:
 
 
 def test_a_stream_of_small_chunks_goes_on() -> None:
-    """Its go is for the next chunk too, to the same target and from the same source, until the group has had its bytes;
+    """Its go is for the next chunk too, to the same target and from the same source, until the go has had its bytes;
     without a plan for no other one.
     """
     tokens = small_wishes()
     assert tokens.granted("s0", CopyGo(1, "c", "d"))
-    epochs = 1 + (GROUP_BYTES - GROUP_CHUNKS * SMALL_BYTES) // SMALL_BYTES
+    epochs = 1 + (SHARED_BYTES - SHARED_CHUNKS * SMALL_BYTES) // SMALL_BYTES
     for epoch in range(2, epochs + 1):
         tokens.made("s0")
         assert tokens.take("s0", SMALL._replace(epoch=epoch)) == CopyGo(epoch, "c", "d")
     tokens.made("s1")
-    assert tokens.take("s1", SMALL._replace(epoch=2)) is None, "the group has had its bytes"
+    assert tokens.take("s1", SMALL._replace(epoch=2)) is None, "the go has had its bytes"
     tokens = small_wishes()
     assert tokens.granted("s0", CopyGo(1, "c", "d"))
     further = SMALL._replace(epoch=2)
@@ -153,12 +153,12 @@ def test_a_stream_of_small_chunks_goes_on() -> None:
 # ---- the plan
 
 
-def test_a_group_takes_the_tokens_of_all_its_copies() -> None:
+def test_a_shared_go_takes_the_tokens_of_all_its_copies() -> None:
     """What its streams make beside the go that they share counts, and what they go on with: no other copy begins for
     that, and the next one does when tokens are free again.
     """
     plan = planned()
-    wishes = {f"s{number}": wish() for number in range(GROUP_CHUNKS + 2)}
+    wishes = {f"s{number}": wish() for number in range(SHARED_CHUNKS + 2)}
     plan.heard("a", wishes, {}, 1)
     assert len(plan.goes) == HOST_COPIES
     (_, first, go), *_ = plan.goes

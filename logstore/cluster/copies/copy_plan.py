@@ -7,7 +7,7 @@ as soon as it has heard every host once.
 
 Invariants:
 * A stream has one wish, of the host that spoke last for it.
-* What hosts make without a go of this plan, such as the rest of a group of small chunks
+* What hosts make without a go of this plan, such as small chunks that share one
   (`logstore.replica.copy_tokens`), counts like a go.
 * A go lasts until its owner says that it neither makes nor wishes for that copy, or has said nothing for SILENT_MS.
 * What cannot be planned for UNPLANNED_MS, because a host is not known here, has a go without tokens: the owner knows
