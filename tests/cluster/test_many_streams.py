@@ -150,25 +150,17 @@ async def without_a_host(cluster: MemoryCluster, count: int) -> list[str]:
 
 
 def test_a_host_that_comes_costs_many_streams_few_calls() -> None:
-    """What owners ask and write to make it a member of all their streams, and what other hosts read of that, they ask,
-    write and read for several streams at a time. Each by itself, it was XXX calls.
+    """What owners ask and write to make it a member of all their streams is asked and written for eight streams at a
+    time; the other members read of it later. Each stream by itself, it was 197 calls.
     """
 
     async def test(cluster: MemoryCluster) -> None:
         streams = await without_a_host(cluster, 24)
-        before = sum(running.store.statistics.calls for running in cluster.hosts.values())
         await cluster.start("c", node_id=2)
+        before = sum(running.store.statistics.calls for running in cluster.hosts.values())
         await cluster.until(lambda: whole(cluster, streams) == len(streams))
-        print(
-            "CALLS",
-            sum(running.store.statistics.calls for running in cluster.hosts.values()) - before,
-            trio.current_time(),
-        )
-        await cluster.at_rest()
-        await trio.sleep(10)
         calls = sum(running.store.statistics.calls for running in cluster.hosts.values()) - before
-        print("CALLS", calls)
-        assert calls <= 10 * len(streams)
+        assert calls <= len(streams)
 
     simulated(test, "a", "b", "c")
 
@@ -198,7 +190,6 @@ def test_a_host_that_comes_is_a_member_soon_where_nobody_writes(is_busy: bool) -
                 seen.append(whole(cluster, streams))
             took_s = trio.current_time() - begun_s
             nursery.cancel_scope.cancel()
-        print("SEEN", seen, took_s)
         assert took_s >= 2 if is_busy else took_s <= 2
         if is_busy:
             assert max(b - a for a, b in pairwise(seen)) <= 2 * (1000 // STEP_MS + TOGETHER)

@@ -218,7 +218,8 @@ def test_swaps_that_wait_together_are_made_together() -> None:
     async def test(asked: Asked) -> None:
         claims = await begin(asked)
         for requests in (claims, [ReadRegistration(stream) for stream in MANY]):
-            calls, asked.answers = asked.store.statistics.calls, []
+            calls = asked.store.statistics.calls
+            asked.answers.clear()
             for request in requests:
                 asked.requests.ask(request)
             await asked.idle()
@@ -238,7 +239,7 @@ def test_a_stream_that_another_host_has_changed_fails_alone() -> None:
         lost = claims[3]
         winner = FIRST.claimed(OwnerId("b", "1"))
         await other.swap(SwapRegistration(lost.stream, lost.expected_revision, winner))
-        asked.answers = []
+        asked.answers.clear()
         for claim in claims:
             asked.requests.ask(claim)
         await asked.idle()
@@ -260,7 +261,8 @@ def test_changes_that_are_heard_of_together_are_read_together() -> None:
         for claim in claims[:GATHERED]:
             await other.read(ReadRegistration(claim.stream))
         made = await other.swap_together(claims[:GATHERED])
-        calls, asked.answers = asked.store.statistics.calls, []
+        calls = asked.store.statistics.calls
+        asked.answers.clear()
         for answer in made:
             asked.requests.ask(ReadRegistration(answer.stream, answer.revision))
         await asked.idle()
@@ -268,7 +270,7 @@ def test_changes_that_are_heard_of_together_are_read_together() -> None:
         found = {(each.stream, each.revision, each.registration) for each in asked.answers}
         assert found == {(each.stream, each.revision, each.registration) for each in made}
         revision = await committed(asked.store, changing(Put(head_key(MANY[0]), b"?"), Put(head_key(MANY[1]), b"?")))
-        asked.answers = []
+        asked.answers.clear()
         for stream in MANY[:4]:
             asked.requests.ask(ReadRegistration(stream, revision))
         await trio.sleep(1)

@@ -30,8 +30,8 @@ WORKERS: Final = 16
 GATHERED: Final = 8
 """Most of what a call costs is saved with so few; the answers of more would hold up the event loop."""
 ANSWERED_AT_ONCE: Final = 2
-"""Swaps whose owners hear of them before other tasks run: to open a chunk takes some tenths of a millisecond. What
-reads find is told at once, so that the swaps that follow are made together too.
+"""Streams that hear of what has changed before other tasks run: to open a chunk, or to seal a copy, takes tenths of a
+millisecond. That nothing has changed is told at once, so that the swaps that follow are made together too.
 """
 PAUSE_S: Final = 0.1
 """After a call to a store that is away: the call has waited already."""
@@ -191,7 +191,7 @@ class RegistrationRequests:
             return 0, taken  # each says what is wrong
         for number, answer in enumerate(answers, 1):
             self._answered(answer)
-            if isinstance(answer, SwapAnswer) and number % ANSWERED_AT_ONCE == 0:
+            if make != self.registrations.read_unchanged and number % ANSWERED_AT_ONCE == 0:
                 await trio.lowlevel.checkpoint()
         settled = {answer.stream for answer in answers}
         return 0, [key for key, request in taken.items() if request.stream not in settled]
