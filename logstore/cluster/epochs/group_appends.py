@@ -11,7 +11,7 @@ Invariants:
   is there twice, also if the offset was said by an owner that had been replaced.
 * A chunk that cannot be read may have END, so a group whose epoch may be there waits. If an operator has said so of the
   chunk (`logstore.cluster.streams.takeover_waits`), it counts as one without END, and the group is appended behind it:
-  it is there twice if the chunk had it and comes back, and never missing.
+  it is there twice if the chunk had it and comes back, and never missing. Groups that come later search the chunk anew.
 * Another host waits for a group that is under way no longer than WAIT_S, and asks again: a stream that waits for its
   members holds up no groups for other streams, of which a host calls for few at a time.
 * When the ownership ends, all that is known of the stream goes with it. The next owner searches what this one has left.
