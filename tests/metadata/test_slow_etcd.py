@@ -15,7 +15,7 @@ import trio.testing
 
 from logstore.base.events import ignore
 from logstore.base.metadata.errors import LeaseEnded
-from logstore.base.metadata.etcd.attempts import SLICE_S, AttemptLimits, cancel_after
+from logstore.base.metadata.etcd.attempts import SLICE_S, AttemptLimits, AttemptTime
 from logstore.base.metadata.etcd.settings import EtcdSettings
 from logstore.base.metadata.etcd.store import EtcdMetadataStore, open_etcd
 from logstore.base.metadata.etcd.transport import MAX_CONNECTIONS, EtcdClients, EtcdTransport
@@ -98,7 +98,7 @@ async def test_a_stall_of_this_process_ends_no_attempt(autojump_clock: trio.test
     """An attempt is over when its time has passed while the loop was running; a stall counts for a moment."""
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(cancel_after, 1.0, scope)
+            nursery.start_soon(AttemptTime().cancel_after, 1.0, scope)
             await trio.sleep(0.5)
             autojump_clock.jump(stall_s)
             for _ in range(4):
@@ -130,6 +130,22 @@ async def test_a_frozen_endpoint_is_left_as_before(autojump_clock: trio.testing.
     await store.get("a")
     assert trio.current_time() - begun_s < 1.0 + 2 * SLICE_S
     assert etcd.asked["two", "kv/range"] == 1
+
+
+async def test_a_stall_of_this_process_teaches_nothing(autojump_clock: trio.testing.MockClock) -> None:
+    """An answer that was there all the time of a stall was quick: a frozen endpoint is left as soon as without it."""
+    etcd = SlowEtcd(one=0.05)
+    store = store_on(etcd, (ONE, TWO))
+    for stall_s in (4.0, 30.0):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(store.get, "a")
+            await trio.sleep(0.01)
+            autojump_clock.jump(stall_s)
+    etcd.delays_s["one"] = 1_000.0
+    begun_s = trio.current_time()
+    await store.get("a")
+    assert trio.current_time() - begun_s < 1.0 + 2 * SLICE_S
+    assert (etcd.asked["one", "kv/range"], etcd.asked["two", "kv/range"]) == (3, 1)
 
 
 async def test_a_watch_waits_for_the_others_of_a_member_that_is_behind(

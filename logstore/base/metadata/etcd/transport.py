@@ -32,7 +32,7 @@ from logstore.base.metadata.errors import (
     MetadataUnavailable,
     OutcomeUnknown,
 )
-from logstore.base.metadata.etcd.attempts import AttemptLimits, cancel_after
+from logstore.base.metadata.etcd.attempts import AttemptLimits, AttemptTime
 from logstore.base.metadata.etcd.messages import (
     FAILED_PRECONDITION,
     INVALID_ARGUMENT,
@@ -255,9 +255,9 @@ class EtcdTransport:
         """Status and body of an answer. Raises AttemptFailed."""
         found: list[tuple[int, bytes]] = []
         failures: list[AttemptFailed] = []
-        begun_s = trio.current_time()
+        time = AttemptTime()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(cancel_after, limit_s, nursery.cancel_scope)
+            nursery.start_soon(time.cancel_after, limit_s, nursery.cancel_scope)
             try:
                 response = await self._send(endpoint, call, limit_s)
                 found.append((response.status_code, await _read(response)))
@@ -268,7 +268,7 @@ class EtcdTransport:
             raise failures[0]
         if not found:
             raise AttemptFailed(f"{endpoint} did not answer within {limit_s:.3g} s", made_perhaps=True)
-        self.limits.answered(trio.current_time() - begun_s)
+        self.limits.answered(time.passed_s)
         return found[0]
 
     async def _send(self, endpoint: str, call: _Call, limit_s: float) -> httpx.Response:
