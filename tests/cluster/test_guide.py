@@ -9,13 +9,13 @@ import pytest
 from tests.metadata.support import needs_etcd
 
 pytestmark = [needs_etcd, pytest.mark.clients]
-GUIDE = (Path(__file__).resolve().parents[2] / "docs/cluster.md").read_text(encoding="utf-8")
+GUIDE = (Path(__file__).resolve().parents[2] / "docs/cluster-tests.md").read_text(encoding="utf-8")
 
 
 def test_the_example_of_the_guide_passes(tmp_path: Path) -> None:
     """It loses a host and a direction of a link, and no record."""
     (block,) = re.findall(r"^```python\n(.*?)^```", GUIDE, flags=re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {}
-    exec(compile(block, "docs/cluster.md", "exec"), names)
+    exec(compile(block, "docs/cluster-tests.md", "exec"), names)
     (test,) = (value for name, value in names.items() if name.startswith("test_"))
     test(tmp_path)
