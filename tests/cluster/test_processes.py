@@ -24,6 +24,7 @@ from logstore.client.blocking import Client, parse_addresses
 from logstore.testing.cluster import Cluster, ClusterHostProcess, NotStarted
 from logstore.testing.processes import Etcd, HostPlace, LocalHost
 from tests.cluster.clients import ASK_MS, PATIENCE_MS, again, asked, create_topic, read
+from tests.cluster.foreign_producers import require, run_franz_go, run_java
 from tests.metadata.support import needs_etcd
 from tests.support.cluster_network import new_network
 from tests.support.limits import PATIENCE_S
@@ -182,7 +183,15 @@ def run_aiokafka(cluster: Cluster, load: Load) -> None:
     asyncio.run(produce())
 
 
-CLIENTS = {"kafka-python": run_kafka_python, "confluent": run_confluent, "aiokafka": run_aiokafka}
+CLIENTS: dict[str, Callable[[Cluster, Load], None]] = {
+    "kafka-python": run_kafka_python,
+    "confluent": run_confluent,
+    "aiokafka": run_aiokafka,
+    "java": run_java(TOPIC),
+    "franz-go": run_franz_go(TOPIC),
+}
+PROGRAMS = ("java", "franz-go")
+"""Those that are fetched, and built, for the long run."""
 
 
 @contextmanager
@@ -234,11 +243,14 @@ def check(cluster: Cluster, load: Load, *, is_exact: bool = True) -> None:
         assert len(load.acked) == load.sent == len(found)
 
 
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize(
+    "client", [pytest.param(name, marks=pytest.mark.slow) if name in PROGRAMS else name for name in CLIENTS]
+)
 def test_a_killed_owner_loses_nothing(tmp_path: Path, client: str) -> None:
     """kill -9 of the host that leads, under load, and of the one that leads then when the first is back: every record
     that was sent is acknowledged, and in the log once.
     """
+    require(client)
     with Cluster(tmp_path / "cluster", network=new_network()) as cluster:
         create(cluster)
         with producing(cluster, CLIENTS[client]) as load:
