@@ -451,9 +451,14 @@ def test_a_name_of_the_cluster_is_not_given_twice(tmp_path: Path) -> None:
             other.start()
 
 
+def rebalanced(cluster: Cluster) -> int:
+    """How often the hosts have formed a generation of a group."""
+    return sum(host.log.count("group_rebalanced") for host in cluster)
+
+
 def test_a_group_goes_on_when_its_coordinator_is_killed(tmp_path: Path) -> None:
-    """What was committed is there, and a consumer that joins again reads on from it: every record once, here, because
-    it commits after each poll.
+    """What was committed is there, and the consumer goes on in its generation: every record once, here, because it
+    commits after each poll, and nobody rebalances.
     """
     with Cluster(tmp_path / "cluster", network=new_network()) as cluster:
         create(cluster)
@@ -477,10 +482,12 @@ def test_a_group_goes_on_when_its_coordinator_is_killed(tmp_path: Path) -> None:
                 until(has_read, f"{wanted} records read")
 
             read_more(WARM)
+            rebalances = rebalanced(cluster)
             leader_of(cluster, topic="__cairn_groups").kill()
             killed_s, before = time.monotonic(), len(seen)
             read_more(WARM)
             print(f"coordinator killed: {len(seen) - before} records read within {time.monotonic() - killed_s:.2f} s")
+            assert rebalanced(cluster) == rebalances
         committed = again(lambda: consumer.committed(TopicPartition(TOPIC, 0)))
         consumer.close()
         assert sorted(seen) == list(range(len(seen)))
