@@ -19,6 +19,7 @@ func main() {
 		kgo.DefaultProduceTopic(os.Args[2]),
 		kgo.RecordPartitioner(kgo.ManualPartitioner()),
 		kgo.ProducerLinger(5*time.Millisecond),
+		kgo.ProducerBatchCompression(kgo.NoCompression()), // whoever reads may have no codec
 	)
 	if err != nil {
 		panic(err)

@@ -1,7 +1,7 @@
 """Generations of groups in the replicated ledger: hosts that coordinate a group one after the other."""
 
 import json
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from kio.schema.errors import ErrorCode
@@ -20,6 +20,7 @@ from tests.cluster.support import Front
 from tests.cluster.test_replicated_ledger import Owners
 from tests.kafka.groups.driver import GROUP, SESSION_MS, Client, World, stable, subscription
 
+OTHERS: tuple[Any, ...] = ("?", 1.5, -1, [1], {})
 GOLDEN = (
     b'{"v":1,"type":"consumer","protocol":"range","generation":1,"leader":"a-id1","members":[{"id":"a-id1",'
     b'"instance":null,"client":"a","host":"/127.0.0.1","session_ms":10000,"rebalance_ms":60000,'
@@ -246,7 +247,7 @@ def test_entries_that_cannot_be_read_are_left_out() -> None:
         for name in list(fields):
             value = fields.pop(name)
             broken.append(json.dumps(entry).encode())
-            for other in ("?", 1.5, -1, [1], {}):
+            for other in OTHERS:
                 fields[name] = other
                 broken.append(json.dumps(entry).encode())
             fields[name] = value

@@ -465,7 +465,7 @@ def test_a_group_goes_on_when_its_coordinator_is_killed(tmp_path: Path) -> None:
         with producing(cluster) as load:
             consumer = KafkaConsumer(
                 TOPIC, bootstrap_servers=cluster.bootstrap, group_id="readers", auto_offset_reset="earliest",
-                enable_auto_commit=False, session_timeout_ms=10_000,
+                enable_auto_commit=False, session_timeout_ms=ASK_MS, request_timeout_ms=2 * ASK_MS,
             )  # fmt: skip
             seen: dict[int, int] = {}
 
