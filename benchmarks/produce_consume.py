@@ -9,6 +9,7 @@ Invariants:
   from round to round, so that whatever else the machine does hits all alike.
 * Before each measurement the file systems are synced: nobody pays for what another left in the page cache.
 * Each cell is loaded once, without being kept, before its rounds.
+* What a stage wrote is deleted at its end: a full run writes more than many a disk has.
 * The full run's longest stages work on servers of their own.
 """
 
@@ -161,6 +162,8 @@ class Benchmark:
         self._directory = directory
         self._peers: list[Peer] = []
         self._raw_topics: set[tuple[str, str]] = set()
+        self._topics: list[tuple[Peer, str]] = []
+        """What the stage under way has made."""
         self._dice = random.Random(1)
 
     def run(self) -> None:
@@ -176,6 +179,7 @@ class Benchmark:
                 for name, stage in wanted.items():
                     self.console.log(name)
                     stage()
+                    self._delete_topics()
                 for peer in peers:
                     self.rows.add(what="memory", server=peer.name, peak_memory_mb=peak_memory_mb(peer.pid))
         if self.plan.has("big log"):
@@ -241,7 +245,15 @@ class Benchmark:
                     time.sleep(0.01)
                 else:
                     break
+        self._topics.append((peer, name))
         return name
+
+    def _delete_topics(self) -> None:
+        """What a stage wrote is not kept for the next: together the stages write more than many a disk has."""
+        for peer, name in self._topics:
+            with RawConnection(peer.port) as connection:
+                connection.delete_topic(name)
+        self._topics.clear()
 
     def _in_turn(self, number: int, peers: Sequence[Peer]) -> list[Peer]:
         """The peers, beginning with another one each round."""
@@ -435,6 +447,7 @@ class Benchmark:
                     took = time.perf_counter() - begin
                     self.rows.add(what="restart", server=peer.name, round=number, seconds=took, size_bytes=size)
                 self._seek(peer, topic, first_ms, batches * data.records)
+                self._topics.clear()  # the server's directory goes as a whole
                 memory = peak_memory_mb(peer.pid)
                 self.rows.add(what="memory", server=f"{peer.name}, big log", peak_memory_mb=memory)
 

@@ -290,7 +290,7 @@ METRICS: Final[tuple[MetricEntry, ...]] = (
     ),
     # ---- consumer groups and registered readers
     MetricEntry("kafka_consumergroup_current_offset", "gauge", _POSITION, "committed offset", _by_position("offset")),
-    MetricEntry("kafka_consumergroup_lag", "gauge", _POSITION, "records behind the committed offset",
+    MetricEntry("kafka_consumergroup_lag", "gauge", _POSITION, "offsets behind the committed one, up to the end",
                 _by_position("lag")),
     MetricEntry("kafka_consumergroup_lag_sum", "gauge", ("consumergroup", "topic"), "the same over all partitions",
                 _lag_sums),

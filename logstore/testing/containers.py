@@ -58,7 +58,7 @@ def why_not(*images: str) -> str | None:
         client.close()
     except docker.errors.DockerException as error:
         return f"no Docker answers: {error}"
-    return f"no image {', '.join(missing)}: docs/cluster.md says how they are built" if missing else None
+    return f"no image {', '.join(missing)}: docs/cluster-tests.md says how they are built" if missing else None
 
 
 class ContainerNode:

@@ -80,6 +80,7 @@ def run_stateful(spark: SparkSession, cluster: Cluster, directory: Path, epochs:
         world.run(world.query(rows_per_batch=ROWS))
         while "".join(killed) != kills and fed < len(made) - 1:
             run_one_more()
+        until(lambda: "".join(killed) == kills, "all kills are done")
     assert "".join(killed) == kills
     shutil.rmtree(world.state)
     run_one_more()

@@ -41,7 +41,7 @@ from logstore.format.epoch_api import (
     encode_reply,
     encode_request,
 )
-from logstore.format.fields import encode_fields
+from logstore.format.fields import decode_fields, encode_fields
 
 PARTS = (Part("out", 0, 3, 1, 2), Part("täglich", 5, 2, 1, 1))
 REQUESTS: list[tuple[int, Request]] = [
@@ -114,6 +114,21 @@ def test_replies_of_a_sidecar_that_noted_no_positions_are_read() -> None:
     """A sidecar of a former version answers without positions: there are none."""
     committed = encode_fields({"error": None, "outcome": "duplicate", "last_epoch": 4})
     assert decode_reply(EPOCH_COMMIT, b"\0\0\0\3" + committed) == (3, EpochCommitReply("duplicate", 4, ""))
+
+
+@pytest.mark.parametrize(("api_key", "request_"), REQUESTS)
+def test_fields_of_a_newer_library_are_passed_over(api_key: int, request_: Request) -> None:
+    """A sidecar takes a request with a field that it does not know for the same without it."""
+    fields, raw = decode_fields(body_of(request_)[1])
+    assert decode_request(api_key, encode_fields({**fields, "later": [1]}) + bytes(raw)) == request_
+
+
+@pytest.mark.parametrize(("api_key", "reply"), REPLIES)
+def test_fields_of_a_newer_sidecar_are_passed_over(api_key: int, reply: Reply) -> None:
+    """The library takes an answer with a field that it does not know for the same without it."""
+    frame = encode_reply(reply, correlation_id=3)
+    fields, raw = decode_fields(frame[4:])
+    assert decode_reply(api_key, frame[:4] + encode_fields({**fields, "later": [1]}) + bytes(raw)) == (3, reply)
 
 
 @pytest.mark.parametrize(("api_key", "request_"), REQUESTS)

@@ -122,6 +122,16 @@ def test_wrong_values_are_named(change: dict[str, object], why: str) -> None:
         decode_request(REGISTER_READER, encode_fields(fields))
 
 
+def test_requests_of_an_older_library_are_read() -> None:
+    """One that names neither other streams' fate, nor a state, nor an incarnation, has none; and a newer one's field
+    that is not known is passed over.
+    """
+    old = {"reader": "r", "group": "", "streams": [{"topic": "out", "partition": 0, "offset": 3}]}
+    wanted = RegisterReaderRequest("r", "", STREAMS[:1], keep=False, state="", incarnation_number=0)
+    assert decode_request(REGISTER_READER, encode_fields(old)) == wanted
+    assert decode_request(REGISTER_READER, encode_fields({**old, "later": [1]})) == wanted
+
+
 def test_the_largest_reader_can_be_described() -> None:
     """A reader may have more streams than a request names; `pieces` divides them."""
     streams = tuple(ReaderOffset("t", partition, 1) for partition in range(reader_api.STREAMS_PER_READER))
