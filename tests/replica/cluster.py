@@ -17,12 +17,14 @@ from logstore.replica.effects import (
     Acked,
     Deposed,
     Effect,
+    EnoughMembers,
     Load,
     MemberFailed,
     Ready,
     Registered,
     Send,
     Store,
+    TooFewMembers,
     Unavailable,
 )
 from logstore.replica.identity import DiskLabel, DiskVerdict, judge_disk
@@ -304,7 +306,7 @@ class Host:
         elif isinstance(effect, Deposed):
             self.cluster.history.deposed += 1
             self.pending.clear()
-        elif isinstance(effect, Ready | Unavailable | MemberFailed):
+        elif isinstance(effect, Ready | Unavailable | TooFewMembers | EnoughMembers | MemberFailed):
             self.cluster.events.append((self.net.now_ms, self.name, effect))
         if isinstance(effect, Ready):
             self._check_founding(effect.high_watermark)

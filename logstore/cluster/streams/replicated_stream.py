@@ -13,6 +13,8 @@ Invariants:
   and an idempotent producer that sends it again finds out.
 * At most MAX_WAITING_BYTES wait for room (or one larger batch); more are refused, and nothing of them is appended. What
   a client had sent behind a refused batch is refused as well (`refusal_window`).
+* While the owner says that it has too few members, clients' batches are refused, and those that wait are answered; they
+  stay, and what is sent again is in the log once if it has a producer id. The cluster's own batches, and groups, wait.
 * An append group is one entry of the owner: it is in the log as a whole, in one chunk, or not at all, and nothing comes
   between its batches. An epoch's group is under way once: whoever appends it again meanwhile waits for the first.
 
@@ -34,7 +36,7 @@ from logstore.cluster.interfaces import StreamOwners
 from logstore.cluster.streams.early_appends import EarlyAppends
 from logstore.cluster.streams.group_entry import GroupKey, check_group, place_batches
 from logstore.cluster.streams.refusal_window import RefusalWindow
-from logstore.cluster.streams.stream_batches import SentBatch, WaitingBatch, WantedTrim
+from logstore.cluster.streams.stream_batches import SentBatch, WaitingBatch, WantedTrim, answer_early
 from logstore.errors import (
     CairnError,
     InvalidTopic,
@@ -167,6 +169,8 @@ class ReplicatedStream(Waitable):
         """The registration has changed, or an ownership has begun or ended."""
         self._crowded_s: float | None = None
         """Since when a member has no room, and no other chunk was opened."""
+        self._too_few = ""
+        """Why clients' batches are refused: the stream has too few members."""
 
     @property
     def local_start_offset(self) -> int:
@@ -209,8 +213,8 @@ class ReplicatedStream(Waitable):
         """Append one RecordBatch v2 as a client sent it. The stream patches the buffer in place.
 
         Raises at once: NotLeader, NotEnoughReplicas, UnknownTopicOrPartition, InvalidTopic (an internal one), and what
-        `check_produced` and `ProducerTable.admit` raise. The ticket fails with NotLeader, or with
-        UnknownTopicOrPartition if the topic is deleted.
+        `check_produced` and `ProducerTable.admit` raise. The ticket fails with NotLeader, with
+        UnknownTopicOrPartition if the topic is deleted, with NotEnoughReplicasAfterAppend if too few members are had.
         """
         if self.is_internal:
             raise InvalidTopic(f"{self.topic} is the cluster's own: clients do not write to it")
@@ -226,6 +230,9 @@ class ReplicatedStream(Waitable):
         self.check_leader()
         header = check_produced(records, self.name, self.config, now_ms, are_times_checked=are_times_checked)
         keeps_order = header.producer_id >= 0 and self.producers.knows(header.producer_id)
+        if self._too_few:
+            self._window.renew()
+            raise NotEnoughReplicas(self._too_few)
         if not keeps_order and self._window.is_open:
             raise NotEnoughReplicas(
                 f"{self.name}: a batch was refused for want of room just now; send this one again later"
@@ -429,6 +436,18 @@ class ReplicatedStream(Waitable):
     def unavailable(self, reason: str) -> None:
         """The stream waits; the host reports it."""
 
+    def short(self, needed: int) -> None:
+        """See StreamObserver: clients are told, and send again; the cluster's own batches and groups wait."""
+        if not self.is_internal:
+            self._too_few = (
+                f"{self.name}: fewer hosts can have it than the {needed} of min.insync.replicas; start another"
+            )
+            answer_early(self._in_flight, self._waiting, self.producers, self._too_few)
+
+    def enough(self) -> None:
+        """See StreamObserver."""
+        self._too_few = ""
+
     def crowded(self) -> None:
         """A member's disk has no room: see StreamObserver."""
         if self._crowded_s is None:
@@ -450,7 +469,7 @@ class ReplicatedStream(Waitable):
         trims, self._trims = self._trims, []
         self._in_flight.clear()
         self._waiting.clear()
-        self._written_ms, self._crowded_s = UNKNOWN_TIME, None
+        self._written_ms, self._crowded_s, self._too_few = UNKNOWN_TIME, None, ""
         self._waiting_bytes = 0
         self.producers = ProducerTable()
         for ticket in tickets:
