@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from logstore.base.states import following
 from logstore.replica.appending import Appending, Founding, OwnerLimits
 from logstore.replica.effects import Acked, Deposed, Effect, Ready, Registered, Send
-from logstore.replica.fencing import Fencing
+from logstore.replica.fencing import Fencing, SealPlan
 from logstore.replica.host_state import HostState
 from logstore.replica.messages import (
     AppendDone,
@@ -103,8 +103,7 @@ class Owner:
         self._live: tuple[Member, ...] = ()
         self._swap: _Swap | None = None
         self._fencing: Fencing | None = None
-        self._sent_ms = 0
-        self._since_ms = 0
+        self._sent_ms = self._since_ms = 0
         self._required: int | None = None
         self._reports = OwnerReports(stream, self.limits.suspect_ms)
         self._shortage = Shortage(stream, self.limits.short_after_ms)
@@ -389,9 +388,11 @@ class Owner:
         if plan is None:
             return self._reports.no_member(fencing) if is_late or fencing.is_lost else []
         self._step(OwnerEvent.FENCED)
-        sealed = self.registration.sealed(plan.end, plan.holders, plan.candidates, self._written_ms())
-        sealing = self._swap_in(sealed, now_ms)
-        return self._reports.damaged(self.registration.epoch, plan.damaged) + sealing
+        damaged = self._reports.damaged(self.registration.epoch, plan.damaged)
+        return [*damaged, *self._swap_in(self._sealed_registration(plan), now_ms)]
+
+    def _sealed_registration(self, plan: SealPlan) -> StreamRegistration:
+        return self.registration.sealed(plan.end, plan.holders, plan.candidates, self._written_ms())
 
     # ---- chunks
 

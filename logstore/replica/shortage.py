@@ -9,14 +9,10 @@ once, and its end is told once if its beginning was.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
 from logstore.replica.effects import Effect, EnoughMembers, TooFewMembers
 from logstore.replica.registrations import Member
-
-if TYPE_CHECKING:
-    from logstore.replica.appending import MemberProgress
 
 
 class Shortage:
@@ -48,13 +44,13 @@ class Shortage:
 
 
 def lacks_members(
-    progress: Mapping[Member, MemberProgress],
+    members: Collection[Member],
     live: Collection[Member],
     needed: int,
     *,
     has_late: bool,
 ) -> bool:
-    """Whether an open chunk lacks members: it has fewer than `needed`, one does not live, or batches wait for one that
+    """Whether an open chunk with these members lacks some: it has fewer than `needed`, one does not live, or batches wait for one that
     has failed. `live`: empty where it is not known who lives.
     """
-    return has_late or len(progress) < needed or any(bool(live) and member not in live for member in progress)
+    return has_late or len(members) < needed or any(bool(live) and member not in live for member in members)
