@@ -161,9 +161,7 @@ class Owner:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether nothing is due by time alone before `wake_ms`: until then a tick would do nothing before the next
-        event.
-        """
+        """Whether nothing is due by time alone before `wake_ms`: until the next event a tick would do nothing."""
         if self.state is not OwnerState.APPENDING:
             return self.state is OwnerState.DEPOSED
         is_ending = self._appending.end.is_due and len(self.registration.chunks) < MAX_CHUNKS
@@ -292,7 +290,7 @@ class Owner:
         if swap is None or answer.expected_revision != swap.expected_revision:
             return []
         if not (answer.is_done or answer.registration == swap.wanted):
-            return self._depose(answer.registration.epoch if answer.registration is not None else 0)
+            return self._overtaken(answer, now_ms)
         self._swap = None
         self._registration, self.revision = swap.wanted, answer.revision
         self._appending.end.store_answered(may_end=self._may_roll(now_ms))
@@ -311,6 +309,10 @@ class Owner:
             return []
         self._appending.end.store_answered(may_end=self._may_roll(now_ms))
         return self._advance(now_ms)
+
+    def _overtaken(self, answer: SwapAnswer, now_ms: int) -> list[Effect]:
+        """The register holds what another owner has written."""
+        return self._depose(answer.registration.epoch if answer.registration is not None else 0)
 
     def _registered(self, now_ms: int) -> list[Effect]:
         """The next step after a swap of the owner's own."""
@@ -503,7 +505,7 @@ class Owner:
         Sending does not wait for a swap in flight, which is a repair's: the metadata store may be away.
         """
         effects = self._roll_if_due(now_ms) if self._swap is None else []
-        if not self._state_is_appending():
+        if self.state is not OwnerState.APPENDING:
             return effects
         effects += self._look_for_shortage(now_ms)
         if self._swap is None and not self._is_about_to_roll(now_ms):
@@ -523,9 +525,9 @@ class Owner:
         effects: list[Effect] = []
         if late:
             effects = self._fail(late, self._appending.lateness(late[0], now_ms), now_ms, is_slow=True)
-        if self._state_is_appending() and gone:
+        if self.state is OwnerState.APPENDING and gone:
             effects += self._fail(gone, "it is gone", now_ms)
-        if self._state_is_appending():
+        if self.state is OwnerState.APPENDING:
             effects += self._end_chunk_if_due(now_ms)
         return effects
 
@@ -541,9 +543,6 @@ class Owner:
         """Swap in what is left of a trim; batches go on meanwhile."""
         wanted = self.trimming.next_step(self.registration, self.high_watermark, self.acked)
         return [] if wanted is None else self._swap_in(wanted, now_ms, is_trim=True)
-
-    def _state_is_appending(self) -> bool:
-        return self.state is OwnerState.APPENDING
 
     def _fail(self, members: list[Member], reason: str, now_ms: int, *, is_slow: bool = False) -> list[Effect]:
         """Members of the open chunk fail: go on with another set, if there is one; else wait for them. One that has

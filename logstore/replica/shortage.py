@@ -50,7 +50,7 @@ def lacks_members(
     *,
     has_late: bool,
 ) -> bool:
-    """Whether an open chunk with these members lacks some: it has fewer than `needed`, one does not live, or batches wait for one that
-    has failed. `live`: empty where it is not known who lives.
+    """Whether an open chunk with these members lacks some: it has fewer than `needed`, one does not live, or batches
+    wait for one that has failed. `live`: empty where it is not known who lives.
     """
     return has_late or len(members) < needed or any(bool(live) and member not in live for member in members)
