@@ -387,7 +387,7 @@ def test_a_copy_costs_the_metadata_store_few_calls() -> None:
         await cluster.until(is_idle)
         calls = sum(each.store.statistics.calls for each in cluster.hosts.values()) - before
         assert await is_whole(cluster, streams)
-        assert calls <= 6 * missing
+        assert calls <= 5 * missing
 
     check(test)
 

@@ -167,6 +167,35 @@ def test_a_host_that_comes_costs_many_streams_few_calls() -> None:
     simulated(test, "a", "b", "c")
 
 
+def test_other_members_of_empty_chunks_are_read_later() -> None:
+    """Nobody has written since a host went: when it is back with its disk, the others swap registrations, and read
+    nothing of each other's at once. They do in the next seconds.
+    """
+
+    async def test(cluster: MemoryCluster) -> None:
+        streams = await cluster.create_topic(partitions=24)
+        for stream in streams:
+            await cluster.append(stream, b"0")
+        await cluster.kill("c")
+        await cluster.until(lambda: whole(cluster, streams) == 0)
+        await trio.sleep(10)
+        hosts = [cluster.hosts[name] for name in "ab"]
+        before = sum(running.store.statistics.calls for running in hosts)
+        hints = cluster.network.sent["LookAtRegistration"]
+        await cluster.start("c", node_id=2)
+        await cluster.until(lambda: whole(cluster, streams) == len(streams))
+        await trio.sleep(0.5)
+        calls = sum(running.store.statistics.calls for running in hosts) - before
+        assert calls <= 12
+        assert cluster.network.sent["LookAtRegistration"] == hints
+        await trio.sleep(5)
+        for running in hosts:
+            known = [running.host._shown.revision(stream) for stream in streams]
+            assert known == [running.view.heads[stream].revision for stream in streams]
+
+    simulated(test, "a", "b", "c")
+
+
 def test_a_host_that_comes_is_a_member_in_turns_beside_producers() -> None:
     """Each owner's host changes ten streams in a second, those of one turn at once, and all of them in the end."""
 
