@@ -132,7 +132,7 @@ def confluent_consume(bootstrap: str, topic: str, *, records: int, record_bytes:
 
 FETCH_MAX_BYTES = 1 << 20
 """What the pure-Python clients ask for at a time, in each partition: their default."""
-CLIENT_PATIENCE_MS = 20_000
+CLIENT_PATIENCE_MS = 120_000
 
 
 def kafka_python_consume(bootstrap: str, topic: str, *, records: int, record_bytes: int) -> Figures:

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import NamedTuple
 
@@ -35,6 +35,8 @@ PATIENCE_S = 120.0
 """For a leader; and for the process to end, when it has been told to."""
 PAUSE_S = 0.05
 """Before another try, behind a failure."""
+BEGUN = "begun"
+"""What the process says once, in front of its load."""
 MOST_UNANSWERED = 100
 """Half a second's, at the rate of benchmarks/hosts."""
 
@@ -66,8 +68,10 @@ class SteadyLoad(NamedTuple):
 class _Producer:
     """The producer, in its own process."""
 
-    def __init__(self, orders: SteadyOrders) -> None:
+    def __init__(self, orders: SteadyOrders, begun: Callable[[], None] = lambda: None) -> None:
         self._orders = orders
+        self._begun = begun
+        """Called with the first answer."""
         self._frames = stamped(orders.topic, LOAD)
         self._unanswered: deque[float] = deque()
         """When those were due that no connection has brought an answer to."""
@@ -132,6 +136,8 @@ class _Producer:
     def _receive(self, lane: Lane) -> None:
         answers = lane.receive([])
         now_s = time.monotonic()
+        if answers and not self.due_s:
+            self._begun()
         for _ in range(answers):
             due_s = self._unanswered.popleft()
             self.due_s.append(due_s)
@@ -139,7 +145,7 @@ class _Producer:
 
 
 class SteadyProducer:
-    """A context in which the producer runs. `stop` ends it."""
+    """A context in which the producer runs; it begins when something was answered. `stop` ends the producer."""
 
     def __init__(self, orders: SteadyOrders) -> None:
         self._orders = orders
@@ -154,6 +160,8 @@ class SteadyProducer:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(self._orders._asdict()) + "\n")
         self._process.stdin.flush()
+        assert self._process.stdout is not None
+        self._process.stdout.readline()  # BEGUN; or the end, of one that found no leader, which `stop` tells
         return self
 
     def __exit__(
@@ -177,7 +185,8 @@ class SteadyProducer:
 def main() -> None:
     """Do what the orders on standard input say."""
     orders = SteadyOrders(**json.loads(sys.stdin.readline()))
-    print(json.dumps(_Producer(orders).run()._asdict()), flush=True)
+    load = _Producer(orders, lambda: print(BEGUN, flush=True)).run()
+    print(json.dumps(load._asdict()), flush=True)
 
 
 if __name__ == "__main__":

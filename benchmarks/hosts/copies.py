@@ -32,6 +32,8 @@ LOOK_S = 0.25
 """Between two looks at what has been copied."""
 WARM_S = 1.0
 """Of the steady load, before what is measured."""
+ATTEMPTS, PAUSE_S = 5, 1.0
+"""To fill the topic."""
 FILL_BYTES = 64 * 1024
 FILL_IN_FLIGHT = 4
 ENOUGH = 0.98
@@ -54,14 +56,22 @@ def _fill(trio: Trio, megabytes: int) -> None:
     """So much into all partitions of a topic, evenly."""
     load = payload(1000, batch_bytes=FILL_BYTES)
     each = -(-megabytes * 1_000_000 // (HELD_PARTITIONS * len(load.batch)))
-    for port, partitions in wait_whole(trio, HELD, HELD_PARTITIONS, replicas=1).leaders():
-        frames = [produce_frame(HELD, partition, load.batch) for partition in partitions for _ in range(each)]
-        with RawConnection(port, PATIENCE_S) as connection:
-            for at in range(len(frames) + FILL_IN_FLIGHT):
-                if at < len(frames):
-                    connection.send(frames[at])
-                if at >= FILL_IN_FLIGHT and (error := produced_error(connection.receive(), HELD)):
-                    raise RawFailed(f"producing to {HELD}: error {error}")
+    lacking = dict.fromkeys(range(HELD_PARTITIONS), each)
+    for attempt in range(1, ATTEMPTS + 1):
+        for port, partitions in wait_whole(trio, HELD, HELD_PARTITIONS, replicas=1).leaders():
+            orders = [partition for partition in partitions for _ in range(lacking[partition])]
+            with RawConnection(port, PATIENCE_S) as connection:
+                for at in range(len(orders) + FILL_IN_FLIGHT):
+                    if at < len(orders):
+                        connection.send(produce_frame(HELD, orders[at], load.batch))
+                    if at >= FILL_IN_FLIGHT:
+                        error = produced_error(connection.receive(), HELD)
+                        lacking[orders[at - FILL_IN_FLIGHT]] -= not error
+        if not any(lacking.values()):
+            return
+        if attempt < ATTEMPTS:
+            time.sleep(PAUSE_S)  # a host that is shown as the leader may not serve yet, or another one leads
+    raise RawFailed(f"producing to {HELD}: error {error}")
 
 
 def _lose_disk(trio: Trio, steady_s: float) -> Row:

@@ -57,8 +57,9 @@ def topics_of(trio: Trio, part: str) -> dict[str, tuple[int, bool]]:
 
 def create(trio: Trio, part: str) -> None:
     """Create the topics of a part, and wait until every partition has its three members."""
-    if wait_view(trio.ports, None, lambda found: len(found.ports) == REPLICAS, PATIENCE_S) is None:
-        raise PeerFailed(f"{trio.name}: not {REPLICAS} hosts after {PATIENCE_S:g} s")
+    for port in trio.ports():
+        if wait_view(lambda port=port: [port], None, lambda found: len(found.ports) == REPLICAS, PATIENCE_S) is None:  # type: ignore[misc]
+            raise PeerFailed(f"{trio.name}: not {REPLICAS} hosts after {PATIENCE_S:g} s, as port {port} says")
     wanted = topics_of(trio, part)
     with RawConnection(trio.ports()[0], PATIENCE_S) as connection:
         for topic, (partitions, is_flushed) in wanted.items():

@@ -166,8 +166,12 @@ def test_the_note_that_starts_the_service_is_heard(root: Path, tmp_path: Path) -
     wait_until(lambda: is_free(root), "an end of what was started")
     assert not notify(root, EpochNote(UNIT, TAGS[1].epoch, 77, 1 << 20, settings(sink)))
     wait_until(lambda: newest(sink) == TAGS[0].epoch, "a checkpoint")
-    unit = wait_until(lambda: [one for one in shown(root) if one.get("checkpoint")], "a status")
-    assert [(one["epoch"], one["log_bytes"]) for one in unit] == [(TAGS[1].epoch, 77)]
+    wait_until(
+        lambda: (
+            [(one["epoch"], one["log_bytes"]) for one in shown(root) if one.get("checkpoint")] == [(TAGS[1].epoch, 77)]
+        ),
+        "a status with the newest note",
+    )
     assert not (place_of(root) / NOTES).read_bytes()
 
 
@@ -211,7 +215,10 @@ def test_a_service_that_ends_while_it_writes_harms_nobody(root: Path, tmp_path: 
     sink = tmp_path / "sink"
     advance(root, 0)
     slow = EpochNote(UNIT, TAGS[0].epoch, 1000, 1 << 20, settings(sink, max_bytes_per_s=1000))
-    wait_until(lambda: notify(root, slow) and list(sink.glob("*/*.tmp")), "a chunk that is being written")
+    wait_until(
+        lambda: notify(root, slow) and list(sink.glob("*/*.tmp")) and read_status(root),
+        "a chunk that is being written, and a status",
+    )
     process = read_status(root)["process"]  # type: ignore[index]
     os.kill(process, number)
     wait_until(lambda: not is_service(process), "the end of the service")
@@ -327,7 +334,7 @@ def test_a_unit_that_is_refused_is_said(root: Path, tmp_path: Path) -> None:
     token.write_text("secret")
     wait_until(lambda: notify(root, note) and not trouble_of(root, UNIT), "an end of the trouble")
     wait_until(lambda: read_status(root)["refused"] == [], "a status without it")  # type: ignore[index]
-    assert [shown["query"] for shown in read_status(root)["units"]] == [QUERY]  # type: ignore[index]
+    wait_until(lambda: [one["query"] for one in shown(root)] == [QUERY], "a status with the unit")
 
 
 def test_notes_are_bounded_and_come_back(tmp_path: Path) -> None:

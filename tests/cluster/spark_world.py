@@ -19,6 +19,7 @@ from spe_adapter.operators.base import Operator
 from tests.continuous.fragments import START_MS
 from tests.microbatch.world import World
 from tests.support.limits import PATIENCE_S
+from tests.support.waiting import until
 
 
 def create(servers: str, topic: str, partitions: int) -> None:
@@ -49,7 +50,14 @@ def committed(servers: str) -> int:
 
 def consumed(servers: str, topic: str) -> list[tuple[bytes | None, bytes]]:
     """Keys and values of a topic, as librdkafka reads them from the beginning to the end of all its partitions."""
-    partitions = AdminClient({"bootstrap.servers": servers}).list_topics(topic, PATIENCE_S).topics[topic].partitions
+    partitions: list[int] = []
+
+    def is_known() -> bool:  # to the host that is asked
+        shown = AdminClient({"bootstrap.servers": servers}).list_topics(topic, PATIENCE_S).topics[topic]
+        partitions[:] = shown.partitions
+        return bool(partitions)
+
+    until(is_known, f"{topic} has partitions")
     consumer = Consumer({"bootstrap.servers": servers, "group.id": "check", "enable.partition.eof": True})
     found: list[tuple[bytes | None, bytes]] = []
     left = set(partitions)

@@ -29,6 +29,7 @@ from tests.metadata.support import needs_etcd
 from tests.support.cli import cairn
 from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
+from tests.support.waiting import until_holds
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cluster.md"
 QUERY, RUN = "orders-query", "run1"
@@ -248,12 +249,14 @@ def test_a_sidecar_and_its_log_become_a_cluster_of_three(tmp_path: Path) -> None
 
 
 def wait_copied(cluster: Cluster) -> None:
-    """Wait until every chunk has all its copies."""
-    deadline_s, pause = time.monotonic() + PATIENCE_S, threading.Event()
-    with connect(cluster["b"].address) as client:
-        while True:
-            found = Admin(client).hosts()
-            if found.is_complete and found.ownerless == found.under_replicated == 0:
-                return
-            assert time.monotonic() < deadline_s, found
-            pause.wait(0.05)
+    """Wait until every chunk has all its copies, as each host says."""
+    for host in cluster:
+        with connect(host.address) as client:
+            until_holds(lambda client=client: check_copied(client))  # type: ignore[misc]
+
+
+def check_copied(client: Client) -> None:
+    """Every chunk has all its copies, as the host says that is asked."""
+    found = Admin(client).hosts()
+    assert found.is_complete, found
+    assert found.ownerless == found.under_replicated == 0, found

@@ -18,7 +18,7 @@ from tests.metadata.support import needs_etcd
 from tests.support.cli import cairn
 from tests.support.cluster_network import new_network
 from tests.support.limits import PATIENCE_S
-from tests.support.waiting import until
+from tests.support.waiting import until, until_holds
 
 pytestmark = [
     needs_etcd,
@@ -118,7 +118,14 @@ def test_epochs_are_exact_while_home_and_owners_are_killed(tmp_path: Path, led: 
             described = client.describe(DescribeRequest(QUERY))
         assert (described.last_epoch, described.positions) == (staging.committed - 1, f"p{staging.committed - 1}")
         for partition in range(PARTITIONS):
+            until(lambda partition=partition: len(values(cluster, partition)) >= staging.committed, "all are read")  # type: ignore[misc]
             assert values(cluster, partition) == list(range(staging.committed)), f"{staging.again} were run again"
         for host in cluster:
-            shown = cairn("queries", "--servers", host.address, "--timeout", str(PATIENCE_S), "--json").json
-            assert [(each["query"], each["epoch"]) for each in shown["queries"]] == [(QUERY, staging.committed - 1)]
+            until_holds(lambda host=host: check_shown(host, staging.committed - 1))  # type: ignore[misc]
+
+
+def check_shown(host: ClusterHostProcess, epoch: int) -> None:
+    """A host says of the query what the client knows; one that has just started may not have heard of it yet."""
+    shown = cairn("queries", "--servers", host.address, "--timeout", str(PATIENCE_S), "--json")
+    assert shown.status == 0, shown.err
+    assert [(each["query"], each["epoch"]) for each in shown.json["queries"]] == [(QUERY, epoch)]

@@ -43,7 +43,8 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     with Cluster(tmp_path, ("a", "b", "c"), "--http", "127.0.0.1:0") as running:
         with Client(parse_addresses(running.bootstrap), limit_s=PATIENCE_S) as client:
             client.create_topic("orders", PARTITIONS)
-        producer = KafkaProducer(bootstrap_servers=running.bootstrap, acks="all", max_block_ms=PATIENCE_S * 1000)
+        limits = dict.fromkeys(("bootstrap_timeout_ms", "max_block_ms"), PATIENCE_S * 1000)
+        producer = KafkaProducer(bootstrap_servers=running.bootstrap, acks="all", **limits)
         sent = [producer.send("orders", b"%d" % number, partition=number % PARTITIONS) for number in range(RECORDS)]
         for each in sent:
             each.get(PATIENCE_S)

@@ -101,5 +101,6 @@ async def test_a_bad_network(seed: int) -> None:
         assert all(sent[number] == message for number, message in zip(numbers, arrived, strict=True))
         assert {name for name, _ in a.seen.events + b.seen.events} <= {
             *("peer_connected", "peer_lost", "peer_not_reached", "peer_disconnected", "link_closed"),
+            *("peer_slow", "peer_slow_over"),  # where the network gets too little processor time
         }
         nursery.cancel_scope.cancel()

@@ -9,11 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from logstore.client.admin import Admin
-from logstore.client.blocking import Client, parse_addresses
 from logstore.cluster.links.hello import Hello, encode_hello
-from logstore.errors import CairnError
-from logstore.format.host_summaries import PlaceSummary
 from logstore.replica.registrations import Member
 from logstore.testing.cluster import Cluster
 from logstore.testing.containers import ContainerNetwork
@@ -22,7 +18,8 @@ from logstore.testing.namespaces import NamespaceNetwork, why_not
 from logstore.testing.network import ETCD, Network, NetworkUnavailable, RelayedNetwork
 from logstore.testing.processes import ClusterHostProcess
 from logstore.testing.relay import source_of
-from tests.cluster.test_processes import AFTER, TOPIC, WARM, check, create, leader_of, producing, wait_for_more
+from tests.cluster.places import is_whole, wait_all_members, wait_place
+from tests.cluster.test_processes import AFTER, WARM, check, create, leader_of, producing, wait_for_more
 from tests.metadata.support import needs_etcd
 from tests.support.cluster_network import are_containers, new_faulty_network, new_network
 from tests.support.waiting import until
@@ -31,8 +28,6 @@ NO_NAMESPACES = why_not()
 needs_namespaces = pytest.mark.skipif(NO_NAMESPACES is not None, reason=NO_NAMESPACES or "")
 pytestmark = [needs_etcd, pytest.mark.clients]
 ALL = {"a", "b", "c"}
-SHORT_S = 5.0
-"""For one question: a host that is cut off may not answer, and is asked again."""
 
 
 def slow_on_processes(test: Callable[..., None]) -> Callable[..., None]:
@@ -47,45 +42,11 @@ def touched(network: Network, sources: Iterable[ClusterHostProcess], targets: It
     return sum(network.touched_bytes(source.name, target.name) for source in sources for target in targets)
 
 
-def seen_by(host: ClusterHostProcess) -> PlaceSummary | None:
-    """Where partition 0 is, as one host says; None: it did not say."""
-    try:
-        with Client(parse_addresses(host.address), limit_s=SHORT_S) as client:
-            reply = Admin(client).places(TOPIC)
-    except (CairnError, OSError):
-        return None
-    return reply.places[0] if reply is not None and reply.places else None
-
-
-def wait_place(host: ClusterHostProcess, is_so: Callable[[PlaceSummary], bool], what: str) -> PlaceSummary:
-    """Where partition 0 is, once a host says that it is as it should be."""
-    last: PlaceSummary | None = None
-
-    def found() -> bool:
-        nonlocal last
-        last = seen_by(host)
-        return last is not None and is_so(last)
-
-    until(found, f"{host.name} says that {what}")
-    assert last is not None
-    return last
-
-
 def a_member(cluster: Cluster) -> tuple[ClusterHostProcess, list[ClusterHostProcess]]:
     """A host that does not own the stream, once all are members; and the others."""
-    place = wait_place(cluster["a"], lambda place: set(place.replicas) == ALL, "all three hosts are members")
+    place = wait_place(cluster["a"], lambda place: is_whole(place, ALL), "all three hosts are members")
     member = next(each for each in cluster if each.name != place.owner)
     return member, [each for each in cluster if each is not member]
-
-
-def wait_all_members(cluster: Cluster) -> None:
-    """Until each host says that the open chunk has three members, and that no chunk lacks copies."""
-    for host in cluster:
-        wait_place(
-            host,
-            lambda place: set(place.replicas) == ALL and place.under_replicated == 0,
-            "all three hosts are members again, and have everything",
-        )
 
 
 @pytest.mark.parametrize("for_calls", [False, True])
@@ -112,7 +73,7 @@ def test_a_host_that_is_cut_off_is_replaced(tmp_path: Path, make: Callable[[], N
         create(cluster)
         with producing(cluster) as load:
             wait_for_more(load, WARM)
-            before = wait_place(cluster["a"], lambda place: set(place.replicas) == ALL, "all three hosts are members")
+            before = wait_place(cluster["a"], lambda place: is_whole(place, ALL), "all three hosts are members")
             host = cluster[before.owner]
             others = [each for each in cluster if each is not host]
             for name in (*(each.name for each in others), ETCD):
@@ -150,7 +111,7 @@ def test_a_cut_in_one_direction_costs_a_member(tmp_path: Path) -> None:
             for other in others:
                 network.cut(other.name, member.name)
             wait_for_more(load, AFTER)
-            assert touched(network, others, [member]) > 0
+            until(lambda: touched(network, others, [member]) > 0, "something was sent to the member")
             assert not isinstance(network, RelayedNetwork) or touched(network, [member], others) == 0
             left = ALL - {member.name}
             for other in others:
@@ -190,7 +151,10 @@ def test_slow_links_are_no_faults_of_hosts(tmp_path: Path) -> None:
                         delay_or_skip(network, source.name, target.name)
             wait_for_more(load, AFTER)
             owner = leader_of(cluster)
-            assert all(touched(network, [owner], [other]) for other in cluster if other is not owner)
+            until(
+                lambda: all(touched(network, [owner], [other]) for other in cluster if other is not owner),
+                "something was sent to each other host",
+            )
             network.heal()
             wait_for_more(load, WARM)
             wait_all_members(cluster)

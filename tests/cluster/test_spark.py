@@ -26,6 +26,7 @@ from tests.microbatch.world import by_key
 from tests.support.cluster_network import new_network
 from tests.support.spark_session import read_stream, start_spark, write_stream
 from tests.support.streams import produce
+from tests.support.waiting import until
 
 pytestmark = [needs_etcd, pytest.mark.spark]
 
@@ -74,6 +75,7 @@ def run_stateful(spark: SparkSession, cluster: Cluster, directory: Path, epochs:
         world.run(world.query(rows_per_batch=ROWS))
         while "".join(killed) != kills and fed < len(made) - 1:
             run_one_more()
+        until(lambda: "".join(killed) == kills, "all kills are done")
     assert "".join(killed) == kills
     shutil.rmtree(world.state)
     run_one_more()

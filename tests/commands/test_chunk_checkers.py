@@ -166,7 +166,7 @@ def test_ctrl_c_ends_a_check(long_dir: Path, processes: int) -> None:
         _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, err
     assert "Traceback" not in err
-    assert not any(is_there(pid) for pid in readers)
+    until(lambda: not any(is_there(pid) for pid in readers))
 
 
 def test_a_killed_check_leaves_no_process_and_no_lock(long_dir: Path) -> None:
@@ -187,4 +187,4 @@ def test_a_lost_process_is_told(long_dir: Path) -> None:
     assert (process.returncode, out) == (2, "")
     assert "has ended with status -9" in err
     assert "Traceback" not in err
-    assert not any(is_there(pid) for pid in readers)
+    until(lambda: not any(is_there(pid) for pid in readers))

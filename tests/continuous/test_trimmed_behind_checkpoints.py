@@ -13,6 +13,7 @@ from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.client.network import Network
 from spe_adapter.cec.policy import Targets
 from spe_adapter.checkpoint.directory_sink import DirectorySink
+from spe_adapter.checkpoint.manifest import Manifest
 from spe_adapter.checkpoint.names import Unit
 from spe_adapter.checkpoint.policy import PolicySettings
 from spe_adapter.checkpoint.recovery import Finder
@@ -34,6 +35,8 @@ from tests.support.sidecar import Sidecar
 
 KEYS = 40
 RECORDS = 4000
+ROUNDS = 50
+"""Of so many records each, at most, until a checkpoint is there: a thread writes it when it gets time."""
 OFTEN = PolicySettings(every_s=0.0, min_every_s=0.0, min_state_bytes=0)
 
 
@@ -55,12 +58,9 @@ def test_windows_are_those_of_their_epochs(tmp_path: Path, settings: CheckpointS
     """Each open window is there once, with the rows that its epoch had seen; the log alone is refused."""
     with Sidecar(tmp_path / "data") as sidecar, Client(parse_addresses(sidecar.address)) as client:
         create(sidecar.address, "in")
-        produce(sidecar.address, "in", [value(record) for record in range(RECORDS)])
-        run(sidecar.address, settings)
         stream = TopicPartition("out-sums", 0)
+        newest, behind = run_to_a_checkpoint(sidecar.address, settings, client)
         query = only_query(client, "out-sums", None)
-        (newest, *_) = Finder(DirectorySink(tmp_path / "sink")).checkpoints(Unit("sums", 0))
-        behind = [offset for end, offset in ends(client, stream) if end.epoch < newest.header.epoch]
         sought = whole_state(client, stream, query)
         wanted = {row["key"] for group in sought.groups for batch in group.batches for row in batch.to_pylist()}
         client.delete_records(stream, behind[0])
@@ -91,12 +91,8 @@ def test_a_sink_that_cannot_be_read_is_no_lost_state(
     sink = tmp_path / "sink"
     with Sidecar(tmp_path / "data") as sidecar, Client(parse_addresses(sidecar.address)) as client:
         create(sidecar.address, "in")
-        produce(sidecar.address, "in", [value(record) for record in range(RECORDS)])
-        run(sidecar.address, settings)
-        stream = TopicPartition("out-sums", 0)
-        (newest, *_) = Finder(DirectorySink(sink)).checkpoints(Unit("sums", 0))
-        behind = (offset for end, offset in ends(client, stream) if end.epoch < newest.header.epoch)
-        client.delete_records(stream, next(behind))
+        newest, behind = run_to_a_checkpoint(sidecar.address, settings, client)
+        client.delete_records(TopicPartition("out-sums", 0), behind[0])
         sink.rename(tmp_path / "elsewhere")
         with monkeypatch.context() as at_once:
             at_once.setattr(runner_checkpoints, "AWAY_S", 0.0)
@@ -142,14 +138,15 @@ def test_checkpoints_that_fail_are_said(
     bad = replace(settings, sink=(tmp_path / "file" / "sink").as_uri())
     with Sidecar(tmp_path / "data") as sidecar:
         create(sidecar.address, "in")
-        produce(sidecar.address, "in", [value(record) for record in range(RECORDS)])
-        failed = run(sidecar.address, bad)
+        rounds = iter(range(ROUNDS))
+        failed: list[CheckpointStatus] = []
+        while not any("Not a directory" in status.error for status in failed):
+            failed += run_more(sidecar.address, bad, next(rounds))
         assert all(status.epoch == NO_CHECKPOINT for status in failed)
-        assert any("Not a directory" in status.error for status in failed)
         assert "checkpoint_failed" in caplog.text
-        produce(sidecar.address, "in", [value(record) for record in range(RECORDS)])
-        written = run(sidecar.address, settings, 2 * RECORDS)
-        assert max(status.epoch for status in written) > 0
+        written: list[CheckpointStatus] = []
+        while not any(status.epoch > 0 for status in written):
+            written += run_more(sidecar.address, settings, next(rounds))
         assert recovered(sidecar.address, settings).checkpoint_epoch > 0
 
 
@@ -167,7 +164,28 @@ def options(servers: str, settings: CheckpointSettings) -> Options:
     return Options(servers, lambda: Targets(10**6, 10**6), limits, checkpoints=settings)
 
 
-def run(servers: str, settings: CheckpointSettings, records: int = RECORDS) -> list[CheckpointStatus]:
+def run_to_a_checkpoint(servers: str, settings: CheckpointSettings, client: Client) -> tuple[Manifest, list[int]]:
+    """Process records until there is a checkpoint with an epoch before it, which a thread writes when it gets time: the
+    newest one, and where the epochs before it end.
+    """
+    sink = DirectorySink(Path(settings.sink.removeprefix("file://")))
+    for number in range(ROUNDS):
+        run_more(servers, settings, number)
+        found = ends(client, TopicPartition("out-sums", 0))
+        for newest in Finder(sink).checkpoints(Unit("sums", 0))[:1]:
+            if behind := [offset for end, offset in found if end.epoch < newest.header.epoch]:
+                return newest, behind
+    raise AssertionError(f"no checkpoint behind {ROUNDS * RECORDS} records")
+
+
+def run_more(servers: str, settings: CheckpointSettings, number: int) -> list[CheckpointStatus]:
+    """Produce RECORDS more than so many times as many, and process them."""
+    first = number * RECORDS
+    produce(servers, "in", [value(record) for record in range(first, first + RECORDS)])
+    return run(servers, settings, first + RECORDS)
+
+
+def run(servers: str, settings: CheckpointSettings, records: int) -> list[CheckpointStatus]:
     """Process so many records, in many epochs; what each epoch said of the checkpoints."""
     said: list[CheckpointStatus] = []
     committed = 0

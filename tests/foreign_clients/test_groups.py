@@ -21,7 +21,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 
 from tests.foreign_clients.adapters import Client, ConfluentClient, Message, python_admin
-from tests.foreign_clients.broker import Broker
+from tests.foreign_clients.broker import Broker, eventually
 from tests.support.limits import PATIENCE_S
 
 Open = Callable[..., Consumer]
@@ -204,8 +204,8 @@ def test_groups_in_use_are_not_deleted(broker: Broker, member: Open, group: str,
     with pytest.raises(KafkaException) as refused:
         admin.delete_consumer_groups([group])[group].result(PATIENCE_S)
     assert refused.value.args[0].code() == KafkaError.NON_EMPTY_GROUP
-    consumer.close()
-    admin.delete_consumer_groups([group])[group].result(PATIENCE_S)
+    consumer.close()  # it does not wait for the answer that it has left for longer than five seconds
+    eventually(lambda: admin.delete_consumer_groups([group])[group].result(PATIENCE_S) is None)
     assert committed(broker, group, topic) == -1001
     with pytest.raises(KafkaException) as unknown:
         admin.delete_consumer_groups([group])[group].result(PATIENCE_S)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(shutil.which("kcat") is None, reason="no kcat on
 
 def kcat(broker: Broker, *arguments: str, text: str | None = None) -> str:
     """What kcat prints."""
-    command = ["kcat", "-b", broker.bootstrap, *arguments]
+    command = ["kcat", "-b", broker.bootstrap, "-m", str(PATIENCE_S), *arguments]
     done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

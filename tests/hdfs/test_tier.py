@@ -59,6 +59,20 @@ def local_chunks(data_dir: Path, topic: str) -> list[Path]:
     return sorted(data_dir.glob(f"streams/{topic}.*/0/*.log"))
 
 
+def read_if_there(path: Path) -> bytes:
+    """The bytes of a chunk; none of one that went."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def is_alone_on_disk(hdfs: HdfsCluster, sidecar: Sidecar) -> bool:
+    """Whether the disk has one chunk of the topic, and HDFS all that are full."""
+    full = len(VALUES) // (2 * AT_ONCE)
+    return len(local_chunks(sidecar.data_dir, "kept")) == 1 and len(log_files(hdfs, "alone")) >= full
+
+
 def fill(sidecar: Sidecar) -> None:
     """Produce all records, in batches that fill some chunks."""
     for number in range(0, len(VALUES), AT_ONCE):
@@ -100,11 +114,12 @@ def test_a_sidecar_keeps_its_log_in_hdfs(hdfs: HdfsCluster, tmp_path: Path) -> N
     with Sidecar(tmp_path / "data", "--tier-url", tier_url(hdfs, "alone"), "--tier-replicas", "2") as sidecar:
         create_topic(sidecar.address, "kept", config=TIERED)
         produce(sidecar.address, "kept", VALUES[:AT_ONCE])
-        first = local_chunks(sidecar.data_dir, "kept")[0].read_bytes()
+        # What is acknowledged is in the journal first, and in the chunk soon.
+        wait_until(lambda: any(map(read_if_there, local_chunks(sidecar.data_dir, "kept"))), "bytes in the chunk")
+        first = read_if_there(local_chunks(sidecar.data_dir, "kept")[0])
         fill(sidecar)
-        wait_until(lambda: len(local_chunks(sidecar.data_dir, "kept")) == 1, "one chunk left on the disk")
+        wait_until(lambda: is_alone_on_disk(hdfs, sidecar), "one chunk left on the disk, and the others in HDFS")
         files = log_files(hdfs, "alone")
-        assert len(files) >= len(VALUES) // (2 * AT_ONCE)
         expected = VALUES[:AT_ONCE] + VALUES
         assert [row.value for row in read_all(sidecar.address, "kept")] == expected
         client = InsecureClient(hdfs.webhdfs_url, user="cairn")
@@ -141,7 +156,7 @@ def test_safe_mode_pauses_the_tier_alone(hdfs: HdfsCluster, tmp_path: Path) -> N
         finally:
             hdfs.admin("-safemode", "leave")
         wait_until(lambda: len(local_chunks(sidecar.data_dir, "kept")) == 1, "the chunks go to HDFS")
-        assert "event=tier_back" in sidecar.log()
+        wait_until(lambda: "event=tier_back" in sidecar.log(), "the sidecar says that HDFS takes chunks again")
         assert [row.value for row in read_all(sidecar.address, "kept")] == VALUES
 
 

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -20,6 +20,7 @@ import trio
 import trio.testing
 
 from logstore.base.events import LogEvent, Report, ignore
+from logstore.base.metadata.errors import MetadataUnavailable, OutcomeUnknown
 from logstore.base.metadata.etcd.settings import EtcdSettings
 from logstore.base.metadata.etcd.store import EtcdMetadataStore, open_etcd
 from logstore.base.metadata.interface import Transaction
@@ -128,9 +129,13 @@ class Reports:
 async def etcd_store(
     members: Sequence[EtcdMember], report: Report = ignore, **changes: Any
 ) -> AsyncIterator[EtcdMetadataStore]:
-    """A store on these members; they answer."""
+    """A store on these members; they answer, however little patience it has."""
     async with open_etcd(settings_for(members, **changes), Random(0), report) as store:
-        await store.commit(NOTHING)
+        with trio.fail_after(PATIENCE_S):
+            while True:
+                with suppress(MetadataUnavailable, OutcomeUnknown):
+                    await store.commit(NOTHING)
+                    break
         yield store
 
 

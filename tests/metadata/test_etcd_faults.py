@@ -129,8 +129,8 @@ async def test_what_needs_etcd_waits_and_says_so(tmp_path: Path) -> None:
             open_etcd(settings_for(members, patience_s=0.5), Random(5), reports) as store,
         ):
             await committed(ready, put("a", b"1"))
-            begin = await revision_of(store)
-            lease = await store.grant_lease(3600)
+            begin = await revision_of(ready)
+            lease = await ready.grant_lease(3600)
             member.kill()
             assert store.statistics.away == ""
             for call in (lambda: store.get("a"), lambda: store.page(""), lambda: store.keep_alive(lease.lease_id)):
@@ -148,8 +148,9 @@ async def test_what_needs_etcd_waits_and_says_so(tmp_path: Path) -> None:
             assert revision == begin + 1, "the lost transaction was not made"
             while store.statistics.away:
                 await put_surely(store, "b", b"")
-            assert reports.names == ["metadata_away", "metadata_back"]
-            assert (await store.keep_alive(lease.lease_id)).lease_id == lease.lease_id
+            # Once for each outage: an etcd that starts may be silent for longer than this store's patience again.
+            assert reports.names == ["metadata_away", "metadata_back"] * (len(reports.names) // 2)
+            assert (await ready.keep_alive(lease.lease_id)).lease_id == lease.lease_id
 
 
 async def test_a_lost_answer_is_an_unknown_outcome(tmp_path: Path) -> None:
@@ -157,6 +158,7 @@ async def test_a_lost_answer_is_an_unknown_outcome(tmp_path: Path) -> None:
     with etcd_members(tmp_path) as members:
         (member,) = members
         async with etcd_store(members) as store, etcd_store(members, patience_s=1.0, **HASTY) as hasty:
+            unknown_before = hasty.statistics.unknown_outcomes
             stop(member)
             with pytest.raises(OutcomeUnknown, match="it was made or not"):
                 await hasty.commit(put("a", b"mine", if_revision=ABSENT))
@@ -166,7 +168,7 @@ async def test_a_lost_answer_is_an_unknown_outcome(tmp_path: Path) -> None:
             first = await put_surely(store, "a", b"mine")
             assert await put_surely(store, "a", b"mine") == first
             assert await revision_of(store) == first, "made once"
-            assert hasty.statistics.unknown_outcomes == 1
+            assert hasty.statistics.unknown_outcomes == unknown_before + 1
 
 
 async def test_a_cancelled_wait_loses_nothing(tmp_path: Path) -> None:

@@ -335,6 +335,7 @@ def test_the_service_writes_what_a_lost_host_needs(sidecar: Sidecar, tmp_path: P
         model.epoch(rows)
         progress = query.go(**options)
         Event().wait(0.1)
+    until(lambda: read_status(query.root) is not None, "the status of the service")
     status = read_status(query.root)
     assert status is not None
     kill_service(int(status["process"]))

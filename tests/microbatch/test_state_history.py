@@ -68,6 +68,15 @@ def wait_for_cleaning(sidecar: Sidecar) -> None:
     until(lambda: len(cleaned_streams(sidecar)) == PARTITIONS, lambda: sidecar.log()[-2000:])
 
 
+def is_cleaned(client: Client, stream: TopicPartition, query: str, epoch: int) -> bool:
+    """Whether the state of an epoch is refused as cleaned."""
+    try:
+        inspect_state(client, stream, query, epoch)
+    except StateCleaned:
+        return True
+    return False
+
+
 def test_a_recovery_has_all_and_an_older_state_is_refused(eager: Sidecar, client: Client, tmp_path: Path) -> None:
     """Results are all there, a lost host recovers, and whoever asks for cleaned state gets an error with the option."""
     client.create_topic("out", PARTITIONS, SMALL_CHUNKS)
@@ -78,6 +87,11 @@ def test_a_recovery_has_all_and_an_older_state_is_refused(eager: Sidecar, client
     assert old is not None
     grow(query, rows[CUT:EPOCHS], stateHistory="recovery")
     wait_for_cleaning(eager)
+    streams = [TopicPartition("out", partition) for partition in range(PARTITIONS)]
+    until(
+        lambda: all(is_cleaned(client, each, query.id, old.epoch) for each in streams),
+        "the chunks of the older state are cleaned, too",
+    )
     for epoch in rows:
         model.epoch(epoch)
 

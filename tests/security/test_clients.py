@@ -148,7 +148,7 @@ def test_the_kcat_of_distributions_logs_in(secured: Secured) -> None:
         "sasl.username": USER,
         "sasl.password": PASSWORD,
     }
-    command = ["kcat", "-b", secured.address("SASL_SSL"), "-t", f"t-{uuid.uuid4().hex}"]
+    command = ["kcat", "-b", secured.address("SASL_SSL"), "-m", str(PATIENCE_S), "-t", f"t-{uuid.uuid4().hex}"]
     command += [word for name, value in options.items() for word in ("-X", f"{name}={value}")]
     for action, sent, got in ((["-P"], "hello\n", ""), (["-C", "-e", "-q"], "", "hello\n")):
         done = subprocess.run(

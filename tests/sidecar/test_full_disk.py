@@ -261,7 +261,7 @@ def test_a_disk_that_others_have_filled(disk: Path) -> None:
         stranger = fill(disk)
         sidecar.kill()
         sidecar.start()
-        assert events(sidecar, "disk_low") >= 1
+        eventually(lambda: events(sidecar, "disk_low") >= 1)
         admin = AdminClient({"bootstrap.servers": sidecar.address, "log_level": 2})
         assert len(read_all(sidecar.address, 0, 4)) == 4
         delete_before(admin, 3)
