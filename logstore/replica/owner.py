@@ -330,8 +330,9 @@ class Owner:
         if self.state is OwnerState.ROLLING:
             self._step(OwnerEvent.ROLLED)
             self._shared.growths.give_back(self.stream, now_ms)
+            hints = self._look_hints() if self.acked.length_bytes else []  # an empty chunk was not sealed
             self._begin_chunk(now_ms)
-            return [*self._look_hints(), *self._send_placed(now_ms)]
+            return [*hints, *self._send_placed(now_ms)]
         raise AssertionError(f"owner of {self.stream}: a swap in state {self.state.value}")
 
     def _look_hints(self) -> list[Effect]:
@@ -347,8 +348,7 @@ class Owner:
 
     def _fenced(self, message: Refused) -> list[Effect]:
         """A member takes only newer epochs. It may be an old answer, about an epoch that this owner has replaced."""
-        is_newer = message.fence_epoch > self.registration.epoch
-        return self._depose(message.fence_epoch) if is_newer else []
+        return self._depose(message.fence_epoch) if message.fence_epoch > self.registration.epoch else []
 
     # ---- takeover
 
