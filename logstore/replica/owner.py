@@ -23,8 +23,8 @@ What a failure costs (r members): a member that fails, one swap and the unacknow
 each; a takeover, three swaps, r fences with one sync each, and what `repair` copies if fewer than `min_copies` members
 answered; a lost message, one more after `resend_ms`. An append without failures: r messages, r syncs, r answers.
 
-Sources: Apache BookKeeper (ensemble changes, the last add confirmed); SGuard, section 3; KIP-101, KIP-279 and KIP-320
-(why a length without an epoch, and an epoch without the metadata's word, lose records).
+Sources: Apache BookKeeper (ensemble changes, the last add confirmed); SGuard, section 2 (done when all have it);
+KIP-101, KIP-279 and KIP-320 (why a length without an epoch, and an epoch without the metadata's word, lose records).
 """
 
 from collections.abc import Callable

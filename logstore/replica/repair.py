@@ -27,8 +27,8 @@ unavailable, and its records stay in the log's offsets.
 Costs: two swaps a copy, a write and a sync for each piece. The target asks for pieces, and decides when. Where copies
 go is Peace's to say (`Placing`).
 
-Sources: SGuard, section 5 (copies compete with what must be fast, so they are scheduled); HDFS's re-replication;
-Apache BookKeeper's auto-recovery, which changes the ledger's metadata after the copy.
+Sources: SGuard, section 2 (chunks that lack replicas get new ones); HDFS's re-replication; Apache BookKeeper's
+auto-recovery, which changes the ledger's metadata after the copy.
 """
 
 from dataclasses import dataclass

@@ -233,13 +233,15 @@ async def test_what_is_forgotten_during_a_search_is_found(monkeypatch: pytest.Mo
             await settle()
             owner.ack()
         host.may_search = trio.Event()
-        nursery.start_soon(host.send, 1, 0, "q1")  # noted; what lies in front is not
+        nursery.start_soon(host.send, 1, 0, "q0")  # not noted, but q1 and what lies behind
         await settle()
         for number in range(4, 8):
             nursery.start_soon(host.send, 1, 3 * number, f"q{number}")
             await settle()
             owner.ack()
         host.may_search.set()
+    for number in range(8):
+        await host.send(1, 0, f"q{number}")
     assert (host.groups, set(host.outcomes)) == (8, {None})
 
 
@@ -383,3 +385,31 @@ async def test_a_chunk_that_is_forgotten_has_no_epoch(failure: CairnError | None
         await settle()
         owner.ack()
     assert (again.groups, again.outcomes, again.read) == (4, [None], [first])
+    await again.send(3, 0)
+    assert (again.groups, again.outcomes, again.read) == (4, [None] * 2, [first]), "what was appended is known"
+
+
+async def test_a_chunk_that_is_back_is_searched_although_it_was_passed_over() -> None:
+    """In the same ownership: the epoch of another query is found where it is, and is not appended again."""
+    owner = MemoryOwner()
+    host = Host(owner)
+    await host.lead()
+    for query in ("q", "other"):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(host.send, 1, 0, query)
+            await settle()
+            owner.ack()
+    owner.roll()
+    lost = owner.chunks[0].registration.epoch
+    after = Host(owner)
+    after.damaged = after.forgotten = {lost}
+    await after.lead()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(after.send, 1, 0)
+        await settle()
+        owner.ack()
+    assert after.groups == 3
+    after.damaged = set()
+    with trio.fail_after(PATIENCE_S):
+        await after.send(1, 0, "other")
+    assert (after.groups, after.outcomes, after.read) == (3, [None] * 2, [lost])

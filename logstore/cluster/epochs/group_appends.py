@@ -11,7 +11,7 @@ Invariants:
   is there twice, also if the offset was said by an owner that had been replaced.
 * A chunk that cannot be read may have END, so a group whose epoch may be there waits. If an operator has said so of the
   chunk (`logstore.cluster.streams.takeover_waits`), it counts as one without END, and the group is appended behind it:
-  it is there twice if the chunk had it and comes back, and never missing.
+  it is there twice if the chunk had it and comes back, and never missing. Groups that come later search the chunk anew.
 * Another host waits for a group that is under way no longer than WAIT_S, and asks again: a stream that waits for its
   members holds up no groups for other streams, of which a host calls for few at a time.
 * When the ownership ends, all that is known of the stream goes with it. The next owner searches what this one has left.
@@ -154,14 +154,15 @@ class GroupAppends:
         """The group under way, which is appended now unless it is already; None: the stream has its epoch, or had it.
         Raises as `append`.
         """
-        decided_at, may_be_trimmed = order.target.start_offset, True
+        decided_at, may_be_trimmed, key = order.target.start_offset, True, (order.query, order.epoch)
         while True:
-            is_searched = decided_at < stream.led_from or owned.ends.must_search(decided_at)
+            is_known = key in owned.under_way or owned.ends.has(*key, decided_at)
+            is_searched = not is_known and (decided_at < stream.led_from or owned.ends.must_search(decided_at))
             is_found = is_searched and await self._search(stream, owned, order)
-            under_way = owned.under_way.get((order.query, order.epoch))
+            under_way = owned.under_way.get(key)
             if under_way is not None:
                 return under_way
-            if is_found or owned.ends.has(order.query, order.epoch, decided_at):
+            if is_found or owned.ends.has(*key, decided_at):
                 return None
             if not (may_be_trimmed and is_searched and decided_at < stream.log_start_offset):
                 return self._append(stream, owned, order)
@@ -193,9 +194,9 @@ class GroupAppends:
         async with owned.searching:
             if owned.ends.must_search(from_offset):
                 searched_to, is_whole = from_offset, True
-                while is_whole and searched_to < (known_from := owned.ends.known_from):
-                    is_whole = await self._find_ends(stream, searched_to, known_from, search, order)
-                    searched_to = known_from  # which moves when an END is forgotten
+                while searched_to < (known_from := owned.ends.known_from):  # which moves when an END is forgotten
+                    is_whole &= await self._find_ends(stream, searched_to, known_from, search, order)
+                    searched_to = known_from
                 if is_whole:
                     owned.ends.searched(from_offset, search)
         if stream.ownership != owned.ownership:
@@ -206,9 +207,10 @@ class GroupAppends:
         self, stream: ReplicatedStream, from_offset: int, before_offset: int, search: EndSearch, order: GroupOrder
     ) -> bool:
         """See ControlReads: chunk by chunk, the newest first; one that cannot be read is passed over if that was said
-        of it. False: one that cannot be read was come to when the epoch was found already, and nothing in front of it
-        was searched.
+        of it, and ends the search if the epoch was found behind it. False: so not all was read, and other epochs have
+        to be searched for again.
         """
+        is_whole = True
         while before_offset > max(from_offset, stream.log_start_offset):
             chunk = stream.registration.chunk_at(before_offset - 1)
             first_offset = from_offset if chunk is None else max(from_offset, chunk.base_offset)
@@ -219,11 +221,12 @@ class GroupAppends:
                     return False
                 if chunk is None or self._lost is None or not await self._lost.may_pass(stream, chunk, error, order):
                     raise
+                is_whole = False
             else:
                 if chunk is not None and self._lost is not None:
                     self._lost.was_read(stream, chunk)
             before_offset = first_offset
-        return True
+        return is_whole
 
     def _append(self, stream: ReplicatedStream, owned: _OwnedStream, order: GroupOrder) -> Ticket[None]:
         now_ms = self._clock.wall_ms()

@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 
 from logstore.base.clock import Clock
 from logstore.base.events import Report
-from logstore.cluster.interfaces import ReplicaFiles
-from logstore.cluster.streams.replicated_stream import ReplicatedStream, StreamOwners
+from logstore.cluster.interfaces import ReplicaFiles, StreamOwners
+from logstore.cluster.streams.replicated_stream import ReplicatedStream
 from logstore.cluster.streams.takeover_waits import ReportedWaits, Waits
 from logstore.cluster.streams.tiered_chunks import tiered_chunk
 from logstore.cluster.streams.tiered_producers import founded_on, replay_stored

@@ -2,7 +2,7 @@
 
 Invariants:
 * Every key stands behind the namespace, and nothing outside it is read or changed.
-* A lease whose answer was lost is granted again; the lost one has no keys and ends by itself.
+* A lease whose answer was lost, or is late, is granted again; the lost one has no keys and ends by itself.
 * An answer whose revision is below that of an earlier answer means that etcd lost something: MetadataDamaged.
 """
 
@@ -137,7 +137,7 @@ class EtcdMetadataStore:
         """See MetadataStore."""
         check_lease_time(ttl_s)
         try:
-            answer = await self._transport.call_about_lease("lease/grant", {"TTL": str(ttl_s)})
+            answer = await self._transport.first_about_lease("lease/grant", {"TTL": str(ttl_s)})
         except EtcdError as error:
             raise MetadataUnavailable(f"etcd refuses a lease: {error.message}") from error
         with _readable():
