@@ -6,11 +6,11 @@ import pytest
 import trio
 
 from logstore.base.running_time import RunningTime
-from logstore.replica.effects import Effect, Send, Store
+from logstore.replica.effects import Effect, Send, StoreDurably
 from logstore.replica.growths import STEP_MS, TOGETHER
 from logstore.replica.host_state import HostProgress
 from logstore.replica.known_replicas import StoredReplicas
-from logstore.replica.messages import Append, AppendDone, Entry
+from logstore.replica.messages import Append, AppendDone, BatchEntry
 from logstore.replica.registrations import Member, Prefix
 from logstore.replica.replica import Replica
 from tests.cluster.memory import MemoryCluster, simulated
@@ -71,7 +71,7 @@ def test_a_member_says_whether_its_disk_works() -> None:
     replica = Replica(me, StoredReplicas())
 
     def append(stream: str) -> list[Effect]:
-        message = Append(stream, "disk", 1, 0, "b", Prefix.empty(0), (Entry(b"x", 1),), 0)
+        message = Append(stream, "disk", 1, 0, "b", Prefix.empty(0), (BatchEntry(b"x", 1),), 0)
         return replica.receive("b", message)
 
     def answer(stream: str) -> AppendDone:
@@ -81,8 +81,8 @@ def test_a_member_says_whether_its_disk_works() -> None:
         return effect.message
 
     (first,), (second,) = append("t/0"), append("t/1")
-    assert isinstance(first, Store)
-    assert isinstance(second, Store)
+    assert isinstance(first, StoreDurably)
+    assert isinstance(second, StoreDurably)
     assert not answer("t/0").is_working
     replica.stored(second.token)
     assert answer("t/0") == AppendDone("t/0", 1, me, Prefix.empty(0), is_working=True)

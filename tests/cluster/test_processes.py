@@ -23,7 +23,7 @@ from logstore.client.admin import Admin
 from logstore.client.blocking import Client, parse_addresses
 from logstore.errors import UnknownTopicOrPartition
 from logstore.testing.cluster import Cluster, ClusterHostProcess, NotStarted
-from logstore.testing.processes import Etcd, HostPlace, LocalHost
+from logstore.testing.processes import Etcd, LocalHost, ProcessPlace
 from tests.cluster.clients import ASK_MS, PATIENCE_MS, again, asked, create_topic, read
 from tests.cluster.foreign_producers import require, run_franz_go, run_java
 from tests.cluster.places import wait_all_members
@@ -463,7 +463,7 @@ def test_a_name_of_the_cluster_is_not_given_twice(tmp_path: Path) -> None:
     with Cluster(tmp_path / "cluster", ("a", "b"), network=new_network()) as cluster:
         if not isinstance(cluster.etcd, Etcd):
             pytest.skip("a process beside containers would not find their etcd")
-        place = HostPlace("127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0", cluster.etcd.endpoint)
+        place = ProcessPlace("127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0", cluster.etcd.endpoint)
         other = LocalHost("c", tmp_path, place, ["--node-id", "1"])
         with pytest.raises(NotStarted, match="node id 1 is taken by host 'a'"):
             other.start()

@@ -25,7 +25,7 @@ from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadat
 from tests.support.virtual_time import run_virtual
 
 FIRST = StreamRegistration(3, 2)
-TOPIC = schema.Topic(topic_id="t", partitions=100, replicas=3, settings={})
+TOPIC = schema.StoredTopic(topic_id="t", partitions=100, replicas=3, settings={})
 
 
 class Asked:

@@ -73,7 +73,7 @@ class Coordinating(Protocol):
     """Who this host is, and which hosts live (`logstore.cluster.host`)."""
 
     @property
-    def coordinator_entry(self) -> schema.Coordinator:
+    def coordinator_entry(self) -> schema.StoredCoordinator:
         """What this host writes when it coordinates."""
 
     @property
@@ -81,7 +81,7 @@ class Coordinating(Protocol):
         """The lease under which this host is a member; 0: it is none now."""
 
     @property
-    def live(self) -> Mapping[str, schema.Member]:
+    def live(self) -> Mapping[str, schema.StoredMember]:
         """The hosts that live."""
 
 
@@ -108,7 +108,7 @@ class CopyCoordinator:
         self._plan: CopyPlan | None = None
         self._revision = 0
         """Of this host's entry."""
-        self._live: Mapping[str, schema.Member] = {}
+        self._live: Mapping[str, schema.StoredMember] = {}
         self._stored: tuple[Going, ...] = ()
         """The goes that are in the metadata store."""
         self._told: set[Going] = set()
@@ -123,7 +123,7 @@ class CopyCoordinator:
         return self._plan is not None
 
     @property
-    def live(self) -> Mapping[str, schema.Member]:
+    def live(self) -> Mapping[str, schema.StoredMember]:
         """The hosts that live."""
         return self._host.live
 

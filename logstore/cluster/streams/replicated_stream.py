@@ -34,7 +34,7 @@ from logstore.cluster.interfaces import StreamOwners
 from logstore.cluster.streams.early_appends import EarlyAppends
 from logstore.cluster.streams.group_entry import GroupKey, check_group, place_batches
 from logstore.cluster.streams.refusal_window import RefusalWindow
-from logstore.cluster.streams.stream_batches import SentBatch, WaitingBatch, WantedTrim
+from logstore.cluster.streams.stream_batches import SubmittedBatch, WaitingBatch, WantedTrim
 from logstore.errors import (
     CairnError,
     InvalidTopic,
@@ -153,7 +153,7 @@ class ReplicatedStream(Waitable):
         self._services = services
         self._waiting: deque[WaitingBatch] = deque()
         self._waiting_bytes = 0
-        self._in_flight: deque[SentBatch] = deque()
+        self._in_flight: deque[SubmittedBatch] = deque()
         self._early = EarlyAppends(self._append_of_client, services.spawn)
         self._window = RefusalWindow(services.clock)
         self._groups: dict[GroupKey, AppendTicket] = {}
@@ -338,7 +338,9 @@ class ReplicatedStream(Waitable):
                 if stamp_ms != NO_TIMESTAMP:
                     append_ms, header = stamp_ms, stamp_append_time(waiting.buffer, header, stamp_ms)
                 patch_base(waiting.buffer, 0, offset, self.leader_epoch)
-            self._in_flight.append(SentBatch(offset, offset + count, size_bytes, header, waiting.ticket, append_ms))
+            self._in_flight.append(
+                SubmittedBatch(offset, offset + count, size_bytes, header, waiting.ticket, append_ms)
+            )
             if self._opened_ms == UNKNOWN_TIME:
                 self._opened_ms = self._written_ms
             owners.append(self.stream, bytes(waiting.buffer), count)
@@ -401,7 +403,7 @@ class ReplicatedStream(Waitable):
     def acked(self, high_watermark: int) -> None:
         """All batches below are acknowledged: settle them, and give out what may now be sent."""
         log_start, self._crowded_s = self.log_start_offset, None
-        settled: list[SentBatch] = []
+        settled: list[SubmittedBatch] = []
         now_ms = self._services.clock.wall_ms() if self._in_flight else 0
         while self._in_flight and self._in_flight[0].next_offset <= high_watermark:
             batch = self._in_flight.popleft()

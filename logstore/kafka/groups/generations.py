@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote
 
 from logstore.base.clock import Clock
 from logstore.kafka.groups.group import ConsumerGroup
-from logstore.kafka.groups.members import Member, Protocol
+from logstore.kafka.groups.members import GroupMember, Protocol
 from logstore.kafka.groups.offsets import OffsetLedger
 from logstore.log.ticket import Ticket
 
@@ -103,7 +103,7 @@ def decode_generation(group_id: str, value: bytes) -> ConsumerGroup | None:
     return group if len(group.members) == len(found) > 0 and group.leader_id in group.members else None
 
 
-def _member_fields(member: Member) -> Mapping[str, object]:
+def _member_fields(member: GroupMember) -> Mapping[str, object]:
     return {
         "id": member.member_id,
         "instance": member.instance_id,
@@ -116,8 +116,8 @@ def _member_fields(member: Member) -> Mapping[str, object]:
     }
 
 
-def _member(fields: Mapping[str, Any]) -> Member:
-    return Member(
+def _member(fields: Mapping[str, Any]) -> GroupMember:
+    return GroupMember(
         member_id=_text(fields["id"]),
         instance_id=None if fields["instance"] is None else _text(fields["instance"]),
         client_id=_text(fields["client"]),
