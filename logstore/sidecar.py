@@ -36,6 +36,7 @@ from logstore.base.errors import DirectoryInUse
 from logstore.base.events import Report
 from logstore.base.failures import leaves, sentence
 from logstore.base.heap import Heap
+from logstore.base.packages import how_to_get
 from logstore.base.report import Reporter
 from logstore.base.system import SystemClock
 from logstore.base.tls import ServerTls
@@ -286,9 +287,7 @@ async def _start_cluster(
     try:
         start: StartCluster = import_module(CLUSTER_ROOM).START
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"--cluster needs the package {error.name}: pip install 'cairn[cluster]', or leave it out"
-        ) from error
+        raise ConfigError(f"--cluster needs {how_to_get(error.name, 'cluster')}, or leave it out") from error
     random, clock = SystemRandom(), SystemClock()
     limits = StagingLimits(settings.staging_bytes, settings.staged_age_ms)
     local = LocalParts(engine, files, clock, report, random, uuid.uuid4, nursery, limits, open_tier(settings.tier))
@@ -414,9 +413,7 @@ def _coordinator_room() -> Any:
     try:
         return import_module(COORDINATOR_ROOM)
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"--coordinate needs the package {error.name}: pip install 'cairn[scheduler]', or leave it out"
-        ) from error
+        raise ConfigError(f"--coordinate needs {how_to_get(error.name, 'scheduler')}, or leave it out") from error
 
 
 async def _give_back_memory(meter: DiskMeter) -> None:

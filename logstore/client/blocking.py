@@ -179,7 +179,7 @@ class Client:
 
         def ask() -> None:
             created = wire.create_topic_reply(self._ask(wire.CREATE_TOPICS, [body]))
-            what = created.message or f"topic {name!r}"
+            what = created.message.rstrip(".") or f"topic {name!r}"
             if created.error == TOPIC_ALREADY_EXISTS:
                 raise TopicExists(f"{what}, at {self.where}")
             if created.error == INVALID_CONFIG:
@@ -197,7 +197,7 @@ class Client:
 
         def ask() -> None:
             created = wire.create_topic_reply(self._ask(wire.CREATE_PARTITIONS, [body]))
-            what = created.message or f"topic {name!r}"
+            what = created.message.rstrip(".") or f"topic {name!r}"
             if created.error == INVALID_PARTITIONS:
                 raise InvalidPartitions(f"{what}, at {self.where}")
             if created.error:

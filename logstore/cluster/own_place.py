@@ -26,6 +26,7 @@ from logstore.base.errors import CairnError
 from logstore.base.events import Report
 from logstore.base.metadata.errors import InvalidMetadataCall
 from logstore.base.metadata.schema import StoredMember, encode
+from logstore.base.packages import how_to_get
 from logstore.base.racks import (
     HostPlace,
     RacksError,
@@ -159,9 +160,7 @@ def _described(path: Path) -> Mapping[str, HostPlace]:
     try:
         room = import_module(DESCRIPTIONS)
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"{path}: a description of a network needs the package {error.name}: pip install 'cairn[scheduler]'"
-        ) from error
+        raise ConfigError(f"{path}: a description of a network needs {how_to_get(error.name, 'scheduler')}") from error
     found: Mapping[str, HostPlace] = room.places(path)
     return found
 

@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the command; the exit status."""
-    return run(f"groups {arguments.action}", arguments, _groups)
+    return run("groups", arguments, _groups)
 
 
 def _groups(arguments: argparse.Namespace) -> int:

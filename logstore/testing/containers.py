@@ -7,8 +7,9 @@ The images are those of `compose/`: `cairn` and `cairn-etcd`; nothing is fetched
 or tc on this machine, which are used inside the containers' networks.
 
 Invariants:
-* Containers, their network and their volumes are removed when the network stops. What a killed test leaves has names
-  that begin with `cairn-test-`.
+* Containers, their network and their volumes are removed when the network stops. What a killed test leaves are
+  containers whose names begin with `cairn-test-` (their volumes go with `docker rm -f -v`), and a network with the
+  label `org.testcontainers` (`docker network prune --filter label=org.testcontainers`).
 * A host that is started again is the same container with the same disk; `wipe` makes a new one.
 * A cut lasts until `heal`, or until a host at its end starts again.
 """

@@ -33,6 +33,7 @@ from logstore.base.events import Report
 from logstore.base.metadata import schema
 from logstore.base.metadata.errors import LeaseEnded, MetadataError, OutcomeUnknown
 from logstore.base.metadata.interface import Committed, MetadataStore
+from logstore.base.packages import how_to_install
 from logstore.cluster.copies import copy_fields
 from logstore.cluster.copies.copy_plan import CopyPlan, Going
 from logstore.cluster.interfaces import PlanCopies
@@ -149,7 +150,7 @@ class CopyCoordinator:
         if not self._is_loaded:
             self._plan_copies, self._is_loaded = await self._load(), True
             if self._plan_copies is None:
-                self._report(COPY_PLANNER_MISSING, install="pip install 'cairn[cluster]'")
+                self._report(COPY_PLANNER_MISSING, install=how_to_install("cluster"))
         async with self._turn:
             return await self._become(revision)
 
