@@ -9,7 +9,7 @@ import trio
 
 from logstore.base.metadata import schema
 from logstore.base.metadata.errors import MetadataRefused
-from logstore.base.metadata.interface import Committed, Condition, Conflict, Put, Transaction
+from logstore.base.metadata.interface import Committed, Condition, ConditionFailed, Put, Transaction
 from logstore.cluster.streams.registration_requests import (
     GATHERED,
     WORKERS,
@@ -290,7 +290,7 @@ def test_what_cannot_be_made_together_is_made_alone() -> None:
         claims = await begin(asked)
         commit = asked.store.commit
 
-        async def refusing(transaction: Transaction) -> Committed | Conflict:
+        async def refusing(transaction: Transaction) -> Committed | ConditionFailed:
             if len(transaction.conditions) > 1:
                 raise MetadataRefused("no")
             return await commit(transaction)
