@@ -36,10 +36,11 @@ from logstore.base.errors import DirectoryInUse
 from logstore.base.events import Report
 from logstore.base.failures import leaves, sentence
 from logstore.base.heap import Heap
+from logstore.base.packages import how_to_get
 from logstore.base.report import Reporter
 from logstore.base.system import SystemClock
 from logstore.base.tls import ServerTls
-from logstore.cluster.epochs.epochs_home import EpochLimits
+from logstore.cluster.epochs.epochs_home import StagingLimits
 from logstore.cluster.epochs.replicated_ledger import ReplicatedLedger
 from logstore.cluster.part import ClusterPart, Homes, LocalParts, StartCluster
 from logstore.config import SidecarConfig
@@ -70,8 +71,9 @@ from logstore.kafka.cluster import ClusterHandlers
 from logstore.kafka.configs import ConfigHandlers
 from logstore.kafka.epoch_routing import EpochRouting
 from logstore.kafka.groups.coordination import GroupCoordination
-from logstore.kafka.groups.coordinator import GroupCoordinator
+from logstore.kafka.groups.coordinator import GenerationLog, GroupCoordinator
 from logstore.kafka.groups.followed import commits_by_stream, committed_offsets
+from logstore.kafka.groups.generations import KeptGenerations
 from logstore.kafka.groups.handlers import GroupHandlers, TopicIds
 from logstore.kafka.groups.offsets import OffsetLedger, OffsetStore
 from logstore.kafka.groups.service import GroupService
@@ -143,7 +145,7 @@ def main(arguments: argparse.Namespace) -> int:
     return status
 
 
-class Recovered(NamedTuple):
+class RecoveredStores(NamedTuple):
     """What is on the disk, opened."""
 
     store: Store
@@ -151,7 +153,7 @@ class Recovered(NamedTuple):
     callers: CallerStores
 
 
-def _recover(settings: SidecarConfig, files: OsFiles, clock: Clock, report: Report) -> Recovered:
+def _recover(settings: SidecarConfig, files: OsFiles, clock: Clock, report: Report) -> RecoveredStores:
     """Open the data directory; collections of garbage are off then. Blocks. Raises CairnError, OSError."""
     started_s = clock.monotonic_s()
     gc.disable()  # what an opening makes stays: to search it for garbage would take a third of the time
@@ -170,7 +172,7 @@ def _recover(settings: SidecarConfig, files: OsFiles, clock: Clock, report: Repo
     staging = Staging.open(files, store.notify, report, limit_bytes=settings.staging_bytes)
     epochs = Epochs(of_host(store, staging, report), report, staged_age_ms=settings.staged_age_ms)
     report(RECOVERED, streams=len(store.streams()), seconds=round(clock.monotonic_s() - started_s, 3))
-    return Recovered(store, epochs, callers)
+    return RecoveredStores(store, epochs, callers)
 
 
 async def _serve(settings: SidecarConfig) -> None:
@@ -285,11 +287,9 @@ async def _start_cluster(
     try:
         start: StartCluster = import_module(CLUSTER_ROOM).START
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"--cluster needs the package {error.name}: pip install 'cairn[cluster]', or leave it out"
-        ) from error
+        raise ConfigError(f"--cluster needs {how_to_get(error.name, 'cluster')}, or leave it out") from error
     random, clock = SystemRandom(), SystemClock()
-    limits = EpochLimits(settings.staging_bytes, settings.staged_age_ms)
+    limits = StagingLimits(settings.staging_bytes, settings.staged_age_ms)
     local = LocalParts(engine, files, clock, report, random, uuid.uuid4, nursery, limits, open_tier(settings.tier))
     return await start(settings.cluster, local)
 
@@ -413,9 +413,7 @@ def _coordinator_room() -> Any:
     try:
         return import_module(COORDINATOR_ROOM)
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"--coordinate needs the package {error.name}: pip install 'cairn[scheduler]', or leave it out"
-        ) from error
+        raise ConfigError(f"--coordinate needs {how_to_get(error.name, 'scheduler')}, or leave it out") from error
 
 
 async def _give_back_memory(meter: DiskMeter) -> None:
@@ -447,7 +445,13 @@ def _groups(settings: SidecarConfig, broker: Broker, store: Store, report: Repor
     return handlers
 
 
-def _group_handlers(settings: SidecarConfig, broker: Broker, report: Report, offsets: OffsetStore) -> GroupHandlers:
+def _group_handlers(
+    settings: SidecarConfig,
+    broker: Broker,
+    report: Report,
+    offsets: OffsetStore,
+    generations: GenerationLog | None = None,
+) -> GroupHandlers:
     """All groups over these offsets, and the topics that clients see."""
     store = broker.engine.store
 
@@ -463,7 +467,7 @@ def _group_handlers(settings: SidecarConfig, broker: Broker, report: Report, off
         topic = store.topics.get(name)
         return None if topic is None else topic.topic_id
 
-    coordinator = GroupCoordinator(settings.groups, lambda: uuid.uuid4().hex, report)
+    coordinator = GroupCoordinator(settings.groups, lambda: uuid.uuid4().hex, report, generations)
     service = GroupService(coordinator, offsets, look_up, settings.offsets, broker.clock.monotonic_s())
     return GroupHandlers(service, broker.clock, broker.engine.wait, TopicIds(name_of, id_of))
 
@@ -502,7 +506,7 @@ def _coordination(
 
     def make(ledger: OffsetLedger) -> GroupHandlers:
         offsets = OffsetStore(ledger, commits_by_stream(readers.note_commits))
-        return _group_handlers(settings, broker, report, offsets)
+        return _group_handlers(settings, broker, report, offsets, KeptGenerations(ledger, broker.clock))
 
     async def beside(ledger: ReplicatedLedger, handlers: GroupHandlers) -> None:
         await readers.serve(ledger, committed_offsets(broker.engine.store, handlers.service))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from logstore.base.events import Report
 from logstore.cluster.interfaces import StreamObserver
 from logstore.events import MEMBER_FAILED, STREAM_DEPOSED, STREAM_OWNED, STREAM_UNAVAILABLE
-from logstore.replica.effects import Acked, Deposed, MemberFailed, Ready, Registered, Unavailable
+from logstore.replica.effects import Acked, Deposed, MemberFailed, Ready, Registered, StreamUnavailable
 from logstore.replica.messages import Reason
 from logstore.replica.registrations import UNKNOWN_TIME
 
@@ -58,7 +58,7 @@ class OwnerNews:
                 self.full.discard(effect.stream)
                 observer.room()
 
-    def tell(self, effect: Ready | Registered | Deposed | Unavailable | MemberFailed) -> None:
+    def tell(self, effect: Ready | Registered | Deposed | StreamUnavailable | MemberFailed) -> None:
         """Anything else."""
         observer, report = self.observers.get(effect.stream), self._report
         names = {"stream": effect.stream, **({} if observer is None else {"partition": observer.name})}
@@ -78,7 +78,7 @@ class OwnerNews:
             self._deposed(effect.stream)
             if observer is not None:
                 observer.deposed(effect.newer_epoch)
-        elif isinstance(effect, Unavailable):
+        elif isinstance(effect, StreamUnavailable):
             self.waiting[effect.stream] = effect.reason
             report(STREAM_UNAVAILABLE, **names, epoch=effect.epoch, reason=effect.reason)
             if observer is not None:

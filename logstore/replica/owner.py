@@ -23,8 +23,8 @@ What a failure costs (r members): a member that fails, one swap and the unacknow
 each; a takeover, three swaps, r fences with one sync each, and what `repair` copies if fewer than `min_copies` members
 answered; a lost message, one more after `resend_ms`. An append without failures: r messages, r syncs, r answers.
 
-Sources: Apache BookKeeper (ensemble changes, the last add confirmed); SGuard, section 3; KIP-101, KIP-279 and KIP-320
-(why a length without an epoch, and an epoch without the metadata's word, lose records).
+Sources: Apache BookKeeper (ensemble changes, the last add confirmed); SGuard, section 2 (done when all have it);
+KIP-101, KIP-279 and KIP-320 (why a length without an epoch, and an epoch without the metadata's word, lose records).
 """
 
 from collections.abc import Callable
@@ -37,9 +37,9 @@ from logstore.replica.fencing import Fencing, SealPlan
 from logstore.replica.host_state import HostState
 from logstore.replica.messages import (
     AppendDone,
+    BatchEntry,
     CopyDone,
     CopyProgress,
-    Entry,
     Fence,
     FenceDone,
     LookAtRegistration,
@@ -211,7 +211,7 @@ class Owner:
         """Append a batch; its offset is `next_offset` before the call. See `may_append`."""
         if not self.may_append(len(data)):
             raise AssertionError(f"{self.stream}: no room for {len(data)} bytes in state {self.state.value}")
-        self._appending.window.append(Entry(data, record_count))
+        self._appending.window.append(BatchEntry(data, record_count))
         return self._send_placed(now_ms)
 
     def trim(self, log_start: int, now_ms: int, *, keeps_last: bool) -> list[Effect]:

@@ -27,8 +27,8 @@ unavailable, and its records stay in the log's offsets.
 Costs: two swaps a copy, a write and a sync for each piece. The target asks for pieces, and decides when. Where copies
 go is Peace's to say (`Placing`).
 
-Sources: SGuard, section 5 (copies compete with what must be fast, so they are scheduled); HDFS's re-replication;
-Apache BookKeeper's auto-recovery, which changes the ledger's metadata after the copy.
+Sources: SGuard, section 2 (chunks that lack replicas get new ones); HDFS's re-replication; Apache BookKeeper's
+auto-recovery, which changes the ledger's metadata after the copy.
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ from typing import Final, NamedTuple
 
 from logstore.base.states import following
 from logstore.replica.copy_tokens import CopyTokens, CopyWish
-from logstore.replica.effects import Effect, Send, Unavailable
+from logstore.replica.effects import Effect, Send, StreamUnavailable
 from logstore.replica.messages import CopyChunk, CopyDone, CopyProgress, Reason, Refused
 from logstore.replica.placing import ANYWHERE, Placing
 from logstore.replica.registrations import ChunkRegistration, Member, StreamRegistration, differing_chunks
@@ -442,7 +442,7 @@ class Repair:
         self._reported[chunk.epoch] = None
         hosts = ", ".join(member.host for member in chunk.members)
         reason = f"no member of the chunk from offset {chunk.base_offset} on is alive ({hosts}); bring one back"
-        return [Unavailable(self._stream, chunk.epoch, reason)]
+        return [StreamUnavailable(self._stream, chunk.epoch, reason)]
 
 
 def _is_nobodys(chunk: ChunkRegistration | None) -> bool:

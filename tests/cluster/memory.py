@@ -370,6 +370,8 @@ class MemoryCluster:
         """Whether hosts that start from now on follow a plan of copies."""
         self.planner: Callable[[str], PlanCopies | None] = lambda host: CopyScheduler
         """What a host loads to plan copies."""
+        self.before_joining: dict[str, Callable[[], Awaitable[None]]] = {}
+        """What hosts that start from now on wait for, between telling their disk and becoming members."""
         self.disks: dict[str, ReplicaDisk] = {}
         self.label_disks: dict[str, SimDisk] = {}
         self.hosts: dict[str, RunningHost] = {}
@@ -445,6 +447,8 @@ class MemoryCluster:
                 self.network.attach(name, host.receive, host.peer_refused)
                 nursery.start_soon(view.run)
                 await nursery.start(host.run)
+                if name in self.before_joining:
+                    await self.before_joining[name]()
                 revision = await nursery.start(membership.run)
                 await view.members_reached(revision)
                 self.hosts[name] = running
@@ -496,7 +500,7 @@ class MemoryCluster:
     async def create_topic(self, name: str = "t", partitions: int = 1, replicas: int = 3, **settings: str) -> list[str]:
         """Create a topic; returns its streams."""
         topic_id = f"{self.random.getrandbits(128):032x}"
-        topic = schema.Topic(topic_id=topic_id, partitions=partitions, replicas=replicas, settings=settings)
+        topic = schema.StoredTopic(topic_id=topic_id, partitions=partitions, replicas=replicas, settings=settings)
         await next(iter(self.hosts.values())).host.topics.create(name, topic)
         return [stream_name(topic_id, partition) for partition in range(partitions)]
 

@@ -17,7 +17,7 @@ from logstore.events import COPIES_UNPLANNED, COPY_PLANNER_CRASHED
 from logstore.replica import copy_tokens
 from logstore.replica.copy_tokens import CopyGo
 from logstore.replica.registrations import ChunkRegistration, Member
-from scheduler.peace.copies import HOST_COPIES, CopyScheduler, Start
+from scheduler.peace.copies import HOST_COPIES, CopyScheduler, CopyStart
 from tests.cluster.memory import LIMITS, MemoryCluster, simulated
 
 HOSTS = "abcde"
@@ -106,7 +106,7 @@ def test_copies_go_by_one_plan(monkeypatch: pytest.MonkeyPatch, *, is_small: boo
         monkeypatch.setattr(copy_tokens, "SHARED_BYTES", CHUNK_BYTES)
 
     async def test(cluster: MemoryCluster) -> None:
-        streams = await (begin(cluster, partitions=24, batches=5) if is_small else begin(cluster))
+        streams = await (begin(cluster, partitions=16, batches=5) if is_small else begin(cluster))
         assert coordinators(cluster) == [], "nobody plans while nothing is to be copied"
         await lose_one(cluster, streams)
         most: dict[str, int] = dict.fromkeys(HOSTS, 0)
@@ -219,7 +219,7 @@ def test_a_defect_of_the_planner_ends_one_plan() -> None:
         broken: list[str] = []
 
         class Broken(CopyScheduler):
-            def end(self, name: str, now_ms: int) -> list[Start]:
+            def end(self, name: str, now_ms: int) -> list[CopyStart]:
                 if not broken:
                     broken.extend(coordinators(cluster))
                     raise AssertionError("a planted defect")
@@ -387,7 +387,7 @@ def test_a_copy_costs_the_metadata_store_few_calls() -> None:
         await cluster.until(is_idle)
         calls = sum(each.store.statistics.calls for each in cluster.hosts.values()) - before
         assert await is_whole(cluster, streams)
-        assert calls <= 6 * missing
+        assert calls <= 5 * missing
 
     check(test)
 

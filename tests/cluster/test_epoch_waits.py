@@ -298,7 +298,7 @@ def test_an_operators_word_ends_when_nobody_needs_the_chunk() -> None:
     in_world(test, *HOSTS)
 
 
-class _Search:
+class _SearchesOfAwayChunks:
     """Searches of epochs in a stream with six chunks that are away, one a second. An operator lets all epochs go on."""
 
     def __init__(self, metadata: MetadataStore) -> None:
@@ -353,7 +353,7 @@ async def test_an_operator_lets_epochs_go_on_without_many_chunks(tmp_path: Path)
     and each is reported once for each chunk. If a chunk is back, others may be: what is away then is waited for anew.
     """
     async with open_sqlite(tmp_path / "metadata.db", Random(0)) as metadata:
-        search = _Search(metadata)
+        search = _SearchesOfAwayChunks(metadata)
         await search.front.tasks.run()
         await search.say()
         assert await search.seconds("a") == 6 * NOTE_AFTER_S

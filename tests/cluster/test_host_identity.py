@@ -5,12 +5,13 @@ import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import Random
+from typing import Any, cast
 
 import pytest
 import trio
 
 from logstore.base.metadata import schema
-from logstore.base.metadata.interface import Delete, MetadataStore, Put
+from logstore.base.metadata.interface import Delete, DeletePrefix, MetadataStore, Put
 from logstore.cluster.members.host_identity import LABEL_FILE, HostIdentity, establish_identity
 from logstore.errors import CorruptFile, DiskRefused, UnknownFormatVersion, WrongCluster
 from logstore.testing.faults import EIO, FALSE_ALARM, FileCall
@@ -69,7 +70,7 @@ def test_starts_are_counted() -> None:
         assert other.member != first.member
         entry = (await service.store("a").get(schema.disk_key(second.label.disk))).entry
         assert entry is not None
-        found = schema.decode(schema.Disk, entry)
+        found = schema.decode(schema.StoredDisk, entry)
         assert (found.host, found.starts, found.start) == ("a", 3, second.label.start)
 
     with_metadata(test)
@@ -106,11 +107,13 @@ def test_disks_that_are_refused() -> None:
             await start(service, copy, seed=4)
         await start(service, disk, seed=5)
         key = schema.disk_key(identity.label.disk)
-        early = schema.encode(schema.Disk(host="a", starts=1, start="s"))
+        early = schema.encode(schema.StoredDisk(host="a", starts=1, start="s"))
         await committed(store, changing(Put(key, early)))
         with pytest.raises(DiskRefused, match=r"started 4 times, and the metadata store knows of 1: an older copy"):
             await start(service, disk, seed=6)
-        await committed(store, changing(Put(schema.CLUSTER_KEY, schema.encode(schema.Cluster(cluster_id="other")))))
+        await committed(
+            store, changing(Put(schema.CLUSTER_KEY, schema.encode(schema.StoredCluster(cluster_id="other"))))
+        )
         with pytest.raises(WrongCluster, match="that of cluster other"):
             await start(service, disk, seed=7)
         await committed(store, changing(Delete(schema.CLUSTER_KEY)))
@@ -173,7 +176,7 @@ def test_power_cuts_at_every_call() -> None:
         await start(service, disk, seed=1)
         assert len(states) > 10
         key = schema.disk_key(first.label.disk)
-        before_the_swap = schema.encode(schema.Disk(host="a", starts=2, start=first.label.start))
+        before_the_swap = schema.encode(schema.StoredDisk(host="a", starts=2, start=first.label.start))
         for number, state in enumerate(states):
             await committed(service.store("x"), changing(Put(key, before_the_swap)))
             assert (await start(service, state, seed=10 + number)).member == first.member
@@ -199,6 +202,56 @@ def test_a_disk_whose_host_was_removed() -> None:
         await committed(service.store("x"), changing(Delete(schema.disk_key(once.label.disk))))
         with pytest.raises(DiskRefused, match="has been in use, and the metadata store does not know it"):
             await start(service, disk, seed=5)
+
+    with_metadata(test)
+
+
+class Forgetting:
+    """A metadata store that forgets all disks before the n-th request."""
+
+    def __init__(self, store: MetadataStore, at: int) -> None:
+        self._store = store
+        self._left = at
+
+    @property
+    def has_forgotten(self) -> bool:
+        """Whether there were so many requests."""
+        return self._left < 0
+
+    def __getattr__(self, name: str) -> Any:
+        asked = getattr(self._store, name)
+
+        async def ask(*arguments: Any, **options: Any) -> Any:
+            self._left -= 1
+            if self._left == -1:
+                await self._store.commit(changing(DeletePrefix(schema.DISKS)))
+            return await asked(*arguments, **options)
+
+        return ask
+
+
+def test_a_disk_that_is_forgotten_during_its_first_start() -> None:
+    """The host's last life is removed at the same time, whatever the start has asked for by then: the disk is a new
+    one, and known in the end; in a later start it is refused.
+    """
+
+    async def test(service: SimulatedMetadata) -> None:
+        store = service.store("a")
+        for at in range(100):
+            disk, forgetting = SimDisk(), Forgetting(store, at)
+            metadata = cast(MetadataStore, forgetting)
+            identity = await establish_identity(metadata, disk, "a", Random(2 * at), RecordedReports())
+            entry = (await store.get(schema.disk_key(identity.label.disk))).entry
+            assert entry is not None
+            assert schema.decode(schema.StoredDisk, entry) == schema.StoredDisk(
+                host="a", starts=2, start=identity.label.start
+            )
+            if not forgetting.has_forgotten:
+                break
+            again = cast(MetadataStore, Forgetting(store, 1))
+            with pytest.raises(DiskRefused, match="has been in use"):
+                await establish_identity(again, disk, "a", Random(2 * at + 1), RecordedReports())
+        assert 4 <= at < 100
 
     with_metadata(test)
 
@@ -247,7 +300,7 @@ def test_lost_answers_and_starts_that_are_killed(seed: int) -> None:
         assert last.member == first.member
         entry = (await service.store("a").get(schema.disk_key(last.label.disk))).entry
         assert entry is not None
-        assert schema.decode(schema.Disk, entry).start == last.label.start
+        assert schema.decode(schema.StoredDisk, entry).start == last.label.start
 
     with_metadata(test, seed)
 

@@ -15,7 +15,8 @@ Invariants:
 * The planner is loaded by name when it is needed first: 14 MB that no other host has. A host without the packages that
   it needs never coordinates.
 
-Sources: SGuard, section 5 (the coordinator calls back when a chunk may be written), section 3 (it recovers by itself).
+Sources: SGuard, section 5 (the coordinator calls back when a chunk may be written), sections 2 and 3 (it is
+fault-tolerant).
 """
 
 import traceback
@@ -32,6 +33,7 @@ from logstore.base.events import Report
 from logstore.base.metadata import schema
 from logstore.base.metadata.errors import LeaseEnded, MetadataError, OutcomeUnknown
 from logstore.base.metadata.interface import Committed, MetadataStore
+from logstore.base.packages import how_to_install
 from logstore.cluster.copies import copy_fields
 from logstore.cluster.copies.copy_plan import CopyPlan, Going
 from logstore.cluster.interfaces import PlanCopies
@@ -71,7 +73,7 @@ class Coordinating(Protocol):
     """Who this host is, and which hosts live (`logstore.cluster.host`)."""
 
     @property
-    def coordinator_entry(self) -> schema.Coordinator:
+    def coordinator_entry(self) -> schema.StoredCoordinator:
         """What this host writes when it coordinates."""
 
     @property
@@ -79,7 +81,7 @@ class Coordinating(Protocol):
         """The lease under which this host is a member; 0: it is none now."""
 
     @property
-    def live(self) -> Mapping[str, schema.Member]:
+    def live(self) -> Mapping[str, schema.StoredMember]:
         """The hosts that live."""
 
 
@@ -106,7 +108,7 @@ class CopyCoordinator:
         self._plan: CopyPlan | None = None
         self._revision = 0
         """Of this host's entry."""
-        self._live: Mapping[str, schema.Member] = {}
+        self._live: Mapping[str, schema.StoredMember] = {}
         self._stored: tuple[Going, ...] = ()
         """The goes that are in the metadata store."""
         self._told: set[Going] = set()
@@ -121,7 +123,7 @@ class CopyCoordinator:
         return self._plan is not None
 
     @property
-    def live(self) -> Mapping[str, schema.Member]:
+    def live(self) -> Mapping[str, schema.StoredMember]:
         """The hosts that live."""
         return self._host.live
 
@@ -148,7 +150,7 @@ class CopyCoordinator:
         if not self._is_loaded:
             self._plan_copies, self._is_loaded = await self._load(), True
             if self._plan_copies is None:
-                self._report(COPY_PLANNER_MISSING, install="pip install 'cairn[cluster]'")
+                self._report(COPY_PLANNER_MISSING, install=how_to_install("cluster"))
         async with self._turn:
             return await self._become(revision)
 

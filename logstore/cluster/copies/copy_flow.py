@@ -11,7 +11,7 @@ Invariants:
 * What is in memory of pieces is bounded by tokens: pieces have MAX_PIECE_BYTES and one batch at most.
 * No I/O: the caller says what time it is, and sends what `due` gives.
 
-Sources: SGuard, section 5, and decision 0011 (capacities are tokens in flight).
+Sources: SGuard, section 5 (as many writes at a time as there are resources for); decision 0011 (tokens in flight).
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ class _InFlight(NamedTuple):
     arrived_s: float | None = None
 
 
-class Asked(NamedTuple):
+class AskedPiece(NamedTuple):
     """A request for a piece, and the host that it goes to."""
 
     source: str
@@ -47,7 +47,7 @@ class CopyFlow:
 
     def __init__(self, pace: CopyPace) -> None:
         self._pace = pace
-        self._waiting: dict[Key, Asked] = {}
+        self._waiting: dict[Key, AskedPiece] = {}
         self._in_flight: dict[Key, _InFlight] = {}
         self.copied_bytes = 0
         """Made durable here since the start."""
@@ -74,14 +74,14 @@ class CopyFlow:
         """A replica wants a piece of a chunk."""
         key = (message.stream, message.epoch)
         if key not in self._in_flight:
-            self._waiting[key] = Asked(source, message)
+            self._waiting[key] = AskedPiece(source, message)
 
-    def due(self, now_s: float) -> list[Asked]:
+    def due(self, now_s: float) -> list[AskedPiece]:
         """The requests to send now; their tokens are taken."""
         self._forget_lost(now_s)
         return list(self._take(now_s))
 
-    def _take(self, now_s: float) -> Iterator[Asked]:
+    def _take(self, now_s: float) -> Iterator[AskedPiece]:
         for key, asked in sorted(self._waiting.items(), key=lambda item: not item[1].message.is_urgent):
             if len(self._in_flight) >= self._pace.pieces_at_once(now_s):
                 return

@@ -16,8 +16,7 @@ Invariants:
 * What a stream waits for is not slowed down; it is paid for by the copies behind it.
 * No clock, no I/O: the caller says what time it is, in seconds that never go back.
 
-Sources: SGuard, section 5 (copies compete with what must be fast); RFC 6817 (a background transfer yields by the delay
-that it causes, not by a fixed rate).
+Source: RFC 6817 (a background transfer yields by the delay that it causes, not by a fixed rate).
 """
 
 from collections import deque

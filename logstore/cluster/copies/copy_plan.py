@@ -38,7 +38,7 @@ class Going(NamedTuple):
     go: CopyGo
 
 
-class _Asked(NamedTuple):
+class _AskedCopy(NamedTuple):
     owner: str
     wish: CopyWish
     since_ms: int
@@ -51,7 +51,7 @@ class CopyPlan:
         self._plan_copies = plan_copies
         self._random = random
         self._going: dict[str, Going] = {each.stream: each for each in going}
-        self._asked: dict[str, _Asked] = {}
+        self._asked: dict[str, _AskedCopy] = {}
         self._planned: set[str] = set()
         """Streams whose wishes the planner knows."""
         self._places: Places = {}
@@ -125,7 +125,7 @@ class CopyPlan:
         if going is not None and going.owner == owner and _fits(going.go, wish):
             return
         self._forget(stream, now_ms)
-        self._asked[stream] = _Asked(owner, wish, now_ms)
+        self._asked[stream] = _AskedCopy(owner, wish, now_ms)
         self._ask(stream, now_ms)
 
     def _ask(self, stream: str, now_ms: int) -> None:

@@ -18,7 +18,7 @@ class WaitingBatch:
     ticket: AppendTicket
 
 
-class SentBatch(NamedTuple):
+class SubmittedBatch(NamedTuple):
     """A batch or a group that was given to the owner."""
 
     base_offset: int

@@ -105,7 +105,7 @@ class ReportedWaits:
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _WaitingTakeover:
     """What waits for a chunk, in one ownership: since when, and when a chunk of the stream could not be read last: a
     search that waits for one chunk comes to no other. `noted`: what its entry says. `is_passed`: epochs go on without
     the chunk, and nothing waits for it; for how long it could not be read counts for those that come. `told`: epochs of
@@ -144,7 +144,7 @@ class TakeoverWaits(ReportedWaits):
         self._metadata = metadata
         self._clock, self._served_ms, self._expiry_ms = times
         self._spawn = spawn
-        self._waiting: dict[str, dict[int, _Waiting]] = {}
+        self._waiting: dict[str, dict[int, _WaitingTakeover]] = {}
         """By stream, and epoch of the chunk."""
         self._entries: dict[tuple[str, int], OwnerId] = {}
         """Streams and chunks of which this host has put an entry, and as whom."""
@@ -242,19 +242,19 @@ class TakeoverWaits(ReportedWaits):
 
     # ---- details
 
-    def _wait(self, stream: ReplicatedStream, chunk: ChunkRegistration) -> _Waiting:
+    def _wait(self, stream: ReplicatedStream, chunk: ChunkRegistration) -> _WaitingTakeover:
         """What waits for a chunk, which could not be read just now."""
         now_s, chunks = self._clock.monotonic_s(), self._waiting.setdefault(stream.stream, {})
         known = chunks.get(chunk.epoch)
         if known is None or not known.is_known(now_s):
-            known = _Waiting(stream, stream.ownership, now_s, self._clock.wall_ms(), now_s)
+            known = _WaitingTakeover(stream, stream.ownership, now_s, self._clock.wall_ms(), now_s)
             chunks[chunk.epoch] = known
         for each in chunks.values():
             if each.is_known(now_s):
                 each.failed_s = now_s
         return known
 
-    def _has_lasted(self, waiting: _Waiting) -> bool:
+    def _has_lasted(self, waiting: _WaitingTakeover) -> bool:
         return self._clock.monotonic_s() - waiting.since_s >= NOTE_AFTER_S
 
     def _forget(self, stream: ReplicatedStream, chunk: ChunkRegistration) -> bool:
@@ -271,7 +271,7 @@ class TakeoverWaits(ReportedWaits):
         return None if entry is None else schema.decode(schema.Wait, entry)
 
     async def _note(
-        self, waiting: _Waiting, chunk: ChunkRegistration, error: Exception, order: GroupOrder | None = None
+        self, waiting: _WaitingTakeover, chunk: ChunkRegistration, error: Exception, order: GroupOrder | None = None
     ) -> None:
         """Have the metadata store say what is waited for, by a takeover or the group of an epoch, if this host owns the
         stream. Raises CairnError.
@@ -330,7 +330,9 @@ def owner_of(wait: schema.Wait) -> OwnerId:
     return OwnerId(wait.host, wait.start)
 
 
-def _entry_of(waiting: _Waiting, chunk: ChunkRegistration, error: Exception, order: GroupOrder | None) -> schema.Wait:
+def _entry_of(
+    waiting: _WaitingTakeover, chunk: ChunkRegistration, error: Exception, order: GroupOrder | None
+) -> schema.Wait:
     """What an entry says of a takeover that waits, or of the group of an epoch. Raises NotLeader."""
     stream, owner = waiting.stream, waiting.stream.registration.owner
     return schema.Wait(

@@ -37,7 +37,14 @@ from logstore.errors import (
 from logstore.events import TOPIC_ALTERED, TOPIC_CREATED, TOPIC_DELETED, TOPIC_GROWN, TOPIC_UNREADABLE
 from logstore.log.store import StoreSettings
 from logstore.log.ticket import Ticket
-from logstore.log.topics import MAX_PARTITIONS, TopicConfig, check_name, parse_config, require_tier
+from logstore.log.topics import (
+    MAX_PARTITIONS,
+    TopicConfig,
+    check_name,
+    named_and_reset,
+    parse_config,
+    require_tier,
+)
 
 DEFAULT_REPLICAS: Final = 3
 GROUPS_TOPIC: Final = "__cairn_groups"
@@ -155,7 +162,7 @@ class ClusterTopics:
                 self.report(TOPIC_UNREADABLE, topic=name, error=str(error))
         self.changed.notify()
 
-    def _learn(self, name: str, found: schema.Topic) -> None:
+    def _learn(self, name: str, found: schema.StoredTopic) -> None:
         topic = self.topics.get(name)
         overrides = dict(found.settings)
         config = parse_config(overrides, self.topic_defaults)
@@ -258,7 +265,7 @@ class ClusterTopics:
             return None
         settings = internal_settings(len(self._host.view.members))
         topic_id = self._new_id().hex
-        topic = schema.Topic(topic_id=topic_id, partitions=1, replicas=self._internal_replicas, settings=settings)
+        topic = schema.StoredTopic(topic_id=topic_id, partitions=1, replicas=self._internal_replicas, settings=settings)
         self._make(name, topic)
         return None
 
@@ -271,7 +278,7 @@ class ClusterTopics:
         if hosts < DEFAULT_REPLICAS or topic.config.min_insync_replicas >= int(wanted) or topic.name in self._securing:
             return
 
-        def secured(now: schema.Topic) -> schema.Topic:
+        def secured(now: schema.StoredTopic) -> schema.StoredTopic:
             return replace(now, settings={**now.settings, MIN_INSYNC: wanted})
 
         async def secure() -> None:
@@ -318,10 +325,10 @@ class ClusterTopics:
             return self._creating[name]
         topic_id, count = self._new_id().hex, self.replicas_of(replicas)
         return self._make(
-            name, schema.Topic(topic_id=topic_id, partitions=partitions, replicas=count, settings=dict(config))
+            name, schema.StoredTopic(topic_id=topic_id, partitions=partitions, replicas=count, settings=dict(config))
         )
 
-    def _make(self, name: str, topic: schema.Topic) -> Ticket[ReplicatedTopic]:
+    def _make(self, name: str, topic: schema.StoredTopic) -> Ticket[ReplicatedTopic]:
         async def create() -> ReplicatedTopic:
             try:
                 return await self._create(name, topic)
@@ -331,14 +338,14 @@ class ClusterTopics:
         ticket = self._creating[name] = self._start(create)
         return ticket
 
-    async def _create(self, name: str, topic: schema.Topic) -> ReplicatedTopic:
+    async def _create(self, name: str, topic: schema.StoredTopic) -> ReplicatedTopic:
         await self._host.topics.create(name, topic)
         return self.topic(name)
 
     def add_partitions(self, name: str, total: int) -> Ticket[ReplicatedTopic]:
         """Grow a topic. The ticket fails with UnknownTopicOrPartition, InvalidPartitions or MetadataError."""
 
-        def grown(topic: schema.Topic) -> schema.Topic:
+        def grown(topic: schema.StoredTopic) -> schema.StoredTopic:
             if not topic.partitions < total <= MAX_PARTITIONS:
                 raise InvalidPartitions(
                     f"topic {name!r} has {topic.partitions} partitions; {total} must be more, at most {MAX_PARTITIONS}"
@@ -347,14 +354,19 @@ class ClusterTopics:
 
         return self._start(lambda: self._change(name, grown))
 
-    def alter_topic(self, name: str, changes: Mapping[str, str | None]) -> Ticket[ReplicatedTopic]:
-        """Change settings; None resets a setting. The ticket fails with UnknownTopicOrPartition, InvalidConfig or
-        MetadataError.
+    def alter_topic(
+        self, name: str, changes: Mapping[str, str | None], *, resets_others: bool = False
+    ) -> Ticket[ReplicatedTopic]:
+        """Change settings; None resets a setting, `resets_others` all that are not named, as of the entry that is
+        replaced. The ticket fails with UnknownTopicOrPartition, InvalidConfig or MetadataError.
         """
+        made = changes
 
-        def altered(topic: schema.Topic) -> schema.Topic:
-            kept = {key: value for key, value in topic.settings.items() if key not in changes}
-            settings = kept | {key: value for key, value in changes.items() if value is not None}
+        def altered(topic: schema.StoredTopic) -> schema.StoredTopic:
+            nonlocal made
+            made = named_and_reset(topic.settings, changes, resets_others=resets_others)
+            kept = {key: value for key, value in topic.settings.items() if key not in made}
+            settings = kept | {key: value for key, value in made.items() if value is not None}
             before = parse_config(dict(topic.settings), self.topic_defaults)
             has_tier = self.settings.has_tier or before.is_tiered
             parsed = require_tier(parse_config(settings, self.topic_defaults), has_tier=has_tier)
@@ -364,13 +376,13 @@ class ClusterTopics:
 
         async def alter() -> ReplicatedTopic:
             topic = await self._change(name, altered)
-            told = " ".join(f"{key}={'default' if value is None else value}" for key, value in sorted(changes.items()))
+            told = " ".join(f"{key}={'default' if value is None else value}" for key, value in sorted(made.items()))
             self.report(TOPIC_ALTERED, topic=name, changes=told)
             return topic
 
         return self._start(alter)
 
-    async def _change(self, name: str, change: Callable[[schema.Topic], schema.Topic]) -> ReplicatedTopic:
+    async def _change(self, name: str, change: Callable[[schema.StoredTopic], schema.StoredTopic]) -> ReplicatedTopic:
         self._check_own(name)
         known = self._host.view.topics.get(self.topic(name).name)
         if known is not None:

@@ -6,15 +6,17 @@ member; `pending_joins` (member ids handed out, not used yet) and members are di
 """
 
 from collections import Counter
+from collections.abc import Iterable
 
 from kio.schema.errors import ErrorCode
 
 from logstore.kafka.groups.members import (
+    NO_GENERATION,
     NO_MEMBER,
+    GroupMember,
     JoinedMember,
     JoinRequest,
     JoinResult,
-    Member,
     Protocol,
     SyncResult,
 )
@@ -36,7 +38,7 @@ class ConsumerGroup:
         self.protocol_name: str | None = None
         self.generation_id = 0
         self.leader_id: str | None = None
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, GroupMember] = {}
         self.static: dict[str, str] = {}
         self.pending_joins: set[str] = set()
         self.pending_syncs: set[str] = set()
@@ -44,7 +46,30 @@ class ConsumerGroup:
         self.subscription: frozenset[str] | None = None
         self.initial_delay_ms = 0
         self.initial_remaining_ms: int | None = None
+        self.assigned_generation = NO_GENERATION
+        """The newest generation whose members have assignments, whether they were told or not."""
         self.emptied_s = now_s
+
+    @classmethod
+    def formed(
+        cls,
+        group_id: str,
+        *,
+        protocol_type: str,
+        protocol_name: str,
+        generation_id: int,
+        leader_id: str,
+        members: Iterable[GroupMember],
+    ) -> "ConsumerGroup":
+        """A group whose members were told their assignments by a former coordinator."""
+        group = cls(group_id, protocol_type=protocol_type, now_s=0.0)
+        group.state = group.previous_state = GroupState.STABLE
+        group.protocol_name, group.leader_id = protocol_name, leader_id
+        group.generation_id = group.assigned_generation = generation_id
+        group.members = {member.member_id: member for member in members}
+        group.static = {each.instance_id: name for name, each in group.members.items() if each.instance_id is not None}
+        group.subscription = group._subscription()
+        return group
 
     # ---- queries
 
@@ -126,7 +151,7 @@ class ConsumerGroup:
             members=members,
         )
 
-    def synced(self, member: Member) -> SyncResult:
+    def synced(self, member: GroupMember) -> SyncResult:
         """A member's assignment in the current generation."""
         return SyncResult(ErrorCode.none, member.assignment, self.protocol_type, self.protocol_name)
 
@@ -138,7 +163,7 @@ class ConsumerGroup:
             raise AssertionError(f"group {self.group_id!r}: {self.state.value} to {state.value} is not a transition")
         self.previous_state, self.state = self.state, state
 
-    def add(self, member: Member, protocol_type: str, joining: Ticket[JoinResult]) -> None:
+    def add(self, member: GroupMember, protocol_type: str, joining: Ticket[JoinResult]) -> None:
         """Add a member whose join waits."""
         if not self.members:
             self.protocol_type = protocol_type
@@ -150,7 +175,7 @@ class ConsumerGroup:
         self.pending_joins.discard(member.member_id)
         member.joining = joining
 
-    def update(self, member: Member, request: JoinRequest, joining: Ticket[JoinResult]) -> None:
+    def update(self, member: GroupMember, request: JoinRequest, joining: Ticket[JoinResult]) -> None:
         """A member joins again. Its client gave up an earlier join that still waits, so that gets an error."""
         member.settle_join(JoinResult(ErrorCode.rebalance_in_progress, member.member_id))
         member.protocols = request.protocols
@@ -171,7 +196,7 @@ class ConsumerGroup:
             self.leader_id = next(iter(self.members), None)
         member.refuse(error)
 
-    def replace_static(self, instance_id: str, new_id: str) -> Member:
+    def replace_static(self, instance_id: str, new_id: str) -> GroupMember:
         """Give a static member a new id; requests under its old id are fenced from now on."""
         old_id = self.static[instance_id]
         member = self.members.pop(old_id)

@@ -91,7 +91,7 @@ class Leaver(NamedTuple):
 
 
 @dataclass(slots=True)
-class Member:
+class GroupMember:
     """One member. `is_new` until its first join is answered: it does not know its id and cannot heartbeat yet."""
 
     member_id: str
@@ -107,7 +107,7 @@ class Member:
     syncing: Ticket[SyncResult] | None = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, member_id: str, request: JoinRequest) -> "Member":
+    def of(cls, member_id: str, request: JoinRequest) -> "GroupMember":
         """A new member from its join request."""
         return cls(
             member_id=member_id,

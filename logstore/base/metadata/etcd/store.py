@@ -2,7 +2,7 @@
 
 Invariants:
 * Every key stands behind the namespace, and nothing outside it is read or changed.
-* A lease whose answer was lost is granted again; the lost one has no keys and ends by itself.
+* A lease whose answer was lost, or is late, is granted again; the lost one has no keys and ends by itself.
 * An answer whose revision is below that of an earlier answer means that etcd lost something: MetadataDamaged.
 """
 
@@ -34,7 +34,7 @@ from logstore.base.metadata.etcd.watching import RANGE, EtcdWatch
 from logstore.base.metadata.interface import (
     MAX_PAGE_ENTRIES,
     Committed,
-    Conflict,
+    ConditionFailed,
     Lease,
     MetadataStatistics,
     Page,
@@ -106,7 +106,7 @@ class EtcdMetadataStore:
             found = iter(ranges_of(answer, len(ranges)))
             return tuple([self._page(page, found, revision) for page in wanted])
 
-    async def commit(self, transaction: Transaction) -> Committed | Conflict:
+    async def commit(self, transaction: Transaction) -> Committed | ConditionFailed:
         """See MetadataStore."""
         check_transaction(transaction)
         self.statistics.transactions += 1
@@ -121,7 +121,7 @@ class EtcdMetadataStore:
             return Committed(revision)
         self.statistics.conflicts += 1
         with _readable():
-            return Conflict(conflict_entries(self._namespace, answer), revision)
+            return ConditionFailed(conflict_entries(self._namespace, answer), revision)
 
     @asynccontextmanager
     async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Watch]:
@@ -137,7 +137,7 @@ class EtcdMetadataStore:
         """See MetadataStore."""
         check_lease_time(ttl_s)
         try:
-            answer = await self._transport.call_about_lease("lease/grant", {"TTL": str(ttl_s)})
+            answer = await self._transport.first_about_lease("lease/grant", {"TTL": str(ttl_s)})
         except EtcdError as error:
             raise MetadataUnavailable(f"etcd refuses a lease: {error.message}") from error
         with _readable():
