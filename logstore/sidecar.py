@@ -70,8 +70,9 @@ from logstore.kafka.cluster import ClusterHandlers
 from logstore.kafka.configs import ConfigHandlers
 from logstore.kafka.epoch_routing import EpochRouting
 from logstore.kafka.groups.coordination import GroupCoordination
-from logstore.kafka.groups.coordinator import GroupCoordinator
+from logstore.kafka.groups.coordinator import GenerationLog, GroupCoordinator
 from logstore.kafka.groups.followed import commits_by_stream, committed_offsets
+from logstore.kafka.groups.generations import KeptGenerations
 from logstore.kafka.groups.handlers import GroupHandlers, TopicIds
 from logstore.kafka.groups.offsets import OffsetLedger, OffsetStore
 from logstore.kafka.groups.service import GroupService
@@ -447,7 +448,13 @@ def _groups(settings: SidecarConfig, broker: Broker, store: Store, report: Repor
     return handlers
 
 
-def _group_handlers(settings: SidecarConfig, broker: Broker, report: Report, offsets: OffsetStore) -> GroupHandlers:
+def _group_handlers(
+    settings: SidecarConfig,
+    broker: Broker,
+    report: Report,
+    offsets: OffsetStore,
+    generations: GenerationLog | None = None,
+) -> GroupHandlers:
     """All groups over these offsets, and the topics that clients see."""
     store = broker.engine.store
 
@@ -463,7 +470,7 @@ def _group_handlers(settings: SidecarConfig, broker: Broker, report: Report, off
         topic = store.topics.get(name)
         return None if topic is None else topic.topic_id
 
-    coordinator = GroupCoordinator(settings.groups, lambda: uuid.uuid4().hex, report)
+    coordinator = GroupCoordinator(settings.groups, lambda: uuid.uuid4().hex, report, generations)
     service = GroupService(coordinator, offsets, look_up, settings.offsets, broker.clock.monotonic_s())
     return GroupHandlers(service, broker.clock, broker.engine.wait, TopicIds(name_of, id_of))
 
@@ -502,7 +509,7 @@ def _coordination(
 
     def make(ledger: OffsetLedger) -> GroupHandlers:
         offsets = OffsetStore(ledger, commits_by_stream(readers.note_commits))
-        return _group_handlers(settings, broker, report, offsets)
+        return _group_handlers(settings, broker, report, offsets, KeptGenerations(ledger, broker.clock))
 
     async def beside(ledger: ReplicatedLedger, handlers: GroupHandlers) -> None:
         await readers.serve(ledger, committed_offsets(broker.engine.store, handlers.service))

@@ -89,9 +89,11 @@ class Admin:
         """Have a host drained, kept or removed. Raises UnknownHost, HostStays, NoCluster."""
         return self._client.call_operator(ChangeHostRequest(host, action), HostChanged)
 
-    def forget_producers(self, stream: TopicPartition, *, even_if_away: bool) -> ProducersForgotten:
-        """Let a stream go on without the chunk that its takeover waits for. Raises NothingLost, NoCluster."""
-        request = ForgetProducersRequest(stream.topic, stream.partition, even_if_away)
+    def forget_producers(
+        self, stream: TopicPartition, chunk: int, *, even_if_away: bool, repeat_epochs: bool
+    ) -> ProducersForgotten:
+        """Let what waits in a stream for a chunk go on without it. Raises NothingLost, NoCluster."""
+        request = ForgetProducersRequest(stream.topic, stream.partition, chunk, even_if_away, repeat_epochs)
         return self._client.call_operator(request, ProducersForgotten)
 
     def places(self, topic: str) -> PlacesReply | None:

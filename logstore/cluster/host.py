@@ -27,7 +27,7 @@ Invariants:
 * Safety is the state machines'; who is taken for alive here decides only what is tried when.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -85,7 +85,7 @@ from logstore.replica.messages import (
 from logstore.replica.owner import Owner
 from logstore.replica.owner_states import TAKING
 from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
-from logstore.replica.registrations import ChunkRegistration, Member, Prefix, StreamHead, StreamRegistration, TieredCopy
+from logstore.replica.registrations import ChunkRegistration, Prefix, StreamHead, StreamRegistration, TieredCopy
 from logstore.replica.replica import Replica
 from logstore.replica.stored_registrations import StoredRegistrations
 
@@ -122,8 +122,8 @@ class ClusterHost:
         self._replica = Replica(parts.identity.member, parts.files.stored, has_room=parts.files.has_room)
         self._owners: dict[str, Owner] = {}
         self._ticks = OwnerTicks(self._owners, self._carry_out)
-        self._shared = HostState.waking(self._has_token)
         self._copies = Copies(parts.links, parts.copy_rates)
+        self._shared = HostState.waking(self._has_token, self._copies.is_beside_appends)
         self._sets = SetChoice(self.name, lambda: self.live, parts.links, parts.plan_sets, self._shared.copies)
         self._hosts = LiveHosts(
             self.name, parts.view, parts.links, membership, self._hosts_changed, self._sets.choose, parts.grace_s
@@ -141,7 +141,7 @@ class ClusterHost:
         self._many = ManyRegistrations(parts.store, self._requests, self._answered, self._claims.is_known)
         self._vacancies = Walk(self._claims.known_streams, self._claims.look_at, LOOKS_AT_ONCE)
         self._placing = Walk(lambda: list(self._owners.values()), self._place)
-        self._reads = EntryReads(parts.links, self._reading_order, self._replica.was_copied)
+        self._reads = EntryReads(self.name, parts.links, self._replica.was_copied)
         self._heads: dict[str, StreamHead] = {}
         """Of streams with replicas here, as they were seen last."""
         known = self._requests.registrations.known
@@ -155,7 +155,7 @@ class ClusterHost:
             CopyChunk: self._copy_ordered,
             EntriesRead: self._entries_read,
             Fence: self._fenced,
-            LookAtRegistration: self._look_hint,
+            LookAtRegistration: lambda _, message: self._look(message.stream, message.revision),
             StreamRates: self._sets.heard,
             Refused: self._refused,
         }
@@ -398,6 +398,8 @@ class ClusterHost:
         self._to_replica(sender, message)
         if self._copies.flow.is_waiting(message.stream, message.epoch):
             self._carry_out(self._replica.progress_of(message.stream, message.epoch))
+        if self._claims.is_known(message.stream):  # the registration is to name the copy; several are read together
+            self._look(message.stream, message.revision)
 
     def _to_replica(self, sender: str, message: Append | CopyChunk | ReadEntries) -> None:
         # What comes for a topic that is not known leaves nothing here: it was deleted, or is asked for again.
@@ -428,9 +430,6 @@ class ClusterHost:
         effects = self._replica.receive(sender, message)
         self._copies.arrived(message, effects)
         self._carry_out(effects)
-
-    def _look_hint(self, sender: str, message: LookAtRegistration) -> None:
-        self._look(message.stream, message.revision)
 
     def peer_refused(self, host: str) -> None:
         """A host's connection was lost, and its address refuses connections: its process is gone."""
@@ -477,8 +476,9 @@ class ClusterHost:
             self._heads[stream] = now.head
         owner = self._owners.get(stream)
         is_overtaken = owner is not None and now.head.owner != self._parts.identity.owner_id
-        if has_replicas and now.head == before and not (is_overtaken or self._replica.has_failed(stream)):
-            self._shown.look_later(stream, now.revision)  # sealed chunks alone have changed: a copy was made, say
+        is_alike = now.head == before or now.head.replaces_empty_chunk_of(before)
+        if has_replicas and is_alike and not (is_overtaken or self._replica.has_failed(stream)):
+            self._shown.look_later(stream, now.revision)  # what is to be kept is as it was: a copy was made, say
         elif is_overtaken or (has_replicas and not now.head.is_claim_of(before)):
             self._look(stream, now.revision)
 
@@ -550,11 +550,18 @@ class ClusterHost:
         else:
             self._requests.ask(ReadRegistration(stream, revision))
 
+    def _read(self, request: ReadRegistration) -> None:
+        """Read a registration; one that is known as of the revision that a replica wants is shown to replicas alone."""
+        known = self._requests.registrations.known(request.stream)
+        if known is not None and known.revision >= request.revision > 0:
+            self._shown.show(known)
+        else:
+            self._requests.ask(request)
+
     def _answered(self, answer: RegistrationRead | SwapAnswer) -> None:
         """What the metadata store says of a stream."""
-        stream = answer.stream
         self._shown.show(answer)
-        owner = self._owners.get(stream)
+        owner = self._owners.get(answer.stream)
         if owner is None:
             return
         if isinstance(answer, SwapAnswer):
@@ -578,7 +585,9 @@ class ClusterHost:
                 self._news.acked(effect)
             elif isinstance(effect, Load):
                 self._disk.load(effect)
-            elif isinstance(effect, ReadRegistration | SwapRegistration):
+            elif isinstance(effect, ReadRegistration):
+                self._read(effect)
+            elif isinstance(effect, SwapRegistration):
                 self._requests.ask(effect)
             else:
                 self._news.tell(effect)
@@ -587,13 +596,3 @@ class ClusterHost:
         self._owners.pop(stream, None)
         self._sets.rates.deposed(stream)
         self._claims.look_at(stream)
-
-    def _reading_order(self, members: Sequence[Member]) -> list[Member]:
-        """This host first, then those that can be reached, then the rest."""
-
-        def distance(member: Member) -> int:
-            if member.host == self.name:
-                return 0
-            return 1 if self._parts.links.is_reachable(member.host) else 2
-
-        return sorted(members, key=distance)

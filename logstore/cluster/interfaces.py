@@ -7,6 +7,7 @@
 | `ReplicaFiles` | carries out what replicas ask of the disk, on the streams of the local store |
 | `SetPlanner` | says which hosts join a replica set |
 | `CopyPlanner` | says which copies may be made now, and from where |
+| `StreamOwners` | owns streams, for the streams that clients append to: takes appends and trims, reads chunks |
 | `StreamObserver` | the stream that clients append to, on its owner's host: hears what is acknowledged |
 
 Invariants: everything here runs on the event loop's thread. A message may be lost, so `send` never waits and never
@@ -21,8 +22,8 @@ from logstore.log.stream import Stream
 from logstore.log.ticket import Ticket
 from logstore.replica.effects import DiskOperation, Load
 from logstore.replica.known_replicas import StoredReplicas
-from logstore.replica.messages import Entry, Message
-from logstore.replica.registrations import Prefix, StreamRegistration
+from logstore.replica.messages import EntriesRead, Entry, Message
+from logstore.replica.registrations import ChunkRegistration, Prefix, StreamRegistration
 
 Received = Callable[[str, Message], None]
 """Takes a message from a host."""
@@ -157,6 +158,40 @@ class ReplicaFiles(Protocol):
 
     def local(self, stream: str, epoch: int) -> Stream | None:
         """The local store's stream with a chunk's records, at their offsets; None if there is none here."""
+
+
+class StreamOwners(Protocol):
+    """What a stream needs of its host (`logstore.cluster.host`)."""
+
+    def may_append(self, stream: str, size_bytes: int, /) -> bool:
+        """Whether `append` takes a batch of this size now."""
+
+    def append(self, stream: str, data: bytes, record_count: int, /) -> int:
+        """Append a batch, at `next_offset`, which is returned."""
+
+    def next_offset(self, stream: str, /) -> int:
+        """The offset of the next batch."""
+
+    def is_claimed(self, stream: str, /) -> bool:
+        """Whether this host owns the stream, or is about to."""
+
+    def trim(self, stream: str, log_start: int, /, *, keeps_last: bool) -> None:
+        """Trim the stream's front. Raises NotLeader."""
+
+    def roll(self, stream: str, /) -> None:
+        """Seal the open chunk, and open the next one. Raises NotLeader."""
+
+    def reconfigure(self, stream: str, chunk_bytes: int, /) -> None:
+        """The topic's settings have changed; chunks are full at this size."""
+
+    def acked(self, stream: str, /) -> Prefix:
+        """How much of the open chunk is acknowledged. Raises NotLeader."""
+
+    def registration(self, stream: str, /) -> StreamRegistration:
+        """The registration of a stream that this host owns. Raises NotLeader."""
+
+    async def read_entries(self, stream: str, chunk: ChunkRegistration, offset: int, max_bytes: int, /) -> EntriesRead:
+        """Read a chunk's batches from any of its members."""
 
 
 class StreamObserver(Protocol):

@@ -54,6 +54,7 @@ from logstore.cluster.streams.signs_of_life import SignsOfLife
 from logstore.cluster.streams.stored_access import HEAD, StoredAccess
 from logstore.cluster.streams.takeover_waits import TakeoverWaits, WaitTimes
 from logstore.cluster.streams.topics import GROUPS_TOPIC, ClusterFacts, ClusterTopics
+from logstore.cluster.streams.wait_tidying import WaitTidying
 from logstore.cluster.survey import Survey
 from logstore.cluster.tier.tier_service import ClusterTierService
 from logstore.errors import ConfigError
@@ -220,6 +221,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     nursery.start_soon(retention.run, topics.streams)
     coordinator = _plan_copies(host, metadata, links, local)
     GroupAppends(topics, engine, under_way, local.clock, waits).serve(links.calls)
+    nursery.start_soon(WaitTidying(metadata, topics.streams, reads, engine, under_way, waits).run)
     nursery.start_soon(homes.epochs.run)
     survey = Survey(host, metadata, links.is_reachable, local.clock)
     meter = HostMeter(host, links, metadata, local.engine.store.replicas, coordinator, waits)

@@ -14,7 +14,7 @@ Invariants:
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
@@ -26,10 +26,11 @@ from logstore.base.metadata.interface import MetadataStore
 from logstore.cluster.members import election
 from logstore.cluster.members.departures import Departures
 from logstore.cluster.members.view import ClusterView, KnownHead, KnownTopic, stream_name
-from logstore.cluster.streams.takeover_waits import WaitNotes
+from logstore.cluster.streams.wait_notes import WaitNotes
 from logstore.errors import CorruptRegister, UnknownFormatVersion, UnknownTopicOrPartition
 from logstore.format.host_summaries import (
     HOSTS_PER_REPLY,
+    MAX_WAITS,
     PLACES_PER_REPLY,
     HostsReply,
     HostSummary,
@@ -99,7 +100,7 @@ class Survey:
         self.departures = Departures(host.view, store)
         """What operators may change of hosts."""
         self.waits = WaitNotes(store, host.view)
-        """What they may change of takeovers that wait."""
+        """What they may change of what waits for chunks."""
         self._view = host.view
         self._store = store
         self._is_reachable = is_reachable
@@ -163,7 +164,7 @@ class Survey:
             counts = await self._count(heads, f"{schema.CHUNKS}{topic_id}/")
         waits = await self.waits.of_topic(topic_id)
         places = [
-            self._place(partition, stream, known.topic, counts, addresses, waits.get(partition))
+            self._place(partition, stream, known.topic, counts, addresses, waits.get(partition, ()))
             for partition, stream in zip(partitions, streams, strict=True)
         ]
         return PlacesReply(tuple(places), counts.is_complete)
@@ -264,7 +265,7 @@ class Survey:
         topic: schema.Topic,
         counts: _Counts,
         addresses: Mapping[int, str],
-        wait: schema.Wait | None,
+        waits: Sequence[schema.Wait],
     ) -> PlaceSummary:
         known, owner = self._view.heads.get(stream), self._host.owner_of(stream) or ""
         open_chunk = None if known is None else known.head.open_chunk
@@ -280,13 +281,23 @@ class Survey:
             away=tuple(member.host for member in members if not self.is_alive(member)),
             chunks=counts.chunks[stream],
             under_replicated=counts.short[stream],
-            wait=None if wait is None else wait_summary(wait),
+            waits=tuple(map(wait_summary, waits[:MAX_WAITS])),
         )
 
 
 def wait_summary(wait: schema.Wait) -> WaitSummary:
-    """A takeover that waits, as operators are told of it."""
-    return WaitSummary(wait.since_ms, wait.chunk, wait.first, wait.end, wait.object, wait.error, wait.lost)
+    """What waits for a chunk, as operators are told of it."""
+    return WaitSummary(
+        since_ms=wait.since_ms,
+        chunk=wait.chunk,
+        first=wait.first,
+        end=wait.end,
+        object=wait.object,
+        error=wait.error,
+        is_lost=wait.lost,
+        query=wait.query,
+        epoch=wait.epoch,
+    )
 
 
 def _named(chunk: ChunkRegistration) -> set[str]:

@@ -89,7 +89,7 @@ def _known_by_owners(
     """What the owners say of their partitions."""
     by_address: dict[str, list[TopicPartition]] = {}
     for place in places:
-        if place.address and place.wait is None:  # of one that nobody leads, nobody says anything
+        if place.address and place.is_led:  # of one that nobody leads, nobody says anything
             by_address.setdefault(place.address, []).append(TopicPartition(topic, place.partition))
     found: dict[int, dict[str, Any]] = {}
     for address, streams in by_address.items():
@@ -117,7 +117,7 @@ def _describe_placed(
             "away": list(place.away),
             "chunks": place.chunks,
             "under_replicated": place.under_replicated,
-            "waits": None if place.wait is None else wait_values(place.wait),
+            "waits": [wait_values(wait) for wait in place.waits],
         }
         for place in reply.places
     ]
@@ -132,15 +132,15 @@ def _describe_placed(
     copies = max((place.copies for place in reply.places), default=0)
     print(f"{short} of {sum(place.chunks for place in reply.places)} chunks have fewer than {copies} copies{more}")
     for place in reply.places:
-        if place.wait is not None:
+        for wait in place.waits:
             stream = TopicPartition(arguments.topic, place.partition)
-            print(f"partition {place.partition} {wait_text(stream, place.wait)}")
+            print(f"partition {place.partition} {wait_text(stream, wait)}")
     print()
     print_fields(sorted(configs.items()))
 
 
 def wait_values(wait: WaitSummary) -> dict[str, Any]:
-    """A takeover that waits, as values for JSON."""
+    """What waits for a chunk, as values for JSON."""
     return {
         "since_ms": wait.since_ms,
         "chunk": wait.chunk,
@@ -149,18 +149,28 @@ def wait_values(wait: WaitSummary) -> dict[str, Any]:
         "object": wait.object or None,
         "error": wait.error,
         "lost": wait.is_lost,
+        "query": wait.query or None,
+        "epoch": wait.epoch if wait.query else None,
     }
 
 
 def wait_text(stream: TopicPartition, wait: WaitSummary) -> str:
     """What a stream waits for, and what to do."""
     where = f", at {wait.object} in the tier" if wait.object else ""
+    offsets = f"offsets {wait.first} to {wait.end - 1} (the chunk of epoch {wait.chunk}{where})"
     hosts = "" if wait.is_lost else ", or the host that has them"
+    command = f"cairn topics forget-producers {stream.topic}:{stream.partition}"
+    if not wait.query:
+        away = "" if wait.is_lost else " --even-if-away"
+        return (
+            f"is led by nobody since {show_time(wait.since_ms)}: {offsets}, which say who has written, cannot be read: "
+            f"{wait.error}. Bring them back{hosts}, and it goes on by itself; or go on without them: {command}{away}"
+        )
+    away = "" if wait.is_lost else " --repeat-epochs"
     return (
-        f"is led by nobody since {show_time(wait.since_ms)}: offsets {wait.first} to {wait.end - 1} (the chunk of "
-        f"epoch {wait.chunk}{where}), which say who has written, cannot be read: {wait.error}. Bring them back{hosts}, "
-        "and it goes on by itself; or go on without them: "
-        f"cairn topics forget-producers {stream.topic}:{stream.partition}"
+        f"waits with epoch {wait.epoch} of query {wait.query} since {show_time(wait.since_ms)}: {offsets}, which may "
+        f"have it already, cannot be read: {wait.error}. Bring them back{hosts}, and the query goes on by itself; or "
+        f"have the epoch appended behind them, which makes two of it if they have it and come back: {command}{away}"
     )
 
 

@@ -67,7 +67,7 @@ def _status(arguments: argparse.Namespace) -> int:
             ("staged", show_bytes(sidecar.staged_bytes)),
             ("disk", f"{show_bytes(sidecar.disk_free_bytes)} free ({free_percent} %)"),
             *([] if sidecar.refused_since_ms is None else [("appends", _refusal(sidecar, sidecar.refused_since_ms))]),
-            *([("takeovers", _waiting(sidecar.waiting))] if sidecar.waiting else []),
+            *([("waiting", _waiting(sidecar.waiting))] if sidecar.waiting else []),
         ]
     )
     return 0
@@ -80,7 +80,7 @@ def _advertised(hosts: Sequence[str]) -> str:
 
 
 def _waiting(streams: Sequence[str]) -> str:
-    return f"nobody leads {', '.join(streams)}: cairn topics describe TOPIC says what each waits for, and what to do"
+    return f"{', '.join(streams)}: cairn topics describe TOPIC says what waits there, and what to do"
 
 
 def _refusal(sidecar: SidecarReply, since_ms: int) -> str:

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     change = add_action(actions, "set", "change settings of a topic")
     change.add_argument("topic", metavar="TOPIC")
     change.add_argument("settings", nargs="+", metavar="CONFIG=VALUE", help="CONFIG= resets to the default")
-    forget = add_action(actions, "forget-producers", "have a stream go on without a lost chunk that its takeover needs")
+    forget = add_action(actions, "forget-producers", "have a stream go on without a lost chunk that it waits for")
     add_forget_arguments(forget)
 
 

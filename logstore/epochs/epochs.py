@@ -23,7 +23,7 @@ Invariants:
 
 `_commit` shows the order of events, from the request to the answer. No sockets, no clock and no event loop.
 
-Sources: docs/format.md, "Epochs"; CEC paper, section IX.
+Sources: docs/format.md, "Epochs"; CEC paper, section IX (output is stored before it is forwarded).
 """
 
 from collections import Counter

@@ -10,7 +10,6 @@ from logstore.errors import MalformedRequest
 from logstore.format.fields import (
     MAX_NAME_CHARACTERS,
     Fields,
-    as_object,
     get_bool,
     get_int,
     get_name,
@@ -23,6 +22,8 @@ PLACES_PER_REPLY: Final = 1_000
 """Bounds of an answer; further partitions are asked for with the first one wanted."""
 MAX_HOSTS_OF_CHUNK: Final = 64
 MAX_WAIT_CHARACTERS: Final = 2_000
+MAX_WAITS: Final = 4
+"""Of a partition that are named: one at a time is usual."""
 HOST_STATES: Final = ("alive", "unreachable", "gone")
 DRAIN: Final = "drain"
 UNDRAIN: Final = "undrain"
@@ -88,9 +89,10 @@ class HostChanged:
 
 @dataclass(frozen=True, slots=True)
 class WaitSummary:
-    """A takeover that waits, since a wall time in ms since 1970: what says who has written to the stream are the
-    offsets from `first` to in front of `end`, the chunk of epoch `chunk`, and `error` says why they cannot be read.
-    `object`: where they lie in the tier; empty: they do not. `is_lost`: nobody is known who may have them still.
+    """What waits in a stream, since a wall time in ms since 1970, for the offsets from `first` to in front of `end`,
+    the chunk of epoch `chunk`; `error` says why they cannot be read. `object`: where they lie in the tier; empty: they
+    do not. `is_lost`: nobody is known who may have them still. A takeover waits if `query` is empty; otherwise an epoch
+    of that query does, which the offsets may have.
     """
 
     since_ms: int
@@ -100,13 +102,16 @@ class WaitSummary:
     object: str
     error: str
     is_lost: bool
+    query: str = ""
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceSummary:
     """Where a partition is. `owner` is "" if nobody owns it; `address` is the owner's for the client's listener.
     `replicas`: the members of the open chunk; `away`: those of them that are not alive. `chunks` counts the open one.
-    `wait`: why nobody leads it although it has an owner, if that lasts.
+    `waits`: what waits for chunks that cannot be read, if that lasts: a takeover, so that nobody leads the partition
+    although it has an owner, or epochs; at most MAX_WAITS.
     """
 
     partition: int
@@ -118,7 +123,12 @@ class PlaceSummary:
     away: tuple[str, ...]
     chunks: int
     under_replicated: int
-    wait: WaitSummary | None = None
+    waits: tuple[WaitSummary, ...] = ()
+
+    @property
+    def is_led(self) -> bool:
+        """Whether the owner, if there is one, serves clients."""
+        return all(wait.query for wait in self.waits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +197,7 @@ def places_fields(reply: PlacesReply) -> dict[str, object]:
             "away": list(place.away),
             "chunks": place.chunks,
             "under_replicated": place.under_replicated,
-            "wait": None if place.wait is None else wait_fields(place.wait),
+            "waits": [wait_fields(wait) for wait in place.waits],
         }
         for place in reply.places
     ]
@@ -207,7 +217,7 @@ def get_places(fields: Fields) -> PlacesReply:
             away=get_texts(entry, "away"),
             chunks=get_int(entry, "chunks", 0, _INT64_MAX),
             under_replicated=get_int(entry, "under_replicated", 0, _INT64_MAX),
-            wait=None if entry.get("wait") is None else get_wait(as_object(entry["wait"], "'wait'")),
+            waits=tuple(get_wait(wait) for wait in get_objects({"waits": [], **entry}, "waits")[:MAX_WAITS]),
         )
         for entry in get_objects(fields, "places")
     )
@@ -215,7 +225,7 @@ def get_places(fields: Fields) -> PlacesReply:
 
 
 def wait_fields(wait: WaitSummary) -> dict[str, object]:
-    """The fields of a takeover that waits."""
+    """The fields of what waits."""
     return {
         "since_ms": wait.since_ms,
         "chunk": wait.chunk,
@@ -224,14 +234,17 @@ def wait_fields(wait: WaitSummary) -> dict[str, object]:
         "object": wait.object,
         "error": wait.error,
         "lost": wait.is_lost,
+        "query": wait.query,
+        "epoch": wait.epoch,
     }
 
 
 def get_wait(fields: Fields) -> WaitSummary:
-    """A takeover that waits, in fields. Raises MalformedRequest."""
+    """What waits, in fields. Raises MalformedRequest."""
     since_ms, chunk, first, end = (get_int(fields, key, 0, _INT64_MAX) for key in ("since_ms", "chunk", "first", "end"))
-    named, error = (get_text(fields, key, MAX_WAIT_CHARACTERS) for key in ("object", "error"))
-    return WaitSummary(since_ms, chunk, first, end, named, error, get_bool(fields, "lost"))
+    named, error, query = (get_text(fields, key, MAX_WAIT_CHARACTERS) for key in ("object", "error", "query"))
+    epoch = get_int(fields, "epoch", 0, _INT64_MAX)
+    return WaitSummary(since_ms, chunk, first, end, named, error, get_bool(fields, "lost"), query, epoch)
 
 
 def _host_fields(host: HostSummary) -> dict[str, object]:

@@ -106,7 +106,7 @@ class SidecarReply:
     """The sidecar: its version, ms since it started, what it holds, and the disk of its data directory.
 
     `disk_needed_bytes` are to stay free there: if fewer are, appends are refused, since `refused_since_ms` (wall time
-    in ms since 1970; None: they are taken). `waiting`: streams of the cluster whose takeovers wait, the first of them.
+    in ms since 1970; None: they are taken). `waiting`: streams of the cluster that wait for chunks, the first of them.
     """
 
     version: str
@@ -155,13 +155,16 @@ class ChangeHostRequest:
 
 @dataclass(frozen=True, slots=True)
 class ForgetProducersRequest:
-    """Let a stream go on without the chunk that its takeover waits for. `even_if_away`: also if a host or a store that
-    has the chunk may come back. May be sent again.
+    """Let what waits in a stream for a chunk, by its epoch, go on without it. `even_if_away`: a takeover also if a host
+    or a store that has the chunk may come back; `repeat_epochs`: epochs as well, which are in the stream twice then.
+    May be sent again.
     """
 
     topic: str
     partition: int
+    chunk: int
     even_if_away: bool = False
+    repeat_epochs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +224,8 @@ def encode_request(request: OperatorRequest, *, correlation_id: int, client_id: 
     elif isinstance(request, ChangeHostRequest):
         fields = {"host": request.host, "action": request.action}
     elif isinstance(request, ForgetProducersRequest):
-        fields = {"topic": request.topic, "partition": request.partition, "even_if_away": request.even_if_away}
+        fields = {"topic": request.topic, "partition": request.partition, "chunk": request.chunk}
+        fields |= {"even_if_away": request.even_if_away, "repeat_epochs": request.repeat_epochs}
     return encode_own_request(api_key_of(request), fields, correlation_id, client_id)
 
 
@@ -243,8 +247,9 @@ def decode_request(api_key: int, body: Buffer) -> OperatorRequest:
     if api_key == DESCRIBE_TIER:
         return DescribeTierRequest(get_name(fields, "topic"), get_int(fields, "first", 0, _INT32_MAX))
     if api_key == FORGET_PRODUCERS:
-        partition = get_int(fields, "partition", 0, _INT32_MAX)
-        return ForgetProducersRequest(get_name(fields, "topic"), partition, get_bool(fields, "even_if_away"))
+        partition, chunk = get_int(fields, "partition", 0, _INT32_MAX), get_int(fields, "chunk", 0, _INT64_MAX)
+        even_if_away, repeat_epochs = get_bool(fields, "even_if_away"), get_bool(fields, "repeat_epochs")
+        return ForgetProducersRequest(get_name(fields, "topic"), partition, chunk, even_if_away, repeat_epochs)
     raise MalformedRequest(f"{api_key} is none of the requests of operators ({sorted(OPERATOR_API_KEYS)})")
 
 

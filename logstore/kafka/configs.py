@@ -7,7 +7,7 @@ Kafka's names and are never changed over the network.
 Source: Kafka protocol guide; KIP-226 (where a value comes from), KIP-339 (incremental changes).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -231,26 +231,24 @@ class ConfigHandlers:
     async def alter_configs(self, request: Any, _: Caller) -> ResponsePayload:
         """AlterConfigs 0 to 2: the settings in the request replace all of the topic's own settings."""
 
-        def changes(resource: Any, overrides: Mapping[str, str]) -> dict[str, str | None]:
-            replaced: dict[str, str | None] = dict.fromkeys(overrides)
-            replaced.update({entry.name: entry.value for entry in resource.configs})
-            return replaced
+        def named(resource: Any) -> dict[str, str | None]:
+            return {entry.name: entry.value for entry in resource.configs}
 
-        return await respond(
-            request, {"responses": [await self._alter(request, r, changes) for r in request.resources]}
-        )
+        answers = [await self._alter(request, each, named, resets_others=True) for each in request.resources]
+        return await respond(request, {"responses": answers})
 
     async def incremental_alter_configs(self, request: Any, _: Caller) -> ResponsePayload:
         """IncrementalAlterConfigs 0 and 1."""
 
-        def changes(resource: Any, _: Mapping[str, str]) -> dict[str, str | None]:
+        def named(resource: Any) -> dict[str, str | None]:
             return _incremental(resource.configs)
 
-        return await respond(
-            request, {"responses": [await self._alter(request, r, changes) for r in request.resources]}
-        )
+        answers = [await self._alter(request, each, named, resets_others=False) for each in request.resources]
+        return await respond(request, {"responses": answers})
 
-    async def _alter(self, request: Any, resource: Any, changes_of: Any) -> Mapping[str, Any]:
+    async def _alter(
+        self, request: Any, resource: Any, named: Callable[[Any], dict[str, str | None]], *, resets_others: bool
+    ) -> Mapping[str, Any]:
         await self._pace.step()
         outcome: Mapping[str, Any] = {"error_code": ErrorCode.none, "error_message": None}
         engine = self._broker.engine
@@ -260,10 +258,10 @@ class ConfigHandlers:
                     "only topics can be changed over the network; the sidecar's settings are its own"
                 )
             topic = engine.store.topic(resource.resource_name)
-            changes = changes_of(resource, topic.overrides)
+            changes = named(resource)
             parse_config(changes)
             if not request.validate_only:
-                await engine.wait(engine.store.alter_topic(topic.name, changes))
+                await engine.wait(engine.store.alter_topic(topic.name, changes, resets_others=resets_others))
         except CairnError as error:
             outcome = {"error_code": self._code(error), "error_message": str(error)}
         return {**_named(resource), **outcome}

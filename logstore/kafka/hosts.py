@@ -56,8 +56,14 @@ async def _handle(
             reply = await _changed(survey.departures, request)
         elif isinstance(request, ForgetProducersRequest):
             table.require(broker, FORGET_PRODUCERS, caller, CLUSTER_NAME)
-            forget = survey.waits.forget(request.topic, request.partition, even_if_away=request.even_if_away)
-            reply = ProducersForgotten(wait_summary(await forget))
+            forgotten = await survey.waits.forget(
+                request.topic,
+                request.partition,
+                request.chunk,
+                even_if_away=request.even_if_away,
+                repeat_epochs=request.repeat_epochs,
+            )
+            reply = ProducersForgotten(wait_summary(forgotten))
         else:
             table.require(broker, DESCRIBE_HOSTS, caller, CLUSTER_NAME)
             reply = await survey.hosts()

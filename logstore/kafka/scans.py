@@ -4,7 +4,7 @@ Invariants: the answer has whole batches up to the high watermark, within the li
 and of the budget of unsent answers, but at least one batch if there is any; a failure is an error inside the answer.
 Only reader threads read the disk.
 
-Source: CEC paper, section III; docs/format.md, "Private requests".
+Source: CEC paper, section II.B ("Constructing an EC"); docs/format.md, "Private requests".
 """
 
 from functools import partial

@@ -16,8 +16,8 @@ Invariants:
 * Bounded: MAX_FILES files of about `file_bytes` each; `max_unwritten_bytes` of batches that no chunk file has.
   Beyond a bound, `has_room` is false, and streams write to their chunks directly.
 
-Sources: CEC paper, section IX (asynchronous chunked writes); Apache BookKeeper's journal, which shares one sync among
-all ledgers; docs/format.md.
+Sources: Apache BookKeeper's journal, which shares one sync among all ledgers; CEC paper, section IX (asynchronous
+writes: here those of chunks, behind the journal); docs/format.md.
 """
 
 from collections import deque

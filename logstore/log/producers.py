@@ -94,6 +94,10 @@ class ProducerTable(Generic[T]):
         self._pending.setdefault(header.producer_id, []).append(_Pending(header.producer_epoch, first, last, ticket))
         return None
 
+    def knows(self, producer_id: int) -> bool:
+        """Whether `admit` keeps this producer's batches in order: it has a batch, synced or pending."""
+        return producer_id in self._pending or producer_id in self._durable
+
     def _find_duplicate(self, producer_id: int, epoch: int, first: int, last: int) -> Duplicate[T] | None:
         for batch in self._pending.get(producer_id, ()):
             if (batch.epoch, batch.first_sequence, batch.last_sequence) == (epoch, first, last):

@@ -4,7 +4,7 @@ Invariants:
 * Entries are checked and contiguous from their key's offset on; each is handed out once.
 * Bounded: `max_bytes` over all readers; the oldest entry is evicted first. Losing an entry only costs a read.
 
-Source: CEC paper, section IX (asynchronous reads issued ahead of the network).
+Source: CEC paper, section IX (a replay reads stored events asynchronously, apart from sending them).
 """
 
 from collections import OrderedDict

@@ -20,7 +20,7 @@ Invariants:
 * Bounded: MAX_READERS readers with MAX_READER_STREAMS streams in all, STREAMS_PER_READER each; a call of `save` writes
   SAVED_AT_ONCE readers. Nothing that runs by the clock takes a time that grows with readers times streams.
 
-Source: SGuard, section 2 (HAInput acknowledges, HAOutput trims); docs/decisions/0022-registered-readers.md.
+Source: SGuard, section 3 (HAInput acknowledges, HAOutput trims); docs/decisions/0022-registered-readers.md.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -28,7 +28,9 @@ from logstore.log.chunks import ChunkView, IndexBuilder, IndexCache, SparseIndex
 from logstore.log.tail import TailEntry
 
 READ_BYTES = 256 * 1024
-"""Smallest request of a catch-up read to the disk (CEC paper, section II.B)."""
+"""Smallest request of a catch-up read to the disk: the size in which the CEC paper (section II.B) reads a log back to
+construct an EC; of catch-up reads it names none.
+"""
 SEEK_READ_BYTES = 32 * 1024
 """Size of a look-up's reads: about one index interval."""
 WINDOW_LIMIT_BYTES = 4 << 20

@@ -9,7 +9,8 @@ Invariants:
 * A batch whose type in the index is not one of the wanted types is not read: the index has its own checksums.
 * Runs on reader threads: reads chunks through immutable views and does not touch the streams.
 
-Source: CEC paper, section III (the output queue is read backwards until all open windows are found).
+Source: CEC paper, section II.B ("Constructing an EC": the output queue is read backwards until all open windows are
+found). The paper reads all of it; the index that leaves results out is ours.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence

@@ -203,8 +203,12 @@ class ServedStore(Protocol):
     def add_partitions(self, name: str, total: int) -> TicketView[ServedTopic]:
         """Grow a topic to `total` partitions."""
 
-    def alter_topic(self, name: str, changes: Mapping[str, str | None]) -> TicketView[ServedTopic]:
-        """Change settings of a topic; None resets a setting to its default."""
+    def alter_topic(
+        self, name: str, changes: Mapping[str, str | None], *, resets_others: bool = False
+    ) -> TicketView[ServedTopic]:
+        """Change settings of a topic; None resets a setting to its default. `resets_others`: so does every setting of
+        its own that is not named, as of the moment of the change.
+        """
 
     def delete_topic(self, name: str) -> TicketView[None]:
         """Delete a topic."""

@@ -79,7 +79,7 @@ from logstore.log.stream_state import RecoveredStream, RollingStream, StreamName
 from logstore.log.tail import Tail
 from logstore.log.ticket import Ticket
 from logstore.log.tiered import TierLedger
-from logstore.log.topics import TopicConfig, check_name, parse_config, require_tier
+from logstore.log.topics import TopicConfig, check_name, named_and_reset, parse_config, require_tier
 
 PRODUCER_ID_BLOCK = 1000
 DEFAULT_TAIL_BYTES = 16 << 20
@@ -396,15 +396,18 @@ class Store:
             raise InvalidPartitions(f"topic {name!r} has {len(topic.partitions)} partitions; {total} would not be more")
         return await self._save_topic(topic, total, [])
 
-    def alter_topic(self, name: str, changes: Mapping[str, str | None]) -> Ticket[Topic]:
-        """Change settings of a topic; None resets a setting to its default.
+    def alter_topic(
+        self, name: str, changes: Mapping[str, str | None], *, resets_others: bool = False
+    ) -> Ticket[Topic]:
+        """Change settings of a topic; None resets a setting to its default, `resets_others` all that are not named.
 
         The ticket fails with UnknownTopicOrPartition, InvalidConfig or StorageFailed.
         """
-        return self._changes.run(name, lambda: self._alter_topic(name, changes))
+        return self._changes.run(name, lambda: self._alter_topic(name, changes, resets_others=resets_others))
 
-    async def _alter_topic(self, name: str, changes: Mapping[str, str | None]) -> Topic:
+    async def _alter_topic(self, name: str, named: Mapping[str, str | None], *, resets_others: bool) -> Topic:
         topic = self.topic(name)
+        changes = named_and_reset(topic.overrides, named, resets_others=resets_others)
         kept = {key: value for key, value in topic.overrides.items() if key not in changes}
         overrides = kept | {key: value for key, value in changes.items() if value is not None}
         parse_config({key: None for key, value in changes.items() if value is None})

@@ -147,6 +147,15 @@ def check_name(name: str) -> None:
         )
 
 
+def named_and_reset(
+    settings: Mapping[str, str], changes: Mapping[str, str | None], *, resets_others: bool
+) -> Mapping[str, str | None]:
+    """All that a change does to a topic's own settings; None resets one. `resets_others`: also those that it does not
+    name.
+    """
+    return {**dict.fromkeys(settings), **changes} if resets_others else changes
+
+
 def parse_config(changes: Mapping[str, str | None], base: TopicConfig = TopicConfig()) -> TopicConfig:
     """`base` with `changes` applied; None resets a setting to its default. Raises InvalidConfig."""
     values: dict[str, int | str] = {}

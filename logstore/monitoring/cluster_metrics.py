@@ -77,7 +77,7 @@ CLUSTER_METRICS: Final[tuple[ClusterMetricEntry, ...]] = (
                        "streams that this host became the owner of after another owner, or its own last life",
                        _one(lambda x: x.takeovers)),
     ClusterMetricEntry("cairn_waiting_takeovers", "gauge", (),
-                       "streams of this host that nobody leads, because what says who has written cannot be read",
+                       "streams of this host that wait for a chunk that cannot be read: a takeover, or an epoch",
                        _one(lambda x: x.waiting_takeovers)),
     ClusterMetricEntry("cairn_link_up", "gauge", _HOST, "1: messages to the host are sent now",
                        _by_host(lambda x: int(x.is_up))),

@@ -11,6 +11,10 @@ Invariants:
   before what only moves; first come, first served among equals.
 * A copy without a source moves nothing (its target may have all of it), and asks nobody. Neither does a copy that its
   stream waits for, which is not asked for here at all.
+* A go from the plan is for a chunk, whatever its size. Where chunks are small it is *shared*, by SHARED_BYTES of them
+  in all and SHARED_CHUNKS at a time: other streams of this host that wish for copies as needy, from the same source to
+  the same target, have a go at the same time, and each stream may go on with its next chunk. The plan hears that a
+  shared go has ended when its last copy has.
 * Goes are pace alone. A go that came from a coordinator that has been replaced does no harm; goes stay when a plan is
   followed, or no longer.
 * No clock, no I/O.
@@ -21,18 +25,26 @@ first).
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
 COPIES_AT_ONCE: Final = 8
 """Chunks that the owners of one host have copied at a time without a plan: enough to keep several targets at work, and
 few enough that orders which are repeated while targets make them wait cost nothing.
 """
+SHARED_CHUNKS: Final = 8
+"""As many as share the calls of the metadata store that a copy costs."""
+SHARED_BYTES: Final = 4 << 20
+"""What is copied in half a second where appends let copies be no faster than they must: no long wait for others."""
+LEAST_BYTES: Final = 64 << 10
+"""What a chunk counts for at least: the smallest ones cost calls and syncs too."""
 
 
 class CopyWish(NamedTuple):
     """A copy that a stream wants: of the chunk with this epoch, to `target`, from one of `sources`.
 
-    `live`: copies of the chunk that are alive; `is_move`: they are enough, but some are on hosts that leave.
+    `live`: copies of the chunk that are alive; `is_move`: they are enough, but some are on hosts that leave;
+    `size_bytes`: of the chunk, which the plan is not told; 0: it is not known, so it is copied by a go of its own.
     """
 
     epoch: int
@@ -40,6 +52,12 @@ class CopyWish(NamedTuple):
     sources: tuple[str, ...]
     live: int
     is_move: bool = False
+    size_bytes: int = 0
+
+    @property
+    def counted_bytes(self) -> int:
+        """What it counts for where a go is shared; as much as there may be if its size is not known."""
+        return max(self.size_bytes, LEAST_BYTES) if self.size_bytes else SHARED_BYTES
 
     @property
     def need(self) -> tuple[bool, int]:
@@ -55,6 +73,14 @@ class CopyGo(NamedTuple):
     source: str
 
 
+@dataclass(slots=True)
+class _SharedGo:
+    """A go of the plan: the streams that use it, and how many bytes of further chunks it is for."""
+
+    streams: set[str]
+    left_bytes: int
+
+
 C = TypeVar("C", CopyWish, CopyGo)
 
 
@@ -66,6 +92,8 @@ class CopyTokens:
         self._wake = wake
         self._held: dict[str, CopyGo] = {}
         self._waiting: dict[str, CopyWish] = {}
+        self._shared: dict[str, _SharedGo] = {}
+        """Of streams with a go from the plan."""
         self._targets: Counter[str] = Counter()
         """How many of both each host is to get: asked for with each choice of a target, of which there are thousands
         when a host is lost.
@@ -106,6 +134,8 @@ class CopyTokens:
             return held
         if not wish.sources or (held is not None and not self.is_planned):
             return self._go(stream, wish)
+        if held is not None and self._goes_on(stream, held, wish):
+            return self._go(stream, wish, held.source)
         if held is not None:
             self.give_back(stream)
         if not self.is_planned and len(self._held) < self._limit:
@@ -115,11 +145,23 @@ class CopyTokens:
             self.changed()
         return None
 
+    def made(self, stream: str) -> None:
+        """The stream's copy is made. While there is room in its go, that stays until the stream has looked for another
+        chunk, and taken it or given the go back.
+        """
+        shared = self._shared.get(stream)
+        if shared is None or not self.is_planned or shared.left_bytes < LEAST_BYTES:
+            self.give_back(stream)
+
     def give_back(self, stream: str) -> None:
         """The stream neither copies nor waits: without a plan, the neediest of the others is next."""
+        shared = self._shared.pop(stream, None)
+        if shared is not None:
+            shared.streams.discard(stream)
         if not (self._note(self._waiting, stream, None) or self._note(self._held, stream, None)):
             return
-        self.changed()
+        if shared is None or not shared.streams:
+            self.changed()
         self._go_on()
 
     # ---- the plan
@@ -136,11 +178,35 @@ class CopyTokens:
         wish = self._waiting.get(stream)
         if wish is None or (wish.epoch, wish.target) != (go.epoch, go.target) or go.source not in wish.sources:
             return self._held.get(stream) == go
-        self._go(stream, wish, go.source)
-        self._wake(stream)
+        streams = self._sharing(stream, wish, go)
+        for each in streams:
+            self._go(each, self._waiting[each], go.source)
+        for each in streams:
+            self._wake(each)
         return True
 
     # ---- goes
+
+    def _sharing(self, stream: str, wish: CopyWish, go: CopyGo) -> list[str]:
+        """The streams that use a go of the plan, which is for the first one."""
+        streams, left_bytes = [stream], SHARED_BYTES - wish.counted_bytes
+        for other, also in self._waiting.items():
+            is_alike = also.target == go.target and go.source in also.sources and also.need == wish.need
+            if other != stream and is_alike and also.counted_bytes <= left_bytes and len(streams) < SHARED_CHUNKS:
+                streams.append(other)
+                left_bytes -= also.counted_bytes
+        self._shared.update(dict.fromkeys(streams, _SharedGo(set(streams), left_bytes)))
+        return streams
+
+    def _goes_on(self, stream: str, held: CopyGo, wish: CopyWish) -> bool:
+        """Whether a go of the plan is for another chunk of a stream now."""
+        shared = self._shared.get(stream)
+        if shared is None or wish.target != held.target or held.source not in wish.sources or not self.is_planned:
+            return False
+        if wish.counted_bytes > shared.left_bytes:
+            return False
+        shared.left_bytes -= wish.counted_bytes
+        return True
 
     def _go(self, stream: str, wish: CopyWish, source: str = "") -> CopyGo:
         self._note(self._waiting, stream, None)

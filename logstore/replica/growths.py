@@ -4,32 +4,52 @@ A host that comes is to be a member of all streams' next chunks. Each of these c
 metadata store some work, and hundreds of them behind one another would leave no time for producers.
 
 Invariants:
-* At most one stream has the turn, and streams that wait get it first come, first served.
+* Up to TOGETHER streams have the turn at the same time, and a stream may join the others for GATHER_MS only: what they
+  ask of the metadata store is asked together. Streams that wait get their turn first come, first served.
 * Behind each turn is a pause PAUSES times as long as the turn took, so changes take a quarter of the time, on a quick
   machine and on a slow one. It is no longer than LONGEST_PAUSE_MS: a turn that had to wait itself, for the metadata
   store say, does not hold up the others for long.
-* A stream keeps the turn through its pause, and gives it back again in every tick until the pause is over.
+* While producers write to this host, the pause has STEP_MS for each stream of the turn at least. A stream that waits
+  lacks nothing but a further member, so it has time.
+* Of the streams that had the turn the last one keeps its pause, and gives it back again in every tick until it is over.
 * No clock: who calls says what time it is, in milliseconds of the owners' time.
 """
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Final
 
+TOGETHER: Final = 8
+"""As many as share a call of the metadata store (`logstore.cluster.streams.registration_requests`)."""
+GATHER_MS: Final = 20
+"""A tick: who hears of the host in the same moment asks in it."""
 PAUSES: Final = 3
 LONGEST_PAUSE_MS: Final = 500
+STEP_MS: Final = 100
+"""Ten streams in a second, of each owner's host."""
 
 
 class Growths:
-    """See the module. `wake` is told of a stream that waited and has the turn now: its owner is to have a tick."""
+    """See the module. `wake` is told of a stream that waited and has the turn now: its owner is to have a tick.
+    `is_busy` says whether producers write to this host.
+    """
 
-    def __init__(self, wake: Callable[[str], None] = lambda stream: None) -> None:
+    def __init__(
+        self,
+        wake: Callable[[str], None] = lambda stream: None,
+        is_busy: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._wake = wake
+        self._is_busy = is_busy
         self._waiting: dict[str, None] = {}
-        self._turn = ""
-        """The stream that has the turn, or its pause; empty: none."""
-        self._begun_ms = 0
-        self._free_ms: int | None = None
-        """When its pause ends; None: its turn is not over."""
+        self._turn: dict[str, None] = {}
+        """The streams that have the turn."""
+        self._size = 0
+        """How many have the turn, or have had it."""
+        self._pausing = ""
+        """The stream that keeps the pause; empty: there is none."""
+        self._begun_ms = self._free_ms = 0
+        """When the turn has begun, and when its pause ends."""
 
     @property
     def waiting(self) -> int:
@@ -37,46 +57,64 @@ class Growths:
         return len(self._waiting)
 
     def has(self, stream: str) -> bool:
-        """Whether a stream has the turn, or its pause."""
-        return self._turn == stream
+        """Whether a stream has the turn, or keeps its pause."""
+        return stream in self._turn or self._pausing == stream
 
     def take(self, stream: str, now_ms: int) -> bool:
         """Whether a stream may change its members now; if not, it waits for its turn. So does one that wants others
         again behind its pause, as when a second host comes: it never says that it wants none.
         """
-        if self._turn == stream and self._free_ms is not None and now_ms >= self._free_ms:
+        if self._pausing == stream and now_ms >= self._free_ms:
             self._end(now_ms)
-        if self._turn == stream:
-            return self._free_ms is None
-        if self._turn or (self._waiting and stream not in self._waiting):
+        if self.has(stream):
+            return stream in self._turn
+        is_first = not self._waiting or stream in self._waiting
+        if self._turn and is_first and self._size < TOGETHER and now_ms - self._begun_ms <= GATHER_MS:
+            self._join(stream)
+        elif self._turn or self._pausing or not is_first:
             self._waiting.setdefault(stream)
-            return False
-        self._begin(stream, now_ms)
-        return True
+        else:
+            self._begin([stream], now_ms)
+        return stream in self._turn
 
     def give_back(self, stream: str, now_ms: int) -> None:
-        """The stream has the members that it wanted, or wants no others: the next has its turn after the pause."""
+        """The stream has the members that it wanted, or wants no others: the next ones have their turn after the
+        pause.
+        """
         self._waiting.pop(stream, None)
-        if self._turn != stream:
-            return
-        if self._free_ms is None:
-            self._free_ms = now_ms + min(PAUSES * (now_ms - self._begun_ms), LONGEST_PAUSE_MS)
-        if now_ms >= self._free_ms:
+        if stream in self._turn:
+            del self._turn[stream]
+            if not self._turn:
+                self._pausing, self._free_ms = stream, now_ms + self._pause_ms(now_ms)
+        if self._pausing == stream and now_ms >= self._free_ms:
             self._end(now_ms)
 
     def leave(self, stream: str) -> None:
-        """The stream is not owned here any more: if it had the turn, there is no pause."""
+        """The stream is not owned here any more: if it was the last that had the turn, there is no pause."""
         self._waiting.pop(stream, None)
-        if self._turn == stream:
-            self._end(self._begun_ms)
+        if self.has(stream):
+            self._turn.pop(stream, None)
+            if not self._turn:
+                self._end(self._begun_ms)
 
-    def _begin(self, stream: str, now_ms: int) -> None:
+    def _pause_ms(self, now_ms: int) -> int:
+        pause_ms = min(PAUSES * (now_ms - self._begun_ms), LONGEST_PAUSE_MS)
+        return max(pause_ms, STEP_MS * self._size) if self._is_busy() else pause_ms
+
+    def _begin(self, streams: list[str], now_ms: int) -> None:
+        self._begun_ms, self._size = now_ms, 0
+        for stream in streams:
+            self._join(stream)
+
+    def _join(self, stream: str) -> None:
         self._waiting.pop(stream, None)
-        self._turn, self._begun_ms, self._free_ms = stream, now_ms, None
+        self._turn[stream] = None
+        self._size += 1
 
     def _end(self, now_ms: int) -> None:
-        self._turn = ""
-        if self._waiting:
-            following = next(iter(self._waiting))
+        self._pausing = ""
+        following = list(islice(self._waiting, TOGETHER))
+        if following:
             self._begin(following, now_ms)
-            self._wake(following)
+        for stream in following:
+            self._wake(stream)

@@ -66,9 +66,9 @@ class HostState:
     """For streams that go on with more members, because a host has come."""
 
     @classmethod
-    def waking(cls, wake: Callable[[str], None]) -> "HostState":
-        """The state of a host that is told of streams that have waited."""
-        return cls(copies=CopyTokens(wake=wake), growths=Growths(wake))
+    def waking(cls, wake: Callable[[str], None], is_busy: Callable[[], bool]) -> "HostState":
+        """The state of a host that is told of streams that have waited; `is_busy`: whether it takes appends now."""
+        return cls(copies=CopyTokens(wake=wake), growths=Growths(wake, is_busy))
 
     def leave(self, stream: str) -> None:
         """The stream is not owned here any more."""

@@ -23,8 +23,8 @@ What a failure costs (r members): a member that fails, one swap and the unacknow
 each; a takeover, three swaps, r fences with one sync each, and what `repair` copies if fewer than `min_copies` members
 answered; a lost message, one more after `resend_ms`. An append without failures: r messages, r syncs, r answers.
 
-Sources: Apache BookKeeper (ensemble changes, the last add confirmed); SGuard, section 3; KIP-101, KIP-279 and KIP-320
-(why a length without an epoch, and an epoch without the metadata's word, lose records).
+Sources: Apache BookKeeper (ensemble changes, the last add confirmed); SGuard, section 2 (done when all have it);
+KIP-101, KIP-279 and KIP-320 (why a length without an epoch, and an epoch without the metadata's word, lose records).
 """
 
 from collections.abc import Callable
@@ -330,8 +330,9 @@ class Owner:
         if self.state is OwnerState.ROLLING:
             self._step(OwnerEvent.ROLLED)
             self._shared.growths.give_back(self.stream, now_ms)
+            hints = self._look_hints() if self.acked.length_bytes else []  # an empty chunk was not sealed
             self._begin_chunk(now_ms)
-            return [*self._look_hints(), *self._send_placed(now_ms)]
+            return [*hints, *self._send_placed(now_ms)]
         raise AssertionError(f"owner of {self.stream}: a swap in state {self.state.value}")
 
     def _look_hints(self) -> list[Effect]:
@@ -347,8 +348,7 @@ class Owner:
 
     def _fenced(self, message: Refused) -> list[Effect]:
         """A member takes only newer epochs. It may be an old answer, about an epoch that this owner has replaced."""
-        is_newer = message.fence_epoch > self.registration.epoch
-        return self._depose(message.fence_epoch) if is_newer else []
+        return self._depose(message.fence_epoch) if message.fence_epoch > self.registration.epoch else []
 
     # ---- takeover
 

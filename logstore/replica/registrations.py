@@ -330,8 +330,19 @@ class StreamHead:
         """Whether only the owner has changed: a claim changes no chunk."""
         if before is None or self.owner == before.owner:
             return False
-        is_alike = self.sealed_chunks == before.sealed_chunks and self.log_start == before.log_start
-        return is_alike and self.open_chunk == before.open_chunk
+        return self._has_sealed_chunks_of(before) and self.open_chunk == before.open_chunk
+
+    def replaces_empty_chunk_of(self, before: "StreamHead | None") -> bool:
+        """Whether the open chunk, in which nothing was acknowledged, has other members now: no chunk was sealed. It
+        would have ended at a later offset than it had begun.
+        """
+        if before is None or self.open_chunk is None or before.open_chunk is None or self.owner != before.owner:
+            return False
+        is_empty = self.open_chunk.base_offset == before.open_chunk.base_offset
+        return is_empty and self._has_sealed_chunks_of(before)
+
+    def _has_sealed_chunks_of(self, before: "StreamHead") -> bool:
+        return self.sealed_chunks == before.sealed_chunks and self.log_start == before.log_start
 
 
 # ---- bytes

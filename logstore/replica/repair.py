@@ -27,8 +27,8 @@ unavailable, and its records stay in the log's offsets.
 Costs: two swaps a copy, a write and a sync for each piece. The target asks for pieces, and decides when. Where copies
 go is Peace's to say (`Placing`).
 
-Sources: SGuard, section 5 (copies compete with what must be fast, so they are scheduled); HDFS's re-replication;
-Apache BookKeeper's auto-recovery, which changes the ledger's metadata after the copy.
+Sources: SGuard, section 2 (chunks that lack replicas get new ones); HDFS's re-replication; Apache BookKeeper's
+auto-recovery, which changes the ledger's metadata after the copy.
 """
 
 from dataclasses import dataclass
@@ -211,7 +211,7 @@ class Repair:
         self._since_ms, self._sent_ms = now_ms, now_ms - self._resend_ms
         if self.state is RepairState.IDLE and self._job is not None:
             self._job = None
-            self._tokens.give_back(self._stream)
+            self._tokens.made(self._stream)
 
     def chunks_dropped(self, registration: StreamRegistration) -> None:
         """The stream was trimmed: forget what is known of chunks that are not listed any more."""
@@ -325,7 +325,9 @@ class Repair:
         self._wished = (chunk.epoch, target)
         staying = len(self.placing.staying(holders))
         is_move = staying < len(holders) and len(holders) >= registration.copies
-        wish = CopyWish(chunk.epoch, target.host, tuple(each.host for each in sources), len(holders), is_move)
+        size_bytes = chunk.end.length_bytes if chunk.end is not None else 0
+        hosts = tuple(each.host for each in sources)
+        wish = CopyWish(chunk.epoch, target.host, hosts, len(holders), is_move, size_bytes)
         go = self._tokens.take(self._stream, wish)
         self._is_waiting = go is None
         granted = (each for each in sources if go is not None and each.host == go.source)

@@ -11,16 +11,24 @@ Invariants:
   their head raises CorruptRegister. An entry that is damaged or missing is never a chunk that is gone.
 * A swap whose answer was lost is sent again with the same condition, so it is made at most once. Whether it was made is
   told by the whole registration, not by the head: a copy that is named changes only a chunk's entry.
-* Registrations are kept by revision, up to KEPT_CHUNKS, so that a swap needs no read; a revision never has two.
+* Registrations are kept by revision, up to KEPT_CHUNKS, so that a swap needs no read; a stream never has two at one
+  revision.
+* What concerns several streams may be one call (`swap_together`, `read_unchanged`, `read_changed`). Each swap in such a
+  transaction has its own condition, and what it leaves open is settled as if it had been sent alone. A transaction
+  whose answer was lost may be made later; then every condition in it still holds, so it makes no swap in a stream that
+  has gone on.
 """
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from logstore.base.metadata.errors import InvalidMetadataCall, MetadataUnavailable, OutcomeUnknown
 from logstore.base.metadata.interface import (
     ABSENT,
     MAX_CHANGES,
+    MAX_CONDITIONS,
+    MAX_PAGE_ENTRIES,
     Change,
     Committed,
     Condition,
@@ -30,6 +38,7 @@ from logstore.base.metadata.interface import (
     MetadataStore,
     Put,
     Transaction,
+    WantedPage,
 )
 from logstore.base.metadata.schema import CHUNKS, STREAMS
 from logstore.errors import CorruptRegister, UnknownFormatVersion
@@ -156,6 +165,80 @@ class StoredRegistrations:
             known = None  # it does not follow from what was kept: read everything
         raise MetadataUnavailable(f"{stream}: its head changed during {READ_TRIES} reads of its chunks; read it again")
 
+    def is_kept(self, request: ReadRegistration) -> bool:
+        """Whether a registration is kept that may be the newest one, as far as whoever asks has heard."""
+        return self.keeps(request.stream) and self._kept[request.stream].revision >= request.revision
+
+    def keeps(self, stream: str) -> bool:
+        """Whether a registration of the stream is kept."""
+        known = self._kept.get(stream)
+        return known is not None and known.registration is not None
+
+    async def read_unchanged(self, requests: Sequence[ReadRegistration]) -> list[RegistrationRead]:
+        """The registrations of different streams that are as they were kept, as of one moment: one call. The others
+        are to be read alone.
+        """
+        kept = [self._kept[request.stream] for request in requests if self.keeps(request.stream)]
+        conditions = tuple(Condition(head_key(known.stream), known.revision) for known in kept)
+        outcome = await self._store.commit(Transaction(conditions, ()))
+        if isinstance(outcome, Committed):
+            return kept
+        found = zip(kept, outcome.found, strict=True)
+        return [known for known, entry in found if entry is not None and entry.revision == known.revision]
+
+    async def read_changed(self, requests: Sequence[ReadRegistration]) -> list[RegistrationRead]:
+        """The registrations of different streams, by what has changed since they were kept, as of one moment: one call.
+        Those that do not follow from what was kept are to be read alone.
+        """
+        kept = [self._kept[request.stream] for request in requests if self.keeps(request.stream)]
+        limit = MAX_PAGE_ENTRIES // max(1, len(kept))
+        wanted = [
+            WantedPage(chunks_prefix(known.stream), "", limit, known.revision, head_key(known.stream)) for known in kept
+        ]
+        pages = await self._store.pages(wanted) if wanted else ()
+        found: list[RegistrationRead] = []
+        for known, page in zip(kept, pages, strict=True):
+            if page.beside is not None and page.beside.revision == known.revision:
+                found.append(known)
+            elif page.beside is not None and not page.more:
+                prefix = chunks_prefix(known.stream)
+                entries = {entry.key.removeprefix(prefix): entry.value for entry in page.entries}
+                try:
+                    read = _changed(known, page.beside.revision, {**entries, HEAD: page.beside.value})
+                except (CorruptRegister, UnknownFormatVersion):
+                    continue  # a read says so when it is made alone
+                if read is not None and read.revision > known.revision:
+                    found.append(self.keep_newest(read))
+        return found
+
+    async def swap_together(self, requests: Sequence[SwapRegistration]) -> list[SwapAnswer]:
+        """Swaps of different streams in one transaction, as many as fit; returns the answers of those that were made.
+        The others are to be made alone: all of them, if the condition of a single one does not hold.
+
+        OutcomeUnknown, or cancelled: each of them was made, or not, or will be, whatever became of the others.
+        """
+        chosen: list[SwapRegistration] = []
+        conditions: tuple[Condition, ...] = ()
+        changes: tuple[Change, ...] = ()
+        for request in requests:
+            known = self._kept.get(request.stream)
+            if known is None or known.revision != request.expected_revision:
+                continue
+            try:
+                made = swap_transaction(known.registration, request)
+            except InvalidMetadataCall:
+                continue  # it says so when it is made alone
+            if len(changes) + len(made.changes) <= MAX_CHANGES and len(conditions) < MAX_CONDITIONS:
+                chosen.append(request)
+                conditions, changes = conditions + made.conditions, changes + made.changes
+        if not chosen:
+            return []
+        outcome = await self._commit(chosen[0].stream, Transaction(conditions, changes))
+        if not isinstance(outcome, Committed):
+            return []
+        made_now = [RegistrationRead(each.stream, outcome.revision, each.registration) for each in chosen]
+        return [_answer(request, self._keep(read)) for request, read in zip(chosen, made_now, strict=True)]
+
     async def swap(self, request: SwapRegistration) -> SwapAnswer:
         """Write a registration if its revision is the expected one: one transaction if this object knows that revision.
 
@@ -166,7 +249,7 @@ class StoredRegistrations:
             known = await self.read(ReadRegistration(request.stream))
             if known.revision != request.expected_revision:
                 return _answer(request, known)
-        outcome = await self._commit(request, swap_transaction(known.registration, request))
+        outcome = await self._commit(request.stream, swap_transaction(known.registration, request))
         if isinstance(outcome, Committed):
             known = self._keep(RegistrationRead(request.stream, outcome.revision, request.registration))
         else:
@@ -175,8 +258,8 @@ class StoredRegistrations:
 
     # ---- details
 
-    async def _commit(self, request: SwapRegistration, transaction: Transaction) -> Committed | Conflict:
-        """Make a transaction, again if the answer is lost."""
+    async def _commit(self, stream: str, transaction: Transaction) -> Committed | Conflict:
+        """Make a transaction of a stream, and perhaps others, again if the answer is lost."""
         for tries in range(1, SWAP_TRIES + 1):
             try:
                 return await self._store.commit(transaction)
@@ -186,7 +269,7 @@ class StoredRegistrations:
             except MetadataUnavailable as error:
                 if tries == 1:
                     raise
-                raise _unknown(request, error) from error
+                raise _unknown(stream, error) from error
         raise AssertionError("the last try returns or raises")
 
     async def _read_after_conflict(self, request: SwapRegistration) -> RegistrationRead:
@@ -194,7 +277,7 @@ class StoredRegistrations:
         try:
             return await self.read(ReadRegistration(request.stream))
         except MetadataUnavailable as error:
-            raise _unknown(request, error) from error
+            raise _unknown(request.stream, error) from error
 
     async def _entries(self, stream: str, newer_than: int) -> tuple[Entries | None, Entry | None]:
         """The sealed chunks whose entries have revisions above one, by name, with the head, and the head's entry; None
@@ -241,8 +324,8 @@ def _answer(request: SwapRegistration, known: RegistrationRead) -> SwapAnswer:
     return SwapAnswer(request.stream, request.expected_revision, is_done, known.revision, known.registration)
 
 
-def _unknown(request: SwapRegistration, error: MetadataUnavailable) -> OutcomeUnknown:
-    return OutcomeUnknown(f"{request.stream}: it is not known whether a swap was made ({error}); ask for it again")
+def _unknown(stream: str, error: MetadataUnavailable) -> OutcomeUnknown:
+    return OutcomeUnknown(f"{stream}: it is not known whether a swap was made ({error}); ask for it again")
 
 
 def _decoded_chunk(stream: str, entry: Entry) -> ChunkRegistration:

@@ -20,6 +20,7 @@ from logstore.base.metadata.interface import (
     MAX_KEY_BYTES,
     MAX_LEASE_S,
     MAX_PAGE_ENTRIES,
+    MAX_PAGES,
     MAX_VALUE_BYTES,
     MIN_LEASE_S,
     Change,
@@ -36,6 +37,7 @@ from logstore.base.metadata.interface import (
     Put,
     Reading,
     Transaction,
+    WantedPage,
     Watch,
 )
 from logstore.testing.metadata_model import MetadataModel
@@ -213,6 +215,12 @@ async def _pages(test: StoreUnderTest) -> None:
     _expect((beside.entries, beside.beside), ((), (await store.get(keys[3])).entry), "a key beside a page")
     beside = await store.page("a/", after=keys[-2], beside=keys[4])
     _expect(([each.key for each in beside.entries], beside.beside), ([keys[-1]], None), "an absent key beside a page")
+    wanted = [WantedPage("a/", limit=1, beside="a."), WantedPage("a/", keys[-2], 2), WantedPage("zz", beside="none")]
+    pages = await store.pages([wanted[0], wanted[1], wanted[2]._replace(limit=1)])
+    _expect([[each.key for each in page.entries] for page in pages], [keys[:1], keys[-1:], []], "several pages")
+    _expect([page.more for page in pages], [True, False, False], "whether more follow several pages")
+    _expect([page.beside and page.beside.key for page in pages], ["a.", None, None], "keys beside several pages")
+    _expect({page.revision for page in pages}, {(await store.get("a")).revision}, "the moment of several pages")
     every = await store.page("", limit=3)
     _expect([entry.key for entry in every.entries], ["A/1", "a", "a."], "a page of everything")
 
@@ -414,6 +422,9 @@ def _beyond_limits(store: MetadataStore) -> Sequence[tuple[str, Callable[[], Awa
         ("a page of nothing", lambda: store.page("a", limit=0)),
         ("a page newer than no revision", lambda: store.page("a", newer_than=-1)),
         ("a large page", lambda: store.page("a", limit=MAX_PAGE_ENTRIES + 1)),
+        ("no pages", lambda: store.pages([])),
+        ("too many pages", lambda: store.pages([WantedPage("a", limit=1)] * (MAX_PAGES + 1))),
+        ("several large pages", lambda: store.pages([WantedPage("a", limit=MAX_PAGE_ENTRIES)] * 2)),
         ("a prefix that is not ASCII", lambda: store.page("ä")),
         ("a key beside a page that is not ASCII", lambda: store.page("a", beside="ä")),
         ("reading no key", lambda: store.get("")),

@@ -9,7 +9,7 @@ Invariants:
 * Stores fail as those on etcd do: a read that got no answer is MetadataUnavailable, a transaction OutcomeUnknown.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from random import Random
@@ -28,10 +28,12 @@ from logstore.base.metadata.interface import (
     Page,
     Reading,
     Transaction,
+    WantedPage,
     Watch,
     check_key,
     check_lease_time,
     check_page,
+    check_pages,
     check_prefix,
     check_transaction,
 )
@@ -195,6 +197,11 @@ class SimulatedMetadataStore:
         """See MetadataStore."""
         check_page(prefix, after, limit, newer_than, beside)
         return await self._surely(lambda: self._service.state.page(prefix, after, limit, newer_than, beside))
+
+    async def pages(self, wanted: Sequence[WantedPage]) -> tuple[Page, ...]:
+        """See MetadataStore."""
+        check_pages(wanted)
+        return await self._surely(lambda: self._service.state.pages(wanted))
 
     async def commit(self, transaction: Transaction) -> Committed | Conflict:
         """See MetadataStore."""

@@ -15,7 +15,8 @@ Invariants:
   the copies that are under way, whose tokens are taken, and is asked anew for all others.
 * Sans-I/O: the caller says what time it is.
 
-Sources: SGuard, section 5 (requests, tokens, the coordinator's goes); decision 0011 (tokens in flight).
+Sources: SGuard, section 5 (requests, capacities, callbacks that say when; the paper plans writes of checkpoints alone);
+decision 0011 (tokens in flight).
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -25,8 +25,8 @@ Invariants:
 
 Costs: a pass over the candidates for each replica; 100 hosts and three replicas take less than a millisecond.
 
-Sources: SGuard, section 5 (min-cost flow; replicas on different racks); Groenevelt, Two algorithms for maximizing a
-separable concave function over a polymatroid feasible region (1991).
+Sources: SGuard, section 5 (min-cost flow; replicas on different racks; its costs are hops, here they are loads);
+Groenevelt, Two algorithms for maximizing a separable concave function over a polymatroid feasible region (1991).
 """
 
 from collections import Counter

@@ -11,8 +11,8 @@ Invariants:
 * A try that found no newer version is repeated later each time, until an epoch ends: an idle unit costs little, and its
   next epoch waits no longer than usual.
 
-Source: SGuard, section 3 (cost of a checkpoint against what must be processed again); CEC, section II (what the log
-alone costs).
+Sources: SGuard, section 6.2 (rarer checkpoints, longer recoveries); CEC paper, section II.B (to construct an EC takes
+time in proportion to the extent).
 """
 
 import math

@@ -9,7 +9,7 @@ Invariants:
   the runner waits for input.
 * Records that are gone do not stop a runner that works: only a recovery would need them, and it says so.
 
-Source: SGuard, section 2 (HAInput acknowledges what no recovery needs); docs/decisions/0022-registered-readers.md and
+Source: SGuard, section 3 (HAInput acknowledges what no recovery needs); docs/decisions/0022-registered-readers.md and
 0026-trimming-and-default-retention.md.
 """
 

@@ -11,7 +11,7 @@ Invariants:
 * A position is acknowledged at most every ACKNOWLEDGE_S; what an acknowledgement costs does not grow with the log.
 * Records that are gone do not stop a query that works: only a recovery would need them, and it says so (`how_lost`).
 
-Source: SGuard, section 2 (HAInput acknowledges what no recovery needs); CEC paper, section II.B (the extent);
+Source: SGuard, section 3 (HAInput acknowledges what no recovery needs); CEC paper, section II.B (the extent);
 docs/decisions/0022-registered-readers.md, 0026-trimming-and-default-retention.md and 0031-cleaning.md.
 """
 

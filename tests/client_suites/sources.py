@@ -16,6 +16,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 
@@ -79,6 +80,27 @@ def franz_go() -> tuple[Path, Path]:
             run(["go", "test", "-c", "-o", str(work / "kgo.test"), "."], folder, environment={"GOFLAGS": "-mod=mod"})
             os.rename(work / "kgo.test", program)
     return folder, program
+
+
+_GO_MODULE = """module producer
+
+go 1.26.0
+
+require github.com/twmb/franz-go {version}
+"""
+
+
+def franz_go_producer() -> Path:
+    """A producer that is a program, with the franz-go of these tests: `franz_go_producer.go`, built. Raises Missing."""
+    source = Path(__file__).with_name("franz_go_producer.go").read_bytes()
+    program = CACHE / f"franz-go-producer-{FRANZ_GO_VERSION}-{sha256(source).hexdigest()[:12]}"
+    if not program.exists():
+        with _scratch() as work:
+            (work / "go.mod").write_text(_GO_MODULE.format(version=FRANZ_GO_VERSION))
+            (work / "main.go").write_bytes(source)
+            run(["go", "build", "-o", "producer", "."], work, environment={"GOFLAGS": "-mod=mod"})
+            os.rename(work / "producer", program)
+    return program
 
 
 _MANIFEST = """[package]

@@ -10,11 +10,12 @@ from logstore.base.metadata.interface import MetadataStore, Watch
 
 
 class LateWatches:
-    """A metadata store whose watches say nothing of some keys."""
+    """A metadata store whose watches say nothing of some keys, until they are `released`."""
 
     def __init__(self, store: MetadataStore, prefixes: tuple[str, ...]) -> None:
         self._store = store
         self._prefixes = prefixes
+        self.released = trio.Event()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -23,6 +24,6 @@ class LateWatches:
     async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Watch]:
         """See MetadataStore."""
         if prefix in self._prefixes:
-            await trio.sleep_forever()
+            await self.released.wait()
         async with self._store.watch(prefix, after_revision) as watch:
             yield watch

@@ -370,6 +370,8 @@ class MemoryCluster:
         """Whether hosts that start from now on follow a plan of copies."""
         self.planner: Callable[[str], PlanCopies | None] = lambda host: CopyScheduler
         """What a host loads to plan copies."""
+        self.before_joining: dict[str, Callable[[], Awaitable[None]]] = {}
+        """What hosts that start from now on wait for, between telling their disk and becoming members."""
         self.disks: dict[str, ReplicaDisk] = {}
         self.label_disks: dict[str, SimDisk] = {}
         self.hosts: dict[str, RunningHost] = {}
@@ -445,6 +447,8 @@ class MemoryCluster:
                 self.network.attach(name, host.receive, host.peer_refused)
                 nursery.start_soon(view.run)
                 await nursery.start(host.run)
+                if name in self.before_joining:
+                    await self.before_joining[name]()
                 revision = await nursery.start(membership.run)
                 await view.members_reached(revision)
                 self.hosts[name] = running

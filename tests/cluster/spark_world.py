@@ -41,6 +41,41 @@ def feed(servers: str, topic: str, rows: Sequence[tuple[bytes, int]]) -> None:
     assert producer.flush(PATIENCE_S) == 0
 
 
+@contextmanager
+def fed(servers: str, topic: str, partitions: int) -> Iterator[list[bytes]]:
+    """Numbers that go to a topic while the context lasts, some hundred a second; at its end all are acknowledged."""
+    sent: list[bytes] = []
+    failed: list[str] = []
+    over = threading.Event()
+
+    def run() -> None:
+        producer = Producer(
+            {
+                "bootstrap.servers": servers, "enable.idempotence": True, "linger.ms": 5,
+                "message.timeout.ms": PATIENCE_S * 1000,
+            }
+        )  # fmt: skip
+        while not over.wait(0.001):
+            sent.append(b"%d" % len(sent))
+            producer.produce(
+                topic, sent[-1], partition=len(sent) % partitions,
+                on_delivery=lambda error, _: failed.append(repr(error)) if error is not None else None,
+            )  # fmt: skip
+            producer.poll(0)
+        left = producer.flush(PATIENCE_S)
+        if left:
+            failed.append(f"{left} without an answer")
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield sent
+    finally:
+        over.set()
+        thread.join()
+    assert failed == []
+
+
 def committed(servers: str) -> int:
     """How many epochs the only query of the cluster has committed."""
     with Client(parse_addresses(servers), limit_s=PATIENCE_S) as client:

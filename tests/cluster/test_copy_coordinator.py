@@ -14,6 +14,7 @@ from logstore.cluster.copies.copy_plan import Going
 from logstore.cluster.copies.copy_requests import AWAY_S
 from logstore.cluster.host import ClusterHost
 from logstore.events import COPIES_UNPLANNED, COPY_PLANNER_CRASHED
+from logstore.replica import copy_tokens
 from logstore.replica.copy_tokens import CopyGo
 from logstore.replica.registrations import ChunkRegistration, Member
 from scheduler.peace.copies import HOST_COPIES, CopyScheduler, Start
@@ -96,20 +97,26 @@ def check(test: Callable[[MemoryCluster], Awaitable[None]], seed: int = 0) -> No
     simulated(test, limits=replace(LIMITS, chunk_bytes=CHUNK_BYTES), seed=seed)
 
 
-def test_copies_go_by_one_plan() -> None:
-    """A host is lost: one host plans, no host gets more copies at a time than it has tokens, nobody asks when all is
-    done; the metadata store keeps nothing but who plans, and an empty plan.
+@pytest.mark.parametrize("is_small", [False, True])
+def test_copies_go_by_one_plan(monkeypatch: pytest.MonkeyPatch, *, is_small: bool) -> None:
+    """A host is lost: one host plans, no host gets more copies at a time than it has tokens, or shared goes of small
+    ones; nobody asks when all is done; the metadata store keeps nothing but who plans, and an empty plan.
     """
+    if not is_small:
+        monkeypatch.setattr(copy_tokens, "SHARED_BYTES", CHUNK_BYTES)
 
     async def test(cluster: MemoryCluster) -> None:
-        streams = await begin(cluster)
+        streams = await (begin(cluster, partitions=24, batches=5) if is_small else begin(cluster))
         assert coordinators(cluster) == [], "nobody plans while nothing is to be copied"
         await lose_one(cluster, streams)
         most: dict[str, int] = dict.fromkeys(HOSTS, 0)
         while not await is_whole(cluster, streams):
             most = {name: max(count, most[name]) for name, count in holders(cluster).items()}
             await trio.sleep(0.005)
-        assert max(most.values()) == HOST_COPIES
+        if is_small:
+            assert HOST_COPIES < max(most.values()) <= HOST_COPIES * copy_tokens.SHARED_CHUNKS
+        else:
+            assert max(most.values()) == HOST_COPIES
         assert len(coordinators(cluster)) == 1
         assert all(each.host.copy_tokens.is_planned for each in cluster.hosts.values())
         await trio.sleep(3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -20,7 +21,7 @@ from logstore.cluster.copies.copy_fields import (
 )
 from logstore.cluster.copies.copy_plan import SILENT_MS, UNPLANNED_MS, CopyPlan, Going
 from logstore.errors import MalformedRequest
-from logstore.replica.copy_tokens import CopyGo, CopyTokens, CopyWish
+from logstore.replica.copy_tokens import SHARED_BYTES, SHARED_CHUNKS, CopyGo, CopyTokens, CopyWish
 from scheduler.peace.copies import HOST_COPIES, CopyScheduler
 
 PLACES = dict.fromkeys("abcdef", ((), 1.0))
@@ -81,7 +82,96 @@ def test_with_a_plan_goes_come_from_it_alone() -> None:
     assert tokens.counts == (1, 1)
 
 
+SMALL_BYTES = 100_000
+SMALL = wish()._replace(size_bytes=SMALL_BYTES)
+
+
+def small_wishes(wake: Callable[[str], None] = lambda stream: None) -> CopyTokens:
+    """Tokens of a host with a plan, whose streams s0 to s9 wish for copies of small chunks, and others for others."""
+    tokens = CopyTokens(1, wake)
+    tokens.follow_plan(is_planned=True)
+    others = {
+        "other target": SMALL._replace(target="b"),
+        "other source": SMALL._replace(sources=("e",)),
+        "needier": SMALL._replace(live=1),
+        "large": SMALL._replace(size_bytes=SHARED_BYTES),
+        "unknown": wish(),
+    }
+    for stream, each in {**others, **{f"s{number}": SMALL for number in range(SHARED_CHUNKS + 2)}}.items():
+        assert tokens.take(stream, each) is None
+    return tokens
+
+
+def test_small_chunks_share_a_go() -> None:
+    """As many at a time as there may be, those alone that go the same way and are needed as much; the plan hears when
+    the last of them is made. Others have goes of their own.
+    """
+    woken: list[str] = []
+    tokens, told = small_wishes(woken.append), list[str]()
+    tokens.changed = lambda: told.append("")
+    group = [f"s{number}" for number in range(SHARED_CHUNKS)]
+    assert tokens.granted("s0", CopyGo(1, "c", "d"))
+    assert woken == group
+    assert tokens.held == dict.fromkeys(group, CopyGo(1, "c", "d"))
+    for stream in reversed(group):
+        assert not told
+        tokens.give_back(stream)
+    assert told
+    assert tokens.granted("large", CopyGo(1, "c", "d"))
+    assert tokens.granted("unknown", CopyGo(1, "c", "d"))
+    assert set(tokens.held) == {"large", "unknown"}
+    tokens.made("large")
+    assert set(tokens.held) == {"unknown"}
+
+
+def test_a_stream_of_small_chunks_goes_on() -> None:
+    """Its go is for the next chunk too, to the same target and from the same source, until the go has had its bytes;
+    without a plan for no other one.
+    """
+    tokens = small_wishes()
+    assert tokens.granted("s0", CopyGo(1, "c", "d"))
+    epochs = 1 + (SHARED_BYTES - SHARED_CHUNKS * SMALL_BYTES) // SMALL_BYTES
+    for epoch in range(2, epochs + 1):
+        tokens.made("s0")
+        assert tokens.take("s0", SMALL._replace(epoch=epoch)) == CopyGo(epoch, "c", "d")
+    tokens.made("s1")
+    assert tokens.take("s1", SMALL._replace(epoch=2)) is None, "the go has had its bytes"
+    tokens = small_wishes()
+    assert tokens.granted("s0", CopyGo(1, "c", "d"))
+    further = SMALL._replace(epoch=2)
+    for stream, next_wish in (("s0", further._replace(target="a")), ("s1", further._replace(sources=("e",)))):
+        tokens.made(stream)
+        assert tokens.take(stream, next_wish) is None
+    tokens.made("s2")
+    assert "s2" in tokens.held
+    tokens.give_back("s2")
+    tokens.follow_plan(is_planned=False)
+    tokens.made("s3")
+    assert "s3" not in tokens.held
+
+
 # ---- the plan
+
+
+def test_a_shared_go_takes_the_tokens_of_all_its_copies() -> None:
+    """What its streams make beside the go that they share counts, and what they go on with: no other copy begins for
+    that, and the next one does when tokens are free again.
+    """
+    plan = planned()
+    wishes = {f"s{number}": wish() for number in range(SHARED_CHUNKS + 2)}
+    plan.heard("a", wishes, {}, 1)
+    assert len(plan.goes) == HOST_COPIES
+    (_, first, go), *_ = plan.goes
+    group = {first: go, **{stream: go for stream in wishes if stream not in ("s8", "s9")}}
+    rest = {stream: each for stream, each in wishes.items() if stream not in group}
+    plan.heard("a", rest, group, 2)
+    assert {each.stream: each.go for each in plan.goes} == group
+    further = go._replace(epoch=2)
+    plan.heard("a", rest, {"s0": further, "s1": further}, 3)
+    assert {each.stream: each.go for each in plan.goes} == {"s0": further, "s1": further}
+    plan.heard("a", rest, {"s0": further}, 4)
+    assert len(plan.goes) == HOST_COPIES
+    assert plan.counts == (HOST_COPIES, 1)
 
 
 def test_goes_are_for_what_hosts_say_last() -> None:

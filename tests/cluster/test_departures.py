@@ -9,6 +9,7 @@ import trio
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import Committed, Condition, MetadataStore, Put, Transaction
 from logstore.cluster.members.departures import Departures
+from logstore.cluster.members.host_identity import STARTS_IN_USE
 from logstore.cluster.members.view import ClusterView
 from logstore.cluster.survey import Survey
 from logstore.errors import HostStays, UnknownHost
@@ -349,6 +350,43 @@ def test_a_host_that_starts_on_a_new_disk_while_another_host_is_removed() -> Non
         assert before not in await disks(cluster)
 
     simulated(test, "a", "b", "c", "d")
+
+
+def test_a_host_that_starts_on_a_new_disk_while_it_is_removed() -> None:
+    """It has told its disk, and is to join yet: the removal is done, and forgets that disk too. The host joins as a new
+    one, gets chunks, and its next start is accepted.
+    """
+
+    async def test(cluster: MemoryCluster) -> None:
+        before = cluster.hosts["a"].identity.member.disk
+        await cluster.kill("a")
+        cluster.wipe("a")
+        await cluster.until(lambda: "a" not in cluster.hosts["b"].view.members)
+        store, join = cluster.hosts["b"].store, trio.Event()
+        cluster.before_joining["a"] = join.wait
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cluster.start, "a")
+            while len(await disks(cluster)) < 4 or await first_starts(store):  # noqa: ASYNC110  time is virtual
+                await trio.sleep(0.01)
+            assert await said(cluster, "b").remove("a") == 0
+            assert len(await disks(cluster)) == 2
+            join.set()
+        disk = cluster.hosts["a"].identity.member.disk
+        assert disk != before
+        assert await disks(cluster) == {running.identity.member.disk for running in cluster.hosts.values()}
+        streams: list[str] = []
+        await until_named(cluster, streams, "a", replicas=3)
+        await cluster.kill("a")
+        await cluster.start("a")
+        assert cluster.hosts["a"].identity.member.disk == disk
+
+    simulated(test, "a", "b", "c")
+
+
+async def first_starts(store: MetadataStore) -> list[str]:
+    """Disks that hosts have not brought into use yet."""
+    entries = (await store.page(schema.DISKS)).entries
+    return [entry.key for entry in entries if schema.decode(schema.Disk, entry).starts < STARTS_IN_USE]
 
 
 def test_who_asks_a_host_that_hears_nothing_is_answered() -> None:

@@ -7,7 +7,8 @@ import trio
 import trio.testing
 
 from logstore.cluster.streams.early_appends import MAX_BYTES, PATIENCE_S
-from logstore.errors import NotLeader
+from logstore.cluster.streams.refusal_window import ON_THE_WAY_S
+from logstore.errors import NotEnoughReplicas, NotLeader
 from logstore.log.stream_state import AppendTicket
 from tests.cluster.support import Front, MemoryOwner
 
@@ -93,8 +94,9 @@ async def test_what_is_held_is_bounded(autojump_clock: trio.testing.MockClock) -
 
 
 async def test_nothing_overtakes_what_was_refused(autojump_clock: trio.testing.MockClock) -> None:
-    """A producer's first batch is refused for want of room: the second one, which is smaller, is refused as well. It
-    would be taken for the first one of a producer that nobody knows, and the first one would be out of order for ever.
+    """A producer's first batch is refused for want of room: the second one, which is smaller, is refused as well, also
+    if it comes when the host leads, but was sent before. It would be taken for the first one of a producer that nobody
+    knows, and the first one would be out of order for ever; so would batches without numbers be.
     """
     front = taking_over()
     half = bytes(1 << 19)
@@ -105,11 +107,39 @@ async def test_nothing_overtakes_what_was_refused(autojump_clock: trio.testing.M
     front.tasks.waiting.clear()
     front.owner.own(front.stream)
     await front.tasks.run()
+    for step in (len(held), 0):
+        with pytest.raises(NotEnoughReplicas):
+            front.append(b"small", producer_id=7, sequence=1)
+        with pytest.raises(NotEnoughReplicas):
+            front.append(b"small")
+        front.owner.ack(step)
+    front.clock.advance(round(1000 * ON_THE_WAY_S))
     first = front.append(b"1", producer_id=7, sequence=0)
-    front.owner.ack(len(held) + 1)
+    front.owner.ack()
     assert [ticket.result().base_offset for ticket in (*held, first)] == list(range(len(held) + 1))
     front.stream.deposed(5)
     assert not front.append(b"2", producer_id=7, sequence=1).done
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_a_refusal_long_before_the_end_of_a_takeover(
+    autojump_clock: trio.testing.MockClock, *, is_late: bool
+) -> None:
+    """Its client has heard of it by then, and what it sends is taken; not so behind a refusal at the last moment."""
+    front = taking_over()
+    front.append(b"1")
+    (lose_patience,) = front.tasks.waiting
+    front.tasks.waiting.clear()
+    await lose_patience()
+    if not is_late:
+        await trio.sleep(2 * ON_THE_WAY_S)
+    front.owner.own(front.stream)
+    await front.tasks.run()
+    if is_late:
+        with pytest.raises(NotEnoughReplicas):
+            front.append(b"2")
+        front.clock.advance(round(2000 * ON_THE_WAY_S))
+    assert not front.append(b"1").done
 
 
 async def test_a_host_that_has_not_claimed_the_stream_holds_nothing() -> None:

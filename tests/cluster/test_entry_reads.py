@@ -1,6 +1,6 @@
 """Reads at other hosts: one member after the other, and no answer to another question."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
@@ -24,11 +24,7 @@ class Peers:
         self.asked: list[tuple[str, ReadEntries]] = []
         self.answers: dict[str, Callable[[ReadEntries], Message | None]] = {}
         self.is_ambiguous = False
-        self.reads = EntryReads(self, self.in_order, self.may_be_a_copy)
-
-    def in_order(self, members: Sequence[Member]) -> list[Member]:
-        """As the registration has them."""
-        return [*members]
+        self.reads = EntryReads("a", self, self.may_be_a_copy)
 
     def may_be_a_copy(self, stream: str, epoch: int) -> bool:
         """What the test says."""

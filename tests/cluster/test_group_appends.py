@@ -18,7 +18,17 @@ from logstore.cluster.streams.topics import ClusterTopics
 from logstore.epochs import stream_ends
 from logstore.epochs.group_order import GroupOrder
 from logstore.epochs.ledger_entries import Target
-from logstore.errors import CairnError, CorruptChunk, MalformedRequest, NotLeader, TryAgain, UnknownTopicOrPartition
+from logstore.errors import (
+    CairnError,
+    ChunkUnreachable,
+    CorruptChunk,
+    MalformedRequest,
+    NotLeader,
+    TierRefused,
+    TierUnavailable,
+    TryAgain,
+    UnknownTopicOrPartition,
+)
 from logstore.format.batch import iterate_batches
 from logstore.format.control import END_TYPE, known_type
 from logstore.format.records import Record, encode_batch
@@ -52,7 +62,9 @@ class Host:
         self.damaged: set[int] = set()
         self.forgotten: set[int] = set()
         """Epochs of chunks."""
-        self.searched_from: list[int] = []
+        self.failure: CairnError | None = None
+        """What reads of damaged chunks raise; None: CorruptChunk."""
+        self.read: list[int] = []
         self.appends = GroupAppends(cast(ClusterTopics, known), self, self, self.front.clock, self)
         self.outcomes: list[CairnError | None] = []
 
@@ -80,15 +92,17 @@ class Host:
             is_searched = chunk.registration.base_offset < before_offset and (end is None or end[1] > from_offset)
             if is_searched and end is not None and chunk.registration.epoch in self.damaged:
                 first = max(from_offset, chunk.registration.base_offset)
-                raise CorruptChunk("damaged", first_offset=first, last_offset=end.next_offset - 1)
+                raise self.failure or CorruptChunk("damaged", first_offset=first, last_offset=end.next_offset - 1)
             yield from chunk.entries
 
-    async def may_pass(self, stream: ReplicatedStream, chunk: ChunkRegistration, error: CorruptChunk, /) -> bool:
+    async def may_pass(
+        self, stream: ReplicatedStream, chunk: ChunkRegistration, error: Exception, order: GroupOrder, /
+    ) -> bool:
         await trio.lowlevel.checkpoint()
         return chunk.epoch in self.forgotten
 
-    def searched(self, stream: ReplicatedStream, from_offset: int, /) -> None:
-        self.searched_from.append(from_offset)
+    def was_read(self, stream: ReplicatedStream, chunk: ChunkRegistration, /) -> None:
+        self.read.append(chunk.epoch)
 
     async def is_under_way(self, order: GroupOrder, /) -> bool:
         self.asked.append(order.epoch)
@@ -219,13 +233,15 @@ async def test_what_is_forgotten_during_a_search_is_found(monkeypatch: pytest.Mo
             await settle()
             owner.ack()
         host.may_search = trio.Event()
-        nursery.start_soon(host.send, 1, 0, "q1")  # noted; what lies in front is not
+        nursery.start_soon(host.send, 1, 0, "q0")  # not noted, but q1 and what lies behind
         await settle()
         for number in range(4, 8):
             nursery.start_soon(host.send, 1, 3 * number, f"q{number}")
             await settle()
             owner.ack()
         host.may_search.set()
+    for number in range(8):
+        await host.send(1, 0, f"q{number}")
     assert (host.groups, set(host.outcomes)) == (8, {None})
 
 
@@ -334,9 +350,13 @@ async def test_streams_that_are_not_here(monkeypatch: pytest.MonkeyPatch) -> Non
     assert host.groups == 1
 
 
-async def test_a_chunk_that_is_forgotten_has_no_epoch() -> None:
-    """What cannot be read is not known to have no END, so nothing is appended; unless an operator lets the stream go on
-    without it: then chunks in front of it are searched still, and an epoch whose END was in it comes once more.
+@pytest.mark.parametrize(
+    "failure", [None, ChunkUnreachable("its hosts are away"), TierUnavailable("away"), TierRefused("no right")]
+)
+async def test_a_chunk_that_is_forgotten_has_no_epoch(failure: CairnError | None) -> None:
+    """What cannot be read is not known to have no END, so nothing is appended, be it lost or away; unless an operator
+    lets the epoch go on without it: then chunks in front of it are searched still, and an epoch whose END was in it
+    comes once more.
     """
     owner = MemoryOwner()
     host = Host(owner)
@@ -347,21 +367,49 @@ async def test_a_chunk_that_is_forgotten_has_no_epoch() -> None:
             await settle()
             owner.ack()
         owner.roll()
-    lost = [chunk.registration.epoch for chunk in owner.chunks][1]
-    for query, forgotten, outcome, groups in (("q", set[int](), CorruptChunk, 3), ("q", {lost}, type(None), 3)):
-        other = Host(owner)
-        other.damaged, other.forgotten = {lost}, forgotten
-        await other.lead()
-        for epoch in (1, 3):  # which is there, on both sides
-            await other.send(epoch, 0, query)
-        assert [type(each) for each in other.outcomes] == [outcome] * 2
-        assert other.searched_from == ([0] if forgotten else [])
-        assert other.groups == groups
+    first, lost, last = (chunk.registration.epoch for chunk in owner.chunks[:3])
+    waits = Host(owner)
+    waits.damaged, waits.failure = {first, lost}, failure
+    await waits.lead()
+    for epoch in (3, 1, 2):  # the last chunk has END of a later epoch of the query than those in front
+        await waits.send(epoch, 0)
+    assert (waits.groups, waits.outcomes, waits.read) == (3, [None] * 3, [last] * 3)
+    await waits.send(1, 0, "other")
+    assert (waits.groups, type(waits.outcomes[3])) == (3, CorruptChunk if failure is None else type(failure))
     again = Host(owner)
-    again.damaged = again.forgotten = {lost, owner.chunks[2].registration.epoch}
+    again.damaged = again.forgotten = {lost, last}
+    again.failure = failure
     await again.lead()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(again.send, 3, 0)
         await settle()
         owner.ack()
-    assert (again.groups, again.outcomes) == (4, [None])
+    assert (again.groups, again.outcomes, again.read) == (4, [None], [first])
+    await again.send(3, 0)
+    assert (again.groups, again.outcomes, again.read) == (4, [None] * 2, [first]), "what was appended is known"
+
+
+async def test_a_chunk_that_is_back_is_searched_although_it_was_passed_over() -> None:
+    """In the same ownership: the epoch of another query is found where it is, and is not appended again."""
+    owner = MemoryOwner()
+    host = Host(owner)
+    await host.lead()
+    for query in ("q", "other"):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(host.send, 1, 0, query)
+            await settle()
+            owner.ack()
+    owner.roll()
+    lost = owner.chunks[0].registration.epoch
+    after = Host(owner)
+    after.damaged = after.forgotten = {lost}
+    await after.lead()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(after.send, 1, 0)
+        await settle()
+        owner.ack()
+    assert after.groups == 3
+    after.damaged = set()
+    with trio.fail_after(PATIENCE_S):
+        await after.send(1, 0, "other")
+    assert (after.groups, after.outcomes, after.read) == (3, [None] * 2, [lost])

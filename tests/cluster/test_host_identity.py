@@ -5,12 +5,13 @@ import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import Random
+from typing import Any, cast
 
 import pytest
 import trio
 
 from logstore.base.metadata import schema
-from logstore.base.metadata.interface import Delete, MetadataStore, Put
+from logstore.base.metadata.interface import Delete, DeletePrefix, MetadataStore, Put
 from logstore.cluster.members.host_identity import LABEL_FILE, HostIdentity, establish_identity
 from logstore.errors import CorruptFile, DiskRefused, UnknownFormatVersion, WrongCluster
 from logstore.testing.faults import EIO, FALSE_ALARM, FileCall
@@ -199,6 +200,54 @@ def test_a_disk_whose_host_was_removed() -> None:
         await committed(service.store("x"), changing(Delete(schema.disk_key(once.label.disk))))
         with pytest.raises(DiskRefused, match="has been in use, and the metadata store does not know it"):
             await start(service, disk, seed=5)
+
+    with_metadata(test)
+
+
+class Forgetting:
+    """A metadata store that forgets all disks before the n-th request."""
+
+    def __init__(self, store: MetadataStore, at: int) -> None:
+        self._store = store
+        self._left = at
+
+    @property
+    def has_forgotten(self) -> bool:
+        """Whether there were so many requests."""
+        return self._left < 0
+
+    def __getattr__(self, name: str) -> Any:
+        asked = getattr(self._store, name)
+
+        async def ask(*arguments: Any, **options: Any) -> Any:
+            self._left -= 1
+            if self._left == -1:
+                await self._store.commit(changing(DeletePrefix(schema.DISKS)))
+            return await asked(*arguments, **options)
+
+        return ask
+
+
+def test_a_disk_that_is_forgotten_during_its_first_start() -> None:
+    """The host's last life is removed at the same time, whatever the start has asked for by then: the disk is a new
+    one, and known in the end; in a later start it is refused.
+    """
+
+    async def test(service: SimulatedMetadata) -> None:
+        store = service.store("a")
+        for at in range(100):
+            disk, forgetting = SimDisk(), Forgetting(store, at)
+            metadata = cast(MetadataStore, forgetting)
+            identity = await establish_identity(metadata, disk, "a", Random(2 * at), RecordedReports())
+            entry = (await store.get(schema.disk_key(identity.label.disk))).entry
+            assert entry is not None
+            assert schema.decode(schema.Disk, entry) == schema.Disk(host="a", starts=2, start=identity.label.start)
+            if not forgetting.has_forgotten:
+                break
+            again = cast(MetadataStore, Forgetting(store, 1))
+            with pytest.raises(DiskRefused, match="has been in use"):
+                await establish_identity(again, disk, "a", Random(2 * at + 1), RecordedReports())
+        assert 4 <= at < 100
 
     with_metadata(test)
 

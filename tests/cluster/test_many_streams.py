@@ -1,10 +1,13 @@
 """The first load over many streams at once: busy hosts are slow, and do not fail for that; silent ones do."""
 
+from itertools import pairwise
+
 import pytest
 import trio
 
 from logstore.base.running_time import RunningTime
 from logstore.replica.effects import Effect, Send, Store
+from logstore.replica.growths import STEP_MS, TOGETHER
 from logstore.replica.host_state import HostProgress
 from logstore.replica.known_replicas import StoredReplicas
 from logstore.replica.messages import Append, AppendDone, Entry
@@ -122,5 +125,73 @@ def test_resends_to_a_busy_member_become_rare() -> None:
             running.files.write_s = 1.0
         assert await load_all(cluster, [stream]) >= 1.0
         assert cluster.network.sent["Append"] - before < 40
+
+    simulated(test, "a", "b", "c")
+
+
+def whole(cluster: MemoryCluster, streams: list[str]) -> int:
+    """How many streams have three members of their open chunk, as a host that stayed sees it."""
+    heads = [cluster.hosts["a"].view.heads[stream].head.open_chunk for stream in streams]
+    return sum(chunk is not None and len(chunk.members) == 3 for chunk in heads)
+
+
+async def without_a_host(cluster: MemoryCluster, count: int) -> list[str]:
+    """Streams that have something, and have lost one of three hosts; its disk will be empty."""
+    streams = await cluster.create_topic(partitions=count)
+    for stream in streams:
+        await cluster.append(stream, b"0")
+    await cluster.kill("c")
+    for stream in streams:
+        await cluster.append(stream, b"1")
+    await cluster.until(lambda: whole(cluster, streams) == 0)
+    await cluster.at_rest()
+    cluster.wipe("c")
+    return streams
+
+
+def test_a_host_that_comes_costs_many_streams_few_calls() -> None:
+    """What owners ask and write to make it a member of all their streams is asked and written for eight streams at a
+    time; the other members read of it later. Each stream by itself, it was 197 calls.
+    """
+
+    async def test(cluster: MemoryCluster) -> None:
+        streams = await without_a_host(cluster, 24)
+        await cluster.start("c", node_id=2)
+        before = sum(running.store.statistics.calls for running in cluster.hosts.values())
+        await cluster.until(lambda: whole(cluster, streams) == len(streams))
+        calls = sum(running.store.statistics.calls for running in cluster.hosts.values()) - before
+        assert calls <= len(streams)
+
+    simulated(test, "a", "b", "c")
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_a_host_that_comes_is_a_member_soon_where_nobody_writes(is_busy: bool) -> None:
+    """Beside a producer each owner's host changes ten streams in a second, and those of one turn at once; without one
+    all are changed in a moment.
+    """
+
+    async def test(cluster: MemoryCluster) -> None:
+        streams = await without_a_host(cluster, 60)
+        await trio.sleep(1)
+        await cluster.start("c", node_id=2)
+
+        async def produce() -> None:
+            while True:
+                await cluster.append(streams[0], b"2")
+                await trio.sleep(0.05)
+
+        async with trio.open_nursery() as nursery:
+            if is_busy:
+                nursery.start_soon(produce)
+            begun_s, seen = trio.current_time(), [whole(cluster, streams)]
+            while seen[-1] < len(streams):
+                await trio.sleep(1)
+                seen.append(whole(cluster, streams))
+            took_s = trio.current_time() - begun_s
+            nursery.cancel_scope.cancel()
+        assert took_s >= 2 if is_busy else took_s <= 2
+        if is_busy:
+            assert max(b - a for a, b in pairwise(seen)) <= 2 * (1000 // STEP_MS + TOGETHER)
 
     simulated(test, "a", "b", "c")

@@ -8,7 +8,7 @@ import trio
 
 from logstore.base.errors import CairnError
 from logstore.base.metadata import schema
-from logstore.base.metadata.errors import MetadataRefused, MetadataUnavailable
+from logstore.base.metadata.errors import MetadataRefused, MetadataUnavailable, OutcomeUnknown
 from logstore.base.metadata.interface import (
     Committed,
     Conflict,
@@ -214,6 +214,12 @@ def test_a_disk_that_is_in_use_twice() -> None:
     with_metadata(test)
 
 
+async def forget_disk(service: SimulatedMetadata, identity: HostIdentity) -> None:
+    """The last step of a removal of the host."""
+    disk = schema.disk_key(identity.label.disk)
+    assert isinstance(await service.store("b").commit(Transaction((), (Delete(disk),))), Committed)
+
+
 @pytest.mark.parametrize("has_joined", [False, True])
 def test_a_host_that_was_removed_while_it_was_away(*, has_joined: bool) -> None:
     """With its disk, which nobody knows any more, it is no member, not for a moment: not behind a start that takes
@@ -222,7 +228,10 @@ def test_a_host_that_was_removed_while_it_was_away(*, has_joined: bool) -> None:
     """
 
     async def test(service: SimulatedMetadata, nursery: trio.Nursery) -> None:
-        identity = await identity_of(service, "a", SimDisk(), 1)
+        disk = SimDisk()
+        identity = await identity_of(service, "a", disk, 1)
+        if not has_joined:
+            identity = await identity_of(service, "a", disk, 2)
         membership = membership_of(service.store("a"), identity, RecordedReports())
         errors: list[CairnError] = []
 
@@ -235,8 +244,7 @@ def test_a_host_that_was_removed_while_it_was_away(*, has_joined: bool) -> None:
             assert is_held(membership)
             service.cut_off("a")
             await trio.sleep(5)
-        disk = schema.disk_key(identity.label.disk)
-        assert isinstance(await service.store("b").commit(Transaction((), (Delete(disk),))), Committed)
+        await forget_disk(service, identity)
         service.heal("a")
         if not has_joined:
             nursery.start_soon(live)
@@ -245,6 +253,61 @@ def test_a_host_that_was_removed_while_it_was_away(*, has_joined: bool) -> None:
             assert await members(service) == {}
         assert [type(error) for error in errors] == [DiskRefused]
         assert "the host was removed from the cluster while it was away" in str(errors[0])
+
+    with_metadata(test)
+
+
+@pytest.mark.parametrize("when", ["before it is read", "before it is put"])
+def test_a_new_host_whose_disk_is_forgotten_while_it_starts(when: str) -> None:
+    """The removal of the host's last life takes the entry of its new disk along: it joins as a new host, and its disk
+    is known then, so that its next start is accepted as well.
+    """
+
+    async def test(service: SimulatedMetadata, nursery: trio.Nursery) -> None:
+        disk, store, conflicts = SimDisk(), service.store("a"), 0
+        identity = await identity_of(service, "a", disk, 1)
+        commit = store.commit
+
+        async def late(transaction: Transaction) -> Committed | Conflict:
+            nonlocal conflicts
+            if when == "before it is put" and not conflicts:
+                await forget_disk(service, identity)
+            outcome = await commit(transaction)
+            conflicts += isinstance(outcome, Conflict)
+            return outcome
+
+        store.commit = late  # type: ignore[method-assign]
+        if when == "before it is read":
+            await forget_disk(service, identity)
+        membership = membership_of(store, identity, RecordedReports())
+        await nursery.start(membership.run)
+        assert conflicts == (when == "before it is put")
+        assert await members(service) == {"a": identity.label.start}
+        entry = await entry_at(service.store("x"), schema.disk_key(identity.label.disk))
+        assert schema.decode(schema.Disk, entry) == schema.Disk(host="a", starts=2, start=identity.label.start)
+        membership.resign()
+        again = await identity_of(service, "a", disk, 2)
+        assert (again.member, again.label.starts) == (identity.member, 3)
+
+    with_metadata(test)
+
+
+def test_a_new_host_that_may_have_been_a_member() -> None:
+    """The answer to its joining was lost, and then its disk was forgotten: it may have been in use, and is refused."""
+
+    async def test(service: SimulatedMetadata, nursery: trio.Nursery) -> None:
+        store = service.store("a")
+        identity = await identity_of(service, "a", SimDisk(), 1)
+
+        async def lost(transaction: Transaction) -> Committed | Conflict:
+            await forget_disk(service, identity)
+            raise OutcomeUnknown("the answer was lost")
+
+        store.commit = lost  # type: ignore[method-assign]
+        error = await failed(membership_of(store, identity, RecordedReports()))
+        assert isinstance(error, DiskRefused)
+        assert "give it an empty directory" in str(error)
+        assert await members(service) == {}
 
     with_metadata(test)
 

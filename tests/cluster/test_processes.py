@@ -25,6 +25,7 @@ from logstore.errors import UnknownTopicOrPartition
 from logstore.testing.cluster import Cluster, ClusterHostProcess, NotStarted
 from logstore.testing.processes import Etcd, HostPlace, LocalHost
 from tests.cluster.clients import ASK_MS, PATIENCE_MS, again, asked, create_topic, read
+from tests.cluster.foreign_producers import require, run_franz_go, run_java
 from tests.cluster.places import wait_all_members
 from tests.metadata.support import needs_etcd
 from tests.support.cluster_network import new_network
@@ -185,7 +186,15 @@ def run_aiokafka(cluster: Cluster, load: Load) -> None:
     asyncio.run(produce())
 
 
-CLIENTS = {"kafka-python": run_kafka_python, "confluent": run_confluent, "aiokafka": run_aiokafka}
+CLIENTS: dict[str, Callable[[Cluster, Load], None]] = {
+    "kafka-python": run_kafka_python,
+    "confluent": run_confluent,
+    "aiokafka": run_aiokafka,
+    "java": run_java(TOPIC),
+    "franz-go": run_franz_go(TOPIC),
+}
+PROGRAMS = ("java", "franz-go")
+"""Those that are fetched, and built, for the long run."""
 
 
 @contextmanager
@@ -247,11 +256,14 @@ def check(cluster: Cluster, load: Load, *, is_exact: bool = True) -> None:
         assert len(load.acked) == load.sent == len(found)
 
 
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize(
+    "client", [pytest.param(name, marks=pytest.mark.slow) if name in PROGRAMS else name for name in CLIENTS]
+)
 def test_a_killed_owner_loses_nothing(tmp_path: Path, client: str) -> None:
     """kill -9 of the host that leads, under load, and of the one that leads then when the first is back: every record
     that was sent is acknowledged, and in the log once.
     """
+    require(client)
     with Cluster(tmp_path / "cluster", network=new_network()) as cluster:
         create(cluster)
         with producing(cluster, CLIENTS[client]) as load:
@@ -457,16 +469,22 @@ def test_a_name_of_the_cluster_is_not_given_twice(tmp_path: Path) -> None:
             other.start()
 
 
+def rebalanced(cluster: Cluster) -> int:
+    """How often the hosts have formed a generation of a group."""
+    return sum(host.log.count("group_rebalanced") for host in cluster)
+
+
 def test_a_group_goes_on_when_its_coordinator_is_killed(tmp_path: Path) -> None:
-    """What was committed is there, and a consumer that joins again reads on from it: every record once, here, because
-    it commits after each poll.
+    """What was committed is there, and the consumer goes on in its generation: every record once, here, because it
+    commits after each poll, and nobody rebalances.
     """
     with Cluster(tmp_path / "cluster", network=new_network()) as cluster:
         create(cluster)
         with producing(cluster) as load:
             consumer = KafkaConsumer(
                 TOPIC, bootstrap_servers=cluster.bootstrap, group_id="readers", auto_offset_reset="earliest",
-                enable_auto_commit=False, session_timeout_ms=10_000, bootstrap_timeout_ms=PATIENCE_MS,
+                enable_auto_commit=False, session_timeout_ms=ASK_MS, request_timeout_ms=2 * ASK_MS,
+                bootstrap_timeout_ms=PATIENCE_MS,
             )  # fmt: skip
             seen: dict[int, int] = {}
 
@@ -483,6 +501,7 @@ def test_a_group_goes_on_when_its_coordinator_is_killed(tmp_path: Path) -> None:
                 until(has_read, f"{wanted} records read")
 
             read_more(WARM)
+            rebalances = rebalanced(cluster)
             leader_of(cluster, topic="__cairn_groups").kill()
             killed_s, before = time.monotonic(), len(seen)
             read_more(WARM)
@@ -497,6 +516,7 @@ def test_a_group_goes_on_when_its_coordinator_is_killed(tmp_path: Path) -> None:
             return False
 
         until(has_committed, "what was read is committed")
+        assert rebalanced(cluster) == rebalances
         committed = again(lambda: consumer.committed(TopicPartition(TOPIC, 0)))
         consumer.close()
         assert sorted(seen) == list(range(len(seen)))

@@ -4,11 +4,13 @@ from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any
 
+import pytest
 import trio
 
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import Condition, Put
 from logstore.cluster.streams.registration_requests import (
+    GATHERED,
     WORKERS,
     CreateRegistration,
     FirstRegistration,
@@ -194,5 +196,112 @@ def test_a_first_registration_needs_its_topic() -> None:
         asked.requests.ask(CreateRegistration("t/1", lambda: gone.pop(0)))
         await asked.idle()
         assert (await asked.store.get(head_key("t/1"))).entry is None
+
+    with_requests(test)
+
+
+MANY = [f"t/{number}" for number in range(2 * GATHERED + 4)]
+
+
+async def begin(asked: Asked) -> list[SwapRegistration]:
+    """Many streams, whose registrations this host knows; returns its claims of them."""
+    claims = []
+    for stream in MANY:
+        seen = await asked.requests.registrations.swap(SwapRegistration(stream, 0, FIRST))
+        claims.append(SwapRegistration(stream, seen.revision, FIRST.claimed(OwnerId("a", "1"))))
+    return claims
+
+
+def test_swaps_that_wait_together_are_made_together() -> None:
+    """Those of many streams are a few transactions, and so are the owners' looks at whether the store answers."""
+
+    async def test(asked: Asked) -> None:
+        claims = await begin(asked)
+        for requests in (claims, [ReadRegistration(stream) for stream in MANY]):
+            calls = asked.store.statistics.calls
+            asked.answers.clear()
+            for request in requests:
+                asked.requests.ask(request)
+            await asked.idle()
+            assert asked.store.statistics.calls - calls == 3
+            assert sorted(answer.stream for answer in asked.answers) == sorted(MANY)
+            assert all(answer.registration == claims[0].registration for answer in asked.answers)
+
+    with_requests(test)
+
+
+def test_a_stream_that_another_host_has_changed_fails_alone() -> None:
+    """Its swap is not done, as its host hears; those that were sent with it are."""
+
+    async def test(asked: Asked) -> None:
+        claims = await begin(asked)
+        other = StoredRegistrations(asked.service.store("b"))
+        lost = claims[3]
+        winner = FIRST.claimed(OwnerId("b", "1"))
+        await other.swap(SwapRegistration(lost.stream, lost.expected_revision, winner))
+        asked.answers.clear()
+        for claim in claims:
+            asked.requests.ask(claim)
+        await asked.idle()
+        done = {each.stream: each.is_done for each in asked.answers if isinstance(each, SwapAnswer)}
+        assert done == {stream: stream != lost.stream for stream in MANY}
+        assert [each.registration for each in asked.answers if each.stream == lost.stream] == [winner]
+
+    with_requests(test)
+
+
+def test_changes_that_are_heard_of_together_are_read_together() -> None:
+    """What one transaction of another host has changed is read by one call; what is damaged by then is reported, and
+    keeps no other stream from being read.
+    """
+
+    async def test(asked: Asked) -> None:
+        claims = await begin(asked)
+        other = StoredRegistrations(asked.service.store("b"))
+        for claim in claims[:GATHERED]:
+            await other.read(ReadRegistration(claim.stream))
+        made = await other.swap_together(claims[:GATHERED])
+        calls = asked.store.statistics.calls
+        asked.answers.clear()
+        for answer in made:
+            asked.requests.ask(ReadRegistration(answer.stream, answer.revision))
+        await asked.idle()
+        assert asked.store.statistics.calls - calls == 1
+        found = {(each.stream, each.revision, each.registration) for each in asked.answers}
+        assert found == {(each.stream, each.revision, each.registration) for each in made}
+        revision = await committed(asked.store, changing(Put(head_key(MANY[0]), b"?"), Put(head_key(MANY[1]), b"?")))
+        asked.answers.clear()
+        for stream in MANY[:4]:
+            asked.requests.ask(ReadRegistration(stream, revision))
+        await trio.sleep(1)
+        assert sorted(each.stream for each in asked.answers) == MANY[2:4]
+        assert asked.reports.names() == ["metadata_unusable"] * 2
+
+    with_requests(test)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_made_together_outlasts_lost_messages(seed: int) -> None:
+    """Owners that ask again and again have their swaps made, each once, whatever is lost and whoever else asks."""
+
+    async def test(asked: Asked) -> None:
+        asked.service.random.seed(seed)
+        claims = await begin(asked)
+        asked.service.faults.lost_requests = asked.service.faults.lost_answers = 0.3
+        waiting = {claim.stream: claim for claim in claims}
+        while waiting:
+            for claim in waiting.values():
+                asked.requests.ask(claim)
+            await trio.sleep(0.05)
+            for answer in asked.answers:
+                if isinstance(answer, SwapAnswer):
+                    assert answer.is_done
+                    waiting.pop(answer.stream, None)
+            asked.answers.clear()
+        asked.service.faults.lost_requests = asked.service.faults.lost_answers = 0.0
+        await asked.idle()
+        for claim in claims:
+            read = await asked.requests.registrations.read(ReadRegistration(claim.stream))
+            assert read.registration == claim.registration
 
     with_requests(test)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from logstore.cluster.streams.refusal_window import ON_THE_WAY_S
 from logstore.cluster.streams.replicated_stream import MAX_BATCH_BYTES
 from logstore.errors import (
     InvalidRecord,
@@ -118,6 +119,53 @@ async def test_what_waits_is_bounded() -> None:
         front.append(value, producer_id=1, sequence=9)
     owner.ack()
     assert not front.append(value, producer_id=1, sequence=9).done
+
+
+async def test_nothing_overtakes_a_batch_that_was_refused_for_want_of_room() -> None:
+    """What a client without a producer id has sent behind it is refused as well, also when there is room again, for as
+    long as it may not know of the refusal. Known producers, whose batches have numbers, go on meanwhile.
+    """
+    front, owner = await led(max_in_flight=1)
+    large = bytes(1_000_000)
+    front.append(b"known", producer_id=1, sequence=0)
+    waiting = [front.append(large) for _ in range(8)]
+    with pytest.raises(NotEnoughReplicas, match=r"8000\d{3} bytes wait"):
+        front.append(large)
+    owner.ack()
+    number = front.append(b"numbered", producer_id=1, sequence=1)
+    for count in (1, 7, 1):
+        for small in ({}, {"producer_id": 2, "sequence": 1}):
+            with pytest.raises(NotEnoughReplicas, match="a batch was refused for want of room just now"):
+                front.append(b"small", **small)
+        for _ in range(count):
+            owner.ack()
+    assert all(ticket.done for ticket in (*waiting, number))
+    front.clock.advance(round(1000 * ON_THE_WAY_S) - 1)
+    with pytest.raises(NotEnoughReplicas):
+        front.append(b"small")
+    front.clock.advance(1)
+    front.append(large)
+    front.append(b"small")
+    owner.ack()
+    owner.ack()
+    assert owner.values == [b"known", *[large] * 8, b"numbered", large, b"small"]
+
+
+async def test_refusals_end_whatever_clients_send() -> None:
+    """Batches that are refused because another one was do not prolong that."""
+    front, owner = await led(max_in_flight=1)
+    for _ in range(9):
+        front.append(bytes(1_000_000))
+    with pytest.raises(NotEnoughReplicas):
+        front.append(bytes(1_000_000))
+    while owner.window:
+        owner.ack()
+    for _ in range(round(1000 * ON_THE_WAY_S)):
+        with pytest.raises(NotEnoughReplicas):
+            front.append(b"small")
+        front.clock.advance(1)
+    assert not front.append(b"small").done
+    front.stream.deposed(7)
 
 
 async def test_a_batch_that_is_sent_twice_is_in_the_log_once() -> None:

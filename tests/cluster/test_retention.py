@@ -14,10 +14,11 @@ from crc32c import crc32c
 from logstore.base.metadata.errors import MetadataDamaged
 from logstore.base.metadata.interface import MetadataStore, Put, Transaction
 from logstore.base.metadata.sqlite import open_sqlite
+from logstore.cluster.streams.refusal_window import ON_THE_WAY_S
 from logstore.cluster.streams.replicated_stream import CROWDED_S, ReplicatedStream
 from logstore.cluster.streams.retention import ClusterRetention
 from logstore.cluster.streams.retention_clock import AGREE_MS, KEY, ClusterClock, decode_time, encode_time
-from logstore.errors import NotLeader, OffsetOutOfRange, StorageFailed, TryAgain
+from logstore.errors import NotEnoughReplicas, NotLeader, OffsetOutOfRange, StorageFailed, TryAgain
 from logstore.log.readers import HeldRecords
 from logstore.log.store import StoreSettings
 from logstore.log.ticket import Ticket
@@ -300,7 +301,9 @@ async def test_settings_count_at_once(tmp_path: Path) -> None:
 
 
 async def test_producers_hear_that_disks_are_full(tmp_path: Path) -> None:
-    """Only if no chunk with other members is opened: that takes milliseconds."""
+    """Only if no chunk with other members is opened: that takes milliseconds. What a client has sent behind a refused
+    batch is refused as well, though there is room.
+    """
     async with world(tmp_path, TopicConfig()) as at:
         stream = at.front.stream
         stream.crowded()
@@ -309,6 +312,9 @@ async def test_producers_hear_that_disks_are_full(tmp_path: Path) -> None:
         with pytest.raises(StorageFailed, match="has no room"):
             at.front.append(b"2")
         at.owner.ack()
+        with pytest.raises(NotEnoughReplicas, match="a batch was refused for want of room just now"):
+            at.front.append(b"3")
+        at.clock.advance(round(ON_THE_WAY_S * 1000))
         at.front.append(b"2")
         stream.crowded()
         at.owner.roll()

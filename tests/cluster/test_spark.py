@@ -14,17 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kafka import TopicPartition
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from logstore.testing.cluster import Cluster
-from tests.cluster.spark_world import ClusterWorld, committed, consumed, create, feed, kills_in_turn
+from tests.cluster.clients import ends
+from tests.cluster.spark_world import ClusterWorld, committed, consumed, create, fed, feed, kills_in_turn
 from tests.continuous.fragments import START_MS
 from tests.continuous.processes import RunnerProcess, Work, expected
 from tests.metadata.support import needs_etcd
 from tests.microbatch.operators import Row, expected_of
 from tests.microbatch.world import by_key
 from tests.support.cluster_network import new_network
-from tests.support.spark_session import read_stream, start_spark, write_stream
+from tests.support.spark_session import read_stream, require_connector, start_spark, write_stream
 from tests.support.streams import produce
 from tests.support.waiting import until
 
@@ -34,6 +37,8 @@ ROWS, KEYS = 40, 20
 GUIDE = (Path(__file__).resolve().parents[2] / "docs/spark.md").read_text(encoding="utf-8")
 GUIDE_SERVERS = "10.0.0.1:9092,10.0.0.2:9092,10.0.0.3:9092"
 MOST_HEARD = 10_000
+GONE_ON = 500
+"""Records that show that a query goes on."""
 SPARE = 10
 """Epochs for queries that are faster than the kills."""
 
@@ -105,6 +110,19 @@ def run_sink(spark: SparkSession, cluster: Cluster, directory: Path, records: in
         assert found == Counter(b"%06d" % number for number in range(first, records, 2))
 
 
+def start_connector(spark: SparkSession, servers: str, checkpoint: Path) -> StreamingQuery:
+    """A query that copies the topic `given` into `taken`, by Spark's own Kafka source and sink."""
+    source = spark.readStream.format("kafka").option("kafka.bootstrap.servers", servers)
+    frame = source.option("subscribe", "given").option("startingOffsets", "earliest").load().select("value")
+    sink = frame.writeStream.format("kafka").option("kafka.bootstrap.servers", servers).option("topic", "taken")
+    return sink.option("checkpointLocation", str(checkpoint)).start()
+
+
+def copied(servers: str) -> int:
+    """How many records are in `taken`."""
+    return sum(ends(servers, TopicPartition("taken", partition))[1] for partition in range(2))
+
+
 def run_the_guide(spark: SparkSession, servers: str, directory: Path) -> None:
     """The guide's query for a cluster, as it stands but for the addresses: every record is copied once."""
     (block,) = re.findall(r"^```python\n(.*?)^```", GUIDE.split("## On a cluster")[1], flags=re.MULTILINE | re.DOTALL)
@@ -141,6 +159,41 @@ def test_queries_outlive_all_hosts_in_turn(spark: SparkSession, tmp_path: Path) 
                 cluster[name].start()
         cluster.wait_members()
         run_sink(spark, cluster, tmp_path, 60_000, 60, "cabcabcab")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_sparks_own_connector_outlives_all_hosts_in_turn(spark: SparkSession, tmp_path: Path) -> None:
+    """A query with Spark's own Kafka source and sink sees no error while each host is killed in turn, and goes on while
+    that host is away. Every record is copied; the sink is at least once, so some may be there twice.
+    """
+    require_connector()
+    with Cluster(tmp_path / "hosts", network=new_network()) as cluster:
+        servers = cluster.bootstrap
+        for topic in ("given", "taken"):
+            create(servers, topic, 2)
+        query = start_connector(spark, servers, tmp_path / "connector")
+
+        def go_on() -> None:
+            wanted = copied(servers) + GONE_ON
+            until(lambda: not query.isActive or copied(servers) >= wanted, f"{wanted} records are copied")
+            assert query.isActive, str(query.exception())
+
+        try:
+            with fed(servers, "given", 2) as given:
+                for name in "abcabc":
+                    go_on()
+                    cluster[name].kill()
+                    go_on()
+                    cluster[name].start()
+                    cluster.wait_members()
+            until(lambda: {value for _, value in consumed(servers, "taken")} >= set(given), "all records are copied")
+            assert query.isActive, str(query.exception())
+        finally:
+            query.stop()
+        found = consumed(servers, "taken")
+        print(f"{len(given)} records, {len(found) - len(given)} of them twice")
+        assert {value for _, value in found} == set(given)
 
 
 @pytest.mark.slow

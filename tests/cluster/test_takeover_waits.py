@@ -4,8 +4,7 @@ go on without it when an operator says so. Hosts in memory, in virtual time.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import pytest
@@ -13,126 +12,31 @@ import trio
 
 from logstore.base.metadata import schema
 from logstore.base.metadata.interface import Committed, Conflict, Page, Reading, Transaction
-from logstore.cluster.members.departures import Departures
-from logstore.cluster.streams.takeover_waits import NOTE_AFTER_S, TakeoverWaits, WaitNotes
-from logstore.cluster.survey import Survey, wait_summary
+from logstore.cluster.streams.takeover_waits import TakeoverWaits
+from logstore.cluster.streams.wait_notes import WaitNotes
+from logstore.cluster.survey import wait_summary
 from logstore.commands.describe_topic import wait_text, wait_values
-from logstore.errors import CairnError, CorruptChunk, NothingLost, UnknownTopicOrPartition
-from logstore.format.epoch_api import decode_request_header
+from logstore.errors import CorruptChunk, NothingLost, UnknownTopicOrPartition
 from logstore.format.host_summaries import PlacesReply
 from logstore.format.operator_api import (
     DescribePlacesRequest,
     ForgetProducersRequest,
-    OperatorReply,
-    OperatorRequest,
     ProducersForgotten,
-    api_key_of,
-    decode_reply,
-    encode_request,
 )
-from logstore.format.tiered_chunk import INDEX_SUFFIX, LOG_SUFFIX
+from logstore.format.tiered_chunk import INDEX_SUFFIX
 from logstore.format.topic_partition import TopicPartition
-from logstore.kafka.api_types import Broker, BrokerSettings
-from logstore.kafka.hosts import cluster_apis
-from logstore.testing.clock import ManualClock
+from tests.cluster.lost_chunks import (
+    SURELY_S,
+    Damage,
+    any_notes,
+    asked,
+    remove,
+    shown,
+    waiting,
+)
 from tests.cluster.test_tier_takeovers import HOSTS, leave_last_chunk_to_the_tier, lose_leader, produce
 from tests.cluster.tier_world import TOPIC, TierWorld, in_world
-from tests.kafka.node import CALLER
 from tests.support.limits import PATIENCE_S
-
-SURELY_S = 6 * NOTE_AFTER_S
-"""Virtual: as long as a wait takes to be shown, whatever was tried before."""
-
-
-def any_notes(world: TierWorld) -> list[WaitNotes]:
-    """What each host shows, and lets operators change."""
-    return [WaitNotes(life.running.store, life.running.view) for life in world.hosts.values()]
-
-
-async def shown(world: TierWorld) -> schema.Wait | None:
-    """What partition 0 waits for, as each host says."""
-    topic_id = next(iter(world.hosts.values())).topics.topics[TOPIC].topic_id.hex
-    found = [(await notes.of_topic(topic_id)).get(0) for notes in any_notes(world)]
-    assert len(set(found)) == 1
-    return found[0]
-
-
-async def asked(world: TierWorld, request: OperatorRequest) -> OperatorReply:
-    """What any host answers an operator, as bytes go. Raises the error that is answered."""
-    life = next(iter(world.hosts.values()))
-    survey = Survey(life.running.host, life.running.store, lambda host: True, ManualClock())
-    broker = Broker(cast(Any, None), world.clock, BrokerSettings())
-    frame, key = b"".join(encode_request(request, correlation_id=1)), api_key_of(request)
-    api = next(api for api in cluster_apis(broker, survey) if api.key == key)
-    answer, _ = await api.handle(memoryview(frame)[decode_request_header(frame)[-1] :], cast(Any, None), CALLER)
-    _, reply = decode_reply(key, b"\0\0\0\1" + b"".join(answer))
-    if isinstance(reply, CairnError):
-        raise reply
-    return reply
-
-
-def last_object(world: TierWorld, suffix: str) -> str:
-    """The key of the last chunk's object."""
-    return max(filter(lambda key: key.endswith(suffix), world.keys()))
-
-
-class Damage:
-    """An object of the last chunk is as it should not be, until it is mended."""
-
-    def __init__(self, world: TierWorld, suffix: str = LOG_SUFFIX, *, is_missing: bool = False) -> None:
-        self._objects, self.key = world.objects, last_object(world, suffix)
-        self._good = self._objects.get(self.key, 0, 1 << 20)
-        self._objects.delete(self.key)
-        if not is_missing:
-            bad = self._good[:-1] + bytes([self._good[-1] ^ 1])
-            self._objects.put(self.key, len(bad), [bad])
-
-    def mend(self) -> None:
-        """It is as it was."""
-        if self.key in {at.key for at in self._objects.list_keys("")}:
-            self._objects.delete(self.key)
-        self._objects.put(self.key, len(self._good), [self._good])
-
-
-async def remove(world: TierWorld, lost: str) -> None:
-    """No chunk names a lost host any more."""
-    running = next(iter(world.cluster.hosts.values()))
-    await world.cluster.until(lambda: lost not in running.view.members)
-    departures = Departures(running.view, running.store)
-    while await departures.remove(lost):  # noqa: ASYNC110  time is virtual
-        await trio.sleep(0.5)
-
-
-@asynccontextmanager
-async def waiting(
-    world: TierWorld, *, is_removed: bool = True, is_missing: bool = False
-) -> AsyncIterator[tuple[Damage, schema.Wait]]:
-    """The last sealed chunk lies in the tier, alone if the host that had it is removed; it is damaged, and a takeover
-    waits for it. What the registration names is not checked meanwhile.
-    """
-    lost = await leave_last_chunk_to_the_tier(world)
-    if is_removed:
-        await remove(world, lost)
-    check_named, world.check_named = world.check_named, trio.lowlevel.checkpoint  # type: ignore[method-assign]
-    damage = Damage(world, is_missing=is_missing)
-    await lose_leader(world)
-    await trio.sleep(SURELY_S)
-    assert world.leader() is None
-    wait = await shown(world)
-    assert wait is not None
-    assert counted(world) == 1
-    yield damage, wait
-    assert counted(world) == 0
-    damage.mend()
-    world.check_named = check_named  # type: ignore[method-assign]
-    await world.check_all()
-
-
-def counted(world: TierWorld) -> int:
-    """What the metric of all hosts says together."""
-    waits = [life.reads._waits for life in world.hosts.values()]
-    assert all(isinstance(each, TakeoverWaits) for each in waits)
-    return sum(each.count for each in cast(list[TakeoverWaits], waits))
 
 
 async def is_over(world: TierWorld) -> None:
@@ -195,9 +99,10 @@ def test_a_stream_goes_on_without_a_lost_chunk_if_an_operator_says_so() -> None:
         async with waiting(world, is_missing=True) as (_, wait):
             places = await asked(world, DescribePlacesRequest(TOPIC))
             assert isinstance(places, PlacesReply)
-            assert [place.wait for place in places.places] == [wait_summary(wait)]
+            assert [place.waits for place in places.places] == [(wait_summary(wait),)]
+            assert not places.places[0].is_led
             for _ in range(2):  # once more is no harm
-                forgotten = await asked(world, ForgetProducersRequest(TOPIC, 0))
+                forgotten = await asked(world, ForgetProducersRequest(TOPIC, 0, wait.chunk))
                 assert forgotten == ProducersForgotten(wait_summary(wait))
             with trio.fail_after(PATIENCE_S):
                 await world.wait_leader()
@@ -216,7 +121,7 @@ def test_a_stream_goes_on_without_a_lost_chunk_if_an_operator_says_so() -> None:
             await lose_leader(world)
             assert (await produce(world, 7)).duplicate, "the next chunk says who has written"
             with pytest.raises(NothingLost, match="nothing was changed"):
-                await asked(world, ForgetProducersRequest(TOPIC, 0))
+                await asked(world, ForgetProducersRequest(TOPIC, 0, wait.chunk))
 
     in_world(test, *HOSTS)
 
@@ -231,12 +136,14 @@ def test_what_may_come_back_is_not_forgotten_by_accident() -> None:
             assert not wait.lost
             notes = any_notes(world)[0]
             with pytest.raises(NothingLost, match=r"0 to 2, which may come back: .* say --even-if-away"):
-                await notes.forget(TOPIC, 0, even_if_away=False)
+                await notes.forget(TOPIC, 0, wait.chunk, even_if_away=False, repeat_epochs=True)
+            with pytest.raises(NothingLost, match="for the chunk of epoch 1234 because"):
+                await notes.forget(TOPIC, 0, 1234, even_if_away=True, repeat_epochs=True)
             for partition in (1, -1):
                 with pytest.raises(UnknownTopicOrPartition):
-                    await notes.forget(TOPIC, partition, even_if_away=True)
+                    await notes.forget(TOPIC, partition, wait.chunk, even_if_away=True, repeat_epochs=False)
             assert world.leader() is None
-            await notes.forget(TOPIC, 0, even_if_away=True)
+            await notes.forget(TOPIC, 0, wait.chunk, even_if_away=True, repeat_epochs=False)
             with trio.fail_after(PATIENCE_S):
                 assert not (await produce(world, 5)).duplicate
 
@@ -249,8 +156,9 @@ def test_a_stream_that_is_led_forgets_nothing() -> None:
     async def test(world: TierWorld) -> None:
         await world.create()
         await produce(world, 0)
-        with pytest.raises(NothingLost, match="nothing was changed"):
-            await any_notes(world)[0].forget(TOPIC, 0, even_if_away=True)
+        for chunk in await world.chunks():
+            with pytest.raises(NothingLost, match="nothing was changed"):
+                await any_notes(world)[0].forget(TOPIC, 0, chunk.epoch, even_if_away=True, repeat_epochs=True)
         await lose_leader(world)
         assert (await produce(world, 0)).duplicate
         assert await shown(world) is None
@@ -262,7 +170,7 @@ def test_a_wait_that_ends_because_all_have_expired_is_shown_no_more(monkeypatch:
     """The stream is led: operators are not told that it waits, and there is nothing to forget."""
 
     async def test(world: TierWorld) -> None:
-        async with waiting(world):
+        async with waiting(world) as (_, wait):
             monkeypatch.setattr(TakeoverWaits, "_is_expired", lambda self, chunk: True)  # a day later
             with trio.fail_after(PATIENCE_S):
                 await world.wait_leader()
@@ -270,48 +178,7 @@ def test_a_wait_that_ends_because_all_have_expired_is_shown_no_more(monkeypatch:
             await trio.sleep(5)
             assert await shown(world) is None
             with pytest.raises(NothingLost, match="nothing was changed"):
-                await any_notes(world)[0].forget(TOPIC, 0, even_if_away=True)
-
-    in_world(test, *HOSTS)
-
-
-@pytest.mark.parametrize("is_back", [False, True])
-def test_an_epoch_that_waits_for_a_lost_chunk_when_its_stream_is_led(
-    monkeypatch: pytest.MonkeyPatch, is_back: bool
-) -> None:
-    """All producers have expired meanwhile. The epoch may be in the chunk, so time does not end its wait: it is shown
-    as well, and ends when the chunk is back or an operator says so.
-    """
-
-    async def test(world: TierWorld) -> None:
-        async with waiting(world) as (damage, wait):
-            monkeypatch.setattr(TakeoverWaits, "_is_expired", lambda self, chunk: True)  # a day later
-            with trio.fail_after(PATIENCE_S):
-                life, stream = await world.wait_leader()
-            await trio.sleep(5)
-            assert await shown(world) is None
-            waits, lost = cast(TakeoverWaits, life.reads._waits), (await world.chunks())[-2]
-            error = CorruptChunk(f"{damage.key} is damaged", first_offset=0, last_offset=wait.end - 1)
-            with trio.fail_after(PATIENCE_S):
-                while await shown(world) is None:
-                    assert not await waits.may_pass(stream, lost, error)
-                    await trio.sleep(5)
-            found = await shown(world)
-            assert found is not None
-            assert (found.chunk, found.first, found.end, found.lost) == (lost.epoch, wait.first, wait.end, True)
-            waits.searched(stream, wait.end)
-            await trio.sleep(5)
-            assert await shown(world) == found, "what another search has read is not what is waited for"
-            if is_back:
-                waits.searched(stream, wait.first)
-                await trio.sleep(5)
-                assert await shown(world) is None
-                return
-            await asked(world, ForgetProducersRequest(TOPIC, 0))
-            for _ in range(2):
-                assert await waits.may_pass(stream, lost, error)
-                waits.searched(stream, wait.first)
-                await trio.sleep(5)
+                await any_notes(world)[0].forget(TOPIC, 0, wait.chunk, even_if_away=True, repeat_epochs=False)
 
     in_world(test, *HOSTS)
 
@@ -321,7 +188,7 @@ def test_an_operators_word_is_not_written_over() -> None:
 
     async def test(world: TierWorld) -> None:
         async with waiting(world, is_removed=False) as (_, wait):
-            waits = cast(TakeoverWaits, world.hosts[wait.host].reads._waits)
+            waits = world.hosts[wait.host].waits
             store, forget = waits._metadata, any_notes(world)[0].forget
 
             class Between:
@@ -334,8 +201,8 @@ def test_an_operators_word_is_not_written_over() -> None:
                     if key.startswith(schema.WAITS) and not self.is_said:
                         self.is_said = True
                         for each in waits._waiting.values():
-                            each.noted = None  # as when an answer was lost
-                        await forget(TOPIC, 0, even_if_away=True)
+                            each[wait.chunk].noted = None  # as when an answer was lost
+                        await forget(TOPIC, 0, wait.chunk, even_if_away=True, repeat_epochs=False)
                     return found
 
                 async def commit(self, transaction: Transaction) -> Committed | Conflict:
@@ -369,7 +236,7 @@ def test_a_takeover_that_goes_on_meanwhile_is_not_disturbed() -> None:
     """Between an operator's look and the change the chunk comes back: the change is refused, producers are known."""
 
     async def test(world: TierWorld) -> None:
-        async with waiting(world) as (damage, _):
+        async with waiting(world) as (damage, wait):
 
             async def come_back() -> None:
                 damage.mend()
@@ -379,7 +246,7 @@ def test_a_takeover_that_goes_on_meanwhile_is_not_disturbed() -> None:
             running = next(iter(world.hosts.values())).running
             notes = WaitNotes(cast(Any, SlowStore(running.store, come_back)), running.view)
             with pytest.raises(NothingLost), trio.fail_after(PATIENCE_S):
-                await notes.forget(TOPIC, 0, even_if_away=True)
+                await notes.forget(TOPIC, 0, wait.chunk, even_if_away=True, repeat_epochs=True)
             assert (await produce(world, 2)).duplicate
             assert "producers_forgotten" not in world.cluster.reports.names()
 

@@ -4,6 +4,8 @@ memory, in virtual time.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import pytest
 import trio
 
@@ -36,17 +38,23 @@ async def produce(world: TierWorld, sequence: int) -> AppendResult:
     return result
 
 
-async def leave_last_chunk_to_the_tier(world: TierWorld) -> str:
+async def leave_last_chunk_to_the_tier(
+    world: TierWorld, write: Callable[[TierWorld], Awaitable[None]] | None = None, chunks: int = 1
+) -> str:
     """The only host that has the last sealed chunk is lost, while it is drained: another one has the open chunk, which
-    is empty, and the tier has the sealed one. Returns the host that was lost.
+    is empty, and the tier has the sealed one. `write` may append more than a producer's three batches before; `chunks`
+    are sealed. Returns the host that was lost.
     """
     await world.create(replicas=1)
-    for sequence in range(3):
-        await produce(world, sequence)
-    life, stream = await world.wait_leader()
+    for number in range(chunks):
+        for sequence in range(3 * number, 3 * number + 3):
+            await produce(world, sequence)
+        life, stream = await world.wait_leader()
+        if write is not None:
+            await write(world)
+        life.running.host.roll(stream.stream)
+        await world.settle(is_swept=False)
     lost = life.running.host.name
-    life.running.host.roll(stream.stream)
-    await world.settle(is_swept=False)
     others = {name: running for name, running in world.cluster.hosts.items() if name != lost}
     for name in others:
         world.cluster.disks[name].is_full = True  # nobody takes a copy

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -20,12 +20,14 @@ from logstore.cluster.streams.replicated_stream import StreamServices
 from logstore.cluster.streams.stored_topics import StoredTopics
 from logstore.cluster.streams.topics import GROUPS_TOPIC, ClusterFacts, ClusterTopics
 from logstore.errors import InvalidConfig, InvalidPartitions, InvalidReplicas, TopicExists, UnknownTopicOrPartition
+from logstore.events import TOPIC_ALTERED
 from logstore.kafka.configs import ConfigSource, topic_entries
 from logstore.log.store import StoreSettings
 from logstore.log.ticket import Ticket
 from logstore.log.topics import TopicConfig
 from logstore.testing.clock import ManualClock
 from logstore.testing.reports import RecordedReports
+from tests.cluster.late_watches import LateWatches
 from tests.cluster.support import MemoryOwner, no_producers
 from tests.support.limits import PATIENCE_S
 
@@ -137,6 +139,33 @@ async def test_what_two_hosts_change_at_once_is_changed(tmp_path: Path) -> None:
         for host in (one, other):
             topic = host.front.topic("orders")
             assert (dict(topic.overrides), len(topic.partitions)) == (settings, 4)
+
+
+async def test_settings_are_replaced_as_they_are(tmp_path: Path) -> None:
+    """Who replaces all settings at a host that hears late what others have changed resets that as well, and says so;
+    what the host has not heard of otherwise, such as partitions, stays.
+    """
+    async with two_hosts(tmp_path) as (one, other, store), trio.open_nursery() as nursery:
+        await settled(one.front.create_topic("orders", 2, {"max.message.bytes": "1000"}, 2))
+        await until_seen(store, one, other)
+        watches = LateWatches(store, (schema.TOPICS,))
+        late = Host(cast(MetadataStore, watches), nursery, iter(()))
+        nursery.start_soon(late.view.run)
+        await late.view.complete()
+        late.front.take_all()
+        await settled(one.front.alter_topic("orders", {"retention.ms": "60000"}))
+        await settled(one.front.add_partitions("orders", 4))
+        assert shown(late)["orders"][1:3] == (2, {"max.message.bytes": "1000"})
+        replaced = late.front.alter_topic("orders", {"segment.bytes": "2048"}, resets_others=True)
+        await until_seen(store, one)
+        watches.released.set()
+        topic = await settled(replaced)
+        assert (topic.overrides, len(topic.partitions)) == ({"segment.bytes": "2048"}, 4)
+        changes = "max.message.bytes=default retention.ms=default segment.bytes=2048"
+        assert [fields["changes"] for fields in late.reports.of(TOPIC_ALTERED)] == [changes]
+        await until_seen(store, one)
+        assert shown(one) == shown(late)
+        nursery.cancel_scope.cancel()
 
 
 async def test_the_least_number_of_copies_is_shown_as_it_is_applied(tmp_path: Path) -> None:

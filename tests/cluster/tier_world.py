@@ -21,6 +21,8 @@ from typing import TypeVar, cast
 import trio
 import trio.testing
 
+from logstore.cluster.engine import ClusterEngine
+from logstore.cluster.epochs.group_appends import GroupAppends
 from logstore.cluster.interfaces import ReplicaFiles
 from logstore.cluster.streams.chunk_reads import ChunkReads
 from logstore.cluster.streams.producer_ids import ProducerIds
@@ -28,8 +30,10 @@ from logstore.cluster.streams.replicated_stream import ReplicatedStream, StreamS
 from logstore.cluster.streams.takeover_waits import TakeoverWaits, WaitTimes
 from logstore.cluster.streams.tiered_chunks import tiered_chunk
 from logstore.cluster.streams.topics import ClusterFacts, ClusterTopics
+from logstore.cluster.streams.wait_tidying import WaitTidying
 from logstore.cluster.tier.tiering import AsyncRead, ClusterTiering, ClusterTierParts
 from logstore.engine import StoreEngine
+from logstore.epochs.group_order import GroupOrder
 from logstore.errors import CairnError, NotEnoughReplicas, NotLeader, TierUnavailable
 from logstore.format.batch import iterate_batches
 from logstore.format.records import Record, decode_batch, encode_batch
@@ -137,6 +141,9 @@ class TieredHost:
     running: RunningHost
     topics: ClusterTopics
     reads: ChunkReads
+    engine: ClusterEngine
+    waits: TakeoverWaits
+    appends: GroupAppends
     tiering: ClusterTiering
     threads: VirtualThreads
     objects: HostObjects
@@ -163,6 +170,8 @@ class TierWorld:
         self.kill_at = self.away_at = -1
         self.lost: list[str] = []
         self.is_away = False
+        self.held_from = 1 << 62
+        """The offset from which on epochs under way need the stream."""
         self.cut_off: set[str] = set()
         self.make: Callable[..., ClusterTiering] = ClusterTiering
         self._numbers: dict[str, int] = {}
@@ -191,12 +200,18 @@ class TierWorld:
                 facts = ClusterFacts("cluster", 1, StoreSettings(has_tier=True))
                 topics = ClusterTopics(host, facts, ProducerIds(store), services, self._new_id)
                 topics.take_all()
+                cluster_engine = ClusterEngine(engine, topics, reads)
+                appends = GroupAppends(topics, cluster_engine, self, self.clock, waits)
                 objects = HostObjects(self.objects, lambda step: self._step(host.name, step))
                 engine.tier.cache = RangeCache(objects, CACHE_BYTES)
                 threads = VirtualThreads(self.random)
                 parts = ClusterTierParts(objects, NoTurns(), threads, 2, self.clock, served_ms, reports, SWEEP_S)
                 tiering = self.make(topics, host, parts)
-                life = TieredHost(running, topics, reads, tiering, threads, objects, nursery)
+                life = TieredHost(
+                    running, topics, reads, cluster_engine, waits, appends, tiering, threads, objects, nursery
+                )
+                tidying = WaitTidying(store, topics.streams, reads, cluster_engine, self, waits)
+                nursery.start_soon(tidying.run)
                 nursery.start_soon(self._rounds, tiering)
                 task_status.started(life)
                 await running.ended.wait()
@@ -207,6 +222,16 @@ class TierWorld:
         while True:
             has_more = await tiering.round()
             await trio.sleep(0.001 if has_more else ROUND_S)
+
+    async def trim_limit(self, stream: ReplicatedStream, wanted: int, /) -> int:
+        """See HeldByEpochs."""
+        await trio.lowlevel.checkpoint()
+        return min(wanted, self.held_from)
+
+    async def is_under_way(self, order: GroupOrder, /) -> bool:
+        """See EpochsUnderWay."""
+        await trio.lowlevel.checkpoint()
+        return True
 
     def _new_id(self) -> uuid.UUID:
         return uuid.UUID(int=self.random.getrandbits(128))

@@ -8,8 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
-from benchmarks.harness.jars import KafkaUnavailable, spark_kafka_jars
-from tests.support.spark_session import finish
+from tests.support.spark_session import finish, require_connector
 
 pytestmark = pytest.mark.spark
 
@@ -19,10 +18,7 @@ ROWS = 5000
 @pytest.fixture(autouse=True)
 def connector() -> None:
     """Leave the tests out, with the reason, where the connector's jars cannot be had."""
-    try:
-        spark_kafka_jars()
-    except KafkaUnavailable as reason:
-        pytest.skip(str(reason))
+    require_connector()
 
 
 def test_sparks_kafka_sink_and_source_round_trip(spark: SparkSession, address: str, topic: str) -> None:

@@ -54,7 +54,8 @@ HOSTS = HostsReply("a", (HERE, GONE, DRAINED, REMOVED), 3, 1, 6, 2, is_complete=
 PLACE = PlaceSummary(0, "a", "a:1", 4, 3, ("a", "b"), ("b",), 5, 2)
 LOST = PlaceSummary(1, "", "", 0, 3, (), (), 0, 0)
 WAIT = WaitSummary(5, 7, 100, 200, "c/t.1/0/100-0123", "it is missing", is_lost=True)
-WAITS = PlaceSummary(2, "a", "a:1", 4, 3, ("a", "b"), (), 5, 2, WAIT)
+OF_EPOCH = WaitSummary(6, 8, 200, 300, "", "nobody has it", is_lost=False, query="q", epoch=3)
+WAITS = PlaceSummary(2, "a", "a:1", 4, 3, ("a", "b"), (), 5, 2, (WAIT, OF_EPOCH))
 
 
 @pytest.mark.parametrize(
@@ -67,8 +68,9 @@ WAITS = PlaceSummary(2, "a", "a:1", 4, 3, ("a", "b"), (), 5, 2, WAIT)
         DescribePlacesRequest("t"),
         DescribePlacesRequest("t", 1_000),
         *(ChangeHostRequest("a", action) for action in HOST_ACTIONS),
-        ForgetProducersRequest("t", 3),
-        ForgetProducersRequest("t", 3, even_if_away=True),
+        ForgetProducersRequest("t", 3, 7),
+        ForgetProducersRequest("t", 3, 0, even_if_away=True),
+        ForgetProducersRequest("t", 3, 7, repeat_epochs=True),
     ],
 )
 def test_requests_come_back(request_: OperatorRequest) -> None:
@@ -89,7 +91,8 @@ def test_requests_come_back(request_: OperatorRequest) -> None:
         (DescribeHostsRequest(), HOSTS),
         (ChangeHostRequest("a", REMOVE), HostChanged("a", 7)),
         (DescribePlacesRequest("t"), PlacesReply((PLACE, LOST, WAITS), is_complete=True)),
-        (ForgetProducersRequest("t", 0), ProducersForgotten(WAIT)),
+        (ForgetProducersRequest("t", 0, 7), ProducersForgotten(WAIT)),
+        (ForgetProducersRequest("t", 0, 8), ProducersForgotten(OF_EPOCH)),
     ],
 )
 def test_replies_come_back(request_: OperatorRequest, reply: OperatorReply) -> None:
@@ -124,7 +127,7 @@ def test_answers_of_the_version_before_are_read() -> None:
     """A sidecar that names no waiting streams has none, and a partition without the field waits for nothing."""
     for request, reply, gone in (
         (DescribeSidecarRequest(), SIDECAR, b',"waiting":[]'),
-        (DescribePlacesRequest("t"), PlacesReply((PLACE,), is_complete=True), b',"wait":null'),
+        (DescribePlacesRequest("t"), PlacesReply((PLACE,), is_complete=True), b',"waits":[]'),
     ):
         body = b"".join(bytes(part) for part in encode_reply_body(reply))[4:]
         assert gone in body

@@ -1,6 +1,7 @@
 """The keys of a cluster: what is written is read again, names are taken once."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,6 +23,20 @@ from logstore.testing.metadata_contract import committed
 ROOT = Path(__file__).resolve().parents[2]
 TOPIC_ID = "0123456789abcdef0123456789abcdef"
 MEMBER = Member(disk="d1", start="s3", node_id=1, link="10.0.0.1:9192", rack="r1", addresses={"kafka": "10.0.0.1:9092"})
+WAIT = schema.Wait(
+    host="h1",
+    start="s3",
+    chunk=7,
+    first=100,
+    end=200,
+    object="",
+    error="no host has it",
+    lost=False,
+    since_ms=1_700_000_000_000,
+    query="totals",
+    epoch=3,
+    forgotten=True,
+)
 NAMES = st.from_regex(r"[A-Za-z0-9._-]{1,64}", fullmatch=True)
 TEXTS = st.dictionaries(NAMES, st.from_regex(r"[!-~]{1,200}", fullmatch=True), max_size=16)
 VALUES = st.one_of(
@@ -73,8 +88,38 @@ def test_golden_bytes() -> None:
         schema.Disk(host="h1", starts=3, start="s3"),
         schema.Node(host="h1"),
         Topic(topic_id=TOPIC_ID, partitions=12, replicas=3, settings={"retention.ms": "60000"}),
+        WAIT,
     ):
         assert f"`{schema.encode(value).decode()}`" in text
+
+
+def test_who_waits_is_in_the_key() -> None:
+    """A wait is that of a stream for a chunk; a key of the version before names no chunk."""
+    for chunk in (0, 7, 1 << 62):
+        assert schema.wait_place(schema.wait_key(f"{TOPIC_ID}/12", chunk)) == (f"{TOPIC_ID}/12", chunk)
+    assert schema.wait_place(f"{schema.WAITS}{TOPIC_ID}/12") == (f"{TOPIC_ID}/12", None)
+    for stream, chunk in ((TOPIC_ID, 1), (f"{TOPIC_ID}/x", 1), ("/1", 1), (f"{TOPIC_ID}/1", -1)):
+        with pytest.raises(InvalidMetadataCall):
+            schema.wait_key(stream, chunk)
+
+
+@pytest.mark.parametrize(
+    ("query", "lost", "forgotten", "repeat_epochs", "is_let_go"),
+    [
+        ("", False, False, False, False),
+        ("", False, True, False, True),
+        ("", True, False, True, False),
+        ("q", False, True, False, False),
+        ("q", True, True, False, True),
+        ("q", False, False, True, True),
+    ],
+)
+def test_what_an_operator_has_said(
+    query: str, *, lost: bool, forgotten: bool, repeat_epochs: bool, is_let_go: bool
+) -> None:
+    """What was said of a takeover counts for an epoch if the chunk is lost; if it may come back, it does not."""
+    wait = replace(WAIT, query=query, lost=lost, forgotten=forgotten, repeat_epochs=repeat_epochs)
+    assert (wait.is_let_go, wait.is_for_epoch) == (is_let_go, bool(query))
 
 
 async def test_members_and_topics(tmp_path: Path) -> None:

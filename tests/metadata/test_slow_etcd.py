@@ -14,8 +14,8 @@ import trio
 import trio.testing
 
 from logstore.base.events import ignore
-from logstore.base.metadata.errors import LeaseEnded
-from logstore.base.metadata.etcd.attempts import SLICE_S, AttemptLimits, cancel_after
+from logstore.base.metadata.errors import LeaseEnded, MetadataUnavailable
+from logstore.base.metadata.etcd.attempts import SLICE_S, AttemptLimits, AttemptTime
 from logstore.base.metadata.etcd.settings import EtcdSettings
 from logstore.base.metadata.etcd.store import EtcdMetadataStore, open_etcd
 from logstore.base.metadata.etcd.transport import MAX_CONNECTIONS, EtcdClients, EtcdTransport
@@ -98,7 +98,7 @@ async def test_a_stall_of_this_process_ends_no_attempt(autojump_clock: trio.test
     """An attempt is over when its time has passed while the loop was running; a stall counts for a moment."""
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(cancel_after, 1.0, scope)
+            nursery.start_soon(AttemptTime().cancel_after, 1.0, scope)
             await trio.sleep(0.5)
             autojump_clock.jump(stall_s)
             for _ in range(4):
@@ -132,6 +132,22 @@ async def test_a_frozen_endpoint_is_left_as_before(autojump_clock: trio.testing.
     assert etcd.asked["two", "kv/range"] == 1
 
 
+async def test_a_stall_of_this_process_teaches_nothing(autojump_clock: trio.testing.MockClock) -> None:
+    """An answer that was there all the time of a stall was quick: a frozen endpoint is left as soon as without it."""
+    etcd = SlowEtcd(one=0.05)
+    store = store_on(etcd, (ONE, TWO))
+    for stall_s in (4.0, 30.0):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(store.get, "a")
+            await trio.sleep(0.01)
+            autojump_clock.jump(stall_s)
+    etcd.delays_s["one"] = 1_000.0
+    begun_s = trio.current_time()
+    await store.get("a")
+    assert trio.current_time() - begun_s < 1.0 + 2 * SLICE_S
+    assert (etcd.asked["one", "kv/range"], etcd.asked["two", "kv/range"]) == (3, 1)
+
+
 async def test_a_watch_waits_for_the_others_of_a_member_that_is_behind(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
@@ -152,6 +168,46 @@ async def test_a_watch_waits_for_the_others_of_a_member_that_is_behind(
 def is_held(lease: HeldLease) -> bool:
     """Whether it is held now; mypy takes a property for constant."""
     return lease.held
+
+
+async def test_a_lease_is_granted_beside_a_frozen_endpoint(autojump_clock: trio.testing.MockClock) -> None:
+    """The next endpoint is asked when any other call would leave the first one; both are asked once."""
+    etcd = SlowEtcd(one=1_000.0)
+    store = store_on(etcd, (ONE, TWO))
+    begun_s = trio.current_time()
+    assert (await store.grant_lease(3)).lease_id == 7
+    assert trio.current_time() - begun_s < 1.0 + 2 * SLICE_S
+    assert (etcd.asked["one", "lease/grant"], etcd.asked["two", "lease/grant"]) == (1, 1)
+    assert not store.statistics.away
+
+
+async def test_slow_endpoints_grant_a_lease_each(autojump_clock: trio.testing.MockClock) -> None:
+    """Whichever answer comes first counts, and the first one that is slow teaches how long to wait: further leases are
+    granted once. An endpoint that is alone is asked once.
+    """
+    etcd = SlowEtcd(one=1.5, two=1.5)
+    store = store_on(etcd, (ONE, TWO))
+    begun_s = trio.current_time()
+    await store.grant_lease(3)
+    assert trio.current_time() - begun_s == pytest.approx(1.5)
+    for _ in range(3):
+        await store.grant_lease(3)
+    assert (etcd.asked["one", "lease/grant"], etcd.asked["two", "lease/grant"]) == (4, 1)
+    await store_on(etcd).grant_lease(3)
+    assert etcd.asked["one", "lease/grant"] == 5
+
+
+async def test_where_no_endpoint_grants_a_lease(autojump_clock: trio.testing.MockClock) -> None:
+    """It is said in bounded time, and no endpoint is asked more often than its attempts may take."""
+    etcd = SlowEtcd(one=1_000.0, two=1_000.0)
+    store = store_on(etcd, (ONE, TWO))
+    settings = EtcdSettings(endpoints=(ONE, TWO))
+    begun_s = trio.current_time()
+    with pytest.raises(MetadataUnavailable, match="did not answer within"):
+        await store.grant_lease(3)
+    took_s = trio.current_time() - begun_s
+    assert took_s < settings.patience_s + 2 * settings.longest_attempt_s
+    assert sum(etcd.asked.values()) <= 2 * (took_s / settings.longest_attempt_s + 1)
 
 
 async def test_a_lease_outlasts_slow_answers(autojump_clock: trio.testing.MockClock) -> None:

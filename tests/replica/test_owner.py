@@ -344,6 +344,6 @@ def test_a_stream_with_too_few_hosts_holds_up_no_other_one() -> None:
     owner.tick(40)
     assert owner.is_at_rest
     assert shared.growths.take("another", 60)
-    owner.live_members((C, A, B), 80)
+    owner.live_members((C, A, B), 90)
     shared.growths.leave("another")
     assert ReadRegistration("s") in owner.tick(100)

@@ -9,6 +9,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -43,6 +44,14 @@ def start_spark(directory: Path, *, daemon: str = "pyspark.daemon") -> SparkSess
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     return spark
+
+
+def require_connector() -> None:
+    """Skip the test, with the reason, where the jars of Spark's own Kafka connector cannot be had."""
+    try:
+        spark_kafka_jars()
+    except KafkaUnavailable as reason:
+        pytest.skip(str(reason))
 
 
 def read_batch(spark: SparkSession, address: str, **options: str) -> DataFrame:

@@ -36,6 +36,8 @@ MAX_TRANSACTION_BYTES: Final = 1 << 20
 """etcd's limit for a request is 1.5 MiB."""
 MAX_PAGE_ENTRIES: Final = 256
 """So a page of the largest values has 16 MiB."""
+MAX_PAGES: Final = 32
+"""Read at once; each is two operations of a transaction at most."""
 MIN_LEASE_S: Final = 2
 """etcd prolongs shorter leases to its election time."""
 MAX_LEASE_S: Final = 3600
@@ -74,6 +76,16 @@ class Page(NamedTuple):
     more: bool
     revision: int
     beside: Entry | None = None
+
+
+class WantedPage(NamedTuple):
+    """A page of `pages`; the fields are what `page` takes."""
+
+    prefix: str
+    after: str = ""
+    limit: int = MAX_PAGE_ENTRIES
+    newer_than: int = 0
+    beside: str = ""
 
 
 class Condition(NamedTuple):
@@ -198,6 +210,12 @@ class MetadataStore(Protocol):
         """
         ...
 
+    async def pages(self, wanted: Sequence[WantedPage]) -> tuple[Page, ...]:
+        """Read up to MAX_PAGES pages of the same moment, in their order; all limits together are MAX_PAGE_ENTRIES at
+        most.
+        """
+        ...
+
     async def commit(self, transaction: Transaction) -> Committed | Conflict:
         """Make a transaction. Raises LeaseEnded if a put names a lease that is not there."""
         ...
@@ -245,6 +263,17 @@ def check_page(prefix: str, after: str, limit: int, newer_than: int, beside: str
         raise InvalidMetadataCall(f"limit={limit}: must be from 1 to {MAX_PAGE_ENTRIES}; read further pages")
     if newer_than < 0:
         raise InvalidMetadataCall(f"newer_than={newer_than}: must be a revision, or 0 for all entries")
+
+
+def check_pages(wanted: Sequence[WantedPage]) -> None:
+    """Raises InvalidMetadataCall unless these are pages of one call."""
+    for page in wanted:
+        check_page(*page)
+    entries = sum(page.limit for page in wanted)
+    if not 1 <= len(wanted) <= MAX_PAGES or entries > MAX_PAGE_ENTRIES:
+        raise InvalidMetadataCall(
+            f"{len(wanted)} pages of {entries} entries: from 1 to {MAX_PAGES} of {MAX_PAGE_ENTRIES} in all are read"
+        )
 
 
 def check_transaction(transaction: Transaction) -> None:

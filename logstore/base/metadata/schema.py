@@ -11,7 +11,7 @@
 | `copies/coordinator` | `Coordinator`: the host that plans copies of chunks | as long as the host's lease |
 | `copies/plan` | the copies that its plan lets be made now: `cluster/copies/copy_fields.py` | until the next one |
 | `topics/TOPIC` | `Topic` | until the topic is deleted |
-| `waits/TOPIC-ID/PARTITION` | `Wait`: a takeover that waits | see `cluster/streams/takeover_waits.py` |
+| `waits/TOPIC-ID/PARTITION/CHUNK` | `Wait`: what waits for a chunk | see `cluster/streams/takeover_waits.py` |
 | `streams/TOPIC-ID/`, `chunks/TOPIC-ID/` | registrations of streams: `replica/registrations.py` | the same |
 
 Modules are those of `logstore`.
@@ -61,6 +61,8 @@ MAX_NODE_ID: Final = (1 << 31) - 1
 """As in Kafka."""
 MAX_OFFSET: Final = (1 << 63) - 1
 MAX_ERROR_CHARACTERS: Final = 1_000
+MAX_QUERY_CHARACTERS: Final = 256
+"""Of the name of a query."""
 MAX_OBJECT_CHARACTERS: Final = 600
 """Of a key in the tier: the ids of cluster and topic, the topic's name, and some digits."""
 CLUSTER_KEY: Final = "cluster"
@@ -118,14 +120,18 @@ _OBJECTS: Final = {
         {
             "host": Field(_NAME_TYPE, "that has claimed the stream"),
             "start": Field(_NAME_TYPE, "the life of the host in which it has"),
-            "chunk": Field(Integer(0, MAX_OFFSET), "epoch of the chunk that says who has written, and cannot be read"),
+            "chunk": Field(Integer(0, MAX_OFFSET), "epoch of the chunk that cannot be read"),
             "first": Field(Integer(0, MAX_OFFSET), "first offset of the chunk"),
             "end": Field(Integer(0, MAX_OFFSET), "the offset behind its last record"),
             "object": Field(String(MAX_OBJECT_CHARACTERS, 0), "where it lies in the tier; empty: it does not"),
             "error": Field(String(MAX_ERROR_CHARACTERS), "why it cannot be read"),
             "lost": Field(Boolean(), "whether all who may have it were asked, and it is missing or damaged"),
-            "since_ms": Field(Integer(0, MAX_OFFSET), "wall time in ms since 1970 since which the takeover waits"),
-            "forgotten": Field(Boolean(), "whether an operator lets the stream go on without it", False),
+            "since_ms": Field(Integer(0, MAX_OFFSET), "wall time in ms since 1970 since which it is waited for"),
+            "query": Field(String(MAX_QUERY_CHARACTERS, 0), "whose epoch waits; empty: a takeover waits", ""),
+            "epoch": Field(Integer(0, MAX_OFFSET), "of the query, the one that came first", 0),
+            "forgotten": Field(Boolean(), "whether an operator lets takeovers go on without it", False),
+            "repeat_epochs": Field(Boolean(), "whether an operator has epochs that it may have appended again", False),
+            "ended": Field(Boolean(), "whether nothing waits for it now: an operator's word is kept", False),
         },
     ),
     "Leaving": Object("Leaving", {"how": Field(_NAME_TYPE, "drain or remove")}),
@@ -209,9 +215,11 @@ class Topic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """A takeover that waits, because the chunk that says who has written to the stream cannot be read. Offsets from
-    `first` to in front of `end`; `chunk` is its epoch. `lost`: it is missing or damaged, and nobody else may have it.
-    `forgotten`: an operator lets the stream go on without it.
+    """A takeover that waits because the chunk that says who has written to the stream cannot be read, or an epoch of a
+    query that waits because nobody can say whether the chunk has it. Offsets from `first` to in front of `end`; `chunk`
+    is the chunk's epoch. `lost`: it is missing or damaged, and nobody else may have it. `query` is empty if a takeover
+    waits. `forgotten`: an operator lets takeovers go on without the chunk; `repeat_epochs`: and has epochs that it may
+    have appended behind it. `ended`: nothing waits now, and the entry is kept for what an operator has said.
     """
 
     host: str
@@ -223,7 +231,32 @@ class Wait:
     error: str
     lost: bool
     since_ms: int
+    query: str = ""
+    epoch: int = 0
     forgotten: bool = False
+    repeat_epochs: bool = False
+    ended: bool = False
+
+    @property
+    def is_for_epoch(self) -> bool:
+        """Whether an epoch waits, and no takeover."""
+        return bool(self.query)
+
+    @property
+    def is_said(self) -> bool:
+        """Whether an operator has said anything of the chunk."""
+        return self.forgotten or self.repeat_epochs
+
+    @property
+    def is_let_go(self) -> bool:
+        """Whether an operator has said what ends this wait."""
+        return self.passes_epochs(is_lost=self.lost) if self.is_for_epoch else self.forgotten
+
+    def passes_epochs(self, *, is_lost: bool) -> bool:
+        """Whether epochs that the chunk may have are appended behind it. A word that was said of a takeover counts for
+        them if the chunk is lost: one that comes back has them as well.
+        """
+        return self.repeat_epochs or (self.forgotten and is_lost)
 
 
 Value = Cluster | Coordinator | Disk | Leaving | Member | Node | Topic | Wait
@@ -260,13 +293,22 @@ def topic_key(name: str) -> str:
     return f"{TOPICS}{name}"
 
 
-def wait_key(stream: str) -> str:
-    """The key of a takeover of a stream, TOPIC-ID/PARTITION, that waits. Raises InvalidMetadataCall."""
+def wait_key(stream: str, chunk: int) -> str:
+    """The key of what waits for the chunk of an epoch of a stream, TOPIC-ID/PARTITION. Raises InvalidMetadataCall."""
     topic_id, _, partition = stream.partition("/")
     _check_name("topic id", topic_id)
     if not (partition.isascii() and partition.isdecimal()):
         raise InvalidMetadataCall(f"stream {stream[:80]!r}: must be TOPIC-ID/PARTITION")
-    return f"{WAITS}{stream}"
+    if chunk < 0:
+        raise InvalidMetadataCall(f"chunk {chunk}: must be an epoch, 0 or more")
+    return f"{WAITS}{stream}/{chunk}"
+
+
+def wait_place(key: str) -> tuple[str, int | None]:
+    """The stream and the chunk that a key of a wait names; no chunk: a host of an earlier version has put it."""
+    topic_id, _, place = key.removeprefix(WAITS).partition("/")
+    partition, _, chunk = place.partition("/")
+    return f"{topic_id}/{partition}", int(chunk) if chunk.isascii() and chunk.isdecimal() else None
 
 
 # ---- values

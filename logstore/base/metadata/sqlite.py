@@ -9,7 +9,7 @@ Invariants:
   again.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from logstore.base.metadata.interface import (
     Page,
     Reading,
     Transaction,
+    WantedPage,
     Watch,
     check_key,
     check_lease_time,
@@ -104,6 +105,11 @@ class SqliteMetadataStore:
         """See MetadataStore."""
         await self._readable()
         return self._state.page(prefix, after, limit, newer_than, beside)
+
+    async def pages(self, wanted: Sequence[WantedPage]) -> tuple[Page, ...]:
+        """See MetadataStore."""
+        await self._readable()
+        return self._state.pages(wanted)
 
     async def commit(self, transaction: Transaction) -> Committed | Conflict:
         """See MetadataStore."""

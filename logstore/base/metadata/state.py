@@ -28,7 +28,9 @@ from logstore.base.metadata.interface import (
     Put,
     Reading,
     Transaction,
+    WantedPage,
     check_page,
+    check_pages,
     check_transaction,
     end_of_prefix,
 )
@@ -108,6 +110,12 @@ class MetadataState:
             return Page(found[:limit], len(found) > limit, self.revision, besides)
         keys = self._keys[begin : min(end, begin + limit)]
         return Page(tuple(self._entries[key] for key in keys), end - begin > limit, self.revision, besides)
+
+    def pages(self, wanted: Iterable[WantedPage]) -> tuple[Page, ...]:
+        """See MetadataStore. Raises InvalidMetadataCall."""
+        pages = tuple(wanted)
+        check_pages(pages)
+        return tuple(self.page(*page) for page in pages)
 
     def changes_after(self, revision: int, prefix: str) -> Iterator[Changes]:
         """The changes under a prefix with revisions above `revision`. Raises Compacted, MetadataDamaged."""

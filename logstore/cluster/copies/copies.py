@@ -55,6 +55,10 @@ class Copies:
             with trio.move_on_after(float("inf") if wait_s is None else wait_s):
                 await self._changed.wait()
 
+    def is_beside_appends(self) -> bool:
+        """Whether producers write to this host."""
+        return self.pace.is_beside_appends(trio.current_time())
+
     # ---- made here
 
     def ask(self, source: str, message: ReadEntries) -> None:

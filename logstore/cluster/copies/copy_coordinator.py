@@ -15,7 +15,8 @@ Invariants:
 * The planner is loaded by name when it is needed first: 14 MB that no other host has. A host without the packages that
   it needs never coordinates.
 
-Sources: SGuard, section 5 (the coordinator calls back when a chunk may be written), section 3 (it recovers by itself).
+Sources: SGuard, section 5 (the coordinator calls back when a chunk may be written), sections 2 and 3 (it is
+fault-tolerant).
 """
 
 import traceback

@@ -11,7 +11,7 @@ Invariants:
 * What is in memory of pieces is bounded by tokens: pieces have MAX_PIECE_BYTES and one batch at most.
 * No I/O: the caller says what time it is, and sends what `due` gives.
 
-Sources: SGuard, section 5, and decision 0011 (capacities are tokens in flight).
+Sources: SGuard, section 5 (as many writes at a time as there are resources for); decision 0011 (tokens in flight).
 """
 
 from collections.abc import Iterator

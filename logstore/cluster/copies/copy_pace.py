@@ -16,8 +16,7 @@ Invariants:
 * What a stream waits for is not slowed down; it is paid for by the copies behind it.
 * No clock, no I/O: the caller says what time it is, in seconds that never go back.
 
-Sources: SGuard, section 5 (copies compete with what must be fast); RFC 6817 (a background transfer yields by the delay
-that it causes, not by a fixed rate).
+Source: RFC 6817 (a background transfer yields by the delay that it causes, not by a fixed rate).
 """
 
 from collections import deque
@@ -92,7 +91,7 @@ class CopyPace:
 
     def rate(self, now_s: float) -> float:
         """Bytes a second that copies may have now: beside appends of which too little is known, the least."""
-        if not self._is_beside_appends(now_s):
+        if not self.is_beside_appends(now_s):
             return float(self._rates.max_bytes_per_s)
         return self._rate if self._is_known else float(self._rates.min_bytes_per_s)
 
@@ -100,7 +99,8 @@ class CopyPace:
     def _is_known(self) -> bool:
         return len(self._calm_s) >= KEPT_CALM // 4
 
-    def _is_beside_appends(self, now_s: float) -> bool:
+    def is_beside_appends(self, now_s: float) -> bool:
+        """Whether there was an append here a moment ago."""
         return now_s - self._appended_s <= BESIDE_S
 
     # ---- appends
@@ -125,11 +125,11 @@ class CopyPace:
 
     def pieces_at_once(self, now_s: float) -> int:
         """How many pieces may be under way: beside appends one, so that an append waits for one at most."""
-        return 1 if self._is_beside_appends(now_s) else PIECES_IN_FLIGHT
+        return 1 if self.is_beside_appends(now_s) else PIECES_IN_FLIGHT
 
     def wait_s(self, now_s: float) -> float:
         """For how long the next piece has to wait; 0: it may begin."""
-        return max(0.0, self._free_s - now_s) if self._is_beside_appends(now_s) else 0.0
+        return max(0.0, self._free_s - now_s) if self.is_beside_appends(now_s) else 0.0
 
     def piece_begun(self) -> None:
         """A piece is being read, or written."""
@@ -147,7 +147,7 @@ class CopyPace:
 
     def next_piece_bytes(self, now_s: float) -> int:
         """How large the next piece should be."""
-        if not self._is_beside_appends(now_s):
+        if not self.is_beside_appends(now_s):
             return MAX_PIECE_BYTES
         self._asked += 1
         if self._asked % SMALL_EVERY == 1:

@@ -7,6 +7,8 @@ as soon as it has heard every host once.
 
 Invariants:
 * A stream has one wish, of the host that spoke last for it.
+* What hosts make without a go of this plan, such as small chunks that share one
+  (`logstore.replica.copy_tokens`), counts like a go.
 * A go lasts until its owner says that it neither makes nor wishes for that copy, or has said nothing for SILENT_MS.
 * What cannot be planned for UNPLANNED_MS, because a host is not known here, has a go without tokens: the owner knows
   better, and a plan holds nobody up.
@@ -85,18 +87,17 @@ class CopyPlan:
     def heard(self, owner: str, wishes: Mapping[str, CopyWish], held: Mapping[str, CopyGo], now_ms: int) -> None:
         """All that a host wishes for and makes now."""
         self._heard_ms[owner] = now_ms
-        for stream in self._streams_of(owner):
-            if stream not in held and stream not in wishes:
-                self._forget(stream, now_ms)
-        is_noted = False
-        for stream, go in held.items():
-            known = self._going.get(stream)
-            if known is None or known.go != go or known.owner != owner:
-                self._forget(stream, now_ms)
-                self._going[stream] = Going(owner, stream, go)
-                is_noted = True
-        if is_noted:
+        gone = [stream for stream in self._streams_of(owner) if stream not in held and stream not in wishes]
+        made = [Going(owner, stream, go) for stream, go in held.items()]
+        adopted = [going for going in made if self._going.get(going.stream) != going]
+        if adopted:  # what is made without a go of this plan takes tokens too: all are counted before another begins
+            for stream in (*gone, *(going.stream for going in adopted)):
+                self._drop(stream)
+            self._going.update({going.stream: going for going in adopted})
             self._anew(now_ms)
+        else:
+            for stream in gone:
+                self._forget(stream, now_ms)
         for stream, wish in wishes.items():
             self._wish(owner, stream, wish, now_ms)
 
@@ -144,10 +145,15 @@ class CopyPlan:
             if asked is not None:
                 self._going[stream] = Going(asked.owner, stream, CopyGo(asked.wish.epoch, target, source))
 
-    def _forget(self, stream: str, now_ms: int) -> None:
+    def _drop(self, stream: str) -> bool:
+        """Whether the planner knows what is dropped."""
         is_known = self._going.pop(stream, None) is not None or stream in self._planned
         self._asked.pop(stream, None)
         self._planned.discard(stream)
+        return is_known
+
+    def _forget(self, stream: str, now_ms: int) -> None:
+        is_known = self._drop(stream)
         if is_known and self._planner is not None:
             self._start(self._planner.end(stream, now_ms))
 

@@ -9,8 +9,9 @@ Invariants:
   asked whether the epoch is under way (`logstore.cluster.epochs.epoch_holds`). If it is, nothing was trimmed behind
   END, and the group never came; if it is over, the group was there, and was trimmed. So a group is lost no more than it
   is there twice, also if the offset was said by an owner that had been replaced.
-* A chunk without which an operator lets the stream go on (`logstore.cluster.streams.takeover_waits`) counts as one
-  without END: what it had of an epoch nobody can read, and the epoch is appended behind it.
+* A chunk that cannot be read may have END, so a group whose epoch may be there waits. If an operator has said so of the
+  chunk (`logstore.cluster.streams.takeover_waits`), it counts as one without END, and the group is appended behind it:
+  it is there twice if the chunk had it and comes back, and never missing. Groups that come later search the chunk anew.
 * Another host waits for a group that is under way no longer than WAIT_S, and asks again: a stream that waits for its
   members holds up no groups for other streams, of which a host calls for few at a time.
 * When the ownership ends, all that is known of the stream goes with it. The next owner searches what this one has left.
@@ -31,7 +32,16 @@ from logstore.cluster.streams.replicated_stream import ReplicatedStream
 from logstore.cluster.streams.topics import ClusterTopics
 from logstore.epochs.group_order import GroupOrder, decode_order
 from logstore.epochs.stream_ends import EndSearch, StreamEnds
-from logstore.errors import CorruptChunk, MalformedRequest, NotLeader, TryAgain, UnknownTopicOrPartition
+from logstore.errors import (
+    ChunkUnreachable,
+    CorruptChunk,
+    MalformedRequest,
+    NotLeader,
+    TierRefused,
+    TierUnavailable,
+    TryAgain,
+    UnknownTopicOrPartition,
+)
 from logstore.format.fields import decode_fields, get_int, get_name
 from logstore.interfaces import Buffer
 from logstore.log.scanning import TakeEnd
@@ -59,16 +69,20 @@ class ControlReads(Protocol):
 class LostChunks(Protocol):
     """Knows without which chunks streams go on (`logstore.cluster.streams.takeover_waits`)."""
 
-    async def may_pass(self, stream: ReplicatedStream, chunk: ChunkRegistration, error: CorruptChunk, /) -> bool:
-        """Whether an operator lets a stream go on without a chunk that cannot be read; if not, it is shown that the
-        stream waits for it. Raises CairnError.
+    async def may_pass(
+        self, stream: ReplicatedStream, chunk: ChunkRegistration, error: Exception, order: GroupOrder, /
+    ) -> bool:
+        """Whether an operator lets the epoch of a group go on without a chunk that cannot be read; if not, it is shown
+        that it waits for the chunk. Raises CairnError.
         """
 
-    def searched(self, stream: ReplicatedStream, from_offset: int, /) -> None:
-        """All chunks from an offset on were read, or passed over."""
+    def was_read(self, stream: ReplicatedStream, chunk: ChunkRegistration, /) -> None:
+        """A search has read a chunk."""
 
 
 WAIT_S: Final = 5.0
+UNREADABLE: Final = (CorruptChunk, ChunkUnreachable, TierUnavailable, TierRefused, OSError)
+"""What a search finds where a chunk is lost, or who has it is away."""
 MAX_FORGOTTEN: Final = 1_000
 """Streams whose ownership has ended and that may still be kept."""
 _INT32_MAX: Final = 2**31 - 1
@@ -95,7 +109,7 @@ class GroupAppends:
         clock: Clock,
         lost: LostChunks | None = None,
     ) -> None:
-        """`lost`: None: no stream goes on without a chunk."""
+        """`lost`: None: no epoch goes on without a chunk."""
         self._topics = topics
         self._reads = reads
         self._epochs = epochs
@@ -121,7 +135,7 @@ class GroupAppends:
     async def append(self, order: GroupOrder) -> None:
         """Append a group unless the stream has its epoch; returns when it has.
 
-        Raises NotLeader, UnknownTopicOrPartition, GroupTooLarge, NotEnoughReplicas, CorruptChunk, OSError; TryAgain if
+        Raises NotLeader, UnknownTopicOrPartition, GroupTooLarge, NotEnoughReplicas, what is in UNREADABLE; TryAgain if
         the group is under way for WAIT_S.
         """
         stream = self.stream(order.target.topic_id, order.target.partition)
@@ -140,14 +154,15 @@ class GroupAppends:
         """The group under way, which is appended now unless it is already; None: the stream has its epoch, or had it.
         Raises as `append`.
         """
-        decided_at, may_be_trimmed = order.target.start_offset, True
+        decided_at, may_be_trimmed, key = order.target.start_offset, True, (order.query, order.epoch)
         while True:
-            is_searched = decided_at < stream.led_from or owned.ends.must_search(decided_at)
+            is_known = key in owned.under_way or owned.ends.has(*key, decided_at)
+            is_searched = not is_known and (decided_at < stream.led_from or owned.ends.must_search(decided_at))
             is_found = is_searched and await self._search(stream, owned, order)
-            under_way = owned.under_way.get((order.query, order.epoch))
+            under_way = owned.under_way.get(key)
             if under_way is not None:
                 return under_way
-            if is_found or owned.ends.has(order.query, order.epoch, decided_at):
+            if is_found or owned.ends.has(*key, decided_at):
                 return None
             if not (may_be_trimmed and is_searched and decided_at < stream.log_start_offset):
                 return self._append(stream, owned, order)
@@ -178,31 +193,40 @@ class GroupAppends:
         from_offset, search = order.target.start_offset, EndSearch(order.query)
         async with owned.searching:
             if owned.ends.must_search(from_offset):
-                searched_to = from_offset
+                searched_to, is_whole = from_offset, True
                 while searched_to < (known_from := owned.ends.known_from):  # which moves when an END is forgotten
-                    await self._find_ends(stream, searched_to, known_from, search)
+                    is_whole &= await self._find_ends(stream, searched_to, known_from, search, order)
                     searched_to = known_from
-                owned.ends.searched(from_offset, search)
-                if self._lost is not None:
-                    self._lost.searched(stream, from_offset)
+                if is_whole:
+                    owned.ends.searched(from_offset, search)
         if stream.ownership != owned.ownership:
             raise NotLeader(f"{stream.name}: its ownership ended while it was searched for epochs")
         return search.newest_epoch >= order.epoch
 
     async def _find_ends(
-        self, stream: ReplicatedStream, from_offset: int, before_offset: int, search: EndSearch
-    ) -> None:
-        """See ControlReads; chunks that are forgotten are passed over if they cannot be read."""
-        while before_offset > from_offset:
+        self, stream: ReplicatedStream, from_offset: int, before_offset: int, search: EndSearch, order: GroupOrder
+    ) -> bool:
+        """See ControlReads: chunk by chunk, the newest first; one that cannot be read is passed over if that was said
+        of it, and ends the search if the epoch was found behind it. False: so not all was read, and other epochs have
+        to be searched for again.
+        """
+        is_whole = True
+        while before_offset > max(from_offset, stream.log_start_offset):
+            chunk = stream.registration.chunk_at(before_offset - 1)
+            first_offset = from_offset if chunk is None else max(from_offset, chunk.base_offset)
             try:
-                await self._reads.find_ends(stream, from_offset, before_offset, take=search.take)
-            except CorruptChunk as error:
-                chunk = stream.registration.chunk_at(min(error.first_offset, before_offset - 1))
-                if chunk is None or self._lost is None or not await self._lost.may_pass(stream, chunk, error):
+                await self._reads.find_ends(stream, first_offset, before_offset, take=search.take)
+            except UNREADABLE as error:
+                if search.newest_epoch >= order.epoch:
+                    return False
+                if chunk is None or self._lost is None or not await self._lost.may_pass(stream, chunk, error, order):
                     raise
-                before_offset = min(before_offset - 1, chunk.base_offset)
+                is_whole = False
             else:
-                return
+                if chunk is not None and self._lost is not None:
+                    self._lost.was_read(stream, chunk)
+            before_offset = first_offset
+        return is_whole
 
     def _append(self, stream: ReplicatedStream, owned: _OwnedStream, order: GroupOrder) -> Ticket[None]:
         now_ms = self._clock.wall_ms()

@@ -9,6 +9,8 @@ Invariants:
   with the same number. A label that is further ahead shows a metadata store that was set back, and is refused.
 * The first start of a disk takes its two writes twice, and counts as two. So a label of one start is that of a disk
   that has never been in use; one of more starts, of which the register knows nothing, was removed with its host.
+* A disk that this start has brought into use, and with which the host was no member yet, is new: where its entry is
+  removed meanwhile, with those of the host's disks before, it is put again, here and at the joining (`membership`).
 * A disk of one cluster never takes part in another; an emptied metadata store is another cluster.
 * The label file is replaced as a whole: a crash leaves the old one or the new one.
 
@@ -82,6 +84,16 @@ class HostIdentity:
         """The host as the owner of streams."""
         return self.label.owner_id
 
+    @property
+    def is_first_life(self) -> bool:
+        """Whether this start has brought the disk into use: no host was a member with it before."""
+        return self.label.starts == STARTS_IN_USE
+
+    @property
+    def disk_entry(self) -> Entry:
+        """What the register of the disk holds, as of no revision."""
+        return Entry(schema.disk_key(self.label.disk), _register_of(self.label), ABSENT)
+
 
 @dataclass(frozen=True, slots=True)
 class _StoredLabel:
@@ -119,21 +131,26 @@ async def _establish(
         is_written = registered == label and label.start == start
         if is_written and label.starts >= STARTS_IN_USE:
             return HostIdentity(cluster_id, label)
-        label = _judged(fresh.host, stored, label, registered)
+        label = _judged(fresh.host, stored, label, registered, start)
         if is_written or label.start != start:
             starts = registered.starts if registered is not None else 0
             label = DiskLabel(label.disk, label.host, starts + 1, start)
             stored = _StoredLabel(cluster_id, label)
             write_label(fs, cluster_id, label)
-        value = schema.Disk(host=label.host, starts=label.starts, start=label.start)
         key = schema.disk_key(label.disk)
-        transaction = Transaction((Condition(key, found.entry_revision),), (Put(key, schema.encode(value)),))
+        transaction = Transaction((Condition(key, found.entry_revision),), (Put(key, _register_of(label)),))
         if isinstance(await store.commit(transaction), Committed) and label.starts >= STARTS_IN_USE:
             return HostIdentity(cluster_id, label)
 
 
-def _judged(host: str, stored: _StoredLabel | None, label: DiskLabel, registered: DiskLabel | None) -> DiskLabel:
-    """The label to start with. Raises DiskRefused."""
+def _register_of(label: DiskLabel) -> bytes:
+    return schema.encode(schema.Disk(host=label.host, starts=label.starts, start=label.start))
+
+
+def _judged(
+    host: str, stored: _StoredLabel | None, label: DiskLabel, registered: DiskLabel | None, start: str
+) -> DiskLabel:
+    """The label to go on with, in this start. Raises DiskRefused."""
     verdict = judge_disk(host, label if stored is not None else None, registered)
     if verdict is DiskVerdict.EMPTY:
         return label
@@ -149,6 +166,8 @@ def _judged(host: str, stored: _StoredLabel | None, label: DiskLabel, registered
             f"{label.starts}; bring the disk itself back, or give the host an empty directory"
         )
     if registered is None and label.starts >= STARTS_IN_USE:
+        if label == DiskLabel(label.disk, host, STARTS_IN_USE, start):
+            return label  # the entry of its first start was removed since, with those of the host's disks before
         raise DiskRefused(
             f"{LABEL_FILE}: disk {label.disk} has been in use, and the metadata store does not know it: if the host "
             "was removed from the cluster, give it an empty directory; if an older copy of the store was restored, "

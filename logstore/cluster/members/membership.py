@@ -11,6 +11,9 @@ Invariants:
 * The entry of the disk is put anew by the transaction that makes the host a member, on the condition that it is as it
   was read: a disk that is forgotten has no member, and who forgets one sees that a host has joined with it since
   (`logstore.cluster.members.departures`).
+* A host in the first life of its disk that was no member yet is a new one: where the entry of its disk was removed,
+  with those of the host's disks before, the joining puts it again. If it may have been a member, for a moment that it
+  has not heard of, it is refused.
 * `resign` ends the lease now, and the host does not join again. `leave` ends it until `stay`.
 """
 
@@ -84,6 +87,8 @@ class Membership:
         self._may_join = trio.Event()
         self._may_join.set()
         self._lease: HeldLease | None = None
+        self._is_new = identity.is_first_life
+        """No host can have been a member with this disk."""
         self.state = MembershipState.JOINING
         self.joined_revision = 0
         """Of the host's entry, as it was put last."""
@@ -201,14 +206,19 @@ class Membership:
         member_revision = node_revision = ABSENT
         while True:
             disk = await self._own_disk()
+            was_new, self._is_new = self._is_new, False
             try:
                 outcome = await self._store.commit(
                     schema.join(self._identity.host, self.member, lease_id, member_revision, node_revision, disk)
                 )
             except OutcomeUnknown:
                 continue  # if it was made, the next one finds an entry with this lease
+            except (MetadataUnavailable, LeaseEnded):
+                self._is_new = was_new
+                raise
             if isinstance(outcome, Committed):
                 return outcome.revision
+            self._is_new = was_new
             member, node, _ = outcome.found
             if member is not None and member.lease_id == lease_id:
                 return member.revision  # the answer to this joining was lost
@@ -222,11 +232,13 @@ class Membership:
             await trio.sleep(RETRY_S)
 
     async def _own_disk(self) -> Entry:
-        """The entry of the disk. Raises DiskRefused if the disk was started again since, by another process, or was
-        removed with its host.
+        """The entry of the disk, or what it is to be. Raises DiskRefused if the disk was started again since, by
+        another process, or was removed with its host.
         """
         label = self._identity.label
         entry = (await self._store.get(schema.disk_key(label.disk))).entry
+        if entry is None and self._is_new:
+            return self._identity.disk_entry
         if entry is None:
             raise DiskRefused(
                 f"disk {label.disk} of host {label.host!r} is not known any more: the host was removed from the "

@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 
 from logstore.base.clock import Clock
 from logstore.base.events import Report
-from logstore.cluster.interfaces import ReplicaFiles
-from logstore.cluster.streams.replicated_stream import ReplicatedStream, StreamOwners
+from logstore.cluster.interfaces import ReplicaFiles, StreamOwners
+from logstore.cluster.streams.replicated_stream import ReplicatedStream
 from logstore.cluster.streams.takeover_waits import ReportedWaits, Waits
 from logstore.cluster.streams.tiered_chunks import tiered_chunk
 from logstore.cluster.streams.tiered_producers import founded_on, replay_stored
@@ -83,8 +83,13 @@ class ChunkReads:
             table = await self._producers_at(stream, chunk, offset, MAX_BACK)
         except (CairnError, OSError) as error:
             return await self._waits.failed(stream, offset, chunk, error)
-        self._waits.over(stream)
+        self._waits.over(stream, chunk)
         return table
+
+    async def read_producers(self, stream: ReplicatedStream, chunk: ChunkRegistration) -> None:
+        """Read what a takeover needs of a sealed chunk, to see whether it can be read. Raises CairnError, OSError."""
+        if chunk.end is not None:
+            await self._producers_at(stream, chunk, chunk.end.next_offset, MAX_BACK)
 
     def _chunk_in_front(self, stream: str, offset: int) -> ChunkRegistration | None:
         chunks = self._owners.registration(stream).chunks

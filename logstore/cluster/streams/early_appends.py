@@ -7,7 +7,8 @@ Invariants:
 * An append is held for PATIENCE_S at most since the first one of this takeover came, and MAX_BYTES are held; then it is
   refused as on any host that does not lead. Nothing of it was appended until it is released.
 * Appends are released in the order in which they came, before any other append of clients is taken. Behind one that is
-  refused nothing is held in this takeover: what its producer has sent behind it must not overtake it.
+  refused nothing is held in this takeover: what its producer has sent behind it must not overtake it. `end` says for
+  how long that may still arrive.
 """
 
 from collections.abc import Awaitable, Callable
@@ -16,6 +17,7 @@ from typing import Final, NamedTuple, Protocol
 
 import trio
 
+from logstore.cluster.streams.refusal_window import ON_THE_WAY_S
 from logstore.errors import CairnError
 from logstore.log.stream_state import AppendTicket
 from logstore.log.ticket import Ticket
@@ -52,7 +54,8 @@ class EarlyAppends:
         self._spawn = spawn
         self._held: list[_Held] = []
         self._held_bytes = 0
-        self._is_refusing = False
+        self._refused_s: float | None = None
+        """When an append of this takeover was refused last; None: none was."""
         self._until_s: float | None = None
         """When the patience of this takeover ends; None: no append has come."""
 
@@ -64,8 +67,8 @@ class EarlyAppends:
         if self._until_s is None:
             self._until_s = now_s + PATIENCE_S
         has_room = self._held_bytes + len(records) <= MAX_BYTES
-        self._is_refusing = self._is_refusing or now_s >= self._until_s or not has_room
-        if self._is_refusing:
+        if self._refused_s is not None or now_s >= self._until_s or not has_room:
+            self._refused_s = now_s
             return None
         ticket: AppendTicket = Ticket()
         self._held.append(_Held(records, now_ms, are_times_checked, ticket))
@@ -77,12 +80,19 @@ class EarlyAppends:
     async def _lose_patience(self, until_s: float) -> None:
         await trio.sleep_until(until_s)
         if self._until_s == until_s:
+            self._refused_s = trio.current_time()
             self._release()
 
-    def end(self) -> None:
-        """The stream is led now, or will not be: what is held is taken, or refused."""
+    def end(self) -> float:
+        """The stream is led now, or will not be: what is held is taken, or refused. Returns for how many seconds behind
+        the answers to it a batch may arrive that was sent before its client knew of a refusal.
+        """
+        refused_s, self._refused_s, self._until_s = self._refused_s, None, None
+        held = bool(self._held)
         self._release()
-        self._until_s, self._is_refusing = None, False
+        if refused_s is None:
+            return 0.0
+        return ON_THE_WAY_S if held else max(0.0, refused_s + ON_THE_WAY_S - trio.current_time())
 
     def _release(self) -> None:
         held, self._held, self._held_bytes = self._held, [], 0

@@ -43,19 +43,14 @@ class _Question:
 
 
 class EntryReads:
-    """See the module. `order` gives the members of a chunk in the order in which they are asked; `is_ambiguous` says
-    whether entries of a chunk may be on their way to this host for a copy: the chunk is sealed then, and a reader that
-    takes it for open reads its registration again.
+    """See the module. `name` is that of this host, which is asked first; then come hosts that can be reached, then the
+    rest. `is_ambiguous` says whether entries of a chunk may be on their way to this host for a copy: the chunk is
+    sealed then, and a reader that takes it for open reads its registration again.
     """
 
-    def __init__(
-        self,
-        links: Links,
-        order: Callable[[Sequence[Member]], list[Member]],
-        is_ambiguous: Callable[[str, int], bool],
-    ) -> None:
+    def __init__(self, name: str, links: Links, is_ambiguous: Callable[[str, int], bool]) -> None:
+        self._name = name
         self._links = links
-        self._order = order
         self._is_ambiguous = is_ambiguous
         self._questions: dict[tuple[str, int], list[_Question]] = {}
         self._limiter = trio.CapacityLimiter(MAX_READS)
@@ -93,6 +88,12 @@ class EntryReads:
                 question.done.set()
 
     # ---- details
+
+    def _order(self, members: Sequence[Member]) -> list[Member]:
+        def distance(member: Member) -> int:
+            return 0 if member.host == self._name else 1 if self._links.is_reachable(member.host) else 2
+
+        return sorted(members, key=distance)
 
     def _answers(self, message: EntriesRead, question: _Question) -> bool:
         offset = question.asked.offset

@@ -11,7 +11,8 @@ Invariants:
 * A client's batch that comes while this host takes over waits for that, for a moment (`early_appends`).
 * When another host takes over, every batch that is not acknowledged fails with NotLeader: it may be in the log or not,
   and an idempotent producer that sends it again finds out.
-* At most MAX_WAITING_BYTES wait for room (or one larger batch); more are refused, and nothing of them is appended.
+* At most MAX_WAITING_BYTES wait for room (or one larger batch); more are refused, and nothing of them is appended. What
+  a client had sent behind a refused batch is refused as well (`refusal_window`).
 * An append group is one entry of the owner: it is in the log as a whole, in one chunk, or not at all, and nothing comes
   between its batches. An epoch's group is under way once: whoever appends it again meanwhile waits for the first.
 
@@ -29,8 +30,10 @@ from typing import Final, NamedTuple, Protocol
 from logstore.base.clock import Clock
 from logstore.base.events import Report
 from logstore.base.metadata.local_watch import ChangeSignal
+from logstore.cluster.interfaces import StreamOwners
 from logstore.cluster.streams.early_appends import EarlyAppends
 from logstore.cluster.streams.group_entry import GroupKey, check_group, place_batches
+from logstore.cluster.streams.refusal_window import RefusalWindow
 from logstore.cluster.streams.stream_batches import SentBatch, WaitingBatch, WantedTrim
 from logstore.errors import (
     CairnError,
@@ -43,7 +46,7 @@ from logstore.errors import (
     UnknownTopicOrPartition,
 )
 from logstore.events import STREAM_LED, TRIMMED
-from logstore.format.batch import patch_base, stamp_append_time
+from logstore.format.batch import BatchHeader, patch_base, stamp_append_time
 from logstore.format.index import NO_TIMESTAMP
 from logstore.format.snapshot import ProducerSnapshot, encode_snapshot
 from logstore.log.coroutines import start
@@ -53,8 +56,7 @@ from logstore.log.ticket import Ticket
 from logstore.log.topics import TopicConfig
 from logstore.log.validation import check_produced
 from logstore.log.waiters import Waitable
-from logstore.replica.messages import EntriesRead
-from logstore.replica.registrations import UNKNOWN_TIME, ChunkRegistration, Prefix, StreamRegistration
+from logstore.replica.registrations import UNKNOWN_TIME, ChunkRegistration, StreamRegistration
 
 MAX_BATCH_BYTES: Final = 16 << 20
 """Of one batch, whatever `max.message.bytes` says: a quarter of what a member keeps unsynced, and of a link's frame."""
@@ -62,40 +64,6 @@ MAX_WAITING_BYTES: Final = 8 << 20
 """Of a stream's batches that have no offset yet: twice what an owner has in flight, so that a rolled chunk is filled at
 once.
 """
-
-
-class StreamOwners(Protocol):
-    """What a stream needs of its host (`logstore.cluster.host`)."""
-
-    def may_append(self, stream: str, size_bytes: int, /) -> bool:
-        """Whether `append` takes a batch of this size now."""
-
-    def append(self, stream: str, data: bytes, record_count: int, /) -> int:
-        """Append a batch, at `next_offset`, which is returned."""
-
-    def next_offset(self, stream: str, /) -> int:
-        """The offset of the next batch."""
-
-    def is_claimed(self, stream: str, /) -> bool:
-        """Whether this host owns the stream, or is about to."""
-
-    def trim(self, stream: str, log_start: int, /, *, keeps_last: bool) -> None:
-        """Trim the stream's front. Raises NotLeader."""
-
-    def roll(self, stream: str, /) -> None:
-        """Seal the open chunk, and open the next one. Raises NotLeader."""
-
-    def reconfigure(self, stream: str, chunk_bytes: int, /) -> None:
-        """The topic's settings have changed; chunks are full at this size."""
-
-    def acked(self, stream: str, /) -> Prefix:
-        """How much of the open chunk is acknowledged. Raises NotLeader."""
-
-    def registration(self, stream: str, /) -> StreamRegistration:
-        """The registration of a stream that this host owns. Raises NotLeader."""
-
-    async def read_entries(self, stream: str, chunk: ChunkRegistration, offset: int, max_bytes: int, /) -> EntriesRead:
-        """Read a chunk's batches from any of its members."""
 
 
 CROWDED_S: Final = 1.0
@@ -186,7 +154,8 @@ class ReplicatedStream(Waitable):
         self._waiting: deque[WaitingBatch] = deque()
         self._waiting_bytes = 0
         self._in_flight: deque[SentBatch] = deque()
-        self._early = EarlyAppends(self.append_own, services.spawn)
+        self._early = EarlyAppends(self._append_of_client, services.spawn)
+        self._window = RefusalWindow(services.clock)
         self._groups: dict[GroupKey, AppendTicket] = {}
         """Groups under way."""
         self._ownership = 0
@@ -249,7 +218,24 @@ class ReplicatedStream(Waitable):
             held = self._early.hold(records, now_ms=now_ms, are_times_checked=are_times_checked)
             if held is not None:
                 return held
-        return self.append_own(records, now_ms=now_ms, are_times_checked=are_times_checked)
+        return self._append_of_client(records, now_ms=now_ms, are_times_checked=are_times_checked)
+
+    def _append_of_client(
+        self, records: bytearray | memoryview, *, now_ms: int, are_times_checked: bool = False
+    ) -> AppendTicket:
+        self.check_leader()
+        header = check_produced(records, self.name, self.config, now_ms, are_times_checked=are_times_checked)
+        keeps_order = header.producer_id >= 0 and self.producers.knows(header.producer_id)
+        if not keeps_order and self._window.is_open:
+            raise NotEnoughReplicas(
+                f"{self.name}: a batch was refused for want of room just now; send this one again later"
+            )
+        try:
+            return self._append(records, header)
+        except (StorageFailed, NotEnoughReplicas):
+            if not keeps_order:
+                self._window.begin(self._last_ticket)
+            raise
 
     def append_own(
         self, records: bytearray | memoryview, *, now_ms: int, are_times_checked: bool = False
@@ -257,6 +243,9 @@ class ReplicatedStream(Waitable):
         """Append a batch of the cluster's own; otherwise as `append`."""
         self.check_leader()
         header = check_produced(records, self.name, self.config, now_ms, are_times_checked=are_times_checked)
+        return self._append(records, header)
+
+    def _append(self, records: bytearray | memoryview, header: BatchHeader) -> AppendTicket:
         if header.size_bytes > MAX_BATCH_BYTES:
             raise MessageTooLarge(
                 f"{self.name}: a batch of {header.size_bytes} bytes, a stream of a cluster takes {MAX_BATCH_BYTES}; "
@@ -313,6 +302,12 @@ class ReplicatedStream(Waitable):
             raise NotEnoughReplicas(
                 f"{self.name}: {self._waiting_bytes} bytes wait for the stream's members already; send them again later"
             )
+
+    @property
+    def _last_ticket(self) -> AppendTicket | None:
+        """Of the last batch that is not acknowledged."""
+        batches = self._waiting or self._in_flight
+        return batches[-1].ticket if batches else None
 
     @property
     def ownership(self) -> int:
@@ -397,7 +392,8 @@ class ReplicatedStream(Waitable):
             if table is not None and self._ownership == ownership:
                 self.producers, self.is_leader = table, True
                 self._services.report(STREAM_LED, stream=self.name, epoch=epoch, offset=high_watermark)
-                self._early.end()
+                if rest_s := self._early.end():
+                    self._window.begin(self._last_ticket, rest_s)
                 self._wake()
 
         self._services.spawn(begin)

@@ -1,25 +1,26 @@
-"""Takeovers that wait because the chunk that says who has written to a stream cannot be read; what ends such a wait.
+"""What waits in a stream for a chunk that nobody can read: takeovers, and epochs of queries; what ends such a wait.
 
 A new owner that finds the open chunk empty needs the producers' last sequences, which are in the last sealed chunk
 (`chunk_reads`). Where nobody gives it, nobody leads the stream. The wait ends when
 * the chunk can be read again: it is tried all the time;
 * all who have written in it have expired, as with an owner that lives: the chunk's last append is longer ago;
-* an operator lets the stream go on without it (`forget`), which the metadata store has, by a swap.
+* an operator lets the stream go on without it (`wait_notes`), which the metadata store has, by a swap.
 In the last two cases producers begin anew: what they send is taken, whatever its sequence, and a batch that was sent
 before and is sent again is not recognized. No record is removed or hidden by that.
 
-A stream that is led may wait for such a chunk as well: an epoch that is under way may be in it
-(`logstore.cluster.epochs.group_appends`). Time does not end that; the chunk or an operator does.
+A stream that is led waits with the part of an epoch that is under way and that a chunk may have already
+(`logstore.cluster.epochs.group_appends`). Time does not end that: the chunk does, or an operator. If the chunk is lost,
+what was said of the takeover counts for the epoch as well. If it is away, that has to be said of the epoch: appended
+behind the chunk, the epoch is in the stream twice as soon as the chunk is back, if it was in it.
 
 Invariants:
-* A wait of NOTE_AFTER_S is an entry in the metadata store, which names stream, chunk and object; any host shows it. It
-  counts while its host, in its life, owns the stream; who waits writes it under the head that names it the owner.
-* `forget` is for the chunk that the entry names, and for no other. It is put on the condition that neither the entry
-  nor the head of the registration has changed since it was looked at: if the takeover has gone on, nothing is changed.
-* An owner goes on without a chunk only behind a try to read it that has failed.
-* The entry goes when its owner has read the chunk, or goes on because all have expired. One that was forgotten stays
-  for the next owners, as long as they need that chunk and cannot read it; a stream has one entry at most, and the topic
-  takes it along when it is deleted.
+* A wait of NOTE_AFTER_S is an entry in the metadata store, one for each chunk that is waited for, which names stream,
+  chunk and object; any host shows it. It counts while its host, in its life, owns the stream; who waits writes it under
+  the head that names it the owner, and leaves what an operator has said of the chunk in it.
+* An owner goes on without a chunk only behind a try to read it that has failed; an epoch goes on without a chunk that
+  may come back only where it could not be read for NOTE_AFTER_S.
+* The entry goes when its owner has read the chunk, or goes on because all have expired. What an operator has said stays
+  for the next owners as long as they may need it (`wait_tidying`).
 """
 
 from collections.abc import Awaitable, Callable
@@ -44,12 +45,12 @@ from logstore.base.metadata.interface import (
     Put,
     Transaction,
 )
-from logstore.cluster.members.view import ClusterView, stream_name
 from logstore.cluster.streams.replicated_stream import ReplicatedStream
 from logstore.cluster.streams.retention_clock import AGREE_MS
 from logstore.cluster.streams.tiered_chunks import tiered_chunk
-from logstore.errors import CairnError, CorruptChunk, NothingLost, TryAgain, UnknownTopicOrPartition
-from logstore.events import PRODUCERS_EXPIRED, PRODUCERS_FORGOTTEN, PRODUCERS_NOT_READ
+from logstore.epochs.group_order import GroupOrder
+from logstore.errors import CairnError, CorruptChunk
+from logstore.events import EPOCH_MAY_REPEAT, PRODUCERS_EXPIRED, PRODUCERS_FORGOTTEN, PRODUCERS_NOT_READ
 from logstore.format.tiered_chunk import chunk_directory
 from logstore.log.producers import ProducerTable
 from logstore.log.stream_state import AppendTicket
@@ -62,11 +63,10 @@ TIER_PAUSE_S: Final = 1.0
 """The same where no host has it: a tier that is away is not back in a moment."""
 NOTE_AFTER_S: Final = 10.0
 """Hosts and a store that restart are back by then."""
+GIVEN_UP_S: Final = 60.0
+"""What was not tried for so long waits no more: takeovers and epochs are tried every second or two."""
 CLEAR_PAUSE_S: Final = 5.0
 """Between tries to remove an entry while the metadata store is away."""
-TRIES: Final = 8
-MAX_NAMED: Final = 20
-"""Streams that wait and are named in one answer."""
 
 Table = ProducerTable[AppendTicket]
 Spawn = Callable[[Callable[[], Awaitable[None]]], None]
@@ -82,8 +82,8 @@ class Waits(Protocol):
         with it.
         """
 
-    def over(self, stream: ReplicatedStream, /) -> None:
-        """Who has written is known."""
+    def over(self, stream: ReplicatedStream, chunk: ChunkRegistration | None, /) -> None:
+        """Who has written is known, by a chunk; None: nobody has written."""
 
 
 class ReportedWaits:
@@ -100,23 +100,25 @@ class ReportedWaits:
         await trio.sleep(PAUSE_S if chunk is None or chunk.tiered is None else TIER_PAUSE_S)
         return None
 
-    def over(self, stream: ReplicatedStream) -> None:
+    def over(self, stream: ReplicatedStream, chunk: ChunkRegistration | None) -> None:
         """See Waits."""
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """A takeover that waits, in one ownership. `noted`: what its entry says."""
+    """What waits for a chunk, in one ownership: since when, and when the chunk could not be read last. `noted`: what
+    its entry says.
+    """
 
     stream: ReplicatedStream
     ownership: int
     since_s: float
     since_ms: int
+    failed_s: float
     noted: schema.Wait | None = None
 
-    @property
-    def is_current(self) -> bool:
-        return self.stream.ownership == self.ownership
+    def is_current(self, now_s: float) -> bool:
+        return self.stream.ownership == self.ownership and now_s - self.failed_s < GIVEN_UP_S
 
 
 class WaitTimes(NamedTuple):
@@ -135,70 +137,52 @@ class TakeoverWaits(ReportedWaits):
         self._metadata = metadata
         self._clock, self._served_ms, self._expiry_ms = times
         self._spawn = spawn
-        self._waiting: dict[str, _Waiting] = {}
-        self._entries: dict[str, OwnerId] = {}
-        """Streams of which this host has put an entry, and as whom."""
+        self._waiting: dict[str, dict[int, _Waiting]] = {}
+        """By stream, and epoch of the chunk."""
+        self._entries: dict[tuple[str, int], OwnerId] = {}
+        """Streams and chunks of which this host has put an entry, and as whom."""
 
     @property
     def count(self) -> int:
         """How many streams of this host wait now."""
-        self._waiting = {stream: waiting for stream, waiting in self._waiting.items() if waiting.is_current}
+        now_s = self._clock.monotonic_s()
+        for stream, chunks in list(self._waiting.items()):
+            current = {chunk: waiting for chunk, waiting in chunks.items() if waiting.is_current(now_s)}
+            self._waiting[stream] = current
+            if not current:
+                del self._waiting[stream]
         return len(self._waiting)
+
+    def is_waited_for(self, stream: ReplicatedStream, chunk: ChunkRegistration) -> bool:
+        """Whether anything of this host waits for a chunk now."""
+        waiting = self._waiting.get(stream.stream, {}).get(chunk.epoch)
+        return waiting is not None and waiting.is_current(self._clock.monotonic_s())
+
+    # ---- takeovers
 
     async def failed(
         self, stream: ReplicatedStream, offset: int, chunk: ChunkRegistration | None, error: Exception
     ) -> Table | None:
         """See Waits."""
         if chunk is not None and chunk.end is not None:
-            waiting = self._wait(stream)
+            waiting = self._wait(stream, chunk)
             if self._is_expired(chunk):
                 return self._go_on(stream, PRODUCERS_EXPIRED, offset, chunk, error)
             try:
-                if await is_forgotten(self._metadata, stream.stream, chunk):
+                said = await self._said(stream, chunk)
+                if said is not None and said.forgotten:
                     return self._go_on(stream, PRODUCERS_FORGOTTEN, offset, chunk, error)
-                if self._clock.monotonic_s() - waiting.since_s >= NOTE_AFTER_S:
+                if self._has_lasted(waiting):
                     await self._note(waiting, chunk, error)
             except CairnError as why:  # the metadata store is away, or the stream has another owner
                 error = CairnError(f"{error}; and the wait cannot be noted now: {why}")
         return await super().failed(stream, offset, chunk, error)
 
-    def over(self, stream: ReplicatedStream) -> None:
+    def over(self, stream: ReplicatedStream, chunk: ChunkRegistration | None) -> None:
         """See Waits."""
-        self._over(stream, is_read=True)
-
-    # ---- searches of streams that are led
-
-    async def may_pass(self, stream: ReplicatedStream, chunk: ChunkRegistration, error: CorruptChunk) -> bool:
-        """Whether a search may pass over a chunk that it cannot read, because an operator lets the stream go on without
-        it. If not, the wait is noted as that of a takeover. Raises CairnError.
-        """
-        if await is_forgotten(self._metadata, stream.stream, chunk):
-            self._waiting.pop(stream.stream, None)
-            return True
-        waiting = self._wait(stream)
-        if chunk.end is not None and self._clock.monotonic_s() - waiting.since_s >= NOTE_AFTER_S:
-            await self._note(waiting, chunk, error)
-        return False
-
-    def searched(self, stream: ReplicatedStream, from_offset: int) -> None:
-        """A search from an offset on has ended; if it has read the chunk that was waited for, the wait is over."""
-        waiting = self._waiting.get(stream.stream)
-        if waiting is not None and (waiting.noted is None or from_offset < waiting.noted.end):
-            self.over(stream)
-
-    # ---- details
-
-    def _over(self, stream: ReplicatedStream, *, is_read: bool) -> None:
         self._waiting.pop(stream.stream, None)
-        if stream.stream in self._entries:
-            self._spawn(partial(self._clear, stream.stream, self._entries.pop(stream.stream), is_read=is_read))
-
-    def _wait(self, stream: ReplicatedStream) -> _Waiting:
-        known = self._waiting.get(stream.stream)
-        if known is None or not known.is_current:
-            now_s, now_ms = self._clock.monotonic_s(), self._clock.wall_ms()
-            known = self._waiting[stream.stream] = _Waiting(stream, stream.ownership, now_s, now_ms)
-        return known
+        if chunk is not None:
+            self._remove(stream, chunk, is_read=True)
 
     def _is_expired(self, chunk: ChunkRegistration) -> bool:
         """Whether nobody who has written in a chunk would be remembered by an owner that had lived."""
@@ -208,53 +192,115 @@ class TakeoverWaits(ReportedWaits):
     def _go_on(
         self, stream: ReplicatedStream, event: LogEvent, offset: int, chunk: ChunkRegistration, error: Exception
     ) -> Table:
-        if event is PRODUCERS_EXPIRED:
-            self._over(stream, is_read=False)
         self._waiting.pop(stream.stream, None)
+        if event is PRODUCERS_EXPIRED:
+            self._remove(stream, chunk, is_read=False)
         self._report(event, stream=stream.name, offset=offset, **_named(stream, chunk), error=str(error))
         return ProducerTable()
 
-    async def _note(self, waiting: _Waiting, chunk: ChunkRegistration, error: Exception) -> None:
-        """Have the metadata store say what is waited for, if this host owns the stream. Raises CairnError."""
-        stream, owner = waiting.stream, waiting.stream.registration.owner
-        wait = schema.Wait(
-            host=owner.host,
-            start=owner.start,
-            chunk=chunk.epoch,
-            first=chunk.base_offset,
-            end=chunk.base_offset if chunk.end is None else chunk.end.next_offset,
-            object=_object(stream, chunk)[: schema.MAX_OBJECT_CHARACTERS],
-            error=plain(str(error))[: schema.MAX_ERROR_CHARACTERS] or type(error).__name__,
-            lost=isinstance(error, CorruptChunk) and not (chunk.members or chunk.candidates),
-            since_ms=waiting.since_ms,
-        )
-        if waiting.noted is not None and (wait.chunk, wait.lost) == (waiting.noted.chunk, waiting.noted.lost):
+    # ---- epochs
+
+    async def may_pass(
+        self, stream: ReplicatedStream, chunk: ChunkRegistration, error: Exception, order: GroupOrder
+    ) -> bool:
+        """Whether an operator lets the epoch of a group go on without a chunk that cannot be read. If not, the wait is
+        noted as that of a takeover is. Raises CairnError.
+        """
+        if chunk.end is None:
+            return False
+        waiting, said = self._wait(stream, chunk), await self._said(stream, chunk)
+        has_lasted, is_lost = self._has_lasted(waiting), _is_lost(chunk, error)
+        if said is None or not said.passes_epochs(is_lost=is_lost):
+            if has_lasted:
+                await self._note(waiting, chunk, error, order)
+            return False
+        if not (is_lost or has_lasted):
+            return False
+        self._forget(stream, chunk)
+        named = {"query": order.query, "epoch": order.epoch, **_named(stream, chunk)}
+        self._report(EPOCH_MAY_REPEAT, stream=stream.name, **named, error=str(error))
+        return True
+
+    def was_read(self, stream: ReplicatedStream, chunk: ChunkRegistration) -> None:
+        """A search for an epoch has read a chunk: what waited for that waits no more."""
+        if self._forget(stream, chunk):
+            self._remove(stream, chunk, is_read=False)
+
+    # ---- details
+
+    def _wait(self, stream: ReplicatedStream, chunk: ChunkRegistration) -> _Waiting:
+        """What waits for a chunk, which could not be read just now."""
+        now_s, chunks = self._clock.monotonic_s(), self._waiting.setdefault(stream.stream, {})
+        known = chunks.get(chunk.epoch)
+        if known is None or not known.is_current(now_s):
+            known = _Waiting(stream, stream.ownership, now_s, self._clock.wall_ms(), now_s)
+            chunks[chunk.epoch] = known
+        known.failed_s = now_s
+        return known
+
+    def _has_lasted(self, waiting: _Waiting) -> bool:
+        return self._clock.monotonic_s() - waiting.since_s >= NOTE_AFTER_S
+
+    def _forget(self, stream: ReplicatedStream, chunk: ChunkRegistration) -> bool:
+        """Nothing waits for a chunk any more; whether something did."""
+        chunks = self._waiting.get(stream.stream, {})
+        waited = chunks.pop(chunk.epoch, None) is not None
+        if waited and not chunks:
+            del self._waiting[stream.stream]
+        return waited
+
+    async def _said(self, stream: ReplicatedStream, chunk: ChunkRegistration) -> schema.Wait | None:
+        """The entry of a chunk, with what an operator has said of it. Raises MetadataError."""
+        entry = (await self._metadata.get(schema.wait_key(stream.stream, chunk.epoch))).entry
+        return None if entry is None else schema.decode(schema.Wait, entry)
+
+    async def _note(
+        self, waiting: _Waiting, chunk: ChunkRegistration, error: Exception, order: GroupOrder | None = None
+    ) -> None:
+        """Have the metadata store say what is waited for, by a takeover or the group of an epoch, if this host owns the
+        stream. Raises CairnError.
+        """
+        wait, noted = _entry_of(waiting, chunk, error, order), waiting.noted
+        if noted is not None and (wait.lost, wait.is_for_epoch) == (noted.lost, noted.is_for_epoch):
             return
-        key, head = schema.wait_key(stream.stream), head_key(stream.stream)
+        stream, owner = waiting.stream.stream, OwnerId(wait.host, wait.start)
+        key, head = schema.wait_key(stream, chunk.epoch), head_key(stream)
         entry, head_entry = (await self._metadata.get(key)).entry, (await self._metadata.get(head)).entry
         if head_entry is None or decode_head(head_entry.value).owner != owner:
             return  # it has another one, and will know soon
-        if _forgets(entry, chunk):
+        said = None if entry is None else schema.decode(schema.Wait, entry)
+        if said is not None:
+            wait = replace(wait, forgotten=said.forgotten, repeat_epochs=said.repeat_epochs)
+        if wait.is_let_go:
             return  # an operator has said so since it was asked for
         conditions = (Condition(key, _revision(entry)), Condition(head, head_entry.revision))
-        self._entries[stream.stream] = owner
-        if isinstance(
-            await self._metadata.commit(Transaction(conditions, (Put(key, schema.encode(wait)),))), Committed
-        ):
+        self._entries[stream, chunk.epoch] = owner
+        put = Put(key, schema.encode(wait))
+        if isinstance(await self._metadata.commit(Transaction(conditions, (put,))), Committed):
             waiting.noted = wait
 
-    async def _clear(self, stream: str, owner: OwnerId, *, is_read: bool) -> None:
-        """Remove the entry that this host has put; one that was forgotten only if the chunk was read."""
-        key = schema.wait_key(stream)
+    def _remove(self, stream: ReplicatedStream, chunk: ChunkRegistration, *, is_read: bool) -> None:
+        """Remove the entry of a chunk, if this host has put one. `is_read`: a takeover has read the chunk."""
+        place = (stream.stream, chunk.epoch)
+        if place in self._entries:
+            self._spawn(partial(self._clear, place, self._entries.pop(place), is_read=is_read))
+
+    async def _clear(self, place: tuple[str, int], owner: OwnerId, *, is_read: bool) -> None:
+        """Remove the entry that this host has put, but for what an operator has said, as far as it still counts."""
+        key = schema.wait_key(*place)
         while True:
             try:
                 entry = (await self._metadata.get(key)).entry
-                if stream in self._entries:
+                if place in self._entries:
                     return  # it waits again, and has said so
                 wait = None if entry is None else schema.decode(schema.Wait, entry)
-                if entry is None or wait is None or _owner(wait) != owner or (wait.forgotten and not is_read):
+                if entry is None or wait is None or owner_of(wait) != owner:
                     return
-                removed = Transaction((Condition(key, entry.revision),), (Delete(key),))
+                left = replace(wait, forgotten=wait.forgotten and not is_read, ended=True)
+                if left == wait:
+                    return
+                change = Put(key, schema.encode(left)) if left.is_said else Delete(key)
+                removed = Transaction((Condition(key, entry.revision),), (change,))
                 if isinstance(await self._metadata.commit(removed), Committed):
                     return
             except MetadataDamaged:
@@ -263,97 +309,32 @@ class TakeoverWaits(ReportedWaits):
                 await trio.sleep(CLEAR_PAUSE_S)
 
 
-class WaitNotes:
-    """What operators see of takeovers that wait, and may change of them. Any host has all of it; it owns nothing."""
-
-    def __init__(self, metadata: MetadataStore, view: ClusterView) -> None:
-        self._metadata = metadata
-        self._view = view
-
-    async def of_topic(self, topic_id: str) -> dict[int, schema.Wait]:
-        """What the partitions of a topic wait for, by partition. Raises MetadataError."""
-        found = await self._current(f"{schema.WAITS}{topic_id}/")
-        return {int(stream.rpartition("/")[2]): wait for stream, wait in found.items()}
-
-    async def names(self) -> tuple[str, ...]:
-        """Streams that wait, the first MAX_NAMED. Raises MetadataError."""
-        named = []
-        for stream in await self._current(schema.WAITS):
-            topic_id, _, partition = stream.partition("/")
-            named.append(f"{self._view.names.get(topic_id, topic_id)}-{partition}")
-        return tuple(sorted(named)[:MAX_NAMED])
-
-    async def _current(self, prefix: str) -> dict[str, schema.Wait]:
-        """The waits that count, by stream; entries that cannot be read are left out."""
-        found: dict[str, schema.Wait] = {}
-        after, more = "", True
-        while more:
-            page = await self._metadata.page(prefix, after=after)
-            for entry in page.entries:
-                stream = entry.key.removeprefix(schema.WAITS)
-                known = self._view.heads.get(stream)
-                try:
-                    wait = schema.decode(schema.Wait, entry)
-                except MetadataDamaged:
-                    continue
-                if known is not None and known.head.owner == _owner(wait) and not wait.forgotten:
-                    found[stream] = wait
-            after, more = page.entries[-1].key if page.entries else "", page.more
-        return found
-
-    async def forget(self, topic: str, partition: int, *, even_if_away: bool) -> schema.Wait:
-        """Let a stream go on without the chunk that its takeover waits for; returns what it waited for. `even_if_away`:
-        also if a host or a store that has the chunk may come back. May be asked again.
-
-        Raises UnknownTopicOrPartition, NothingLost, TryAgain, MetadataError, CorruptRegister, UnknownFormatVersion.
-        """
-        known, name = self._view.topics.get(topic), f"{topic[:80]}-{partition}"
-        if known is None or not 0 <= partition < known.topic.partitions:
-            raise UnknownTopicOrPartition(f"there is no partition {name}")
-        stream = stream_name(known.topic.topic_id, partition)
-        key, head = schema.wait_key(stream), head_key(stream)
-        for _ in range(TRIES):
-            entry, head_entry = (await self._metadata.get(key)).entry, (await self._metadata.get(head)).entry
-            wait = None if entry is None else schema.decode(schema.Wait, entry)
-            if entry is None or wait is None or head_entry is None:
-                raise _nothing_lost(name)
-            if decode_head(head_entry.value).owner != _owner(wait):
-                raise _nothing_lost(name)
-            if wait.forgotten:
-                return wait
-            if not (wait.lost or even_if_away):
-                raise NothingLost(
-                    f"{name} waits for offsets {wait.first} to {wait.end - 1}, which may come back: {wait.error}; "
-                    "bring back who has them, or say --even-if-away"
-                )
-            conditions = (Condition(key, entry.revision), Condition(head, head_entry.revision))
-            put = Put(key, schema.encode(replace(wait, forgotten=True)))
-            if isinstance(await self._metadata.commit(Transaction(conditions, (put,))), Committed):
-                return wait
-        raise TryAgain(f"{name}: who owns it changes all the time; try again")
+def owner_of(wait: schema.Wait) -> OwnerId:
+    """Who owned the stream when an entry was written."""
+    return OwnerId(wait.host, wait.start)
 
 
-async def is_forgotten(metadata: MetadataStore, stream: str, chunk: ChunkRegistration) -> bool:
-    """Whether an operator lets a stream go on without a chunk. Raises MetadataError."""
-    return _forgets((await metadata.get(schema.wait_key(stream))).entry, chunk)
-
-
-def _forgets(entry: Entry | None, chunk: ChunkRegistration) -> bool:
-    if entry is None:
-        return False
-    found = schema.decode(schema.Wait, entry)
-    return found.forgotten and (found.chunk, found.first) == (chunk.epoch, chunk.base_offset)
-
-
-def _nothing_lost(name: str) -> NothingLost:
-    return NothingLost(
-        f"no takeover of {name} has waited for {NOTE_AFTER_S:g} s for a chunk that cannot be read; nothing was changed "
-        f"(`cairn topics describe {name.rpartition('-')[0]}`)"
+def _entry_of(waiting: _Waiting, chunk: ChunkRegistration, error: Exception, order: GroupOrder | None) -> schema.Wait:
+    """What an entry says of a takeover that waits, or of the group of an epoch. Raises NotLeader."""
+    stream, owner = waiting.stream, waiting.stream.registration.owner
+    return schema.Wait(
+        host=owner.host,
+        start=owner.start,
+        chunk=chunk.epoch,
+        first=chunk.base_offset,
+        end=chunk.base_offset if chunk.end is None else chunk.end.next_offset,
+        object=_object(stream, chunk)[: schema.MAX_OBJECT_CHARACTERS],
+        error=plain(str(error))[: schema.MAX_ERROR_CHARACTERS] or type(error).__name__,
+        lost=_is_lost(chunk, error),
+        since_ms=waiting.since_ms,
+        query="" if order is None else plain(order.query)[: schema.MAX_QUERY_CHARACTERS],
+        epoch=0 if order is None else order.epoch,
     )
 
 
-def _owner(wait: schema.Wait) -> OwnerId:
-    return OwnerId(wait.host, wait.start)
+def _is_lost(chunk: ChunkRegistration, error: Exception) -> bool:
+    """Whether nobody is known who may have a chunk that could not be read."""
+    return isinstance(error, CorruptChunk) and not (chunk.members or chunk.candidates)
 
 
 def _revision(entry: Entry | None) -> int:

@@ -37,7 +37,14 @@ from logstore.errors import (
 from logstore.events import TOPIC_ALTERED, TOPIC_CREATED, TOPIC_DELETED, TOPIC_GROWN, TOPIC_UNREADABLE
 from logstore.log.store import StoreSettings
 from logstore.log.ticket import Ticket
-from logstore.log.topics import MAX_PARTITIONS, TopicConfig, check_name, parse_config, require_tier
+from logstore.log.topics import (
+    MAX_PARTITIONS,
+    TopicConfig,
+    check_name,
+    named_and_reset,
+    parse_config,
+    require_tier,
+)
 
 DEFAULT_REPLICAS: Final = 3
 GROUPS_TOPIC: Final = "__cairn_groups"
@@ -347,14 +354,19 @@ class ClusterTopics:
 
         return self._start(lambda: self._change(name, grown))
 
-    def alter_topic(self, name: str, changes: Mapping[str, str | None]) -> Ticket[ReplicatedTopic]:
-        """Change settings; None resets a setting. The ticket fails with UnknownTopicOrPartition, InvalidConfig or
-        MetadataError.
+    def alter_topic(
+        self, name: str, changes: Mapping[str, str | None], *, resets_others: bool = False
+    ) -> Ticket[ReplicatedTopic]:
+        """Change settings; None resets a setting, `resets_others` all that are not named, as of the entry that is
+        replaced. The ticket fails with UnknownTopicOrPartition, InvalidConfig or MetadataError.
         """
+        made = changes
 
         def altered(topic: schema.Topic) -> schema.Topic:
-            kept = {key: value for key, value in topic.settings.items() if key not in changes}
-            settings = kept | {key: value for key, value in changes.items() if value is not None}
+            nonlocal made
+            made = named_and_reset(topic.settings, changes, resets_others=resets_others)
+            kept = {key: value for key, value in topic.settings.items() if key not in made}
+            settings = kept | {key: value for key, value in made.items() if value is not None}
             before = parse_config(dict(topic.settings), self.topic_defaults)
             has_tier = self.settings.has_tier or before.is_tiered
             parsed = require_tier(parse_config(settings, self.topic_defaults), has_tier=has_tier)
@@ -364,7 +376,7 @@ class ClusterTopics:
 
         async def alter() -> ReplicatedTopic:
             topic = await self._change(name, altered)
-            told = " ".join(f"{key}={'default' if value is None else value}" for key, value in sorted(changes.items()))
+            told = " ".join(f"{key}={'default' if value is None else value}" for key, value in sorted(made.items()))
             self.report(TOPIC_ALTERED, topic=name, changes=told)
             return topic
 

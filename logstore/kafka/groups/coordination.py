@@ -3,8 +3,8 @@
 Invariants:
 * On the coordinator a request is answered by `GroupHandlers` over the ledger as of this ownership; on every other host
   it is NOT_COORDINATOR, at which clients look for the coordinator again.
-* When the ownership ends, requests that wait are answered so at once. Members are known to the coordinator alone: they
-  join the next one, as after a restart of a host alone.
+* When the ownership ends, requests that wait are answered so at once. The next coordinator has the generations that
+  were formed (`generations`), and their members go on; a rebalance that was under way begins anew.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence

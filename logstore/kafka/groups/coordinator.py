@@ -9,17 +9,18 @@ Invariants:
 * A generation has one leader, one protocol and one assignment; a member belongs to the current generation or to none.
 * Bounded: groups, members (and member ids handed out) per group, and bytes of metadata and assignments of all groups.
 
-Membership is kept in memory only. Kafka writes it to a topic, so that members continue after a coordinator's restart;
-here, after a restart, members get UNKNOWN_MEMBER_ID and join again, as clients do by themselves, and continue from
-offsets that are as durable as records.
+In a cluster generations are kept (`generations`), and members go on in them when another host coordinates the group, as
+in Kafka. On a host alone membership is in memory only: after a restart members get UNKNOWN_MEMBER_ID and join again, as
+clients do by themselves, and continue from offsets that are as durable as records.
 Rules: KIP-62, KIP-134 (initial delay), KIP-345 (static members), KIP-394 (member ids), KIP-559, KIP-814; where they
 leave doubt, Kafka 4.2's behaviour decides.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, Protocol
 
 from kio.schema.errors import ErrorCode
 
@@ -67,6 +68,36 @@ class GroupSettings:
     """Memory of the members of all groups, with their metadata and assignments."""
 
 
+class GenerationLog(Protocol):
+    """Where generations are kept, so that their members outlive the coordinator."""
+
+    def groups(self) -> Iterable[ConsumerGroup]:
+        """The groups of a former coordinator, each with its newest generation; asked once."""
+
+    def keep(self, group: ConsumerGroup, now_s: float) -> Ticket[float]:
+        """Keep a group as it is now. The ticket settles when the generation is durable, with the time of that; it fails
+        with CairnError if it may not be.
+        """
+
+    def forget(self, group_id: str) -> None:
+        """The group has no members any more."""
+
+
+class _NothingKept:
+    """Members join again after a restart."""
+
+    def groups(self) -> Iterable[ConsumerGroup]:
+        """See GenerationLog."""
+        return ()
+
+    def keep(self, group: ConsumerGroup, now_s: float) -> Ticket[float]:
+        """See GenerationLog."""
+        return Ticket.succeeded(now_s)
+
+    def forget(self, group_id: str) -> None:
+        """See GenerationLog."""
+
+
 class _DeadlineKind(Enum):
     JOIN = "join"
     SYNC = "sync"
@@ -82,10 +113,17 @@ class _Deadline(NamedTuple):
 class GroupCoordinator:
     """All groups of one sidecar. `new_id` returns unique text for member ids."""
 
-    def __init__(self, settings: GroupSettings, new_id: Callable[[], str], report: Report = ignore) -> None:
+    def __init__(
+        self,
+        settings: GroupSettings,
+        new_id: Callable[[], str],
+        report: Report = ignore,
+        generations: GenerationLog | None = None,
+    ) -> None:
         self._settings = settings
         self._new_id = new_id
         self._report = report
+        self._generations = generations or _NothingKept()
         self._groups: dict[str, ConsumerGroup] = {}
         self._sizes: dict[str, int] = {}
         self._size_bytes = 0
@@ -100,6 +138,18 @@ class GroupCoordinator:
     def find(self, group_id: str) -> ConsumerGroup | None:
         """A group by its id; the caller must not change it."""
         return self._groups.get(group_id)
+
+    def recover(self, now_s: float) -> None:
+        """Go on with the generations of a former coordinator, as far as there is room. Each member has a whole session
+        from now on: it may have lacked a coordinator for a while.
+        """
+        for group in self._generations.groups():
+            has_room = self._size_bytes + group.size_bytes <= self._settings.max_bytes
+            if has_room and len(self._groups) < self._settings.max_groups:
+                self._groups[group.group_id] = group
+                self._account(group)
+                for member in group.members.values():
+                    self._heard(group, member, now_s)
 
     def ensure(self, group_id: str, now_s: float, *, protocol_type: str | None = None) -> ErrorCode:
         """Create an empty group if it is missing: for offsets found at start, or committed without membership."""
@@ -244,13 +294,28 @@ class GroupCoordinator:
         if group.state is not GroupState.STABLE or group.select_protocol() != group.protocol_name:
             self._rebalance(group, now_s)
             return
-        is_leader = group.leader_id == new_id
         if request.may_skip_assignment:
-            member.settle_join(group.view(new_id, skip_assignment=is_leader))
+            answer = group.view(new_id, skip_assignment=group.leader_id == new_id)
         else:
             # A client that does not know the skip flag must not see itself as the leader and assign again.
-            view = group.view(new_id, as_leader=False)
-            member.settle_join(view._replace(leader=former_leader or NO_MEMBER))
+            answer = group.view(new_id, as_leader=False)._replace(leader=former_leader or NO_MEMBER)
+        kept = self._generations.keep(group, now_s)
+        kept.add_callback(partial(self._replaced, group, member, ticket, answer))
+
+    def _replaced(
+        self,
+        group: ConsumerGroup,
+        member: Member,
+        ticket: Ticket[JoinResult],
+        answer: JoinResult,
+        kept: Ticket[float],
+    ) -> None:
+        """The new id of a static member is kept, or not. If a rebalance has begun meanwhile, its answer is that of the
+        next generation.
+        """
+        if member.joining is ticket and group.state is GroupState.STABLE:
+            failed = JoinResult(ErrorCode.coordinator_not_available, NO_MEMBER)
+            member.settle_join(answer if kept.error is None else failed)
 
     # ---- rebalance
 
@@ -308,6 +373,8 @@ class GroupCoordinator:
             self._await_joins(group, now_s)
             return
         group.next_generation(now_s)
+        if not group.members:
+            self._generations.forget(group.group_id)
         for member in group.members.values():
             member.settle_join(group.view(member.member_id))
             member.is_new = False
@@ -325,7 +392,7 @@ class GroupCoordinator:
     # ---- sync
 
     def sync(self, request: SyncRequest, now_s: float) -> Ticket[SyncResult]:
-        """SyncGroup. Settles when the leader has sent the assignment."""
+        """SyncGroup. Settles when the leader has sent the assignment, and it is kept."""
         ticket: Ticket[SyncResult] = Ticket()
         group = self._groups.get(request.group_id)
         error = _check_sync(group, request)
@@ -340,7 +407,7 @@ class GroupCoordinator:
             return ticket
         member.settle_sync(SyncResult(ErrorCode.rebalance_in_progress))
         member.syncing = ticket
-        if member.member_id == group.leader_id:
+        if member.member_id == group.leader_id and group.assigned_generation != group.generation_id:
             self._assign(group, request.assignments, now_s)
         return ticket
 
@@ -352,8 +419,20 @@ class GroupCoordinator:
             return
         for member in group.members.values():
             member.assignment = assignments.get(member.member_id, b"")
+        group.assigned_generation = group.generation_id
         self._account(group)
-        self._propagate(group, ErrorCode.none, now_s)
+        kept = self._generations.keep(group, now_s)
+        kept.add_callback(partial(self._assigned, group, group.generation_id, now_s))
+
+    def _assigned(self, group: ConsumerGroup, generation_id: int, asked_s: float, kept: Ticket[float]) -> None:
+        """A generation is kept, or not; by then another one may be formed."""
+        if group.state is not GroupState.COMPLETING or group.generation_id != generation_id:
+            return
+        if kept.error is not None:
+            self._propagate(group, ErrorCode.coordinator_not_available, asked_s)
+            self._rebalance(group, asked_s)
+            return
+        self._propagate(group, ErrorCode.none, kept.result())
         group.move(GroupState.STABLE)
 
     def _propagate(self, group: ConsumerGroup, error: ErrorCode, now_s: float) -> None:

@@ -6,10 +6,12 @@ member; `pending_joins` (member ids handed out, not used yet) and members are di
 """
 
 from collections import Counter
+from collections.abc import Iterable
 
 from kio.schema.errors import ErrorCode
 
 from logstore.kafka.groups.members import (
+    NO_GENERATION,
     NO_MEMBER,
     JoinedMember,
     JoinRequest,
@@ -44,7 +46,30 @@ class ConsumerGroup:
         self.subscription: frozenset[str] | None = None
         self.initial_delay_ms = 0
         self.initial_remaining_ms: int | None = None
+        self.assigned_generation = NO_GENERATION
+        """The newest generation whose members have assignments, whether they were told or not."""
         self.emptied_s = now_s
+
+    @classmethod
+    def formed(
+        cls,
+        group_id: str,
+        *,
+        protocol_type: str,
+        protocol_name: str,
+        generation_id: int,
+        leader_id: str,
+        members: Iterable[Member],
+    ) -> "ConsumerGroup":
+        """A group whose members were told their assignments by a former coordinator."""
+        group = cls(group_id, protocol_type=protocol_type, now_s=0.0)
+        group.state = group.previous_state = GroupState.STABLE
+        group.protocol_name, group.leader_id = protocol_name, leader_id
+        group.generation_id = group.assigned_generation = generation_id
+        group.members = {member.member_id: member for member in members}
+        group.static = {each.instance_id: name for name, each in group.members.items() if each.instance_id is not None}
+        group.subscription = group._subscription()
+        return group
 
     # ---- queries
 

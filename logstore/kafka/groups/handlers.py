@@ -161,6 +161,7 @@ class GroupHandlers:
         ticket = self._service.coordinator.sync(syncing, self._clock.monotonic_s())
         self._replan()
         result = await self._wait(ticket)
+        self._replan()  # the sessions of members that waited begin with the answer
         return await respond(
             request,
             {

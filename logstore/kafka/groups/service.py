@@ -90,6 +90,7 @@ class GroupService:
         self._settings = settings
         self._sweep_at_s = now_s
         self._sweeping: Iterator[None] | None = None
+        coordinator.recover(now_s)
         for group_id, protocol_type in offsets.groups():
             coordinator.ensure(group_id, now_s, protocol_type=protocol_type)
 

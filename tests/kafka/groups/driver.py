@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from kio.schema.errors import ErrorCode
 
-from logstore.kafka.groups.coordinator import GroupCoordinator, GroupSettings
+from logstore.kafka.groups.coordinator import GenerationLog, GroupCoordinator, GroupSettings
 from logstore.kafka.groups.group import ConsumerGroup
 from logstore.kafka.groups.members import JoinRequest, JoinResult, Leaver, Protocol, SyncRequest, SyncResult
 from logstore.log.ticket import Ticket
@@ -29,9 +29,11 @@ def subscription(*topics: str) -> bytes:
 class World:
     """A coordinator and its clock."""
 
-    def __init__(self, **settings: int) -> None:
+    def __init__(self, generations: GenerationLog | None = None, **settings: int) -> None:
         counter = itertools.count(1)
-        self.coordinator = GroupCoordinator(GroupSettings(**settings), lambda: f"id{next(counter)}")
+        self.coordinator = GroupCoordinator(
+            GroupSettings(**settings), lambda: f"id{next(counter)}", generations=generations
+        )
         self.now_s = 1000.0
 
     def advance(self, seconds: float) -> None:

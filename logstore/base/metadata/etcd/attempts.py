@@ -7,8 +7,8 @@ again and again. So the limit follows what answers took.
 Invariants:
 * The limit is `TIMES_LONGEST` times the longest answer of the last `LATELY_S` to twice that, from `least_s` to
   `longest_s`; each round over all endpoints of one call doubles it, up to `longest_s` as well.
-* Only time in which this process's event loop was running counts (`RunningTime`): behind a stall of its own, an answer
-  that has arrived meanwhile is read.
+* Only time in which this process's event loop was running counts (`RunningTime`), for the limit and for what an answer
+  took: behind a stall of its own, an answer that has arrived meanwhile is read, and teaches that etcd was quick.
 """
 
 from typing import Final
@@ -47,10 +47,24 @@ class AttemptLimits:
         return limit_s / self._least_s
 
 
-async def cancel_after(limit_s: float, scope: trio.CancelScope) -> None:
-    """Cancel a scope when so many seconds have passed in which the loop was running. Runs beside the attempt."""
-    begun_s = trio.current_time()
-    time = RunningTime(begun_s, 2 * SLICE_S)
-    while (left_s := begun_s + limit_s - time.turn(trio.current_time())) > 0:  # noqa: ASYNC110 - time is no event
-        await trio.sleep(min(left_s, SLICE_S))
-    scope.cancel()
+class AttemptTime:
+    """The time of one attempt, which begins now: that in which the loop was running, as far as `wait` runs beside."""
+
+    def __init__(self) -> None:
+        self._begun_s = trio.current_time()
+        self._time = RunningTime(self._begun_s, 2 * SLICE_S)
+
+    @property
+    def passed_s(self) -> float:
+        """How much has passed."""
+        return self._time.at(trio.current_time()) - self._begun_s
+
+    async def wait(self, limit_s: float) -> None:
+        """Return when so much has passed since the beginning."""
+        while (left_s := self._begun_s + limit_s - self._time.turn(trio.current_time())) > 0:  # noqa: ASYNC110 - no event
+            await trio.sleep(min(left_s, SLICE_S))
+
+    async def cancel_after(self, limit_s: float, scope: trio.CancelScope) -> None:
+        """Cancel a scope when so much has passed. Runs beside the attempt."""
+        await self.wait(limit_s)
+        scope.cancel()

@@ -2,11 +2,11 @@
 
 Invariants:
 * Every key stands behind the namespace, and nothing outside it is read or changed.
-* A lease whose answer was lost is granted again; the lost one has no keys and ends by itself.
+* A lease whose answer was lost, or is late, is granted again; the lost one has no keys and ends by itself.
 * An answer whose revision is below that of an earlier answer means that etcd lost something: MetadataDamaged.
 """
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from random import Random
 from typing import Final
@@ -41,10 +41,12 @@ from logstore.base.metadata.interface import (
     Put,
     Reading,
     Transaction,
+    WantedPage,
     Watch,
     check_key,
     check_lease_time,
     check_page,
+    check_pages,
     check_prefix,
     check_transaction,
     end_of_prefix,
@@ -86,19 +88,23 @@ class EtcdMetadataStore:
         self, prefix: str, *, after: str = "", limit: int = MAX_PAGE_ENTRIES, newer_than: int = 0, beside: str = ""
     ) -> Page:
         """See MetadataStore."""
-        check_page(prefix, after, limit, newer_than, beside)
-        begin = self._namespace + max(prefix, after + "\0" if after else "")
-        body = range_request(begin, end_of_prefix(self._namespace + prefix), limit, newer_than)
-        if not beside:
-            answer, revision = await self._ask(RANGE, body)
-            with _readable():
-                return Page(entries_of(self._namespace, answer), answer.get("more") is True, revision)
-        answer, revision = await self._ask(TRANSACTION, reads_request(body, get_request(self._namespace + beside)))
+        if beside:
+            return (await self.pages((WantedPage(prefix, after, limit, newer_than, beside),)))[0]
+        check_page(prefix, after, limit, newer_than)
+        answer, revision = await self._ask(RANGE, self._range(WantedPage(prefix, after, limit, newer_than)))
         with _readable():
-            page, found = ranges_of(answer, 2)
-            entries = entries_of(self._namespace, found)
-            more = page.get("more") is True
-            return Page(entries_of(self._namespace, page), more, revision, entries[0] if entries else None)
+            return Page(entries_of(self._namespace, answer), answer.get("more") is True, revision)
+
+    async def pages(self, wanted: Sequence[WantedPage]) -> tuple[Page, ...]:
+        """See MetadataStore."""
+        check_pages(wanted)
+        ranges: list[Json] = []
+        for page in wanted:
+            ranges += [self._range(page), get_request(self._namespace + page.beside)][: 2 if page.beside else 1]
+        answer, revision = await self._ask(TRANSACTION, reads_request(*ranges))
+        with _readable():
+            found = iter(ranges_of(answer, len(ranges)))
+            return tuple([self._page(page, found, revision) for page in wanted])
 
     async def commit(self, transaction: Transaction) -> Committed | Conflict:
         """See MetadataStore."""
@@ -131,7 +137,7 @@ class EtcdMetadataStore:
         """See MetadataStore."""
         check_lease_time(ttl_s)
         try:
-            answer = await self._transport.call_about_lease("lease/grant", {"TTL": str(ttl_s)})
+            answer = await self._transport.first_about_lease("lease/grant", {"TTL": str(ttl_s)})
         except EtcdError as error:
             raise MetadataUnavailable(f"etcd refuses a lease: {error.message}") from error
         with _readable():
@@ -169,6 +175,17 @@ class EtcdMetadataStore:
             raise InvalidMetadataCall(f"compact up to revision {revision}: {error.message}") from error
 
     # ---- details
+
+    def _range(self, page: WantedPage) -> Json:
+        begin = self._namespace + max(page.prefix, page.after + "\0" if page.after else "")
+        return range_request(begin, end_of_prefix(self._namespace + page.prefix), page.limit, page.newer_than)
+
+    def _page(self, wanted: WantedPage, found: Iterator[Json], revision: int) -> Page:
+        """A page from the next one or two ranges that were found."""
+        answer = next(found)
+        beside = entries_of(self._namespace, next(found)) if wanted.beside else ()
+        more = answer.get("more") is True
+        return Page(entries_of(self._namespace, answer), more, revision, beside[0] if beside else None)
 
     async def _ask(self, path: str, body: Json, *, repeatable: bool = True) -> tuple[Json, int]:
         """The answer of a majority, and its revision. Raises EtcdError and what the transport's `call` raises."""

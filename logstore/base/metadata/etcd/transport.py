@@ -6,7 +6,9 @@ Invariants:
 * The endpoint that answered last is asked first.
 * An attempt waits as `attempts` says. Calls about leases have connections of their own, so that nothing delays them.
   Their attempts wait for the longest time, because who keeps a lease alive calls again meanwhile and takes whichever
-  answer comes: while one of them waits, a further one begins at the next endpoint.
+  answer comes: while one of them waits, a further one begins at the next endpoint. Who asks for a lease does so too,
+  once at each endpoint, when another attempt would be over: the lease that is granted first is taken. Others that are
+  granted have no keys, nobody keeps them alive, and they end by themselves.
 * Answers of another cluster than the first one's are refused.
 * Answers are bounded by MAX_ANSWER_BYTES, connections by MAX_CONNECTIONS, MAX_WATCHES and LEASE_CONNECTIONS.
 * Nothing is taken from the environment, such as a proxy.
@@ -27,12 +29,13 @@ from logstore.base.events import Report
 from logstore.base.metadata.errors import (
     InvalidMetadataCall,
     MetadataDamaged,
+    MetadataError,
     MetadataFull,
     MetadataRefused,
     MetadataUnavailable,
     OutcomeUnknown,
 )
-from logstore.base.metadata.etcd.attempts import AttemptLimits, cancel_after
+from logstore.base.metadata.etcd.attempts import AttemptLimits, AttemptTime
 from logstore.base.metadata.etcd.messages import (
     FAILED_PRECONDITION,
     INVALID_ARGUMENT,
@@ -145,6 +148,26 @@ class EtcdTransport:
         finally:
             self._lease_calls -= 1
 
+    async def first_about_lease(self, path: str, body: Json) -> Json:
+        """As `call_about_lease`, of several such calls the first answer, or the first error: see the module."""
+        answers: list[Json] = []
+        errors: list[EtcdError | MetadataError] = []
+        async with trio.open_nursery() as nursery:
+
+            async def ask() -> None:
+                try:
+                    answers.append(await self.call_about_lease(path, body))
+                except (EtcdError, MetadataError) as error:
+                    errors.append(error)
+                nursery.cancel_scope.cancel()
+
+            for _ in self.settings.endpoints:
+                nursery.start_soon(ask)
+                await AttemptTime().wait(self.limits.limit_s())
+        if answers:
+            return answers[0]
+        raise errors[0]
+
     async def _answer(self, call: _Call, *, repeatable: bool) -> Json:
         self.statistics.calls += 1
         pause_s, failures, endpoints = FIRST_PAUSE_S, 0, self.settings.endpoints
@@ -255,9 +278,9 @@ class EtcdTransport:
         """Status and body of an answer. Raises AttemptFailed."""
         found: list[tuple[int, bytes]] = []
         failures: list[AttemptFailed] = []
-        begun_s = trio.current_time()
+        time = AttemptTime()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(cancel_after, limit_s, nursery.cancel_scope)
+            nursery.start_soon(time.cancel_after, limit_s, nursery.cancel_scope)
             try:
                 response = await self._send(endpoint, call, limit_s)
                 found.append((response.status_code, await _read(response)))
@@ -268,7 +291,7 @@ class EtcdTransport:
             raise failures[0]
         if not found:
             raise AttemptFailed(f"{endpoint} did not answer within {limit_s:.3g} s", made_perhaps=True)
-        self.limits.answered(trio.current_time() - begun_s)
+        self.limits.answered(time.passed_s)
         return found[0]
 
     async def _send(self, endpoint: str, call: _Call, limit_s: float) -> httpx.Response:

@@ -1,0 +1,274 @@
+"""Generations of groups in the replicated ledger: hosts that coordinate a group one after the other."""
+
+import json
+from typing import Any, NamedTuple
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from logstore.cluster.epochs.replicated_ledger import ReplicatedLedger
+from logstore.kafka.groups.generations import (
+    MAX_ENTRY_BYTES,
+    PREFIX,
+    KeptGenerations,
+    decode_generation,
+    encode_generation,
+)
+from logstore.kafka.groups.members import Protocol
+from logstore.kafka.groups.state import GroupState
+from tests.cluster.support import Front
+from tests.cluster.test_replicated_ledger import Owners
+from tests.kafka.groups.driver import GROUP, SESSION_MS, Client, World, stable, subscription
+
+OTHERS: tuple[Any, ...] = ("?", 1.5, -1, [1], {})
+GOLDEN = (
+    b'{"v":1,"type":"consumer","protocol":"range","generation":1,"leader":"a-id1","members":[{"id":"a-id1",'
+    b'"instance":null,"client":"a","host":"/127.0.0.1","session_ms":10000,"rebalance_ms":60000,'
+    b'"protocols":[["range","AAAAAAABAAZvcmRlcnP/////"]],"assignment":"YS1pZDE="}]}'
+)
+
+
+class Host(NamedTuple):
+    """A host that coordinates the group."""
+
+    front: Front
+    ledger: ReplicatedLedger
+    world: World
+
+    @property
+    def entries(self) -> dict[str, bytes]:
+        """The generations that the ledger has."""
+        return dict(self.ledger.items(PREFIX))
+
+
+async def coordinate(owners: Owners, *, kept: int = 0, **settings: int) -> Host:
+    """Another host takes over, and `kept` of the puts that were not acknowledged with it."""
+    front, ledger = await owners.lead(kept=kept)
+    world = World(KeptGenerations(ledger, front.clock), **settings)
+    world.coordinator.recover(world.now_s)
+    return Host(front, ledger, world)
+
+
+def ack(owners: Owners) -> None:
+    """The members of the ledger's chunk confirm what was put."""
+    owners.owner.ack(len(owners.owner.window))
+
+
+def ask_for_assignments(clients: list[Client]) -> None:
+    """All clients sync, the leader with assignments: each its own member id."""
+    leader = clients[0].joined().leader
+    for client in clients:
+        client.joined()
+    for client in sorted(clients, key=lambda client: client.member_id == leader):
+        is_leader = client.member_id == leader
+        client.sync({each.member_id: each.member_id.encode() for each in clients} if is_leader else None)
+
+
+async def formed(owners: Owners, host: Host, *names: str, instance: str | None = None) -> list[Client]:
+    """A stable group, whose generation is kept."""
+    clients = [Client(host.world, name, instance=instance).join() for name in names]
+    host.world.advance(1.0)
+    ask_for_assignments(clients)
+    ack(owners)
+    assert [client.syncing.result().assignment for client in clients] == [each.member_id.encode() for each in clients]
+    return clients
+
+
+async def test_members_go_on_when_another_host_coordinates() -> None:
+    """The same generation, members and assignments, nobody has to join; each has a whole session, and no longer."""
+    owners = Owners()
+    clients = await formed(owners, await coordinate(owners), "a", "b")
+    other = await coordinate(owners)
+    for client in clients:
+        client.world = other.world
+        assert client.heartbeat() is client.may_commit() is ErrorCode.none
+        assert client.sync().syncing.result().assignment == client.member_id.encode()
+    group = other.world.group
+    assert (group.state, group.generation_id, set(group.members)) == (
+        GroupState.STABLE, clients[0].generation, {client.member_id for client in clients},
+    )  # fmt: skip
+    assert group.is_subscribed("orders")
+    assert not group.is_subscribed("others")
+    other.world.advance(SESSION_MS / 1000 - 1)
+    assert clients[0].heartbeat() is ErrorCode.none
+    other.world.advance(2)
+    assert clients[0].heartbeat() is ErrorCode.rebalance_in_progress
+    assert set(other.world.group.members) == {clients[0].member_id}
+
+
+async def test_nobody_is_told_before_the_generation_is_kept() -> None:
+    """A host that is lost in between has told nobody; the next one has the generation, or does not know the group."""
+    owners = Owners()
+    for kept, found in ((0, ErrorCode.unknown_member_id), (1, ErrorCode.none)):
+        host = await coordinate(owners)
+        clients = [Client(host.world, name).join() for name in ("a", "b")]
+        host.world.advance(1.0)
+        ask_for_assignments(clients)
+        assert not any(client.syncing.done for client in clients)
+        assert host.world.group.state is GroupState.COMPLETING
+        other = await coordinate(owners, kept=kept)
+        host.front.stream.deposed(9)
+        assert {client.syncing.result().error for client in clients} == {ErrorCode.coordinator_not_available}
+        for client in clients:
+            client.world = other.world
+            assert client.heartbeat() is found
+    assert clients[1].sync().syncing.result().assignment == clients[1].member_id.encode()
+
+
+async def test_a_rebalance_begins_while_a_generation_is_being_kept() -> None:
+    """Who waits for the old one joins again, and that it is durable at last changes nothing."""
+    owners = Owners()
+    host = await coordinate(owners)
+    first = Client(host.world, "a").join()
+    host.world.advance(1.0)
+    ask_for_assignments([first])
+    second = Client(host.world, "b").join()
+    assert first.syncing.result().error is ErrorCode.rebalance_in_progress
+    ack(owners)
+    assert host.world.group.state is GroupState.PREPARING
+    first.join()
+    ask_for_assignments([first, second])
+    ack(owners)
+    assert first.syncing.result().assignment == first.member_id.encode()
+    other = await coordinate(owners)
+    first.world = second.world = other.world
+    assert first.generation == second.generation == 2
+    assert first.heartbeat() is second.heartbeat() is ErrorCode.none
+
+
+async def test_the_first_assignments_of_a_leader_count() -> None:
+    """It sends them again, because an answer is late: what is told is what is kept."""
+    owners = Owners()
+    host = await coordinate(owners)
+    leader = Client(host.world, "a").join()
+    host.world.advance(1.0)
+    leader.joined()
+    leader.sync({leader.member_id: b"first"})
+    late = leader.syncing
+    leader.sync({leader.member_id: b"second"})
+    assert late.result().error is ErrorCode.rebalance_in_progress
+    ack(owners)
+    assert leader.syncing.result().assignment == b"first"
+    leader.world = (await coordinate(owners)).world
+    assert leader.sync().syncing.result().assignment == b"first"
+
+
+async def test_a_static_member_is_told_its_new_id_when_that_is_kept() -> None:
+    """The next coordinator knows the process that has started last, and fences the one before."""
+    owners = Owners()
+    host = await coordinate(owners)
+    (former,) = await formed(owners, host, "a", instance="i")
+    again = Client(host.world, "a", instance="i").join()
+    assert not again.joining.done
+    ack(owners)
+    assert again.joined().generation_id == former.generation
+    former.world = again.world = (await coordinate(owners)).world
+    assert again.heartbeat() is ErrorCode.none
+    assert former.heartbeat() is ErrorCode.fenced_instance_id
+    assert again.sync().syncing.result().assignment == former.member_id.encode()
+
+
+async def test_a_static_member_waits_for_a_rebalance_that_has_begun() -> None:
+    """Its new id is kept when others join already: its answer is the next generation."""
+    owners = Owners()
+    host = await coordinate(owners)
+    await formed(owners, host, "a", instance="i")
+    again = Client(host.world, "a", instance="i").join()
+    other = Client(host.world, "b").join()
+    ack(owners)
+    assert again.joined().generation_id == other.joined().generation_id == 2
+
+
+async def test_a_static_member_is_asked_again_where_its_new_id_is_not_kept() -> None:
+    """Its client looks for the coordinator, and joins there."""
+    owners = Owners()
+    host = await coordinate(owners)
+    await formed(owners, host, "a", instance="i")
+    again = Client(host.world, "a", instance="i").join()
+    host.front.stream.deposed(9)
+    assert again.joining.result().error is ErrorCode.coordinator_not_available
+
+
+async def test_a_group_without_members_is_forgotten() -> None:
+    """When the last member leaves, and only then."""
+    owners = Owners()
+    host = await coordinate(owners)
+    clients = await formed(owners, host, "a", "b")
+    assert clients[0].leave() is ErrorCode.none
+    assert list(host.entries) == [PREFIX + GROUP]
+    assert clients[1].leave() is ErrorCode.none
+    ack(owners)
+    assert host.entries == {}
+    assert (await coordinate(owners)).world.coordinator.find(GROUP) is None
+
+
+async def test_a_generation_that_is_too_large_is_not_kept() -> None:
+    """Nor is the one before it: its members would be taken for those of now."""
+    owners = Owners()
+    host = await coordinate(owners)
+    (small,) = await formed(owners, host, "a")
+    large = Client(host.world, "b")
+    large.protocols = (Protocol("range", subscription("orders") + b"x" * MAX_ENTRY_BYTES),)
+    large.join()
+    small.join()
+    ask_for_assignments([small, large])
+    assert large.syncing.result().assignment == large.member_id.encode()
+    ack(owners)
+    assert host.entries == {}
+
+
+async def test_what_there_is_no_room_for_is_not_taken_over() -> None:
+    """A host with lower limits takes what it may."""
+    owners = Owners()
+    await formed(owners, await coordinate(owners), "a")
+    assert (await coordinate(owners, max_groups=0)).world.coordinator.find(GROUP) is None
+    assert (await coordinate(owners, max_bytes=100)).world.coordinator.find(GROUP) is None
+    assert (await coordinate(owners)).world.group.state is GroupState.STABLE
+
+
+def test_golden_bytes() -> None:
+    """docs/format.md shows this entry; it is read back as it was."""
+    world = World()
+    stable(world, "a")
+    assert encode_generation(world.group) == GOLDEN
+    group = decode_generation(GROUP, GOLDEN)
+    assert group is not None
+    assert encode_generation(group) == GOLDEN
+    assert group.members == world.group.members
+
+
+def test_entries_that_cannot_be_read_are_left_out() -> None:
+    """Cut, of a later version, without a field, with one of another kind: the members join again. What is read is what
+    was kept.
+    """
+    entry = json.loads(GOLDEN)
+    broken = [GOLDEN[:at] for at in range(len(GOLDEN))]
+    for fields in (entry, entry["members"][0]):
+        for name in list(fields):
+            value = fields.pop(name)
+            broken.append(json.dumps(entry).encode())
+            for other in OTHERS:
+                fields[name] = other
+                broken.append(json.dumps(entry).encode())
+            fields[name] = value
+    broken += [json.dumps({**entry, "v": 2}).encode(), json.dumps({**entry, "members": entry["members"] * 2}).encode()]
+    broken += [b"[]", b"1", b"null", b"\xff"]
+    read = [(each, group) for each in broken if (group := decode_generation(GROUP, each)) is not None]
+    assert len(read) < 10
+    for each, group in read:
+        assert json.loads(encode_generation(group)) == json.loads(each)
+
+
+@pytest.mark.parametrize("group_id", ["a/b", "%2F", "ü", ""])
+async def test_any_name_of_a_group_is_kept(group_id: str) -> None:
+    """Names are encoded in keys."""
+    owners = Owners()
+    host = await coordinate(owners)
+    world = World()
+    stable(world, "a")
+    group = decode_generation(group_id, encode_generation(world.group))
+    assert group is not None
+    kept = KeptGenerations(host.ledger, host.front.clock).keep(group, 0.0)
+    ack(owners)
+    assert kept.done
+    assert [each.group_id for each in KeptGenerations(host.ledger, host.front.clock).groups()] == [group_id]

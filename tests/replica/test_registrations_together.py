@@ -1,0 +1,165 @@
+"""Registrations of several streams in one call, on every metadata store: each fares as if it were alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import trio.testing
+
+from logstore.base.metadata.errors import InvalidMetadataCall, OutcomeUnknown
+from logstore.base.metadata.interface import ABSENT, MAX_CHANGES, Delete, MetadataStore, Put, Transaction
+from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
+from logstore.replica.registrations import OwnerId, Prefix, StreamRegistration
+from logstore.replica.stored_registrations import SWAP_TRIES, StoredRegistrations, head_key
+from logstore.testing.metadata_contract import committed
+from tests.metadata.support import Make, etcd_members, making_etcd, making_simulated, making_sqlite, needs_etcd
+from tests.replica.test_stored_registrations import FIRST, A, B, C, Unreliable, dropping, opened, plant, registration_of
+from tests.replica.test_stored_registrations import STREAM as LONG
+
+SEVERAL = [f"0123456789abcdef0123456789abcdef/{number}" for number in range(4)]
+BEGUN = FIRST.rolled(Prefix(100, 7, 1), (A, B), (C,), (A, B))
+LOST = [["made"], ["lost"], ["lost", "made"], ["made", "lost"], ["lost"] * SWAP_TRIES, ["made"] * SWAP_TRIES]
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
+    """Makes stores on one etcd for all tests of this module."""
+    with etcd_members(tmp_path_factory.mktemp("etcd")) as members:
+        yield making_etcd(members)
+
+
+@pytest.fixture(params=["sqlite", "simulated", pytest.param("etcd", marks=needs_etcd)])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+    """Makes stores of a kind."""
+    clock = trio.testing.MockClock(rate=1)
+    if request.param == "sqlite":
+        return making_sqlite(tmp_path, clock)
+    if request.param == "simulated":
+        return making_simulated(clock)
+    making: Make = request.getfixturevalue("etcd")
+    return making
+
+
+class Counted:
+    """A store that notes which calls are made."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        self.calls.append(name)
+        return getattr(self._store, name)
+
+
+def claim(answer: RegistrationRead | SwapAnswer, host: str) -> SwapRegistration:
+    """A host's claim of a stream whose registration it has read."""
+    assert answer.registration is not None
+    return SwapRegistration(answer.stream, answer.revision, answer.registration.claimed(OwnerId(host, f"{host}.1")))
+
+
+async def begin(registrations: StoredRegistrations) -> list[RegistrationRead]:
+    """Several streams, each with a sealed chunk and an open one."""
+    for stream in SEVERAL:
+        assert (await registrations.swap(SwapRegistration(stream, ABSENT, BEGUN))).is_done
+    return [await registrations.read(ReadRegistration(stream)) for stream in SEVERAL]
+
+
+async def settle(registrations: StoredRegistrations, swaps: list[SwapRegistration]) -> dict[str, SwapAnswer]:
+    """Make swaps together, and alone what is left."""
+    answers = {answer.stream: answer for answer in await registrations.swap_together(swaps)}
+    for each in swaps:
+        if each.stream not in answers:
+            answers[each.stream] = await registrations.swap(each)
+    return answers
+
+
+async def test_swaps_of_several_streams_are_one_transaction(make: Make) -> None:
+    """If another host has changed one of the streams, nothing is changed; then each is made, or not, by itself."""
+    async with opened(make) as stores:
+        store = Counted(stores.store)
+        mine, other = StoredRegistrations(cast(MetadataStore, store)), StoredRegistrations(stores.other)
+        swaps = [claim(each, "host-002") for each in await begin(mine)]
+        store.calls.clear()
+        answers = await mine.swap_together(swaps)
+        assert store.calls == ["commit"]
+        assert [(each.stream, each.is_done) for each in answers] == [(stream, True) for stream in SEVERAL]
+        for each in answers:
+            found = RegistrationRead(each.stream, each.revision, each.registration)
+            assert await other.read(ReadRegistration(each.stream)) == found
+        winner = claim(answers[1], "host-003")
+        assert (await other.swap(winner)).is_done
+        again = [claim(each, "host-001") for each in answers]
+        assert await mine.swap_together(again) == []
+        assert (await other.read(ReadRegistration(SEVERAL[0]))).revision == answers[0].revision
+        settled = await settle(mine, again)
+        assert [settled[stream].is_done for stream in SEVERAL] == [True, False, True, True]
+        assert settled[SEVERAL[1]].registration == winner.registration
+
+
+@pytest.mark.parametrize("fates", LOST)
+async def test_lost_answers_of_several_swaps_are_settled(make: Make, fates: list[str]) -> None:
+    """Each swap is made once, and known to be made, also where nobody knows of the first transaction and they are asked
+    for again in other company.
+    """
+    async with opened(make) as stores:
+        mine: Any = Unreliable(stores.store, [])
+        registrations = StoredRegistrations(mine)
+        swaps = [claim(each, "host-002") for each in await begin(registrations)]
+        mine.fates = [*fates]
+        if len(fates) == SWAP_TRIES:
+            with pytest.raises(OutcomeUnknown):
+                await registrations.swap_together(swaps)
+            assert (await registrations.swap(swaps.pop(0))).is_done
+        answers = await settle(registrations, swaps)
+        assert all(answer.is_done for answer in answers.values())
+        for stream, answer in answers.items():
+            assert (await stores.other.get(head_key(stream))).entry_revision == answer.revision
+        newest = max(answer.revision for answer in answers.values())
+        assert newest == (await stores.other.get("none")).revision, "nothing was written twice"
+
+
+async def test_what_does_not_fit_is_made_alone(make: Make) -> None:
+    """Swaps of many entries share a transaction as far as there is room; one that no transaction holds says so."""
+    async with opened(make) as stores:
+        registrations = StoredRegistrations(stores.store)
+        seen = await begin(registrations)
+        whole = registration_of(2 * MAX_CHANGES)
+        await plant(stores.store, whole)
+        long = await registrations.read(ReadRegistration(LONG))
+        too_many = SwapRegistration(LONG, long.revision, dropping(whole, MAX_CHANGES))
+        made = await registrations.swap_together([too_many, *(claim(each, "host-002") for each in seen[:2])])
+        assert [answer.stream for answer in made] == SEVERAL[:2]
+        with pytest.raises(InvalidMetadataCall, match="several swaps"):
+            await registrations.swap(too_many)
+        many = SwapRegistration(LONG, long.revision, dropping(whole, MAX_CHANGES - 2))
+        made = await registrations.swap_together([many, *(claim(each, "host-002") for each in seen[2:])])
+        assert [answer.stream for answer in made] == [LONG, SEVERAL[2]]
+
+
+async def test_several_registrations_are_read_together(make: Make) -> None:
+    """What is as it was kept, and what has changed since, is one call each; what is gone or damaged is left out."""
+    async with opened(make) as stores:
+        store = Counted(stores.other)
+        mine, other = StoredRegistrations(stores.store), StoredRegistrations(cast(MetadataStore, store))
+        kept = await begin(mine)
+        reads = [ReadRegistration(each.stream) for each in kept]
+        for each in kept[:3]:
+            await other.read(ReadRegistration(each.stream))
+        store.calls.clear()
+        assert await other.read_unchanged(reads) == kept[:3]
+        assert await other.read_changed(reads) == kept[:3]
+        rolled: StreamRegistration = BEGUN.rolled(Prefix(50, 9, 3), (A, B), (), (A, B, C)).with_copies(1, (A, B, C))
+        answer = await mine.swap(SwapRegistration(SEVERAL[0], kept[0].revision, rolled))
+        changed = RegistrationRead(SEVERAL[0], answer.revision, rolled)
+        assert await other.read_unchanged(reads) == kept[1:3]
+        assert await other.read_changed(reads) == [changed, *kept[1:3]]
+        assert other.known(SEVERAL[0]) == changed
+        gone, damaged = Delete(head_key(SEVERAL[1])), Put(head_key(SEVERAL[2]), b"?")
+        await committed(stores.store, Transaction((), (gone, damaged)))
+        assert await other.read_changed(reads) == [changed]
+        assert await other.read_unchanged(reads) == [changed]
+        assert store.calls == ["commit", "pages", "commit", "pages", "pages", "commit"]
