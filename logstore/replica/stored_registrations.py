@@ -187,28 +187,32 @@ class StoredRegistrations:
         return [known for known, entry in found if entry is not None and entry.revision == known.revision]
 
     async def read_changed(self, requests: Sequence[ReadRegistration]) -> list[RegistrationRead]:
-        """The registrations of different streams, by what has changed since they were kept, as of one moment: one call.
-        Those that do not follow from what was kept are to be read alone.
+        """The registrations of different streams, by what has changed since they were kept, or by all entries of those
+        that are not, as of one moment: one call. Those that are missing are to be read alone.
         """
-        kept = [self._kept[request.stream] for request in requests if self.keeps(request.stream)]
-        limit = MAX_PAGE_ENTRIES // max(1, len(kept))
+        kept = [self._kept[each.stream] if self.keeps(each.stream) else None for each in requests]
+        since = [0 if known is None else known.revision for known in kept]
+        limit = MAX_PAGE_ENTRIES // max(1, len(requests))
         wanted = [
-            WantedPage(chunks_prefix(known.stream), "", limit, known.revision, head_key(known.stream)) for known in kept
+            WantedPage(chunks_prefix(each.stream), "", limit, revision, head_key(each.stream))
+            for each, revision in zip(requests, since, strict=True)
         ]
-        pages = await self._store.pages(wanted) if wanted else ()
         found: list[RegistrationRead] = []
-        for known, page in zip(kept, pages, strict=True):
-            if page.beside is not None and page.beside.revision == known.revision:
+        for request, known, page in zip(requests, kept, await self._store.pages(wanted), strict=True):
+            if page.beside is None or page.more:
+                continue
+            if known is not None and page.beside.revision == known.revision:
                 found.append(known)
-            elif page.beside is not None and not page.more:
-                prefix = chunks_prefix(known.stream)
-                entries = {entry.key.removeprefix(prefix): entry.value for entry in page.entries}
-                try:
-                    read = _changed(known, page.beside.revision, {**entries, HEAD: page.beside.value})
-                except (CorruptRegister, UnknownFormatVersion):
-                    continue  # a read says so when it is made alone
-                if read is not None and read.revision > known.revision:
-                    found.append(self.keep_newest(read))
+                continue
+            prefix = chunks_prefix(request.stream)
+            entries = {entry.key.removeprefix(prefix): entry.value for entry in page.entries}
+            entries[HEAD] = page.beside.value
+            try:
+                read = _decoded_since(request.stream, known, page.beside.revision, entries)
+            except (CorruptRegister, UnknownFormatVersion):
+                continue  # a read says so when it is made alone
+            if read is not None:
+                found.append(self.keep_newest(read))
         return found
 
     async def swap_together(self, requests: Sequence[SwapRegistration]) -> list[SwapAnswer]:
@@ -341,6 +345,15 @@ def _changed(known: RegistrationRead, revision: int, entries: Entries) -> Regist
         return None
     registration = decode_changes(known.registration, entries)
     return None if registration is None else RegistrationRead(known.stream, revision, registration)
+
+
+def _decoded_since(
+    stream: str, known: RegistrationRead | None, revision: int, entries: Entries
+) -> RegistrationRead | None:
+    """A registration by the entries that are newer than a kept one; None if it does not follow from that."""
+    if known is None:
+        return _decoded(stream, revision, entries)
+    return _changed(known, revision, entries) if revision > known.revision else None
 
 
 def _decoded(stream: str, revision: int, entries: Entries) -> RegistrationRead:

@@ -106,7 +106,7 @@ def test_copies_go_by_one_plan(monkeypatch: pytest.MonkeyPatch, *, is_small: boo
         monkeypatch.setattr(copy_tokens, "SHARED_BYTES", CHUNK_BYTES)
 
     async def test(cluster: MemoryCluster) -> None:
-        streams = await (begin(cluster, partitions=24, batches=5) if is_small else begin(cluster))
+        streams = await (begin(cluster, partitions=16, batches=5) if is_small else begin(cluster))
         assert coordinators(cluster) == [], "nobody plans while nothing is to be copied"
         await lose_one(cluster, streams)
         most: dict[str, int] = dict.fromkeys(HOSTS, 0)

@@ -10,7 +10,15 @@ import pytest
 import trio.testing
 
 from logstore.base.metadata.errors import InvalidMetadataCall, OutcomeUnknown
-from logstore.base.metadata.interface import ABSENT, MAX_CHANGES, Delete, MetadataStore, Put, Transaction
+from logstore.base.metadata.interface import (
+    ABSENT,
+    MAX_CHANGES,
+    MAX_PAGE_ENTRIES,
+    Delete,
+    MetadataStore,
+    Put,
+    Transaction,
+)
 from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
 from logstore.replica.registrations import OwnerId, Prefix, StreamRegistration
 from logstore.replica.stored_registrations import SWAP_TRIES, StoredRegistrations, head_key
@@ -141,25 +149,47 @@ async def test_what_does_not_fit_is_made_alone(make: Make) -> None:
 
 
 async def test_several_registrations_are_read_together(make: Make) -> None:
-    """What is as it was kept, and what has changed since, is one call each; what is gone or damaged is left out."""
+    """What is as it was kept is one call, and so is what has changed since or was never read; what is gone or damaged
+    is left out.
+    """
     async with opened(make) as stores:
         store = Counted(stores.other)
         mine, other = StoredRegistrations(stores.store), StoredRegistrations(cast(MetadataStore, store))
         kept = await begin(mine)
         reads = [ReadRegistration(each.stream) for each in kept]
-        for each in kept[:3]:
-            await other.read(ReadRegistration(each.stream))
-        store.calls.clear()
-        assert await other.read_unchanged(reads) == kept[:3]
-        assert await other.read_changed(reads) == kept[:3]
+        assert await other.read_changed(reads[:2]) == kept[:2]
+        assert await other.read_unchanged(reads) == kept[:2]
         rolled: StreamRegistration = BEGUN.rolled(Prefix(50, 9, 3), (A, B), (), (A, B, C)).with_copies(1, (A, B, C))
         answer = await mine.swap(SwapRegistration(SEVERAL[0], kept[0].revision, rolled))
         changed = RegistrationRead(SEVERAL[0], answer.revision, rolled)
-        assert await other.read_unchanged(reads) == kept[1:3]
-        assert await other.read_changed(reads) == [changed, *kept[1:3]]
-        assert other.known(SEVERAL[0]) == changed
+        assert await other.read_unchanged(reads) == kept[1:2]
+        assert await other.read_changed(reads) == [changed, *kept[1:]]
+        assert [other.known(stream) for stream in SEVERAL] == [changed, *kept[1:]]
         gone, damaged = Delete(head_key(SEVERAL[1])), Put(head_key(SEVERAL[2]), b"?")
         await committed(stores.store, Transaction((), (gone, damaged)))
-        assert await other.read_changed(reads) == [changed]
-        assert await other.read_unchanged(reads) == [changed]
-        assert store.calls == ["commit", "pages", "commit", "pages", "pages", "commit"]
+        for each in (other, StoredRegistrations(cast(MetadataStore, store))):
+            assert await each.read_changed(reads) == [changed, kept[3]]
+        assert await other.read_unchanged(reads) == [changed, kept[3]]
+        assert store.calls == ["pages", "commit", "commit", "pages", "pages", "pages", "commit"]
+
+
+async def test_a_long_registration_is_read_alone(make: Make) -> None:
+    """One that is not kept, of more chunks than its part of the call has entries, is left out; once it is kept, what
+    changes of it is read with the others.
+    """
+    async with opened(make) as stores:
+        mine, other = StoredRegistrations(stores.store), StoredRegistrations(stores.other)
+        kept = await begin(mine)
+        whole = registration_of(MAX_PAGE_ENTRIES)
+        await plant(stores.store, whole)
+        long = await mine.read(ReadRegistration(LONG))
+        reads = [ReadRegistration(LONG), *(ReadRegistration(each.stream) for each in kept)]
+        assert await other.read_changed(reads) == kept
+        for members in ((A, B), (A, B, C)):
+            whole = whole.with_copies(3, members)
+            long = RegistrationRead(
+                LONG, (await mine.swap(SwapRegistration(LONG, long.revision, whole))).revision, whole
+            )
+            if members == (A, B):
+                assert await other.read(ReadRegistration(LONG)) == long
+        assert await other.read_changed(reads) == [long, *kept]

@@ -7,7 +7,7 @@ Invariants:
   a first registration are made again until they succeed.
 * After a failure nothing of that stream and kind is asked of the store for a moment.
 * Up to GATHERED requests of different streams that wait at the same time are one call: swaps, reads of what is probably
-  as it was kept, or reads of what has changed since. What such a call does not settle, because another host has changed
+  as it was kept, or other reads. What such a call does not settle, because another host has changed
   one of the streams, say, is carried out alone behind it: no stream fails because of another one.
 """
 
@@ -132,9 +132,7 @@ class RegistrationRequests:
             return None
         if isinstance(request, SwapRegistration):
             return registrations.swap_together
-        if registrations.is_kept(request):
-            return registrations.read_unchanged
-        return registrations.read_changed if registrations.keeps(request.stream) else None
+        return registrations.read_unchanged if registrations.is_kept(request) else registrations.read_changed
 
     async def _work(self, nursery: trio.Nursery) -> None:
         while True:
