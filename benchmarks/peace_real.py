@@ -53,7 +53,7 @@ from benchmarks.racks.setting import Setting
 from benchmarks.simulation import setups
 from scheduler.hdfs.errors import HdfsUnavailable
 from scheduler.peace.online import Mode
-from scheduler.simulation.cluster import Cluster
+from scheduler.simulation.cluster import SimulatedCluster
 from scheduler.simulation.engine import simulate
 from scheduler.simulation.measured import WRITER_THREADS
 from scheduler.simulation.policies import Era, PolicyMaker, hdfs_default
@@ -90,7 +90,7 @@ class Turn(NamedTuple):
     policy: str
     run: Callable[[], tuple[SimulatedRun, Load]]
     simulated: PolicyMaker
-    cluster: Cluster
+    cluster: SimulatedCluster
 
 
 class Benchmark:
@@ -220,14 +220,14 @@ class Benchmark:
 
 
 def _continuous(
-    experiment: Experiment, seed: int, name: str = PEACE, cluster: Cluster | None = None
+    experiment: Experiment, seed: int, name: str = PEACE, cluster: SimulatedCluster | None = None
 ) -> tuple[SimulatedRun, Load]:
     """Peace with a coordinator of its own, which knows the experiment's cluster, or this one."""
     with coordinating((cluster or experiment.cluster).topology, Mode.CONTINUOUS, seed) as url:
         return experiment.peace(url, seed, name)
 
 
-def _papers(experiment: Experiment, cluster: Cluster, seed: int) -> tuple[SimulatedRun, Load]:
+def _papers(experiment: Experiment, cluster: SimulatedCluster, seed: int) -> tuple[SimulatedRun, Load]:
     """Peace as in the paper: Algorithm 1, timesteps, the paper's capacities."""
     with coordinating(cluster.topology, Mode.TIMESTEPS, seed, "paper") as url:
         return experiment.peace(url, seed, PAPERS_PEACE)

@@ -17,6 +17,7 @@ from logstore.base.addresses import Address, is_loopback, parse_address
 from logstore.base.errors import AddressError, FieldError
 from logstore.base.events import LEVELS, Level
 from logstore.base.fields import Boolean, Integer, String, Type, from_text
+from logstore.base.near_names import instead_of
 from logstore.base.tls import CLIENT_CERTIFICATES, VERSIONS, TlsFiles
 from logstore.cluster.copies.copy_pace import DEFAULT_GRACE_S, DEFAULT_MAX_RATE, DEFAULT_MIN_RATE
 from logstore.cluster.settings import ClusterSettings, cluster_of
@@ -437,8 +438,7 @@ def _read_file(path: Path | None) -> dict[str, Any]:
         else:
             strangers = [] if key in known else [key]
         if strangers:
-            listed = ", ".join(sorted(known))
-            raise ConfigError(f"--config {path}: unknown setting {strangers[0]!r}; known are {listed}")
+            raise ConfigError(f"--config {path}: unknown setting {strangers[0]!r}; {instead_of(strangers[0], known)}")
     return content
 
 

@@ -36,10 +36,11 @@ from logstore.base.errors import DirectoryInUse
 from logstore.base.events import Report
 from logstore.base.failures import leaves, sentence
 from logstore.base.heap import Heap
+from logstore.base.packages import how_to_get
 from logstore.base.report import Reporter
 from logstore.base.system import SystemClock
 from logstore.base.tls import ServerTls
-from logstore.cluster.epochs.epochs_home import EpochLimits
+from logstore.cluster.epochs.epochs_home import StagingLimits
 from logstore.cluster.epochs.replicated_ledger import ReplicatedLedger
 from logstore.cluster.part import ClusterPart, Homes, LocalParts, StartCluster
 from logstore.config import SidecarConfig
@@ -144,7 +145,7 @@ def main(arguments: argparse.Namespace) -> int:
     return status
 
 
-class Recovered(NamedTuple):
+class RecoveredStores(NamedTuple):
     """What is on the disk, opened."""
 
     store: Store
@@ -152,7 +153,7 @@ class Recovered(NamedTuple):
     callers: CallerStores
 
 
-def _recover(settings: SidecarConfig, files: OsFiles, clock: Clock, report: Report) -> Recovered:
+def _recover(settings: SidecarConfig, files: OsFiles, clock: Clock, report: Report) -> RecoveredStores:
     """Open the data directory; collections of garbage are off then. Blocks. Raises CairnError, OSError."""
     started_s = clock.monotonic_s()
     gc.disable()  # what an opening makes stays: to search it for garbage would take a third of the time
@@ -171,7 +172,7 @@ def _recover(settings: SidecarConfig, files: OsFiles, clock: Clock, report: Repo
     staging = Staging.open(files, store.notify, report, limit_bytes=settings.staging_bytes)
     epochs = Epochs(of_host(store, staging, report), report, staged_age_ms=settings.staged_age_ms)
     report(RECOVERED, streams=len(store.streams()), seconds=round(clock.monotonic_s() - started_s, 3))
-    return Recovered(store, epochs, callers)
+    return RecoveredStores(store, epochs, callers)
 
 
 async def _serve(settings: SidecarConfig) -> None:
@@ -286,11 +287,9 @@ async def _start_cluster(
     try:
         start: StartCluster = import_module(CLUSTER_ROOM).START
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"--cluster needs the package {error.name}: pip install 'cairn[cluster]', or leave it out"
-        ) from error
+        raise ConfigError(f"--cluster needs {how_to_get(error.name, 'cluster')}, or leave it out") from error
     random, clock = SystemRandom(), SystemClock()
-    limits = EpochLimits(settings.staging_bytes, settings.staged_age_ms)
+    limits = StagingLimits(settings.staging_bytes, settings.staged_age_ms)
     local = LocalParts(engine, files, clock, report, random, uuid.uuid4, nursery, limits, open_tier(settings.tier))
     return await start(settings.cluster, local)
 
@@ -414,9 +413,7 @@ def _coordinator_room() -> Any:
     try:
         return import_module(COORDINATOR_ROOM)
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"--coordinate needs the package {error.name}: pip install 'cairn[scheduler]', or leave it out"
-        ) from error
+        raise ConfigError(f"--coordinate needs {how_to_get(error.name, 'scheduler')}, or leave it out") from error
 
 
 async def _give_back_memory(meter: DiskMeter) -> None:

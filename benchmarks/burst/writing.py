@@ -27,7 +27,7 @@ from spe_adapter.checkpoint.hdfs_sink import HdfsSink, HdfsSinkSettings
 from spe_adapter.checkpoint.manager import CheckpointManager, ManagerTools
 from spe_adapter.checkpoint.manifest import Manifest
 from spe_adapter.checkpoint.names import Unit
-from spe_adapter.checkpoint.plans import Peace
+from spe_adapter.checkpoint.plans import PeaceRequests
 from spe_adapter.checkpoint.snapshot import Snapshot
 
 MAX_TRIES: Final = 3
@@ -74,7 +74,7 @@ class BurstHost(HdfsHost):
         settings = HdfsSinkSettings(own["url"], root, USER, avoided=() if own_disk else (self.address,))
         sink = HdfsSink(settings, PlanTable(own["plan_url"], own["plan_token"]) if planned else None, report)
         with CoordinatorClient(coordinator) as client:
-            peace = Peace(client, self.name, replicas) if planned else None
+            peace = PeaceRequests(client, self.name, replicas) if planned else None
             tools = ManagerTools(sink, peace, CoordinatorRegistry(client), report=report, replicas=replicas)
             manager = CheckpointManager(unit, freeze, tools, acknowledge)
             time.sleep(max(0.0, at_s - time.monotonic()))

@@ -26,7 +26,7 @@ from logstore.format.host_summaries import UNDRAIN
 from logstore.testing.cluster import Cluster
 from logstore.testing.disks import Disk
 from logstore.testing.network import RelayedNetwork
-from logstore.testing.processes import Node
+from logstore.testing.processes import ClusterProcess
 
 SERVICE_S: Final = 300.0
 """Within which a healed cluster must go on: five minutes, so that a machine that is busy with other work does not count
@@ -158,13 +158,13 @@ class Faults:
             if status:
                 self._note_death(host, status, "it was told to stop at the end")
 
-    def _note_deaths(self, *nodes: Node) -> None:
+    def _note_deaths(self, *nodes: ClusterProcess) -> None:
         for node in nodes:
             status = node.died
             if status is not None:
                 self._note_death(node, status, "it had ended by itself")
 
-    def _note_death(self, node: Node, status: int, why: str) -> None:
+    def _note_death(self, node: ClusterProcess, status: int, why: str) -> None:
         log = node.log[-LOG_CHARACTERS:]
         self._work.recorder.add(what="died", host=node.name, status=status, why=why, log=log)
 

@@ -21,7 +21,7 @@ from logstore.format.host_summaries import DRAIN
 from logstore.testing.cluster import Cluster, ClusterHostProcess
 from logstore.testing.disks import Disk
 from logstore.testing.network import ETCD, RelayedNetwork
-from logstore.testing.processes import Node
+from logstore.testing.processes import ClusterProcess
 
 KILLED: Final = -9
 SECOND: Final = {"kill": 1, "pause": 1, "cut one way": 2, "etcd killed": 0}
@@ -58,7 +58,7 @@ class Kinds:
 
     def __init__(
         self, cluster: Cluster, network: RelayedNetwork, chance: Random, disks: dict[str, Disk],
-        died: Callable[[Node, int, str], None],
+        died: Callable[[ClusterProcess, int, str], None],
     ) -> None:  # fmt: skip
         self._cluster, self._network, self._chance, self._disks = cluster, network, chance, disks
         self._died = died
@@ -107,7 +107,7 @@ class Kinds:
 
     # ---- processes
 
-    def _end(self, ended: _Ended, node: Node, *, kill: bool) -> None:
+    def _end(self, ended: _Ended, node: ClusterProcess, *, kill: bool) -> None:
         """End a process, and note one that was gone already, or did not end as it was told."""
         gone = node.died
         status = node.kill() if kill else node.stop()
@@ -148,7 +148,9 @@ class Kinds:
         (host,) = self._some()
         return self._paused("pause", host, [host])
 
-    def _paused(self, kind: str, node: Node, hosts: Sequence[ClusterHostProcess], *, of_etcd: bool = False) -> Fault:
+    def _paused(
+        self, kind: str, node: ClusterProcess, hosts: Sequence[ClusterHostProcess], *, of_etcd: bool = False
+    ) -> Fault:
         said = _Ended()
 
         def begin() -> None:

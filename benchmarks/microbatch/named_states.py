@@ -32,7 +32,7 @@ from benchmarks.harness.sidecar import SidecarPeer
 from benchmarks.microbatch.driver import session
 from spe_adapter import stateful
 from spe_adapter.operators.base import Emitted, Rows
-from spe_adapter.operators.clock import Clock
+from spe_adapter.operators.clock import CallTimes
 from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.operators.processor import Processor
 from spe_adapter.operators.states.declared import ListState, MapState, ValueState
@@ -154,7 +154,7 @@ def operations(keys: int, epochs: int) -> None:
         for epoch in range(epochs):
             store = Overlay(table)
             processor = Processor(operator, codec, SCHEMA, store)
-            processor.clock = Clock(0, 1000 + epoch)
+            processor.clock = CallTimes(0, 1000 + epoch)
             rows = epoch_of(keys, epoch)
             started_s = time.perf_counter()
             processor.process(rows)

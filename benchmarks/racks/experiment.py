@@ -30,8 +30,8 @@ from benchmarks.racks.network import Network, drops
 from benchmarks.racks.setting import Setting
 from benchmarks.racks.writer import Sent
 from scheduler.peace.plan import TransferKind
-from scheduler.simulation.cluster import Cluster
-from scheduler.simulation.policies import ClusterView, PolicyMaker, SchedulingPolicy, Start
+from scheduler.simulation.cluster import SimulatedCluster
+from scheduler.simulation.policies import ClusterLoad, PolicyMaker, SchedulingPolicy, Start
 from scheduler.simulation.run import ChunkRun, RequestRun, SimulatedRun
 from scheduler.simulation.scenario import SimulatedJob
 
@@ -62,7 +62,7 @@ class Experiment:
         self._runs = 0
         self.cluster = self.cluster_of(rates)
 
-    def cluster_of(self, rates: Rates) -> Cluster:
+    def cluster_of(self, rates: Rates) -> SimulatedCluster:
         """The cluster for planners and the simulator, with these rates of its links."""
         return self.setting.cluster([rates.hosts[host.name] for host in self._network.hosts], min(rates.between))
 
@@ -166,7 +166,7 @@ class Experiment:
                 begin_all(policy.done(start, time.monotonic() - begin).start)
             if time.monotonic() >= observe_at:
                 rates = np.zeros(self.cluster.resources)  # nobody measures links here; HDFS looks at open chunks alone
-                policy.observe(ClusterView(time.monotonic() - begin, rates, tuple(open_chunks)))
+                policy.observe(ClusterLoad(time.monotonic() - begin, rates, tuple(open_chunks)))
                 observe_at += sample_s
         return sent, submitted
 

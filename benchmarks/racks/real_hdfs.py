@@ -24,7 +24,7 @@ from benchmarks.racks.hosts import ANSWER_SECONDS, HostFailed, Hosts
 from benchmarks.racks.links import Rates, measure
 from benchmarks.racks.network import CONTROL_ADDRESS, Network
 from benchmarks.racks.setting import Setting
-from scheduler.simulation.cluster import Cluster
+from scheduler.simulation.cluster import SimulatedCluster
 from scheduler.simulation.policies import PolicyMaker
 from scheduler.simulation.policies.base import ThreadedClients
 from scheduler.simulation.run import ChunkRun, SimulatedRun
@@ -53,7 +53,7 @@ class HdfsChooses(ThreadedClients):
 def hdfs_chooses(threads: int) -> PolicyMaker:
     """HDFS's own placement, with so many writing threads per client."""
 
-    def make(cluster: Cluster, _: Random) -> HdfsChooses:
+    def make(cluster: SimulatedCluster, _: Random) -> HdfsChooses:
         return HdfsChooses(cluster, threads)
 
     return PolicyMaker("HDFS default", make)

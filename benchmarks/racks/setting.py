@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from statistics import fmean
 
-from scheduler.simulation.cluster import Cluster
+from scheduler.simulation.cluster import SimulatedCluster
 from scheduler.simulation.measured import (
     GIGABIT_BYTES_S,
     HOST_CAPACITY,
@@ -95,7 +95,9 @@ class Setting:
         besides_s = fmean(self.overheads_s) if self.overheads_s else 0.0
         return math.ceil(HOST_CAPACITY * (moving_s + besides_s) / moving_s)
 
-    def cluster(self, hosts_bytes_s: Sequence[float] | None = None, between_bytes_s: float | None = None) -> Cluster:
+    def cluster(
+        self, hosts_bytes_s: Sequence[float] | None = None, between_bytes_s: float | None = None
+    ) -> SimulatedCluster:
         """The cluster for planners and the simulator; rates as measured, or as they should be.
 
         Capacities: `capacity` on all links, and the two that a disk serves well to receive.
@@ -112,13 +114,13 @@ class Setting:
             name="the paper's cluster at one tenth",
             chunk_bytes=self.chunk_bytes,
         )
-        return Cluster(topology, self.physics)
+        return SimulatedCluster(topology, self.physics)
 
-    def papers_cluster(self, cluster: Cluster) -> Cluster:
+    def papers_cluster(self, cluster: SimulatedCluster) -> SimulatedCluster:
         """The same with the capacities that the paper planned with: two everywhere."""
         return self.with_capacities(cluster, HOST_CAPACITY, HOST_CAPACITY, PAPER_LINK_CAPACITY)
 
-    def neighbours(self, cluster: Cluster) -> dict[str, Cluster]:
+    def neighbours(self, cluster: SimulatedCluster) -> dict[str, SimulatedCluster]:
         """The same with other capacities than the calibrator's rule gives: on all links, or on all disks, one chunk
         less and one more.
         """
@@ -133,10 +135,10 @@ class Setting:
             for step in (-1, 1)
         }
 
-    def with_capacities(self, cluster: Cluster, send: int, receive: int, link: int) -> Cluster:
+    def with_capacities(self, cluster: SimulatedCluster, send: int, receive: int, link: int) -> SimulatedCluster:
         """The same cluster, as planners know it with these capacities of hosts and of links between switches."""
         base = cluster.topology
-        return Cluster(
+        return SimulatedCluster(
             Topology(
                 [replace(server, send=send, receive=receive) for server in base.servers],
                 [replace(one, capacity=link) for one in base.links],
@@ -147,7 +149,7 @@ class Setting:
             cluster.physics,
         )
 
-    def jobs(self, cluster: Cluster, seed: int) -> tuple[SimulatedJob, ...]:
+    def jobs(self, cluster: SimulatedCluster, seed: int) -> tuple[SimulatedJob, ...]:
         """Everybody's checkpoint, all at once; the seed says who writes."""
         return checkpoints(
             cluster, spread_writers(cluster, self.writers, Random(seed)), self.chunks, replicas=self.replicas

@@ -17,7 +17,7 @@ from benchmarks.harness.report import Rows
 from benchmarks.simulation import setups
 from benchmarks.simulation.setups import HDFS, PAPERS_PEACE, PEACE, SETUPS, SINBAD, Setup
 from scheduler.peace.plan import TransferKind
-from scheduler.simulation.cluster import Cluster
+from scheduler.simulation.cluster import SimulatedCluster
 from scheduler.simulation.engine import simulate
 from scheduler.simulation.measured import (
     CLIENTS,
@@ -192,7 +192,7 @@ def slow_host(setup: Setup, seed: int) -> dict[str, dict[str, float]]:
         replace(server, disk_bytes_s=alone * BEYOND.slow_factor) if server is slow else server
         for server in topology.servers
     ]
-    cluster = Cluster(Topology(servers, topology.links, switches=topology.switches))
+    cluster = SimulatedCluster(Topology(servers, topology.links, switches=topology.switches))
     jobs = checkpoints(cluster, spread_writers(cluster, MAX_WRITERS, Random(seed)), MAX_MB // CHUNK_MB)
     return {"write": figures(simulate(Scenario(cluster, jobs, memory_full=True), setup.policy, seed))}
 
@@ -211,7 +211,7 @@ def recovery(setup: Setup, seed: int) -> dict[str, dict[str, float]]:
     """12 hosts write 256 MB each; after 5 s two others read 512 MB each back. Disks count as 2 for reads and writes."""
     known = setup.network(PAPER)
     servers = [replace(server, disk=HOST_CAPACITY) for server in known.servers]
-    cluster = Cluster(Topology(servers, known.links, switches=known.switches))
+    cluster = SimulatedCluster(Topology(servers, known.links, switches=known.switches))
     random = Random(seed)
     writers = spread_writers(cluster, 12, random)
     readers = [host for host in range(cluster.hosts) if host not in writers][:2]
@@ -242,7 +242,7 @@ def large(setup: Setup, seed: int) -> dict[str, dict[str, float]]:
     names = [f"rack{rack}" for rack in range(1, len(BEYOND.large_racks) + 1)]
     rate = BEYOND.large_links * PAPER.link_bytes_s
     links = [link for name in names for link in both_ways(name, "core", between, bytes_s=rate)]
-    cluster = Cluster(Topology(servers, links, switches=["core", *names]))
+    cluster = SimulatedCluster(Topology(servers, links, switches=["core", *names]))
     jobs = checkpoints(cluster, spread_writers(cluster, 50, Random(seed)), MAX_MB // CHUNK_MB)
     return {"write": figures(simulate(Scenario(cluster, jobs, memory_full=True), setup.policy, seed))}
 

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from scheduler.simulation.cluster import Cluster
+from scheduler.simulation.cluster import SimulatedCluster
 from scheduler.simulation.run import ChunkRun, SimulatedRun
 
 Colour = tuple[float, float, float, float]
@@ -27,7 +27,7 @@ _MIN_LANES = 2
 _DISK_HEIGHT, _LINK_HEIGHT, _GAP = 1.0, 2.6, 0.16
 
 
-def draw(cluster: Cluster, runs: Sequence[SimulatedRun], path: Path) -> None:
+def draw(cluster: SimulatedCluster, runs: Sequence[SimulatedRun], path: Path) -> None:
     """Write the picture: the runs below each other, on one scale of time."""
     with mpl.rc_context({"font.size": 8}):
         figure = Figure(figsize=(13, 6.4 * len(runs)), layout="constrained")
@@ -44,7 +44,7 @@ def draw(cluster: Cluster, runs: Sequence[SimulatedRun], path: Path) -> None:
         figure.savefig(path, dpi=120)
 
 
-def _panel(axes: Axes, cluster: Cluster, run: SimulatedRun, end: float) -> None:
+def _panel(axes: Axes, cluster: SimulatedCluster, run: SimulatedRun, end: float) -> None:
     order = sorted(run.requests, key=lambda request: (request.go_s, request.name))
     colour = {request.name: _COLOURS(place % _COLOURS.N) for place, request in enumerate(order)}
     own = {request.host: colour[request.name] for request in run.requests}
@@ -115,7 +115,7 @@ def _row(axes: Axes, chunks: Iterable[ChunkRun], colour: dict[str, Colour], top:
     return top + height
 
 
-def _load(axes: Axes, cluster: Cluster, run: SimulatedRun, link: int, bottom: float) -> None:
+def _load(axes: Axes, cluster: SimulatedCluster, run: SimulatedRun, link: int, bottom: float) -> None:
     """How full a link is, as a line over its row."""
     resource = cluster.link(link)
     times = np.array([moment.time_s for moment in run.trace] + [run.comp_s()])
@@ -124,5 +124,5 @@ def _load(axes: Axes, cluster: Cluster, run: SimulatedRun, link: int, bottom: fl
     axes.step(times, heights, where="post", color="black", linewidth=0.9)
 
 
-def _links(cluster: Cluster, chunk: ChunkRun) -> set[int]:
+def _links(cluster: SimulatedCluster, chunk: ChunkRun) -> set[int]:
     return {link for source, target in pairwise(chunk.hosts) for link in cluster.route(source, target)}

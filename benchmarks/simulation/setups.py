@@ -15,7 +15,7 @@ from typing import NamedTuple
 from scheduler.peace.online import GATHER_MS, Mode, Settings, Stragglers
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.repaired import RepairedPlanner
-from scheduler.simulation.cluster import Cluster
+from scheduler.simulation.cluster import SimulatedCluster
 from scheduler.simulation.measured import (
     HOST_CAPACITY,
     PAPER,
@@ -57,9 +57,9 @@ class Setup(NamedTuple):
     policy: PolicyMaker
     network: Callable[[Physics], Topology]
 
-    def cluster(self, physics: Physics = PAPER) -> Cluster:
+    def cluster(self, physics: Physics = PAPER) -> SimulatedCluster:
         """A new cluster of the given speed."""
-        return Cluster(self.network(physics), physics)
+        return SimulatedCluster(self.network(physics), physics)
 
 
 def continuous(name: str = PEACE) -> PolicyMaker:

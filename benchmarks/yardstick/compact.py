@@ -26,7 +26,7 @@ from benchmarks.yardstick.decompose import TreeWays, Ways, deal
 from benchmarks.yardstick.flows import Flows
 from benchmarks.yardstick.program import Program, Solution, Term
 from scheduler.peace.placement import Placement, Relation, default_placement
-from scheduler.peace.plan import Chain, Request, Residual, TransferKind
+from scheduler.peace.plan import HostChain, Request, Residual, TransferKind
 from scheduler.topology import Topology, Tree
 
 MAX_COMPACT = 3
@@ -153,7 +153,7 @@ class Compact:
             self.program.equal(here, [(self._ends[rack], 1)])
         return pairs
 
-    def chains(self, solution: Solution) -> list[list[Chain]]:
+    def chains(self, solution: Solution) -> list[list[HostChain]]:
         """For each request, its chains."""
         values = solution.values
         counts: list[dict[int, int]] = [{} for _ in self._at]
@@ -191,7 +191,7 @@ class Compact:
         for request in self._requests:  # the first requests of a writer first
             of_writer = by_writer.get(request.writer, [])
             planned = range(min(request.chunks, len(of_writer)))
-            chains.append([Chain(request.name, request.number(chunk), *of_writer.pop()) for chunk in planned])
+            chains.append([HostChain(request.name, request.number(chunk), *of_writer.pop()) for chunk in planned])
         return chains
 
 

@@ -21,7 +21,7 @@ from benchmarks.yardstick.patterns import Patterns
 from benchmarks.yardstick.program import FREE, SLACK, Program, Solution
 from scheduler.errors import SchedulerError
 from scheduler.peace.paper import PaperPlanner
-from scheduler.peace.plan import Chain, Request, Residual, TransferPlan, check_request
+from scheduler.peace.plan import HostChain, Request, Residual, TransferPlan, check_request
 from scheduler.topology import Topology
 
 TIME_LIMIT_S = 60.0
@@ -65,7 +65,7 @@ class ExactPlanner:
         self._many_hosts = many_hosts
         self._paper = PaperPlanner(topology)
 
-    def chain(self, request: Request, chunk: int, residual: Residual, random: Random) -> Chain | None:
+    def chain(self, request: Request, chunk: int, residual: Residual, random: Random) -> HostChain | None:
         """One chunk's chain, as planner `paper` chooses it: for a single chunk there is nothing to optimize."""
         return self._paper.chain(request, chunk, residual, random)
 

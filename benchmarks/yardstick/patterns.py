@@ -15,7 +15,7 @@ from benchmarks.yardstick.decompose import deal
 from benchmarks.yardstick.flows import Flows, check_size
 from benchmarks.yardstick.program import Program, Solution, Term
 from scheduler.peace.placement import Relation
-from scheduler.peace.plan import Chain, Request, Residual, Resource, TransferKind
+from scheduler.peace.plan import HostChain, Request, Residual, Resource, TransferKind
 from scheduler.topology import Topology
 
 Hosts = dict[int, list[int]]
@@ -156,7 +156,7 @@ class Patterns:
                 self._pairs.setdefault((a, b), []).append((chains, 1))
         return _Pattern(racks, chains, at)
 
-    def chains(self, solution: Solution) -> list[list[Chain]]:
+    def chains(self, solution: Solution) -> list[list[HostChain]]:
         """For each request, its chains."""
         values = solution.values
         ways = self._flows.ways(values)
@@ -165,7 +165,7 @@ class Patterns:
             for _ in range(sum(values[column] * times for column, times in terms)):
                 end, route = ways.take(start)
                 routes.setdefault((start, end), []).append(route)
-        chains: list[list[Chain]] = [[] for _ in self._requests]
+        chains: list[list[HostChain]] = [[] for _ in self._requests]
         for alike in self._alike:
             kind = self._requests[alike.members[0][0]].kind
             dealt: dict[int, list[tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]]] = {}
@@ -183,7 +183,7 @@ class Patterns:
                 request = self._requests[number]
                 of_writer = dealt.get(request.writer if kind is TransferKind.WRITE else -1, [])
                 for chunk in chunks[: values[alike.columns[number]]]:
-                    chains[number].append(Chain(request.name, request.number(chunk), *of_writer.pop(), kind))
+                    chains[number].append(HostChain(request.name, request.number(chunk), *of_writer.pop(), kind))
         return chains
 
 

@@ -12,8 +12,8 @@ from itertools import pairwise
 from typing import NoReturn
 
 from scheduler.errors import PlanInvalid, RequestError
-from scheduler.peace.placement import Relation, Rule
-from scheduler.peace.plan import Chain, Counts, Request, Residual, TransferKind, TransferPlan
+from scheduler.peace.placement import PlacementRule, Relation
+from scheduler.peace.plan import Counts, HostChain, Request, Residual, TransferKind, TransferPlan
 from scheduler.topology import Topology
 
 
@@ -56,7 +56,7 @@ def _check_chain(
     by_name: dict[str, Request],
     places: dict[str, dict[int, int]],
     planned: set[tuple[str, int]],
-    chain: Chain,
+    chain: HostChain,
 ) -> None:
     request = by_name.get(chain.request)
     if request is None:
@@ -88,7 +88,7 @@ def _check_chain(
         _check_route(topology, chain, place)
 
 
-def _check_ends(topology: Topology, request: Request, chunk: int, chain: Chain) -> None:
+def _check_ends(topology: Topology, request: Request, chunk: int, chain: HostChain) -> None:
     """The writer writes, the reader reads, and a source has what it gives."""
     if request.kind is TransferKind.WRITE and chain.hosts[0] != request.writer:
         _broken(topology, Promise.WRITER, chain, f"the writer is {_host(topology, request.writer)}")
@@ -98,7 +98,7 @@ def _check_ends(topology: Topology, request: Request, chunk: int, chain: Chain) 
         _broken(topology, Promise.SOURCE, chain, f"{_host(topology, chain.hosts[0])} does not have the chunk")
 
 
-def _check_distinct(topology: Topology, request: Request, chunk: int, chain: Chain) -> None:
+def _check_distinct(topology: Topology, request: Request, chunk: int, chain: HostChain) -> None:
     """No host twice; only a replica that must be on the writer, and a reader's own copy, are on the host before."""
     hosts = chain.hosts
     if request.kind is TransferKind.COPY:
@@ -114,7 +114,7 @@ def _check_distinct(topology: Topology, request: Request, chunk: int, chain: Cha
             _broken(topology, Promise.DISTINCT_HOSTS, chain, f"{_host(topology, host)} is in it {times} times")
 
 
-def _check_placement(topology: Topology, request: Request, chain: Chain) -> None:
+def _check_placement(topology: Topology, request: Request, chain: HostChain) -> None:
     for replica, rules in enumerate(request.placement, 1):
         for rule in rules:
             if not _holds(topology, rule, chain.hosts, chain.hosts[replica]):
@@ -122,7 +122,7 @@ def _check_placement(topology: Topology, request: Request, chain: Chain) -> None
                 _broken(topology, Promise.PLACEMENT, chain, f"replica {replica} on {name} must be {rule}")
 
 
-def _holds(topology: Topology, rule: Rule, hosts: tuple[int, ...], host: int) -> bool:
+def _holds(topology: Topology, rule: PlacementRule, hosts: tuple[int, ...], host: int) -> bool:
     other = hosts[rule.of]
     same_rack = topology.servers[host].rack == topology.servers[other].rack
     match rule.relation:
@@ -136,7 +136,7 @@ def _holds(topology: Topology, rule: Rule, hosts: tuple[int, ...], host: int) ->
             return not same_rack
 
 
-def _check_avoided(topology: Topology, request: Request, chain: Chain) -> None:
+def _check_avoided(topology: Topology, request: Request, chain: HostChain) -> None:
     """What was chosen: replicas of a write, the source of a read, both ends of a copy."""
     chosen = {TransferKind.WRITE: chain.hosts[1:], TransferKind.READ: chain.hosts[:1], TransferKind.COPY: chain.hosts}[
         request.kind
@@ -146,7 +146,7 @@ def _check_avoided(topology: Topology, request: Request, chain: Chain) -> None:
             _broken(topology, Promise.AVOIDED, chain, f"{_host(topology, host)} was to be avoided")
 
 
-def _check_route(topology: Topology, chain: Chain, place: int) -> None:
+def _check_route(topology: Topology, chain: HostChain, place: int) -> None:
     """The links from one host of the chain to the next connect their switches, one after the other."""
     source, target = (topology.servers[host] for host in chain.hosts[place : place + 2])
     here, step = source.rack, f"from {source.name!r} to {target.name!r}"
@@ -166,7 +166,7 @@ def _check_route(topology: Topology, chain: Chain, place: int) -> None:
         _broken(topology, Promise.ROUTE, chain, f"{step}: ends at {here!r}, not at {target.rack!r}")
 
 
-def _check_capacity(topology: Topology, chains: Sequence[Chain], before: Residual) -> None:
+def _check_capacity(topology: Topology, chains: Sequence[HostChain], before: Residual) -> None:
     """Units of every send, receive, disk and link, counted chain by chain."""
     send: Counter[int] = Counter()
     receive: Counter[int] = Counter()
@@ -196,7 +196,7 @@ def _check_capacity(topology: Topology, chains: Sequence[Chain], before: Residua
                 _check_within(topology, chain, what, link[number], before.link, number)
 
 
-def _check_within(topology: Topology, chain: Chain, what: str, used: int, left: Counts, number: int) -> None:
+def _check_within(topology: Topology, chain: HostChain, what: str, used: int, left: Counts, number: int) -> None:
     if used > left[number]:
         _broken(topology, Promise.CAPACITY, chain, f"{what}: {used} used, {left[number]} left before")
 
@@ -236,6 +236,6 @@ def _host(topology: Topology, host: int) -> str:
     return repr(topology.servers[host].name) if 0 <= host < len(topology.servers) else f"host {host}"
 
 
-def _broken(topology: Topology, promise: Promise, chain: Chain, why: str) -> NoReturn:
+def _broken(topology: Topology, promise: Promise, chain: HostChain, why: str) -> NoReturn:
     hosts = " → ".join(_host(topology, host) for host in chain.hosts)
     raise PlanInvalid(f"{promise}: chain {hosts}, chunk {chain.chunk} of {chain.request!r}: {why}")

@@ -13,7 +13,7 @@ from typing import Protocol
 from logstore.log.serial_queue import SerialQueue
 from logstore.log.ticket import Ticket
 
-Changes = Mapping[str, bytes | None]
+EntryChanges = Mapping[str, bytes | None]
 """New values by key; None removes a key."""
 EntryChanged = Callable[[str, bytes | None], None]
 """Takes a key and its new value, None if it was removed. Raises CorruptFile if the value cannot be read."""
@@ -25,7 +25,7 @@ class AccessEntries(Protocol):
     def follow(self, prefix: str, changed: EntryChanged) -> None:
         """Call `changed` for each entry under a prefix, and from then on for each change. May raise CorruptFile."""
 
-    def change(self, compute: Callable[[], Changes]) -> Ticket[None]:
+    def change(self, compute: Callable[[], EntryChanges]) -> Ticket[None]:
         """Make the change that `compute` returns durable; the ticket settles when those who follow have it.
 
         `compute` may be called again, if another host was faster. The ticket fails with the CairnError that it raises,
@@ -57,11 +57,11 @@ class LedgerEntries:
             changed(key, value)
         self._followers.append((prefix, changed))
 
-    def change(self, compute: Callable[[], Changes]) -> Ticket[None]:
+    def change(self, compute: Callable[[], EntryChanges]) -> Ticket[None]:
         """See AccessEntries; the change is made as a whole or not at all."""
         return self._changes.run("", lambda: self._change(compute))
 
-    async def _change(self, compute: Callable[[], Changes]) -> None:
+    async def _change(self, compute: Callable[[], EntryChanges]) -> None:
         changes = compute()
         if changes:
             await self._ledger.put(changes)

@@ -20,7 +20,7 @@ from logstore.access.acls import (
     Permission,
     ResourceType,
 )
-from logstore.access.entries import AccessEntries, Changes
+from logstore.access.entries import AccessEntries, EntryChanges
 from logstore.errors import CorruptFile, InvalidAcl
 from logstore.log.ticket import Ticket
 
@@ -51,7 +51,7 @@ class AclStore:
     def create(self, acls: Sequence[Acl]) -> Ticket[None]:
         """Add lists. The ticket fails with InvalidAcl if they would be too many, and as `AccessEntries` says."""
 
-        def compute() -> Changes:
+        def compute() -> EntryChanges:
             if len(self.index) + sum(acl not in self.index for acl in set(acls)) > MAX_ACLS:
                 raise InvalidAcl(
                     f"there are {len(self.index)} ACLs, and at most {MAX_ACLS} can be; use prefixes or groups"

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-from logstore.access.entries import AccessEntries, Changes
+from logstore.access.entries import AccessEntries, EntryChanges
 from logstore.access.ledger import MAX_TEXT_CHARACTERS
 from logstore.access.quotas import DEFAULT, KEYS, Entity, Name, Quotas
 from logstore.errors import CorruptFile, InvalidQuota
@@ -39,7 +39,7 @@ class QuotaStore:
         The ticket fails with InvalidQuota if there are too many entities, and as `AccessEntries` says.
         """
 
-        def compute() -> Changes:
+        def compute() -> EntryChanges:
             if not self.quotas.of(entity) and len(self.quotas) >= MAX_ENTITIES:
                 raise InvalidQuota(f"{MAX_ENTITIES} users and clients have quotas, and no more can; use a default")
             altered = {**self.quotas.of(entity), **changes}

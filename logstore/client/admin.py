@@ -12,7 +12,7 @@ from logstore.base.addresses import Address
 from logstore.client import admin_wire, wire
 from logstore.client.admin_wire import ClusterInfo, GroupInfo
 from logstore.client.blocking import Client
-from logstore.client.errors import NOT_COORDINATING, MalformedReply, Refused
+from logstore.client.errors import NOT_COORDINATING, MalformedReply, SidecarRefused
 from logstore.errors import InvalidConfig, NoCluster
 from logstore.format.host_summaries import PLACES_PER_REPLY, HostChanged, HostsReply, PlacesReply, PlaceSummary
 from logstore.format.operator_api import (
@@ -145,7 +145,7 @@ class Admin:
         return offsets
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-        """Set offsets of a group without members. Raises Refused (UNKNOWN_MEMBER_ID: the group has members)."""
+        """Set offsets of a group without members. Raises SidecarRefused (UNKNOWN_MEMBER_ID: the group has members)."""
         streams = list(offsets)
         for at in range(0, len(streams), STREAMS_PER_REQUEST):
             some = {stream: offsets[stream] for stream in streams[at : at + STREAMS_PER_REQUEST]}
@@ -157,7 +157,7 @@ class Admin:
                 self._check(error, f"offset of {stream} for group {group!r}")
 
     def delete_group(self, group: str) -> None:
-        """Delete a group and its offsets. Raises Refused (NON_EMPTY_GROUP, GROUP_ID_NOT_FOUND)."""
+        """Delete a group and its offsets. Raises SidecarRefused (NON_EMPTY_GROUP, GROUP_ID_NOT_FOUND)."""
         request = admin_wire.delete_groups_request([group])
         answers = self._of_groups(
             wire.DELETE_GROUPS, request, admin_wire.delete_groups_reply, lambda found: found.values()
@@ -167,13 +167,13 @@ class Admin:
     # ---- topics
 
     def delete_topic(self, topic: str) -> None:
-        """Delete a topic and its records. Raises Refused (UNKNOWN_TOPIC_OR_PARTITION)."""
+        """Delete a topic and its records. Raises SidecarRefused (UNKNOWN_TOPIC_OR_PARTITION)."""
         request = admin_wire.delete_topics_request([topic], timeout_ms=DELETION_MS)
         answers = self._client.call(wire.DELETE_TOPICS, request, admin_wire.delete_topics_reply)
         self._check(self._only(answers, topic), f"topic {topic!r}")
 
     def alter_topic(self, topic: str, changes: Mapping[str, str | None]) -> None:
-        """Change settings of a topic; None resets a setting to its default. Raises InvalidConfig, Refused."""
+        """Change settings of a topic; None resets a setting to its default. Raises InvalidConfig, SidecarRefused."""
         request = admin_wire.alter_topic_request(topic, changes)
         error, message = self._client.call(wire.INCREMENTAL_ALTER_CONFIGS, request, admin_wire.alter_topic_reply)
         if error == INVALID_CONFIG:
@@ -216,7 +216,7 @@ class Admin:
             moved = next((error for error in errors(found) if error in NOT_COORDINATING), 0)
             if moved:
                 self._coordinator = None
-                raise Refused(f"groups at {self._client.where}", code=moved)
+                raise SidecarRefused(f"groups at {self._client.where}", code=moved)
             return found
 
         return self._retry(ask)
@@ -241,7 +241,7 @@ class Admin:
 
     def _check(self, error: int, what: str) -> None:
         if error:
-            raise Refused(f"{what} at {self._client.where}", code=error)
+            raise SidecarRefused(f"{what} at {self._client.where}", code=error)
 
     def _only(self, answers: Mapping[str, int], name: str) -> int:
         if name not in answers:

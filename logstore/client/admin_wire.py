@@ -32,7 +32,7 @@ class ClusterInfo(NamedTuple):
     hosts: tuple[str, ...]
 
 
-class GroupMember(NamedTuple):
+class DescribedMember(NamedTuple):
     """A member of a group, and the streams that it reads (none while the group balances)."""
 
     member_id: str
@@ -47,7 +47,7 @@ class GroupInfo(NamedTuple):
     error: int
     state: str
     protocol: str
-    members: tuple[GroupMember, ...]
+    members: tuple[DescribedMember, ...]
 
 
 def cluster_reply(body: Buffer) -> ClusterInfo:
@@ -122,7 +122,7 @@ def describe_groups_reply(body: Buffer) -> dict[str, GroupInfo]:
             reader.nullable()  # instance id
             client_id, host = reader.string(), reader.string()
             reader.records()  # subscription
-            members.append(GroupMember(member_id, client_id, host, _assigned(reader.records())))
+            members.append(DescribedMember(member_id, client_id, host, _assigned(reader.records())))
         reader.int32()  # authorized operations
         groups[name] = GroupInfo(error, state, protocol, tuple(members))
     return groups

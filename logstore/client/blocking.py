@@ -25,7 +25,7 @@ from logstore.client.errors import (
     TOPIC_ALREADY_EXISTS,
     UNKNOWN_TOPIC_OR_PARTITION,
     MalformedReply,
-    Refused,
+    SidecarRefused,
     Unavailable,
     name_of,
 )
@@ -63,7 +63,7 @@ R = TypeVar("R", bound=epoch_api.Reply)
 
 
 class Client:
-    """A client with a time limit per call. Raises Unavailable, Refused, SecurityFailed and MalformedReply, and
+    """A client with a time limit per call. Raises Unavailable, SidecarRefused, SecurityFailed and MalformedReply, and
     logstore.errors.
     """
 
@@ -115,7 +115,7 @@ class Client:
         return self._retry(lambda: wire.metadata_reply(self._ask(wire.METADATA, [body])))
 
     def partitions(self, topic: str, *, create: bool = False) -> int:
-        """The number of partitions of a topic; `create`: create the topic if the server allows it. Raises Refused."""
+        """The number of a topic's partitions; `create`: make it if the server allows that. Raises SidecarRefused."""
         patience_s = self._network.monotonic_s() + (CREATION_WAIT_S if create else 0.0)
         while True:
             info = self.topics([topic], create=create).get(topic)
@@ -126,7 +126,7 @@ class Client:
             # A Kafka broker that creates a topic on demand first answers that the topic does not exist.
             waits = info.error in RETRIABLE or (create and info.error == UNKNOWN_TOPIC_OR_PARTITION)
             if not waits or self._network.monotonic_s() >= patience_s:
-                raise Refused(f"topic {topic!r} at {self.where}", code=info.error)
+                raise SidecarRefused(f"topic {topic!r} at {self.where}", code=info.error)
             self._network.sleep(_MAX_BACKOFF_S / 5)
 
     def offsets(self, timestamps_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetInfo]:
@@ -135,7 +135,7 @@ class Client:
 
         def ask() -> dict[TopicPartition, OffsetInfo]:
             left = [stream for stream in timestamps_ms if stream not in known]
-            failure: Refused | None = None
+            failure: SidecarRefused | None = None
             while left:
                 some = self._led_together(left)
                 body = wire.list_offsets_request({stream: timestamps_ms[stream] for stream in some})
@@ -146,7 +146,7 @@ class Client:
                     if info is None:
                         raise MalformedReply(f"{self.where} left {stream} out of its answer")
                     if info.error in RETRIABLE:
-                        failure = Refused(f"offsets of {stream} at {self.where}", code=info.error)
+                        failure = SidecarRefused(f"offsets of {stream} at {self.where}", code=info.error)
                         if info.error in ELSEWHERE:
                             self._connections.stray(stream)
                     else:
@@ -172,47 +172,47 @@ class Client:
         self, name: str, partitions: int, configs: Mapping[str, str] | None = None, replicas: int = DEFAULT_REPLICATION
     ) -> None:
         """Create a topic. Raises TopicExists if the name is taken (after a lost connection, perhaps by this very call),
-        InvalidConfig for an invalid setting, Refused for any other error.
+        InvalidConfig for an invalid setting, SidecarRefused for any other error.
         """
         timeout_ms = int(self._request_timeout_s * 1000)
         body = wire.create_topic_request(name, partitions, configs or {}, timeout_ms=timeout_ms, replicas=replicas)
 
         def ask() -> None:
             created = wire.create_topic_reply(self._ask(wire.CREATE_TOPICS, [body]))
-            what = created.message or f"topic {name!r}"
+            what = created.message.rstrip(".") or f"topic {name!r}"
             if created.error == TOPIC_ALREADY_EXISTS:
                 raise TopicExists(f"{what}, at {self.where}")
             if created.error == INVALID_CONFIG:
                 raise InvalidConfig(f"{what}, at {self.where}")
             if created.error:
-                raise Refused(f"{what}, at {self.where}", code=created.error)
+                raise SidecarRefused(f"{what}, at {self.where}", code=created.error)
 
         self._retry(ask)
 
     def create_partitions(self, name: str, count: int) -> None:
         """Give a topic more partitions, `count` in total. Raises InvalidPartitions if it has at least `count` (after a
-        lost connection, perhaps by this very call), Refused for any other error.
+        lost connection, perhaps by this very call), SidecarRefused for any other error.
         """
         body = wire.create_partitions_request(name, count, timeout_ms=int(self._request_timeout_s * 1000))
 
         def ask() -> None:
             created = wire.create_topic_reply(self._ask(wire.CREATE_PARTITIONS, [body]))
-            what = created.message or f"topic {name!r}"
+            what = created.message.rstrip(".") or f"topic {name!r}"
             if created.error == INVALID_PARTITIONS:
                 raise InvalidPartitions(f"{what}, at {self.where}")
             if created.error:
-                raise Refused(f"{what}, at {self.where}", code=created.error)
+                raise SidecarRefused(f"{what}, at {self.where}", code=created.error)
 
         self._retry(ask)
 
     def topic_configs(self, name: str) -> dict[str, str]:
-        """The settings in effect for a topic, defaults included. Raises Refused."""
+        """The settings in effect for a topic, defaults included. Raises SidecarRefused."""
         body = wire.describe_topic_request(name)
 
         def ask() -> dict[str, str]:
             found = wire.describe_topic_reply(self._ask(wire.DESCRIBE_CONFIGS, [body]))
             if found.error:
-                raise Refused(found.message or f"settings of topic {name!r} at {self.where}", code=found.error)
+                raise SidecarRefused(found.message or f"settings of topic {name!r} at {self.where}", code=found.error)
             return found.values
 
         return self._retry(ask)
@@ -220,14 +220,14 @@ class Client:
     def delete_records(self, stream: TopicPartition, before_offset: int) -> int:
         """Trim the records before an offset (-1: all records); returns the new start offset of the stream.
 
-        Raises Refused (OFFSET_OUT_OF_RANGE for an offset above the high watermark).
+        Raises SidecarRefused (OFFSET_OUT_OF_RANGE for an offset above the high watermark).
         """
         body = wire.delete_records_request(stream, before_offset, timeout_ms=int(self._request_timeout_s * 1000))
 
         def ask() -> int:
             trimmed = wire.delete_records_reply(self._ask(wire.DELETE_RECORDS, [body], stream))
             if trimmed.error:
-                raise Refused(f"trimming {stream} at {self.where}", code=trimmed.error)
+                raise SidecarRefused(f"trimming {stream} at {self.where}", code=trimmed.error)
             return trimmed.log_start_offset
 
         return self._retry(ask)
@@ -241,14 +241,14 @@ class Client:
         def receive(correlation_id: int) -> Fetched:
             fetched = wire.fetch_reply(self._receive_reply(correlation_id))
             if fetched.error in RETRIABLE:
-                raise Refused(f"fetch of {stream} at {self.where}", code=fetched.error)
+                raise SidecarRefused(f"fetch of {stream} at {self.where}", code=fetched.error)
             return fetched
 
         return Pending(self, lambda: self._send_request(wire.FETCH, [body], stream), receive)
 
     def produce(self, stream: TopicPartition, records: Buffer) -> int:
         """Append batches; returns the base offset. Never sent twice: after Unavailable, the batches may or may not have
-        been appended. Raises Refused.
+        been appended. Raises SidecarRefused.
         """
         timeout_ms = int(self._request_timeout_s * 1000)
         self._retry(partial(self._reach_leader, stream))
@@ -261,7 +261,7 @@ class Client:
         if produced.error in ELSEWHERE:
             self._connections.stray(stream)
         if produced.error:
-            raise Refused(f"produce to {stream} at {self.where}", code=produced.error)
+            raise SidecarRefused(f"produce to {stream} at {self.where}", code=produced.error)
         return produced.base_offset
 
     def _reach_leader(self, stream: TopicPartition) -> None:
@@ -514,7 +514,7 @@ class Client:
         self._asked_for = stream
 
     def _find_leader(self, stream: TopicPartition) -> None:
-        """Look up the leaders of a topic's streams, if this one is astray. Raises Refused if it has no leader now."""
+        """Look up the leaders of a topic's streams, if this one is astray. Raises SidecarRefused if none leads it."""
         if not self._connections.is_astray(stream):
             return
         self._connections.use_home()
@@ -522,7 +522,7 @@ class Client:
         hosts, leaders = wire.leaders_reply(self._receive_reply(self._send_kafka(wire.METADATA, [body])))
         self._connections.learn(leaders, hosts)
         if self._connections.is_astray(stream):
-            raise Refused(f"leader of {stream} at {self.where}", code=LEADER_NOT_AVAILABLE)
+            raise SidecarRefused(f"leader of {stream} at {self.where}", code=LEADER_NOT_AVAILABLE)
 
     # ---- trying again
 
@@ -539,7 +539,7 @@ class Client:
         while True:
             try:
                 return ask()
-            except Refused as error:
+            except SidecarRefused as error:
                 if error.code not in RETRIABLE:
                     raise
                 self._note_elsewhere(is_so=error.code in ELSEWHERE)
@@ -580,7 +580,7 @@ class Pending(Generic[T]):
         self._correlation_id: int | None = None
         try:
             self._correlation_id = send()
-        except Refused:
+        except SidecarRefused:
             pass  # the stream has no leader now; `receive` looks again
         except OSError:
             client.close()  # a part of the request may have been sent; `receive` sends it again on a new connection
@@ -597,4 +597,4 @@ class Pending(Generic[T]):
         return self._client.retry_until(ask, self._client.deadline_s() if deadline_s is None else deadline_s)
 
 
-__all__ = ["Client", "Pending", "Refused", "TopicPartition", "Unavailable", "name_of", "parse_addresses"]
+__all__ = ["Client", "Pending", "SidecarRefused", "TopicPartition", "Unavailable", "name_of", "parse_addresses"]

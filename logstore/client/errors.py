@@ -79,7 +79,7 @@ class Unavailable(CairnError):
     """No sidecar answered within the time the caller allowed."""
 
 
-class Refused(CairnError):
+class SidecarRefused(CairnError):
     """A sidecar answered with one of Kafka's error codes. For the commonest, the message says what to do."""
 
     def __init__(self, message: str, *, code: int) -> None:

@@ -48,7 +48,7 @@ class SecureNetwork:
             if self._tls is not None:
                 connection = _encrypted(self._tls, connection, address)
             if self._sasl is not None:
-                _LoginExchange(connection, address, self._client_id).run(self._sasl)
+                _LoginExchange(connection, address, self._client_id, self._sasl).run()
         except BaseException:
             connection.close()
             raise
@@ -112,14 +112,16 @@ def _reason(error: Exception) -> str:
 class _LoginExchange:
     """The requests of one login, in order."""
 
-    def __init__(self, connection: socket.socket, address: Address, client_id: str) -> None:
+    def __init__(self, connection: socket.socket, address: Address, client_id: str, sasl: SaslSecurity) -> None:
         self._connection = connection
         self._address = address
         self._client_id = client_id.encode()
+        self._sasl = sasl
         self._correlation_id = 0
 
-    def run(self, sasl: SaslSecurity) -> None:
+    def run(self) -> None:
         """Log in. Raises OSError, SecurityFailed."""
+        sasl = self._sasl
         self._choose(sasl.mechanism)
         if sasl.mechanism == "PLAIN":
             self._authenticate(f"\0{sasl.user}\0{sasl.password}")
@@ -146,7 +148,8 @@ class _LoginExchange:
         at = 2 * _SHORT.size
         text = reply[at : at + max(size, 0)].decode("utf-8", "replace")
         if code:
-            raise self._failed(text or "the login is refused", code)
+            why = f"user {self._sasl.user!r} is refused; check the name and the password"
+            raise self._failed(f"{why}: {text}" if text else why, code)
         return reply[at + max(size, 0) + _LENGTH.size :].decode("utf-8", "replace")
 
     def _ask(self, key: int, version: int, body: bytes) -> bytes:

@@ -87,7 +87,7 @@ def parse_security(properties: Mapping[str, str], prefix: str = "") -> ClientSec
 
     Raises InvalidConfig, which names the property and what is allowed.
     """
-    reader = _Reader(properties, prefix)
+    reader = _PropertyReader(properties, prefix)
     protocol = reader.text("security.protocol", "PLAINTEXT").strip().upper()
     if protocol not in PROTOCOLS:
         raise reader.wrong("security.protocol", f"is {protocol!r}; allowed: {', '.join(PROTOCOLS)}")
@@ -96,7 +96,7 @@ def parse_security(properties: Mapping[str, str], prefix: str = "") -> ClientSec
     return ClientSecurity(tls, sasl)
 
 
-class _Reader:
+class _PropertyReader:
     def __init__(self, properties: Mapping[str, str], prefix: str) -> None:
         self._properties = {name.lower(): value for name, value in properties.items()}
         self._prefix = prefix
@@ -108,7 +108,7 @@ class _Reader:
         return InvalidConfig(f"option {self._prefix + name!r} {why}")
 
 
-def _tls(reader: _Reader) -> TlsSecurity:
+def _tls(reader: _PropertyReader) -> TlsSecurity:
     for store in ("truststore", "keystore"):
         kind = reader.text(f"ssl.{store}.type")
         is_used = any(name.startswith(f"ssl.{store}.") and reader.text(name) for name in PROPERTIES)
@@ -140,7 +140,7 @@ def _tls(reader: _Reader) -> TlsSecurity:
     )
 
 
-def _sasl(reader: _Reader, *, is_encrypted: bool) -> SaslSecurity:
+def _sasl(reader: _PropertyReader, *, is_encrypted: bool) -> SaslSecurity:
     mechanism = reader.text("sasl.mechanism", DEFAULT_MECHANISM).strip().upper()
     if mechanism not in MECHANISMS:
         raise reader.wrong("sasl.mechanism", f"is {mechanism!r}; allowed: {', '.join(MECHANISMS)}")
@@ -154,7 +154,7 @@ def _sasl(reader: _Reader, *, is_encrypted: bool) -> SaslSecurity:
     return SaslSecurity(mechanism, values["username"], values["password"])
 
 
-def _login(reader: _Reader) -> tuple[str, dict[str, str]]:
+def _login(reader: _PropertyReader) -> tuple[str, dict[str, str]]:
     """The login module of a JAAS configuration, and its options."""
     tokens = list(_tokens(reader))
     named = _MODULE.fullmatch(tokens[0]) if tokens else None
@@ -166,7 +166,7 @@ def _login(reader: _Reader) -> tuple[str, dict[str, str]]:
     return named[1] or named[2], dict(zip(pairs[::3], pairs[2::3], strict=True))
 
 
-def _tokens(reader: _Reader) -> list[str]:
+def _tokens(reader: _PropertyReader) -> list[str]:
     text = reader.text("sasl.jaas.config").strip()
     tokens: list[str] = []
     at = 0

@@ -21,7 +21,7 @@ from kio.serial import entity_reader, entity_writer
 from kio.serial.errors import SerialError
 from kio.static.primitive import i8, i32
 
-from logstore.client.errors import MalformedReply, Refused
+from logstore.client.errors import MalformedReply, SidecarRefused
 
 _NO_TAGS: Final = b"\0"
 """The end of a flexible header, in front of the body."""
@@ -42,10 +42,10 @@ def describe_request() -> list[bytes]:
 
 
 def describe_reply(body: memoryview) -> dict[str, dict[int, int]]:
-    """Iterations by mechanism's number, for each user. Raises Refused, MalformedReply."""
+    """Iterations by mechanism's number, for each user. Raises SidecarRefused, MalformedReply."""
     reply = _decoded(DescribeUserScramCredentialsResponse, body)
     if reply.error_code.value:
-        raise Refused(reply.error_message or "users cannot be listed", code=reply.error_code.value)
+        raise SidecarRefused(reply.error_message or "users cannot be listed", code=reply.error_code.value)
     return {
         result.user: {info.mechanism: info.iterations for info in result.credential_infos} for result in reply.results
     }
@@ -71,11 +71,11 @@ def alter_request(user: str, removed: Sequence[int], given: Sequence[NewCredenti
 
 
 def check_altered(body: memoryview) -> Mapping[str, None]:
-    """The users that were changed. Raises Refused, MalformedReply."""
+    """The users that were changed. Raises SidecarRefused, MalformedReply."""
     reply = _decoded(AlterUserScramCredentialsResponse, body)
     for result in reply.results:
         if result.error_code.value:
-            raise Refused(result.error_message or f"user {result.user!r}", code=result.error_code.value)
+            raise SidecarRefused(result.error_message or f"user {result.user!r}", code=result.error_code.value)
     return dict.fromkeys(result.user for result in reply.results)
 
 

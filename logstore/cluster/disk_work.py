@@ -23,7 +23,7 @@ from logstore.cluster.links.bursts import Bursts
 from logstore.errors import CorruptChunk, UnknownTopicOrPartition
 from logstore.events import REPLICA_DAMAGED
 from logstore.log.ticket import Ticket
-from logstore.replica.effects import Effect, Load, Store
+from logstore.replica.effects import Effect, Load, StoreDurably
 from logstore.replica.replica import Replica
 
 MAX_LOADS: Final = 64
@@ -59,7 +59,7 @@ class DiskWork:
         async with trio.open_nursery() as self._nursery:
             await trio.sleep_forever()
 
-    def store(self, store: Store) -> None:
+    def store(self, store: StoreDurably) -> None:
         """Carry out an operation."""
         begun_s = trio.current_time()
 

@@ -5,9 +5,9 @@
 | effect | carried out by | comes back as |
 |---|---|---|
 | `Send` | `Links` | `receive` |
-| `Store`, `Load` | `logstore.cluster.disk_work` on `ReplicaFiles` | `stored`, `loaded` and their failures |
+| `StoreDurably`, `Load` | `logstore.cluster.disk_work` on `ReplicaFiles` | `stored`, `loaded` and their failures |
 | `ReadRegistration`, `SwapRegistration` | `RegistrationRequests` | `registration_read`, `…_seen`, `swap_answered` |
-| `Ready`, `Acked`, `Deposed`, `Unavailable`, `TooFewMembers` | the stream's `StreamObserver` | – |
+| `Ready`, `Acked`, `Deposed`, `StreamUnavailable`, `TooFewMembers` | the stream's `StreamObserver` | – |
 
 It claims streams (`logstore.cluster.claims`), tells owners which members live (`logstore.cluster.live_hosts`), and
 forgets the streams of deleted topics.
@@ -62,7 +62,7 @@ from logstore.cluster.walks import Walk
 from logstore.errors import ChunkUnreachable, NotLeader, UnknownTopicOrPartition
 from logstore.replica.appending import OwnerLimits
 from logstore.replica.copy_tokens import CopyTokens
-from logstore.replica.effects import Acked, Effect, Load, Send, Store
+from logstore.replica.effects import Acked, Effect, Load, Send, StoreDurably
 from logstore.replica.host_state import HostState
 from logstore.replica.messages import (
     Append,
@@ -185,7 +185,7 @@ class ClusterHost:
         return self._replica.counts
 
     @property
-    def live(self) -> Mapping[str, schema.Member]:
+    def live(self) -> Mapping[str, schema.StoredMember]:
         """The hosts that live, as this host sees it."""
         return self._hosts.live
 
@@ -200,9 +200,9 @@ class ClusterHost:
         return self._copies
 
     @property
-    def coordinator_entry(self) -> schema.Coordinator:
+    def coordinator_entry(self) -> schema.StoredCoordinator:
         """This host in its present life, for when it coordinates copies."""
-        return schema.Coordinator(host=self.name, start=self._membership.member.start)
+        return schema.StoredCoordinator(host=self.name, start=self._membership.member.start)
 
     @property
     def lease_id(self) -> int:
@@ -580,7 +580,7 @@ class ClusterHost:
                     self._copies.ask(effect.host, effect.message)
                 else:
                     self._parts.links.send(effect.host, effect.message)
-            elif isinstance(effect, Store):
+            elif isinstance(effect, StoreDurably):
                 self._disk.store(effect)
             elif isinstance(effect, Acked):
                 self._news.acked(effect)

@@ -22,7 +22,7 @@ from logstore.log.stream import Stream
 from logstore.log.ticket import Ticket
 from logstore.replica.effects import DiskOperation, Load
 from logstore.replica.known_replicas import StoredReplicas
-from logstore.replica.messages import EntriesRead, Entry, Message
+from logstore.replica.messages import BatchEntry, EntriesRead, Message
 from logstore.replica.registrations import ChunkRegistration, Prefix, StreamRegistration
 
 Received = Callable[[str, Message], None]
@@ -120,7 +120,7 @@ class Loaded(NamedTuple):
     """
 
     at: Prefix
-    entries: tuple[Entry, ...]
+    entries: tuple[BatchEntry, ...]
     limit_offset: int
     founding: bytes
 

@@ -82,8 +82,8 @@ class LiveHosts:
         """Hosts that refused, in which of their lives."""
         self._lost_since_s: dict[str, float] = {}
         self._lost: frozenset[str] = frozenset()
-        self._live: dict[str, schema.Member] = {}
-        self.live: Mapping[str, schema.Member] = MappingProxyType({})
+        self._live: dict[str, schema.StoredMember] = {}
+        self.live: Mapping[str, schema.StoredMember] = MappingProxyType({})
         self.placing = Placing(choose=choose, is_beginning=grace_s > 0)
         """Which hosts leave, as an operator has said, and who joins replica sets."""
         self.changed_s = trio.current_time()

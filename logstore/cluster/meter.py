@@ -54,7 +54,7 @@ class HostMeter:
         self._replicas = replicas
         self._links = links
         self._metadata = metadata
-        self._members: Mapping[str, schema.Member] = {}
+        self._members: Mapping[str, schema.StoredMember] = {}
         self._short: dict[str, _Short] = {}
 
     async def take(self) -> ClusterFigures:

@@ -25,7 +25,8 @@ import trio
 from logstore.base.errors import CairnError
 from logstore.base.events import Report
 from logstore.base.metadata.errors import InvalidMetadataCall
-from logstore.base.metadata.schema import Member, encode
+from logstore.base.metadata.schema import StoredMember, encode
+from logstore.base.packages import how_to_get
 from logstore.base.racks import (
     HostPlace,
     RacksError,
@@ -119,7 +120,7 @@ def _check(place: HostPlace, where: str) -> None:
     """Raises RacksError if no entry of a host holds the place: a host that told it would end."""
     rack, disk_rate, link_rates = place
     try:
-        encode(Member(disk="-", start="-", node_id=0, link="-", rack=rack, addresses={}, disk_rate=disk_rate,
+        encode(StoredMember(disk="-", start="-", node_id=0, link="-", rack=rack, addresses={}, disk_rate=disk_rate,
                       link_rates=link_rates))  # fmt: skip
     except InvalidMetadataCall as error:
         raise RacksError(f"{where}: no place of a host: {error}; use shorter names, or give --rack") from error
@@ -159,9 +160,7 @@ def _described(path: Path) -> Mapping[str, HostPlace]:
     try:
         room = import_module(DESCRIPTIONS)
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"{path}: a description of a network needs the package {error.name}: pip install 'cairn[scheduler]'"
-        ) from error
+        raise ConfigError(f"{path}: a description of a network needs {how_to_get(error.name, 'scheduler')}") from error
     found: Mapping[str, HostPlace] = room.places(path)
     return found
 

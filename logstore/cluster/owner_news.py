@@ -16,8 +16,8 @@ from logstore.replica.effects import (
     MemberFailed,
     Ready,
     Registered,
+    StreamUnavailable,
     TooFewMembers,
-    Unavailable,
 )
 from logstore.replica.messages import Reason
 from logstore.replica.registrations import UNKNOWN_TIME
@@ -85,7 +85,7 @@ class OwnerNews:
             observer.enough()
 
     def tell(
-        self, effect: Ready | Registered | Deposed | Unavailable | TooFewMembers | EnoughMembers | MemberFailed
+        self, effect: Ready | Registered | Deposed | StreamUnavailable | TooFewMembers | EnoughMembers | MemberFailed
     ) -> None:
         """Anything else."""
         observer, report = self.observers.get(effect.stream), self._report
@@ -110,7 +110,7 @@ class OwnerNews:
             self._deposed(effect.stream)
             if observer is not None:
                 observer.deposed(effect.newer_epoch)
-        elif isinstance(effect, Unavailable):
+        elif isinstance(effect, StreamUnavailable):
             self.waiting[effect.stream] = effect.reason
             report(STREAM_UNAVAILABLE, **names, epoch=effect.epoch, reason=effect.reason)
             if observer is not None:

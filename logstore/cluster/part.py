@@ -15,7 +15,7 @@ from logstore.base.clock import Clock
 from logstore.base.events import Report
 from logstore.base.metadata.interface import MetadataStore
 from logstore.base.tls import PeerTls
-from logstore.cluster.epochs.epochs_home import EpochLimits, EpochsHome
+from logstore.cluster.epochs.epochs_home import EpochsHome, StagingLimits
 from logstore.cluster.epochs.reader_holds import ReaderHolds
 from logstore.cluster.epochs.readers_home import ReadersHome
 from logstore.cluster.epochs.replicated_ledger import LedgerHome, ReplicatedLedger
@@ -42,7 +42,7 @@ class LocalParts(NamedTuple):
     random: Random
     new_id: Callable[[], uuid.UUID]
     nursery: trio.Nursery
-    limits: EpochLimits = EpochLimits()
+    limits: StagingLimits = StagingLimits()
     tier: TierStores | None = None
 
 

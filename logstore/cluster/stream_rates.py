@@ -33,7 +33,7 @@ Domain = tuple[str, ...]
 """A fault domain by the names on the way to it."""
 
 
-class StreamRates:
+class HostLoads:
     """See the module."""
 
     def __init__(self) -> None:

@@ -65,7 +65,7 @@ class SurveyedHost(Protocol):
 
 
 class _Departed(NamedTuple):
-    member: schema.Member
+    member: schema.StoredMember
     gone_ms: int
 
 
@@ -105,7 +105,7 @@ class Survey:
         self._store = store
         self._is_reachable = is_reachable
         self._clock = clock
-        self._known: Mapping[str, schema.Member] = dict(self._view.members)
+        self._known: Mapping[str, schema.StoredMember] = dict(self._view.members)
         self._departed: dict[str, _Departed] = {}
         self._leaving: set[str] = set()
         self._staying = 0
@@ -262,7 +262,7 @@ class Survey:
         self,
         partition: int,
         stream: str,
-        topic: schema.Topic,
+        topic: schema.StoredTopic,
         counts: _Counts,
         addresses: Mapping[int, str],
         waits: Sequence[schema.Wait],

@@ -21,7 +21,7 @@ from typing import Final, Self
 from logstore.errors import CairnError
 from logstore.interfaces import FileSystem
 from logstore.verify.chunk import ChunkResult
-from logstore.verify.directory import Piece, Plan, check_pieces
+from logstore.verify.directory import ChunkToCheck, Plan, check_pieces
 
 SHARE_BYTES: Final = 64 << 20
 SHARE_PIECES: Final = 256
@@ -87,7 +87,7 @@ class ChunkCheckers:
         for process in self._processes:
             process.join()
 
-    def results(self, progress: Callable[[int], None]) -> Iterator[tuple[Piece, ChunkResult]]:
+    def results(self, progress: Callable[[int], None]) -> Iterator[tuple[ChunkToCheck, ChunkResult]]:
         """The result for each piece, in the order of the plan. `progress` is told how many bytes were read.
 
         Raises what `check_pieces` raises, and CheckerLost.
@@ -131,7 +131,7 @@ class ChunkCheckers:
         return message
 
 
-def _shares(pieces: Sequence[Piece]) -> list[list[int]]:
+def _shares(pieces: Sequence[ChunkToCheck]) -> list[list[int]]:
     """Numbers of pieces, the largest first, so that no process is left alone with a long piece at the end."""
     shares: list[list[int]] = []
     size_bytes = SHARE_BYTES

@@ -10,7 +10,7 @@ from typing import Any
 
 from logstore.client.admin import Admin
 from logstore.client.blocking import Client, TopicPartition
-from logstore.client.errors import Refused, Unavailable
+from logstore.client.errors import SidecarRefused, Unavailable
 from logstore.client.wire import EARLIEST, LATEST
 from logstore.commands.connection import connect_to
 from logstore.commands.output import Cell, print_fields, print_json, print_table, show_bytes, show_time
@@ -19,7 +19,7 @@ from logstore.format.tier_summaries import TieredPartition
 
 
 def describe_topic(client: Client, arguments: argparse.Namespace) -> None:
-    """Print the topic. Raises Unavailable, Refused, MalformedReply."""
+    """Print the topic. Raises Unavailable, SidecarRefused, MalformedReply."""
     topic = arguments.topic
     count = client.partitions(topic)
     streams = [TopicPartition(topic, partition) for partition in range(count)]
@@ -96,7 +96,7 @@ def _known_by_owners(
         try:
             with connect_to(arguments, address) as owner:
                 found |= {entry["partition"]: entry for entry in _known(owner, streams)}
-        except (Unavailable, Refused):
+        except (Unavailable, SidecarRefused):
             continue  # it has gone, or given the partition up, since
     return found
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from logstore.client.admin import Admin
 from logstore.client.blocking import Client, TopicPartition
-from logstore.client.errors import Refused
+from logstore.client.errors import SidecarRefused
 from logstore.client.wire import LATEST
 from logstore.commands.connection import add_action, add_connection_arguments, connect
 from logstore.commands.output import UsageError, print_json, print_table, run
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the command; the exit status."""
-    return run(f"groups {arguments.action}", arguments, _groups)
+    return run("groups", arguments, _groups)
 
 
 def _groups(arguments: argparse.Namespace) -> int:
@@ -176,7 +176,7 @@ def _reset(client: Client, arguments: argparse.Namespace) -> int:
     if arguments.yes:
         try:
             admin.commit(name, targets)
-        except Refused as error:
+        except SidecarRefused as error:
             raise CairnError(f"{error}; if it says UNKNOWN_MEMBER_ID, a member has joined meanwhile") from error
     if arguments.json:
         moved = [

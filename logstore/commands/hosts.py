@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the command; the exit status."""
-    return run(f"hosts {arguments.action}" if arguments.action not in (None, LIST) else "hosts", arguments, _hosts)
+    return run("hosts", arguments, _hosts)
 
 
 def _hosts(arguments: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Final
 
+from logstore.base.packages import how_to_get
 from logstore.base.tls import TlsFiles
 from logstore.cluster.settings import ETCD_SECURITY, ClusterSecurity
 from logstore.errors import ConfigError
@@ -39,4 +40,4 @@ def cluster_room() -> ModuleType:
     try:
         return import_module(CLUSTER_ROOM)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"--cluster needs the package {error.name}: pip install 'cairn[cluster]'") from error
+        raise ConfigError(f"--cluster needs {how_to_get(error.name, 'cluster')}") from error

@@ -33,7 +33,11 @@ class UsageError(CairnError):
 
 
 def run(name: str, arguments: argparse.Namespace, work: Callable[[argparse.Namespace], int]) -> int:
-    """Run a command and turn its errors into a line on standard error and an exit status."""
+    """Run a command and turn its errors into a line on standard error, which names it with its action if one was given,
+    and an exit status.
+    """
+    action: str | None = getattr(arguments, "action", None)
+    name = name if action is None else f"{name} {action}"
     try:
         status = work(arguments)
         sys.stdout.flush()

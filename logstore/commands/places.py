@@ -4,7 +4,7 @@ from typing import Final
 
 from logstore.client.admin import STREAMS_PER_REQUEST
 from logstore.client.blocking import Client, TopicPartition
-from logstore.client.errors import Refused
+from logstore.client.errors import SidecarRefused
 from logstore.client.wire import EARLIEST, LATEST
 from logstore.commands.output import UsageError, parse_time
 
@@ -13,7 +13,7 @@ MOMENTS: Final = {"earliest": EARLIEST, "latest": LATEST}
 
 
 def streams_of(client: Client, text: str) -> list[TopicPartition]:
-    """All partitions of TOPIC, or the one of TOPIC:PARTITION. Raises UsageError, Refused."""
+    """All partitions of TOPIC, or the one of TOPIC:PARTITION. Raises UsageError, SidecarRefused."""
     topic, found, partition = text.partition(":")
     count = client.partitions(topic)
     if not found:
@@ -29,14 +29,14 @@ def parse_moment(text: str) -> int:
 
 
 def offsets_at(client: Client, streams: list[TopicPartition], moment: int) -> dict[TopicPartition, int]:
-    """The first offset at or after a moment; the end of a stream that has no such record. Raises Refused."""
+    """The first offset at or after a moment; the end of a stream that has no such record. Raises SidecarRefused."""
     found: dict[TopicPartition, int] = {}
     for at in range(0, len(streams), STREAMS_PER_REQUEST):
         some = streams[at : at + STREAMS_PER_REQUEST]
         answers = client.offsets(dict.fromkeys(some, moment))
         for stream in some:
             if answers[stream].error:
-                raise Refused(f"offsets of {stream} at {client.where}", code=answers[stream].error)
+                raise SidecarRefused(f"offsets of {stream} at {client.where}", code=answers[stream].error)
             found[stream] = answers[stream].offset
     behind = [stream for stream, offset in found.items() if offset == _NO_RECORD]
     return found | (offsets_at(client, behind, LATEST) if behind else {})

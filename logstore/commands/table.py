@@ -9,6 +9,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Final
 
+from logstore.base.packages import how_to_get
+
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "serve": ("logstore.sidecar", "run one sidecar: a durable queue that speaks the Kafka protocol"),
     "coordinate": ("scheduler.coordinator.command", "run one coordinator: who writes which chunk where and when"),
@@ -58,7 +60,7 @@ def load(command: str) -> ModuleType:
         return import_module(module)
     except ModuleNotFoundError as error:
         extra = next((extra for room, extra in EXTRAS.items() if module.startswith(room)), "spark")
-        sys.exit(f"cairn {command} needs the package {error.name}: pip install 'cairn[{extra}]'")
+        sys.exit(f"cairn {command} needs {how_to_get(error.name, extra)}")
 
 
 def grouped_help() -> str:

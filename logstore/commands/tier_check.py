@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Final
 
+from logstore.base.packages import how_to_get
 from logstore.commands.output import UsageError
 from logstore.errors import ConfigError, ObjectMissing, TierRefused, TierUnavailable
 from logstore.format.tiered_chunk import StoredObject, TieredChunk
@@ -42,7 +43,7 @@ def _opened(url: str, user: str) -> Iterator[ObjectStore]:
     except ConfigError as error:
         raise UsageError(str(error)) from error
     except ModuleNotFoundError as error:
-        raise UsageError(f"--tier needs the package {error.name}: pip install 'cairn[hdfs]'") from error
+        raise UsageError(f"--tier needs {how_to_get(error.name, 'hdfs')}") from error
     try:
         yield objects
     except (TierUnavailable, TierRefused) as error:

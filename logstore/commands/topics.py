@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the command; the exit status."""
-    return run(f"topics {arguments.action}", arguments, _topics)
+    return run("topics", arguments, _topics)
 
 
 def _topics(arguments: argparse.Namespace) -> int:

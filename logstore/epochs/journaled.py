@@ -19,10 +19,10 @@ from logstore.epochs.ledger_entries import (
     decode_incarnations,
     decode_last_epoch,
 )
-from logstore.log.ledger import Changes, Ledger
+from logstore.log.ledger import Ledger, LedgerChanges
 
 
-def decided_in_journal(ledger: Ledger, journaled: Sequence[Changes]) -> Changes:
+def decided_in_journal(ledger: Ledger, journaled: Sequence[LedgerChanges]) -> LedgerChanges:
     """What the ledger gets of the changes that the journal has for it, in their order.
 
     Raises CorruptFile, UnknownFormatVersion.
@@ -30,7 +30,7 @@ def decided_in_journal(ledger: Ledger, journaled: Sequence[Changes]) -> Changes:
     return newer_decisions(dict(ledger.items()), journaled)
 
 
-def newer_decisions(entries: Mapping[str, bytes], journaled: Sequence[Changes]) -> Changes:
+def newer_decisions(entries: Mapping[str, bytes], journaled: Sequence[LedgerChanges]) -> LedgerChanges:
     """The same for a ledger's entries."""
     found: dict[str, bytes | None] = {}
     for changes in journaled:

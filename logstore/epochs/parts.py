@@ -39,7 +39,7 @@ class EpochLedger(Protocol):
         """Store entries atomically; None deletes. The ticket fails with StorageFailed."""
 
 
-class Segment(Protocol):
+class AttemptSegment(Protocol):
     """A staged segment."""
 
     @property
@@ -55,7 +55,7 @@ class Attempt(Protocol):
         """Which attempt."""
 
     @property
-    def segments(self) -> Sequence[Segment]:
+    def segments(self) -> Sequence[AttemptSegment]:
         """All segments, those that are not durable yet too."""
 
     @property

@@ -102,7 +102,7 @@ class AnswerSlot:
         return None if self.answer is None else self.answer.failure
 
 
-class _Batch(NamedTuple):
+class _AnswerBatch(NamedTuple):
     """Answers to send together, the bytes of their requests, the bytes that the answer budget has reserved for the
     answers, and the failure of a request that wants no answer.
     """
@@ -140,7 +140,7 @@ class AnswerLine:
         self._is_gathering = False
         self._work = trio.Event()
         self._progress = trio.Event()
-        self._left: _Batch | None = None
+        self._left: _AnswerBatch | None = None
         self.request_bytes = 0
         """Bytes of the requests whose answers are not sent."""
         self._reserved_bytes = 0
@@ -245,7 +245,7 @@ class AnswerLine:
                 self._move(SendEvent.SENT)
                 await self._work.wait()
 
-    async def _send(self, batch: _Batch) -> None:
+    async def _send(self, batch: _AnswerBatch) -> None:
         unsent = self._answers.unsent.begin(self._give_up)
         try:
             await self._client.send(
@@ -256,7 +256,7 @@ class AnswerLine:
         finally:
             self._answers.unsent.end(unsent)
 
-    def _note_sent(self, batch: _Batch) -> None:
+    def _note_sent(self, batch: _AnswerBatch) -> None:
         self.request_bytes -= batch.request_bytes
         self._give_back(batch.reserved_bytes)
         self._progress.set()
@@ -269,7 +269,7 @@ class AnswerLine:
         self._reserved_bytes -= reserved_bytes
         self._answers.give(reserved_bytes)
 
-    def _ready_batch(self) -> _Batch:
+    def _ready_batch(self) -> _AnswerBatch:
         """Take the ready answers at the head of the line."""
         parts: list[Buffer] = []
         request_bytes = reserved_bytes = 0
@@ -279,5 +279,5 @@ class AnswerLine:
             reserved_bytes += slot.reserved_bytes
             failure = slot.add_to(parts)
             if failure is not None:
-                return _Batch(parts, request_bytes, reserved_bytes, failure)
-        return _Batch(parts, request_bytes, reserved_bytes, None)
+                return _AnswerBatch(parts, request_bytes, reserved_bytes, failure)
+        return _AnswerBatch(parts, request_bytes, reserved_bytes, None)

@@ -33,7 +33,7 @@ _KEYS: Final = (*EPOCH_KEYS, DESCRIBE_QUERIES)
 _PORT_MAX: Final = 65_535
 
 
-class _Asked(NamedTuple):
+class _AskedRequest(NamedTuple):
     """A request, and who asks."""
 
     api_key: int
@@ -63,11 +63,11 @@ class EpochRouting:
         try:
             if api_key == DESCRIBE_QUERIES and not await self._home.is_made():
                 return encode_operator_reply(QueriesReply(())), 0
-            return await self._routing.ask(_Asked(api_key, caller, body)), 0
+            return await self._routing.ask(_AskedRequest(api_key, caller, body)), 0
         except TryAgain as error:
             return encode_reply_body(error), 0
 
-    async def _answer_here(self, asked: _Asked) -> list[Buffer] | None:
+    async def _answer_here(self, asked: _AskedRequest) -> list[Buffer] | None:
         """The answer of the epochs here; None: they are not here, or no more."""
         api_key, caller, body = asked
         epochs = self._home.epochs
@@ -108,11 +108,11 @@ def _is_certain(reply: Reply | CairnError) -> bool:
     return isinstance(reply, StageReply) or (isinstance(reply, EpochCommitReply) and reply.outcome == "committed")
 
 
-def _encode(asked: _Asked) -> list[Buffer]:
+def _encode(asked: _AskedRequest) -> list[Buffer]:
     return [encode_fields({"key": asked.api_key, **asked.caller._asdict()}), asked.body]
 
 
-def _decode(payload: memoryview) -> _Asked:
+def _decode(payload: memoryview) -> _AskedRequest:
     """Raises MalformedRequest."""
     fields, body = decode_fields(payload)
     api_key = get_int(fields, "key", 0, 2**15 - 1)
@@ -122,4 +122,4 @@ def _decode(payload: memoryview) -> _Asked:
         get_text(fields, name, MAX_FIELDS_BYTES) for name in ("client_id", "host", "advertised_host", "principal")
     )
     port = get_int(fields, "advertised_port", 0, _PORT_MAX)
-    return _Asked(api_key, Caller(client_id, host, advertised_host, port, principal), body)
+    return _AskedRequest(api_key, Caller(client_id, host, advertised_host, port, principal), body)

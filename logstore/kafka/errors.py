@@ -61,8 +61,18 @@ CODES: dict[type[Exception], ErrorCode] = {
 }
 
 
+class RefusedWithCode(errors.CairnError):
+    """A part of a request is refused with one of Kafka's error codes, which no error of ours stands for."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 def error_code(error: Exception) -> ErrorCode:
     """The error code to send to a client."""
+    if isinstance(error, RefusedWithCode):
+        return error.code
     for kind in type(error).__mro__:
         if kind in CODES:
             return CODES[kind]

@@ -80,7 +80,7 @@ class FetchRequest(NamedTuple):
     """The topics, as the request names them, that the caller may not read."""
 
 
-class _Answer(NamedTuple):
+class _PartitionAnswer(NamedTuple):
     partition: int
     error: int
     high_watermark: int
@@ -200,14 +200,14 @@ def _streams(broker: Broker, request: FetchRequest) -> list[list[ServedStream | 
 
 async def _collect(
     broker: Broker, request: FetchRequest, streams: list[list[ServedStream | None]], room: int
-) -> tuple[list[tuple[TopicKey, list[_Answer]]], int, bool]:
+) -> tuple[list[tuple[TopicKey, list[_PartitionAnswer]]], int, bool]:
     """Answers, their size in bytes, and whether waiting is useless (an error, or a request without partitions)."""
-    topics: list[tuple[TopicKey, list[_Answer]]] = []
+    topics: list[tuple[TopicKey, list[_PartitionAnswer]]] = []
     total = 0
     is_final = not request.topics
     pace = Pace()
     for (key, partitions), found in zip(request.topics, streams, strict=True):
-        answers: list[_Answer] = []
+        answers: list[_PartitionAnswer] = []
         for wanted, stream in zip(partitions, found, strict=True):
             await pace.step()
             if key in request.refused:
@@ -227,7 +227,7 @@ async def _collect(
 
 async def _read(
     broker: Broker, stream: ServedStream, wanted: FetchPartition, room: int, *, must_advance: bool
-) -> _Answer:
+) -> _PartitionAnswer:
     if wanted.leader_epoch >= 0 and wanted.leader_epoch != stream.leader_epoch:
         refused = refuse_leader_epoch(stream, wanted.leader_epoch).value
         if refused:
@@ -248,7 +248,7 @@ async def _read(
         return _empty(stream, wanted, int(error_code(failure)))
     if result.size_bytes > limit and not must_advance:
         return _empty(stream, wanted)
-    return _Answer(
+    return _PartitionAnswer(
         wanted.partition, 0, stream.high_watermark, stream.log_start_offset, result.buffers, result.size_bytes
     )
 
@@ -260,14 +260,14 @@ def _unknown(broker: Broker, key: TopicKey) -> int:
     return _UNKNOWN_TOPIC_OR_PARTITION
 
 
-def _refused(wanted: FetchPartition, error: int) -> _Answer:
+def _refused(wanted: FetchPartition, error: int) -> _PartitionAnswer:
     """An error instead of a stream's offsets."""
-    return _Answer(wanted.partition, error, -1, -1, [], 0)
+    return _PartitionAnswer(wanted.partition, error, -1, -1, [], 0)
 
 
-def _empty(stream: ServedStream, wanted: FetchPartition, error: int = 0) -> _Answer:
+def _empty(stream: ServedStream, wanted: FetchPartition, error: int = 0) -> _PartitionAnswer:
     """A stream's offsets without batches."""
-    return _Answer(wanted.partition, error, stream.high_watermark, stream.log_start_offset, [], 0)
+    return _PartitionAnswer(wanted.partition, error, stream.high_watermark, stream.log_start_offset, [], 0)
 
 
 def throttled(body: list[Buffer], throttle_ms: int) -> list[Buffer]:
@@ -280,7 +280,7 @@ def throttled(body: list[Buffer], throttle_ms: int) -> list[Buffer]:
 
 
 async def _encode(
-    version: int, error: int, topics: list[tuple[TopicKey, list[_Answer]]], leaders: Leaders | None = None
+    version: int, error: int, topics: list[tuple[TopicKey, list[_PartitionAnswer]]], leaders: Leaders | None = None
 ) -> list[Buffer]:
     told: list[CurrentLeader] = []
     writer = Writer(flexible=version >= FIRST_FLEXIBLE)

@@ -73,7 +73,7 @@ def summary_api(
     """The handler that describes a host of a cluster. `own` is the host's store; `epochs` and `readers` are those
     that it has now; `waiting` names streams of the cluster whose takeovers wait.
     """
-    summary = _Summary(broker, own, facts)
+    summary = _SidecarSummary(broker, own, facts)
 
     async def handle(body: memoryview, _: AnswerBudget, caller: Caller) -> tuple[list[Buffer], int]:
         try:
@@ -118,7 +118,7 @@ class _OperatorRequests:
     def __init__(self, broker: Broker, store: Store, epochs: Epochs, facts: Callable[[], HostFacts]) -> None:
         self._broker = broker
         self._store, self._epochs, self._readers = store, epochs, store.readers
-        self._summary = _Summary(broker, store, facts)
+        self._summary = _SidecarSummary(broker, store, facts)
 
     async def handle(self, api_key: int, body: memoryview, _: AnswerBudget, caller: Caller) -> tuple[list[Buffer], int]:
         """Answer one request."""
@@ -157,7 +157,7 @@ def _tier(broker: Broker, request: DescribeTierRequest, caller: Caller) -> TierR
     )
 
 
-class _Summary:
+class _SidecarSummary:
     """Describes the sidecar; knows when it started. `own` is the host's store, with copies of a cluster's chunks."""
 
     def __init__(self, broker: Broker, own: Store, facts: Callable[[], HostFacts]) -> None:

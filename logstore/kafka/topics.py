@@ -21,7 +21,7 @@ from logstore.base.collector import Collector
 from logstore.errors import CairnError, InvalidConfig, InvalidPartitions, StorageFailed, TopicExists
 from logstore.kafka.api_types import Api, Broker, Caller
 from logstore.kafka.configs import topic_entries
-from logstore.kafka.errors import error_code
+from logstore.kafka.errors import RefusedWithCode, error_code
 from logstore.kafka.pace import Pace
 from logstore.kafka.wire import respond
 from logstore.log.served import ServedStore, ServedTopic
@@ -37,17 +37,8 @@ _LEAST_TIMEOUT_S = 1.0
 """Of a client that wants to wait for less: a trim takes a few writes."""
 
 
-class _Refused(CairnError):
-    """A part of a request is refused with one of Kafka's error codes."""
-
-    def __init__(self, code: ErrorCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
 def _outcome(error: CairnError) -> Mapping[str, Any]:
-    code = error.code if isinstance(error, _Refused) else error_code(error)
-    return {"error_code": code, "error_message": str(error)}
+    return {"error_code": error_code(error), "error_message": str(error)}
 
 
 class TopicHandlers:
@@ -86,7 +77,7 @@ class TopicHandlers:
             wanted = by_name[name]
             try:
                 if count > 1:
-                    raise _Refused(ErrorCode.invalid_request, f"topic {name!r} is named {count} times")
+                    raise RefusedWithCode(ErrorCode.invalid_request, f"topic {name!r} is named {count} times")
                 created = await self._create(wanted, validate_only=request.validate_only)
             except CairnError as error:
                 created = _outcome(error)
@@ -127,16 +118,18 @@ class TopicHandlers:
             return await engine.wait(self._store.create_topic(name, partitions, config, replicas))
 
     def _partition_count(self, wanted: Any) -> int:
-        """The number of partitions of a new topic. Raises _Refused if the request asks for other nodes than this."""
+        """The number of partitions of a new topic. Raises RefusedWithCode if the request asks for other nodes than
+        this.
+        """
         if wanted.assignments:
             if wanted.num_partitions != _DEFAULT or wanted.replication_factor != _DEFAULT:
                 message = "give either replica assignments, or a number of partitions and a replication factor"
-                raise _Refused(ErrorCode.invalid_request, message)
+                raise RefusedWithCode(ErrorCode.invalid_request, message)
             self._check_assignments([tuple(part.broker_ids) for part in wanted.assignments])
             indexes = sorted(part.partition_index for part in wanted.assignments)
             if indexes != list(range(len(indexes))):
                 message = f"partitions must be numbered from 0 without gaps, not {indexes}"
-                raise _Refused(ErrorCode.invalid_replica_assignment, message)
+                raise RefusedWithCode(ErrorCode.invalid_replica_assignment, message)
             return len(indexes)
         if wanted.num_partitions == _DEFAULT:
             return self._broker.settings.default_partitions
@@ -145,11 +138,11 @@ class TopicHandlers:
     def _check_assignments(self, assignments: Sequence[tuple[int, ...]]) -> None:
         if self._broker.placement is not None:
             message = "the cluster places replicas itself; give a replication factor instead of assignments"
-            raise _Refused(ErrorCode.invalid_replica_assignment, message)
+            raise RefusedWithCode(ErrorCode.invalid_replica_assignment, message)
         node_id = self._store.node_id
         if any(nodes != (node_id,) for nodes in assignments):
             message = f"the only node here is {node_id}; every partition must be assigned to it, once"
-            raise _Refused(ErrorCode.invalid_replica_assignment, message)
+            raise RefusedWithCode(ErrorCode.invalid_replica_assignment, message)
 
     async def create_partitions(self, request: Any, _: Caller) -> ResponsePayload:
         """CreatePartitions 0 to 3."""
@@ -162,7 +155,7 @@ class TopicHandlers:
             outcome: Mapping[str, Any] = {"error_code": ErrorCode.none, "error_message": None}
             try:
                 if count > 1:
-                    raise _Refused(ErrorCode.invalid_request, f"topic {name!r} is named {count} times")
+                    raise RefusedWithCode(ErrorCode.invalid_request, f"topic {name!r} is named {count} times")
                 await self._grow(wanted, validate_only=request.validate_only)
             except CairnError as error:
                 outcome = _outcome(error)
@@ -179,7 +172,7 @@ class TopicHandlers:
         if wanted.assignments is not None:
             if len(wanted.assignments) != added:
                 message = f"{len(wanted.assignments)} assignments for {added} new partitions"
-                raise _Refused(ErrorCode.invalid_replica_assignment, message)
+                raise RefusedWithCode(ErrorCode.invalid_replica_assignment, message)
             self._check_assignments([tuple(part.broker_ids) for part in wanted.assignments])
         if not validate_only:
             with self._collector.making(added):
@@ -218,11 +211,13 @@ class TopicHandlers:
     def _topic(self, name: str | None, topic_id: uuid.UUID | None) -> ServedTopic:
         if name is not None:
             if topic_id is not None:
-                raise _Refused(ErrorCode.invalid_request, f"topic {name!r} is named by its id as well; give only one")
+                raise RefusedWithCode(
+                    ErrorCode.invalid_request, f"topic {name!r} is named by its id as well; give only one"
+                )
             return self._store.topic(name)
         found = None if topic_id is None else self._store.topic_by_id(topic_id)
         if found is None:
-            raise _Refused(ErrorCode.unknown_topic_id, f"there is no topic with id {topic_id}")
+            raise RefusedWithCode(ErrorCode.unknown_topic_id, f"there is no topic with id {topic_id}")
         return found
 
     async def delete_records(self, request: Any, _: Caller) -> ResponsePayload:

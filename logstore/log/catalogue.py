@@ -16,7 +16,7 @@ PRODUCER_IDS: Final = "producer-ids"
 RETENTION_CLOCK: Final = "retention-clock"
 
 
-class CataloguedTopic(Protocol):
+class TopicIdentity(Protocol):
     """What of a topic is in its entry, beside its settings and the number of its partitions."""
 
     topic_id: uuid.UUID
@@ -28,7 +28,7 @@ def start_key(topic_id: uuid.UUID, partition: int) -> str:
     return f"start/{topic_id.hex}/{partition}"
 
 
-def topic_entry(topic: CataloguedTopic, partitions: int, overrides: Mapping[str, str]) -> bytes:
+def topic_entry(topic: TopicIdentity, partitions: int, overrides: Mapping[str, str]) -> bytes:
     """The value of a topic's entry."""
     entry: dict[str, Any] = {
         "id": topic.topic_id.hex,

@@ -15,13 +15,13 @@ from logstore.format.ledger_frame import decode_changes
 from logstore.interfaces import FileSystem
 from logstore.log.data_directory import IDENTITY_FILE
 from logstore.log.journal import DIRECTORY, SUFFIX
-from logstore.log.ledger import Changes, Ledger
+from logstore.log.ledger import Ledger, LedgerChanges
 
-Decided = Callable[[Ledger, Sequence[Changes]], Changes]
+Decided = Callable[[Ledger, Sequence[LedgerChanges]], LedgerChanges]
 """What a ledger gets of the changes that the journal has for it, in their order."""
 
 
-def nothing_decided(ledger: Ledger, journaled: Sequence[Changes]) -> Changes:
+def nothing_decided(ledger: Ledger, journaled: Sequence[LedgerChanges]) -> LedgerChanges:
     """Where nobody understands a ledger's changes, the journal must not have any. Raises CorruptFile."""
     if journaled:
         raise CorruptFile(f"the journal has changes of the ledger {ledger.name!r}, which nobody here understands")

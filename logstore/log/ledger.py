@@ -31,7 +31,7 @@ from logstore.log.jobs import (
 from logstore.log.ticket import Ticket
 
 DIRECTORY = "ledger"
-Changes = Mapping[str, bytes | None]
+LedgerChanges = Mapping[str, bytes | None]
 """Keys and their new values; None: the key is deleted."""
 _DIGITS = 20
 ROLL_BYTES = 1 << 20
@@ -46,7 +46,7 @@ class Ledger:
         self._notify = notify
         self._durable: dict[str, bytes] = {}
         self._visible: dict[str, bytes] = {}
-        self._pending: list[tuple[Changes, Ticket[None]]] = []
+        self._pending: list[tuple[LedgerChanges, Ticket[None]]] = []
         self._generation = 0
         self._size_bytes = 0
         self._roll_at_bytes = ROLL_BYTES
@@ -106,7 +106,7 @@ class Ledger:
         """All pairs whose key starts with `prefix`, unordered; a copy, so the ledger may change meanwhile."""
         return iter([pair for pair in self._visible.items() if pair[0].startswith(prefix)])
 
-    def put(self, changes: Changes) -> Ticket[None]:
+    def put(self, changes: LedgerChanges) -> Ticket[None]:
         """Set keys (None deletes), all or nothing. The ticket fails with StorageFailed if the disk refuses."""
         ticket: Ticket[None] = Ticket()
         _apply(self._visible, changes)
@@ -114,7 +114,7 @@ class Ledger:
         self._notify(self)
         return ticket
 
-    def put_now(self, fs: FileSystem, changes: Changes) -> None:
+    def put_now(self, fs: FileSystem, changes: LedgerChanges) -> None:
         """Make changes durable at a start, when no job runs yet. Blocks. Raises OSError."""
         self.put(changes)
         job = self.take_job()
@@ -142,7 +142,7 @@ class Ledger:
         generation, size_bytes = self._generation, self._size_bytes + len(frame)
         return DiskJob(operations, lambda: self._written(batch, generation, size_bytes), self._failer(batch))
 
-    def _roll_job(self, batch: list[tuple[Changes, Ticket[None]]]) -> DiskJob:
+    def _roll_job(self, batch: list[tuple[LedgerChanges, Ticket[None]]]) -> DiskJob:
         generation = self._generation + 1
         # Encoded by the job, on its thread: a million entries take seconds.
         entries, sizes = dict(self._visible), list[int]()
@@ -163,7 +163,7 @@ class Ledger:
         ]
         return DiskJob(operations, lambda: self._written(batch, generation, sizes[-1]), self._failer(batch))
 
-    def _written(self, batch: list[tuple[Changes, Ticket[None]]], generation: int, size_bytes: int) -> None:
+    def _written(self, batch: list[tuple[LedgerChanges, Ticket[None]]], generation: int, size_bytes: int) -> None:
         self._in_flight = False
         self._must_roll = False
         if generation != self._generation:
@@ -176,7 +176,7 @@ class Ledger:
         for _, ticket in batch:
             ticket.succeed(None)
 
-    def _failer(self, batch: list[tuple[Changes, Ticket[None]]]) -> Callable[[Operation, OSError], None]:
+    def _failer(self, batch: list[tuple[LedgerChanges, Ticket[None]]]) -> Callable[[Operation, OSError], None]:
         def failed(operation: Operation, error: OSError) -> None:
             self._in_flight = False
             self._must_roll = True
@@ -190,7 +190,7 @@ class Ledger:
         return failed
 
 
-def _apply(state: dict[str, bytes], changes: Changes) -> None:
+def _apply(state: dict[str, bytes], changes: LedgerChanges) -> None:
     for key, value in changes.items():
         if value is None:
             state.pop(key, None)

@@ -157,7 +157,7 @@ def _open_chunk(
     proven_bytes = chunk.size_bytes
     journaled_end = _replay(fs, chunk, journaled, report)
     file_bytes = max(file_bytes, journaled_end)
-    walk = _Walk(fs, chunk, file_bytes, following, builder, report, journaled_end)
+    walk = _TailWalk(fs, chunk, file_bytes, following, builder, report, journaled_end)
     entries = walk.run()
     index.add(entries)
     if chunk.size_bytes > proven_bytes:
@@ -290,7 +290,7 @@ class _OpenGroupMark:
 
 
 @dataclass(slots=True)
-class _Walk:
+class _TailWalk:
     """A walk from a chunk's proven end to its last valid batch."""
 
     fs: FileSystem

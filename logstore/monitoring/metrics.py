@@ -23,7 +23,7 @@ from logstore.base.prometheus import Metric, Sample, histogram_samples
 from logstore.format import epoch_api, reader_api
 from logstore.monitoring.cluster_metrics import read_cluster
 from logstore.monitoring.health import Phase
-from logstore.monitoring.sampler import GroupFigures, LagFigures, Snapshot, Watched
+from logstore.monitoring.sampler import GroupFigures, LagFigures, SampledFigures, Watched
 from logstore.monitoring.tier_metrics import read_tier
 
 MAX_PARTITION_SERIES: Final = 1_000
@@ -73,7 +73,7 @@ class Look:
     """A sidecar's parts and a snapshot of them, with what several metrics need."""
 
     watched: Watched
-    now: Snapshot
+    now: SampledFigures
     version: str
 
     @cached_property

@@ -10,14 +10,14 @@ from importlib.resources import files
 from typing import NamedTuple
 
 
-class Page(NamedTuple):
+class StatusPage(NamedTuple):
     """The document, and its Content-Security-Policy."""
 
     body: bytes
     policy: str
 
     @classmethod
-    def load(cls) -> "Page":
+    def load(cls) -> "StatusPage":
         """Read the page's parts."""
         room = files("logstore.monitoring")
         html, style, script = (

@@ -121,7 +121,7 @@ class GroupFigures(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class SampledFigures:
     """The figures of one moment."""
 
     at_s: float
@@ -176,12 +176,12 @@ class Sampler:
     def __init__(self, watched: Watched) -> None:
         self.watched = watched
         self._taking = trio.Lock()
-        self._latest: Snapshot | None = None
-        self._before: Snapshot | None = None
+        self._latest: SampledFigures | None = None
+        self._before: SampledFigures | None = None
         self._state_bytes: Mapping[str, int] = {}
         self._state_at_s = -STATE_S
 
-    async def snapshot(self) -> tuple[Snapshot, Snapshot | None]:
+    async def snapshot(self) -> tuple[SampledFigures, SampledFigures | None]:
         """A snapshot of now, or of a moment ago, and one of RATE_S seconds before it or more (None: the first)."""
         async with self._taking:
             latest = self._latest
@@ -192,7 +192,7 @@ class Sampler:
             self._latest = await self._take()
             return self._latest, self._before
 
-    async def _take(self) -> Snapshot:
+    async def _take(self) -> SampledFigures:
         watched = self.watched
         begun_s = watched.clock.monotonic_s()
         disk, process = await trio.to_thread.run_sync(_machine, watched.data_dir)
@@ -209,7 +209,7 @@ class Sampler:
         found = () if epochs is None else epochs.summaries(epochs.names())
         staged = {query.query: query.staged_bytes for query in found if query.staged_bytes}
         now_s = watched.clock.monotonic_s()
-        return Snapshot(
+        return SampledFigures(
             at_s=now_s,
             wall_ms=watched.clock.wall_ms(),
             took_s=now_s - working_s,

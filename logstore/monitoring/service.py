@@ -32,7 +32,7 @@ from logstore.base.http.messages import (
 from logstore.events import PAGE_CRASHED
 from logstore.monitoring.health import Phase
 from logstore.monitoring.metrics import Look, read_all
-from logstore.monitoring.page import Page
+from logstore.monitoring.page import StatusPage
 from logstore.monitoring.sampler import Sampler
 from logstore.monitoring.status import DEFAULT_LIMIT, MAX_LIMIT, Wanted, status
 
@@ -81,7 +81,7 @@ def is_urgent(request: HttpRequest) -> bool:
     return request.target.partition("?")[0] in URGENT
 
 
-class _Turns:
+class _RequestTurns:
     """Spreads requests over time: BURST at once after a quiet time, REQUESTS_PER_S of them."""
 
     def __init__(self) -> None:
@@ -102,10 +102,10 @@ class Monitoring:
         self._watched = sampler.watched
         self._version = version
         self._own_only = own_only
-        self._page = Page.load()
+        self._page = StatusPage.load()
         self._rendering = trio.Lock()
         self._render_at_s = -math.inf
-        self._turns, self._urgent_turns = _Turns(), _Turns()
+        self._turns, self._urgent_turns = _RequestTurns(), _RequestTurns()
         self._routes: dict[str, Callable[[Query], Awaitable[HttpResponse]]] = {
             "/": self._show_page,
             "/health": self._health,

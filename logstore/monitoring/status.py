@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from logstore.log.served import ServedStream
 from logstore.monitoring.cluster_status import cluster_status
 from logstore.monitoring.metrics import Look, request_name
-from logstore.monitoring.sampler import GroupFigures, Snapshot, StreamFigures
+from logstore.monitoring.sampler import GroupFigures, SampledFigures, StreamFigures
 
 DEFAULT_LIMIT: Final = 25
 MAX_LIMIT: Final = 200
@@ -25,7 +25,7 @@ class Wanted(NamedTuple):
     limit: int = DEFAULT_LIMIT
 
 
-class StreamRates(NamedTuple):
+class StreamTraffic(NamedTuple):
     """What went through a stream, per second."""
 
     records: float
@@ -33,10 +33,10 @@ class StreamRates(NamedTuple):
     out_bytes: float
 
 
-RatedStream = tuple[StreamRates, StreamFigures]
+RatedStream = tuple[StreamTraffic, StreamFigures]
 
 
-def status(look: Look, before: Snapshot | None, wanted: Wanted) -> dict[str, Any]:
+def status(look: Look, before: SampledFigures | None, wanted: Wanted) -> dict[str, Any]:
     """The page's figures."""
     now, watched = look.now, look.watched
     store = watched.served.engine.store
@@ -106,7 +106,9 @@ def _totals(look: Look) -> dict[str, int]:
     }
 
 
-def _rates(now: Snapshot, before: Snapshot | None, streams: Sequence[RatedStream]) -> dict[str, float | None]:
+def _rates(
+    now: SampledFigures, before: SampledFigures | None, streams: Sequence[RatedStream]
+) -> dict[str, float | None]:
     """Per second, and the mean time of a sync in ms; null where there is nothing to compare with."""
     names = ("records", "in_bytes", "out_bytes", "requests", "syncs", "cpu", "sync_ms")
     if before is None or now.at_s <= before.at_s:
@@ -124,15 +126,17 @@ def _rates(now: Snapshot, before: Snapshot | None, streams: Sequence[RatedStream
     }
 
 
-_NO_RATES: Final = StreamRates(0, 0, 0)
+_NO_RATES: Final = StreamTraffic(0, 0, 0)
 
 
-def _stream_rates(stream: ServedStream, figures: StreamFigures, now: Snapshot, before: Snapshot | None) -> StreamRates:
+def _stream_rates(
+    stream: ServedStream, figures: StreamFigures, now: SampledFigures, before: SampledFigures | None
+) -> StreamTraffic:
     earlier = None if before is None else before.streams.get(stream)
     if before is None or earlier is None or now.at_s <= before.at_s:
         return _NO_RATES
     span_s = now.at_s - before.at_s
-    return StreamRates(
+    return StreamTraffic(
         (figures.appended_records - earlier.appended_records) / span_s,
         (figures.appended_bytes - earlier.appended_bytes) / span_s,
         (figures.fetched_bytes - earlier.fetched_bytes) / span_s,
@@ -169,7 +173,7 @@ def _busy(entry: RatedStream) -> tuple[float, int]:
     return rates.in_bytes + rates.out_bytes, figures.size_bytes
 
 
-def _groups(now: Snapshot, wanted: Wanted) -> dict[str, Any]:
+def _groups(now: SampledFigures, wanted: Wanted) -> dict[str, Any]:
     search = wanted.search.lower()
     found = [group for group in now.groups if search in group.name.lower() or _reads(group, search)]
     return {
@@ -192,7 +196,7 @@ def _reads(group: GroupFigures, search: str) -> bool:
     return any(search in topic.lower() for topic in {position.topic for position in group.positions})
 
 
-def _queries(now: Snapshot) -> list[dict[str, Any]]:
+def _queries(now: SampledFigures) -> list[dict[str, Any]]:
     latest = nlargest(MAX_SHOWN, now.queries, key=lambda query: query.committed_ms or 0)
     return [
         {
@@ -212,7 +216,7 @@ def _largest(sizes: Mapping[str, int]) -> list[dict[str, Any]]:
     return [{"query": name, "bytes": size} for name, size in largest]
 
 
-def _requests(look: Look, before: Snapshot | None) -> list[dict[str, Any]]:
+def _requests(look: Look, before: SampledFigures | None) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for key, times in look.watched.requests.used():
         count = look.now.requests.get(key, 0)

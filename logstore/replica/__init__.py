@@ -5,7 +5,7 @@ is acknowledged when every member of the set has it durably. When a member fails
 acknowledged length and opens the next one with another set. A new owner first fences a member of the open chunk, after
 which nobody can acknowledge anything in it. docs/replication.md has the protocol, its invariants and their proof.
 
-Nothing runs this protocol yet but the simulation in tests/replica: the sidecar still keeps each stream on one host.
+`logstore.cluster` runs this protocol on hosts, and tests/replica in a simulation.
 
 | module | contents |
 |---|---|
@@ -14,10 +14,16 @@ Nothing runs this protocol yet but the simulation in tests/replica: the sidecar 
 | `stored_registrations` | performs these requests on a metadata store; the only module that waits for something |
 | `messages` | the messages between owners and replicas |
 | `effects` | what a state machine asks its host to do |
+| `host_state` | what the owners of all streams on one host share |
+| `copy_tokens`, `growths` | which of a host's streams may have a chunk copied now, and which go on with more members |
+| `placing` | where the chunks of a stream may lie |
 | `window` | the owner's batches that are not acknowledged yet |
-| `owner` | the owner of a stream, from its claim to its end |
+| `appending`, `chunk_end` | the open chunk as its owner sees it, and when it ends |
+| `patience`, `suspects` | how long an owner waits for members, and which of them are not chosen for a while |
+| `owner`, `owner_states`, `owner_reports` | the owner of a stream, its life as a table, what it tells the operator |
+| `trimming` | what an owner is asked to trim, and to note of the tier |
 | `fencing` | what the members of a fenced chunk answered, and the length at which the chunk is sealed |
 | `repair` | copies of sealed chunks, up to the number that the stream is to have |
-| `replica` | one host's replicas of the chunks of all streams |
+| `replica`, `known_replicas` | one host's replicas of the chunks of all streams, and their states |
 | `identity` | which disk a host has, and whether it is the one that the metadata store knows |
 """

@@ -24,13 +24,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from logstore.replica.chunk_end import ChunkEnd
+from logstore.replica.chunk_end import OpenChunkEnd
 from logstore.replica.effects import Effect, Send
 from logstore.replica.host_state import HostProgress
-from logstore.replica.messages import Append, AppendDone, Entry, OutOfOrder
+from logstore.replica.messages import Append, AppendDone, BatchEntry, OutOfOrder
 from logstore.replica.patience import TIMES_LONGEST, MemberPatience, PatienceLimits
 from logstore.replica.registrations import ChunkRegistration, Member, Prefix
-from logstore.replica.window import Window
+from logstore.replica.window import AppendWindow
 
 Founding = Callable[[int], bytes]
 """What the log keeps beside a chunk that begins at an offset, everything in front of which is acknowledged; asked when
@@ -115,10 +115,10 @@ class Appending:
         self.patience = MemberPatience(PatienceLimits(*least_ms, limits.longest_timeout_ms), self._hosts)
         self._notable_ms = min(least_ms) // TIMES_LONGEST
         """A batch that waits for less teaches nothing."""
-        self.window = Window(0, limits.max_in_flight_bytes)
+        self.window = AppendWindow(0, limits.max_in_flight_bytes)
         self.chunk: ChunkRegistration | None = None
         self.progress: dict[Member, MemberProgress] = {}
-        self.end = ChunkEnd(limits.chunk_bytes, limits.largest_chunk_bytes, limits.min_chunk_ms)
+        self.end = OpenChunkEnd(limits.chunk_bytes, limits.largest_chunk_bytes, limits.min_chunk_ms)
         self._has_copy = False
         """This host is a member."""
         self._sending_order: list[Member] = []
@@ -133,7 +133,7 @@ class Appending:
         """Go on in a chunk that was just opened: what is not acknowledged is sent there again, at its offsets."""
         self._founding = None
         if self.window.next_offset < chunk.base_offset:
-            self.window = Window(chunk.base_offset, self._limits.max_in_flight_bytes)
+            self.window = AppendWindow(chunk.base_offset, self._limits.max_in_flight_bytes)
         self.window.begin_chunk()
         self.chunk = chunk
         nothing = Prefix.empty(chunk.base_offset)
@@ -176,7 +176,7 @@ class Appending:
                 effects += self._send_chain(self.chunk, at, entries)
         return effects
 
-    def _send_chain(self, chunk: ChunkRegistration, at: Prefix, entries: tuple[Entry, ...]) -> list[Effect]:
+    def _send_chain(self, chunk: ChunkRegistration, at: Prefix, entries: tuple[BatchEntry, ...]) -> list[Effect]:
         """To the first of the other members and to this host's own; the rest get it one from the other."""
         own = [self._append_to(chunk, member, at, entries) for member in chunk.members if member.host == self._host]
         others = [member for member in chunk.members if member.host != self._host]
@@ -187,7 +187,7 @@ class Appending:
         chunk: ChunkRegistration,
         member: Member,
         at: Prefix,
-        entries: tuple[Entry, ...],
+        entries: tuple[BatchEntry, ...],
         forward: tuple[Member, ...] = (),
     ) -> Send:
         acked_bytes = self._told_acked_bytes = self.window.acked.length_bytes
@@ -325,5 +325,5 @@ class Appending:
         return (sure, doubtful) if sure else (doubtful, ())
 
 
-def _size_of(entries: tuple[Entry, ...]) -> int:
+def _size_of(entries: tuple[BatchEntry, ...]) -> int:
     return sum(len(entry.data) for entry in entries)

@@ -20,7 +20,7 @@ ASK_PAUSE_MS: Final = 300
 """Between two questions to a metadata store that does not answer."""
 
 
-class ChunkEnd:
+class OpenChunkEnd:
     """The end of the chunk that is open now; see the module. `chunk_bytes`: a chunk of this size is full."""
 
     def __init__(self, chunk_bytes: int, largest_chunk_bytes: int, min_chunk_ms: int) -> None:

@@ -7,7 +7,7 @@ order: whatever must be durable first is asked for first, and the rest follows i
 
 from dataclasses import dataclass
 
-from logstore.replica.messages import Entry, Message
+from logstore.replica.messages import BatchEntry, Message
 from logstore.replica.register import ReadRegistration, SwapRegistration
 from logstore.replica.registrations import Prefix, StreamRegistration
 
@@ -30,7 +30,7 @@ class WriteEntries:
     stream: str
     epoch: int
     at: Prefix
-    entries: tuple[Entry, ...]
+    entries: tuple[BatchEntry, ...]
     founding: bytes = b""
 
 
@@ -70,7 +70,7 @@ DiskOperation = WriteEntries | CutChunk | RemoveChunk | WriteFence | RemoveFence
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class StoreDurably:
     """Carry out an operation and sync it, then report `stored`, or `store_failed` if either failed.
 
     Operations on one chunk are carried out in the order in which they were asked for. A power cut before the report may
@@ -139,7 +139,7 @@ class Deposed:
 
 
 @dataclass(frozen=True, slots=True)
-class Unavailable:
+class StreamUnavailable:
     """No member of a chunk can be reached, so the stream waits for one; it never goes on without them."""
 
     stream: str
@@ -175,7 +175,7 @@ class MemberFailed:
 
 Effect = (
     Send
-    | Store
+    | StoreDurably
     | Load
     | ReadRegistration
     | SwapRegistration
@@ -183,7 +183,7 @@ Effect = (
     | Registered
     | Acked
     | Deposed
-    | Unavailable
+    | StreamUnavailable
     | TooFewMembers
     | EnoughMembers
     | MemberFailed

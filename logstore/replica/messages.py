@@ -16,14 +16,14 @@ from typing import NamedTuple
 from logstore.replica.registrations import Member, Prefix
 
 
-class Entry(NamedTuple):
+class BatchEntry(NamedTuple):
     """A batch: its bytes, which replication does not look into, and the number of its records."""
 
     data: bytes
     record_count: int
 
 
-def end_after(at: Prefix, entries: tuple[Entry, ...]) -> Prefix:
+def end_after(at: Prefix, entries: tuple[BatchEntry, ...]) -> Prefix:
     """The prefix behind entries that begin at a prefix."""
     for entry in entries:
         at = at.followed_by(entry.data, entry.record_count)
@@ -48,7 +48,7 @@ class Append:
     base_offset: int
     owner: str
     at: Prefix
-    entries: tuple[Entry, ...]
+    entries: tuple[BatchEntry, ...]
     acked_bytes: int
     forward: tuple[Member, ...] = ()
     founding: bytes = b""
@@ -113,7 +113,7 @@ class LookAtRegistration:
     revision: int
 
 
-def unknown_entries(end: Prefix, message: Append) -> tuple[Entry, ...] | None:
+def unknown_entries(end: Prefix, message: Append) -> tuple[BatchEntry, ...] | None:
     """The entries of an append that a replica with this much of the chunk does not have yet; None if they contradict
     what it has.
     """
@@ -218,7 +218,7 @@ class EntriesRead:
     epoch: int
     member: Member
     at: Prefix
-    entries: tuple[Entry, ...]
+    entries: tuple[BatchEntry, ...]
     limit_offset: int
     founding: bytes = b""
     """See `Append`."""

@@ -37,9 +37,9 @@ from logstore.replica.fencing import Fencing, SealPlan
 from logstore.replica.host_state import HostState
 from logstore.replica.messages import (
     AppendDone,
+    BatchEntry,
     CopyDone,
     CopyProgress,
-    Entry,
     Fence,
     FenceDone,
     LookAtRegistration,
@@ -210,7 +210,7 @@ class Owner:
         """Append a batch; its offset is `next_offset` before the call. See `may_append`."""
         if not self.may_append(len(data)):
             raise AssertionError(f"{self.stream}: no room for {len(data)} bytes in state {self.state.value}")
-        self._appending.window.append(Entry(data, record_count))
+        self._appending.window.append(BatchEntry(data, record_count))
         return self._send_placed(now_ms)
 
     def trim(self, log_start: int, now_ms: int, *, keeps_last: bool) -> list[Effect]:
@@ -577,7 +577,7 @@ class Owner:
         is_better = is_better and not is_full
         if not is_better:
             growths.give_back(self.stream, now_ms)
-        end.is_due = end.is_due or (is_better and growths.take(self.stream, now_ms))
+        end.is_due = end.is_due or (is_better and growths.take(self.stream, now_ms, len(self._appending.progress)))
         if not end.is_due or following.size < self.min_copies:
             end.go_on()
             return []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from logstore.replica.effects import Effect, MemberFailed, Unavailable
+from logstore.replica.effects import Effect, MemberFailed, StreamUnavailable
 from logstore.replica.fencing import Fencing
 from logstore.replica.placing import NextSet
 from logstore.replica.registrations import MAX_CHUNKS, Member
@@ -82,4 +82,4 @@ class OwnerReports:
         if self._reason == reason:
             return []
         self._reason = reason
-        return [Unavailable(self._stream, epoch, reason)]
+        return [StreamUnavailable(self._stream, epoch, reason)]

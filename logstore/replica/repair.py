@@ -37,7 +37,7 @@ from typing import Final, NamedTuple
 
 from logstore.base.states import following
 from logstore.replica.copy_tokens import CopyTokens, CopyWish
-from logstore.replica.effects import Effect, Send, Unavailable
+from logstore.replica.effects import Effect, Send, StreamUnavailable
 from logstore.replica.messages import CopyChunk, CopyDone, CopyProgress, Reason, Refused
 from logstore.replica.placing import ANYWHERE, Placing
 from logstore.replica.registrations import ChunkRegistration, Member, StreamRegistration, differing_chunks
@@ -442,7 +442,7 @@ class Repair:
         self._reported[chunk.epoch] = None
         hosts = ", ".join(member.host for member in chunk.members)
         reason = f"no member of the chunk from offset {chunk.base_offset} on is alive ({hosts}); bring one back"
-        return [Unavailable(self._stream, chunk.epoch, reason)]
+        return [StreamUnavailable(self._stream, chunk.epoch, reason)]
 
 
 def _is_nobodys(chunk: ChunkRegistration | None) -> bool:

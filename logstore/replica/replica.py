@@ -38,7 +38,7 @@ from logstore.replica.effects import (
     RemoveChunk,
     RemoveFence,
     Send,
-    Store,
+    StoreDurably,
     WriteEntries,
     WriteFence,
 )
@@ -54,11 +54,11 @@ from logstore.replica.known_replicas import (
 from logstore.replica.messages import (
     Append,
     AppendDone,
+    BatchEntry,
     CopyChunk,
     CopyDone,
     CopyProgress,
     EntriesRead,
-    Entry,
     Fence,
     FenceDone,
     LookAtRegistration,
@@ -221,7 +221,7 @@ class Replica:
             reason = Reason.SEALED
         return None if reason is None else self._refused(message.stream, message.epoch, reason)
 
-    def _unknown_entries(self, chunk: ReplicaChunk, message: Append) -> tuple[Entry, ...] | None:
+    def _unknown_entries(self, chunk: ReplicaChunk, message: Append) -> tuple[BatchEntry, ...] | None:
         return unknown_entries(chunk.end, message)
 
     def _forward(self, message: Append) -> list[Effect]:
@@ -292,10 +292,10 @@ class Replica:
 
     # ---- the disk
 
-    def _store(self, operation: DiskOperation, asker: str) -> Store:
+    def _store(self, operation: DiskOperation, asker: str) -> StoreDurably:
         self._tokens += 1
         self._stores[self._tokens] = (operation, asker)
-        return Store(self._tokens, operation)
+        return StoreDurably(self._tokens, operation)
 
     def stored(self, token: int) -> list[Effect]:
         """An operation is done and durable."""
@@ -527,7 +527,7 @@ class Replica:
         return min(chunk.acked_bytes, chunk.durable.length_bytes)
 
     def loaded(
-        self, token: int, at: Prefix, entries: Sequence[Entry], limit_offset: int, founding: bytes = b""
+        self, token: int, at: Prefix, entries: Sequence[BatchEntry], limit_offset: int, founding: bytes = b""
     ) -> list[Effect]:
         """Entries that a `Load` asked for; `limit_offset` is the offset behind the limit. `founding`: see `Append`."""
         sender, message = self._loads.pop(token)

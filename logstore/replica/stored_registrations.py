@@ -32,7 +32,7 @@ from logstore.base.metadata.interface import (
     Change,
     Committed,
     Condition,
-    Conflict,
+    ConditionFailed,
     Delete,
     Entry,
     MetadataStore,
@@ -262,7 +262,7 @@ class StoredRegistrations:
 
     # ---- details
 
-    async def _commit(self, stream: str, transaction: Transaction) -> Committed | Conflict:
+    async def _commit(self, stream: str, transaction: Transaction) -> Committed | ConditionFailed:
         """Make a transaction of a stream, and perhaps others, again if the answer is lost."""
         for tries in range(1, SWAP_TRIES + 1):
             try:

@@ -15,25 +15,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from logstore.replica.messages import Entry
+from logstore.replica.messages import BatchEntry
 from logstore.replica.registrations import Prefix
 
 
 @dataclass(slots=True)
-class _Batch:
-    entry: Entry
+class _WindowBatch:
+    entry: BatchEntry
     offset: int
     start: Prefix | None = None
     end: Prefix | None = None
     placed_ms: int = 0
 
 
-class Window:
+class AppendWindow:
     """The window of one owner, in front of one chunk after the other."""
 
     def __init__(self, base_offset: int, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._batches: deque[_Batch] = deque()
+        self._batches: deque[_WindowBatch] = deque()
         self._placed_count = 0
         self.size_bytes = 0
         self.next_offset = base_offset
@@ -46,10 +46,10 @@ class Window:
         """Whether a batch of this size may be appended now; one batch always may."""
         return not self._batches or self.size_bytes + size_bytes <= self._max_bytes
 
-    def append(self, entry: Entry) -> int:
+    def append(self, entry: BatchEntry) -> int:
         """Take a batch; returns its offset."""
         offset = self.next_offset
-        self._batches.append(_Batch(entry, offset))
+        self._batches.append(_WindowBatch(entry, offset))
         self.next_offset += entry.record_count
         self.size_bytes += len(entry.data)
         return offset
@@ -69,10 +69,10 @@ class Window:
         """Whether everything is acknowledged."""
         return not self._batches
 
-    def place(self, now_ms: int, max_bytes: int) -> tuple[Prefix, tuple[Entry, ...]]:
+    def place(self, now_ms: int, max_bytes: int) -> tuple[Prefix, tuple[BatchEntry, ...]]:
         """Place the next batches, about `max_bytes` of them. Returns the prefix in front of them, and them."""
         at = self.placed
-        entries: list[Entry] = []
+        entries: list[BatchEntry] = []
         size = 0
         while self._placed_count < len(self._batches) and size < max_bytes:
             batch = self._batches[self._placed_count]
@@ -84,10 +84,10 @@ class Window:
             self._placed_count += 1
         return at, tuple(entries)
 
-    def entries_from(self, length_bytes: int, max_bytes: int) -> tuple[Prefix, tuple[Entry, ...]] | None:
+    def entries_from(self, length_bytes: int, max_bytes: int) -> tuple[Prefix, tuple[BatchEntry, ...]] | None:
         """Placed batches from a place on, about `max_bytes` of them; None if no batch in the window begins there."""
         at: Prefix | None = None
-        entries: list[Entry] = []
+        entries: list[BatchEntry] = []
         size = 0
         for batch in self._placed():
             start = batch.start
@@ -111,7 +111,7 @@ class Window:
         """When the first batch that waits for its acknowledgement was placed; now, if none does."""
         return self._batches[0].placed_ms if self._placed_count else now_ms
 
-    def _placed(self) -> Iterator[_Batch]:
+    def _placed(self) -> Iterator[_WindowBatch]:
         return islice(self._batches, self._placed_count)
 
     def ack(self, durable: Prefix) -> bool:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from logstore.testing.network import Loopback, Network
+from logstore.testing.network import ClusterNetwork, Loopback
 from logstore.testing.processes import PATIENCE_S, ClusterHostProcess, NotStarted
 
 __all__ = ["PATIENCE_S", "Cluster", "ClusterHostProcess", "NotStarted"]
@@ -29,7 +29,11 @@ class Cluster:
     """See the module. `flags` are further flags of every host."""
 
     def __init__(
-        self, directory: Path, names: Sequence[str] = ("a", "b", "c"), *flags: str, network: Network | None = None
+        self,
+        directory: Path,
+        names: Sequence[str] = ("a", "b", "c"),
+        *flags: str,
+        network: ClusterNetwork | None = None,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.network = network or Loopback()

@@ -7,8 +7,9 @@ The images are those of `compose/`: `cairn` and `cairn-etcd`; nothing is fetched
 or tc on this machine, which are used inside the containers' networks.
 
 Invariants:
-* Containers, their network and their volumes are removed when the network stops. What a killed test leaves has names
-  that begin with `cairn-test-`.
+* Containers, their network and their volumes are removed when the network stops. What a killed test leaves are
+  containers whose names begin with `cairn-test-` (their volumes go with `docker rm -f -v`), and a network with the
+  label `org.testcontainers` (`docker network prune --filter label=org.testcontainers`).
 * A host that is started again is the same container with the same disk; `wipe` makes a new one.
 * A cut lasts until `heal`, or until a host at its end starts again.
 """
@@ -81,33 +82,33 @@ class ContainerNode:
 
     @property
     def is_running(self) -> bool:
-        """See Node."""
+        """See ClusterProcess."""
         return self._made is not None and self.container.status in ("running", "paused")
 
     @property
     def pid(self) -> int:
-        """See Node."""
+        """See ClusterProcess."""
         return int(self.container.attrs["State"]["Pid"])
 
     @property
     def is_paused(self) -> bool:
-        """See Node."""
+        """See ClusterProcess."""
         return self._made is not None and self.container.status == "paused"
 
     @property
     def died(self) -> int | None:
-        """See Node."""
+        """See ClusterProcess."""
         if self._is_ended or self._made is None or self.is_running:
             return None
         return self._status()
 
     @property
     def log(self) -> str:
-        """See Node."""
+        """See ClusterProcess."""
         return self.container.logs(stdout=False).decode(errors="replace") if self._made is not None else ""
 
     def start(self) -> None:
-        """See Node."""
+        """See ClusterProcess."""
         self._is_ended = False
         if self._made is None:
             made = self._make()
@@ -117,7 +118,7 @@ class ContainerNode:
             self.container.start()
 
     def kill(self) -> int | None:
-        """See Node."""
+        """See ClusterProcess."""
         if self._is_ended or self._made is None:
             return None
         if self.is_running:
@@ -127,7 +128,7 @@ class ContainerNode:
         return self._status()
 
     def stop(self) -> int:
-        """See Node."""
+        """See ClusterProcess."""
         self.container.stop(timeout=int(PATIENCE_S))
         self._is_ended = True
         return self._status()
@@ -138,11 +139,11 @@ class ContainerNode:
         return SIGNALED - status if status > SIGNALED else status
 
     def pause(self) -> None:
-        """See Node."""
+        """See ClusterProcess."""
         self.container.pause()
 
     def go_on(self) -> None:
-        """See Node."""
+        """See ClusterProcess."""
         if self.container.status == "paused":
             self.container.unpause()
 
@@ -203,13 +204,13 @@ class ContainerNetwork:
         self._nodes: dict[str, ContainerNode] = {}
 
     def plan(self, names: Sequence[str]) -> None:
-        """See Network."""
+        """See ClusterNetwork."""
         self._names, self._ports = list(names), free_ports(len(names))
         self._folder = Path(tempfile.mkdtemp(prefix="cairn-certificates-"))
         self._folder.chmod(0o755)
 
     def start(self) -> None:
-        """See Network."""
+        """See ClusterNetwork."""
         problem = why_not(*self._images)
         if problem:
             raise NetworkUnavailable(problem)
@@ -218,7 +219,7 @@ class ContainerNetwork:
         self._is_made = True
 
     def stop(self) -> None:
-        """See Network."""
+        """See ClusterNetwork."""
         for node in self._nodes.values():
             node.remove()
         if self._is_made:
@@ -227,7 +228,7 @@ class ContainerNetwork:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def make_etcd(self, directory: Path) -> ContainerNode:
-        """See Network."""
+        """See ClusterNetwork."""
         urls = (f"http://0.0.0.0:{ETCD_PORT}", f"http://{ETCD}:{ETCD_PORT}")
 
         def make() -> DockerContainer:
@@ -238,7 +239,7 @@ class ContainerNetwork:
         return self._nodes[ETCD]
 
     def make_host(self, name: str, directory: Path, flags: Sequence[str]) -> ContainerHost:
-        """See Network."""
+        """See ClusterNetwork."""
         port, data_dir = self._ports[self._names.index(name)], directory / name
         command = [
             *("--insecure", "--kafka", f"0.0.0.0:{KAFKA_PORT}", "--advertise", f"127.0.0.1:{port}"),
@@ -276,17 +277,17 @@ class ContainerNetwork:
         )
 
     def cut(self, source: str, target: str) -> None:
-        """See Network."""
+        """See ClusterNetwork."""
         self._inside(target, "nft", f"add table {TABLE}")
         self._inside(target, "nft", f"add chain {TABLE} input {{ type filter hook input priority 0; }}")
         self._inside(target, "nft", f"add rule {TABLE} input ip saddr {self._address(source)} drop")
 
     def slow(self, source: str, target: str, *, delay_s: float = 0.0, bytes_s: float = 0.0) -> None:
-        """See Network. Slows all that source sends, to whomever; a delay needs netem in the kernel."""
+        """See ClusterNetwork. Slows all that source sends, to whomever; a delay needs netem in the kernel."""
         self._inside(source, "tc", "qdisc", "replace", "dev", "eth0", "root", *shape(delay_s, bytes_s))
 
     def heal(self) -> None:
-        """See Network. Other tables stay: Docker's answer for names of containers depends on one."""
+        """See ClusterNetwork. Other tables stay: Docker's answer for names of containers depends on one."""
         for name, node in self._nodes.items():
             if node.is_running:
                 for command in (("nft", f"delete table {TABLE}"), ("tc", "qdisc", "del", "dev", "eth0", "root")):

@@ -40,7 +40,7 @@ class SentBatch:
     offset: int | None = None
 
 
-class FoundBatch(NamedTuple):
+class ReceivedBatch(NamedTuple):
     """A batch as a reader received it."""
 
     header: BatchHeader
@@ -52,10 +52,10 @@ def content_of(batch: Buffer) -> bytes:
     return bytes(batch[CRC_OFFSET:])
 
 
-def found_batches(buffers: Iterable[Buffer]) -> list[FoundBatch]:
+def found_batches(buffers: Iterable[Buffer]) -> list[ReceivedBatch]:
     """Batches with their checked headers; a buffer may hold several."""
     return [
-        FoundBatch(header, bytes(buffer[position : position + header.size_bytes]))
+        ReceivedBatch(header, bytes(buffer[position : position + header.size_bytes]))
         for buffer in buffers
         for position, header in iterate_batches(buffer)
     ]
@@ -99,7 +99,7 @@ class StreamHistory:
         batch = self.sent[content] = SentBatch(len(self.sent), records, max_timestamp)
         return batch
 
-    def check(self, log_start: int, high_watermark: int, log: Sequence[FoundBatch]) -> dict[Epoch, str]:
+    def check(self, log_start: int, high_watermark: int, log: Sequence[ReceivedBatch]) -> dict[Epoch, str]:
         """Check a stream by all batches that a reader finds from the log start on. Returns epochs and executions."""
         if not self.trim_acked <= log_start <= max(self.trim_asked, self.trim_acked):
             raise self._broken(f"log start {log_start}, trimmed to {self.trim_acked}, asked {self.trim_asked}")
@@ -123,7 +123,7 @@ class StreamHistory:
                 raise self._broken(f"group {epoch}, acknowledged at {offset}, is lost")
         return epochs
 
-    def _check_acked(self, log_start: int, log: Sequence[FoundBatch]) -> None:
+    def _check_acked(self, log_start: int, log: Sequence[ReceivedBatch]) -> None:
         found = {batch.header.base_offset: content_of(batch.data) for batch in log}
         for content in self.acked:
             offset = self.sent[content].offset
@@ -134,7 +134,7 @@ class StreamHistory:
             if found[offset] != content:
                 raise self._broken(f"another batch stands at {offset} than the one acknowledged there")
 
-    def _check_dense(self, log_start: int, high_watermark: int, log: Sequence[FoundBatch]) -> None:
+    def _check_dense(self, log_start: int, high_watermark: int, log: Sequence[ReceivedBatch]) -> None:
         offset = log_start
         for place, batch in enumerate(log):
             base = batch.header.base_offset
@@ -146,9 +146,9 @@ class StreamHistory:
         if not log and log_start != high_watermark:
             raise self._broken(f"nothing is found between {log_start} and {high_watermark}")
 
-    def _split(self, log: Sequence[FoundBatch]) -> tuple[list[FoundBatch], dict[Epoch, str]]:
+    def _split(self, log: Sequence[ReceivedBatch]) -> tuple[list[ReceivedBatch], dict[Epoch, str]]:
         """Batches outside groups, and the epochs whose groups are in the log, each checked to be whole."""
-        plain: list[FoundBatch] = []
+        plain: list[ReceivedBatch] = []
         epochs: dict[Epoch, str] = {}
         opened: Epoch | None = None
         inside: list[bytes] = []
@@ -184,7 +184,7 @@ class StreamHistory:
         return plain, epochs
 
     @staticmethod
-    def _starts_inside(log: Sequence[FoundBatch], place: int) -> bool:
+    def _starts_inside(log: Sequence[ReceivedBatch], place: int) -> bool:
         controls = (decode_control(batch.data) for batch in log[:place] if batch.header.is_control)
         return not any(isinstance(control, Begin | End) for control in controls)
 

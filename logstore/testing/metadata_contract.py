@@ -27,7 +27,7 @@ from logstore.base.metadata.interface import (
     Changes,
     Committed,
     Condition,
-    Conflict,
+    ConditionFailed,
     Delete,
     DeletePrefix,
     Entry,
@@ -138,19 +138,19 @@ async def _conditions(test: StoreUnderTest) -> None:
     first = await committed(store, put("a", b"1", if_revision=ABSENT))
     _expect(
         await test.other.commit(put("a", b"2", if_revision=ABSENT)),
-        Conflict((Entry("a", b"1", first),), first),
+        ConditionFailed((Entry("a", b"1", first),), first),
         "a put of a key that must be absent, and is there",
     )
     second = await committed(test.other, put("a", b"2", if_revision=first))
     _expect(
         await store.commit(put("a", b"3", if_revision=first)),
-        Conflict((Entry("a", b"2", second),), second),
+        ConditionFailed((Entry("a", b"2", second),), second),
         "a put if the key is unchanged, after it was changed",
     )
     mixed = Transaction((Condition("a", second), Condition("b", second)), (Put("c", b""), Delete("a")))
     _expect(
         await store.commit(mixed),
-        Conflict((Entry("a", b"2", second), None), second),
+        ConditionFailed((Entry("a", b"2", second), None), second),
         "a transaction with one condition of two that holds",
     )
     _expect((await store.page("")).entries, (Entry("a", b"2", second),), "the map after conflicts")
@@ -389,7 +389,7 @@ async def _limits(test: StoreUnderTest) -> None:
     await committed(store, changing(*(Put(f"full/{number}", value) for number in range(15))))
     many = tuple(Condition(f"full/{number}", ABSENT) for number in range(15))
     outcome = await store.commit(Transaction(many, (Put("x", b""),)))
-    _expect(isinstance(outcome, Conflict) and len(outcome.found), 15, "a conflict of many large values")
+    _expect(isinstance(outcome, ConditionFailed) and len(outcome.found), 15, "a conflict of many large values")
     await committed(store, changing(*(Put(f"n/{number}", b"") for number in range(MAX_CHANGES))))
     for what, call in _beyond_limits(store):
         await _refused(call, InvalidMetadataCall, what)
@@ -485,7 +485,7 @@ async def step_commit(store: MetadataStore, model: MetadataModel, transaction: T
         _expect(outcome, Committed(model.commit(transaction.changes)), f"{call}, {transaction}")
     else:
         found = tuple(model.entries.get(condition.key) for condition in transaction.conditions)
-        _expect(outcome, Conflict(found, model.revision), f"{call}, {transaction}")
+        _expect(outcome, ConditionFailed(found, model.revision), f"{call}, {transaction}")
 
 
 async def step_page(store: MetadataStore, model: MetadataModel, prefix: str, call: str) -> None:

@@ -24,7 +24,7 @@ from typing import Final
 
 from logstore.testing.certificates import certificate_flags, make_certificates
 from logstore.testing.network import ETCD, NetworkUnavailable
-from logstore.testing.processes import Etcd, HostPlace, LocalHost
+from logstore.testing.processes import Etcd, LocalHost, ProcessPlace
 
 PREFIX: Final = "cct"
 FIRST_NUMBER: Final = 16
@@ -63,12 +63,12 @@ class NamespaceNetwork:
         self._is_made = False
 
     def plan(self, names: Sequence[str]) -> None:
-        """See Network."""
+        """See ClusterNetwork."""
         self._names = list(names)
         self._folder = Path(tempfile.mkdtemp(prefix="cairn-certificates-"))
 
     def start(self) -> None:
-        """See Network."""
+        """See ClusterNetwork."""
         problem = why_not()
         if problem:
             raise NetworkUnavailable(problem)
@@ -95,20 +95,20 @@ class NamespaceNetwork:
                 self._inside(name, "nft", f"add chain {TABLE} {hook} {{ type filter hook {hook} priority 0; }}")
 
     def stop(self) -> None:
-        """See Network."""
+        """See ClusterNetwork."""
         if self._is_made:
             self._remove()
             self._is_made = False
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def make_etcd(self, directory: Path) -> Etcd:
-        """See Network."""
+        """See ClusterNetwork."""
         return Etcd(directory, f"{self._subnet}.1:{ETCD_PORT}", f"{self._subnet}.1:{ETCD_PEER_PORT}")
 
     def make_host(self, name: str, directory: Path, flags: Sequence[str]) -> LocalHost:
-        """See Network."""
+        """See ClusterNetwork."""
         address = self._address(name)
-        place = HostPlace(
+        place = ProcessPlace(
             f"{address}:{KAFKA_PORT}",
             f"{address}:{PEER_PORT}",
             f"{address}:{PEER_PORT}",
@@ -119,7 +119,7 @@ class NamespaceNetwork:
         return LocalHost(name, directory, place, flags)
 
     def cut(self, source: str, target: str) -> None:
-        """See Network."""
+        """See ClusterNetwork."""
         if source == ETCD:
             rule = f"input ip saddr {self._subnet}.1 tcp sport {ETCD_PORT}"
         elif target == ETCD:
@@ -129,13 +129,13 @@ class NamespaceNetwork:
         self._inside(source if target == ETCD else target, "nft", f"add rule {TABLE} {rule} drop")
 
     def slow(self, source: str, target: str, *, delay_s: float = 0.0, bytes_s: float = 0.0) -> None:
-        """See Network. Slows all that source sends, to whomever; a delay needs netem in the kernel."""
+        """See ClusterNetwork. Slows all that source sends, to whomever; a delay needs netem in the kernel."""
         if source == ETCD:
             raise NetworkUnavailable("etcd's link is the machine's own: slow what hosts send")
         self._inside(source, "tc", "qdisc", "replace", "dev", "eth0", "root", *shape(delay_s, bytes_s))
 
     def heal(self) -> None:
-        """See Network."""
+        """See ClusterNetwork."""
         for name in self._names:
             self._inside(name, "nft", f"flush table {TABLE}")
             subprocess.run(  # noqa: S603  no shell; there is nothing to remove where nothing was slow

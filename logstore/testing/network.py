@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from logstore.testing.ports import free_ports
-from logstore.testing.processes import ClusterHostProcess, Etcd, HostPlace, LocalHost, Node, NotStarted
-from logstore.testing.relay import Route, as_json
+from logstore.testing.processes import ClusterHostProcess, ClusterProcess, Etcd, LocalHost, NotStarted, ProcessPlace
+from logstore.testing.relay import RelayRoute, as_json
 
 ETCD: Final = "etcd"
 """The name that stands for etcd where a host is named."""
@@ -34,7 +34,7 @@ class NetworkUnavailable(Exception):
     """This machine or user cannot have the network; the message says what is missing."""
 
 
-class Network(Protocol):
+class ClusterNetwork(Protocol):
     """See the module."""
 
     def plan(self, names: Sequence[str]) -> None:
@@ -49,7 +49,7 @@ class Network(Protocol):
         """Remove it, whatever has become of it."""
         ...
 
-    def make_etcd(self, directory: Path) -> Node:
+    def make_etcd(self, directory: Path) -> ClusterProcess:
         """An etcd that does not run yet."""
         ...
 
@@ -74,30 +74,30 @@ class Loopback:
     """Everything on 127.0.0.1, without faults."""
 
     def __init__(self) -> None:
-        self._places: dict[str, HostPlace] = {}
+        self._places: dict[str, ProcessPlace] = {}
         self._etcd = ("", "")
 
     def plan(self, names: Sequence[str]) -> None:
-        """See Network."""
+        """See ClusterNetwork."""
         ports = iter(free_ports(2 + 2 * len(names)))
         client, peer = (f"127.0.0.1:{next(ports)}" for _ in range(2))
         self._etcd = client, peer
         for name in names:
             kafka, link = (f"127.0.0.1:{next(ports)}" for _ in range(2))
-            self._places[name] = HostPlace(kafka, link, link, client)
+            self._places[name] = ProcessPlace(kafka, link, link, client)
 
     def start(self) -> None:
-        """See Network."""
+        """See ClusterNetwork."""
 
     def stop(self) -> None:
-        """See Network."""
+        """See ClusterNetwork."""
 
     def make_etcd(self, directory: Path) -> Etcd:
-        """See Network."""
+        """See ClusterNetwork."""
         return Etcd(directory, *self._etcd)
 
     def make_host(self, name: str, directory: Path, flags: Sequence[str]) -> LocalHost:
-        """See Network."""
+        """See ClusterNetwork."""
         return LocalHost(name, directory, self._places[name], flags)
 
     def cut(self, source: str, target: str) -> None:
@@ -113,33 +113,33 @@ class Loopback:
         )
 
     def heal(self) -> None:
-        """See Network."""
+        """See ClusterNetwork."""
 
 
 class RelayedNetwork:
     """Everything on 127.0.0.1, with a relay in front of each host's links, and between each host and etcd."""
 
     def __init__(self) -> None:
-        self._places: dict[str, HostPlace] = {}
+        self._places: dict[str, ProcessPlace] = {}
         self._names: list[str] = []
-        self._routes: list[Route] = []
+        self._routes: list[RelayRoute] = []
         self._etcd = ("", "")
         self._relay: subprocess.Popen[str] | None = None
         self._states: dict[tuple[str, str], dict[str, float]] = {}
 
     def plan(self, names: Sequence[str]) -> None:
-        """See Network."""
+        """See ClusterNetwork."""
         ports = iter(free_ports(2 + 4 * len(names)))
         etcd, peer = next(ports), next(ports)
         self._etcd = f"127.0.0.1:{etcd}", f"127.0.0.1:{peer}"
         self._names = list(names)
         for name in names:
             kafka, listen, advertised, to_etcd = (next(ports) for _ in range(4))
-            self._routes += [Route(advertised, name, listen), Route(to_etcd, ETCD, etcd, name)]
-            self._places[name] = HostPlace(*(f"127.0.0.1:{port}" for port in (kafka, listen, advertised, to_etcd)))
+            self._routes += [RelayRoute(advertised, name, listen), RelayRoute(to_etcd, ETCD, etcd, name)]
+            self._places[name] = ProcessPlace(*(f"127.0.0.1:{port}" for port in (kafka, listen, advertised, to_etcd)))
 
     def start(self) -> None:
-        """See Network."""
+        """See ClusterNetwork."""
         self._relay = subprocess.Popen(  # noqa: S603  our own program
             [sys.executable, "-m", "logstore.testing.relay", as_json(self._routes)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -149,30 +149,30 @@ class RelayedNetwork:
             raise NotStarted(f"the relay said {said!r} instead of 'relay ready'")
 
     def stop(self) -> None:
-        """See Network."""
+        """See ClusterNetwork."""
         relay, self._relay = self._relay, None
         if relay is not None:
             relay.kill()
             relay.communicate()
 
     def make_etcd(self, directory: Path) -> Etcd:
-        """See Network."""
+        """See ClusterNetwork."""
         return Etcd(directory, *self._etcd)
 
     def make_host(self, name: str, directory: Path, flags: Sequence[str]) -> LocalHost:
-        """See Network."""
+        """See ClusterNetwork."""
         return LocalHost(name, directory, self._places[name], flags)
 
     def cut(self, source: str, target: str) -> None:
-        """See Network."""
+        """See ClusterNetwork."""
         self._change(source, target, cut=True)
 
     def slow(self, source: str, target: str, *, delay_s: float = 0.0, bytes_s: float = 0.0) -> None:
-        """See Network."""
+        """See ClusterNetwork."""
         self._change(source, target, delay_s=delay_s, bytes_s=bytes_s)
 
     def heal(self) -> None:
-        """See Network."""
+        """See ClusterNetwork."""
         for source, target in tuple(self._states):
             self._change(source, target, cut=False, delay_s=0.0, bytes_s=0.0)
         self._states.clear()

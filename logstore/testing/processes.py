@@ -28,7 +28,7 @@ class NotEnded(Exception):
     """A process that was told to end went on; it was killed. The message has what it said."""
 
 
-class HostPlace(NamedTuple):
+class ProcessPlace(NamedTuple):
     """Where a host listens and is reached, as HOST:PORT, and how its process is started."""
 
     kafka: str
@@ -41,7 +41,7 @@ class HostPlace(NamedTuple):
     """What stands in front of the command."""
 
 
-class Node(Protocol):
+class ClusterProcess(Protocol):
     """An etcd or a sidecar, wherever it runs."""
 
     name: str
@@ -94,7 +94,7 @@ class Node(Protocol):
         ...
 
 
-class ClusterHostProcess(Node, Protocol):
+class ClusterHostProcess(ClusterProcess, Protocol):
     """A sidecar, wherever it runs. `data_dir`: its directory, as this machine sees it."""
 
     address: str
@@ -167,7 +167,7 @@ class LocalProcess:
 
     @property
     def died(self) -> int | None:
-        """See Node."""
+        """See ClusterProcess."""
         return None if self._process is None else self._process.poll()
 
     @property
@@ -186,11 +186,11 @@ class LocalProcess:
         return self._process
 
     def kill(self) -> int | None:
-        """See Node."""
+        """See ClusterProcess."""
         return self._end(signal.SIGKILL)
 
     def stop(self) -> int:
-        """See Node."""
+        """See ClusterProcess."""
         return self._end(signal.SIGTERM) or 0
 
     def pause(self) -> None:
@@ -248,7 +248,7 @@ class Etcd(LocalProcess):
 class LocalHost(LocalProcess):
     """One sidecar of the cluster."""
 
-    def __init__(self, name: str, directory: Path, place: HostPlace, flags: Sequence[str]) -> None:
+    def __init__(self, name: str, directory: Path, place: ProcessPlace, flags: Sequence[str]) -> None:
         super().__init__(name, directory / f"{name}.log")
         self.data_dir = directory / name
         self.address = place.kafka

@@ -39,7 +39,7 @@ _BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class RelayRoute:
     """A port, and where its connections lead. `source`: who connects there; empty: a hello says it."""
 
     port: int
@@ -48,7 +48,7 @@ class Route:
     source: str = ""
 
 
-class Direction:
+class RelayDirection:
     """What happens to the bytes from one host to another."""
 
     def __init__(self) -> None:
@@ -91,12 +91,12 @@ class Relay:
     """All routes of a cluster."""
 
     def __init__(self) -> None:
-        self._directions: dict[tuple[str, str], Direction] = {}
+        self._directions: dict[tuple[str, str], RelayDirection] = {}
         self._scopes: dict[tuple[str, str], set[trio.CancelScope]] = {}
 
-    def direction(self, source: str, target: str) -> Direction:
+    def direction(self, source: str, target: str) -> RelayDirection:
         """From one host to another."""
-        return self._directions.setdefault((source, target), Direction())
+        return self._directions.setdefault((source, target), RelayDirection())
 
     def command(self, line: str) -> str:
         """Carry out one line: `source`, `target`, and `cut`, `delay_s`, `bytes_s`, or `reset`, or `ask`. The answer."""
@@ -111,7 +111,7 @@ class Relay:
             self.direction(*ends).set(cut=told["cut"], delay_s=told["delay_s"], bytes_s=told["bytes_s"])
         return "done"
 
-    async def serve(self, routes: Sequence[Route]) -> None:
+    async def serve(self, routes: Sequence[RelayRoute]) -> None:
         """Relay until it is cancelled."""
         async with trio.open_nursery() as nursery:
             for route in routes:
@@ -129,7 +129,7 @@ class Relay:
                     line, _, text = text.partition(b"\n")
                     _say(self.command(line.decode()))
 
-    async def listen(self, route: Route, task_status: trio.TaskStatus[None]) -> None:
+    async def listen(self, route: RelayRoute, task_status: trio.TaskStatus[None]) -> None:
         """Relay one route; while its target's process is gone, refuse connections as the target's machine does."""
         async with trio.open_nursery() as connections:
             listeners = await trio.open_tcp_listeners(route.port, host="127.0.0.1")
@@ -141,7 +141,7 @@ class Relay:
                 await _until_there(route.to_port)
                 listeners = await _open(route.port)
 
-    async def _take(self, route: Route, listening: trio.CancelScope, near: trio.SocketStream) -> None:
+    async def _take(self, route: RelayRoute, listening: trio.CancelScope, near: trio.SocketStream) -> None:
         """Relay a connection; if nobody listens at its target, end the listening that has accepted it."""
         try:
             await self._connect(route, near)
@@ -151,7 +151,7 @@ class Relay:
         except* _BROKEN:
             await trio.aclose_forcefully(near)
 
-    async def _connect(self, route: Route, near: trio.SocketStream) -> None:
+    async def _connect(self, route: RelayRoute, near: trio.SocketStream) -> None:
         begun = b"" if route.source else await _read_hello(near)
         source = route.source or source_of(begun)
         try:
@@ -219,7 +219,7 @@ def source_of(hello: bytes) -> str:
     return hello[at + 1 : at + 1 + hello[at]].decode(errors="replace") if at < len(hello) else ""
 
 
-async def _pump(source: trio.SocketStream, target: trio.SocketStream, way: Direction, begun: bytes) -> None:
+async def _pump(source: trio.SocketStream, target: trio.SocketStream, way: RelayDirection, begun: bytes) -> None:
     """Bytes of one direction, until its end."""
     send, receive = trio.open_memory_channel[tuple[float, bytes]](QUEUED)
 
@@ -247,14 +247,14 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-def as_json(routes: Sequence[Route]) -> str:
+def as_json(routes: Sequence[RelayRoute]) -> str:
     """Routes as the program takes them."""
     return json.dumps([asdict(route) for route in routes])
 
 
 def main() -> None:
     """Run the relay."""
-    routes = [Route(**fields) for fields in json.loads(sys.argv[1])]
+    routes = [RelayRoute(**fields) for fields in json.loads(sys.argv[1])]
     trio.run(Relay().serve, routes)
 
 

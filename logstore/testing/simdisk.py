@@ -32,18 +32,18 @@ ENDLESS_BYTES = 1 << 60
 class SimDirectory:
     """The names in a directory: as the process sees them, and as synced."""
 
-    entries: "dict[str, Node]" = field(default_factory=dict)
-    durable: "dict[str, Node]" = field(default_factory=dict)
+    entries: "dict[str, SimNode]" = field(default_factory=dict)
+    durable: "dict[str, SimNode]" = field(default_factory=dict)
 
 
-Node = SimFile | SimDirectory
+SimNode = SimFile | SimDirectory
 
 
 class _NameChange(NamedTuple):
     """One atomic operation on names: each (directory, name) becomes the node, or is removed (None)."""
 
     label: str
-    changes: tuple[tuple[SimDirectory, str, Node | None], ...]
+    changes: tuple[tuple[SimDirectory, str, SimNode | None], ...]
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ class SimDisk:
 
     # ---- names
 
-    def _walk(self, path: str) -> Node | None:
-        node: Node = self._root
+    def _walk(self, path: str) -> SimNode | None:
+        node: SimNode = self._root
         for part in path.split("/") if path else ():
             if not isinstance(node, SimDirectory):
                 raise _error(ENOTDIR, path)
@@ -154,7 +154,7 @@ class SimDisk:
             raise _error(ENOTDIR, path)
         return node, name
 
-    def _change(self, label: str, *changes: tuple[SimDirectory, str, Node | None]) -> None:
+    def _change(self, label: str, *changes: tuple[SimDirectory, str, SimNode | None]) -> None:
         for directory, name, node in changes:
             if node is None:
                 directory.entries.pop(name, None)
@@ -368,9 +368,9 @@ class SimDisk:
 
     def kill_state(self) -> "SimDisk":
         """The disk as the next process sees it after this one was killed: all data is present, not all of it synced."""
-        copies: dict[int, Node] = {}
+        copies: dict[int, SimNode] = {}
 
-        def copy(node: Node) -> Node:
+        def copy(node: SimNode) -> SimNode:
             if id(node) not in copies:
                 copies[id(node)] = made = node.clone() if isinstance(node, SimFile) else SimDirectory()
                 if isinstance(node, SimDirectory) and isinstance(made, SimDirectory):
@@ -383,7 +383,7 @@ class SimDisk:
         assert isinstance(root, SimDirectory)
         disk._root = root
         for label, changes in self._pending:
-            copied: list[tuple[SimDirectory, str, Node | None]] = []
+            copied: list[tuple[SimDirectory, str, SimNode | None]] = []
             for directory, name, child in changes:
                 parent = copy(directory)
                 assert isinstance(parent, SimDirectory)
@@ -463,8 +463,8 @@ class SimDisk:
         subsets = [[change for place, change in enumerate(pending) if mask >> place & 1] for mask in masks]
         return subsets, count <= bounds.name_changes
 
-    def _overlay(self, kept: Sequence[_NameChange]) -> dict[int, dict[str, Node]]:
-        names: dict[int, dict[str, Node]] = {}
+    def _overlay(self, kept: Sequence[_NameChange]) -> dict[int, dict[str, SimNode]]:
+        names: dict[int, dict[str, SimNode]] = {}
         for change in kept:
             for directory, name, node in change.changes:
                 entries = names.setdefault(id(directory), dict(directory.durable))
@@ -490,9 +490,9 @@ class SimDisk:
 
     def _after(self, kept: Sequence[_NameChange], content: Callable[[SimFile], bytes], origin: str) -> "SimDisk":
         names = self._overlay(kept)
-        made: dict[int, Node] = {}
+        made: dict[int, SimNode] = {}
 
-        def build(node: Node) -> Node:
+        def build(node: SimNode) -> SimNode:
             if id(node) not in made:
                 if isinstance(node, SimFile):
                     made[id(node)] = SimFile(self.unit_bytes, content(node))

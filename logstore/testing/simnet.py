@@ -47,7 +47,7 @@ class NetRules:
 
 
 @dataclass(slots=True)
-class _Event:
+class _SimEvent:
     target: str
     life: int
     """The life that a timer belongs to; 0 for a message."""
@@ -66,9 +66,9 @@ class SimNet:
         self.lost = self.repeated = self.blocked = 0
         self._hosts: dict[str, SimHost] = {}
         self._lives: dict[str, int] = {}
-        self._paused: dict[str, list[_Event]] = {}
+        self._paused: dict[str, list[_SimEvent]] = {}
         self._cuts: dict[tuple[str, str], None] = {}
-        self._events: list[tuple[int, int, _Event]] = []
+        self._events: list[tuple[int, int, _SimEvent]] = []
         self._number = 0
         self._hash = hashlib.sha256()
 
@@ -146,7 +146,7 @@ class SimNet:
 
     def send(self, sender: str, target: str, message: Any) -> None:
         """Put a message on its way."""
-        event = _Event(target, 0, sender, message)
+        event = _SimEvent(target, 0, sender, message)
         if sender == target:
             self._push(0, event)
             return
@@ -165,9 +165,9 @@ class SimNet:
 
     def after(self, name: str, delay_us: int, reason: Any) -> None:
         """Wake a host, if it still lives the same life then."""
-        self._push(delay_us, _Event(name, self._lives[name], name, reason))
+        self._push(delay_us, _SimEvent(name, self._lives[name], name, reason))
 
-    def _push(self, delay_us: int, event: _Event) -> None:
+    def _push(self, delay_us: int, event: _SimEvent) -> None:
         self._number += 1
         heappush(self._events, (self.now_us + delay_us, self._number, event))
 

@@ -22,7 +22,7 @@ from logstore.base.metadata.interface import (
     MAX_PAGE_ENTRIES,
     Changes,
     Committed,
-    Conflict,
+    ConditionFailed,
     Lease,
     MetadataStatistics,
     Page,
@@ -58,7 +58,7 @@ class MetadataFaults:
     """As in `EtcdSettings`."""
 
 
-class _Answer(Generic[T]):
+class _StoreAnswer(Generic[T]):
     __slots__ = ("arrived", "error", "value")
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ class SimulatedMetadata:
         """Send a request once; None if no answer came in time. Raises what `work` raises at the service."""
         if self._nursery is None:
             raise AssertionError("the simulated service does not run")
-        answer = _Answer[T]()
+        answer = _StoreAnswer[T]()
         self._nursery.start_soon(self._handle, host, work, answer)
         with trio.move_on_after(self.faults.attempt_s):
             await answer.arrived.wait()
@@ -151,7 +151,7 @@ class SimulatedMetadata:
 
     # ---- details
 
-    async def _handle(self, host: str, work: Callable[[], T], answer: _Answer[T]) -> None:
+    async def _handle(self, host: str, work: Callable[[], T], answer: _StoreAnswer[T]) -> None:
         await self.travel()
         if not self.reaches(host) or self.random.random() < self.faults.lost_requests:
             return
@@ -203,7 +203,7 @@ class SimulatedMetadataStore:
         check_pages(wanted)
         return await self._surely(lambda: self._service.state.pages(wanted))
 
-    async def commit(self, transaction: Transaction) -> Committed | Conflict:
+    async def commit(self, transaction: Transaction) -> Committed | ConditionFailed:
         """See MetadataStore."""
         check_transaction(transaction)
         self.statistics.calls += 1
@@ -213,7 +213,7 @@ class SimulatedMetadataStore:
             self._failed()
             self.statistics.unknown_outcomes += 1
             raise OutcomeUnknown("the simulated service gave no answer to a transaction: read its keys")
-        self.statistics.conflicts += isinstance(outcome, Conflict)
+        self.statistics.conflicts += isinstance(outcome, ConditionFailed)
         self.statistics.away = ""
         return outcome
 
@@ -246,9 +246,9 @@ class SimulatedMetadataStore:
         self._service.state.compact(revision)
         return True
 
-    def _commit(self, transaction: Transaction) -> Committed | Conflict:
+    def _commit(self, transaction: Transaction) -> Committed | ConditionFailed:
         prepared = self._service.state.prepare_commit(transaction)
-        return prepared if isinstance(prepared, Conflict) else self._install(prepared)
+        return prepared if isinstance(prepared, ConditionFailed) else self._install(prepared)
 
     def _install(self, update: Update) -> Committed:
         return self._service.install(update) if update.changes_something else Committed(update.revision)

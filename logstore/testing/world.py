@@ -31,7 +31,7 @@ from logstore.log.topics import TopicConfig
 from logstore.testing.clock import ManualClock
 from logstore.testing.controls import scan_all
 from logstore.testing.driver import JobDriver
-from logstore.testing.history import FoundBatch, History, PromiseBroken, StreamHistory, content_of, found_batches
+from logstore.testing.history import History, PromiseBroken, ReceivedBatch, StreamHistory, content_of, found_batches
 from logstore.testing.reports import RecordedReports
 from logstore.testing.simdisk import SimDisk
 from logstore.testing.tiered_store import TieredStore
@@ -429,12 +429,12 @@ class SimulatedStore:
 
     # ---- the readers
 
-    def read(self, stream: Stream, offset: int | None = None) -> list[FoundBatch]:
+    def read(self, stream: Stream, offset: int | None = None) -> list[ReceivedBatch]:
         """All batches from `offset` (the log start) on, control batches included: from the chunk files, and from memory
         what the files lack.
         """
         offset = stream.log_start_offset if offset is None else offset
-        found: list[FoundBatch] = []
+        found: list[ReceivedBatch] = []
         while offset < stream.high_watermark:
             view = stream.chunk_at(offset)
             unwritten = stream.read_unwritten(offset, READ_BYTES) if view is None else None
@@ -531,7 +531,7 @@ class SimulatedStore:
         if old != ([f"old{value}"] if value else []):
             raise PromiseBroken(f"the ledger holds {old} beside {value}")
 
-    def _check_index(self, stream: Stream, log: Sequence[FoundBatch]) -> None:
+    def _check_index(self, stream: Stream, log: Sequence[ReceivedBatch]) -> None:
         start = stream.log_start_offset
         # Nothing is written for a check: what only the journal has is no matter of the indexes.
         log = [batch for batch in log if batch.header.base_offset < stream.written_offset]

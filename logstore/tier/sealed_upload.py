@@ -23,7 +23,7 @@ from logstore.format.index import IndexBlock, IndexEntry, encode_block
 from logstore.format.tiered_chunk import INDEX_SUFFIX, LOG_SUFFIX, PRODUCERS_SUFFIX, StoredObject, TieredChunk
 from logstore.log.chunks import IndexBuilder
 from logstore.tier.interface import ObjectStore, Turn, UploadTurns
-from logstore.tier.upload import Revoked, read_back, remove_attempt, stored_object
+from logstore.tier.upload import UploadRevoked, read_back, remove_attempt, stored_object
 
 
 class Piece(NamedTuple):
@@ -62,7 +62,7 @@ def upload_sealed(objects: ObjectStore, turns: UploadTurns, chunk: SealedChunk, 
 
 def _store(objects: ObjectStore, chunk: SealedChunk, read: Read, turn: Turn) -> TieredChunk:
     first = read(chunk.base_offset)
-    walk = _Walk(chunk, read, first, turn)
+    walk = _ChunkWalk(chunk, read, first, turn)
     nothing = StoredObject(0, 0)
     producers = stored_object(first.founding) if first.founding else None
     stored = TieredChunk(
@@ -91,7 +91,7 @@ def _store(objects: ObjectStore, chunk: SealedChunk, read: Read, turn: Turn) -> 
     return found
 
 
-class _Walk:
+class _ChunkWalk:
     """The batches of a chunk, in pieces, each checked; behind the last one, the index is known."""
 
     def __init__(self, chunk: SealedChunk, read: Read, first: Piece, turn: Turn) -> None:
@@ -105,13 +105,13 @@ class _Walk:
         return self._builder.max_timestamp
 
     def __iter__(self) -> Iterator[bytes]:
-        """From the first batch on. Raises CorruptChunk, Revoked."""
+        """From the first batch on. Raises CorruptChunk, UploadRevoked."""
         self._builder, self._entries = IndexBuilder(), []
         chunk, piece, position, crc = self._chunk, self._first, 0, 0
         due = chunk.base_offset
         while True:
             if self._turn.is_revoked():
-                raise Revoked(f"{chunk.name}: planned anew")
+                raise UploadRevoked(f"{chunk.name}: planned anew")
             due = self._note(piece, position, due)
             position, crc = position + len(piece.data), crc32c(piece.data, crc)
             is_last = due >= chunk.next_offset

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import trio
 
+from logstore.base.packages import how_to_get
 from logstore.errors import ConfigError
 from logstore.interfaces import ReadableFiles
 from logstore.tier.service import TierEngine, TierService, TierStores
@@ -45,4 +46,4 @@ def _room() -> Any:
     try:
         return import_module(ROOM)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"--tier-url needs the package {error.name}: pip install 'cairn[hdfs]'") from error
+        raise ConfigError(f"--tier-url needs {how_to_get(error.name, 'hdfs')}") from error

@@ -42,7 +42,7 @@ class UploadSource(NamedTuple):
     crc: int | None = None
 
 
-class Revoked(TierUnavailable):
+class UploadRevoked(TierUnavailable):
     """Peace planned the chunk anew while it was stored."""
 
 
@@ -111,12 +111,12 @@ class CheckedBatches:
         self.crc = 0
 
     def __iter__(self) -> Iterator[bytes]:
-        """From the first batch on. Raises CorruptChunk, Revoked, OSError."""
+        """From the first batch on. Raises CorruptChunk, UploadRevoked, OSError."""
         self.crc, view, due = 0, self._view, self._view.base_offset
         runs = RunLimits(_MANY, _MANY, lambda header: True)
         for found in walk_batches(self._files, view, None, due, PIECE_BYTES, runs=runs):
             if self._turn.is_revoked():
-                raise Revoked(f"{view.log_path}: planned anew")
+                raise UploadRevoked(f"{view.log_path}: planned anew")
             piece, due = bytes(found.buffer), found.next_offset
             self.crc = crc32c(piece, self.crc)
             yield piece

@@ -62,7 +62,7 @@ class ChunkPlace(NamedTuple):
         return f"{self.directory}/{chunk_name(self.base_offset, suffix)}"
 
 
-class EpochEnd(NamedTuple):
+class EndedEpoch(NamedTuple):
     """Which epoch an END says is there whole."""
 
     query: str
@@ -76,7 +76,7 @@ class ChunkResult:
 
     findings: Findings = field(default_factory=Findings)
     next_offset: int = 0
-    ends: set[EpochEnd] = field(default_factory=set)
+    ends: set[EndedEpoch] = field(default_factory=set)
 
 
 class _OpenGroup(NamedTuple):
@@ -94,7 +94,7 @@ def check_chunk(
     place: ChunkPlace,
     *,
     is_live: bool = False,
-    wanted: Collection[EpochEnd] = (),
+    wanted: Collection[EndedEpoch] = (),
     journaled: Sequence[JournalPart] = (),
     progress: Callable[[int], None] = lambda _: None,
     buffer: memoryview | None = None,
@@ -126,7 +126,7 @@ class _ChunkCheck:
         self,
         files: _ChunkFiles,
         is_live: bool,
-        wanted: Collection[EpochEnd],
+        wanted: Collection[EndedEpoch],
         progress: Callable[[int], None],
         buffer: memoryview,
     ) -> None:
@@ -266,7 +266,7 @@ class _ChunkCheck:
             self._end(record, position, offset)
 
     def _end(self, end: End, position: int, offset: int) -> None:
-        found = EpochEnd(end.query, end.epoch, end.incarnation)
+        found = EndedEpoch(end.query, end.epoch, end.incarnation)
         if found in self._wanted:
             self.result.ends.add(found)
         group, self._group = self._group, None

@@ -25,7 +25,7 @@ from logstore.log.replica_chunk import name_of
 from logstore.log.replica_recovery import is_cut, parts_before
 from logstore.log.space import SPARE_FILE
 from logstore.log.whole_files import temporary_name
-from logstore.verify.chunk import ChunkPlace, ChunkResult, EpochEnd, check_chunk
+from logstore.verify.chunk import ChunkPlace, ChunkResult, EndedEpoch, check_chunk
 from logstore.verify.findings import Findings
 from logstore.verify.journal import Journaled, check_journal, lost_offsets
 from logstore.verify.staged import StagedFile, check_commit, check_staged
@@ -45,7 +45,7 @@ LOOKS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ChunkToCheck:
     """A chunk to be checked, of a stream. `size_bytes` when it was found; 0 where a sidecar took it away."""
 
     topic: str
@@ -60,7 +60,7 @@ class Plan:
 
     is_live: bool
     state: DirectoryState
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[ChunkToCheck] = field(default_factory=list)
     findings: Findings = field(default_factory=Findings)
     staged: list[StagedFile] = field(default_factory=list)
     journaled: Journaled = field(default_factory=dict)
@@ -82,9 +82,9 @@ class Plan:
         return max(local, topic.log_starts.get(partition, 0))
 
     @property
-    def wanted(self) -> frozenset[EpochEnd]:
+    def wanted(self) -> frozenset[EndedEpoch]:
         """The ENDs of epochs that are committed and may not be in all their streams."""
-        return frozenset(EpochEnd(c.query, c.epoch, c.incarnation_number) for c in self.state.commits)
+        return frozenset(EndedEpoch(c.query, c.epoch, c.incarnation_number) for c in self.state.commits)
 
     @property
     def size_bytes(self) -> int:
@@ -163,7 +163,7 @@ def _plan_topic(fs: FileSystem, topic: CataloguedTopic, planned: Plan) -> None:
             what = f"the journal has offsets {newer[0]} to {newer[1]} of {topic.name}-{partition}, whose chunk is gone"
             planned.findings.damage("offsets-missing", directory, what, lost=newer)
         for place in places:
-            planned.pieces.append(Piece(topic.name, partition, place, _size(fs, place.path(LOG_SUFFIX))))
+            planned.pieces.append(ChunkToCheck(topic.name, partition, place, _size(fs, place.path(LOG_SUFFIX))))
 
 
 def _gap(topic: CataloguedTopic, partition: int, planned: Plan) -> tuple[int, int] | None:
@@ -198,7 +198,7 @@ def _plan_replicas(fs: FileSystem, planned: Plan) -> None:
                 continue
         for place in places:
             at = place._replace(leader_epoch=name.epoch)
-            planned.pieces.append(Piece(directory, name.epoch, at, _size(fs, place.path(LOG_SUFFIX))))
+            planned.pieces.append(ChunkToCheck(directory, name.epoch, at, _size(fs, place.path(LOG_SUFFIX))))
         if noted is not None and noted.is_damaged:
             findings.damage("replica-damaged", directory, "a start has found it damaged; its cluster replaces it")
         elif noted is not None and not places and not planned.is_live:
@@ -249,7 +249,7 @@ def _note_strangers(fs: FileSystem, planned: Plan) -> None:
 
 
 def check_pieces(
-    fs: FileSystem, planned: Plan, pieces: Sequence[Piece], progress: Callable[[int], None] = lambda _: None
+    fs: FileSystem, planned: Plan, pieces: Sequence[ChunkToCheck], progress: Callable[[int], None] = lambda _: None
 ) -> Iterator[ChunkResult]:
     """Check chunks one after the other, while the disk fetches what comes next.
 
@@ -267,7 +267,7 @@ def check_pieces(
         yield _check_piece(fs, piece.place, partial(check, journaled=journaled), planned.is_live)
 
 
-def _announce(fs: FileSystem, piece: Piece) -> int:
+def _announce(fs: FileSystem, piece: ChunkToCheck) -> int:
     """Tell the disk of the beginning of a chunk and of its index; how many bytes of the chunk."""
     size_bytes = min(piece.size_bytes, AHEAD_BYTES)
     if size_bytes:
@@ -308,10 +308,10 @@ def _place_now(fs: FileSystem, place: ChunkPlace) -> ChunkPlace | None:
 # ---- the conclusion
 
 
-def conclude(planned: Plan, results: Iterable[tuple[Piece, ChunkResult]]) -> Findings:
+def conclude(planned: Plan, results: Iterable[tuple[ChunkToCheck, ChunkResult]]) -> Findings:
     """Everything that was found, in the order of the plan, and what it means for committed epochs."""
     findings = planned.findings
-    ends: dict[tuple[str, int], set[EpochEnd]] = {}
+    ends: dict[tuple[str, int], set[EndedEpoch]] = {}
     for piece, result in results:
         findings.add(result.findings)
         ends.setdefault((piece.topic, piece.partition), set()).update(result.ends)
@@ -329,9 +329,9 @@ def conclude(planned: Plan, results: Iterable[tuple[Piece, ChunkResult]]) -> Fin
     return findings
 
 
-def _is_published(commit: CommitRecord, topics: dict[str, str], ends: dict[tuple[str, int], set[EpochEnd]]) -> bool:
+def _is_published(commit: CommitRecord, topics: dict[str, str], ends: dict[tuple[str, int], set[EndedEpoch]]) -> bool:
     """Whether each stream of an epoch has its END, or is deleted."""
-    wanted = EpochEnd(commit.query, commit.epoch, commit.incarnation_number)
+    wanted = EndedEpoch(commit.query, commit.epoch, commit.incarnation_number)
     return all(
         wanted in ends.get((target.topic, target.partition), ())
         for target in commit.targets

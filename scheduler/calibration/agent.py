@@ -31,7 +31,7 @@ from logstore.base.addresses import Address, parse_address
 from logstore.base.errors import CairnError
 from logstore.base.fields import Integer, ListOf, Number, String
 from scheduler.calibration.tasks import first_of, together
-from scheduler.calibration.windows import Window, number_in, placed, together_in
+from scheduler.calibration.windows import ReceiveWindow, number_in, placed, together_in
 from scheduler.calibration.wire import (
     DEFAULT_PORT,
     VERSION,
@@ -218,7 +218,7 @@ class Agent:
         """Send one agent the bytes that it writes to its disk; its rate."""
         return number_in(await self._feed(target, order), "bytes_s", str(target))
 
-    async def _feed_window(self, target: Address, order: Mapping[str, object]) -> Window:
+    async def _feed_window(self, target: Address, order: Mapping[str, object]) -> ReceiveWindow:
         """Send one agent bytes for some seconds; the window that it counted in, on this agent's clock."""
         ordered_at = trio.current_time()
         counted = await self._feed(target, order)
@@ -297,7 +297,9 @@ def _texts(asked: Mapping[str, object], name: str, most: int) -> tuple[str, ...]
     return ListOf(String(MAX_ADDRESS_CHARACTERS), most, 1).check(asked.get(name), name)
 
 
-async def count(stream: trio.abc.ReceiveStream, seconds: float, warm_up_s: float, unread: Callable[[], int]) -> Window:
+async def count(
+    stream: trio.abc.ReceiveStream, seconds: float, warm_up_s: float, unread: Callable[[], int]
+) -> ReceiveWindow:
     """Count the bytes that arrive between the warm-up and the end. A shaped link lets a burst through first.
 
     `unread`: bytes that have arrived and wait to be read. A receiver that stood still must not take what arrived
@@ -320,7 +322,7 @@ async def count(stream: trio.abc.ReceiveStream, seconds: float, warm_up_s: float
     arrived += unread()
     if arrived <= 0:
         raise CalibrationError("the sender stopped before anything could be counted")
-    return Window(arrived, begin, max(end, begin + SHORTEST_S))
+    return ReceiveWindow(arrived, begin, max(end, begin + SHORTEST_S))
 
 
 def _unread(stream: trio.SocketStream) -> int:

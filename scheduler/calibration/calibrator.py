@@ -15,7 +15,7 @@ import trio
 from logstore.base.addresses import Address
 from scheduler.calibration.rules import SATURATED, HostRates, LinkRate, Measured, fill, pairs, sample, sides, spread
 from scheduler.calibration.tasks import together
-from scheduler.calibration.windows import Window, number_in, overlap, placed, together_in
+from scheduler.calibration.windows import ReceiveWindow, number_in, overlap, placed, together_in
 from scheduler.calibration.wire import CalibrationError, ask
 from scheduler.topology import Link, Server, Topology
 from scheduler.topology.quantities import rate_for_people
@@ -196,7 +196,7 @@ class Calibrator:
                 break
         return best
 
-    async def _window(self, source: Server, target: Server) -> Window:
+    async def _window(self, source: Server, target: Server) -> ReceiveWindow:
         """Have one server send to another for some seconds; the window that the target counted in, on this clock."""
         how = self.settings
         request = {

@@ -16,7 +16,7 @@ from logstore.base.fields import Number
 from scheduler.calibration.wire import CalibrationError
 
 
-class Window(NamedTuple):
+class ReceiveWindow(NamedTuple):
     """Bytes that arrived between two instants of one clock; instants in seconds."""
 
     size: float
@@ -33,10 +33,10 @@ class Window(NamedTuple):
         return {"bytes": self.size, "lead_s": self.begin - ordered_at, "tail_s": answered_at - self.end}
 
 
-def placed(answer: Mapping[str, object], ordered_at: float, answered_at: float, who: str) -> Window:
+def placed(answer: Mapping[str, object], ordered_at: float, answered_at: float, who: str) -> ReceiveWindow:
     """The window of an answer on the clock of both instants. Raises CalibrationError that names the agent."""
     size, lead_s, tail_s = (number_in(answer, name, who) for name in ("bytes", "lead_s", "tail_s"))
-    window = Window(size, ordered_at + lead_s, answered_at - tail_s)
+    window = ReceiveWindow(size, ordered_at + lead_s, answered_at - tail_s)
     if size <= 0 or window.end <= window.begin:
         raise CalibrationError(f"{who}: counted {size:g} bytes in {window.end - window.begin:g} s")
     return window
@@ -50,16 +50,16 @@ def number_in(answer: Mapping[str, object], name: str, who: str) -> float:
         raise CalibrationError(f"{who}: in its answer {error}") from None
 
 
-def together_in(windows: Sequence[Window]) -> Window:
+def together_in(windows: Sequence[ReceiveWindow]) -> ReceiveWindow:
     """All bytes of windows of one clock, from the first begin to the last end."""
-    return Window(
+    return ReceiveWindow(
         sum(window.size for window in windows),
         min(window.begin for window in windows),
         max(window.end for window in windows),
     )
 
 
-def overlap(windows: Sequence[Window]) -> float:
+def overlap(windows: Sequence[ReceiveWindow]) -> float:
     """The share of the time from the first begin to the last end that lies in all windows, from 0 to 1."""
     span = together_in(windows)
     common = min(window.end for window in windows) - max(window.begin for window in windows)

@@ -99,7 +99,7 @@ class TrioCoordinatorRequest(BaseRequest[TrioGo]):
         await self._client.cancel(self.name)
 
 
-class _Connection:
+class _ClientConnection:
     """One connection to the coordinator."""
 
     def __init__(self, stream: trio.abc.Stream) -> None:
@@ -143,7 +143,7 @@ class TrioCoordinatorClient(BaseClient):
     """A client for trio. Use it in `async with`, or call `aclose`."""
 
     def _prepare(self) -> None:
-        self._idle: list[_Connection] = []
+        self._idle: list[_ClientConnection] = []
         self._keeper: trio.CancelScope | None = None
         self._keeper_ended = trio.Event()
         self._keeping = trio.Lock()
@@ -340,7 +340,7 @@ class TrioCoordinatorClient(BaseClient):
                     await self._close_idle()  # The others are as old: a restarted coordinator has closed them too.
             return await self._exchange(await self._new_connection(), request)
 
-    async def _exchange(self, connection: _Connection, request: ApiRequest) -> tuple[int, bytes]:
+    async def _exchange(self, connection: _ClientConnection, request: ApiRequest) -> tuple[int, bytes]:
         """Status and content of the answer, on a connection that no other task uses; then it is idle, or closed."""
         reusable = False
         try:
@@ -357,15 +357,15 @@ class TrioCoordinatorClient(BaseClient):
         while self._idle:
             await trio.aclose_forcefully(self._idle.pop().stream)
 
-    async def _new_connection(self) -> _Connection:
+    async def _new_connection(self) -> _ClientConnection:
         with trio.fail_after(self._timeout_s):
             plain = await trio.open_tcp_stream(self._at.host, self._at.port)
             if self._tls is None:
-                return _Connection(plain)
+                return _ClientConnection(plain)
             stream = trio.SSLStream(plain, self._tls, server_hostname=self._at.host, https_compatible=True)
             try:
                 await stream.do_handshake()
             except BaseException:
                 await trio.aclose_forcefully(stream)
                 raise
-            return _Connection(stream)
+            return _ClientConnection(stream)

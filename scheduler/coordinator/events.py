@@ -13,7 +13,7 @@ from typing import Any
 
 import trio
 
-from scheduler.coordinator.metadata.interface import Put
+from scheduler.coordinator.metadata.interface import SetValue
 from scheduler.peace.online.states import RequestState
 
 MAX_IN_ANSWER = 1000
@@ -24,7 +24,7 @@ Event = dict[str, Any]
 
 
 @dataclass(slots=True)
-class EventLog:
+class RequestEvents:
     """The events of one request."""
 
     prefix: str
@@ -35,12 +35,12 @@ class EventLog:
     _newest: dict[int, Event] = field(default_factory=dict)
     """The newest durable event of each chunk."""
 
-    def add(self, event: str, chunk: int | None, attempt: int | None, hosts: Sequence[str]) -> Put:
+    def add(self, event: str, chunk: int | None, attempt: int | None, hosts: Sequence[str]) -> SetValue:
         """Append an event that is not durable yet; returns the change to store."""
         number = len(self.events) + 1
         value = {"number": number, "event": event, "chunk": chunk, "attempt": attempt, "hosts": list(hosts)}
         self.events.append(value)
-        return Put(f"{self.prefix}{number:08d}", json.dumps(value, ensure_ascii=False))
+        return SetValue(f"{self.prefix}{number:08d}", json.dumps(value, ensure_ascii=False))
 
     def restore(self, values: Sequence[Event]) -> None:
         """Restore the stored events, which come in the order of their keys."""

@@ -16,7 +16,7 @@ import trio
 from logstore.base.events import Report
 from scheduler.coordinator.errors import StoreError
 from scheduler.coordinator.log_events import STORE_FAILS, STORE_WORKS_AGAIN
-from scheduler.coordinator.metadata.interface import Change, Metadata, Put
+from scheduler.coordinator.metadata.interface import Change, Metadata, SetValue
 
 RETRY_S = 1.0
 """The pause before a failed transaction is tried again, unless a caller asks for it earlier."""
@@ -166,7 +166,7 @@ class MetadataJournal:
 def _merge(pending: dict[str, Change], changes: Sequence[Change]) -> None:
     """Append changes to the pending ones; of several changes of a key, or of a prefix, the last counts."""
     for change in changes:
-        if isinstance(change, Put):
+        if isinstance(change, SetValue):
             pending.pop(change.key, None)
             pending[change.key] = change
         else:

@@ -16,9 +16,9 @@ from urllib.parse import quote, unquote
 from logstore.base.histogram import Histogram
 from scheduler.coordinator.contradictions import check_request
 from scheduler.coordinator.errors import StoreDamaged
-from scheduler.coordinator.events import Event, EventLog
+from scheduler.coordinator.events import Event, RequestEvents
 from scheduler.coordinator.hosts import HostRecord
-from scheduler.coordinator.metadata.interface import Change, Put, RemovePrefix
+from scheduler.coordinator.metadata.interface import Change, RemovePrefix, SetValue
 from scheduler.errors import SchedulerError
 from scheduler.peace.online.records import ChunkRecord, EventOutcome, RequestRecord, Submission
 from scheduler.peace.online.states import ChunkState, RequestState
@@ -46,7 +46,7 @@ class RequestEntry:
     """A request. `submission`: as JSON, so that a repeated submission is known from another one of the same name."""
 
     submission: str
-    log: EventLog
+    log: RequestEvents
     record: RequestRecord | None = None
     stored: RequestRecord | None = None
     """The newest record that is durable, so that clients may see it."""
@@ -108,9 +108,9 @@ class RequestRegistry:
 
     def open(self, submission: Submission) -> tuple[RequestEntry, Change]:
         """Add a new request; returns its entry and the change to store with its first records."""
-        entry = RequestEntry(submission_text(submission), EventLog(f"{_prefix(submission.name)}events/"))
+        entry = RequestEntry(submission_text(submission), RequestEvents(f"{_prefix(submission.name)}events/"))
         self.requests[submission.name] = entry
-        return entry, Put(f"{_prefix(submission.name)}asked", entry.submission)
+        return entry, SetValue(f"{_prefix(submission.name)}asked", entry.submission)
 
     def take(self, outcome: EventOutcome, now_ms: int) -> list[Change]:
         """Note the effects of an event of the scheduler; returns the changes to store before writers are notified."""
@@ -121,13 +121,13 @@ class RequestRegistry:
         for record in outcome.changed:
             if isinstance(record, RequestRecord):
                 self.requests[record.name].record = record
-                changes.append(Put(f"{_prefix(record.name)}record", _json(record)))
+                changes.append(SetValue(f"{_prefix(record.name)}record", _json(record)))
                 if RequestState(record.state).ended:
                     ended.append(record)
             else:
                 self._measure(record)
                 self._take_chunk(record)
-                changes.append(Put(f"{_prefix(record.request)}chunks/{record.chunk}", _json(record)))
+                changes.append(SetValue(f"{_prefix(record.request)}chunks/{record.chunk}", _json(record)))
         for kind, gos in (("revoked", outcome.revoked), ("go", outcome.go)):
             for go in gos:
                 changes.append(self.requests[go.request].log.add(kind, go.chunk, go.attempt, go.hosts))  # noqa: PERF401
@@ -248,7 +248,7 @@ class RequestRegistry:
         chunks: dict[str, dict[str, ChunkRecord]] = {}
         latest_ms = 0
         for name, part, key in _requests(entries):
-            entry = self.requests.setdefault(name, RequestEntry("", EventLog(f"{_prefix(name)}events/")))
+            entry = self.requests.setdefault(name, RequestEntry("", RequestEvents(f"{_prefix(name)}events/")))
             kind, text = part.partition("/")[0], entries[key]
             try:
                 if kind == "asked":
@@ -305,7 +305,7 @@ def restore_hosts(entries: Mapping[str, str]) -> list[HostRecord]:
 
 def host_change(record: HostRecord) -> Change:
     """The change that stores a host."""
-    return Put(f"{HOSTS}{quote(record.name, safe='')}", _json(record))
+    return SetValue(f"{HOSTS}{quote(record.name, safe='')}", _json(record))
 
 
 def submission_text(submission: Submission) -> str:

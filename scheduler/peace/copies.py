@@ -44,7 +44,7 @@ TOP_PRIORITY: Final = 9
 MAX_WAITING: Final = 10_000
 
 
-class Start(NamedTuple):
+class CopyStart(NamedTuple):
     """A copy that may be made now, or is under way."""
 
     name: str
@@ -71,7 +71,7 @@ class CopyScheduler:
         topology = copy_topology(places, links)
         records: list[RequestRecord | ChunkRecord] = []
         self._names: set[str] = set()
-        for number, start in enumerate((Start(*copy) for copy in under_way), 1):
+        for number, start in enumerate((CopyStart(*copy) for copy in under_way), 1):
             if self._knows(start.target, start.source) and start.name not in self._names:
                 self._names.add(start.name)
                 records += self._records(start, number, now_ms)
@@ -81,7 +81,7 @@ class CopyScheduler:
 
     def ask(
         self, name: str, target: str, sources: Sequence[str], live: int, now_ms: int, *, is_move: bool
-    ) -> list[Start] | None:
+    ) -> list[CopyStart] | None:
         """Ask for a copy of a chunk with so many `live` copies to `target`; returns the copies that may begin now.
 
         None: it cannot be planned here now, because a host is not known, or too many wait.
@@ -98,7 +98,7 @@ class CopyScheduler:
         self._names.add(name)
         return self._starts(outcome)
 
-    def end(self, name: str, now_ms: int) -> list[Start]:
+    def end(self, name: str, now_ms: int) -> list[CopyStart]:
         """A copy is made, was given up, or is not wanted any more; returns the copies that may begin now."""
         if name not in self._names:
             return []
@@ -106,13 +106,13 @@ class CopyScheduler:
         return self._starts(self._scheduler.cancel(name, now_ms))
 
     @staticmethod
-    def _starts(outcome: EventOutcome) -> list[Start]:
+    def _starts(outcome: EventOutcome) -> list[CopyStart]:
         return [_start(go) for go in outcome.go]
 
     def _knows(self, *hosts: str) -> bool:
         return all(host in self._hosts for host in hosts)
 
-    def _records(self, start: Start, number: int, now_ms: int) -> tuple[RequestRecord, ChunkRecord]:
+    def _records(self, start: CopyStart, number: int, now_ms: int) -> tuple[RequestRecord, ChunkRecord]:
         request = RequestRecord(
             start.name, number, now_ms, start.target, 1, (), MOVE_PRIORITY, TransferKind.READ.value,
             ((start.source,),), RequestState.RUNNING.value, "", (),
@@ -157,8 +157,8 @@ def _route(source: Domain, target: Domain) -> tuple[tuple[str, str], ...]:
     return (*up, *down)
 
 
-def _start(go: ChunkStart) -> Start:
-    return Start(go.request, go.hosts[-1], go.hosts[0])
+def _start(go: ChunkStart) -> CopyStart:
+    return CopyStart(go.request, go.hosts[-1], go.hosts[0])
 
 
 MAKE: Final = CopyScheduler

@@ -40,8 +40,8 @@ from random import Random
 from typing import NamedTuple
 
 from scheduler.errors import PlanInvalid
-from scheduler.peace.placement import MAX_REPLICAS, Relation, Rule
-from scheduler.peace.plan import Chain, Request, Residual, TransferKind, TransferPlan, check_request
+from scheduler.peace.placement import MAX_REPLICAS, PlacementRule, Relation
+from scheduler.peace.plan import HostChain, Request, Residual, TransferKind, TransferPlan, check_request
 from scheduler.topology import Hop, Topology
 
 NEAR = 8
@@ -68,7 +68,7 @@ class PaperPlanner:
 
         Raises RequestError for a request that contradicts itself or the topology.
         """
-        chains: list[Chain] = []
+        chains: list[HostChain] = []
         waiting: list[Request] = []
         left = _Left.of(residual)
         for request in requests:
@@ -81,11 +81,11 @@ class PaperPlanner:
                 chains.append(chain)
         return TransferPlan(tuple(chains), tuple(waiting))
 
-    def chain(self, request: Request, chunk: int, residual: Residual, random: Random) -> Chain | None:
+    def chain(self, request: Request, chunk: int, residual: Residual, random: Random) -> HostChain | None:
         """The chain of the chunk at position `chunk`, taken from `residual`; None, taking nothing, if there is none."""
         return self._chain(request, chunk, _Left.of(residual), random)
 
-    def _chain(self, request: Request, chunk: int, left: "_Left", random: Random) -> Chain | None:
+    def _chain(self, request: Request, chunk: int, left: "_Left", random: Random) -> HostChain | None:
         taken: list[tuple[memoryview, int]] = []
         if request.kind is TransferKind.WRITE:
             way = self._write(request, left, random, taken)
@@ -96,7 +96,7 @@ class PaperPlanner:
                 counts[number] += 1
             return None
         hosts, routes = way
-        return Chain(request.name, request.number(chunk), tuple(hosts), tuple(routes), request.kind)
+        return HostChain(request.name, request.number(chunk), tuple(hosts), tuple(routes), request.kind)
 
     def _write(
         self, request: Request, left: "_Left", random: Random, taken: list[tuple[memoryview, int]]
@@ -363,7 +363,12 @@ class _Ends:
 
     @classmethod
     def by_rules(
-        cls, topology: Topology, left: _Left, rules: Sequence[Rule], hosts: Sequence[int], closed: AbstractSet[int]
+        cls,
+        topology: Topology,
+        left: _Left,
+        rules: Sequence[PlacementRule],
+        hosts: Sequence[int],
+        closed: AbstractSet[int],
     ) -> "_Ends":
         """The candidates that `rules` allow for the next replica of a chain of `hosts`."""
         rack, barred = -1, list[int]()

@@ -24,7 +24,7 @@ class Relation(StrEnum):
     OTHER_HOST = "other-host"
 
 
-class Rule(NamedTuple):
+class PlacementRule(NamedTuple):
     """A relation to position `of` of the chain."""
 
     relation: Relation
@@ -34,7 +34,7 @@ class Rule(NamedTuple):
         return f"{self.relation}:{self.of}"
 
 
-Placement = tuple[tuple[Rule, ...], ...]
+Placement = tuple[tuple[PlacementRule, ...], ...]
 """For each replica, rules that must all hold; without rules: any host that is not in the chain yet."""
 
 
@@ -50,7 +50,11 @@ def default_placement(replicas: int, racks: int = 2) -> Placement:
         raise PlacementError(f"replicas={replicas}: must be from 1 to {MAX_REPLICAS}")
     if racks < 2:
         return ((),) * replicas
-    rules = ((Rule(Relation.SAME_RACK, 0),), (Rule(Relation.OTHER_RACK, 0),), (Rule(Relation.SAME_RACK, 2),))
+    rules = (
+        (PlacementRule(Relation.SAME_RACK, 0),),
+        (PlacementRule(Relation.OTHER_RACK, 0),),
+        (PlacementRule(Relation.SAME_RACK, 2),),
+    )
     return (*rules, *(((),) * MAX_REPLICAS))[:replicas]
 
 
@@ -80,7 +84,7 @@ def placement_texts(placement: Placement) -> list[str]:
     return [" & ".join(map(str, rules)) or "anywhere" for rules in placement]
 
 
-def _parse(text: str) -> tuple[Rule, ...]:
+def _parse(text: str) -> tuple[PlacementRule, ...]:
     if text.strip() in {"", "anywhere"}:
         return ()
     rules = []
@@ -89,5 +93,5 @@ def _parse(text: str) -> tuple[Rule, ...]:
         if relation not in set(Relation) or not colon or not of.isdecimal() or len(of) > 2:
             known = ", ".join(f"{name}:N" for name in Relation)
             raise PlacementError(f"{part.strip()!r} is no rule: use {known}, joined by &, or anywhere")
-        rules.append(Rule(Relation(relation), int(of)))
+        rules.append(PlacementRule(Relation(relation), int(of)))
     return tuple(rules)

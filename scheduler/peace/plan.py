@@ -98,7 +98,7 @@ def check_request(topology: Topology, request: Request) -> None:
             raise RequestError("placement", f"of {request.name!r}: {error}") from error
 
 
-class Chain(NamedTuple):
+class HostChain(NamedTuple):
     """The path of one chunk: `hosts[0]` sends to `hosts[1]`, which forwards to `hosts[2]`, and so on.
 
     `routes[i]` are the links between switches from `hosts[i]` to `hosts[i + 1]`, in order.
@@ -115,7 +115,7 @@ class Chain(NamedTuple):
 class TransferPlan:
     """The chains of one timestep, and the requests that must wait, each with its remaining chunks."""
 
-    chains: tuple[Chain, ...] = ()
+    chains: tuple[HostChain, ...] = ()
     waiting: tuple[Request, ...] = field(default=())
 
 
@@ -128,7 +128,7 @@ class Resource(StrEnum):
     LINK = "link"
 
 
-def demands(chain: Chain) -> Iterator[tuple[Resource, int]]:
+def demands(chain: HostChain) -> Iterator[tuple[Resource, int]]:
     """Every unit that a chain takes, as (resource, number of the host or link)."""
     hosts = chain.hosts
     if chain.kind is not TransferKind.WRITE:
@@ -188,7 +188,7 @@ class Residual:
             case Resource.LINK:
                 return self.link
 
-    def take(self, chain: Chain) -> None:
+    def take(self, chain: HostChain) -> None:
         """Take the units of a chain. Raises PlanInvalid, and takes nothing, if a unit is missing."""
         taken: list[tuple[Counts, int]] = []
         for resource, number in demands(chain):
@@ -200,7 +200,7 @@ class Residual:
             counts[number] -= 1
             taken.append((counts, number))
 
-    def give(self, chain: Chain) -> None:
+    def give(self, chain: HostChain) -> None:
         """Give the units of a chain back."""
         for resource, number in demands(chain):
             self.counts(resource)[number] += 1
@@ -219,7 +219,7 @@ class Planner(Protocol):
         """Plan as much as fits into `residual`, first come first served, and take it from there."""
         ...
 
-    def chain(self, request: Request, chunk: int, residual: Residual, random: Random) -> Chain | None:
+    def chain(self, request: Request, chunk: int, residual: Residual, random: Random) -> HostChain | None:
         """The chain of one chunk, taken from `residual`; None, and nothing taken, if there is none."""
         ...
 

@@ -33,7 +33,7 @@ import numpy as np
 
 from scheduler.peace import levels_kernels as levels
 from scheduler.peace import repaired_kernels as kernels
-from scheduler.peace.plan import Chain, Counts, Request, Residual, TransferPlan
+from scheduler.peace.plan import Counts, HostChain, Request, Residual, TransferPlan
 from scheduler.peace.tree import EncodedRequests, TreePlanner, collector_paused
 from scheduler.peace.tree_kernels import DEPTH, DOWN_COST, UP_COST, WRITE, Numbers, Rows, refresh
 from scheduler.topology import Topology
@@ -95,7 +95,7 @@ class RepairedPlanner:
         self._heads = np.zeros((2, switches), np.int32)
         self._hosts = np.arange(hosts, dtype=np.int32)
 
-    def chain(self, request: Request, chunk: int, residual: Residual, random: Random) -> Chain | None:
+    def chain(self, request: Request, chunk: int, residual: Residual, random: Random) -> HostChain | None:
         """The chain of one chunk, as by the tree planner; None, and nothing taken, if there is none."""
         return self._tree.chain(request, chunk, residual, random)
 

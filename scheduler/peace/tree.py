@@ -33,7 +33,7 @@ import numpy as np
 from scheduler.errors import PlacementError, RequestError, TopologyError
 from scheduler.peace import tree_kernels as kernels
 from scheduler.peace.placement import Placement, Relation, check_placement
-from scheduler.peace.plan import Chain, Counts, Request, Residual, TransferKind, TransferPlan, check_request
+from scheduler.peace.plan import Counts, HostChain, Request, Residual, TransferKind, TransferPlan, check_request
 from scheduler.peace.tree_kernels import Numbers, Rows
 from scheduler.topology import Topology, Tree
 
@@ -103,13 +103,13 @@ class TreePlanner:
             encoded = self.encode(requests)
             return self.decode(requests, encoded, planned, self.run(encoded, residual, random.getrandbits(64), planned))
 
-    def chain(self, request: Request, chunk: int, residual: Residual, random: Random) -> Chain | None:
+    def chain(self, request: Request, chunk: int, residual: Residual, random: Random) -> HostChain | None:
         """The chain of one chunk, taken from `residual`; None, and nothing taken, if there is none."""
         rows = self.run(self.encode_one(request, chunk), residual, random.getrandbits(64), np.zeros(1, np.int64))
         if not len(rows):
             return None
         hosts = tuple(rows[0].tolist())
-        return Chain(request.name, request.number(chunk), hosts, self.routes(hosts), request.kind)
+        return HostChain(request.name, request.number(chunk), hosts, self.routes(hosts), request.kind)
 
     # ---- shared with `repaired`
 
@@ -223,7 +223,7 @@ class TreePlanner:
         if any(map(attrgetter("numbers"), requests)):
             places = [requests[q].number(place) for q, place in zip(owners, places, strict=True)]
         each = repeat(TransferKind.WRITE, len(owners)) if not kinds.any() else (requests[q].kind for q in owners)
-        chains = map(Chain._make, zip(map(names.__getitem__, owners), places, hosts, routes, each, strict=True))
+        chains = map(HostChain._make, zip(map(names.__getitem__, owners), places, hosts, routes, each, strict=True))
         left = np.flatnonzero(planned < encoded.fields[:, 2])
         pairs = zip(left.tolist(), planned[left].tolist(), strict=True)
         return TransferPlan(

@@ -11,7 +11,7 @@ schedulers, `run` the outcome and the lower bounds.
 Invariants: sans-I/O and without a clock; time is virtual, in seconds; all randomness comes from the seed.
 """
 
-from scheduler.simulation.cluster import Cluster
+from scheduler.simulation.cluster import SimulatedCluster
 from scheduler.simulation.engine import SimulationStuck, simulate
 from scheduler.simulation.measured import PAPER, Curve, Physics, curve, link_capacity, paper_cluster
 from scheduler.simulation.policies import Era, PolicyMaker, hdfs_default, peace, sinbad
@@ -21,7 +21,6 @@ from scheduler.simulation.scenario import Loss, Scenario, SimulatedJob, checkpoi
 __all__ = [
     "PAPER",
     "ChunkRun",
-    "Cluster",
     "Curve",
     "Era",
     "Loss",
@@ -30,6 +29,7 @@ __all__ = [
     "PolicyMaker",
     "RequestRun",
     "Scenario",
+    "SimulatedCluster",
     "SimulatedJob",
     "SimulatedRun",
     "SimulationStuck",

@@ -27,7 +27,7 @@ class Use(NamedTuple):
     disk_read: bool = False
 
 
-class Cluster:
+class SimulatedCluster:
     """Capacities and routes of a topology, with the physics of its hosts.
 
     Resources, n hosts: links up 0 … n-1, links down n …, disks 2n …, writing clients 3n …, reading clients 4n …, then

@@ -26,9 +26,9 @@ from typing import NamedTuple
 import numpy as np
 
 from scheduler.errors import SchedulerError
-from scheduler.simulation.cluster import Cluster
+from scheduler.simulation.cluster import SimulatedCluster
 from scheduler.simulation.fairness import Floats, Integers, max_min
-from scheduler.simulation.policies.base import ClusterView, Orders, PolicyMaker, SchedulingPolicy, Start
+from scheduler.simulation.policies.base import ClusterLoad, Orders, PolicyMaker, SchedulingPolicy, Start
 from scheduler.simulation.run import ChunkRun, RequestRun, SimulatedRun, TracePoint
 from scheduler.simulation.scenario import Loss, Scenario, SimulatedJob
 
@@ -69,7 +69,7 @@ class Flows:
     Invariant: `active` lists the slots whose bytes move, in the order they began to.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: SimulatedCluster) -> None:
         self._cluster = cluster
         size = 64
         self.uses: Integers = np.full((size, WIDTH), -1, np.int64)
@@ -137,7 +137,7 @@ class Flows:
 class Disks:
     """The hosts' disks and the memory in front of them. Invariant: 0 ≤ cached ≤ the limit."""
 
-    def __init__(self, cluster: Cluster, *, full: bool) -> None:
+    def __init__(self, cluster: SimulatedCluster, *, full: bool) -> None:
         self._cluster = cluster
         first = cluster.disk(0)
         self.at = slice(first, first + cluster.hosts)
@@ -308,7 +308,7 @@ class Simulation:
             case None:
                 hosts = self._cluster.hosts
                 down = self._flows.open[: 2 * hosts].reshape(2, hosts).sum(axis=0)
-                self._policy.observe(ClusterView(self._now, self._rates, tuple(int(count) for count in down)))
+                self._policy.observe(ClusterLoad(self._now, self._rates, tuple(int(count) for count in down)))
                 self._push(self._now + (self._policy.sample_s or np.inf), None)
             case SimulatedJob():
                 self._obey(self._policy.submit(event, self._now))

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from scheduler.peace.plan import TransferKind
-from scheduler.simulation.cluster import Cluster
+from scheduler.simulation.cluster import SimulatedCluster
 from scheduler.simulation.fairness import Floats
 
 
@@ -98,7 +98,7 @@ class LowerBounds(NamedTuple):
         return max(self.disks_s, self.racks_s, self.writers_s)
 
 
-def bounds(cluster: Cluster, writers: list[int], chunks: int, replicas: int = 3) -> LowerBounds:
+def bounds(cluster: SimulatedCluster, writers: list[int], chunks: int, replicas: int = 3) -> LowerBounds:
     """Lower bounds for `writers` that write `chunks` chunks each at once, at least one replica in another rack.
 
     Disks: all disks at the best total of table 8 for any number of writers; filling the caches takes no time. Racks:

@@ -9,7 +9,7 @@ from random import Random
 
 from scheduler.errors import RequestError
 from scheduler.peace.plan import TransferKind
-from scheduler.simulation.cluster import Cluster
+from scheduler.simulation.cluster import SimulatedCluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Scenario:
     `memory_full`: every host's memory for written data is full from the start. `trace`: keep every change of rates.
     """
 
-    cluster: Cluster
+    cluster: SimulatedCluster
     jobs: tuple[SimulatedJob, ...]
     losses: tuple[Loss, ...] = ()
     memory_full: bool = False
@@ -64,7 +64,7 @@ class Scenario:
                 raise RequestError("sources", f"job {job.name!r}: {job.chunks} chunks, {len(job.sources)} sources")
 
 
-def spread_writers(cluster: Cluster, writers: int, random: Random) -> list[int]:
+def spread_writers(cluster: SimulatedCluster, writers: int, random: Random) -> list[int]:
     """Draw hosts in random order, spread over the racks as evenly as their sizes allow. Raises RequestError."""
     queues = [list(members) for members in cluster.topology.members if members]
     for queue in queues:
@@ -82,7 +82,12 @@ def spread_writers(cluster: Cluster, writers: int, random: Random) -> list[int]:
 
 
 def checkpoints(
-    cluster: Cluster, hosts: Sequence[int], chunks: int, *, replicas: int = 3, at_s: Sequence[float] | None = None
+    cluster: SimulatedCluster,
+    hosts: Sequence[int],
+    chunks: int,
+    *,
+    replicas: int = 3,
+    at_s: Sequence[float] | None = None,
 ) -> tuple[SimulatedJob, ...]:
     """One checkpoint of `chunks` chunks per host, all at the same time or at the given times."""
     times = [0.0] * len(hosts) if at_s is None else at_s

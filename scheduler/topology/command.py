@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
+from logstore.base.packages import how_to_get
 from scheduler.errors import SchedulerError, TopologyError
 from scheduler.topology.description import NetworkDescription, load_network, topology_mapping, topology_toml
 from scheduler.topology.overview import Overview, RackOverview, overview
@@ -67,7 +68,7 @@ def _drawing() -> ModuleType:
     try:
         return import_module("scheduler.topology.drawing")
     except ModuleNotFoundError as error:
-        raise SchedulerError(f"drawing needs the package {error.name}: pip install 'cairn[scheduler,draw]'") from None
+        raise SchedulerError(f"drawing needs {how_to_get(error.name, 'scheduler,draw')}") from None
 
 
 def run_check(arguments: argparse.Namespace) -> int:

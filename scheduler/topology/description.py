@@ -40,7 +40,7 @@ from scheduler.topology.keys import (
     SWITCH,
     TABLES,
     TOP,
-    Entry,
+    DescribedEntry,
     table,
     tables,
 )
@@ -113,11 +113,15 @@ def parse_network(
     mapping: Mapping[str, object], where: str = "topology", *, name: str = "network"
 ) -> NetworkDescription:
     """The network of plain values, with its timestep; `name` is the name of a network that gives none."""
-    top = Entry(where, mapping, TOP, TABLES)
-    defaults = Entry(f"{where}: [defaults]", table(f"{where}: defaults", mapping.get("defaults", {})), DEFAULTS)
+    top = DescribedEntry(where, mapping, TOP, TABLES)
+    defaults = DescribedEntry(
+        f"{where}: [defaults]", table(f"{where}: defaults", mapping.get("defaults", {})), DEFAULTS
+    )
     chunk_bytes = top.size("chunk") or CHUNK_BYTES
     server_tables = tables(f"{where}: server", mapping.get("server", []))
-    servers = [Entry(_place(where, "server", number, one), one, SERVER) for number, one in enumerate(server_tables, 1)]
+    servers = [
+        DescribedEntry(_place(where, "server", number, one), one, SERVER) for number, one in enumerate(server_tables, 1)
+    ]
     pace = _Pace(chunk_bytes, _timestep(top, chunk_bytes, [defaults, *servers]))
     switches, links = _read_switches(where, mapping, defaults, pace)
     links += _read_links(where, mapping, switches, pace)
@@ -152,7 +156,7 @@ def _place(where: str, kind: str, number: int, values: Mapping[str, object]) -> 
     return f"{where}: {kind} {name!r}" if isinstance(name, str) and name else f"{where}: {kind} number {number}"
 
 
-def _timestep(top: Entry, chunk_bytes: int, entries: Iterable[Entry]) -> float | None:
+def _timestep(top: DescribedEntry, chunk_bytes: int, entries: Iterable[DescribedEntry]) -> float | None:
     """The length of a timestep in seconds; None if neither a timestep nor a rate is given."""
     given = top.duration("timestep")
     if given is not None:
@@ -170,7 +174,7 @@ class _Pace:
         self.timestep_s = timestep_s
         self.derived: list[str] = []
 
-    def capacity(self, entry: Entry, name: str, rate_name: str, bytes_s: float) -> int:
+    def capacity(self, entry: DescribedEntry, name: str, rate_name: str, bytes_s: float) -> int:
         """Chunks per timestep at a rate, rounded down, at least 1. Raises TopologyError without a timestep."""
         if self.timestep_s is None:
             raise TopologyError(
@@ -186,13 +190,13 @@ class _Pace:
 
 
 def _read_switches(
-    where: str, mapping: Mapping[str, object], defaults: Entry, pace: _Pace
+    where: str, mapping: Mapping[str, object], defaults: DescribedEntry, pace: _Pace
 ) -> tuple[dict[str, str | None], list[Link]]:
     """Every switch with its parent, and the links between them."""
     parents: dict[str, str | None] = {}
-    entries: dict[str, Entry] = {}
+    entries: dict[str, DescribedEntry] = {}
     for number, values in enumerate(tables(f"{where}: switch", mapping.get("switch", [])), 1):
-        entry = Entry(_place(where, "switch", number, values), values, SWITCH)
+        entry = DescribedEntry(_place(where, "switch", number, values), values, SWITCH)
         name, parent = entry.required("name"), entry.text("parent")
         for n in _numbers(entry):
             switch = _expand(entry, "name", name, n=n)
@@ -216,7 +220,7 @@ def _read_switches(
     return parents, links
 
 
-def _switch_link(entry: Entry, defaults: Entry, name: str, pace: _Pace) -> tuple[int, float | None]:
+def _switch_link(entry: DescribedEntry, defaults: DescribedEntry, name: str, pace: _Pace) -> tuple[int, float | None]:
     """Capacity and rate of one direction between a switch and its parent."""
     rate_names = (f"{name}_rate", "rate")
     rates = [entry.rate(one) for one in rate_names] + [defaults.rate(f"{name}_rate")]
@@ -234,7 +238,7 @@ def _switch_link(entry: Entry, defaults: Entry, name: str, pace: _Pace) -> tuple
     return pace.capacity(entry, name, f"{name}_rate", bytes_s), bytes_s
 
 
-def _check_ancestors(parents: Mapping[str, str | None], entries: Mapping[str, Entry]) -> None:
+def _check_ancestors(parents: Mapping[str, str | None], entries: Mapping[str, DescribedEntry]) -> None:
     """Check that no switch is its own ancestor. Raises TopologyError."""
     safe: set[str] = set()
     for switch in parents:
@@ -250,7 +254,7 @@ def _check_ancestors(parents: Mapping[str, str | None], entries: Mapping[str, En
 def _read_links(where: str, mapping: Mapping[str, object], switches: Iterable[str], pace: _Pace) -> list[Link]:
     links: list[Link] = []
     for number, values in enumerate(tables(f"{where}: link", mapping.get("link", [])), 1):
-        entry = Entry(f"{where}: link number {number}", values, LINK)
+        entry = DescribedEntry(f"{where}: link number {number}", values, LINK)
         source, target = entry.required("from"), entry.required("to")
         entry.where += f", {source!r} to {target!r}"
         for key, end in (("from", source), ("to", target)):
@@ -266,7 +270,9 @@ def _read_links(where: str, mapping: Mapping[str, object], switches: Iterable[st
     return links
 
 
-def _read_servers(entries: Sequence[Entry], defaults: Entry, switches: Sequence[str], pace: _Pace) -> list[Server]:
+def _read_servers(
+    entries: Sequence[DescribedEntry], defaults: DescribedEntry, switches: Sequence[str], pace: _Pace
+) -> list[Server]:
     servers: list[Server] = []
     taken: dict[str, str] = {}
     for entry in entries:
@@ -295,7 +301,7 @@ class _Model(NamedTuple):
     disk_rate: float | None
 
 
-def _model_server(entry: Entry, defaults: Entry, pace: _Pace) -> _Model:
+def _model_server(entry: DescribedEntry, defaults: DescribedEntry, pace: _Pace) -> _Model:
     own_link = entry.rate("link_rate")
     link = own_link if own_link is not None else defaults.rate("link_rate")
     disk_rate = entry.rate("disk_rate")
@@ -318,7 +324,7 @@ def _model_server(entry: Entry, defaults: Entry, pace: _Pace) -> _Model:
     return _Model(counts["send"] or 0, counts["receive"] or 0, disk, link, disk_rate)
 
 
-def _racks(entry: Entry, rack: str, switches: Sequence[str]) -> list[str]:
+def _racks(entry: DescribedEntry, rack: str, switches: Sequence[str]) -> list[str]:
     """The racks that an entry's servers hang on."""
     if not switches or rack in switches:
         return [rack]  # without [[switch]]es, racks are what the servers name
@@ -328,7 +334,7 @@ def _racks(entry: Entry, rack: str, switches: Sequence[str]) -> list[str]:
     return fitting
 
 
-def _numbers(entry: Entry) -> range:
+def _numbers(entry: DescribedEntry) -> range:
     """The numbers of the servers or switches that an entry stands for."""
     count, first = entry.number("count", most=MAX_COUNT), entry.number("first", most=MAX_COUNT)
     if count == 0:
@@ -337,7 +343,7 @@ def _numbers(entry: Entry) -> range:
     return range(start, start + (1 if count is None else count))
 
 
-def _expand(entry: Entry, key: str, pattern: str, **values: int | str) -> str:
+def _expand(entry: DescribedEntry, key: str, pattern: str, **values: int | str) -> str:
     """A name from its pattern. Raises TopologyError for an unknown placeholder."""
 
     def value(match: re.Match[str]) -> str:
@@ -351,7 +357,7 @@ def _expand(entry: Entry, key: str, pattern: str, **values: int | str) -> str:
     return expanded
 
 
-def _advice(entry: Entry, pattern: str) -> str:
+def _advice(entry: DescribedEntry, pattern: str) -> str:
     if "count" in entry.values and "{n" not in pattern:
         return "; with count, the name needs {n}"
     if "*" in str(entry.values.get("rack", "")) and "{rack" not in pattern:

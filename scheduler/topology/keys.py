@@ -113,7 +113,7 @@ TABLES: Final = ("defaults", "switch", "link", "server")
 """The sections' own keys at the top level."""
 
 
-class Entry:
+class DescribedEntry:
     """One table of a description: its values by name, read and checked one at a time.
 
     `where` names file and entry, and opens every message. Raises TopologyError.

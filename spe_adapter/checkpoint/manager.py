@@ -55,7 +55,7 @@ from spe_adapter.checkpoint.manifest import (
     parts_over,
 )
 from spe_adapter.checkpoint.names import CheckpointName, Unit, checkpoint_name, thread_name
-from spe_adapter.checkpoint.plans import Grant, Peace, chain_of, suspects_of
+from spe_adapter.checkpoint.plans import Grant, PeaceRequests, chain_of, suspects_of
 from spe_adapter.checkpoint.registry import NoRegistry, Registry
 from spe_adapter.checkpoint.retention_rules import may_build_on, to_remove
 from spe_adapter.checkpoint.sinks import FileContent, Sink
@@ -107,7 +107,7 @@ class ManagerTools:
     """
 
     sink: Sink
-    peace: Peace | None = None
+    peace: PeaceRequests | None = None
     registry: Registry = NoRegistry()  # noqa: RUF009 - has no state
     throttle: Throttle | None = None
     report: Report = ignore

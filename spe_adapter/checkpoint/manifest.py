@@ -72,7 +72,7 @@ class CheckpointFile(NamedTuple):
         return ids_of(self.ranges)
 
 
-class Part(NamedTuple):
+class CheckpointPart(NamedTuple):
     """The files of one checkpoint that another is made of."""
 
     seq: int
@@ -96,7 +96,7 @@ class Manifest(NamedTuple):
     seq: int
     header: VersionHeader
     page_bytes: int
-    parts: tuple[Part, ...]
+    parts: tuple[CheckpointPart, ...]
     is_planned: bool = False
     written_ms: int = 0
 
@@ -161,9 +161,9 @@ class Manifest(NamedTuple):
         return found
 
 
-def parts_over(files: Sequence[CheckpointFile], seq: int, base: Manifest | None) -> tuple[Part, ...]:
+def parts_over(files: Sequence[CheckpointFile], seq: int, base: Manifest | None) -> tuple[CheckpointPart, ...]:
     """The parts of checkpoint `seq` with these files of its own over `base`; files without a live page are left out."""
-    own = Part(seq, tuple(files))
+    own = CheckpointPart(seq, tuple(files))
     if base is None:
         return (own,)
     seen = np.unique(np.concatenate([np.zeros(0, np.int64), *(file.ids() for file in files)]))
@@ -171,7 +171,7 @@ def parts_over(files: Sequence[CheckpointFile], seq: int, base: Manifest | None)
     for part in base.parts:
         kept = tuple(file for file in part.files if len(np.setdiff1d(file.ids(), seen, assume_unique=True)))
         if kept:
-            parts.append(Part(part.seq, kept))
+            parts.append(CheckpointPart(part.seq, kept))
         seen = np.union1d(seen, np.concatenate([np.zeros(0, np.int64), *(file.ids() for file in part.files)]))
     return tuple(parts)
 
@@ -249,7 +249,7 @@ def _parsed(fields: Mapping[str, Any]) -> Manifest:
     )
     page_bytes = _bounded(fields, "page_bytes", MAX_PAGE_BYTES, MIN_PAGE_BYTES)
     parts = tuple(
-        Part(_bounded(part, "seq", MAX_SEQ, 1), tuple(_file(file, page_bytes) for file in part["files"]))
+        CheckpointPart(_bounded(part, "seq", MAX_SEQ, 1), tuple(_file(file, page_bytes) for file in part["files"]))
         for part in fields["parts"]
     )
     unit = Unit(str(fields["query"]), _bounded(fields, "partition", MAX_PARTITION))

@@ -49,7 +49,7 @@ class Grant:
             self._request.cancel()
 
 
-class Peace:
+class PeaceRequests:
     """The coordinator as a writer of checkpoints on `host` sees it; each chunk is written to `replicas` hosts. The
     first go is waited for at most `max_wait_s`. `owner`: the name of this writer and of those before it, of which one
     lives at a time; empty: it has none.

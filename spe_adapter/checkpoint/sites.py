@@ -15,7 +15,7 @@ from logstore.base.events import Report
 from scheduler.client import CoordinatorClient
 from spe_adapter.checkpoint.coordinator_registry import CoordinatorRegistry
 from spe_adapter.checkpoint.manager import ManagerTools
-from spe_adapter.checkpoint.plans import Peace
+from spe_adapter.checkpoint.plans import PeaceRequests
 from spe_adapter.checkpoint.registry import NoRegistry
 from spe_adapter.checkpoint.settings import CheckpointSettings, open_coordinator, open_sink
 from spe_adapter.checkpoint.throttle import Throttle
@@ -51,7 +51,7 @@ def open_site(
     client = open_coordinator(settings)
     tools = ManagerTools(
         sink,
-        None if client is None else Peace(client, settings.host, settings.replicas, owner=owner),
+        None if client is None else PeaceRequests(client, settings.host, settings.replicas, owner=owner),
         NoRegistry() if client is None else CoordinatorRegistry(client),
         Throttle(settings.max_bytes_per_s, clock, ending.wait) if settings.max_bytes_per_s else None,
         report,

@@ -73,7 +73,7 @@ def scan(buffer: Buffer, position_offset: int) -> FetchedBatches:
     return FetchedBatches(batches, next_offset)
 
 
-class _Piece(NamedTuple):
+class _BatchRecords(NamedTuple):
     """The records of one batch, uncompressed: data[start:end]."""
 
     data: kernels.Bytes
@@ -98,7 +98,7 @@ class Decoder:
 
         Yields Arrow record batches of at least one row. Raises CorruptBatch.
         """
-        group: list[_Piece] = []
+        group: list[_BatchRecords] = []
         group_bytes = 0
         whole = np.frombuffer(buffer, np.uint8)
         for at, header in fetched.batches:
@@ -116,7 +116,7 @@ class Decoder:
         if group:
             yield from self._decode_group(group, first_offset, end_offset)
 
-    def _decode_group(self, group: list[_Piece], first_offset: int, end_offset: int) -> Iterator[pa.RecordBatch]:
+    def _decode_group(self, group: list[_BatchRecords], first_offset: int, end_offset: int) -> Iterator[pa.RecordBatch]:
         group = _in_one_array(group)
         data, table = group[0].data, _table(group)
         capacity = int(table[:, kernels.COUNT].sum())
@@ -148,7 +148,7 @@ class Decoder:
         yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
-def _piece(whole: kernels.Bytes, at: int, header: BatchHeader) -> _Piece:
+def _piece(whole: kernels.Bytes, at: int, header: BatchHeader) -> _BatchRecords:
     """Where the records of the batch at `at` are, unpacked if need be. Raises CorruptBatch."""
     start, end = at + HEADER_BYTES, at + header.size_bytes
     data = whole
@@ -159,24 +159,24 @@ def _piece(whole: kernels.Bytes, at: int, header: BatchHeader) -> _Piece:
         raise CorruptBatch(
             f"batch at offset {header.base_offset}: {header.record_count} records do not fit {end - start} bytes"
         )
-    return _Piece(data, start, end, header)
+    return _BatchRecords(data, start, end, header)
 
 
-def _in_one_array(group: list[_Piece]) -> list[_Piece]:
+def _in_one_array(group: list[_BatchRecords]) -> list[_BatchRecords]:
     """What was unpacked lies in memory of its own and is brought together; what was not is read where it is."""
     if all(piece.data is group[0].data for piece in group):
         return group
     together = np.concatenate([piece.data[piece.start : piece.end] for piece in group])
-    moved: list[_Piece] = []
+    moved: list[_BatchRecords] = []
     at = 0
     for piece in group:
         end = at + piece.end - piece.start
-        moved.append(_Piece(together, at, end, piece.header))
+        moved.append(_BatchRecords(together, at, end, piece.header))
         at = end
     return moved
 
 
-def _table(group: list[_Piece]) -> kernels.Int64s:
+def _table(group: list[_BatchRecords]) -> kernels.Int64s:
     """The kernel's table of batches."""
     table = np.empty((len(group), kernels.BATCH_COLUMNS), np.int64)
     for index, (_, start, end, header) in enumerate(group):
@@ -188,14 +188,14 @@ def _table(group: list[_Piece]) -> kernels.Int64s:
     return table
 
 
-def _check(result: kernels.Int64s, group: list[_Piece]) -> None:
+def _check(result: kernels.Int64s, group: list[_BatchRecords]) -> None:
     status = int(result[kernels.OUT_STATUS])
     if status != kernels.STATUS_OK:
         header = group[int(result[kernels.OUT_BATCH])].header
         raise CorruptBatch(f"batch at offset {header.base_offset}: {kernels.MESSAGES[status]}")
 
 
-def _timestamp_types(group: list[_Piece], offsets: kernels.Int64s) -> kernels.Int32s:
+def _timestamp_types(group: list[_BatchRecords], offsets: kernels.Int64s) -> kernels.Int32s:
     """0 where the producer, 1 where the broker set the timestamp: a property of the batch."""
     types = np.full(len(offsets), _CREATE_TIME, np.int32)
     for *_, header in group:

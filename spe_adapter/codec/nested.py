@@ -173,7 +173,7 @@ def _list_lengths(column: pa.Array) -> NDArray[np.int32]:
 # ---- reading
 
 
-class _Reader:
+class _RangeReader:
     """Reads ranges of the encoded values, each value from its own position on."""
 
     def __init__(self, encoded: pa.BinaryArray) -> None:
@@ -200,13 +200,13 @@ def decode(kind: pa.DataType, encoded: pa.BinaryArray) -> pa.Array:
     """The values of this type from their bytes. Raises CorruptBatch for bytes that `encode` does not write."""
     valid = None if not encoded.null_count else encoded.is_valid()
     values = encoded if valid is None else encoded.filter(valid)
-    reader = _Reader(values)
+    reader = _RangeReader(values)
     column = _column(kind, np.ones(len(values), np.int64), reader, outermost=True)
     reader.check_read()
     return column if valid is None else _spread(column, valid)
 
 
-def _column(kind: pa.DataType, counts: Int64s, reader: _Reader, *, outermost: bool = False) -> pa.Array:
+def _column(kind: pa.DataType, counts: Int64s, reader: _RangeReader, *, outermost: bool = False) -> pa.Array:
     """A column of the values' type: `counts` elements of each value."""
     total = int(counts.sum())
     validity = None if outermost else _validity(reader.take(counts))

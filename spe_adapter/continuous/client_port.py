@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from logstore.client.blocking import Client, Pending, TopicPartition
-from logstore.client.errors import Refused
+from logstore.client.errors import SidecarRefused
 from logstore.client.wire import EARLIEST, LATEST, Fetched
 from logstore.format.epoch_api import EpochCommitReply
 from spe_adapter.continuous.errors import CommitLost
@@ -108,12 +108,12 @@ class ClientPort:
             self._scan = None
 
     def offset(self, source: int, moment: str) -> int:
-        """See Port. Raises Refused, for a missing topic among others."""
+        """See Port. Raises SidecarRefused, for a missing topic among others."""
         self._end_scan()
         stream = self._sources[source]
         found = self._main.offsets({stream: EARLIEST if moment == "earliest" else LATEST})[stream]
         if found.error:
-            raise Refused(f"offsets of {stream} at {self._main.where}", code=found.error)
+            raise SidecarRefused(f"offsets of {stream} at {self._main.where}", code=found.error)
         return found.offset
 
     # ---- input

@@ -40,12 +40,12 @@ from spe_adapter.epochs.marks import OpenWindows, StatePartition, epoch_mark
 from spe_adapter.epochs.segments import StagedSegment, StreamOutput
 from spe_adapter.operators.base import next_watermark
 from spe_adapter.operators.chain import processor_of
-from spe_adapter.operators.clock import Clock
+from spe_adapter.operators.clock import CallTimes
 from spe_adapter.operators.output import Output, to_records
 from spe_adapter.operators.replay import Replay, SkipPoints
 from spe_adapter.state.direct import Direct
 from spe_adapter.state.errors import StateTooLarge
-from spe_adapter.state.store import Changes
+from spe_adapter.state.store import WindowChanges
 from spe_adapter.state.table import Table
 
 _MIN_WINDOWS: Final = 1024
@@ -247,7 +247,7 @@ class Core:
         return True
 
     def _expired(self, late_ms: int, replay: Replay | None) -> Iterator[Output]:
-        self._processor.clock = Clock(self._watermark_ms, self._wall_ms, late_ms)
+        self._processor.clock = CallTimes(self._watermark_ms, self._wall_ms, late_ms)
         output = self._processor.expire(self._watermark_ms, replay=replay)
         if output is not None:
             yield output
@@ -257,7 +257,7 @@ class Core:
         rows = apply(self._plan.fragment.sources[run.source].steps, batch)
         processor = self._processor
         late_ms = self._watermark_ms
-        processor.clock = Clock(late_ms, self._wall_ms, late_ms)
+        processor.clock = CallTimes(late_ms, self._wall_ms, late_ms)
         if rows.num_rows:
             output = processor.process(rows, late_watermark_ms=self._watermark_ms, replay=replay)
             if output is not None:
@@ -415,7 +415,7 @@ class Core:
             front = self._candidates.longer_front()
         return _NOTHING
 
-    def _gone(self, changes: Changes) -> list[pa.RecordBatch]:
+    def _gone(self, changes: WindowChanges) -> list[pa.RecordBatch]:
         """The identities that get a tombstone, in batches."""
         return [changes.closed, changes.transient] if self.replays else [changes.closed]
 

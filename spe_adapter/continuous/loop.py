@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple, Protocol
 
-from logstore.client.errors import NONE, OFFSET_OUT_OF_RANGE, Refused
+from logstore.client.errors import NONE, OFFSET_OUT_OF_RANGE, SidecarRefused
 from logstore.errors import CairnError
 from spe_adapter.cec.control import End, decode
 from spe_adapter.cec.reconstruct import EventualCheckpoint, Floor
@@ -451,7 +451,7 @@ class Loop:
         if answer.error == OFFSET_OUT_OF_RANGE:
             raise self._out_of_range(answer.source)
         if answer.error != NONE:
-            raise Refused(f"fetch of {self._where(answer.source)}", code=answer.error)
+            raise SidecarRefused(f"fetch of {self._where(answer.source)}", code=answer.error)
         self._high_watermarks[answer.source] = answer.high_watermark
         return FetchOutcome(answer.source, held.add(answer.records))
 

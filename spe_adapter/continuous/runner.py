@@ -17,7 +17,7 @@ from typing import Final
 
 from logstore.base.addresses import Address
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
-from logstore.client.errors import UNKNOWN_TOPIC_OR_PARTITION, Refused
+from logstore.client.errors import UNKNOWN_TOPIC_OR_PARTITION, SidecarRefused
 from logstore.client.network import Network
 from logstore.client.security import PLAINTEXT, ClientSecurity
 from logstore.errors import CairnError, TopicExists
@@ -271,7 +271,7 @@ def prepare(fragment: Fragment, options: Options, host: Host) -> int:
         wanted = counts[fragment.sources[0].topic]
         try:
             counts[fragment.topic] = client.partitions(fragment.topic)
-        except Refused as error:
+        except SidecarRefused as error:
             if error.code != UNKNOWN_TOPIC_OR_PARTITION:
                 raise
             _create(client, fragment.topic, wanted, NEW_TOPIC if options.register else KEEP_ALL)

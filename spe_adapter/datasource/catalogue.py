@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from logstore.client.blocking import Client
-from logstore.client.errors import UNKNOWN_TOPIC_OR_PARTITION, Refused
+from logstore.client.errors import UNKNOWN_TOPIC_OR_PARTITION, SidecarRefused
 from logstore.errors import InvalidConfig
 from spe_adapter.datasource.offsets import EARLIEST, LATEST, Offsets, TopicPartition, names
 from spe_adapter.datasource.options import SourcePosition, Strategy, Subscription
@@ -43,7 +43,9 @@ class Catalogue:
         streams: list[TopicPartition] = []
         for name, info in sorted(found.items()):
             if info.error and not (info.error == UNKNOWN_TOPIC_OR_PARTITION and name in known_topics):
-                raise Refused(f"option 'subscribe' names topic {name!r}, at {self._client.where}", code=info.error)
+                raise SidecarRefused(
+                    f"option 'subscribe' names topic {name!r}, at {self._client.where}", code=info.error
+                )
             streams += (TopicPartition(name, partition) for partition in info.partitions)
         return streams
 
@@ -59,7 +61,7 @@ class Catalogue:
             if info.error == UNKNOWN_TOPIC_OR_PARTITION:
                 continue
             if info.error:
-                raise Refused(f"offsets of {stream} at {self._client.where}", code=info.error)
+                raise SidecarRefused(f"offsets of {stream} at {self._client.where}", code=info.error)
             offsets[stream] = info.offset
         return offsets
 
@@ -98,6 +100,6 @@ class Catalogue:
         offsets: Offsets = {}
         for stream, info in self._client.offsets(timestamps_ms).items():
             if info.error:
-                raise Refused(f"offsets of {stream} at {self._client.where}", code=info.error)
+                raise SidecarRefused(f"offsets of {stream} at {self._client.where}", code=info.error)
             offsets[stream] = info.offset
         return offsets

@@ -118,7 +118,7 @@ STARTS: Final[Mapping[str, Callable[[SparkSession, argparse.Namespace], Streamin
 }
 
 
-class Watched:
+class WatchedQuery:
     """A query that is started, told of, and started again when Spark gave up on one of its own Python processes.
 
     Spark waits ten seconds for such a process to start, which no setting changes and a busy machine exceeds.
@@ -174,7 +174,7 @@ def main() -> int:
 
     threading.Thread(target=watch, daemon=True).start()
     spark = session(options.heap)
-    watched = [Watched(name, partial(start, spark, options)) for name, start in STARTS.items()]
+    watched = [WatchedQuery(name, partial(start, spark, options)) for name, start in STARTS.items()]
     _say({"started": True})
     while all(each.goes_on() for each in watched) and not orphaned.is_set():
         for each in watched:

@@ -32,7 +32,7 @@ class Appender:
         self._next_offset = end_offset(client, stream)
 
     def append(self, purchases: Purchases) -> None:
-        """Append them all, each once. Raises Refused, or Unavailable if the sidecar stays away."""
+        """Append them all, each once. Raises SidecarRefused, or Unavailable if the sidecar stays away."""
         rows = len(purchases.items)
         # A record's timestamp is when it was written, not when the purchase happened: retention goes by it.
         written_ms = np.full(rows, self._clock.wall_ms(), np.int64)

@@ -15,7 +15,7 @@ from logstore.interfaces import Buffer
 from spe_adapter.cec.control import Mark, encode_footprints, encode_mark, encode_tombstones
 from spe_adapter.cec.extent import Counters
 from spe_adapter.operators.processor import Processor
-from spe_adapter.state.store import Changes
+from spe_adapter.state.store import WindowChanges
 
 
 class StatePartition(NamedTuple):
@@ -67,7 +67,7 @@ def epoch_mark(
     )
 
 
-def control_batches(mark: Mark, changes: Changes, timestamp_ms: int) -> Iterator[Buffer]:
+def control_batches(mark: Mark, changes: WindowChanges, timestamp_ms: int) -> Iterator[Buffer]:
     """The control batches of an epoch, in the order of the stream."""
     query, epoch = mark.query, mark.epoch
     if changes.footprints.num_rows:

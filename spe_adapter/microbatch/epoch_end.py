@@ -19,7 +19,7 @@ import pyarrow as pa
 from spe_adapter.cec.extent import Counters
 from spe_adapter.cec.policy import Targets, View
 from spe_adapter.state.overlay import Overlay
-from spe_adapter.state.store import Changes
+from spe_adapter.state.store import WindowChanges
 
 DEFAULT_EXTENT_FACTOR: Final = 4
 """q at which checks begin, in multiples of N: from about twice N on few are needed (CEC paper, figure 6)."""
@@ -33,7 +33,7 @@ _MIN_CANDIDATES: Final = 4096
 class EpochEnd(NamedTuple):
     """The end of an epoch in one partition: `extent` is q, `oldest` the epoch of the oldest footprint."""
 
-    changes: Changes
+    changes: WindowChanges
     counters: Counters
     open_windows: int
     extent: int

@@ -46,7 +46,7 @@ from spe_adapter.microbatch.epoch_end import NOT_COVERED, EpochEnd, conclude
 from spe_adapter.microbatch.shuffle import Received, received
 from spe_adapter.microbatch.state_loader import LogLoader, moved_windows, state_directory
 from spe_adapter.operators.chain import processor_of
-from spe_adapter.operators.clock import Clock
+from spe_adapter.operators.clock import CallTimes
 from spe_adapter.operators.combining import NULL_PARTITION
 from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.operators.output import Output, record_times
@@ -54,7 +54,7 @@ from spe_adapter.operators.processor import Processor
 from spe_adapter.state.overlay import Overlay
 from spe_adapter.state.segment import Tag
 from spe_adapter.state.storage import BaseCheckpoint
-from spe_adapter.state.store import Changes
+from spe_adapter.state.store import WindowChanges
 from spe_adapter.state.versions import OpenState, StateDirectory
 from spe_adapter.workers.collector import spare_loaded_code
 from spe_adapter.workers.context import PLAN_PROPERTY, attempt_name, local_property, task_context
@@ -210,7 +210,7 @@ class _TaskExecution:
             fixed.operator, self._codec, fixed.schema, overlay, parent.sequence, parent.seen, plan.epoch
         )
         processor.batch = None if plan.batch == INITIAL_BATCH else plan.batch
-        processor.clock = Clock(plan.watermark_ms, plan.wall_ms, plan.late_watermark_ms)
+        processor.clock = CallTimes(plan.watermark_ms, plan.wall_ms, plan.late_watermark_ms)
         processor.keeps_late = fixed.options.late_topic is not None
         self._process(batches, processor, output)
         with self._timed("process"):
@@ -300,7 +300,7 @@ class _TaskExecution:
         self._results += results.rows.num_rows
         output.add_results(keys, values, record_times(times_ms, len(values), self._host.wall_ms()))
 
-    def _check_keys(self, changes: Changes) -> None:
+    def _check_keys(self, changes: WindowChanges) -> None:
         keys, numbers = changes.footprints.column(0), changes.footprints.column(1).to_numpy()
         if not changes.opened.all():
             keys, numbers = keys.filter(pa.array(changes.opened)), numbers[changes.opened]

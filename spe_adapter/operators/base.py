@@ -43,7 +43,7 @@ from numpy.typing import NDArray
 
 from spe_adapter.codec.kernels import MICROSECONDS, Bools, Int64s
 from spe_adapter.errors import SchemaRefused
-from spe_adapter.operators.clock import Clock
+from spe_adapter.operators.clock import CallTimes
 from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.state import exact
 from spe_adapter.state.columns import fixed_array, fixed_values
@@ -488,15 +488,15 @@ class Operator(ABC):
         """Take rows of the initial state. Raises SchemaRefused."""
         raise SchemaRefused(f"operator {self.name} takes no initial state; a StatefulOperator does")
 
-    def open_entries(self, store: StateStore, identity: WindowIdentities, clock: Clock) -> State:
+    def open_entries(self, store: StateStore, identity: WindowIdentities, clock: CallTimes) -> State:
         """The keys of a call, with what the operator keeps for them. Raises SchemaRefused."""
         raise SchemaRefused(f"operator {self.name} keeps windows, not entries")
 
-    def due_entries(self, store: StateStore, identity: WindowIdentities, clock: Clock) -> State | None:
+    def due_entries(self, store: StateStore, identity: WindowIdentities, clock: CallTimes) -> State | None:
         """The keys for which `expire` is to be called; None: for no key."""
         return None
 
-    def remove_due(self, store: StateStore, identity: WindowIdentities, clock: Clock) -> None:
+    def remove_due(self, store: StateStore, identity: WindowIdentities, clock: CallTimes) -> None:
         """Remove entries whose time has come; here: none, as windows are closed behind `expire`."""
         return
 

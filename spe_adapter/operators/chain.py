@@ -45,7 +45,7 @@ from spe_adapter.operators.states.identity import joined_keys, split_keys
 from spe_adapter.operators.succession import split_outside
 from spe_adapter.state.columns import Values
 from spe_adapter.state.evolution import Evolution
-from spe_adapter.state.store import Changes, StateStore
+from spe_adapter.state.store import StateStore, WindowChanges
 
 _MAX_LINKS: Final = 16
 _LINKED: Final = " > "
@@ -280,7 +280,7 @@ class LinkStore:
         """Write footprints of these windows too."""
         self._store.touch(ids)
 
-    def changes(self) -> Changes:
+    def changes(self) -> WindowChanges:
         """Not per link: raises InvalidConfig."""
         raise InvalidConfig("changes are those of the whole store, not of a link's")
 

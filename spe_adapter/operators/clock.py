@@ -16,7 +16,7 @@ WALL: Final = 1 << 61
 _LOWEST_WALL: Final = 1 << 60
 
 
-class Clock(NamedTuple):
+class CallTimes(NamedTuple):
     """The times of a call in ms since 1970: the watermark by which the epoch closes what is due, its wall time, and the
     watermark by which rows are late.
     """

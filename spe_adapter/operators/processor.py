@@ -35,7 +35,7 @@ from spe_adapter.operators.base import (
     WindowIdentities,
 )
 from spe_adapter.operators.blame import blamed, failed
-from spe_adapter.operators.clock import Clock
+from spe_adapter.operators.clock import CallTimes
 from spe_adapter.operators.combining import take_apart
 from spe_adapter.operators.formats import FormattedResults, ResultFormat, formatted
 from spe_adapter.operators.keys import KeyCodec
@@ -95,7 +95,7 @@ class Processor:
         self.seen = seen
         self.epoch = epoch
         self.batch: int | None = None
-        self.clock = Clock()
+        self.clock = CallTimes()
         self.max_events_ms: list[int | None] = [None] * len(operator.inputs())
         self.late = 0
         self.keeps_late = False

@@ -34,7 +34,7 @@ from spe_adapter.operators.base import (
     Times,
     WindowIdentities,
 )
-from spe_adapter.operators.clock import Clock
+from spe_adapter.operators.clock import CallTimes
 from spe_adapter.state.evolution import Evolution
 from spe_adapter.state.store import StateStore
 
@@ -265,15 +265,15 @@ class Pipeline(Operator):
         """The stateful operator; the steps are not for the initial state."""
         return self._inner.start(rows, state)
 
-    def open_entries(self, store: StateStore, identity: WindowIdentities, clock: Clock) -> State:
+    def open_entries(self, store: StateStore, identity: WindowIdentities, clock: CallTimes) -> State:
         """The stateful operator's."""
         return self._inner.open_entries(store, identity, clock)
 
-    def due_entries(self, store: StateStore, identity: WindowIdentities, clock: Clock) -> State | None:
+    def due_entries(self, store: StateStore, identity: WindowIdentities, clock: CallTimes) -> State | None:
         """The stateful operator's."""
         return self._inner.due_entries(store, identity, clock)
 
-    def remove_due(self, store: StateStore, identity: WindowIdentities, clock: Clock) -> None:
+    def remove_due(self, store: StateStore, identity: WindowIdentities, clock: CallTimes) -> None:
         """The stateful operator's."""
         self._inner.remove_due(store, identity, clock)
 

@@ -23,7 +23,7 @@ from spe_adapter.codec.kernels import Bools
 from spe_adapter.codec.nested import encoded_bytes, is_nested
 from spe_adapter.state.errors import StateSchemaChanged
 from spe_adapter.state.layout import take_schema
-from spe_adapter.state.segment import Owner, Tag
+from spe_adapter.state.segment import StateOwner, Tag
 from spe_adapter.state.store import identities_of
 from spe_adapter.state.table import Table, WindowVersion
 
@@ -79,7 +79,7 @@ class VersionStep(NamedTuple):
 class Delta(NamedTuple):
     """The content of a delta file."""
 
-    owner: Owner
+    owner: StateOwner
     parent: Tag | None
     step: VersionStep
 
@@ -127,7 +127,7 @@ def decode_delta(data: Buffer) -> Delta | None:
             bytes.fromhex(described["note"]),
             _pair(described["needs"]),
         )
-        owner = Owner(*described["owner"])
+        owner = StateOwner(*described["owner"])
         return Delta(owner, None if parent is None else Tag(*parent), step)
     except (ValueError, KeyError, TypeError, pa.ArrowException):
         # Whole, and yet not what we write: another version's.

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from spe_adapter.codec.kernels import Bools, Int64s
 from spe_adapter.state.columns import Values
-from spe_adapter.state.store import Changes, ChangeTracker
+from spe_adapter.state.store import ChangeTracker, WindowChanges
 from spe_adapter.state.table import Table
 
 
@@ -133,7 +133,7 @@ class Direct:
         """Footprint these windows too."""
         self._tracker.changed(ids)
 
-    def changes(self, checks: Int64s | None = None, *, with_changed: bool = False) -> Changes:
+    def changes(self, checks: Int64s | None = None, *, with_changed: bool = False) -> WindowChanges:
         """What changed since the last call, and the start of the next epoch.
 
         With `checks` (each named once), only windows that opened and these are footprinted; what else changed is left
@@ -149,6 +149,6 @@ class Direct:
                 rows = np.concatenate((rows, checks[~known]))
             opened = np.append(opened, np.zeros(len(rows) - len(opened), np.bool_))
         closed, transient = self._tracker.gone()
-        changes = Changes(self.table.take(rows), opened, closed, transient, rows)
+        changes = WindowChanges(self.table.take(rows), opened, closed, transient, rows)
         self._tracker.start_epoch()
         return changes

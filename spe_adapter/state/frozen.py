@@ -23,7 +23,7 @@ from spe_adapter.state.errors import StateDamaged
 from spe_adapter.state.files import StateEnvironment, is_in_place, lock, map_start, open_file, unlock_and_close
 from spe_adapter.state.paged import FreezePoint, FrozenBlock, freeze_block
 from spe_adapter.state.query import QueryDirectory, default_root
-from spe_adapter.state.segment import CLEAN, HEADER_BYTES, Header, Owner, Segment, Tag, segment_bytes
+from spe_adapter.state.segment import CLEAN, HEADER_BYTES, Header, Segment, StateOwner, Tag, segment_bytes
 from spe_adapter.state.storage import BaseDescription
 
 FREEZE_LIMIT_S: Final = 1.0
@@ -37,7 +37,7 @@ class FrozenVersion(NamedTuple):
     `point` is the `since` of the next checkpoint, once this one is complete.
     """
 
-    owner: Owner
+    owner: StateOwner
     tag: Tag | None
     capacity: int
     arena_bytes: int

@@ -22,7 +22,7 @@ from spe_adapter.codec.kernels import Bools, Int64s
 from spe_adapter.state.columns import Values
 from spe_adapter.state.layout import NEVER
 from spe_adapter.state.oldest import oldest_of
-from spe_adapter.state.store import Changes, ChangeTracker, identity_batch
+from spe_adapter.state.store import ChangeTracker, WindowChanges, identity_batch
 from spe_adapter.state.table import Allocate, Table, anonymous
 
 _BASE: Final = 1 << 40
@@ -202,7 +202,7 @@ class Overlay:
         """Write footprints of these windows too."""
         self._tracker.changed(self._copied(ids))
 
-    def changes(self) -> Changes:
+    def changes(self) -> WindowChanges:
         """The changes since the last call. The next epoch starts."""
         rows, opened = self._tracker.changed_rows()
         self._grow()
@@ -211,7 +211,7 @@ class Overlay:
         footprints = self._own.take_as(rows, self.keys(ids), self.numbers(ids))
         closed, transient = self._tracker.gone()
         self._tracker.start_epoch()
-        return Changes(footprints, opened, closed, transient, ids)
+        return WindowChanges(footprints, opened, closed, transient, ids)
 
     # ---- where windows are
 

@@ -55,7 +55,7 @@ class Tag(NamedTuple):
     attempt: str
 
 
-class Owner(NamedTuple):
+class StateOwner(NamedTuple):
     """Whose state it is, and how it lies in memory; what differs in any of it is foreign."""
 
     query: str
@@ -67,7 +67,7 @@ class Owner(NamedTuple):
 class Header(NamedTuple):
     """What a segment says of itself. `target` is the version it is being changed to; `note` is its owner's."""
 
-    owner: Owner
+    owner: StateOwner
     state: str
     tag: Tag | None
     target: Tag | None
@@ -106,7 +106,7 @@ def decode_header(slot: bytes) -> tuple[int, Header] | None:
         if described.pop("version") != FORMAT_VERSION:
             return None
         return sequence, Header(
-            Owner(*described["owner"]),
+            StateOwner(*described["owner"]),
             described["state"],
             _tag(described["tag"]),
             _tag(described["target"]),

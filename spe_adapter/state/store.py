@@ -29,7 +29,7 @@ _SCAN_FACTOR: Final = 32
 """Reading the flags of this many rows costs as much as sorting one row."""
 
 
-class Changes(NamedTuple):
+class WindowChanges(NamedTuple):
     """The changes of an epoch.
 
     `footprints`: the windows that changed or were touched and are still open, as `Table.take` gives them, with their
@@ -120,7 +120,7 @@ class StateStore(Protocol):
     def touch(self, ids: Int64s) -> None:
         """Write footprints of these windows too, whether they changed or not (a check)."""
 
-    def changes(self) -> Changes:
+    def changes(self) -> WindowChanges:
         """What changed since the last call, and the start of the next epoch."""
 
 
@@ -198,7 +198,7 @@ class ChangeTracker:
         return rows, self.is_new(rows)
 
     def gone(self) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-        """The windows `closed` and `transient` of `Changes`; none of them is open."""
+        """The windows `closed` and `transient` of `WindowChanges`; none of them is open."""
         closed = self._not_open(_joined(self._closed))
         transient = self._not_open(_joined(self._transient))
         if transient.num_rows and len(self._transient) > 1:

@@ -63,9 +63,9 @@ from spe_adapter.state.files import (
 from spe_adapter.state.layout import fingerprint_of
 from spe_adapter.state.overlay import Overlay
 from spe_adapter.state.query import BASE_NAME, DELTA_SUFFIX, QueryDirectory, default_root, delta_name, epoch_of_delta
-from spe_adapter.state.segment import APPLYING, CLEAN, Header, Owner, Segment, Tag, boot_id, segment_bytes
+from spe_adapter.state.segment import APPLYING, CLEAN, Header, Segment, StateOwner, Tag, boot_id, segment_bytes
 from spe_adapter.state.storage import MIN_CAPACITY, BaseCheckpoint, DraftBuilder, StateStorage
-from spe_adapter.state.store import Changes
+from spe_adapter.state.store import WindowChanges
 from spe_adapter.state.table import Table, anonymous
 
 How = Literal["current", "delta", "caught_up", "checkpoint", "loaded", "empty"]
@@ -198,7 +198,7 @@ class StateDirectory:
         """
         clock = self._storage.environment.clock
         started_s = clock.monotonic_s()
-        owner = Owner(self.query, partition, fingerprint_of(schema, fingerprint).hex(), self._boot)
+        owner = StateOwner(self.query, partition, fingerprint_of(schema, fingerprint).hex(), self._boot)
         with self._storage.directory.held():
             version_loader = VersionLoader(self._storage, owner, schema, wanted, loader, checkpoints)
             base, how = version_loader.reach()
@@ -248,7 +248,7 @@ class OpenState:
         """A copy-on-write store over the base. Its private memory counts towards the limit of the query."""
         return Overlay(self.base, self._allocate)
 
-    def publish(self, tag: Tag, changes: Changes, mark: EpochMark, note: bytes = b"") -> int:
+    def publish(self, tag: Tag, changes: WindowChanges, mark: EpochMark, note: bytes = b"") -> int:
         """Write the changes as the delta from this version to `tag`; the number of bytes written.
 
         The delta is applied only if `tag` wins its epoch. Raises StateTooLarge; then nothing is written.
@@ -274,7 +274,7 @@ class VersionLoader:
     def __init__(
         self,
         storage: StateStorage,
-        owner: Owner,
+        owner: StateOwner,
         schema: pa.Schema,
         wanted: Tag | None,
         loader: StateSource,

@@ -33,7 +33,7 @@ from spe_adapter.codec.kernels import Bools
 from spe_adapter.epochs.marks import OpenWindows, StatePartition, control_batches, epoch_mark
 from spe_adapter.operators.base import Operator, next_watermark
 from spe_adapter.operators.chain import processor_of
-from spe_adapter.operators.clock import Clock
+from spe_adapter.operators.clock import CallTimes
 from spe_adapter.operators.errors import OperatorChanged
 from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.operators.output import Output, to_records
@@ -42,7 +42,7 @@ from spe_adapter.state.direct import Direct
 from spe_adapter.state.evolution import Conversion, state_columns_of
 from spe_adapter.state.layout import NEVER
 from spe_adapter.state.overlay import Overlay
-from spe_adapter.state.store import Changes, StateStore
+from spe_adapter.state.store import StateStore, WindowChanges
 from spe_adapter.state.table import Table
 
 Row = Mapping[str, Any]
@@ -239,7 +239,7 @@ class OperatorHarness:
         return [row for output in outputs for row in output.rows.to_pylist()]
 
     def _feed(self, epoch: _Epoch, replay: Replay | None) -> list[Output]:
-        self._processor.clock = Clock(epoch.watermark_ms, epoch.wall_ms, epoch.late_watermark_ms)
+        self._processor.clock = CallTimes(epoch.watermark_ms, epoch.wall_ms, epoch.late_watermark_ms)
         if epoch.initial is not None:
             self._processor.start(epoch.initial, KeyCodec(epoch.initial.schema, self._key))
         given = [
@@ -251,7 +251,7 @@ class OperatorHarness:
 
     # ---- the log
 
-    def _write(self, number: int, changes: Changes, *, rebase: bool = False) -> None:
+    def _write(self, number: int, changes: WindowChanges, *, rebase: bool = False) -> None:
         sequence, seen = self._processor.sequence, self._processor.seen
         footprints, opened = self._chosen(changes)
         closed = [changes.closed] if self._checks is None else [changes.closed, changes.transient]
@@ -280,7 +280,7 @@ class OperatorHarness:
             self._operator, self._codec, self._schema, self._store, sequence, seen, len(self._epochs)
         )
 
-    def _chosen(self, changes: Changes) -> tuple[pa.RecordBatch, Bools]:
+    def _chosen(self, changes: WindowChanges) -> tuple[pa.RecordBatch, Bools]:
         """The footprints to write, and which of them are of new windows."""
         if self._checks is None:
             return changes.footprints, changes.opened

@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 from logstore.client.blocking import Client, TopicPartition
-from logstore.client.errors import UNKNOWN_TOPIC_OR_PARTITION, Refused
+from logstore.client.errors import UNKNOWN_TOPIC_OR_PARTITION, SidecarRefused
 from logstore.client.wire import LATEST
 from logstore.format.epoch_api import TaskOutput
 from logstore.format.reader_api import LOG_START
@@ -166,7 +166,7 @@ def _is_made(client: Client, to: str, fresh: str, new_epoch: int, origin: _Origi
     if info.error == UNKNOWN_TOPIC_OR_PARTITION:
         return False
     if info.error:
-        raise Refused(f"topic {to!r} at {client.where}", code=info.error)
+        raise SidecarRefused(f"topic {to!r} at {client.where}", code=info.error)
     partitions = origin.at.progress.partitions
     if len(info.partitions) < partitions:
         raise ForkRefused(f"topic {to!r} has {len(info.partitions)} partitions; the state has {partitions}")

@@ -18,7 +18,7 @@ from benchmarks.racks.network import hosts_in
 from benchmarks.racks.report import CHAINS, DEFAULT, HDFS_PART, PEACE, REAL, SIMULATED, Timeline
 from benchmarks.racks.setting import Setting
 from scheduler.peace.plan import TransferKind
-from scheduler.simulation.cluster import Cluster
+from scheduler.simulation.cluster import SimulatedCluster
 from scheduler.simulation.engine import simulate
 from scheduler.simulation.measured import MB, PAPER, paper_cluster
 from scheduler.simulation.policies import hdfs_default
@@ -123,7 +123,7 @@ def test_a_tenth_takes_the_same_time() -> None:
     setting = Setting(writers=6, chunks=2)
     small = setting.cluster()
     base = paper_cluster(setting.capacity, send=setting.capacity)
-    large = Cluster(base, PAPER)
+    large = SimulatedCluster(base, PAPER)
     policy = hdfs_default(1)
     times = [
         simulate(Scenario(cluster, setting.jobs(cluster, 4), memory_full=True), policy, 4).comp_s()

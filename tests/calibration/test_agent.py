@@ -20,7 +20,7 @@ from scheduler.calibration.agent import Agent, AgentLimits, AgentSettings, count
 from scheduler.calibration.calibrator import CalibrationSettings, CalibrationStep, Calibrator
 from scheduler.calibration.rules import calibrate
 from scheduler.calibration.tasks import first_of, together
-from scheduler.calibration.windows import Window, overlap, placed, together_in
+from scheduler.calibration.windows import ReceiveWindow, overlap, placed, together_in
 from scheduler.calibration.wire import MAX_LINE_BYTES, CalibrationError, ask, proof
 from scheduler.topology import racks
 from tests.support.limits import PATIENCE_S
@@ -178,16 +178,16 @@ async def test_a_backlog_is_not_counted(autojump_clock: trio.testing.MockClock) 
 
 def test_flows_that_do_not_overlap_are_not_added() -> None:
     """Two pairs of hosts take turns on a link of 8 MB/s: together they had 8 MB/s, not 16."""
-    first, second = Window(8e6, 10.0, 11.0), Window(8e6, 11.0, 12.0)
+    first, second = ReceiveWindow(8e6, 10.0, 11.0), ReceiveWindow(8e6, 11.0, 12.0)
     assert together_in([first, second]).bytes_s == 8e6
     assert overlap([first, second]) == 0
     assert overlap([first, first]) == 1
-    assert overlap([Window(1, 0, 10), Window(1, 1, 10)]) == pytest.approx(0.9)
+    assert overlap([ReceiveWindow(1, 0, 10), ReceiveWindow(1, 1, 10)]) == pytest.approx(0.9)
 
 
 def test_a_window_is_never_placed_shorter_than_it_was() -> None:
     """An order and an answer that took their time only prolong it; nonsense is refused by name."""
-    window = Window(100.0, 5.0, 7.0)
+    window = ReceiveWindow(100.0, 5.0, 7.0)
     there = placed(window.answer(4.0, 7.5), 103.9, 107.6, "agent")  # the other clock is 100 s ahead
     assert there == pytest.approx((100.0, 104.9, 107.1))
     assert there.bytes_s < window.bytes_s

@@ -19,8 +19,8 @@ from spe_adapter.checkpoint.errors import CheckpointDamaged, CheckpointVersionUn
 from spe_adapter.checkpoint.manifest import (
     VERSION,
     CheckpointFile,
+    CheckpointPart,
     Manifest,
-    Part,
     decode_manifest,
     encode_manifest,
     parts_over,
@@ -170,7 +170,7 @@ def manifest() -> Manifest:
     """A manifest over a base."""
     own = CheckpointFile(0, max_chunk_bytes(3, 512), 5, (4, 2, 9, 1), ("h1", "h2"))
     base = CheckpointFile(0, max_chunk_bytes(10, 512), 6, (0, 10), ())
-    return Manifest(Unit("q", 1), 7, HEADER, 512, (Part(7, (own,)), Part(3, (base,))), True, 1234)
+    return Manifest(Unit("q", 1), 7, HEADER, 512, (CheckpointPart(7, (own,)), CheckpointPart(3, (base,))), True, 1234)
 
 
 def test_a_manifest_says_again_what_it_was_given() -> None:

@@ -17,7 +17,7 @@ from spe_adapter.checkpoint.directory_sink import DirectorySink
 from spe_adapter.checkpoint.errors import SinkFailed
 from spe_adapter.checkpoint.manager import CheckpointManager, ManagerTools, Outcome
 from spe_adapter.checkpoint.names import CheckpointName
-from spe_adapter.checkpoint.plans import Grant, Peace
+from spe_adapter.checkpoint.plans import Grant, PeaceRequests
 from spe_adapter.checkpoint.recovery import Finder
 from spe_adapter.checkpoint.sinks import FileContent
 from spe_adapter.checkpoint.snapshot import Snapshot
@@ -50,7 +50,7 @@ class Lines:
 
 def tools(client: CoordinatorClient, sink: DirectorySink, report: Lines) -> ManagerTools:
     """A manager's tools with Peace."""
-    return ManagerTools(sink, Peace(client, HOST, 2), CoordinatorRegistry(client), report=report)
+    return ManagerTools(sink, PeaceRequests(client, HOST, 2), CoordinatorRegistry(client), report=report)
 
 
 def state_of(seed: int) -> PagedState:
@@ -109,11 +109,14 @@ def test_what_a_killed_writer_requested_is_cancelled_by_the_next(tmp_path: Path)
     for it, nor cancel its own requests and those of others.
     """
     with running(network(NODES, 4)) as url, CoordinatorClient(url) as client:
-        killed = Peace(client, HOST, 2, owner="service-1")
+        killed = PeaceRequests(client, HOST, 2, owner="service-1")
         assert not killed.ask(3).is_waiting
         assert killed.ask(3).is_waiting
-        others = [Peace(client, NODES[1].name, 2, owner="service-10").ask(1), Peace(client, NODES[2].name, 2).ask(1)]
-        after = Peace(client, HOST, 2, owner="service-1")
+        others = [
+            PeaceRequests(client, NODES[1].name, 2, owner="service-10").ask(1),
+            PeaceRequests(client, NODES[2].name, 2).ask(1),
+        ]
+        after = PeaceRequests(client, HOST, 2, owner="service-1")
         grants = [after.ask(3), after.ask(3)]
         assert [grant.is_waiting for grant in grants] == [False, True]
         listed = [(one["writer"], one["state"]) for one in client.status()["queue"]]
@@ -131,7 +134,7 @@ def test_without_a_go_within_the_bound_there_is_no_plan(tmp_path: Path) -> None:
         other = client.submit(HOST, 200, 2)
         next(other.goes())
         impatient = ManagerTools(
-            DirectorySink(tmp_path), Peace(client, HOST, 2, 0.2), CoordinatorRegistry(client), report=lines
+            DirectorySink(tmp_path), PeaceRequests(client, HOST, 2, 0.2), CoordinatorRegistry(client), report=lines
         )
         outcome = CheckpointManager(UNIT, state.freeze, impatient).checkpoint()
         waiting = [request for request in client.status()["queue"] if request["state"] == "waiting"]
@@ -184,7 +187,7 @@ def test_an_unknown_host_is_no_reason_not_to_write(tmp_path: Path) -> None:
     """A coordinator that refuses the request costs the plan; the line has its reason."""
     state, lines = state_of(5), Lines()
     with running(network(NODES, 4)) as url, CoordinatorClient(url) as client:
-        strange = ManagerTools(DirectorySink(tmp_path), Peace(client, "nobody", 2), report=lines)
+        strange = ManagerTools(DirectorySink(tmp_path), PeaceRequests(client, "nobody", 2), report=lines)
         outcome = CheckpointManager(UNIT, state.freeze, strange).checkpoint()
     assert outcome.is_complete
     assert "nobody" in str(lines.lines[0][1]["error"])
@@ -294,7 +297,7 @@ class AlwaysFails(FailsTwice):
     failures = 10**9
 
 
-class BrokenPeace(Peace):
+class BrokenPeace(PeaceRequests):
     """A coordinator's client with a bug that looks like a failed file."""
 
     def ask(self, chunks: int) -> Grant:

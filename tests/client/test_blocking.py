@@ -12,7 +12,7 @@ import pytest
 from logstore.base.addresses import Address
 from logstore.client import wire
 from logstore.client.blocking import Client, parse_addresses
-from logstore.client.errors import MalformedReply, Refused, Unavailable
+from logstore.client.errors import MalformedReply, SidecarRefused, Unavailable
 from logstore.client.wire import TopicPartition
 from logstore.errors import FencedIncarnation, InvalidConfig
 from logstore.format import epoch_api
@@ -192,10 +192,10 @@ def test_an_unknown_topic_is_refused_by_name(client_of: Make) -> None:
     """At once if nothing makes it, after a few seconds if something might."""
     body = struct.pack(">iihii", 0, 0, -1, 0, 1) + struct.pack(">h1H1s?i", 3, 1, b"t", False, 0)
     client, network = client_of(replying(body))
-    with pytest.raises(Refused, match="topic 't' at there:9092: UNKNOWN_TOPIC_OR_PARTITION"):
+    with pytest.raises(SidecarRefused, match="topic 't' at there:9092: UNKNOWN_TOPIC_OR_PARTITION"):
         client.partitions("t")
     assert network.now_s == 0.0
-    with pytest.raises(Refused):
+    with pytest.raises(SidecarRefused):
         client.partitions("t", create=True)
     assert 4.0 <= network.now_s <= 6.0
 

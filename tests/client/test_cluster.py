@@ -13,7 +13,7 @@ from logstore.base.addresses import Address
 from logstore.client import wire
 from logstore.client.admin import Admin
 from logstore.client.blocking import Client
-from logstore.client.errors import LEADER_NOT_AVAILABLE, NOT_LEADER, Refused, Unavailable
+from logstore.client.errors import LEADER_NOT_AVAILABLE, NOT_LEADER, SidecarRefused, Unavailable
 from logstore.client.wire import TopicPartition
 from logstore.errors import NotLeader
 from logstore.format import epoch_api
@@ -220,6 +220,6 @@ def test_a_batch_is_sent_once(cluster: ScriptedCluster, client: Client) -> None:
     cluster.leaders[T0] = 2
     client.offsets({T0: wire.LATEST})
     cluster.kill(C)
-    with pytest.raises((Unavailable, Refused)):
+    with pytest.raises((Unavailable, SidecarRefused)):
         client.produce(T0, b"batch")
     assert ("c", wire.PRODUCE) not in cluster.asked

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from logstore.client.blocking import Client, Refused, TopicPartition, parse_addresses
+from logstore.client.blocking import Client, SidecarRefused, TopicPartition, parse_addresses
 from logstore.client.errors import TOPIC_ALREADY_EXISTS
 from logstore.errors import (
     CorruptChunk,
@@ -230,16 +230,16 @@ def test_topics_are_made_once(client: Client) -> None:
     assert client.partitions("made") == 5
     with pytest.raises(InvalidPartitions, match="'made' has 5 partitions; 5 would not be more"):
         client.create_partitions("made", 5)
-    with pytest.raises(Refused, match="UNKNOWN_TOPIC_OR_PARTITION"):
+    with pytest.raises(SidecarRefused, match="UNKNOWN_TOPIC_OR_PARTITION"):
         client.create_partitions("nowhere", 5)
     with pytest.raises(TopicExists, match="made"):
         client.create_topic("made", 1)
     with pytest.raises(InvalidConfig, match="nonsense"):
         client.create_topic("other", 1, {"nonsense": "1"})
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(SidecarRefused) as caught:
         client.create_topic("other", 0)
     assert caught.value.code not in (0, TOPIC_ALREADY_EXISTS)
-    with pytest.raises(Refused, match="UNKNOWN_TOPIC_OR_PARTITION"):
+    with pytest.raises(SidecarRefused, match="UNKNOWN_TOPIC_OR_PARTITION"):
         client.topic_configs("other")
 
 
@@ -250,7 +250,7 @@ def test_streams_are_trimmed(client: Client) -> None:
     assert client.delete_records(OUT, 15) == 15
     assert client.delete_records(OUT, 5) == 15
     assert client.delete_records(OUT, -1) == 30
-    with pytest.raises(Refused, match="OFFSET_OUT_OF_RANGE"):
+    with pytest.raises(SidecarRefused, match="OFFSET_OUT_OF_RANGE"):
         client.delete_records(OUT, 31)
-    with pytest.raises(Refused, match="UNKNOWN_TOPIC_OR_PARTITION"):
+    with pytest.raises(SidecarRefused, match="UNKNOWN_TOPIC_OR_PARTITION"):
         client.delete_records(TopicPartition("nowhere", 0), 0)

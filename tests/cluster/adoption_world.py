@@ -18,7 +18,7 @@ from logstore.access.entries import LedgerEntries
 from logstore.base.events import ignore
 from logstore.base.metadata import schema
 from logstore.base.metadata.errors import MetadataUnavailable, OutcomeUnknown
-from logstore.base.metadata.interface import Committed, Conflict, Entry, MetadataStore, Transaction
+from logstore.base.metadata.interface import Committed, ConditionFailed, Entry, MetadataStore, Transaction
 from logstore.base.metadata.sqlite import open_sqlite
 from logstore.base.system import SystemClock
 from logstore.cluster.adoption.adoption import Adopted, AdoptionEnvironment, AdoptionPlaces, adopt
@@ -163,7 +163,7 @@ async def complete(attempt: Attempt) -> None:
     assert schema.CLUSTER_KEY in entries
     assert schema.ADOPTION_KEY not in entries
     topics = {
-        key.removeprefix(schema.TOPICS): schema.decode(schema.Topic, Entry(key, value, 1, 0))
+        key.removeprefix(schema.TOPICS): schema.decode(schema.StoredTopic, Entry(key, value, 1, 0))
         for key, value in entries.items()
         if key.startswith(schema.TOPICS)
     }
@@ -203,7 +203,7 @@ class FailingStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def commit(self, transaction: Transaction) -> Committed | Conflict:
+    async def commit(self, transaction: Transaction) -> Committed | ConditionFailed:
         self._left -= 1
         if self._left < 0 and not self.failed:
             self.failed = True
@@ -221,7 +221,7 @@ class RacedStore(FailingStore):
         super().__init__(store, 1_000, made=False)
         self._at, self._happens = at, happens
 
-    async def commit(self, transaction: Transaction) -> Committed | Conflict:
+    async def commit(self, transaction: Transaction) -> Committed | ConditionFailed:
         self._at -= 1
         if self._at == -1:
             await self._happens(self._store)

@@ -7,7 +7,7 @@ from logstore.format.control import Begin, End, encode_control
 from logstore.format.records import Record, encode_batch
 from logstore.format.snapshot import ProducerBatch, ProducerEntry, ProducerSnapshot, encode_snapshot
 from logstore.replica.effects import WriteEntries
-from logstore.replica.messages import Entry, end_after
+from logstore.replica.messages import BatchEntry, end_after
 from logstore.replica.registrations import Prefix
 
 TOPIC_ID = "0123456789abcdef0123456789abcdef"
@@ -17,23 +17,23 @@ FIRST_MS = 1_700_000_000_000
 
 def entry(
     offset: int, epoch: int, *, records: int = 1, value: bytes = b"value", producer: tuple[int, int, int] = (-1, -1, -1)
-) -> Entry:
+) -> BatchEntry:
     """One batch that begins at an offset. `producer`: id, epoch, first sequence."""
     rows = [Record(0, FIRST_MS + offset + at, None, value, ()) for at in range(records)]
     producer_id, producer_epoch, sequence = producer
     batch = encode_batch(rows, producer_id=producer_id, producer_epoch=producer_epoch, base_sequence=sequence)
     patch_base(batch, 0, offset, epoch)
-    return Entry(bytes(batch), records)
+    return BatchEntry(bytes(batch), records)
 
 
-def group_entry(offset: int, epoch: int, *, batches: int = 1, value: bytes = b"value") -> Entry:
+def group_entry(offset: int, epoch: int, *, batches: int = 1, value: bytes = b"value") -> BatchEntry:
     """An append group that begins at an offset: BEGIN, batches of one record, END."""
     body = b"".join(entry(offset + 1 + number, epoch, value=value).data for number in range(batches))
     begin = encode_control(Begin("query", offset, 1, ("0:a",), len(body), batches), timestamp_ms=FIRST_MS)
     end = encode_control(End("query", offset, 1, b"{}"), timestamp_ms=FIRST_MS)
     patch_base(begin, 0, offset, epoch)
     patch_base(end, 0, offset + 1 + batches, epoch)
-    return Entry(bytes(begin) + body + bytes(end), batches + 2)
+    return BatchEntry(bytes(begin) + body + bytes(end), batches + 2)
 
 
 def founding(base_offset: int, *producer_ids: int) -> bytes:
@@ -48,7 +48,7 @@ class ChunkOfOwner:
     def __init__(self, epoch: int, base_offset: int = 0, stream: str = STREAM) -> None:
         self.stream, self.epoch, self.base_offset = stream, epoch, base_offset
         self.founding = founding(base_offset, 1)
-        self.entries: list[Entry] = []
+        self.entries: list[BatchEntry] = []
         self.ends = [Prefix.empty(base_offset)]
 
     @property
@@ -72,6 +72,6 @@ class ChunkOfOwner:
         return WriteEntries(self.stream, self.epoch, at, tuple(made), b"" if at.length_bytes else self.founding)
 
 
-def offsets(entries: tuple[Entry, ...]) -> list[int]:
+def offsets(entries: tuple[BatchEntry, ...]) -> list[int]:
     """The base offsets of batches."""
     return [parse_header(each.data).base_offset for each in entries]

@@ -21,7 +21,7 @@ import trio
 
 from logstore.cluster.engine import ClusterEngine
 from logstore.cluster.epochs.epoch_holds import EpochHolds
-from logstore.cluster.epochs.epochs_home import EpochLimits, EpochsHome
+from logstore.cluster.epochs.epochs_home import EpochsHome, StagingLimits
 from logstore.cluster.epochs.group_appends import GroupAppends
 from logstore.cluster.epochs.replicated_ledger import LedgerServices
 from logstore.cluster.interfaces import ReplicaFiles
@@ -216,7 +216,7 @@ class EpochsWorld:
                 topics.take_all()
                 calls = MemoryCalls(self, name)
                 owners = OwnerCalls(running.host, calls)
-                home = EpochsHome(LedgerServices(topics, reads, store, self.clock, reports), owners, EpochLimits())
+                home = EpochsHome(LedgerServices(topics, reads, store, self.clock, reports), owners, StagingLimits())
                 engine = ClusterEngine(local, topics, reads)
                 holds = EpochHolds(owners, lambda: home.known_stream, store, nursery.start_soon)
                 trims.epochs = holds

@@ -13,7 +13,7 @@ from logstore.base.events import LogEvent
 from logstore.base.tls import PeerTls
 from logstore.cluster.links.links import HostLinks
 from logstore.cluster.links.peers import LinkSettings, OwnEnd, Peer
-from logstore.replica.messages import Append, Entry, LookAtRegistration, Message
+from logstore.replica.messages import Append, BatchEntry, LookAtRegistration, Message
 from logstore.replica.registrations import Member, Prefix
 from tests.support.limits import PATIENCE_S
 
@@ -157,7 +157,7 @@ def look(number: int) -> LookAtRegistration:
 
 def append(*data: bytes, epoch: int = 3) -> Append:
     """A message with entries."""
-    entries = tuple(Entry(each, 1) for each in data)
+    entries = tuple(BatchEntry(each, 1) for each in data)
     return Append(
         "stream/0", "disk-b", epoch, 0, "a", Prefix(7, 2, 5), entries, 4, (Member("c", "disk-c"),), b"founding"
     )

@@ -508,7 +508,7 @@ class MemoryCluster:
     async def create_topic(self, name: str = "t", partitions: int = 1, replicas: int = 3, **settings: str) -> list[str]:
         """Create a topic; returns its streams."""
         topic_id = f"{self.random.getrandbits(128):032x}"
-        topic = schema.Topic(topic_id=topic_id, partitions=partitions, replicas=replicas, settings=settings)
+        topic = schema.StoredTopic(topic_id=topic_id, partitions=partitions, replicas=replicas, settings=settings)
         await next(iter(self.hosts.values())).host.topics.create(name, topic)
         return [stream_name(topic_id, partition) for partition in range(partitions)]
 

@@ -15,7 +15,7 @@ import trio
 from logstore.base.metadata.errors import MetadataError
 from logstore.errors import ChunkUnreachable, NotLeader, UnknownTopicOrPartition
 from logstore.replica.appending import OwnerLimits
-from logstore.replica.messages import EntriesRead, Entry
+from logstore.replica.messages import BatchEntry, EntriesRead
 from logstore.replica.registrations import StreamRegistration
 from tests.cluster.memory import Heard, MemoryCluster, memory_cluster
 from tests.replica.history import History, PromiseBroken
@@ -290,9 +290,9 @@ class RandomRun:
             raise PromiseBroken(f"{host}: the log starts at {registration.log_start} again")
         self.histories[stream].check_log(log, f"read at {host}")
 
-    async def _read_log(self, host: str, stream: str) -> list[tuple[int, Entry]]:
+    async def _read_log(self, host: str, stream: str) -> list[tuple[int, BatchEntry]]:
         registration = await self.cluster.hosts[host].host.read_registration(stream)
-        log: list[tuple[int, Entry]] = []
+        log: list[tuple[int, BatchEntry]] = []
         for chunk in registration.chunks:
             offset = chunk.base_offset
             while chunk.end is None or offset < chunk.end.next_offset:

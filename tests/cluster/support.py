@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from logstore.cluster.streams.replicated_stream import ReplicatedStream, StreamPlace, StreamServices
-from logstore.cluster.streams.retention import EpochHolds, NoEpochs
+from logstore.cluster.streams.retention import KeptByEpochs, NoEpochs
 from logstore.format.batch import iterate_batches
 from logstore.format.records import Record, decode_batch, encode_batch
 from logstore.log.producers import ProducerTable
@@ -16,7 +16,7 @@ from logstore.log.stream import Stream
 from logstore.log.stream_state import AppendTicket
 from logstore.log.ticket import Ticket
 from logstore.log.topics import TopicConfig
-from logstore.replica.messages import EntriesRead, Entry
+from logstore.replica.messages import BatchEntry, EntriesRead
 from logstore.replica.registrations import UNKNOWN_TIME, ChunkRegistration, Member, Prefix, StreamRegistration
 from logstore.testing.clock import ManualClock
 from logstore.testing.reports import RecordedReports
@@ -30,7 +30,7 @@ class MemoryChunk:
     """A chunk's batches, and what its members keep beside it."""
 
     registration: ChunkRegistration
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[BatchEntry] = field(default_factory=list)
     founding: bytes = b""
 
 
@@ -41,7 +41,7 @@ class MemoryOwner:
         self.max_in_flight = max_in_flight
         self.epoch = 0
         self.chunks: list[MemoryChunk] = []
-        self.window: list[Entry] = []
+        self.window: list[BatchEntry] = []
         self.acked_offset = 0
         self.takes = self.is_taking_over = False
         self.log_start = self.chunk_bytes = 0
@@ -67,7 +67,7 @@ class MemoryOwner:
         if not chunk.entries and not self.window:
             assert self.stream is not None
             chunk.founding = self.stream.founding(chunk.registration.base_offset)
-        self.window.append(Entry(data, record_count))
+        self.window.append(BatchEntry(data, record_count))
         return offset
 
     def registration(self, stream: str) -> StreamRegistration:
@@ -94,7 +94,7 @@ class MemoryOwner:
             if at.next_offset + entry.record_count > offset:
                 break
             at, first = at.followed_by(*entry), first + 1
-        entries: list[Entry] = []
+        entries: list[BatchEntry] = []
         for entry in found.entries[first:]:
             if entries and sum(len(each.data) for each in entries) + len(entry.data) > max_bytes:
                 break
@@ -141,7 +141,7 @@ class MemoryOwner:
         if self.window:
             self.chunks[-1].founding = self.stream.founding(self.acked_offset)
 
-    def _keep(self, entry: Entry) -> None:
+    def _keep(self, entry: BatchEntry) -> None:
         self.chunks[-1].entries.append(entry)
         self.acked_offset += entry.record_count
 
@@ -209,7 +209,7 @@ class ServedTime:
 
     time_ms: int = 0
     streams: list[ReplicatedStream] = field(default_factory=list)
-    epochs: EpochHolds = field(default_factory=NoEpochs)
+    epochs: KeptByEpochs = field(default_factory=NoEpochs)
 
     def now_ms(self) -> int:
         return self.time_ms

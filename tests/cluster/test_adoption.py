@@ -19,7 +19,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_STORED, Consumer, KafkaErro
 from logstore.client.admin import Admin
 from logstore.client.blocking import Client, parse_addresses
 from logstore.client.blocking import TopicPartition as Stream
-from logstore.client.errors import ELSEWHERE, Refused
+from logstore.client.errors import ELSEWHERE, SidecarRefused
 from logstore.format.epoch_api import DescribeRequest, EpochCommitRequest, Part, StageRequest, TaskOutput
 from logstore.format.reader_api import ReaderOffset
 from logstore.format.records import Record, encode_batch
@@ -114,7 +114,7 @@ def produce(client: Client, data: bytes, topic: str = "once") -> int:
     while True:
         try:
             return client.produce(Stream(topic, 0), data)
-        except Refused as error:
+        except SidecarRefused as error:
             if error.code not in ELSEWHERE or time.monotonic() > deadline_s:
                 raise
             pause.wait(0.05)

@@ -19,7 +19,7 @@ import logstore.cluster.adoption.adoption
 import logstore.cluster.adoption.adoption_copy
 from logstore.base.events import ignore
 from logstore.base.metadata import schema
-from logstore.base.metadata.interface import Committed, Conflict, DeletePrefix, MetadataStore, Transaction
+from logstore.base.metadata.interface import Committed, ConditionFailed, DeletePrefix, MetadataStore, Transaction
 from logstore.base.metadata.sqlite import open_sqlite
 from logstore.base.system import SystemClock
 from logstore.cluster.adoption.adoption import AdoptionEnvironment, AdoptionPlaces, adopt
@@ -118,7 +118,7 @@ class NotedStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def commit(self, transaction: Transaction) -> Committed | Conflict:
+    async def commit(self, transaction: Transaction) -> Committed | ConditionFailed:
         what = " ".join(change.prefix if isinstance(change, DeletePrefix) else change.key for change in transaction[1])
         self._note(f"before {what}")
         outcome = await self._store.commit(transaction)

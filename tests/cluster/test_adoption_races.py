@@ -9,7 +9,7 @@ import trio
 from logstore.base.events import ignore
 from logstore.base.metadata import schema
 from logstore.base.metadata.errors import MetadataUnavailable
-from logstore.base.metadata.interface import Committed, Conflict, MetadataStore, Put, Transaction
+from logstore.base.metadata.interface import Committed, ConditionFailed, MetadataStore, Put, Transaction
 from logstore.cluster.adoption.adoption import Adopted
 from logstore.cluster.members.host_identity import establish_identity
 from logstore.cluster.streams.stored_access import StoredAccess
@@ -69,7 +69,7 @@ async def test_a_request_that_comes_late(tmp_path: Path) -> None:
     late: list[Transaction] = []
 
     class Lossy(FailingStore):
-        async def commit(self, transaction: Transaction) -> Committed | Conflict:
+        async def commit(self, transaction: Transaction) -> Committed | ConditionFailed:
             if any(isinstance(change, Put) and change.key.startswith(schema.STREAMS) for change in transaction.changes):
                 late.append(transaction)
             return await super().commit(transaction)
@@ -78,14 +78,14 @@ async def test_a_request_that_comes_late(tmp_path: Path) -> None:
     with pytest.raises(ExceptionGroup) as caught:
         await attempt.run()
     assert caught.group_contains(MetadataUnavailable)
-    outcomes: list[Committed | Conflict] = []
+    outcomes: list[Committed | ConditionFailed] = []
 
     async def arrive(store: MetadataStore) -> None:
         outcomes.append(await store.commit(late[0]))
 
     attempt.wrap = lambda store: RacedStore(store, 2, arrive)
     await attempt.run()
-    assert isinstance(outcomes[0], Conflict)
+    assert isinstance(outcomes[0], ConditionFailed)
     await complete(attempt)
 
 
@@ -162,9 +162,9 @@ async def test_a_host_that_starts_in_between(tmp_path: Path) -> None:
     attempt = Attempt(tmp_path, source)
 
     class Intruded(FailingStore):
-        async def commit(self, transaction: Transaction) -> Committed | Conflict:
+        async def commit(self, transaction: Transaction) -> Committed | ConditionFailed:
             if any(isinstance(change, Put) and change.key.startswith(schema.STREAMS) for change in transaction.changes):
-                value = schema.encode(schema.Cluster(cluster_id="another"))
+                value = schema.encode(schema.StoredCluster(cluster_id="another"))
                 await self._store.commit(changing(Put(schema.CLUSTER_KEY, value)))
             return await self._store.commit(transaction)
 

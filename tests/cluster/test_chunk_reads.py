@@ -18,7 +18,7 @@ from logstore.format.batch import iterate_batches
 from logstore.format.records import decode_batch
 from logstore.log.store import Store, StoreSettings
 from logstore.log.stream import Stream
-from logstore.replica.messages import Entry
+from logstore.replica.messages import BatchEntry
 from tests.cluster.support import Front, MemoryOwner, NoFiles
 
 
@@ -179,7 +179,7 @@ async def test_a_member_that_sends_damage_is_named(tmp_path: Path) -> None:
         front.append(b"1")
         cluster.owner.ack()
         entry = cluster.owner.chunks[-1].entries[0]
-        cluster.owner.chunks[-1].entries[0] = Entry(entry.data[:-1] + b"x", 1)
+        cluster.owner.chunks[-1].entries[0] = BatchEntry(entry.data[:-1] + b"x", 1)
         with pytest.raises(CorruptChunk, match="what a has sent of epoch 1 is damaged"):
             await cluster.values(front, 0)
 
@@ -192,7 +192,7 @@ async def test_a_new_owner_waits_until_it_can_read_the_producers(tmp_path: Path,
         cluster.owner.ack()
         entries = cluster.owner.chunks[-1].entries
         good = entries[0]
-        entries[0] = Entry(good.data[:-1] + b"x", 1)
+        entries[0] = BatchEntry(good.data[:-1] + b"x", 1)
         second = Front(cluster.owner, load=cluster.reads.load_producers)
         cluster.owner.own(second.stream)
         async with trio.open_nursery() as nursery:

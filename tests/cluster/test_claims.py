@@ -21,9 +21,9 @@ STREAMS = 10 * STREAMS_AT_ONCE
 HERE, OTHER = Member("a", "disk1"), Member("b", "disk2")
 
 
-def member(disk: str) -> schema.Member:
+def member(disk: str) -> schema.StoredMember:
     """A host's entry."""
-    return schema.Member(disk=disk, start=f"{disk}.1", node_id=1, link="127.0.0.1:1", rack="", addresses={})
+    return schema.StoredMember(disk=disk, start=f"{disk}.1", node_id=1, link="127.0.0.1:1", rack="", addresses={})
 
 
 @pytest.mark.parametrize("leaving", [{}, {"b": schema.Leaving(how=schema.DRAIN)}])
@@ -31,7 +31,7 @@ async def test_other_tasks_run_between_looks(
     autojump_clock: trio.testing.MockClock, leaving: dict[str, schema.Leaving]
 ) -> None:
     """Thousands of streams, each of which another host owns: nobody waits until all were looked at."""
-    topic = schema.Topic(topic_id="t1", partitions=STREAMS, replicas=2, settings={})
+    topic = schema.StoredTopic(topic_id="t1", partitions=STREAMS, replicas=2, settings={})
     chunk = ChunkRegistration(1, 0, (OTHER, HERE))
     head = KnownHead(StreamHead(2, 1, 1, OwnerId("b", "disk2.1"), chunk, 0), 1)
     view = SimpleNamespace(

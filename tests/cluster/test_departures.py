@@ -386,7 +386,7 @@ def test_a_host_that_starts_on_a_new_disk_while_it_is_removed() -> None:
 async def first_starts(store: MetadataStore) -> list[str]:
     """Disks that hosts have not brought into use yet."""
     entries = (await store.page(schema.DISKS)).entries
-    return [entry.key for entry in entries if schema.decode(schema.Disk, entry).starts < STARTS_IN_USE]
+    return [entry.key for entry in entries if schema.decode(schema.StoredDisk, entry).starts < STARTS_IN_USE]
 
 
 def test_who_asks_a_host_that_hears_nothing_is_answered() -> None:

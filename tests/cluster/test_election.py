@@ -14,10 +14,10 @@ from logstore.replica.registrations import ChunkRegistration, Member, OwnerId, S
 HOSTS = st.lists(st.from_regex(r"[a-z]{1,5}", fullmatch=True), min_size=1, max_size=7, unique=True)
 
 
-def live(hosts: list[str], racks: dict[str, str] | None = None) -> dict[str, schema.Member]:
+def live(hosts: list[str], racks: dict[str, str] | None = None) -> dict[str, schema.StoredMember]:
     """Members of these names, each with a disk and a start of its own."""
     return {
-        host: schema.Member(
+        host: schema.StoredMember(
             disk=f"disk-{host}",
             start=f"start-{host}",
             node_id=number,
@@ -101,7 +101,7 @@ def test_min_copies() -> None:
         (3, "1", 1), (3, "3", 3), (3, "9", 3), (3, "0", 1), (3, "x", 2),
     ):  # fmt: skip
         settings = {} if setting is None else {election.MIN_COPIES_SETTING: setting}
-        topic = schema.Topic(topic_id="t", partitions=1, replicas=replicas, settings=settings)
+        topic = schema.StoredTopic(topic_id="t", partitions=1, replicas=replicas, settings=settings)
         assert election.min_copies(topic) == wanted
 
 

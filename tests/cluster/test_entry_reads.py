@@ -8,7 +8,7 @@ import trio.testing
 
 from logstore.cluster.streams.entry_reads import MAX_READS, EntryReads
 from logstore.errors import ChunkUnreachable
-from logstore.replica.messages import EntriesRead, Entry, Message, ReadEntries, Reason, Refused
+from logstore.replica.messages import BatchEntry, EntriesRead, Message, ReadEntries, Reason, Refused
 from logstore.replica.registrations import ChunkRegistration, Member, Prefix
 from tests.support.virtual_time import run_virtual
 
@@ -54,7 +54,7 @@ class Peers:
 
 def entries(member: Member, at: int, *data: bytes, limit: int = 200) -> EntriesRead:
     """An answer, of entries of one record each."""
-    return EntriesRead("t/0", 3, member, Prefix(0, at, 0), tuple(Entry(each, 1) for each in data), limit)
+    return EntriesRead("t/0", 3, member, Prefix(0, at, 0), tuple(BatchEntry(each, 1) for each in data), limit)
 
 
 def refused(member: Member, reason: Reason) -> Refused:
@@ -80,7 +80,7 @@ def test_one_member_after_the_other() -> None:
             "c": lambda asked: entries(C, asked.offset, b"x"),
         }
         begin_s = trio.current_time()
-        assert (await peers.reads.read("t/0", OPEN, 100, 1000)).entries == (Entry(b"x", 1),)
+        assert (await peers.reads.read("t/0", OPEN, 100, 1000)).entries == (BatchEntry(b"x", 1),)
         assert peers.hosts() == ["a", "b", "c"]
         assert 0 < trio.current_time() - begin_s < 1
         peers.answers.clear()
@@ -98,8 +98,8 @@ def test_an_answer_to_another_question_does_not_count() -> None:
             entries(B, 105, b"b"),
             entries(A, 106, b"later"),
             entries(A, 100, *[b"earlier"] * 5),
-            EntriesRead("t/1", 3, A, Prefix(0, 105, 0), (Entry(b"stream", 1),), 200),
-            EntriesRead("t/0", 4, A, Prefix(0, 105, 0), (Entry(b"epoch", 1),), 200),
+            EntriesRead("t/1", 3, A, Prefix(0, 105, 0), (BatchEntry(b"stream", 1),), 200),
+            EntriesRead("t/0", 4, A, Prefix(0, 105, 0), (BatchEntry(b"epoch", 1),), 200),
         ]
         right = entries(A, 104, b"in front", b"right")
 

@@ -238,7 +238,7 @@ def test_a_request_that_is_passed_on_ends_at_a_home_that_is_cut_off() -> None:
             await isolated(world, home)
             frame = b"".join(encode_request(DescribeRequest("q"), correlation_id=1))
             body = memoryview(frame)[decode_request_header(frame)[-1] :]
-            asked = b"".join(epoch_routing._encode(epoch_routing._Asked(DESCRIBE, CALLER, body)))
+            asked = b"".join(epoch_routing._encode(epoch_routing._AskedRequest(DESCRIBE, CALLER, body)))
             with trio.fail_after(60):
                 assert await world.hosts[home].handlers[FORWARD]("x", memoryview(asked)) == []
 

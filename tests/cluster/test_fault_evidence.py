@@ -13,7 +13,7 @@ import trio.testing
 from logstore.testing.disks import Disk
 from logstore.testing.ports import free_ports
 from logstore.testing.processes import LocalProcess
-from logstore.testing.relay import Direction, Relay, Route
+from logstore.testing.relay import Relay, RelayDirection, RelayRoute
 from tests.support.limits import PATIENCE_S
 
 ENDLESS = [sys.executable, "-c", "import sys; print('here', flush=True); sys.stdin.read()"]
@@ -92,7 +92,7 @@ def test_bytes_that_meet_a_fault_are_counted() -> None:
 
 async def test_a_cut_direction_holds_until_it_is_open(autojump_clock: trio.testing.MockClock) -> None:
     """A cut that is set again goes on; the end of it lets everybody go."""
-    way = Direction()
+    way = RelayDirection()
     way.set(cut=True, delay_s=0.0, bytes_s=0.0)
     way.set(cut=True, delay_s=0.0, bytes_s=0.0)
     with trio.move_on_after(10) as scope:
@@ -154,7 +154,7 @@ async def test_a_relay_refuses_for_a_process_that_is_gone() -> None:
 
     async with trio.open_nursery() as nursery:
         relay = Relay()
-        await nursery.start(relay.listen, Route(near, "b", far, "a"))
+        await nursery.start(relay.listen, RelayRoute(near, "b", far, "a"))
         await until(None)
         listeners = await trio.open_tcp_listeners(far, host="127.0.0.1")
         nursery.start_soon(trio.serve_listeners, answer, listeners)

@@ -33,7 +33,7 @@ from logstore.format.batch import iterate_batches
 from logstore.format.control import END_TYPE, known_type
 from logstore.format.records import Record, encode_batch
 from logstore.log.scanning import TakeEnd
-from logstore.replica.messages import Entry
+from logstore.replica.messages import BatchEntry
 from logstore.replica.registrations import ChunkRegistration
 from tests.cluster.support import PLACE, Front, MemoryOwner
 from tests.support.limits import PATIENCE_S
@@ -85,7 +85,7 @@ class Host:
                 if is_there and header.is_control and known_type(batch) == END_TYPE:
                     take(header.base_offset, batch)
 
-    def _entries(self, from_offset: int, before_offset: int) -> Iterator[Entry]:
+    def _entries(self, from_offset: int, before_offset: int) -> Iterator[BatchEntry]:
         """The newest chunk first. Raises CorruptChunk at one that is damaged."""
         for chunk in reversed(self.owner.chunks):
             end = chunk.registration.end

@@ -13,7 +13,7 @@ import trio
 
 from logstore.base.metadata.local_watch import ChangeSignal
 from logstore.cluster.epochs.group_delivery import REPORT_AFTER, GroupDelivery
-from logstore.cluster.streams.owner_calls import OwnerCalls, Owners
+from logstore.cluster.streams.owner_calls import KnownOwners, OwnerCalls
 from logstore.cluster.streams.topics import ClusterTopics
 from logstore.epochs.group_order import GroupOrder
 from logstore.epochs.ledger_entries import Target
@@ -79,7 +79,7 @@ def run(story: Callable[[World, GroupDelivery], Awaitable[None]]) -> None:
 
     async def main() -> None:
         world, metadata = World(), SimulatedMetadata(Random(0), MetadataFaults())
-        owners = cast(Owners, SimpleNamespace(owner_of=world.owner_of, view=world))
+        owners = cast(KnownOwners, SimpleNamespace(owner_of=world.owner_of, view=world))
         async with trio.open_nursery() as nursery:
             await nursery.start(metadata.serve)
             topics = cast(ClusterTopics, world.topics)

@@ -8,7 +8,7 @@ import trio
 
 from logstore.cluster.members.election import MIN_COPIES_SETTING
 from logstore.errors import NotLeader, UnknownTopicOrPartition
-from logstore.replica.messages import Append, CopyChunk, EntriesRead, Entry
+from logstore.replica.messages import Append, BatchEntry, CopyChunk, EntriesRead
 from logstore.replica.registrations import Prefix
 from tests.cluster.memory import DISK_S, LEASE_S, LIMITS, MemoryCluster, simulated
 
@@ -238,7 +238,8 @@ def test_the_copy_order_of_an_owner_that_was_replaced_leaves_nothing() -> None:
         running = cluster.hosts[target.host]
         running.host.receive(source.host, order)
         running.host.receive(
-            source.host, EntriesRead(stream, before.epoch, source, Prefix.empty(0), (Entry(b"0", 1),), 1, b"state at 0")
+            source.host,
+            EntriesRead(stream, before.epoch, source, Prefix.empty(0), (BatchEntry(b"0", 1),), 1, b"state at 0"),
         )
         await trio.sleep(0.1)
         assert (stream, before.epoch) in running.files.disk.chunks
@@ -266,7 +267,7 @@ def test_a_topic_is_deleted_under_load() -> None:
                 if owner.host.may_append(stream, 10):
                     owner.host.append(stream, b"1", 1)
                 await trio.sleep(0.0003)
-        late = Append(stream, member.disk, chunk.epoch, 0, "b", Prefix.empty(0), (Entry(b"late", 1),), 0)
+        late = Append(stream, member.disk, chunk.epoch, 0, "b", Prefix.empty(0), (BatchEntry(b"late", 1),), 0)
         owner.host.receive("b", late)
         await trio.sleep(10)
         assert all(not running.files.disk.chunks for running in cluster.hosts.values())

@@ -70,7 +70,7 @@ def test_starts_are_counted() -> None:
         assert other.member != first.member
         entry = (await service.store("a").get(schema.disk_key(second.label.disk))).entry
         assert entry is not None
-        found = schema.decode(schema.Disk, entry)
+        found = schema.decode(schema.StoredDisk, entry)
         assert (found.host, found.starts, found.start) == ("a", 3, second.label.start)
 
     with_metadata(test)
@@ -107,11 +107,13 @@ def test_disks_that_are_refused() -> None:
             await start(service, copy, seed=4)
         await start(service, disk, seed=5)
         key = schema.disk_key(identity.label.disk)
-        early = schema.encode(schema.Disk(host="a", starts=1, start="s"))
+        early = schema.encode(schema.StoredDisk(host="a", starts=1, start="s"))
         await committed(store, changing(Put(key, early)))
         with pytest.raises(DiskRefused, match=r"started 4 times, and the metadata store knows of 1: an older copy"):
             await start(service, disk, seed=6)
-        await committed(store, changing(Put(schema.CLUSTER_KEY, schema.encode(schema.Cluster(cluster_id="other")))))
+        await committed(
+            store, changing(Put(schema.CLUSTER_KEY, schema.encode(schema.StoredCluster(cluster_id="other"))))
+        )
         with pytest.raises(WrongCluster, match="that of cluster other"):
             await start(service, disk, seed=7)
         await committed(store, changing(Delete(schema.CLUSTER_KEY)))
@@ -174,7 +176,7 @@ def test_power_cuts_at_every_call() -> None:
         await start(service, disk, seed=1)
         assert len(states) > 10
         key = schema.disk_key(first.label.disk)
-        before_the_swap = schema.encode(schema.Disk(host="a", starts=2, start=first.label.start))
+        before_the_swap = schema.encode(schema.StoredDisk(host="a", starts=2, start=first.label.start))
         for number, state in enumerate(states):
             await committed(service.store("x"), changing(Put(key, before_the_swap)))
             assert (await start(service, state, seed=10 + number)).member == first.member
@@ -241,7 +243,9 @@ def test_a_disk_that_is_forgotten_during_its_first_start() -> None:
             identity = await establish_identity(metadata, disk, "a", Random(2 * at), RecordedReports())
             entry = (await store.get(schema.disk_key(identity.label.disk))).entry
             assert entry is not None
-            assert schema.decode(schema.Disk, entry) == schema.Disk(host="a", starts=2, start=identity.label.start)
+            assert schema.decode(schema.StoredDisk, entry) == schema.StoredDisk(
+                host="a", starts=2, start=identity.label.start
+            )
             if not forgetting.has_forgotten:
                 break
             again = cast(MetadataStore, Forgetting(store, 1))
@@ -296,7 +300,7 @@ def test_lost_answers_and_starts_that_are_killed(seed: int) -> None:
         assert last.member == first.member
         entry = (await service.store("a").get(schema.disk_key(last.label.disk))).entry
         assert entry is not None
-        assert schema.decode(schema.Disk, entry).start == last.label.start
+        assert schema.decode(schema.StoredDisk, entry).start == last.label.start
 
     with_metadata(test, seed)
 

@@ -54,9 +54,9 @@ MANY = 120
 # ---- places
 
 
-def member(number: int) -> schema.Member:
+def member(number: int) -> schema.StoredMember:
     """A host, in its only life."""
-    return schema.Member(
+    return schema.StoredMember(
         disk=f"disk-{number}", start="1", node_id=number, link="l:1", rack="", addresses={"P": f"h{number}:1"}
     )
 
@@ -65,8 +65,8 @@ class ManyStreams:
     """What a host knows of the streams of a topic, and how often it was asked for each."""
 
     def __init__(self, partitions: int) -> None:
-        self.members: dict[str, schema.Member] = {name: member(number) for number, name in enumerate(HOSTS, 1)}
-        self.live: Mapping[str, schema.Member] = dict(self.members)
+        self.members: dict[str, schema.StoredMember] = {name: member(number) for number, name in enumerate(HOSTS, 1)}
+        self.live: Mapping[str, schema.StoredMember] = dict(self.members)
         self.away: set[str] = set()
         self.owners_asked = 0
         self.hands_asked: list[str] = []

@@ -6,11 +6,11 @@ import pytest
 import trio
 
 from logstore.base.running_time import RunningTime
-from logstore.replica.effects import Effect, Send, Store
+from logstore.replica.effects import Effect, Send, StoreDurably
 from logstore.replica.growths import STEP_MS, TOGETHER
 from logstore.replica.host_state import HostProgress
 from logstore.replica.known_replicas import StoredReplicas
-from logstore.replica.messages import Append, AppendDone, Entry
+from logstore.replica.messages import Append, AppendDone, BatchEntry
 from logstore.replica.registrations import Member, Prefix
 from logstore.replica.replica import Replica
 from tests.cluster.memory import MemoryCluster, simulated
@@ -71,7 +71,7 @@ def test_a_member_says_whether_its_disk_works() -> None:
     replica = Replica(me, StoredReplicas())
 
     def append(stream: str) -> list[Effect]:
-        message = Append(stream, "disk", 1, 0, "b", Prefix.empty(0), (Entry(b"x", 1),), 0)
+        message = Append(stream, "disk", 1, 0, "b", Prefix.empty(0), (BatchEntry(b"x", 1),), 0)
         return replica.receive("b", message)
 
     def answer(stream: str) -> AppendDone:
@@ -81,8 +81,8 @@ def test_a_member_says_whether_its_disk_works() -> None:
         return effect.message
 
     (first,), (second,) = append("t/0"), append("t/1")
-    assert isinstance(first, Store)
-    assert isinstance(second, Store)
+    assert isinstance(first, StoreDurably)
+    assert isinstance(second, StoreDurably)
     assert not answer("t/0").is_working
     replica.stored(second.token)
     assert answer("t/0") == AppendDone("t/0", 1, me, Prefix.empty(0), is_working=True)
@@ -163,6 +163,35 @@ def test_a_host_that_comes_costs_many_streams_few_calls() -> None:
         assert trio.current_time() - began_s < 1, "nobody writes"
         calls = sum(running.store.statistics.calls for running in cluster.hosts.values()) - before
         assert calls <= len(streams)
+
+    simulated(test, "a", "b", "c")
+
+
+def test_other_members_of_empty_chunks_are_read_later() -> None:
+    """Nobody has written since a host went: when it is back with its disk, the others swap registrations, and read
+    nothing of each other's at once. They do in the next seconds.
+    """
+
+    async def test(cluster: MemoryCluster) -> None:
+        streams = await cluster.create_topic(partitions=24)
+        for stream in streams:
+            await cluster.append(stream, b"0")
+        await cluster.kill("c")
+        await cluster.until(lambda: whole(cluster, streams) == 0)
+        await trio.sleep(10)
+        hosts = [cluster.hosts[name] for name in "ab"]
+        before = sum(running.store.statistics.calls for running in hosts)
+        hints = cluster.network.sent["LookAtRegistration"]
+        await cluster.start("c", node_id=2)
+        await cluster.until(lambda: whole(cluster, streams) == len(streams))
+        await trio.sleep(0.5)
+        calls = sum(running.store.statistics.calls for running in hosts) - before
+        assert calls <= 12
+        assert cluster.network.sent["LookAtRegistration"] == hints
+        await trio.sleep(5)
+        for running in hosts:
+            known = [running.host._shown.revision(stream) for stream in streams]
+            assert known == [running.view.heads[stream].revision for stream in streams]
 
     simulated(test, "a", "b", "c")
 

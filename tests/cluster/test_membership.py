@@ -11,7 +11,7 @@ from logstore.base.metadata import schema
 from logstore.base.metadata.errors import MetadataRefused, MetadataUnavailable, OutcomeUnknown
 from logstore.base.metadata.interface import (
     Committed,
-    Conflict,
+    ConditionFailed,
     Delete,
     Entry,
     Lease,
@@ -63,7 +63,10 @@ def membership_of(
 async def members(service: SimulatedMetadata) -> dict[str, str]:
     """Hosts and their starts."""
     page = await service.store("x").page(schema.MEMBERS)
-    return {entry.key.removeprefix(schema.MEMBERS): schema.decode(schema.Member, entry).start for entry in page.entries}
+    return {
+        entry.key.removeprefix(schema.MEMBERS): schema.decode(schema.StoredMember, entry).start
+        for entry in page.entries
+    }
 
 
 async def failed(membership: Membership) -> CairnError:
@@ -268,12 +271,12 @@ def test_a_new_host_whose_disk_is_forgotten_while_it_starts(when: str) -> None:
         identity = await identity_of(service, "a", disk, 1)
         commit = store.commit
 
-        async def late(transaction: Transaction) -> Committed | Conflict:
+        async def late(transaction: Transaction) -> Committed | ConditionFailed:
             nonlocal conflicts
             if when == "before it is put" and not conflicts:
                 await forget_disk(service, identity)
             outcome = await commit(transaction)
-            conflicts += isinstance(outcome, Conflict)
+            conflicts += isinstance(outcome, ConditionFailed)
             return outcome
 
         store.commit = late  # type: ignore[method-assign]
@@ -284,7 +287,9 @@ def test_a_new_host_whose_disk_is_forgotten_while_it_starts(when: str) -> None:
         assert conflicts == (when == "before it is put")
         assert await members(service) == {"a": identity.label.start}
         entry = await entry_at(service.store("x"), schema.disk_key(identity.label.disk))
-        assert schema.decode(schema.Disk, entry) == schema.Disk(host="a", starts=2, start=identity.label.start)
+        assert schema.decode(schema.StoredDisk, entry) == schema.StoredDisk(
+            host="a", starts=2, start=identity.label.start
+        )
         membership.resign()
         again = await identity_of(service, "a", disk, 2)
         assert (again.member, again.label.starts) == (identity.member, 3)
@@ -299,7 +304,7 @@ def test_a_new_host_that_may_have_been_a_member() -> None:
         store = service.store("a")
         identity = await identity_of(service, "a", SimDisk(), 1)
 
-        async def lost(transaction: Transaction) -> Committed | Conflict:
+        async def lost(transaction: Transaction) -> Committed | ConditionFailed:
             await forget_disk(service, identity)
             raise OutcomeUnknown("the answer was lost")
 
@@ -392,11 +397,11 @@ def test_a_move_goes_on_over_what_operators_do() -> None:
         await committed(store, changing(Delete(node.key)))
         with trio.fail_after(60):
             await membership.move(HostPlace("r2"))
-        assert schema.decode(schema.Member, await entry_at(store, schema.member_key("a"))).rack == "r2"
-        assert schema.decode(schema.Node, await entry_at(store, schema.node_key(1))).host == "a"
+        assert schema.decode(schema.StoredMember, await entry_at(store, schema.member_key("a"))).rack == "r2"
+        assert schema.decode(schema.StoredNode, await entry_at(store, schema.node_key(1))).host == "a"
         commit, refusals = store.commit, [MetadataRefused("no right to write")]
 
-        async def refusing(transaction: Transaction) -> Committed | Conflict:
+        async def refusing(transaction: Transaction) -> Committed | ConditionFailed:
             if refusals:
                 raise refusals.pop()
             return await commit(transaction)
@@ -404,7 +409,7 @@ def test_a_move_goes_on_over_what_operators_do() -> None:
         store.commit = refusing  # type: ignore[method-assign]
         with trio.fail_after(60):
             await membership.move(HostPlace("r3"))
-        assert schema.decode(schema.Member, await entry_at(store, schema.member_key("a"))).rack == "r3"
+        assert schema.decode(schema.StoredMember, await entry_at(store, schema.member_key("a"))).rack == "r3"
         assert reports.names().count("metadata_unusable") == 1
 
     with_metadata(test)
@@ -432,7 +437,7 @@ def test_a_move_waits_for_a_lease_that_is_not_sure_for_a_moment() -> None:
         await trio.sleep(5)
         assert is_held(membership)
         assert reports.names().count("cluster_joined") == 1
-        assert schema.decode(schema.Member, await entry_at(store, schema.member_key("a"))).rack == "r2"
+        assert schema.decode(schema.StoredMember, await entry_at(store, schema.member_key("a"))).rack == "r2"
 
     with_metadata(test)
 
@@ -445,7 +450,7 @@ def test_a_move_while_the_host_joins() -> None:
         membership = membership_of(store, await identity_of(service, "a", SimDisk(), 1), RecordedReports())
         commit = store.commit
 
-        async def late(transaction: Transaction) -> Committed | Conflict:
+        async def late(transaction: Transaction) -> Committed | ConditionFailed:
             await gate.wait()
             return await commit(transaction)
 
@@ -456,7 +461,7 @@ def test_a_move_while_the_host_joins() -> None:
         await trio.sleep(1)
         gate.set()
         await trio.sleep(1)
-        assert schema.decode(schema.Member, await entry_at(store, schema.member_key("a"))).rack == "r2"
+        assert schema.decode(schema.StoredMember, await entry_at(store, schema.member_key("a"))).rack == "r2"
 
     with_metadata(test)
 

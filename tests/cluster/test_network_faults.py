@@ -15,7 +15,7 @@ from logstore.testing.cluster import Cluster
 from logstore.testing.containers import ContainerNetwork
 from logstore.testing.disks import Disk
 from logstore.testing.namespaces import NamespaceNetwork, why_not
-from logstore.testing.network import ETCD, Network, NetworkUnavailable, RelayedNetwork
+from logstore.testing.network import ETCD, ClusterNetwork, NetworkUnavailable, RelayedNetwork
 from logstore.testing.processes import ClusterHostProcess
 from logstore.testing.relay import source_of
 from tests.cluster.places import is_whole, wait_all_members, wait_place
@@ -35,7 +35,9 @@ def slow_on_processes(test: Callable[..., None]) -> Callable[..., None]:
     return test if are_containers() else pytest.mark.slow(test)
 
 
-def touched(network: Network, sources: Iterable[ClusterHostProcess], targets: Iterable[ClusterHostProcess]) -> int:
+def touched(
+    network: ClusterNetwork, sources: Iterable[ClusterHostProcess], targets: Iterable[ClusterHostProcess]
+) -> int:
     """How many bytes between hosts met a fault of the network; 1 where it does not count them."""
     if not isinstance(network, RelayedNetwork):
         return 1
@@ -64,7 +66,7 @@ def test_a_relay_knows_who_connects(*, for_calls: bool) -> None:
         pytest.param(RelayedNetwork, marks=() if NO_NAMESPACES else pytest.mark.slow),
     ],
 )
-def test_a_host_that_is_cut_off_is_replaced(tmp_path: Path, make: Callable[[], Network]) -> None:
+def test_a_host_that_is_cut_off_is_replaced(tmp_path: Path, make: Callable[[], ClusterNetwork]) -> None:
     """The owner is cut off from the other hosts and from etcd, and clients still reach it: it acknowledges nothing that
     is lost, another one owns the stream and goes on without it, and it is a member again when the cut heals.
     """
@@ -129,7 +131,7 @@ def test_a_cut_in_one_direction_costs_a_member(tmp_path: Path) -> None:
         check(cluster, load)
 
 
-def delay_or_skip(network: Network, source: str, target: str) -> None:
+def delay_or_skip(network: ClusterNetwork, source: str, target: str) -> None:
     """Every message is late by a twentieth of a second; skipped where the kernel cannot delay packets."""
     try:
         network.slow(source, target, delay_s=0.05)

@@ -23,7 +23,7 @@ def test_a_member_whose_address_cannot_be_used() -> None:
         running, reports = cluster.hosts["a"], RecordedReports()
         links = HostLinks(OwnEnd("c", running.identity.member, Observer(), reports))
         PeerList(running.view, links, reports)
-        member = schema.Member(disk="d", start="s", node_id=9, link="nowhere", rack="", addresses={})
+        member = schema.StoredMember(disk="d", start="s", node_id=9, link="nowhere", rack="", addresses={})
         for link in ("nowhere", "nowhere", "host:99999", "host:9192", "nowhere"):
             name = f"r{Random(link).random()}"  # any change makes the list look again
             changed = replace(member, link=link, rack=name[:60])

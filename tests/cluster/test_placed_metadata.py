@@ -86,7 +86,7 @@ class KnownHost:
         chunk = ChunkRegistration(4, 10, members)
         self.known: KnownHead | None = KnownHead(StreamHead(3, 2, 5, OwnerId("a", "1"), chunk, 1), 9)
         self.is_moving = False
-        self.live: Mapping[str, schema.Member] = {}
+        self.live: Mapping[str, schema.StoredMember] = {}
         self.away: set[str] = set()
 
     def owner_of(self, stream: str) -> str | None:
@@ -102,9 +102,9 @@ class KnownHost:
         return host not in self.away
 
 
-def member(number: int, disk: str, **addresses: str) -> schema.Member:
+def member(number: int, disk: str, **addresses: str) -> schema.StoredMember:
     """A member of the cluster."""
-    return schema.Member(disk=disk, start="1", node_id=number, link="127.0.0.1:1", rack="", addresses=addresses)
+    return schema.StoredMember(disk=disk, start="1", node_id=number, link="127.0.0.1:1", rack="", addresses=addresses)
 
 
 def test_a_partition_is_where_its_newest_chunk_is() -> None:
@@ -122,7 +122,7 @@ def test_a_partition_is_where_its_newest_chunk_is() -> None:
 
 def test_a_host_tells_clients_of_itself_whatever_it_knows() -> None:
     """Before it has joined, and when its lease has ended: an answer without brokers silences librdkafka for minutes."""
-    members: dict[str, schema.Member] = {}
+    members: dict[str, schema.StoredMember] = {}
     placement = Placement(KnownHost(), lambda: members, {}, lambda: None, 1)
     assert placement.nodes("a.example", 9092) == [Node(1, "a.example", 9092)]
     members["b"] = member(2, "disk-b", PLAINTEXT_0="b:1")

@@ -23,7 +23,7 @@ from logstore.client.admin import Admin
 from logstore.client.blocking import Client, parse_addresses
 from logstore.errors import UnknownTopicOrPartition
 from logstore.testing.cluster import Cluster, ClusterHostProcess, NotStarted
-from logstore.testing.processes import Etcd, HostPlace, LocalHost
+from logstore.testing.processes import Etcd, LocalHost, ProcessPlace
 from tests.cluster.clients import ASK_MS, PATIENCE_MS, again, asked, create_topic, read
 from tests.cluster.foreign_producers import require, run_franz_go, run_java
 from tests.cluster.places import wait_all_members
@@ -463,7 +463,7 @@ def test_a_name_of_the_cluster_is_not_given_twice(tmp_path: Path) -> None:
     with Cluster(tmp_path / "cluster", ("a", "b"), network=new_network()) as cluster:
         if not isinstance(cluster.etcd, Etcd):
             pytest.skip("a process beside containers would not find their etcd")
-        place = HostPlace("127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0", cluster.etcd.endpoint)
+        place = ProcessPlace("127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0", cluster.etcd.endpoint)
         other = LocalHost("c", tmp_path, place, ["--node-id", "1"])
         with pytest.raises(NotStarted, match="node id 1 is taken by host 'a'"):
             other.start()
@@ -480,6 +480,8 @@ def test_a_group_goes_on_when_its_coordinator_is_killed(tmp_path: Path) -> None:
     """
     with Cluster(tmp_path / "cluster", network=new_network()) as cluster:
         create(cluster)
+        for host in cluster:  # a client that asks one that has not heard of the topic joins again
+            until(lambda: partitions_of(cluster, servers=host.address), "each host knows the topic")  # noqa: B023
         with producing(cluster) as load:
             consumer = KafkaConsumer(
                 TOPIC, bootstrap_servers=cluster.bootstrap, group_id="readers", auto_offset_reset="earliest",

@@ -8,7 +8,8 @@ import pytest
 import trio
 
 from logstore.base.metadata import schema
-from logstore.base.metadata.interface import Condition, Put
+from logstore.base.metadata.errors import MetadataRefused
+from logstore.base.metadata.interface import Committed, Condition, ConditionFailed, Put, Transaction
 from logstore.cluster.streams.registration_requests import (
     GATHERED,
     WORKERS,
@@ -25,7 +26,7 @@ from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadat
 from tests.support.virtual_time import run_virtual
 
 FIRST = StreamRegistration(3, 2)
-TOPIC = schema.Topic(topic_id="t", partitions=100, replicas=3, settings={})
+TOPIC = schema.StoredTopic(topic_id="t", partitions=100, replicas=3, settings={})
 
 
 class Asked:
@@ -276,6 +277,32 @@ def test_changes_that_are_heard_of_together_are_read_together() -> None:
         await trio.sleep(1)
         assert sorted(each.stream for each in asked.answers) == MANY[2:4]
         assert asked.reports.names() == ["metadata_unusable"] * 2
+
+    with_requests(test)
+
+
+def test_what_cannot_be_made_together_is_made_alone() -> None:
+    """The store refuses calls about several streams, as one that is full or asks for rights may: each stream is asked
+    for alone, and hears of what becomes of it.
+    """
+
+    async def test(asked: Asked) -> None:
+        claims = await begin(asked)
+        commit = asked.store.commit
+
+        async def refusing(transaction: Transaction) -> Committed | ConditionFailed:
+            if len(transaction.conditions) > 1:
+                raise MetadataRefused("no")
+            return await commit(transaction)
+
+        asked.store.commit = refusing  # type: ignore[method-assign]
+        for requests in (claims, [ReadRegistration(stream) for stream in MANY]):
+            asked.answers.clear()
+            for request in requests:
+                asked.requests.ask(request)
+            await asked.idle()
+            assert sorted(answer.stream for answer in asked.answers) == sorted(MANY)
+        assert asked.reports.names() == []
 
     with_requests(test)
 

@@ -24,7 +24,7 @@ from logstore.interfaces import Buffer
 from logstore.log.journal import JournalLimits
 from logstore.log.store import Store, StoreSettings
 from logstore.replica.effects import CutChunk, DiskOperation, Load, RemoveChunk, RemoveFence, WriteFence
-from logstore.replica.messages import Entry
+from logstore.replica.messages import BatchEntry
 from logstore.replica.registrations import Prefix
 from logstore.testing.reports import RecordedReports
 from tests.cluster.batches import STREAM, ChunkOfOwner
@@ -330,7 +330,7 @@ class RandomReplicas:
             assert not loaded.entries
             return
         at = max(end for end in sent.ends if end.next_offset <= offset and end <= limit)
-        wanted: list[Entry] = []
+        wanted: list[BatchEntry] = []
         for entry in sent.entries[sent.ends.index(at) : sent.ends.index(limit)]:
             if sum(len(each.data) for each in wanted) >= max_bytes:
                 break

@@ -2,7 +2,7 @@
 
 import pytest
 
-from logstore.cluster.streams.refusal_window import ON_THE_WAY_S
+from logstore.cluster.streams.refusal_window import FIRST_S, ON_THE_WAY_S
 from logstore.cluster.streams.replicated_stream import MAX_BATCH_BYTES
 from logstore.errors import (
     InvalidRecord,
@@ -152,6 +152,37 @@ async def test_nothing_overtakes_a_batch_that_was_refused_for_want_of_room() -> 
     assert owner.values == [b"known", *[large] * 8, b"numbered", large, b"small"]
 
 
+async def test_nothing_overtakes_the_first_batch_of_a_producer_that_was_refused_at_the_end() -> None:
+    """An unknown producer's first batch is refused when the window is about to end. The second one comes behind that:
+    it waits for the first, for FIRST_S at most. Another producer does not.
+    """
+    front, owner = await led(max_in_flight=1)
+    for _ in range(9):
+        front.append(bytes(1_000_000))
+    with pytest.raises(NotEnoughReplicas):
+        front.append(bytes(1_000_000))
+    while owner.window:
+        owner.ack()
+    front.clock.advance(round(1000 * ON_THE_WAY_S) - 1)
+    for producer_id in (3, 4):
+        with pytest.raises(NotEnoughReplicas):
+            front.append(b"0", producer_id=producer_id, sequence=0)
+    front.clock.advance(1)
+    for sequence in (1, 2, 1):
+        with pytest.raises(NotEnoughReplicas):
+            front.append(b"early", producer_id=3, sequence=sequence)
+    for producer_id, sequence in ((3, 0), (3, 1), (5, 1)):
+        front.append(b"%d" % producer_id, producer_id=producer_id, sequence=sequence)
+        owner.ack()
+    front.clock.advance(round(1000 * FIRST_S) - 100)
+    with pytest.raises(NotEnoughReplicas):
+        front.append(b"early", producer_id=4, sequence=1)
+    front.clock.advance(100)
+    front.append(b"4", producer_id=4, sequence=1)
+    owner.ack()
+    assert owner.values[9:] == [b"3", b"3", b"5", b"4"]
+
+
 async def test_refusals_end_whatever_clients_send() -> None:
     """Batches that are refused because another one was do not prolong that."""
     front, owner = await led(max_in_flight=1)
@@ -290,8 +321,9 @@ async def test_nothing_overtakes_a_batch_that_was_refused_for_want_of_members() 
     owner.ack()
     front.stream.short(2)
     for _ in range(3):
-        with pytest.raises(NotEnoughReplicas, match="start another"):
-            front.append(b"plain")
+        for batch in ({}, {"producer_id": 2, "sequence": 0}):
+            with pytest.raises(NotEnoughReplicas, match="start another"):
+                front.append(b"plain", **batch)
         front.clock.advance(round(1000 * ON_THE_WAY_S) - 1)
     front.stream.enough()
     with pytest.raises(NotEnoughReplicas, match="just now"):
@@ -299,8 +331,11 @@ async def test_nothing_overtakes_a_batch_that_was_refused_for_want_of_members() 
     front.append(b"numbered", producer_id=1, sequence=1)
     front.clock.advance(1)
     front.append(b"plain")
-    owner.ack(2)
-    assert owner.values == [b"known", b"numbered", b"plain"]
+    with pytest.raises(NotEnoughReplicas, match="just now"):
+        front.append(b"second", producer_id=2, sequence=1)
+    front.append(b"first", producer_id=2, sequence=0)
+    owner.ack(3)
+    assert owner.values == [b"known", b"numbered", b"plain", b"first"]
 
 
 async def test_a_new_ownership_has_members() -> None:

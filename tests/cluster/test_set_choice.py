@@ -12,7 +12,7 @@ from logstore.base.metadata import schema
 from logstore.base.racks import domains
 from logstore.cluster.members import election
 from logstore.cluster.members.set_choice import TELL_S, SetChoice
-from logstore.cluster.stream_rates import MAX_TOLD, NEW_BYTES_S, StreamRates
+from logstore.cluster.stream_rates import MAX_TOLD, NEW_BYTES_S, HostLoads
 from logstore.replica import messages
 from logstore.replica.copy_tokens import CopyTokens, CopyWish
 from logstore.replica.messages import Message
@@ -27,9 +27,9 @@ HEAD_S = 0.05
 MINUTE_S = 60
 
 
-def member_of(number: int, rack: str = "", disk_rate: int = 0, link_rates: tuple[int, ...] = ()) -> schema.Member:
+def member_of(number: int, rack: str = "", disk_rate: int = 0, link_rates: tuple[int, ...] = ()) -> schema.StoredMember:
     """A host's entry."""
-    return schema.Member(
+    return schema.StoredMember(
         disk=f"d{number}", start="s", node_id=number, link="", rack=rack, addresses={}, disk_rate=disk_rate,
         link_rates=link_rates,
     )  # fmt: skip
@@ -73,7 +73,7 @@ class Wire:
         return False
 
 
-def worst(loads: Counter[str], live: dict[str, schema.Member]) -> float:
+def worst(loads: Counter[str], live: dict[str, schema.StoredMember]) -> float:
     """How far the load of a disk is from what is proportional to its rate, at most, as a part of that."""
     fair = loads.total() / sum(member.disk_rate for member in live.values())
     return max(abs(loads[host] / member.disk_rate / fair - 1) for host, member in live.items())
@@ -147,7 +147,7 @@ def test_disks_are_loaded_in_proportion(racks: int) -> None:
 
 def test_rates_go_with_their_streams() -> None:
     """A load is the sum of the rates of the streams that are there, at once when a stream's next chunk is elsewhere."""
-    rates = StreamRates()
+    rates = HostLoads()
     rates.placed("t/0", ["a", "b"])
     rates.placed("t/1", ["b", "c"])
     assert rates.loads() == {"a": NEW_BYTES_S, "b": 2 * NEW_BYTES_S, "c": NEW_BYTES_S}
@@ -166,7 +166,7 @@ def test_rates_go_with_their_streams() -> None:
 
 def test_what_has_changed_is_told_and_the_rest_now_and_then() -> None:
     """A host that has heard nothing knows all rates after a while; a stream that writes no more is told once."""
-    owner, other = StreamRates(), StreamRates()
+    owner, other = HostLoads(), HostLoads()
     streams = [f"t/{number}" for number in range(MAX_TOLD + 100)]
     for stream in streams:
         owner.placed(stream, ["a"])
@@ -262,7 +262,7 @@ def test_copies_spread() -> None:
 
 def test_bytes_enter_a_rack_once() -> None:
     """What passes a link is what chains take over it: nothing for members in their sender's rack."""
-    rates = StreamRates()
+    rates = HostLoads()
     rates.placed("t/0", ["a", "b", "c"])
     rates.told("t/0", 5_000)
     rates.place_hosts({"a": [("x",)], "b": [("x",)], "c": [("y",)], "d": [("y",)]})

@@ -14,7 +14,7 @@ import trio.testing
 
 from logstore.base.failures import leaves
 from logstore.cluster.epochs import epochs_home, staged_records
-from logstore.cluster.epochs.epochs_home import EpochLimits, EpochsLedger, StagingRoom
+from logstore.cluster.epochs.epochs_home import EpochsLedger, StagingLimits, StagingRoom
 from logstore.cluster.epochs.replicated_ledger import LedgerServices, ReadFrom
 from logstore.cluster.interfaces import ReplicaFiles
 from logstore.cluster.streams import replicated_stream
@@ -49,7 +49,7 @@ async def lead(owner: MemoryOwner, first_offset: int = 0) -> EpochsLedger:
     await front.tasks.run()
     reads = ChunkReads(cast(StoreEngine, None), owner, cast(ReplicaFiles, NoFiles()), front.clock, front.reports)
     services = LedgerServices(cast(Any, None), reads, cast(Any, None), front.clock, front.reports)
-    ledger = EpochsLedger(front.stream, services, EpochLimits())
+    ledger = EpochsLedger(front.stream, services, StagingLimits())
     await ledger.load(reads, first_offset)
     return ledger
 

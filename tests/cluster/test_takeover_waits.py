@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from logstore.base.metadata import schema
-from logstore.base.metadata.interface import Committed, Conflict, Page, Reading, Transaction
+from logstore.base.metadata.interface import Committed, ConditionFailed, Page, Reading, Transaction
 from logstore.cluster.streams.takeover_waits import TakeoverWaits
 from logstore.cluster.streams.wait_notes import WaitNotes
 from logstore.cluster.survey import wait_summary
@@ -205,7 +205,7 @@ def test_an_operators_word_is_not_written_over() -> None:
                         await forget(TOPIC, 0, wait.chunk, even_if_away=True, repeat_epochs=False)
                     return found
 
-                async def commit(self, transaction: Transaction) -> Committed | Conflict:
+                async def commit(self, transaction: Transaction) -> Committed | ConditionFailed:
                     return await store.commit(transaction)
 
             waits._metadata = cast(Any, Between())
@@ -227,9 +227,9 @@ class SlowStore:
     async def page(self, prefix: str, **more: Any) -> Page:
         return cast(Page, await self._store.page(prefix, **more))
 
-    async def commit(self, transaction: Transaction) -> Committed | Conflict:
+    async def commit(self, transaction: Transaction) -> Committed | ConditionFailed:
         await self._before()
-        return cast(Committed | Conflict, await self._store.commit(transaction))
+        return cast(Committed | ConditionFailed, await self._store.commit(transaction))
 
 
 def test_a_takeover_that_goes_on_meanwhile_is_not_disturbed() -> None:

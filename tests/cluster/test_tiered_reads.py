@@ -34,7 +34,7 @@ from logstore.testing.directory_objects import DirectoryObjects
 from logstore.tier.interface import NoTurns, Turn
 from logstore.tier.range_cache import RangeCache
 from logstore.tier.sealed_upload import Piece, Read, SealedChunk, upload_sealed
-from logstore.tier.upload import Revoked, read_back
+from logstore.tier.upload import UploadRevoked, read_back
 from tests.cluster.batches import group_entry
 from tests.cluster.support import Front, MemoryOwner, NoFiles
 from tests.support.limits import PATIENCE_S
@@ -375,7 +375,7 @@ def test_a_chunk_that_was_planned_anew_is_given_up() -> None:
 
     batch = group_entry(0, 0).data
     chunk = SealedChunk("s", 0, 3, StoredObject(len(batch), crc32c(batch)), 1, 5, "c/t/0", tiered_chunks.attempts(1))
-    with pytest.raises(Revoked):
+    with pytest.raises(UploadRevoked):
         upload_sealed(_Nothing(), RevokedTurns(), chunk, lambda offset: Piece(batch, 3, b""))  # type: ignore[arg-type]
 
 

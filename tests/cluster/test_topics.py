@@ -78,7 +78,7 @@ def shown(host: Host) -> Any:
 
 async def host_comes(store: MetadataStore, number: int) -> int:
     """Another host becomes a member; returns the revision."""
-    member = schema.Member(disk="d", start="s", node_id=number, link="127.0.0.1:1", rack="", addresses={})
+    member = schema.StoredMember(disk="d", start="s", node_id=number, link="127.0.0.1:1", rack="", addresses={})
     outcome = await store.commit(Transaction((), (Put(schema.member_key(f"h{number}"), schema.encode(member)),)))
     assert isinstance(outcome, Committed)
     return outcome.revision
@@ -269,7 +269,7 @@ async def test_what_a_cluster_cannot_do_is_refused(
 async def test_a_topic_that_cannot_be_read_is_reported_and_left_out(tmp_path: Path) -> None:
     """The others are served."""
     async with two_hosts(tmp_path) as (one, _, store):
-        bad = schema.encode(schema.Topic(topic_id="no-uuid", partitions=1, replicas=1, settings={}))
+        bad = schema.encode(schema.StoredTopic(topic_id="no-uuid", partitions=1, replicas=1, settings={}))
         await store.commit(Transaction((), (Put("topics/bad", bad),)))
         await settled(one.front.create_topic("orders", 1, {}))
         assert list(one.front.topics) == ["orders"]

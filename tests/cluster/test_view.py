@@ -19,7 +19,7 @@ from logstore.testing.reports import RecordedReports
 from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
 from tests.support.virtual_time import run_virtual
 
-TOPIC = schema.Topic(topic_id="id1", partitions=2, replicas=3, settings={})
+TOPIC = schema.StoredTopic(topic_id="id1", partitions=2, replicas=3, settings={})
 
 
 class Changes:
@@ -67,7 +67,7 @@ def test_it_follows_members_topics_and_heads() -> None:
     async def test(service: SimulatedMetadata, view: ClusterView, reports: RecordedReports) -> None:
         changes, far = Changes(), service.store("far")
         view.add_observer(changes)
-        member = schema.Member(disk="d", start="s", node_id=1, link="a:1", rack="", addresses={})
+        member = schema.StoredMember(disk="d", start="s", node_id=1, link="a:1", rack="", addresses={})
         await view.members_reached(await committed(far, schema.move("a", member, 0, ABSENT, ABSENT)))
         assert dict(view.members) == {"a": member}
         await view.topics_reached(await committed(far, schema.create_topic("t", TOPIC)))
@@ -118,8 +118,8 @@ def test_topics_are_made_changed_and_deleted_once() -> None:
 
     async def test(service: SimulatedMetadata, view: ClusterView, reports: RecordedReports) -> None:
         topics = StoredTopics(service.store("near"), view)
-        other = schema.Topic(topic_id="id2", partitions=2, replicas=3, settings={})
-        grown = schema.Topic(topic_id="id1", partitions=5, replicas=3, settings={"a": "b"})
+        other = schema.StoredTopic(topic_id="id2", partitions=2, replicas=3, settings={})
+        grown = schema.StoredTopic(topic_id="id1", partitions=5, replicas=3, settings={"a": "b"})
         for _ in range(20):
             await topics.create("t", TOPIC)
             assert view.topics["t"].topic == TOPIC

@@ -17,11 +17,11 @@ from logstore.errors import MalformedMessage, UnsendableMessage
 from logstore.replica.messages import (
     Append,
     AppendDone,
+    BatchEntry,
     CopyChunk,
     CopyDone,
     CopyProgress,
     EntriesRead,
-    Entry,
     Fence,
     FenceDone,
     LookAtRegistration,
@@ -40,7 +40,7 @@ AT = Prefix(256, 3, 0xDEADBEEF)
 _AT_BYTES = "0000000000000100 0000000000000003 deadbeef"
 _MEMBER_BYTES = "0161 026431"
 _STREAM_BYTES = "03742f30"
-APPEND = Append("t/0", "d1", 2, 1, "o", AT, (Entry(b"xy", 2), Entry(b"z", 1)), 128, (A,), b"fo")
+APPEND = Append("t/0", "d1", 2, 1, "o", AT, (BatchEntry(b"xy", 2), BatchEntry(b"z", 1)), 128, (A,), b"fo")
 GOLDEN: tuple[tuple[Message, str], ...] = (
     (
         APPEND,
@@ -79,7 +79,7 @@ GOLDEN: tuple[tuple[Message, str], ...] = (
         f"08 0007 0000000000000002 0000000000000003 00001000 01 {_STREAM_BYTES} 026431",
     ),
     (
-        EntriesRead("t/0", 2, A, AT, (Entry(b"xy", 2),), 8, b"f"),
+        EntriesRead("t/0", 2, A, AT, (BatchEntry(b"xy", 2),), 8, b"f"),
         (
             f"09 0009 0000000000000002 {_AT_BYTES} 0000000000000008 00000001 00000001 {_STREAM_BYTES} {_MEMBER_BYTES}"
             "00000002 00000002 66 7879"
@@ -148,7 +148,7 @@ names = st.text(st.characters(codec="utf-8"), max_size=60)
 numbers = st.integers(0, 2**63 - 1)
 members = st.builds(Member, names, names)
 prefixes = st.builds(Prefix, numbers, numbers, st.integers(0, 2**32 - 1))
-entries = st.lists(st.builds(Entry, st.binary(max_size=300), st.integers(0, 2**32 - 1)), max_size=8).map(tuple)
+entries = st.lists(st.builds(BatchEntry, st.binary(max_size=300), st.integers(0, 2**32 - 1)), max_size=8).map(tuple)
 FIELDS: dict[Any, st.SearchStrategy[Any]] = {
     str: names,
     int: numbers,
@@ -158,7 +158,7 @@ FIELDS: dict[Any, st.SearchStrategy[Any]] = {
     Member | None: st.none() | members,
     Prefix: prefixes,
     Reason: st.sampled_from(Reason),
-    tuple[Entry, ...]: entries,
+    tuple[BatchEntry, ...]: entries,
     tuple[tuple[str, int], ...]: st.lists(st.tuples(names, numbers), max_size=8).map(tuple),
     tuple[Member, ...]: st.lists(members, max_size=MAX_FORWARD).map(tuple),
 }
@@ -302,16 +302,16 @@ def test_memory_follows_what_arrives() -> None:
 
 def test_what_cannot_be_sent() -> None:
     """A message beyond a limit names the limit and the stream; it is not sent as something else."""
-    entry = Entry(bytes(1000), 1)
+    entry = BatchEntry(bytes(1000), 1)
     big = dataclasses.replace(APPEND, entries=(entry,) * 20)
     with pytest.raises(UnsendableMessage, match=r"Append of stream 't/0' has 2.* bytes, a frame at most 10000"):
         encode(big, 10_000)
     for wrong in (
-        dataclasses.replace(APPEND, entries=(Entry(b"", 1),) * (MAX_ENTRIES + 1)),
+        dataclasses.replace(APPEND, entries=(BatchEntry(b"", 1),) * (MAX_ENTRIES + 1)),
         dataclasses.replace(APPEND, forward=(A,) * (MAX_FORWARD + 1)),
         dataclasses.replace(APPEND, disk="d" * 256),
         dataclasses.replace(APPEND, epoch=2**63),
-        dataclasses.replace(APPEND, entries=(Entry(b"x", 2**32),)),
+        dataclasses.replace(APPEND, entries=(BatchEntry(b"x", 2**32),)),
     ):
         with pytest.raises(UnsendableMessage):
             encode(wrong, MAX_BODY)
@@ -319,6 +319,6 @@ def test_what_cannot_be_sent() -> None:
 
 def test_entries_are_not_copied() -> None:
     """The parts of a frame are the entries' own bytes."""
-    entry = Entry(bytes(1000), 1)
+    entry = BatchEntry(bytes(1000), 1)
     parts, _ = encode(dataclasses.replace(APPEND, entries=(entry,)), MAX_BODY)
     assert any(part is entry.data for part in parts)

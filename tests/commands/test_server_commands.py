@@ -94,6 +94,16 @@ def test_a_refused_connection_names_the_address_and_the_cure() -> None:
 
 
 @pytest.mark.parametrize(
+    "words", [("topics",), ("topics", "list"), ("groups",), ("hosts",), ("hosts", "list")], ids=" ".join
+)
+def test_an_error_begins_with_the_command_as_it_was_given(words: tuple[str, ...]) -> None:
+    """With its action, if it was given with one."""
+    finished = cairn(*words, "--servers", "no port:x")
+    assert finished.status == 2
+    assert finished.err.startswith(f"cairn {' '.join(words)}: --servers: ")
+
+
+@pytest.mark.parametrize(
     "words",
     [
         ("status", "--servers", "no port:x"),

@@ -12,7 +12,7 @@ from logstore.errors import CairnError
 from spe_adapter.cec.reconstruct import EventualCheckpoint
 from spe_adapter.codec.kernels import Int64s
 from spe_adapter.continuous.core import Core, ReplayEpoch
-from spe_adapter.state.store import Changes
+from spe_adapter.state.store import WindowChanges
 from spe_adapter.state.table import Table
 from tests.continuous.stories import Story, tell
 from tests.continuous.world import Faults
@@ -61,14 +61,14 @@ class ForgetsTheWatermark(Core):
 class LeavesOutTransients(Core):
     """Does not write down windows that opened and closed within an epoch."""
 
-    def _gone(self, changes: Changes) -> list[pa.RecordBatch]:
+    def _gone(self, changes: WindowChanges) -> list[pa.RecordBatch]:
         return [changes.closed]
 
 
 class LeavesOutCloses(Core):
     """Does not write down windows that closed."""
 
-    def _gone(self, changes: Changes) -> list[pa.RecordBatch]:
+    def _gone(self, changes: WindowChanges) -> list[pa.RecordBatch]:
         return [changes.transient]
 
 

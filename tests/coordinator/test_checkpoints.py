@@ -19,7 +19,7 @@ from scheduler.coordinator.checkpoints.registry import (
     UnitCheckpoint,
 )
 from scheduler.coordinator.errors import ApiError, StoreDamaged
-from scheduler.coordinator.metadata.interface import Change, Put
+from scheduler.coordinator.metadata.interface import Change, SetValue
 from scheduler.topology import Link, Server, Topology, racks
 
 UNITS = ("a", "a/b c%2F", "Prüfung/0")
@@ -34,7 +34,7 @@ def checkpoint(unit: str = "a", seq: int = 1, bases: Sequence[int] = (), epoch: 
 def stored(entries: dict[str, str], changes: Sequence[Change]) -> None:
     """Make changes as a metadata store makes them."""
     for change in changes:
-        if isinstance(change, Put):
+        if isinstance(change, SetValue):
             entries[change.key] = change.value
         else:
             for key in [key for key in entries if key.startswith(change.prefix)]:

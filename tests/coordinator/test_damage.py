@@ -17,7 +17,7 @@ import pytest
 from scheduler.client import CoordinatorClient
 from scheduler.coordinator.command import main
 from scheduler.coordinator.errors import StartError, StoreDamaged, StoreError
-from scheduler.coordinator.metadata.interface import Put, RemovePrefix
+from scheduler.coordinator.metadata.interface import RemovePrefix, SetValue
 from scheduler.coordinator.metadata.sqlite import COUNT_SUFFIX, SqliteMetadata
 from scheduler.coordinator.registry import RequestRegistry
 from scheduler.coordinator.running import DATABASE
@@ -72,7 +72,7 @@ def test_every_bit_of_a_store(quick_path: Path) -> None:
     """Whichever bit is flipped: the store is refused as damaged, or nothing of what was stored is different."""
     path = quick_path / "a.db"
     with closing(SqliteMetadata(path)) as metadata:
-        metadata.apply([Put(key, value) for key, value in ENTRIES.items()])
+        metadata.apply([SetValue(key, value) for key, value in ENTRIES.items()])
     small_pages(path)
     good = path.read_bytes()
     assert len(good) <= 3 * SMALL_PAGE_BYTES
@@ -97,7 +97,7 @@ def test_a_damaged_write_ahead_log(quick_path: Path) -> None:
     small_pages(source)
     with closing(SqliteMetadata(source)) as metadata:
         for key, value in ENTRIES.items():
-            metadata.apply([Put(key, value)])
+            metadata.apply([SetValue(key, value)])
         files = {suffix: Path(f"{source}{suffix}").read_bytes() for suffix in ("", "-wal", COUNT_SUFFIX)}
     last = len(files["-wal"]) - 1
     for number in (-1, *range(0, last, 13), last):
@@ -117,8 +117,8 @@ def test_rows_that_are_gone_or_come_back(tmp_path: Path) -> None:
     """A row that is missing, an old one in its place, or another's: the rows no longer add up."""
     path = tmp_path / "a.db"
     with closing(SqliteMetadata(path)) as metadata:
-        metadata.apply([Put(key, value) for key, value in ENTRIES.items()])
-        metadata.apply([Put("requests/a/0", "new"), RemovePrefix("requests/b/"), Put("requests/b/1", "x")])
+        metadata.apply([SetValue(key, value) for key, value in ENTRIES.items()])
+        metadata.apply([SetValue("requests/a/0", "new"), RemovePrefix("requests/b/"), SetValue("requests/b/1", "x")])
         metadata.apply([RemovePrefix("requests/b/")])
         assert metadata.load() == {**ENTRIES, "requests/a/0": "new"}
     good = path.read_bytes()
@@ -141,7 +141,7 @@ def test_a_directory_that_may_not_be_written_is_not_damage(quick_path: Path) -> 
     """SQLite calls the database read-only if it may not make its log beside it: nothing is to be restored then."""
     path = quick_path / "a.db"
     with closing(SqliteMetadata(path)) as metadata:
-        metadata.apply([Put("hosts/a", "x")])
+        metadata.apply([SetValue("hosts/a", "x")])
     for file in quick_path.iterdir():
         file.chmod(0o666)
     quick_path.chmod(0o555)
@@ -161,10 +161,10 @@ def test_an_old_copy_is_named(tmp_path: Path) -> None:
     """A store in the place of a newer one is refused; the message says what to do if it was put there on purpose."""
     path, copy = tmp_path / "a.db", tmp_path / "copy.db"
     with closing(SqliteMetadata(path)) as metadata:
-        metadata.apply([Put("hosts/a", "old")])
+        metadata.apply([SetValue("hosts/a", "old")])
     shutil.copy(path, copy)
     with closing(SqliteMetadata(path)) as metadata:
-        metadata.apply([Put("hosts/a", "new")])
+        metadata.apply([SetValue("hosts/a", "new")])
     shutil.copy(copy, path)
     found = opened(path)
     assert isinstance(found, str)

@@ -26,7 +26,7 @@ from scheduler.coordinator.running import make_planner
 from scheduler.coordinator.service import Coordinator, CoordinatorEnvironment, CoordinatorSettings
 from scheduler.peace.online import GATHER_MS, Submission
 from scheduler.peace.paper import PaperPlanner
-from scheduler.peace.plan import Chain, Planner, Request, Residual
+from scheduler.peace.plan import HostChain, Planner, Request, Residual
 from scheduler.topology import Link, Server, Topology, racks
 
 NETWORK = racks([4, 4], 4)
@@ -284,7 +284,7 @@ class Faulty(PaperPlanner):
 
     faults = 0
 
-    def chain(self, request: Request, number: int, residual: Residual, random: Random) -> Chain | None:
+    def chain(self, request: Request, number: int, residual: Residual, random: Random) -> HostChain | None:
         """See Planner."""
         if self.faults:
             self.faults -= 1

@@ -22,7 +22,7 @@ from logstore.base.system import SystemClock
 from scheduler.client import CoordinatorClient, CoordinatorUnavailable, NotFound
 from scheduler.coordinator.errors import StoreDamaged, StoreError
 from scheduler.coordinator.journal import MetadataJournal
-from scheduler.coordinator.metadata.interface import Change, Metadata, Put, RemovePrefix
+from scheduler.coordinator.metadata.interface import Change, Metadata, RemovePrefix, SetValue
 from scheduler.coordinator.metadata.sqlite import COUNT_SUFFIX, SqliteMetadata
 from scheduler.coordinator.running import DATABASE, ServeSettings, make_planner, opened
 from scheduler.coordinator.service import CoordinatorEnvironment, CoordinatorSettings
@@ -77,7 +77,9 @@ def environment(random: int = 0) -> CoordinatorEnvironment:
 SERVE = ServeSettings(Address("127.0.0.1", 0))
 KEYS = st.sampled_from(["a", "b", "a/x", "a/y", "b/x", "ab/x", "a%2Fb/x", "ö/x"])
 CHANGES = st.lists(
-    st.one_of(st.builds(Put, KEYS, st.text(max_size=5)), st.builds(RemovePrefix, st.sampled_from(["a/", "b/", "ö/"]))),
+    st.one_of(
+        st.builds(SetValue, KEYS, st.text(max_size=5)), st.builds(RemovePrefix, st.sampled_from(["a/", "b/", "ö/"]))
+    ),
     max_size=8,
 )
 
@@ -94,7 +96,7 @@ def test_sqlite_is_an_ordered_map(batches: list[list[Change]]) -> None:
                 metadata.apply(batch)
                 metadata.apply(batch)
                 for change in batch:
-                    if isinstance(change, Put):
+                    if isinstance(change, SetValue):
                         model[change.key] = change.value
                     else:
                         model = {key: text for key, text in model.items() if not key.startswith(change.prefix)}
@@ -121,7 +123,7 @@ async def test_what_comes_together_is_stored_together(flaky: Flaky) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(journal.run)
         for number in range(100):
-            journal.record([Put(f"k{number}", "v")], lambda number=number: told.append(number))  # type: ignore[misc]
+            journal.record([SetValue(f"k{number}", "v")], lambda number=number: told.append(number))  # type: ignore[misc]
         assert told == []
         await journal.durable()
         assert told == list(range(100))
@@ -138,12 +140,12 @@ async def test_a_failed_transaction_is_told_nobody_and_tried_again(flaky: Flaky,
     told: list[str] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(journal.run)
-        journal.record([Put("a/1", "old"), Put("b/1", "old")], lambda: told.append("first"))
+        journal.record([SetValue("a/1", "old"), SetValue("b/1", "old")], lambda: told.append("first"))
         with pytest.raises(StoreError, match="disk I/O"):
             await journal.durable()
         with pytest.raises(StoreError, match="disk I/O"):
             await journal.ready()
-        journal.record([RemovePrefix("a/"), Put("b/1", "new")], lambda: told.append("second"))
+        journal.record([RemovePrefix("a/"), SetValue("b/1", "new")], lambda: told.append("second"))
         assert told == []
         flaky.failing = False
         await journal.ready()
@@ -166,9 +168,9 @@ async def test_what_came_during_a_failure_comes_behind_it(flaky: Flaky) -> None:
     flaky.failing = True
     async with trio.open_nursery() as nursery:
         nursery.start_soon(journal.run)
-        journal.record([Put("a/1", "old"), Put("b/1", "old")])
+        journal.record([SetValue("a/1", "old"), SetValue("b/1", "old")])
         await flying.wait()
-        journal.record([Put("b/1", "new"), RemovePrefix("a/")])
+        journal.record([SetValue("b/1", "new"), RemovePrefix("a/")])
         go_on.set()
         while journal.failing is None:
             await trio.lowlevel.checkpoint()
@@ -257,7 +259,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     entries = {f"key/{number:04d}": "v" * 100 for number in range(200)}
     with closing(SqliteMetadata(path)) as metadata:
-        metadata.apply([Put(key, value) for key, value in entries.items()])
+        metadata.apply([SetValue(key, value) for key, value in entries.items()])
     good = path.read_bytes()
     refusals = 0
     for position in range(0, len(good), 4096):
@@ -312,7 +314,7 @@ def test_an_entry_that_cannot_be_read_is_named(tmp_path: Path, key: str, value: 
     with running(NETWORK, planner="paper", data_dir=tmp_path) as url, CoordinatorClient(url) as client:
         client.submit("r1h1", chunks=1, name="a")
     with closing(SqliteMetadata(tmp_path / DATABASE)) as metadata:
-        metadata.apply([Put(key, value)])
+        metadata.apply([SetValue(key, value)])
     with pytest.raises(ExceptionGroup) as caught, running(NETWORK, planner="paper", data_dir=tmp_path):
         pass
     (error,) = caught.value.exceptions

@@ -28,7 +28,7 @@ from logstore.log.replica_chunk import ChunkPrefix
 from logstore.log.replicas import Key
 from logstore.log.store import Store
 from logstore.log.ticket import Ticket
-from logstore.replica.messages import Entry
+from logstore.replica.messages import BatchEntry
 from logstore.testing.clock import ManualClock
 from logstore.testing.driver import JobDriver
 from logstore.testing.history import PromiseBroken
@@ -293,7 +293,7 @@ class ReplicaWorld:
                 return state
         raise PromiseBroken(f"{key} ends at {end}, sealed {is_sealed}; it may be {possible}")
 
-    def _check_content(self, key: Key, owner: ChunkOfOwner, entries: Sequence[Entry]) -> None:
+    def _check_content(self, key: Key, owner: ChunkOfOwner, entries: Sequence[BatchEntry]) -> None:
         """Entries and the state of producers are what the owner has sent; at the start, when the files have all."""
         log = self.store.replicas.log(*key)
         if log is None:
@@ -316,7 +316,7 @@ class ReplicaWorld:
             raise PromiseBroken(f"{key}: the founding state is not what the owner has sent")
 
 
-def _producers(owner: ChunkOfOwner, entries: Sequence[Entry]) -> list[ProducerEntry]:
+def _producers(owner: ChunkOfOwner, entries: Sequence[BatchEntry]) -> list[ProducerEntry]:
     table: ProducerTable[object] = ProducerTable()
     table.load(decode_snapshots(owner.founding)[0][0].producers)
     for entry in entries:

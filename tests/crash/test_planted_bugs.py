@@ -168,7 +168,7 @@ def half_groups_survive(patch: Patch) -> Setup:
     def note(self: Any, header: Any, position: int, batch: memoryview) -> None:
         self.builder.note(header, header.base_offset, position, self.entries)
 
-    patch.setattr(recovery._Walk, "_note", note)
+    patch.setattr(recovery._TailWalk, "_note", note)
     return Setup(seed=1)
 
 
@@ -272,7 +272,7 @@ def ledger_half_applied(patch: Patch) -> Setup:
 def window_smaller_than_a_batch(patch: Patch) -> Setup:
     """Recovery takes a batch that is larger than its read window for a torn one."""
     patch.setattr(
-        recovery._Walk,
+        recovery._TailWalk,
         "_window",
         lambda self, position: memoryview(self.fs.read(self.chunk.log_path, position, recovery.WINDOW_BYTES)),
     )

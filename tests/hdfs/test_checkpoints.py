@@ -16,7 +16,7 @@ from spe_adapter.checkpoint.errors import SinkAway
 from spe_adapter.checkpoint.hdfs_sink import HdfsSink, HdfsSinkSettings
 from spe_adapter.checkpoint.manager import CheckpointManager, ManagerTools
 from spe_adapter.checkpoint.names import CheckpointName
-from spe_adapter.checkpoint.plans import Peace
+from spe_adapter.checkpoint.plans import PeaceRequests
 from spe_adapter.checkpoint.recovery import Finder, recover
 from spe_adapter.checkpoint.settings import CheckpointSettings, open_sink
 from spe_adapter.checkpoint.sinks import Sink
@@ -54,7 +54,7 @@ def test_chunks_travel_along_peaces_chains_and_survive_a_lost_datanode(hdfs: Hdf
     state = PagedState(96, Random(1), 1 << 18)
     with running(network(hdfs.nodes, 4)) as url, CoordinatorClient(url) as client:
         writer = hdfs.nodes[0].name
-        tools = ManagerTools(planned, Peace(client, writer, 3), CoordinatorRegistry(client))
+        tools = ManagerTools(planned, PeaceRequests(client, writer, 3), CoordinatorRegistry(client))
         outcome = CheckpointManager(UNIT, state.freeze, tools).checkpoint()
         assert outcome.is_complete, outcome
         manifest = outcome.manifest
@@ -96,7 +96,7 @@ def test_a_plan_table_that_is_away_costs_the_plan_alone(hdfs: HdfsCluster, root:
         running(network(hdfs.nodes, 4)) as coordinator,
         CoordinatorClient(coordinator, patience_s=PATIENCE_S) as client,
     ):
-        tools = ManagerTools(sink, Peace(client, hdfs.nodes[0].name, 2))
+        tools = ManagerTools(sink, PeaceRequests(client, hdfs.nodes[0].name, 2))
         outcome = CheckpointManager(UNIT, state.freeze, tools).checkpoint()
     assert outcome.is_complete, outcome
     found = recover(Finder(sink), UNIT, lambda _: True, rebuilt)

@@ -216,7 +216,7 @@ class TakenOver:
 
     def __init__(self) -> None:
         self.owner = "a"
-        self.live: Mapping[str, schema.Member] = {}
+        self.live: Mapping[str, schema.StoredMember] = {}
 
     def owner_of(self, stream: str) -> str | None:
         return self.owner
@@ -232,9 +232,9 @@ class TakenOver:
         return True
 
 
-def member(number: int, disk: str, address: str) -> schema.Member:
+def member(number: int, disk: str, address: str) -> schema.StoredMember:
     """A host with one listener."""
-    return schema.Member(disk=disk, start="1", node_id=number, link="l:1", rack="", addresses={"P": address})
+    return schema.StoredMember(disk=disk, start="1", node_id=number, link="l:1", rack="", addresses={"P": address})
 
 
 def test_metadata_waits_for_a_takeover(tmp_path: Path) -> None:

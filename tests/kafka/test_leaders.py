@@ -32,7 +32,7 @@ class KnownOwners:
     """What a host knows of the owners of one topic's streams."""
 
     def __init__(self, topic_id: uuid.UUID, owners: Mapping[int, str]) -> None:
-        self.live: Mapping[str, schema.Member] = {}
+        self.live: Mapping[str, schema.StoredMember] = {}
         self.owners = {stream_name(topic_id.hex, partition): owner for partition, owner in owners.items()}
 
     def owner_of(self, stream: str) -> str | None:
@@ -58,7 +58,7 @@ def leaders(owners: Mapping[int, str]) -> tuple[Leaders, uuid.UUID]:
     topic = created.result()
     assert all(isinstance(stream, Stream) for stream in topic.partitions)
     members = {
-        name: schema.Member(
+        name: schema.StoredMember(
             disk=name, start="1", node_id=number, link="l:1", rack="r" if name == "b" else "",
             addresses={"PLAINTEXT_0": f"{name}.example:9092"},
         )
@@ -133,7 +133,7 @@ async def test_fetch(version: int, owners: dict[int, str], refused: dict[int, in
     """Of Fetch from version 16 on, likewise."""
     found, topic_id = leaders(owners)
     key: TopicKey = topic_id if version >= fetch.FIRST_WITH_IDS else "t"
-    answers = [fetch._Answer(partition, error, -1, -1, [], 0) for partition, error in refused.items()]
+    answers = [fetch._PartitionAnswer(partition, error, -1, -1, [], 0) for partition, error in refused.items()]
     is_told = version >= 16
     kinds = inspect.getmodule(load_response_schema(1, version))
     partitions = [

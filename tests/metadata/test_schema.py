@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from logstore.base.metadata import schema
 from logstore.base.metadata.errors import InvalidMetadataCall, MetadataDamaged
-from logstore.base.metadata.interface import ABSENT, Conflict, Delete, Entry, Lease, Put, Transaction
-from logstore.base.metadata.schema import Member, Topic
+from logstore.base.metadata.interface import ABSENT, ConditionFailed, Delete, Entry, Lease, Put, Transaction
+from logstore.base.metadata.schema import StoredMember, StoredTopic
 from logstore.base.metadata.sqlite import open_sqlite
 from logstore.replica.register import SwapRegistration
 from logstore.replica.registrations import OwnerId, StreamRegistration
@@ -22,7 +22,9 @@ from logstore.testing.metadata_contract import committed
 
 ROOT = Path(__file__).resolve().parents[2]
 TOPIC_ID = "0123456789abcdef0123456789abcdef"
-MEMBER = Member(disk="d1", start="s3", node_id=1, link="10.0.0.1:9192", rack="r1", addresses={"kafka": "10.0.0.1:9092"})
+MEMBER = StoredMember(
+    disk="d1", start="s3", node_id=1, link="10.0.0.1:9192", rack="r1", addresses={"kafka": "10.0.0.1:9092"}
+)
 WAIT = schema.Wait(
     host="h1",
     start="s3",
@@ -40,11 +42,15 @@ WAIT = schema.Wait(
 NAMES = st.from_regex(r"[A-Za-z0-9._-]{1,64}", fullmatch=True)
 TEXTS = st.dictionaries(NAMES, st.from_regex(r"[!-~]{1,200}", fullmatch=True), max_size=16)
 VALUES = st.one_of(
-    st.builds(Member, disk=NAMES, start=NAMES, node_id=st.integers(0, 1000), link=NAMES, rack=NAMES, addresses=TEXTS),
-    st.builds(schema.Disk, host=NAMES, starts=st.integers(1, 1 << 40), start=NAMES),
-    st.builds(schema.Cluster, cluster_id=NAMES),
-    st.builds(schema.Node, host=NAMES),
-    st.builds(Topic, topic_id=NAMES, partitions=st.integers(1, 10_000), replicas=st.integers(1, 5), settings=TEXTS),
+    st.builds(
+        StoredMember, disk=NAMES, start=NAMES, node_id=st.integers(0, 1000), link=NAMES, rack=NAMES, addresses=TEXTS
+    ),
+    st.builds(schema.StoredDisk, host=NAMES, starts=st.integers(1, 1 << 40), start=NAMES),
+    st.builds(schema.StoredCluster, cluster_id=NAMES),
+    st.builds(schema.StoredNode, host=NAMES),
+    st.builds(
+        StoredTopic, topic_id=NAMES, partitions=st.integers(1, 10_000), replicas=st.integers(1, 5), settings=TEXTS
+    ),
 )
 
 
@@ -66,17 +72,17 @@ JSON = st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.du
 def test_other_bytes_are_damage(data: bytes) -> None:
     """Bytes of any kind are refused by name."""
     with pytest.raises(MetadataDamaged, match="'k'"):
-        schema.decode(Topic, Entry("k", data, 1))
+        schema.decode(StoredTopic, Entry("k", data, 1))
 
 
 def test_a_newer_version_and_unknown_fields_are_refused() -> None:
     """What a newer Cairn wrote is not misread."""
     newer = Entry("k", b'{"v":2,"host":"h1"}', 1)
     with pytest.raises(MetadataDamaged, match=r"v=2: this Cairn knows 1; use a newer one"):
-        schema.decode(schema.Node, newer)
+        schema.decode(schema.StoredNode, newer)
     more = Entry("k", b'{"v":1,"host":"h1","colour":1}', 1)
     with pytest.raises(MetadataDamaged, match="colour: unknown field"):
-        schema.decode(schema.Node, more)
+        schema.decode(schema.StoredNode, more)
 
 
 def test_golden_bytes() -> None:
@@ -84,10 +90,10 @@ def test_golden_bytes() -> None:
     text = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
     for value in (
         MEMBER,
-        schema.Cluster(cluster_id="c1"),
-        schema.Disk(host="h1", starts=3, start="s3"),
-        schema.Node(host="h1"),
-        Topic(topic_id=TOPIC_ID, partitions=12, replicas=3, settings={"retention.ms": "60000"}),
+        schema.StoredCluster(cluster_id="c1"),
+        schema.StoredDisk(host="h1", starts=3, start="s3"),
+        schema.StoredNode(host="h1"),
+        StoredTopic(topic_id=TOPIC_ID, partitions=12, replicas=3, settings={"retention.ms": "60000"}),
         WAIT,
     ):
         assert f"`{schema.encode(value).decode()}`" in text
@@ -128,23 +134,23 @@ async def test_members_and_topics(tmp_path: Path) -> None:
     """
     async with open_sqlite(tmp_path / "a.db", Random(0)) as store:
         lease: Lease = await store.grant_lease(10)
-        key, known = schema.disk_key(MEMBER.disk), schema.encode(schema.Disk(host="h1", starts=3, start="s3"))
+        key, known = schema.disk_key(MEMBER.disk), schema.encode(schema.StoredDisk(host="h1", starts=3, start="s3"))
         disk = Entry(key, known, await committed(store, Transaction((), (Put(key, known),))))
         joined = await committed(store, schema.join("h1", MEMBER, lease.lease_id, ABSENT, ABSENT, disk))
         assert (await store.get(key)).entry == Entry(key, known, joined)
         disk = Entry(key, known, joined)
         for host, why in (("h1", "its name"), ("h2", "its node id")):
             again = schema.join(host, MEMBER, lease.lease_id, ABSENT, ABSENT, disk)
-            assert isinstance(await store.commit(again), Conflict), why
+            assert isinstance(await store.commit(again), ConditionFailed), why
         await store.revoke_lease(lease.lease_id)
         assert (await store.page(schema.MEMBERS)).entries == ()
         lease = await store.grant_lease(10)
         await committed(store, Transaction((), (Delete(key),)))
         forgotten = schema.join("h1", MEMBER, lease.lease_id, ABSENT, ABSENT, disk)
-        assert isinstance(await store.commit(forgotten), Conflict)
-        topic = Topic(topic_id=TOPIC_ID, partitions=8, replicas=3, settings={})
+        assert isinstance(await store.commit(forgotten), ConditionFailed)
+        topic = StoredTopic(topic_id=TOPIC_ID, partitions=8, replicas=3, settings={})
         revision = await committed(store, schema.create_topic("orders", topic))
-        assert isinstance(await store.commit(schema.create_topic("orders", topic)), Conflict)
+        assert isinstance(await store.commit(schema.create_topic("orders", topic)), ConditionFailed)
         registrations = StoredRegistrations(store)
         first = StreamRegistration(3, 2).claimed(OwnerId("h1", "h1.1"))
         for partition in range(3):
@@ -161,6 +167,6 @@ def test_names_that_are_no_keys_are_refused() -> None:
         with pytest.raises(InvalidMetadataCall):
             schema.member_key(name)
         with pytest.raises(InvalidMetadataCall):
-            schema.create_topic("t", Topic(topic_id=name, partitions=1, replicas=1, settings={}))
+            schema.create_topic("t", StoredTopic(topic_id=name, partitions=1, replicas=1, settings={}))
     with pytest.raises(InvalidMetadataCall, match="replicas"):
-        schema.encode(Topic(topic_id="t", partitions=1, replicas=6, settings={}))
+        schema.encode(StoredTopic(topic_id="t", partitions=1, replicas=6, settings={}))

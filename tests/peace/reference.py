@@ -13,13 +13,13 @@ from typing import TypeVar
 
 import networkx as nx
 
-from scheduler.peace.placement import Relation, Rule
-from scheduler.peace.plan import Chain, Request, Residual, TransferKind
+from scheduler.peace.placement import PlacementRule, Relation
+from scheduler.peace.plan import HostChain, Request, Residual, TransferKind
 from scheduler.topology import Topology
 from tests.support.figure5 import figure5_graph
 
 Vertex = tuple[str, str]
-Chances = dict[Chain | None, Fraction]
+Chances = dict[HostChain | None, Fraction]
 Ways = dict[tuple[int, tuple[int, ...]], Fraction]
 """(host, links to it) with its chance."""
 Key = TypeVar("Key", bound=Hashable)
@@ -34,7 +34,7 @@ def chances_of_chain(topology: Topology, request: Request, chunk: int, residual:
     number, reader = request.number(chunk), request.writer
     sources = [host for host in request.sources[chunk] if host not in request.avoid and residual.disk[host] > 0]
     if request.kind is TransferKind.READ and reader in sources:
-        return {Chain(request.name, number, (reader, reader), ((),), TransferKind.READ): Fraction(1)}
+        return {HostChain(request.name, number, (reader, reader), ((),), TransferKind.READ): Fraction(1)}
     lists: dict[int, tuple[int, list[list[Vertex]]]] = {}
     for source in sources:
         if request.kind is TransferKind.READ:
@@ -50,7 +50,7 @@ def chances_of_chain(topology: Topology, request: Request, chunk: int, residual:
     least = min(cost for cost, _ in lists.values())
     cheapest = {source: paths for source, (cost, paths) in lists.items() if cost == least}
     return {
-        Chain(request.name, number, (source, host), (route,), request.kind): chance / len(cheapest)
+        HostChain(request.name, number, (source, host), (route,), request.kind): chance / len(cheapest)
         for source, paths in cheapest.items()
         for (host, route), chance in _walks(topology, paths).items()
     }
@@ -66,7 +66,7 @@ def _pipelines(
 ) -> Chances:
     """What may become of a chain that has come as far as `hosts`."""
     if len(routes) == len(request.placement):
-        return {Chain(request.name, request.number(chunk), hosts, routes): Fraction(1)}
+        return {HostChain(request.name, request.number(chunk), hosts, routes): Fraction(1)}
     rules, source = request.placement[len(routes)], hosts[-1]
     ways: Ways
     if any(rule.relation is Relation.SAME_HOST for rule in rules):
@@ -92,7 +92,7 @@ def _pipelines(
 
 
 def _candidates(
-    topology: Topology, rules: Iterable[Rule], hosts: tuple[int, ...], closed: set[int], residual: Residual
+    topology: Topology, rules: Iterable[PlacementRule], hosts: tuple[int, ...], closed: set[int], residual: Residual
 ) -> list[int]:
     return [
         host
@@ -101,7 +101,7 @@ def _candidates(
     ]
 
 
-def _allowed(topology: Topology, rules: Iterable[Rule], hosts: tuple[int, ...], host: int) -> bool:
+def _allowed(topology: Topology, rules: Iterable[PlacementRule], hosts: tuple[int, ...], host: int) -> bool:
     holds: dict[Relation, Callable[[int], bool]] = {
         Relation.SAME_HOST: lambda other: host == other,
         Relation.OTHER_HOST: lambda other: host != other,

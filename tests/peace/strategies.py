@@ -7,7 +7,7 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from scheduler.peace.placement import Placement, Relation, Rule, default_placement
+from scheduler.peace.placement import Placement, PlacementRule, Relation, default_placement
 from scheduler.peace.plan import Request, Residual, TransferKind
 from scheduler.topology import Link, Server, Topology
 
@@ -76,11 +76,11 @@ def placements(draw: st.DrawFn, *, max_replicas: int = 4) -> Placement:
     if draw(st.booleans()):
         return default_placement(replicas, draw(st.sampled_from([1, 2])))
     relations = st.sampled_from([Relation.SAME_RACK, Relation.OTHER_RACK, Relation.OTHER_RACK, Relation.OTHER_HOST])
-    rules: list[tuple[Rule, ...]] = []
+    rules: list[tuple[PlacementRule, ...]] = []
     for number in range(1, replicas + 1):
-        wanted = draw(st.lists(st.builds(Rule, relations, st.integers(0, number - 1)), max_size=2))
+        wanted = draw(st.lists(st.builds(PlacementRule, relations, st.integers(0, number - 1)), max_size=2))
         if number == 1 and draw(st.integers(0, 3)) == 0:
-            wanted = [Rule(Relation.SAME_HOST, 0)]
+            wanted = [PlacementRule(Relation.SAME_HOST, 0)]
         rules.append(tuple(wanted))
     return tuple(rules)
 
@@ -109,7 +109,7 @@ def requests_for(
             template = draw(placement if placement is not None else placements())
         elif kind is TransferKind.COPY:
             relation = st.sampled_from([Relation.SAME_RACK, Relation.OTHER_RACK])
-            template = (tuple(draw(st.lists(st.builds(Rule, relation, st.just(0)), max_size=1))),)
+            template = (tuple(draw(st.lists(st.builds(PlacementRule, relation, st.just(0)), max_size=1))),)
         requests.append(
             Request(
                 f"q{number}",

@@ -9,7 +9,15 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.peace.copies import COPY_BYTES_S, HOST_COPIES, LINK_SHARE, CopyScheduler, Domain, Start, copy_topology
+from scheduler.peace.copies import (
+    COPY_BYTES_S,
+    HOST_COPIES,
+    LINK_SHARE,
+    CopyScheduler,
+    CopyStart,
+    Domain,
+    copy_topology,
+)
 
 RACKS: dict[str, tuple[Domain, float]] = {f"h{number}": (("z", f"r{number % 3}"), 100.0) for number in range(9)}
 
@@ -39,8 +47,8 @@ def test_the_nearest_source_with_a_token_is_taken() -> None:
     """One in the target's rack; when its tokens are out, another one."""
     copies = scheduler()
     found = [copies.ask(f"c{number}", f"h{3 * number}", ["h6", "h1"], 2, 1, is_move=False) for number in range(2)]
-    assert found == [[Start("c0", "h0", "h6")], [Start("c1", "h3", "h6")]]
-    assert copies.ask("c2", "h0", ["h6", "h1"], 2, 1, is_move=False) == [Start("c2", "h0", "h1")]
+    assert found == [[CopyStart("c0", "h0", "h6")], [CopyStart("c1", "h3", "h6")]]
+    assert copies.ask("c2", "h0", ["h6", "h1"], 2, 1, is_move=False) == [CopyStart("c2", "h0", "h1")]
 
 
 def test_a_link_takes_a_part_of_what_it_carries() -> None:
@@ -48,7 +56,7 @@ def test_a_link_takes_a_part_of_what_it_carries() -> None:
     copies = scheduler(links={("z", "r1"): 2 * COPY_BYTES_S / LINK_SHARE})
     started = [copies.ask(f"c{number}", f"h{number}", ["h0", "h3"], 2, 1, is_move=False) for number in (1, 4, 7)]
     assert [len(each or ()) for each in started] == [1, 1, 0]
-    assert copies.ask("inside", "h7", ["h1"], 2, 1, is_move=False) == [Start("inside", "h7", "h1")]
+    assert copies.ask("inside", "h7", ["h1"], 2, 1, is_move=False) == [CopyStart("inside", "h7", "h1")]
 
 
 def test_hosts_have_tokens_by_their_disks() -> None:
@@ -62,11 +70,11 @@ def test_what_cannot_be_planned_is_said() -> None:
     copies = scheduler()
     assert copies.ask("a", "stranger", ["h1"], 2, 1, is_move=False) is None
     assert copies.ask("a", "h0", ["stranger", "h0"], 2, 1, is_move=False) is None
-    assert copies.ask("a", "h0", ["h1"], 2, 1, is_move=False) == [Start("a", "h0", "h1")]
+    assert copies.ask("a", "h0", ["h1"], 2, 1, is_move=False) == [CopyStart("a", "h0", "h1")]
     assert copies.ask("a", "h0", ["h1"], 2, 1, is_move=False) is None
     assert copies.end("nobody", 2) == []
     assert copies.end("a", 2) == []
-    assert copies.ask("a", "h0", ["h1"], 2, 1, is_move=False) == [Start("a", "h0", "h1")]
+    assert copies.ask("a", "h0", ["h1"], 2, 1, is_move=False) == [CopyStart("a", "h0", "h1")]
 
 
 @given(st.data())
@@ -76,11 +84,11 @@ def test_tokens_are_never_exceeded_and_all_copies_go(data: st.DataObject) -> Non
     """
     hosts = sorted(RACKS)
     copies = scheduler()
-    going: dict[str, Start] = {}
+    going: dict[str, CopyStart] = {}
     waiting: dict[str, tuple[str, list[str]]] = {}
     begun: Counter[str] = Counter()
 
-    def started(starts: Sequence[Start] | None) -> None:
+    def started(starts: Sequence[CopyStart] | None) -> None:
         for start in starts or ():
             target, sources = waiting.pop(start.name)
             assert (start.target, start.source in sources) == (target, True)

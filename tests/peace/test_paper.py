@@ -13,7 +13,7 @@ from benchmarks.yardstick.verify import verify
 from scheduler.errors import RequestError
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.placement import default_placement, parse_placement
-from scheduler.peace.plan import Chain, Request, Residual, TransferKind, TransferPlan
+from scheduler.peace.plan import HostChain, Request, Residual, TransferKind, TransferPlan
 from scheduler.topology import Link, Server, Topology, both_ways, racks
 from tests.peace.reference import chances_of_chain, check_samples
 from tests.peace.strategies import deep_trees, graphs, rack_trees, requests_for, residuals, seeds
@@ -52,7 +52,7 @@ def test_chains_are_chosen_as_the_algorithm_says(data: st.DataObject, seed: int)
     request = data.draw(requests_for(topology, max_requests=1))[0]
     residual = data.draw(residuals(topology))
     chances = chances_of_chain(topology, request, 0, residual)
-    planner, random, seen = PaperPlanner(topology), Random(seed), Counter[Chain | None]()
+    planner, random, seen = PaperPlanner(topology), Random(seed), Counter[HostChain | None]()
     before = residual.copy()
     for _ in range(300):
         chain = planner.chain(request, 0, residual, random)
@@ -71,7 +71,7 @@ def test_chains_are_chosen_as_the_algorithm_says_at_length(data: st.DataObject, 
     topology = data.draw(st.one_of(rack_trees(max_racks=5), deep_trees(max_switches=9), graphs(max_switches=6)))
     request = data.draw(requests_for(topology, max_requests=1))[0]
     chances = chances_of_chain(topology, request, 0, Residual.full(topology))
-    planner, random, seen = PaperPlanner(topology), Random(seed), Counter[Chain | None]()
+    planner, random, seen = PaperPlanner(topology), Random(seed), Counter[HostChain | None]()
     for _ in range(3000):
         seen[planner.chain(request, 0, Residual.full(topology), random)] += 1
     check_samples(seen, chances)
@@ -241,7 +241,7 @@ def test_a_reader_with_the_chunk_reads_its_own_disk() -> None:
     topology = racks([2, 2], 1)
     own = Request("q", 0, 1, (), TransferKind.READ, ((0, 1),))
     chain = PaperPlanner(topology).chain(own, 0, Residual.full(topology), Random(0))
-    assert chain == Chain("q", 0, (0, 0), ((),), TransferKind.READ)
+    assert chain == HostChain("q", 0, (0, 0), ((),), TransferKind.READ)
     far = Request("q", 0, 1, (), TransferKind.READ, ((2, 3),))
     planner, random = PaperPlanner(topology), Random(3)
     chains = Counter(planner.chain(far, 0, Residual.full(topology), random) for _ in range(500))
@@ -256,7 +256,7 @@ def test_the_nearest_source_is_read() -> None:
     for seed in range(20):
         read = Request("q", 0, 1, (), TransferKind.READ, ((1, 2, 3),))
         chain = planner.chain(read, 0, Residual.full(topology), Random(seed))
-        assert chain == Chain("q", 0, (1, 0), ((),), TransferKind.READ)
+        assert chain == HostChain("q", 0, (1, 0), ((),), TransferKind.READ)
         copy = Request(
             "q", -1, 1, parse_placement(["other-rack:0"]), TransferKind.COPY, ((0, 3),), avoid=frozenset({2})
         )

@@ -8,8 +8,8 @@ from scheduler.errors import PlacementError
 from scheduler.peace.placement import (
     MAX_REPLICAS,
     Placement,
+    PlacementRule,
     Relation,
-    Rule,
     check_placement,
     default_placement,
     parse_placement,
@@ -37,8 +37,8 @@ def test_blanks_do_not_matter(placement: Placement, spaces: str) -> None:
 def test_reading() -> None:
     """Each relation, rules joined by &, and two ways to say anywhere."""
     assert parse_placement(["same-host:0", "other-rack:0 & other-host:1", "", "anywhere"]) == (
-        (Rule(Relation.SAME_HOST, 0),),
-        (Rule(Relation.OTHER_RACK, 0), Rule(Relation.OTHER_HOST, 1)),
+        (PlacementRule(Relation.SAME_HOST, 0),),
+        (PlacementRule(Relation.OTHER_RACK, 0), PlacementRule(Relation.OTHER_HOST, 1)),
         (),
         (),
     )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scheduler.errors import PlanInvalid
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.placement import default_placement
-from scheduler.peace.plan import Chain, Request, Residual, Resource, TransferKind, demands
+from scheduler.peace.plan import HostChain, Request, Residual, Resource, TransferKind, demands
 from scheduler.topology import Server, Topology, both_ways, racks
 from tests.peace.strategies import deep_trees, graphs, rack_trees, requests_for, seeds
 
@@ -29,17 +29,17 @@ def small() -> Topology:
     ("chain", "units"),
     [
         (
-            Chain("q", 0, (0, 1, 2), ((), (0,))),
+            HostChain("q", 0, (0, 1, 2), ((), (0,))),
             ["send 0", "receive 1", "disk 1", "send 1", "link 0", "receive 2", "disk 2"],
         ),
-        (Chain("q", 0, (0, 0, 2), ((), (0,))), ["disk 0", "send 0", "link 0", "receive 2", "disk 2"]),
-        (Chain("q", 0, (3, 0), ((1,),), TransferKind.READ), ["disk 3", "send 3", "link 1", "receive 0"]),
-        (Chain("q", 0, (0, 0), ((),), TransferKind.READ), ["disk 0"]),
-        (Chain("q", 0, (3, 0), ((1,),), TransferKind.COPY), ["disk 3", "send 3", "link 1", "receive 0", "disk 0"]),
+        (HostChain("q", 0, (0, 0, 2), ((), (0,))), ["disk 0", "send 0", "link 0", "receive 2", "disk 2"]),
+        (HostChain("q", 0, (3, 0), ((1,),), TransferKind.READ), ["disk 3", "send 3", "link 1", "receive 0"]),
+        (HostChain("q", 0, (0, 0), ((),), TransferKind.READ), ["disk 0"]),
+        (HostChain("q", 0, (3, 0), ((1,),), TransferKind.COPY), ["disk 3", "send 3", "link 1", "receive 0", "disk 0"]),
     ],
     ids=["write", "on the writer", "read", "own disk", "copy"],
 )
-def test_what_a_chain_takes(chain: Chain, units: list[str]) -> None:
+def test_what_a_chain_takes(chain: HostChain, units: list[str]) -> None:
     """Each kind: which sends, receives, disks and links; a host sends nothing to itself."""
     assert sorted(f"{resource} {number}" for resource, number in demands(chain)) == sorted(units)
     residual = Residual.full(small())
@@ -73,7 +73,7 @@ def test_nothing_is_taken_that_is_not_there(data: st.DataObject, seed: int) -> N
 def test_a_copy_is_independent() -> None:
     """What is taken from a copy is still in the original."""
     residual = Residual.full(small())
-    residual.copy().take(Chain("q", 0, (0, 1), ((),)))
+    residual.copy().take(HostChain("q", 0, (0, 1), ((),)))
     assert everything(residual) == everything(Residual.full(small()))
 
 

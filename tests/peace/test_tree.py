@@ -12,8 +12,8 @@ from benchmarks.yardstick.verify import verify
 from scheduler.errors import RequestError, TopologyError
 from scheduler.peace import tree as tree_module
 from scheduler.peace.paper import PaperPlanner
-from scheduler.peace.placement import Placement, Relation, Rule, default_placement, parse_placement
-from scheduler.peace.plan import Chain, Counts, Request, Residual, TransferKind, TransferPlan
+from scheduler.peace.placement import Placement, PlacementRule, Relation, default_placement, parse_placement
+from scheduler.peace.plan import Counts, HostChain, Request, Residual, TransferKind, TransferPlan
 from scheduler.peace.tree import TreePlanner
 from scheduler.peace.tree_kernels import MEMBERS, RECEIVE
 from scheduler.topology import Link, Server, Topology, both_ways, racks
@@ -65,7 +65,7 @@ PLACEMENTS = {
 }
 
 
-def samples(planner: TreePlanner, request: Request, before: Residual, seed: int) -> Counter[Chain | None]:
+def samples(planner: TreePlanner, request: Request, before: Residual, seed: int) -> Counter[HostChain | None]:
     """What becomes of one chunk, many times over."""
     random = Random(seed)
     return Counter(planner.chain(request, 0, before.copy(), random) for _ in range(SAMPLES))
@@ -231,7 +231,7 @@ def test_bad_requests_never_reach_the_kernel() -> None:
         Request("q", 0, 1, (), TransferKind.READ, sources=((9,),)),
         Request("q", 0, 1, ()),
         Request("q", 0, 2, default_placement(2), numbers=(1,)),
-        Request("q", 0, 1, ((Rule(Relation.SAME_RACK, 7),),)),
+        Request("q", 0, 1, ((PlacementRule(Relation.SAME_RACK, 7),),)),
     ):
         with pytest.raises(RequestError):
             planner.plan([good, bad], full, Random(1))

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from benchmarks.yardstick.verify import Promise, verify
 from scheduler.errors import PlanInvalid, RequestError
 from scheduler.peace.paper import PaperPlanner
-from scheduler.peace.placement import Relation, Rule, parse_placement
-from scheduler.peace.plan import Chain, Request, Residual, Resource, TransferKind, TransferPlan, demands
+from scheduler.peace.placement import PlacementRule, Relation, parse_placement
+from scheduler.peace.plan import HostChain, Request, Residual, Resource, TransferKind, TransferPlan, demands
 from scheduler.topology import Topology, racks
 from tests.peace.strategies import deep_trees, graphs, rack_trees, requests_for, seeds
 
@@ -56,7 +56,7 @@ def cases(draw: st.DrawFn, kinds: tuple[TransferKind, ...]) -> Case:
     return Case(topology, requests, plan, before)
 
 
-def pick(data: st.DataObject, case: Case, fits: Callable[[Chain], bool] = lambda chain: True) -> int:
+def pick(data: st.DataObject, case: Case, fits: Callable[[HostChain], bool] = lambda chain: True) -> int:
     """The place of a chain that fits."""
     places = [place for place, chain in enumerate(case.chains) if fits(chain)]
     assume(places)
@@ -126,7 +126,7 @@ def host_twice(data: st.DataObject, case: Case) -> None:
     if chain.kind is TransferKind.COPY:
         case.chains[place] = chain._replace(hosts=(chain.hosts[0], chain.hosts[0]))
         return
-    local = Rule(Relation.SAME_HOST, 0) in case.request(chain.request).placement[0]
+    local = PlacementRule(Relation.SAME_HOST, 0) in case.request(chain.request).placement[0]
     positions = [(a, b) for b in range(1, len(chain.hosts)) for a in range(b) if not (local and b == 1)]
     assume(positions)
     a, b = data.draw(st.sampled_from(positions))
@@ -142,14 +142,14 @@ def rule_broken(data: st.DataObject, case: Case) -> None:
     of = data.draw(st.integers(0, replica - 1))
     rack_of = case.topology.rack_of
     together = rack_of[chain.hosts[replica]] == rack_of[chain.hosts[of]]
-    rule = Rule(Relation.OTHER_RACK if together else Relation.SAME_RACK, of)
+    rule = PlacementRule(Relation.OTHER_RACK if together else Relation.SAME_RACK, of)
     if (
         chain.hosts[replica] != chain.hosts[of]
         and replica == 1
         and chain.kind is TransferKind.WRITE
         and data.draw(st.booleans())
     ):
-        rule = Rule(Relation.SAME_HOST, 0)
+        rule = PlacementRule(Relation.SAME_HOST, 0)
 
     def stricter(request: Request) -> Request:
         placement = list(request.placement)
@@ -266,7 +266,7 @@ def test_every_resource_is_counted(kind: TransferKind, resource: Resource) -> No
     sources = ((0,), (0,)) if kind is not TransferKind.WRITE else ()
     writer = {TransferKind.WRITE: 0, TransferKind.READ: 2, TransferKind.COPY: -1}[kind]
     request = Request("q", writer, 2, placement, kind, sources)
-    plan = TransferPlan(tuple(Chain("q", chunk, (0, 2), ((0, 3),), kind) for chunk in range(2)))
+    plan = TransferPlan(tuple(HostChain("q", chunk, (0, 2), ((0, 3),), kind) for chunk in range(2)))
     before = Residual.full(topology)
     verify(topology, [request], plan, before)
     for number in {unit for used, unit in demands(plan.chains[0]) if used is resource}:
@@ -279,7 +279,7 @@ def test_every_resource_is_counted(kind: TransferKind, resource: Resource) -> No
 def test_hosts_that_are_not_there() -> None:
     """A number that is no host's is named, not a crash."""
     topology = racks([2, 2], 1)
-    plan = TransferPlan((Chain("q", 0, (0, 7), ((),)),))
+    plan = TransferPlan((HostChain("q", 0, (0, 7), ((),)),))
     with pytest.raises(PlanInvalid, match="there is no host 7"):
         verify(topology, [Request("q", 0, 1, ((),))], plan, Residual.full(topology))
 
@@ -301,9 +301,9 @@ def test_a_replica_on_the_writer_itself() -> None:
     request = Request("q", 0, 1, parse_placement(["same-host:0", "same-rack:0"]))
     before = Residual.full(topology)
     before.receive[0] = 0
-    verify(topology, [request], TransferPlan((Chain("q", 0, (0, 0, 1), ((), ())),)), before)
+    verify(topology, [request], TransferPlan((HostChain("q", 0, (0, 0, 1), ((), ())),)), before)
     with pytest.raises(PlanInvalid, match=r"^distinct hosts: chain 'r1h1' → 'r1h1' → 'r1h1', chunk 0 of 'q'"):
-        verify(topology, [request], TransferPlan((Chain("q", 0, (0, 0, 0), ((), ())),)), before)
+        verify(topology, [request], TransferPlan((HostChain("q", 0, (0, 0, 0), ((), ())),)), before)
 
 
 def test_names_of_requests_are_unique() -> None:

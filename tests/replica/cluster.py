@@ -23,19 +23,19 @@ from logstore.replica.effects import (
     Ready,
     Registered,
     Send,
-    Store,
+    StoreDurably,
+    StreamUnavailable,
     TooFewMembers,
-    Unavailable,
 )
 from logstore.replica.identity import DiskLabel, DiskVerdict, judge_disk
 from logstore.replica.known_replicas import StoredReplicas
 from logstore.replica.messages import (
     Append,
     AppendDone,
+    BatchEntry,
     CopyChunk,
     CopyDone,
     EntriesRead,
-    Entry,
     Fence,
     FenceDone,
     LookAtRegistration,
@@ -152,7 +152,7 @@ class Host:
                 self._ask(ReadDisk(self.disk.label.disk))
             else:
                 self._ask(KeepAlive(self.replica.me, STREAM))
-        elif isinstance(reason, Store):
+        elif isinstance(reason, StoreDurably):
             self._stored(reason)
         elif isinstance(reason, Load):
             self._loaded(reason)
@@ -258,14 +258,14 @@ class Host:
             elif isinstance(effect, ReadRegistration | SwapRegistration):
                 self.cluster.counts[type(effect).__name__] += 1
                 self._ask(effect)
-            elif isinstance(effect, Store):
+            elif isinstance(effect, StoreDurably):
                 self._store(effect)
             elif isinstance(effect, Load):
                 self.net.after(self.name, self.net.random.randint(50, 300), effect)
             else:
                 self._told(effect)
 
-    def _store(self, store: Store) -> None:
+    def _store(self, store: StoreDurably) -> None:
         self.cluster.counts[type(store.operation).__name__] += 1
         if not isinstance(store.operation, self.cluster.planted.forgets):
             self.disk.begin(store.operation)
@@ -274,7 +274,7 @@ class Host:
         self.cluster.busy[self.name, key] = due_us
         self.net.after(self.name, due_us - self.net.now_us, store)
 
-    def _stored(self, store: Store) -> None:
+    def _stored(self, store: StoreDurably) -> None:
         assert self.replica is not None
         try:
             if not isinstance(store.operation, self.cluster.planted.forgets):
@@ -306,7 +306,7 @@ class Host:
         elif isinstance(effect, Deposed):
             self.cluster.history.deposed += 1
             self.pending.clear()
-        elif isinstance(effect, Ready | Unavailable | TooFewMembers | EnoughMembers | MemberFailed):
+        elif isinstance(effect, Ready | StreamUnavailable | TooFewMembers | EnoughMembers | MemberFailed):
             self.cluster.events.append((self.net.now_ms, self.name, effect))
         if isinstance(effect, Ready):
             self._check_founding(effect.high_watermark)
@@ -513,9 +513,9 @@ class Cluster:
 
     # ---- what is checked
 
-    def log_of(self, member: Member) -> list[tuple[int, Entry]]:
+    def log_of(self, member: Member) -> list[tuple[int, BatchEntry]]:
         """What a member holds, chunk by chunk, as far as the registration names it for a chunk."""
-        found: list[tuple[int, Entry]] = []
+        found: list[tuple[int, BatchEntry]] = []
         for chunk in self.registration.chunks:
             disk = self.disks[member.host]
             stored = disk.chunks.get((STREAM, chunk.epoch))
@@ -527,7 +527,7 @@ class Cluster:
 
     def check(self) -> None:
         """Every promise, of a cluster that is settled."""
-        whole: dict[int, Entry] = {}
+        whole: dict[int, BatchEntry] = {}
         for chunk in self.registration.chunks:
             for member in chunk.members:
                 for offset, entry in self.log_of(member):

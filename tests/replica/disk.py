@@ -17,7 +17,7 @@ from random import Random
 from logstore.replica.effects import CutChunk, DiskOperation, Load, RemoveChunk, RemoveFence, WriteEntries, WriteFence
 from logstore.replica.identity import DiskLabel
 from logstore.replica.known_replicas import StoredChunk, StoredReplicas
-from logstore.replica.messages import Entry
+from logstore.replica.messages import BatchEntry
 from logstore.replica.registrations import Prefix
 
 Key = tuple[str, int]
@@ -33,7 +33,7 @@ class ChunkFile:
     """The synced entries of a chunk."""
 
     base_offset: int
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[BatchEntry] = field(default_factory=list)
     is_sealed: bool = False
     founding: bytes = b""
     prefixes: list[Prefix] = field(init=False)
@@ -44,7 +44,7 @@ class ChunkFile:
         written, self.entries = self.entries, []
         self.write(written)
 
-    def write(self, entries: Iterable[Entry]) -> None:
+    def write(self, entries: Iterable[BatchEntry]) -> None:
         """Append entries."""
         for entry in entries:
             self.entries.append(entry)
@@ -132,7 +132,7 @@ class ReplicaDisk:
             raise Damage(f"the chunk has no prefix {end}")
         chunk.cut(chunk.prefixes.index(end))
 
-    def load(self, load: Load) -> tuple[Prefix, list[Entry], int, bytes]:
+    def load(self, load: Load) -> tuple[Prefix, list[BatchEntry], int, bytes]:
         """Entries from an offset on, in front of the limit, the limit's offset, and what was founded if they are the
         first. Raises DiskError.
         """
@@ -145,7 +145,7 @@ class ReplicaDisk:
             if number < len(prefixes) and prefixes[number].length_bytes <= limit.length_bytes
             else limit
         )
-        entries: list[Entry] = []
+        entries: list[BatchEntry] = []
         size = 0
         while chunk is not None and number < len(chunk.entries) and size < load.max_bytes:
             if prefixes[number].length_bytes >= limit.length_bytes:
@@ -198,7 +198,7 @@ class ReplicaDisk:
     def rot(self, key: Key, number: int) -> None:
         """A bit flips in an entry: reading it fails from now on."""
         entry = self.chunks[key].entries[number]
-        self.chunks[key].entries[number] = Entry(b"!" + entry.data[1:], entry.record_count)
+        self.chunks[key].entries[number] = BatchEntry(b"!" + entry.data[1:], entry.record_count)
 
     def copy(self) -> ReplicaDisk:
         """A snapshot of what is synced."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from logstore.replica.messages import Entry
+from logstore.replica.messages import BatchEntry
 from logstore.replica.registrations import OwnerId
 
 
@@ -61,7 +61,7 @@ class History:
         self.acked += 1
         self._note(batch.offset, data, f"acknowledged by {owner} in epoch {epoch}")
 
-    def see(self, offset: int, entry: Entry, where: str) -> None:
+    def see(self, offset: int, entry: BatchEntry, where: str) -> None:
         """A reader gets a batch."""
         batch = self.appended.get(entry.data)
         if batch is None:
@@ -92,7 +92,7 @@ class History:
         if other != data:
             raise PromiseBroken(f"offset {offset}: {data!r} is {how}, but {other!r} is there ({self.appended[other]})")
 
-    def check_log(self, log: list[tuple[int, Entry]], where: str) -> None:
+    def check_log(self, log: list[tuple[int, BatchEntry]], where: str) -> None:
         """The log from its first chunk on, as read at the end: everything that was acknowledged or seen and was not
         trimmed is there, without gaps.
         """

@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from logstore.replica.appending import Appending, MemberProgress
-from logstore.replica.effects import Effect, Send, Unavailable, WriteFence
+from logstore.replica.effects import Effect, Send, StreamUnavailable, WriteFence
 from logstore.replica.fencing import SealPlan
 from logstore.replica.known_replicas import ReplicaChunk, ReplicaState
 from logstore.replica.messages import (
     Append,
     AppendDone,
-    Entry,
+    BatchEntry,
     Fence,
     LookAtRegistration,
     OutOfOrder,
@@ -172,7 +172,7 @@ class StartsAtZero(Owner):
 
     def _seal_when_fenced(self, now_ms: int) -> list[Effect]:
         effects = super()._seal_when_fenced(now_ms)
-        if not any(isinstance(effect, Unavailable) for effect in effects):
+        if not any(isinstance(effect, StreamUnavailable) for effect in effects):
             return effects
         chunk = self.registration.open_chunk
         assert chunk is not None
@@ -364,7 +364,7 @@ class AcceptsGaps(Replica):
 class AppliesTwice(Replica):
     """A repeated append is appended again."""
 
-    def _unknown_entries(self, chunk: ReplicaChunk, message: Append) -> tuple[Entry, ...] | None:
+    def _unknown_entries(self, chunk: ReplicaChunk, message: Append) -> tuple[BatchEntry, ...] | None:
         return message.entries
 
 

@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from logstore.replica.effects import Effect, EnoughMembers, MemberFailed, Ready, TooFewMembers, Unavailable
+from logstore.replica.effects import Effect, EnoughMembers, MemberFailed, Ready, StreamUnavailable, TooFewMembers
 from logstore.replica.messages import EntriesRead, ReadEntries, Refused
 from logstore.replica.registrations import ChunkRegistration, Member
 from tests.replica.cluster import STREAM, Cluster, ClusterShape, Host, Planted
@@ -261,7 +261,7 @@ def _names(members: tuple[Member, ...]) -> str:
 def _event(effect: Effect) -> str:
     if isinstance(effect, Ready):
         return f"ready in epoch {effect.epoch} from offset {effect.high_watermark}"
-    if isinstance(effect, Unavailable):
+    if isinstance(effect, StreamUnavailable):
         return f"unavailable in epoch {effect.epoch}: {effect.reason}"
     if isinstance(effect, TooFewMembers):
         return f"too few members in epoch {effect.epoch}: it needs {effect.needed}"

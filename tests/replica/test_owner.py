@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pytest
 
-from logstore.replica.effects import Effect, EnoughMembers, MemberFailed, Send, TooFewMembers, Unavailable
+from logstore.replica.effects import Effect, EnoughMembers, MemberFailed, Send, StreamUnavailable, TooFewMembers
 from logstore.replica.host_state import HostState
 from logstore.replica.messages import Append, AppendDone, CopyChunk, CopyDone, FenceDone, Reason, Refused
 from logstore.replica.owner import Owner
@@ -66,7 +66,7 @@ def test_without_a_copy_up_to_the_log_start_the_stream_waits() -> None:
     owner = fencing(OPENED.trimmed(8, keeps_last=True))
     effects = [*owner.receive(fenced(A, 5), 1), *owner.tick(1_000)]
     assert not swaps(effects)
-    (report,) = [effect for effect in effects if isinstance(effect, Unavailable)]
+    (report,) = [effect for effect in effects if isinstance(effect, StreamUnavailable)]
     assert "a (disk disk1) has less than was acknowledged, b (disk disk2) does not answer" in report.reason
     assert len(swaps(owner.receive(fenced(B, 8), 2_000))) == 1
 

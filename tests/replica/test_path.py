@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from logstore.replica.appending import MANY_BYTES, SMALL_BYTES, OwnerLimits
-from logstore.replica.effects import Acked, Deposed, Effect, MemberFailed, Ready, Send, Unavailable
+from logstore.replica.effects import Acked, Deposed, Effect, MemberFailed, Ready, Send, StreamUnavailable
 from logstore.replica.messages import Append, AppendDone, Fence, FenceDone, OutOfOrder, Reason, Refused
 from logstore.replica.owner import Owner
 from logstore.replica.owner_states import OwnerState
@@ -239,7 +239,7 @@ def test_a_stream_that_waits_for_hosts_says_so_once() -> None:
     confirm(owner, (A,), ONE)
     told = owner.live_members((A,), 0)
     for after in range(1, 5):
-        assert [each.reason for each in told if isinstance(each, Unavailable)] == [said] * (after == 2)
+        assert [each.reason for each in told if isinstance(each, StreamUnavailable)] == [said] * (after == 2)
         gone = [MemberFailed("s", 1, host, "it is gone") for host in ("b", "c")]
         assert of_kind(told, MemberFailed) == gone * (after == 1)
         told = owner.tick(after * pause_ms)
@@ -395,10 +395,10 @@ def test_a_stream_without_a_whole_copy_never_begins_anew(reason: Reason) -> None
     for member in (A, B, C):
         disk = member.disk if reason is Reason.DAMAGED else "new"
         effects += owner.receive(Refused("s", 1, Member(member.host, disk), reason), 1)
-    (unavailable,) = of_kind(effects, Unavailable)
-    assert isinstance(unavailable, Unavailable)
+    (unavailable,) = of_kind(effects, StreamUnavailable)
+    assert isinstance(unavailable, StreamUnavailable)
     assert "c (disk 3) has another disk now, or a damaged copy; bring one back" in unavailable.reason
-    assert of_kind(owner.tick(10_000), Unavailable) == []
+    assert of_kind(owner.tick(10_000), StreamUnavailable) == []
     assert store.registration.open_chunk is not None
 
 
@@ -558,10 +558,10 @@ def test_a_registration_has_a_bounded_number_of_chunks() -> None:
             ]
             effects = store.swap(owner, effects)
         ready = store.swap(owner, effects)
-        (unavailable,) = of_kind(ready, Unavailable)
-        assert isinstance(unavailable, Unavailable)
+        (unavailable,) = of_kind(ready, StreamUnavailable)
+        assert isinstance(unavailable, StreamUnavailable)
         assert f"has {MAX_CHUNKS} chunks" in unavailable.reason
-        assert of_kind(owner.tick(1000), Unavailable) == []
+        assert of_kind(owner.tick(1000), StreamUnavailable) == []
         assert appends(owner.append(b"one", 1, 1000)) == {}
         registration = store.registration
         assert len(registration.chunks) == MAX_CHUNKS + SPARE_CHUNKS + 1
@@ -579,7 +579,7 @@ def test_a_stream_at_the_bound_can_be_trimmed_by_a_new_owner() -> None:
     assert owner.state is OwnerState.APPENDING
     owner.append(b"one", 2, 0)
     confirm(owner, (A, B, C), Prefix.empty(MAX_CHUNKS).followed_by(b"one", 2), epoch=owner.registration.epoch)
-    assert len(of_kind(owner.roll(0), Unavailable)) == 1
+    assert len(of_kind(owner.roll(0), StreamUnavailable)) == 1
     owner.tick(owner.limits.tell_ms + 1)
     assert owner.is_at_rest
     trim = owner.trim(MAX_CHUNKS // 2, 0, keeps_last=True)

@@ -8,16 +8,16 @@ from typing import TypeVar
 
 import pytest
 
-from logstore.replica.effects import CutChunk, Effect, Load, RemoveChunk, Send, Store, WriteEntries, WriteFence
+from logstore.replica.effects import CutChunk, Effect, Load, RemoveChunk, Send, StoreDurably, WriteEntries, WriteFence
 from logstore.replica.known_replicas import StoredChunk, StoredReplicas
 from logstore.replica.messages import (
     Append,
     AppendDone,
+    BatchEntry,
     CopyChunk,
     CopyDone,
     CopyProgress,
     EntriesRead,
-    Entry,
     Fence,
     FenceDone,
     LookAtRegistration,
@@ -33,7 +33,7 @@ from logstore.replica.registrations import ChunkRegistration, Member, OwnerId, P
 from logstore.replica.replica import Replica
 
 ME, OTHER, THIRD = Member("b", "disk2"), Member("a", "disk1"), Member("c", "disk3")
-ENTRIES = tuple(Entry(b"batch %d" % number, 1) for number in range(6))
+ENTRIES = tuple(BatchEntry(b"batch %d" % number, 1) for number in range(6))
 START = Prefix.empty(0)
 REGISTRATION = StreamRegistration(2, 1).claimed(OwnerId("a", "a.1")).opened((OTHER, ME), 0)
 T = TypeVar("T")
@@ -54,9 +54,9 @@ def messages(effects: list[Effect], kind: type[T]) -> list[T]:
     return [effect.message for effect in effects if isinstance(effect, Send) and isinstance(effect.message, kind)]
 
 
-def stores(effects: list[Effect]) -> list[Store]:
+def stores(effects: list[Effect]) -> list[StoreDurably]:
     """The disk operations among effects."""
-    return [effect for effect in effects if isinstance(effect, Store)]
+    return [effect for effect in effects if isinstance(effect, StoreDurably)]
 
 
 def with_entries(count: int) -> Replica:
@@ -91,7 +91,7 @@ def test_it_refuses_what_contradicts_its_bytes() -> None:
     """Other bytes in front, or batches that do not end where its own do, are DIVERGED, and nothing is written."""
     replica = with_entries(2)
     other = Append("s", "disk2", 1, 0, "a", Prefix(at(2).length_bytes, 2, 7), ENTRIES[2:3], 0)
-    straddling = Append("s", "disk2", 1, 0, "a", START, (Entry(bytes(at(2).length_bytes + 1), 3),), 0)
+    straddling = Append("s", "disk2", 1, 0, "a", START, (BatchEntry(bytes(at(2).length_bytes + 1), 3),), 0)
     for message in (other, straddling):
         effects = replica.receive("a", message)
         assert [refused.reason for refused in messages(effects, Refused)] == [Reason.DIVERGED]

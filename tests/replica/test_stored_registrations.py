@@ -16,7 +16,7 @@ import trio
 import trio.testing
 
 from logstore.base.metadata.errors import InvalidMetadataCall, MetadataUnavailable, OutcomeUnknown
-from logstore.base.metadata.interface import ABSENT, Committed, Conflict, Delete, MetadataStore, Put, Transaction
+from logstore.base.metadata.interface import ABSENT, Committed, ConditionFailed, Delete, MetadataStore, Put, Transaction
 from logstore.errors import CorruptRegister
 from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAnswer, SwapRegistration
 from logstore.replica.registrations import (
@@ -185,7 +185,7 @@ class Unreliable:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.store, name)
 
-    async def commit(self, transaction: Transaction) -> Committed | Conflict:
+    async def commit(self, transaction: Transaction) -> Committed | ConditionFailed:
         """See MetadataStore."""
         fate = self.fates.pop(0) if self.fates else ""
         if fate != "lost":

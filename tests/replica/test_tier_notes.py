@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from logstore.replica.effects import Effect, Send, Unavailable
+from logstore.replica.effects import Effect, Send, StreamUnavailable
 from logstore.replica.messages import CopyChunk, CopyDone
 from logstore.replica.owner import Owner
 from logstore.replica.owner_states import OwnerState
@@ -124,7 +124,7 @@ def test_nobody_copies_what_lies_in_the_tier_alone() -> None:
     assert step.wanted is None
     assert not step.effects
     gone = Repair("s", 100, 1_000).tick(registration, 1, (C,), 0)
-    assert [effect.epoch for effect in gone.effects if isinstance(effect, Unavailable)] == [3]
+    assert [effect.epoch for effect in gone.effects if isinstance(effect, StreamUnavailable)] == [3]
 
 
 def test_a_copy_under_way_ends_when_the_chunk_lies_in_the_tier_alone() -> None:

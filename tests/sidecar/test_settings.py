@@ -123,10 +123,13 @@ def test_flags_win(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("io-window = 8", ["unknown setting 'io-window'", "log.io-window"]),
-        ("[log]\nio-windows = 8", ["unknown setting 'log.io-windows'"]),
-        ("[logs]\n", ["unknown setting 'logs'"]),
-        ("log = 5", ["unknown setting 'log'"]),
+        ("io-window = 8", ["unknown setting 'io-window'; did you mean log.io-window?"]),
+        ("[kafka]\nio-window = 8", ["unknown setting 'kafka.io-window'; did you mean log.io-window?"]),
+        ("[log]\nio_window = 8", ["unknown setting 'log.io_window'; did you mean log.io-window?"]),
+        ("[logs]\n", ["unknown setting 'logs'; did you mean log?"]),
+        ("[process]\nx = 8", ["unknown setting 'process.x'; known are process.log-format, process.log-level"]),
+        ("log = 5", ["unknown setting 'log'; known are log.disk-reserve-bytes, log.io-window, "]),
+        ("[quux]\n", ["unknown setting 'quux'; known are access, cluster, ", "data-dir", "insecure, kafka, log, "]),
         ("[log]\nio-window = 0", ["log.io-window=0", "from 1 to 64"]),
         ("[log]\nio-window = 65", ["log.io-window=65", "from 1 to 64"]),
         ('[log]\nio-window = "many"', ["log.io-window='many'", "whole number"]),

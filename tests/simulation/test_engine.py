@@ -14,10 +14,10 @@ from scheduler.peace.online import GATHER_MS, Mode, Settings
 from scheduler.peace.plan import TransferKind
 from scheduler.peace.repaired import RepairedPlanner
 from scheduler.peace.tree import TreePlanner
-from scheduler.simulation.cluster import Cluster
+from scheduler.simulation.cluster import SimulatedCluster
 from scheduler.simulation.engine import SimulationStuck, simulate
 from scheduler.simulation.measured import MB, PAPER, Physics, curve, paper_cluster
-from scheduler.simulation.policies import AtOnce, ClusterView, Orders, PolicyMaker, Start, hdfs_default, peace, sinbad
+from scheduler.simulation.policies import AtOnce, ClusterLoad, Orders, PolicyMaker, Start, hdfs_default, peace, sinbad
 from scheduler.simulation.run import SimulatedRun, bounds
 from scheduler.simulation.scenario import Loss, Scenario, SimulatedJob, checkpoints, spread_writers
 from scheduler.topology import racks
@@ -57,7 +57,7 @@ class Fixed(AtOnce):
         self.heard.append((host, now_s))
         return Orders(tuple(s._replace(hosts=tuple(h for h in s.hosts if h != host), attempt=1) for s in broken))
 
-    def observe(self, view: ClusterView) -> None:
+    def observe(self, view: ClusterLoad) -> None:
         """Not used."""
 
 
@@ -70,7 +70,7 @@ def run_fixed(
 ) -> SimulatedRun:
     """Jobs that take exactly these ways, in the paper's cluster."""
     chosen = tuple(jobs) or tuple(SimulatedJob(name, way[0][0], len(way)) for name, way in ways.items())
-    cluster = Cluster(paper_cluster(physics=physics), physics)
+    cluster = SimulatedCluster(paper_cluster(physics=physics), physics)
     return simulate(Scenario(cluster, chosen, tuple(losses)), PolicyMaker("fixed", lambda *_: Fixed(ways)), 0)
 
 
@@ -86,7 +86,7 @@ def test_a_lone_chain_runs_at_its_slowest_part() -> None:
     """64 MB through disks of 40 MB/s: 1.6 s; and each of the three disks carried 64 MB."""
     run = run_fixed(EVEN, {"a": [(0, 1, 9, 10)]})
     assert ends(run)["a", 0] == pytest.approx(1.6)
-    cluster = Cluster(paper_cluster(), EVEN)
+    cluster = SimulatedCluster(paper_cluster(), EVEN)
     assert [run.carried[cluster.disk(host)] / MB for host in (1, 9, 10)] == pytest.approx([64.0] * 3)
 
 
@@ -166,7 +166,7 @@ def test_a_host_that_is_lost_before_the_first_byte_breaks_the_chunk_too(lost_s: 
 
 def test_each_chunk_draws_what_it_takes_by_the_seed() -> None:
     """All that was measured comes, in an order that the seed decides."""
-    cluster = Cluster(paper_cluster(), replace(EVEN, disk_write=FAST, overheads_s=(0.0, 1.0)))
+    cluster = SimulatedCluster(paper_cluster(), replace(EVEN, disk_write=FAST, overheads_s=(0.0, 1.0)))
     ways = {f"w{host}": [(host, host + 8)] for host in range(8)}
     jobs = tuple(SimulatedJob(name, way[0][0], 1) for name, way in ways.items())
 
@@ -197,7 +197,7 @@ def test_nothing_under_way_and_nothing_to_come_is_an_error() -> None:
 
 def test_bad_scenarios_name_the_field() -> None:
     """Twice the same name, a host that is none, no chunks, reads without sources, too many writers."""
-    cluster = Cluster(paper_cluster())
+    cluster = SimulatedCluster(paper_cluster())
     for jobs, field in (
         ([SimulatedJob("a", 0, 1), SimulatedJob("a", 1, 1)], "jobs"),
         ([SimulatedJob("a", 17, 1)], "host"),
@@ -224,7 +224,7 @@ def whole(
     policy: PolicyMaker, seed: int, *, losses: Sequence[Loss] = (), chunks: int = 2, trace: bool = False
 ) -> SimulatedRun:
     """16 checkpoints at once in the paper's cluster."""
-    cluster = Cluster(paper_cluster())
+    cluster = SimulatedCluster(paper_cluster())
     jobs = checkpoints(cluster, spread_writers(cluster, 16, Random(seed)), chunks)
     return simulate(Scenario(cluster, jobs, tuple(losses), memory_full=True, trace=trace), policy, seed)
 
@@ -242,7 +242,7 @@ def test_the_same_seed_gives_the_same_run(name: str) -> None:
 def test_every_byte_arrives_once_per_replica_and_resource(name: str) -> None:
     """What disks, clients and links carried is what the chunks over them moved."""
     run = whole(POLICIES[name], 3)
-    cluster = Cluster(paper_cluster())
+    cluster = SimulatedCluster(paper_cluster())
     expected = np.zeros(cluster.resources)
     for chunk in run.chunks:
         for use in cluster.uses(chunk.hosts, chunk.kind):
@@ -257,7 +257,7 @@ def test_every_byte_arrives_once_per_replica_and_resource(name: str) -> None:
 def test_rates_never_exceed_links_and_clients(name: str) -> None:
     """At every moment of a run."""
     run = whole(POLICIES[name], 4, trace=True)
-    cluster = Cluster(paper_cluster())
+    cluster = SimulatedCluster(paper_cluster())
     assert all((moment.rates <= cluster.capacity * (1 + 1e-6)).all() for moment in run.trace)
     assert all((moment.cached <= PAPER.cache_bytes).all() for moment in run.trace)
 
@@ -266,7 +266,7 @@ def test_rates_never_exceed_links_and_clients(name: str) -> None:
 def test_no_run_beats_its_lower_bounds(name: str) -> None:
     """Disks, links between racks, writers: COMP is above all, and every request above what its writer needs."""
     run = whole(POLICIES[name], 2)
-    cluster = Cluster(paper_cluster(), replace(PAPER, cache_bytes=0.0))
+    cluster = SimulatedCluster(paper_cluster(), replace(PAPER, cache_bytes=0.0))
     least = bounds(cluster, [request.host for request in run.requests], 2)
     assert run.comp_s() >= least.comp_s
     assert all(request.io_s >= least.request_s for request in run.requests)
@@ -276,7 +276,7 @@ def test_no_run_beats_its_lower_bounds(name: str) -> None:
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_lost_host_costs_time_but_no_chunk(name: str) -> None:
     """All checkpoints of others end, none of their last chains passes the lost host after its loss."""
-    cluster = Cluster(paper_cluster())
+    cluster = SimulatedCluster(paper_cluster())
     writers = spread_writers(cluster, 16, Random(1))
     gone = next(host for host in range(cluster.hosts) if host not in writers)
     run = whole(POLICIES[name], 1, losses=[Loss(gone, 2.0)])
@@ -289,7 +289,7 @@ def test_a_lost_host_costs_time_but_no_chunk(name: str) -> None:
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_lost_writers_checkpoint_is_given_up(name: str) -> None:
     """And the others end."""
-    writer = spread_writers(Cluster(paper_cluster()), 16, Random(1))[0]
+    writer = spread_writers(SimulatedCluster(paper_cluster()), 16, Random(1))[0]
     run = whole(POLICIES[name], 1, losses=[Loss(writer, 0.5)], chunks=4)
     assert len(run.gave_up) == 1
     assert len(run.requests) == 15
@@ -299,7 +299,7 @@ def test_a_lost_writers_checkpoint_is_given_up(name: str) -> None:
 @pytest.mark.parametrize("at_s", [1.0, 6.0])
 def test_what_a_lost_host_asks_for_is_given_up(name: str, at_s: float) -> None:
     """Whether its loss is known by then or not; the others end."""
-    cluster = Cluster(paper_cluster())
+    cluster = SimulatedCluster(paper_cluster())
     jobs = (*checkpoints(cluster, [6, 14], 2), SimulatedJob("late", 3, 2, at_s))
     run = simulate(Scenario(cluster, jobs, (Loss(3, 0.5, notice_s=3.0),)), POLICIES[name], 1)
     assert run.gave_up == ("late",)
@@ -309,7 +309,7 @@ def test_what_a_lost_host_asks_for_is_given_up(name: str, at_s: float) -> None:
 @pytest.mark.parametrize("name", POLICIES)
 def test_recoveries_and_copies_run_beside_checkpoints(name: str) -> None:
     """Reads arrive at the reader, copies at a host that had none."""
-    cluster = Cluster(paper_cluster())
+    cluster = SimulatedCluster(paper_cluster())
     reads = SimulatedJob("read", 0, 3, 0.5, kind=TransferKind.READ, sources=((1, 9), (2, 10), (3, 11)))
     copies = SimulatedJob("copy", -1, 2, 0.5, replicas=1, kind=TransferKind.COPY, sources=((4, 5), (12, 13)))
     run = simulate(Scenario(cluster, (*checkpoints(cluster, [6, 14], 2), reads, copies)), POLICIES[name], 1)
@@ -323,7 +323,7 @@ def test_recoveries_and_copies_run_beside_checkpoints(name: str) -> None:
 def test_timesteps_of_a_planner_that_passes_the_head_over(seed: int) -> None:
     """`repaired` may leave the head out for the sake of more chunks; it still gets one chain, and none too many."""
     policy = peace("repaired", RepairedPlanner, Settings(mode=Mode.TIMESTEPS))
-    cluster = Cluster(paper_cluster(5, send=2))
+    cluster = SimulatedCluster(paper_cluster(5, send=2))
     jobs = checkpoints(cluster, spread_writers(cluster, 16, Random(seed)), 8)
     run = simulate(Scenario(cluster, jobs, memory_full=True), policy, seed)
     assert len(run.chunks) == 16 * 8
@@ -346,7 +346,7 @@ def test_faster_links_and_disks_end_sooner(seed: int, factor: float) -> None:
 
 def test_what_is_gathered_is_planned_when_it_is_due() -> None:
     """Writers that submit within the time that is gathered start together at its end; the simulator keeps the time."""
-    cluster = Cluster(racks([4, 4], 8), EVEN)
+    cluster = SimulatedCluster(racks([4, 4], 8), EVEN)
     jobs = checkpoints(cluster, [0, 4], 2, at_s=[1.0, 1.003])
     run = simulate(Scenario(cluster, jobs), peace("peace", RepairedPlanner, Settings(gather_ms=GATHER_MS)), 1)
     assert [request.go_s for request in run.requests] == pytest.approx([1.0 + GATHER_MS / 1000] * 2)

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.simulation.experiments import run_once
 from benchmarks.simulation.setups import HDFS, PAPERS_PEACE, PEACE, SETUPS
 from scheduler.peace.plan import TransferKind
-from scheduler.simulation.cluster import Cluster
+from scheduler.simulation.cluster import SimulatedCluster
 from scheduler.simulation.engine import simulate
 from scheduler.simulation.measured import (
     CLIENTS,
@@ -25,10 +25,10 @@ from scheduler.simulation.measured import (
     link_capacity,
     paper_cluster,
 )
-from scheduler.simulation.policies import AtOnce, ClusterView, Orders, PolicyMaker, Start, hdfs_default
+from scheduler.simulation.policies import AtOnce, ClusterLoad, Orders, PolicyMaker, Start, hdfs_default
 from scheduler.simulation.scenario import Scenario, SimulatedJob
 
-CLUSTER = Cluster(paper_cluster())
+CLUSTER = SimulatedCluster(paper_cluster())
 SEEDS = range(1, 6)
 
 
@@ -50,7 +50,7 @@ class OneNode(AtOnce):
         """Never."""
         return Orders()
 
-    def observe(self, view: ClusterView) -> None:
+    def observe(self, view: ClusterLoad) -> None:
         """Not used."""
 
 

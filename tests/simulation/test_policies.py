@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from scheduler.peace.plan import TransferKind
-from scheduler.simulation.cluster import Cluster
+from scheduler.simulation.cluster import SimulatedCluster
 from scheduler.simulation.measured import paper_cluster
-from scheduler.simulation.policies import ClusterView, Era, HdfsDefault, Sinbad
+from scheduler.simulation.policies import ClusterLoad, Era, HdfsDefault, Sinbad
 from scheduler.simulation.scenario import SimulatedJob
 from scheduler.topology import racks
 
-CLUSTER = Cluster(paper_cluster())
-THREE_RACKS = Cluster(racks((4, 4, 4), 4))
-Placer = Callable[[Cluster, Random], HdfsDefault | Sinbad]
+CLUSTER = SimulatedCluster(paper_cluster())
+THREE_RACKS = SimulatedCluster(racks((4, 4, 4), 4))
+Placer = Callable[[SimulatedCluster, Random], HdfsDefault | Sinbad]
 
 
 def hdfs(era: Era, *, first_in_rack: bool = True) -> Placer:
@@ -23,18 +23,18 @@ def hdfs(era: Era, *, first_in_rack: bool = True) -> Placer:
     return lambda cluster, random: HdfsDefault(cluster, random, threads=1, era=era, first_in_rack=first_in_rack)
 
 
-def ways(make: Placer, cluster: Cluster, count: int = 300) -> list[tuple[int, ...]]:
+def ways(make: Placer, cluster: SimulatedCluster, count: int = 300) -> list[tuple[int, ...]]:
     """Ways of many chunks, of writers in turn."""
     policy = make(cluster, Random(7))
     return [policy.place(SimulatedJob("job", number % cluster.hosts, 1), 0) for number in range(count)]
 
 
-def racks_of(cluster: Cluster, way: tuple[int, ...]) -> list[int]:
+def racks_of(cluster: SimulatedCluster, way: tuple[int, ...]) -> list[int]:
     """The racks on a way."""
     return [cluster.topology.rack_of[host] for host in way]
 
 
-def greedy(cluster: Cluster, random: Random) -> Sinbad:
+def greedy(cluster: SimulatedCluster, random: Random) -> Sinbad:
     """The network-aware greedy."""
     return Sinbad(cluster, random, threads=1)
 
@@ -50,7 +50,7 @@ PLACERS = [
 
 @pytest.mark.parametrize("cluster", [CLUSTER, THREE_RACKS])
 @pytest.mark.parametrize("make", PLACERS)
-def test_hosts_differ_and_two_racks_hold_a_chunk(make: Placer, cluster: Cluster) -> None:
+def test_hosts_differ_and_two_racks_hold_a_chunk(make: Placer, cluster: SimulatedCluster) -> None:
     """Three hosts, none the writer's, in exactly two racks."""
     for way in ways(make, cluster):
         assert len(set(way)) == 4
@@ -58,7 +58,7 @@ def test_hosts_differ_and_two_racks_hold_a_chunk(make: Placer, cluster: Cluster)
 
 
 @pytest.mark.parametrize("cluster", [CLUSTER, THREE_RACKS])
-def test_before_0_17_two_replicas_stay_in_the_writers_rack(cluster: Cluster) -> None:
+def test_before_0_17_two_replicas_stay_in_the_writers_rack(cluster: SimulatedCluster) -> None:
     """The pipeline visits both of them before it leaves for the other rack."""
     for way in ways(hdfs(Era.BEFORE_0_17), cluster):
         writer, first, second, third = racks_of(cluster, way)
@@ -96,10 +96,10 @@ def test_hdfs_passes_over_a_busy_host_until_its_next_heartbeat() -> None:
     policy = HdfsDefault(CLUSTER, Random(1), threads=1)
     busy = [2] * CLUSTER.hosts
     busy[3] = 9
-    policy.observe(ClusterView(3.0, np.zeros(CLUSTER.resources), busy))
+    policy.observe(ClusterLoad(3.0, np.zeros(CLUSTER.resources), busy))
     job = SimulatedJob("job", 0, 1)
     assert all(3 not in policy.place(job, 0) for _ in range(200))
-    policy.observe(ClusterView(6.0, np.zeros(CLUSTER.resources), [2] * CLUSTER.hosts))
+    policy.observe(ClusterLoad(6.0, np.zeros(CLUSTER.resources), [2] * CLUSTER.hosts))
     assert any(3 in policy.place(job, 0) for _ in range(200))
 
 
@@ -108,7 +108,7 @@ def test_the_greedy_avoids_the_links_that_are_used() -> None:
     policy = Sinbad(CLUSTER, Random(1), threads=1)
     rates = np.zeros(CLUSTER.resources)
     rates[[CLUSTER.down(host) for host in range(CLUSTER.hosts) if host not in (4, 12)]] = 1e7
-    policy.observe(ClusterView(1.0, rates, [0] * CLUSTER.hosts))
+    policy.observe(ClusterLoad(1.0, rates, [0] * CLUSTER.hosts))
     way = policy.place(SimulatedJob("job", 0, 1), 0)
     assert way[1] == 4
     assert way[2] == 12

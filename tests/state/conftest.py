@@ -14,7 +14,7 @@ import pytest
 
 from spe_adapter.state.delta import VersionStep
 from spe_adapter.state.segment import Tag
-from spe_adapter.state.store import Changes
+from spe_adapter.state.store import WindowChanges
 from spe_adapter.state.table import Table, WindowVersion
 
 SCHEMA = pa.schema([pa.field("total", pa.int64()), pa.field("name", pa.string())])
@@ -77,10 +77,10 @@ class Step(NamedTuple):
         """Its mark."""
         return Mark(self.tag.epoch, 10 * self.tag.epoch, 7 * self.tag.epoch)
 
-    def changes(self) -> Changes:
+    def changes(self) -> WindowChanges:
         """As a store tells it."""
         opened = np.zeros(len(self.set), np.bool_)
-        return Changes(batch_of(self.set), opened, gone(self.closed), gone([]), np.empty(0, np.int64))
+        return WindowChanges(batch_of(self.set), opened, gone(self.closed), gone([]), np.empty(0, np.int64))
 
     def version_step(self) -> VersionStep:
         """As the log tells it."""

@@ -14,7 +14,7 @@ from spe_adapter.state.errors import StateDamaged, StateTooLarge
 from spe_adapter.state.frozen import frozen_version
 from spe_adapter.state.layout import Layout
 from spe_adapter.state.paged import FreezePoint, FrozenBlock, PagedBlocks
-from spe_adapter.state.segment import CLEAN, Header, Owner, Tag
+from spe_adapter.state.segment import CLEAN, Header, StateOwner, Tag
 from spe_adapter.state.storage import load_table
 from spe_adapter.state.table import Table, anonymous
 from tests.state.conftest import SCHEMA, Windows, batch_of, windows_of
@@ -121,7 +121,7 @@ class TableMachine(RuleBasedStateMachine):
     def load(self, block: FrozenBlock, open_windows: Windows) -> None:
         """Load what was read into a private table."""
         counters = self.content[:128].view(np.int64)
-        owner = Owner("q", 0, "f", "")
+        owner = StateOwner("q", 0, "f", "")
         header = Header(owner, CLEAN, Tag(1, "a"), None, int(counters[0]), int(counters[1]), b"")
         described = frozen_version(header, block).described
         assert described is not None
@@ -159,7 +159,7 @@ def test_values_that_change_in_place_are_copied_first() -> None:
         with block.pages as pages:
             content[pages.ids] = pages.read(pages.ids)
         counters = content.reshape(-1)[:128].view(np.int64)
-        header = Header(Owner("q", 0, "f", ""), CLEAN, Tag(1, "a"), None, int(counters[0]), int(counters[1]), b"")
+        header = Header(StateOwner("q", 0, "f", ""), CLEAN, Tag(1, "a"), None, int(counters[0]), int(counters[1]), b"")
         described = frozen_version(header, block).described
         assert described is not None
         loaded = load_table(SCHEMA, described, [(np.arange(len(content), dtype=np.int64), content)], anonymous)

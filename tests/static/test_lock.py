@@ -1,6 +1,7 @@
 """The lock file: complete, hashed, and free of any registry's address."""
 
 import ast
+import re
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
@@ -74,7 +75,7 @@ def imported(room: str) -> set[str]:
 
 
 def test_the_spark_library_imports_what_its_extra_has() -> None:
-    """`pip install cairn[spark]` is enough to load every module of it."""
+    """`pip install '.[spark]'` in a checkout is enough to load every module of it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lines = [*project["dependencies"], *project["optional-dependencies"]["spark"]]
     wanted = {canonicalize_name(Requirement(line).name) for line in lines}
@@ -86,3 +87,15 @@ def test_the_spark_library_imports_what_its_extra_has() -> None:
     }
     missing -= {"py4j"}  # which belongs to pyspark, in the version that it needs
     assert missing == set(), f"not in the extra `spark`: {', '.join(sorted(missing))}"
+
+
+def test_nobody_is_told_to_install_cairn_from_an_index() -> None:
+    """On PyPI `cairn` is another project: messages and documents say how to install it from a checkout."""
+    places = [path for room in ROOT.glob("*/__init__.py") for path in room.parent.rglob("*.py")]
+    places += [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    told = [
+        str(path.relative_to(ROOT))
+        for path in places
+        if re.search(r"pip install (-\S+ )*[\"']?cairn\b", path.read_text(encoding="utf-8"))
+    ]
+    assert told == []

@@ -124,13 +124,9 @@ def test_a_constructor_takes_few_arguments() -> None:
 
 
 def test_a_class_name_means_one_thing() -> None:
-    """No two classes of the Spark adapter have the same name: a reader who searches for a name finds one class. The
-    demonstration is a program of its own.
-    """
+    """No two classes of the product have the same name: a reader who searches for a name finds one class."""
     places: dict[str, list[str]] = {}
-    for path in python_files("spe_adapter"):
-        if "demo" in path.parts:
-            continue
+    for path in python_files(*PACKAGES):
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(place(path, node))

@@ -1,7 +1,7 @@
 """Where the clusters of tests run: on loopback, or in containers with `./run test cluster --docker`."""
 
 from logstore.testing.containers import ContainerNetwork
-from logstore.testing.network import Loopback, Network, RelayedNetwork
+from logstore.testing.network import ClusterNetwork, Loopback, RelayedNetwork
 
 _chosen: list[type[Loopback] | type[ContainerNetwork]] = [Loopback]
 
@@ -11,12 +11,12 @@ def choose_containers() -> None:
     _chosen[0] = ContainerNetwork
 
 
-def new_network() -> Network:
+def new_network() -> ClusterNetwork:
     """A network of the kind that was chosen, for one cluster."""
     return _chosen[0]()
 
 
-def new_faulty_network() -> Network:
+def new_faulty_network() -> ClusterNetwork:
     """A network of the kind that was chosen, in which a direction can be cut or slow."""
     return ContainerNetwork() if are_containers() else RelayedNetwork()
 

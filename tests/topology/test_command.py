@@ -105,7 +105,7 @@ def test_drawing_without_matplotlib_names_the_extra(
     assert run("check", PAPER) == 0
     assert run("draw", PAPER) == 1
     error = capsys.readouterr().err
-    assert "drawing needs the package matplotlib: pip install 'cairn[scheduler,draw]'" in error
+    assert "drawing needs the package matplotlib: pip install '.[scheduler,draw]' in a checkout of Cairn" in error
 
 
 class _WithoutMatplotlib(MetaPathFinder):

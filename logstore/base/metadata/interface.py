@@ -131,7 +131,7 @@ class Committed(NamedTuple):
     revision: int
 
 
-class Conflict(NamedTuple):
+class ConditionFailed(NamedTuple):
     """A condition did not hold, so nothing was changed. `found` has the entries of the conditions' keys, in order,
     None for an absent key, at `revision` of the map.
     """
@@ -216,7 +216,7 @@ class MetadataStore(Protocol):
         """
         ...
 
-    async def commit(self, transaction: Transaction) -> Committed | Conflict:
+    async def commit(self, transaction: Transaction) -> Committed | ConditionFailed:
         """Make a transaction. Raises LeaseEnded if a put names a lease that is not there."""
         ...
 

@@ -2,15 +2,15 @@
 
 | key | value | lives |
 |---|---|---|
-| `cluster` | `Cluster` | for good: the first host makes it |
+| `cluster` | `StoredCluster` | for good: the first host makes it |
 | `adoption` | who makes the cluster from a log: `cluster/adoption/adoption_entries.py` | until `cluster` is there |
-| `disks/DISK` | `Disk`: the label of the last start (`replica/identity.py`) | see `cluster/members/departures.py` |
-| `members/HOST` | `Member` | as long as the host's lease |
-| `nodes/NODE-ID` | `Node`: the host that has this number | the same |
+| `disks/DISK` | `StoredDisk`: label of the last start (`replica/identity.py`) | see `cluster/members/departures.py` |
+| `members/HOST` | `StoredMember` | as long as the host's lease |
+| `nodes/NODE-ID` | `StoredNode`: the host that has this number | the same |
 | `leaving/HOST` | `Leaving`: what an operator has said of the host | until it is taken back, or the host is removed |
-| `copies/coordinator` | `Coordinator`: the host that plans copies of chunks | as long as the host's lease |
+| `copies/coordinator` | `StoredCoordinator`: the host that plans copies of chunks | as long as the host's lease |
 | `copies/plan` | the copies that its plan lets be made now: `cluster/copies/copy_fields.py` | until the next one |
-| `topics/TOPIC` | `Topic` | until the topic is deleted |
+| `topics/TOPIC` | `StoredTopic` | until the topic is deleted |
 | `waits/TOPIC-ID/PARTITION/CHUNK` | `Wait`: what waits for a chunk | see `cluster/streams/takeover_waits.py` |
 | `streams/TOPIC-ID/`, `chunks/TOPIC-ID/` | registrations of streams: `replica/registrations.py` | the same |
 
@@ -83,8 +83,8 @@ CHUNKS: Final = "chunks/"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
 _NAME_TYPE: Final = String(MAX_NAME_CHARACTERS)
 _OBJECTS: Final = {
-    "Cluster": Object("Cluster", {"cluster_id": Field(_NAME_TYPE, "made by its first host")}),
-    "Disk": Object(
+    "StoredCluster": Object("Cluster", {"cluster_id": Field(_NAME_TYPE, "made by its first host")}),
+    "StoredDisk": Object(
         "Disk",
         {
             "host": Field(_NAME_TYPE, "that it was formatted for"),
@@ -92,8 +92,8 @@ _OBJECTS: Final = {
             "start": Field(_NAME_TYPE, "random name of the last start"),
         },
     ),
-    "Node": Object("Node", {"host": Field(_NAME_TYPE, "that has the number")}),
-    "Member": Object(
+    "StoredNode": Object("Node", {"host": Field(_NAME_TYPE, "that has the number")}),
+    "StoredMember": Object(
         "Member",
         {
             "disk": Field(_NAME_TYPE, "identity of its data directory"),
@@ -108,7 +108,7 @@ _OBJECTS: Final = {
             "addresses": Field(MapOf(String()), "listener to HOST:PORT"),
         },
     ),
-    "Coordinator": Object(
+    "StoredCoordinator": Object(
         "Coordinator",
         {
             "host": Field(_NAME_TYPE, "that plans copies"),
@@ -135,7 +135,7 @@ _OBJECTS: Final = {
         },
     ),
     "Leaving": Object("Leaving", {"how": Field(_NAME_TYPE, "drain or remove")}),
-    "Topic": Object(
+    "StoredTopic": Object(
         "Topic",
         {
             "topic_id": Field(_NAME_TYPE, "never used again"),
@@ -148,14 +148,14 @@ _OBJECTS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class StoredCluster:
     """The cluster that the metadata store belongs to."""
 
     cluster_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Disk:
+class StoredDisk:
     """A disk as of its last start."""
 
     host: str
@@ -164,14 +164,14 @@ class Disk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class StoredNode:
     """Who has a node id."""
 
     host: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class StoredMember:
     """A host of the cluster that is alive."""
 
     disk: str
@@ -196,7 +196,7 @@ class Leaving:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Coordinator:
+class StoredCoordinator:
     """The host that plans copies of chunks, in the life in which it does."""
 
     host: str
@@ -204,7 +204,7 @@ class Coordinator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Topic:
+class StoredTopic:
     """A topic."""
 
     topic_id: str
@@ -259,8 +259,8 @@ class Wait:
         return self.repeat_epochs or (self.forgotten and is_lost)
 
 
-Value = Cluster | Coordinator | Disk | Leaving | Member | Node | Topic | Wait
-V = TypeVar("V", Cluster, Coordinator, Disk, Leaving, Member, Node, Topic, Wait)
+Value = StoredCluster | StoredCoordinator | StoredDisk | Leaving | StoredMember | StoredNode | StoredTopic | Wait
+V = TypeVar("V", StoredCluster, StoredCoordinator, StoredDisk, Leaving, StoredMember, StoredNode, StoredTopic, Wait)
 
 
 def member_key(host: str) -> str:
@@ -316,14 +316,14 @@ def wait_place(key: str) -> tuple[str, int | None]:
 
 def encode(value: Value) -> bytes:
     """The bytes of a value. Raises InvalidMetadataCall for what `decode` would refuse."""
-    name = type(value).__name__
+    kind = _OBJECTS[type(value).__name__]
     document = json.loads(json.dumps(asdict(value)))
     try:
-        _OBJECTS[name].check(document, "")
+        kind.check(document, "")
         _check_sizes(document)
     except FieldError as error:
-        raise InvalidMetadataCall(f"{name} {error}") from error
-    for field, part in _OBJECTS[name].fields.items():
+        raise InvalidMetadataCall(f"{kind.name} {error}") from error
+    for field, part in kind.fields.items():
         if document[field] in (part.default, []):
             del document[field]  # as `decode` gives it back
     return json.dumps({"v": VERSION, **document}, separators=(",", ":"), ensure_ascii=True).encode("ascii")
@@ -331,7 +331,7 @@ def encode(value: Value) -> bytes:
 
 def decode(kind: type[V], entry: Entry) -> V:
     """The value of an entry. Raises MetadataDamaged, which names the entry."""
-    name = kind.__name__
+    described = _OBJECTS[kind.__name__]
     try:
         document = json.loads(entry.value)
         if not isinstance(document, dict):
@@ -339,10 +339,10 @@ def decode(kind: type[V], entry: Entry) -> V:
         version = document.pop("v", None)
         if version != VERSION:
             raise refuse("v", version, f"this Cairn knows {VERSION}; use a newer one")
-        checked = _OBJECTS[name].check(document, "")
+        checked = described.check(document, "")
         _check_sizes(document)
     except (ValueError, RecursionError, FieldError) as error:
-        raise MetadataDamaged(f"the entry {entry.key!r} is no {name}: {error}; put a correct one") from error
+        raise MetadataDamaged(f"the entry {entry.key!r} is no {described.name}: {error}; put a correct one") from error
     return kind(**checked)
 
 
@@ -368,7 +368,7 @@ def _check_name(noun: str, name: str) -> None:
 
 
 def join(
-    host: str, member: Member, lease_id: int, member_revision: int, node_revision: int, disk: Entry
+    host: str, member: StoredMember, lease_id: int, member_revision: int, node_revision: int, disk: Entry
 ) -> Transaction:
     """Make a host a member while its lease lasts, if nobody has its name and its node id: the entries of both have
     these revisions. A host that joins again, or starts anew before its last lease has ended, replaces its own.
@@ -380,11 +380,13 @@ def join(
     return Transaction((*joining.conditions, known), (*joining.changes, Put(disk.key, disk.value)))
 
 
-def move(host: str, member: Member, lease_id: int, member_revision: int, node_revision: int) -> Transaction:
+def move(host: str, member: StoredMember, lease_id: int, member_revision: int, node_revision: int) -> Transaction:
     """Say something else of a host that is a member; its entry and that of its node id have these revisions."""
     name, node = member_key(host), node_key(member.node_id)
     conditions = (Condition(name, member_revision), Condition(node, node_revision))
-    return Transaction(conditions, (Put(name, encode(member), lease_id), Put(node, encode(Node(host=host)), lease_id)))
+    return Transaction(
+        conditions, (Put(name, encode(member), lease_id), Put(node, encode(StoredNode(host=host)), lease_id))
+    )
 
 
 def leave(host: str, leaving: Leaving, revision: int = ABSENT, others: tuple[Condition, ...] = ()) -> Transaction:
@@ -399,7 +401,7 @@ def stay(host: str, revision: int, others: tuple[Condition, ...] = ()) -> Transa
     return Transaction((Condition(key, revision), *others), (Delete(key),))
 
 
-def coordinate_copies(coordinator: Coordinator, lease_id: int, revision: int = ABSENT) -> Transaction:
+def coordinate_copies(coordinator: StoredCoordinator, lease_id: int, revision: int = ABSENT) -> Transaction:
     """Make a host plan copies while its lease lasts, if the entry of who does has this revision."""
     put = Put(COPY_COORDINATOR_KEY, encode(coordinator), lease_id)
     return Transaction((Condition(COPY_COORDINATOR_KEY, revision),), (put,))
@@ -410,20 +412,20 @@ def keep_copy_plan(plan: bytes, coordinator_revision: int) -> Transaction:
     return Transaction((Condition(COPY_COORDINATOR_KEY, coordinator_revision),), (Put(COPY_PLAN_KEY, plan),))
 
 
-def create_topic(name: str, topic: Topic) -> Transaction:
+def create_topic(name: str, topic: StoredTopic) -> Transaction:
     """Create a topic, if there is none of that name. Its streams are registered when they get owners."""
     _check_name("topic id", topic.topic_id)
     key = topic_key(name)
     return Transaction((Condition(key, ABSENT),), (Put(key, encode(topic)),))
 
 
-def replace_topic(name: str, topic: Topic, revision: int) -> Transaction:
+def replace_topic(name: str, topic: StoredTopic, revision: int) -> Transaction:
     """Give a topic more partitions or other settings, if its entry has this revision."""
     key = topic_key(name)
     return Transaction((Condition(key, revision),), (Put(key, encode(topic)),))
 
 
-def delete_topic(name: str, topic: Topic, revision: int) -> Transaction:
+def delete_topic(name: str, topic: StoredTopic, revision: int) -> Transaction:
     """Remove a topic, its streams, their chunks and what waits for them, if the topic's entry has this revision."""
     key = topic_key(name)
     prefixes = (DeletePrefix(f"{kind}{topic.topic_id}/") for kind in (STREAMS, CHUNKS, WAITS))

@@ -22,7 +22,7 @@ from logstore.base.metadata.errors import MetadataDamaged, MetadataUnavailable, 
 from logstore.base.metadata.interface import (
     MAX_PAGE_ENTRIES,
     Committed,
-    Conflict,
+    ConditionFailed,
     Lease,
     MetadataStatistics,
     Page,
@@ -111,11 +111,11 @@ class SqliteMetadataStore:
         await self._readable()
         return self._state.pages(wanted)
 
-    async def commit(self, transaction: Transaction) -> Committed | Conflict:
+    async def commit(self, transaction: Transaction) -> Committed | ConditionFailed:
         """See MetadataStore."""
         self.statistics.transactions += 1
         outcome = await self._change(lambda: self._state.prepare_commit(transaction))
-        if isinstance(outcome, Conflict):
+        if isinstance(outcome, ConditionFailed):
             self.statistics.conflicts += 1
         return outcome
 
@@ -159,12 +159,12 @@ class SqliteMetadataStore:
             async with self._turn:
                 await self._reopen()
 
-    async def _change(self, prepare: Callable[[], Update | Conflict]) -> Committed | Conflict:
+    async def _change(self, prepare: Callable[[], Update | ConditionFailed]) -> Committed | ConditionFailed:
         self.statistics.calls += 1
         async with self._turn:
             await self._reopen()
             prepared = prepare()
-            if isinstance(prepared, Conflict):
+            if isinstance(prepared, ConditionFailed):
                 return prepared
             if not prepared.changes_something:
                 return Committed(prepared.revision)
@@ -176,7 +176,7 @@ class SqliteMetadataStore:
                 raise
             return self._install(prepared)
 
-    async def _change_surely(self, prepare: Callable[[], Update | Conflict]) -> None:
+    async def _change_surely(self, prepare: Callable[[], Update | ConditionFailed]) -> None:
         """Make a change that may be made twice. Raises MetadataUnavailable where `_change` raises OutcomeUnknown."""
         try:
             await self._change(prepare)

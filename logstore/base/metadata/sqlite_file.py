@@ -67,7 +67,7 @@ class Stored(NamedTuple):
     leases: tuple[Lease, ...]
 
 
-class _Summary(NamedTuple):
+class _MapSummary(NamedTuple):
     transactions: int
     revision: int
     rows: int
@@ -78,7 +78,7 @@ class _Summary(NamedTuple):
         return crc32(" ".join(map(str, self)).encode())
 
 
-_EMPTY: Final = _Summary(0, FIRST_REVISION, 0, 0)
+_EMPTY: Final = _MapSummary(0, FIRST_REVISION, 0, 0)
 
 
 class SqliteFile:
@@ -194,12 +194,12 @@ class SqliteFile:
         summary = self._compare(connection, len(entries) + len(leases), total)
         return Stored(summary.revision, tuple(entries), tuple(leases))
 
-    def _compare(self, connection: sqlite3.Connection, rows: int, total: int) -> _Summary:
+    def _compare(self, connection: sqlite3.Connection, rows: int, total: int) -> _MapSummary:
         """Check that these rows are complete and the newest that were stored. Raises MetadataDamaged."""
         found = connection.execute("SELECT transactions, revision, rows, sum, crc FROM summary").fetchall()
         if len(found) != 1 or not all(type(value) is int for value in found[0]):
             raise _damaged(self._path, "its summary cannot be read")
-        summary = _Summary(*found[0][:4])
+        summary = _MapSummary(*found[0][:4])
         if summary.crc != found[0][4]:
             raise _damaged(self._path, "the checksum of its summary does not fit")
         if (summary.rows, summary.sum) != (rows, total):
@@ -255,7 +255,7 @@ def _change(connection: sqlite3.Connection, update: Update) -> int:
         crc = _lease_crc(*lease)
         connection.execute("INSERT INTO leases VALUES (?, ?, ?)", (*lease, crc))
         rows, total = rows + 1, total + crc
-    summary = _Summary(transactions + 1, update.revision, rows, total)
+    summary = _MapSummary(transactions + 1, update.revision, rows, total)
     connection.execute(
         "UPDATE summary SET transactions = ?, revision = ?, rows = ?, sum = ?, crc = ?", (*summary, summary.crc)
     )

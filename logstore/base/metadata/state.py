@@ -19,7 +19,7 @@ from logstore.base.metadata.interface import (
     ABSENT,
     Changes,
     Committed,
-    Conflict,
+    ConditionFailed,
     Delete,
     Entry,
     Event,
@@ -135,13 +135,13 @@ class MetadataState:
 
     # ---- changing
 
-    def prepare_commit(self, transaction: Transaction) -> Update | Conflict:
+    def prepare_commit(self, transaction: Transaction) -> Update | ConditionFailed:
         """The update of a transaction, or the conflict. Raises InvalidMetadataCall, LeaseEnded."""
         check_transaction(transaction)
         found = tuple(self._entries.get(condition.key) for condition in transaction.conditions)
         for condition, entry in zip(transaction.conditions, found, strict=True):
             if condition.revision != (ABSENT if entry is None else entry.revision):
-                return Conflict(found, self.revision)
+                return ConditionFailed(found, self.revision)
         puts: list[Entry] = []
         deletes: list[str] = []
         revision = self.revision + 1

@@ -16,7 +16,14 @@ from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Final
 
-from logstore.cluster.adoption.adoption_source import Piece, Source, SourceChunk, SourceStream, pieces_of, written_ms
+from logstore.cluster.adoption.adoption_source import (
+    AdoptedPiece,
+    Source,
+    SourceChunk,
+    SourceStream,
+    pieces_of,
+    written_ms,
+)
 from logstore.cluster.members.election import min_copies
 from logstore.engine import StoreEngine
 from logstore.format.snapshot import ProducerSnapshot, decode_snapshots, encode_snapshot
@@ -163,12 +170,12 @@ class _ReplicaWriter:
         self._chunk, self._founding = chunk, founding
         self._advanced = advanced
         self._at = ChunkPrefix.empty(base_offset)
-        self._pieces: list[Piece] = []
+        self._pieces: list[AdoptedPiece] = []
         self._under_way: deque[Ticket[None]] = deque()
         self.size_bytes = 0
         """Of all pieces so far."""
 
-    async def add(self, piece: Piece) -> None:
+    async def add(self, piece: AdoptedPiece) -> None:
         """Write a piece behind the others, soon. Raises StorageFailed."""
         self._pieces.append(piece)
         self.size_bytes += len(piece.data)

@@ -26,7 +26,7 @@ from logstore.base.metadata.interface import (
     Change,
     Committed,
     Condition,
-    Conflict,
+    ConditionFailed,
     Delete,
     DeletePrefix,
     Entry,
@@ -69,7 +69,7 @@ async def state_of(store: MetadataStore, cluster_id: str) -> StoreState:
     """What the store is. Raises AdoptionRefused for anything else, MetadataError."""
     found = (await store.get(schema.CLUSTER_KEY)).entry
     if found is not None:
-        known = schema.decode(schema.Cluster, found).cluster_id
+        known = schema.decode(schema.StoredCluster, found).cluster_id
         if known == cluster_id:
             return StoreState.DONE
         raise AdoptionRefused(
@@ -122,12 +122,12 @@ async def publish(
     leftovers: tuple[Change, ...] = tuple(DeletePrefix(prefix) for prefix in PREFIXES)
     for changes in (leftovers, *_portions(entries)):
         outcome = await _commit(store, conditions, changes)
-        if isinstance(outcome, Conflict):
+        if isinstance(outcome, ConditionFailed):
             cluster, notice = outcome.found
             raise _intruded(cluster) if cluster is not None else _taken(notice)
-    made = Put(schema.CLUSTER_KEY, schema.encode(schema.Cluster(cluster_id=cluster_id)))
+    made = Put(schema.CLUSTER_KEY, schema.encode(schema.StoredCluster(cluster_id=cluster_id)))
     outcome = await _commit(store, conditions, (made, Delete(schema.ADOPTION_KEY)))
-    if isinstance(outcome, Conflict):
+    if isinstance(outcome, ConditionFailed):
         cluster, notice = outcome.found
         if cluster is None:
             raise _taken(notice)
@@ -179,10 +179,10 @@ def _taken(found: Entry | None) -> AdoptionRefused:
 
 def _intruded(cluster: Entry) -> AdoptionRefused:
     return AdoptionRefused(
-        f"the metadata store has become that of cluster {schema.decode(schema.Cluster, cluster).cluster_id} meanwhile, "
-        "by a host that has started on it or by another adoption: give another namespace of the etcd (--cluster "
-        f"etcd://HOST:PORT/NAMESPACE); or, if that cluster is given up, stop its hosts, {EMPTY_STORE}, and run this "
-        "again"
+        f"the metadata store has become that of cluster {schema.decode(schema.StoredCluster, cluster).cluster_id} "
+        "meanwhile, by a host that has started on it or by another adoption: give another namespace of the etcd "
+        f"(--cluster etcd://HOST:PORT/NAMESPACE); or, if that cluster is given up, stop its hosts, {EMPTY_STORE}, and "
+        "run this again"
     )
 
 
@@ -200,7 +200,7 @@ def _portions(entries: Mapping[str, bytes]) -> Iterator[tuple[Put, ...]]:
 
 async def _commit(
     store: MetadataStore, conditions: tuple[Condition, ...], changes: tuple[Change, ...]
-) -> Committed | Conflict:
+) -> Committed | ConditionFailed:
     """Make a transaction, again if an answer is lost; a conflict may then be with itself. Raises MetadataError."""
     transaction = Transaction(conditions, changes)
     for _ in range(TRIES - 1):

@@ -52,7 +52,7 @@ FRAME_BYTES: Final = 1 << 20
 """Of a ledger in one batch of the topic that has it in a cluster."""
 
 
-class Piece(NamedTuple):
+class AdoptedPiece(NamedTuple):
     """A batch, or a whole append group, with its first offset and the offset behind it."""
 
     data: bytes
@@ -81,7 +81,7 @@ class SourceStream(NamedTuple):
     stream: str
     log_start: int
     chunks: tuple[SourceChunk, ...]
-    topic: schema.Topic
+    topic: schema.StoredTopic
     founding: bytes = b""
 
 
@@ -89,7 +89,7 @@ class SourceStream(NamedTuple):
 class Source:
     """See the module. `access`: users, ACLs and quotas."""
 
-    topics: Mapping[str, schema.Topic]
+    topics: Mapping[str, schema.StoredTopic]
     streams: tuple[SourceStream, ...]
     access: Mapping[str, bytes]
     producer_ids: int
@@ -108,7 +108,7 @@ def take_source(store: Store, fs: FileSystem, replicas: int, cluster_id: str) ->
     """
     _refuse_decisions(dict(store.epochs.items(COMMIT_RECORD)))
     now_ms, retention_ms = store.clock.wall_ms(), store.retention_clock.now_ms()
-    topics: dict[str, schema.Topic] = {}
+    topics: dict[str, schema.StoredTopic] = {}
     streams: list[SourceStream] = []
     for name, found in sorted(store.topics.items()):
         topics[name] = _topic(name, found, replicas)
@@ -119,7 +119,7 @@ def take_source(store: Store, fs: FileSystem, replicas: int, cluster_id: str) ->
         if entries:
             topic_id = uuid.uuid5(uuid.UUID(hex=cluster_id), name).hex
             settings, copies = internal_settings(replicas), max(DEFAULT_REPLICAS, replicas)
-            topics[name] = schema.Topic(topic_id=topic_id, partitions=1, replicas=copies, settings=settings)
+            topics[name] = schema.StoredTopic(topic_id=topic_id, partitions=1, replicas=copies, settings=settings)
             chunks = _ledger_chunks(entries, now_ms, retention_ms)
             streams.append(SourceStream(f"{name}-0", f"{topic_id}/0", 0, chunks, topics[name]))
     access = {**dict(store.access.items()), **users}
@@ -136,7 +136,7 @@ def _refuse_decisions(decided: Mapping[str, bytes]) -> None:
         )
 
 
-def _topic(name: str, found: Topic, replicas: int) -> schema.Topic:
+def _topic(name: str, found: Topic, replicas: int) -> schema.StoredTopic:
     """Raises AdoptionRefused, InvalidMetadataCall."""
     if name in INTERNAL_TOPICS:
         raise AdoptionRefused(
@@ -153,7 +153,7 @@ def _topic(name: str, found: Topic, replicas: int) -> schema.Topic:
             f"topic {name!r} has min.insync.replicas={found.config.min_insync_replicas}, more than {replicas} copies: "
             "lower it (`cairn topics set`), or give a larger --replication-factor"
         )
-    topic = schema.Topic(
+    topic = schema.StoredTopic(
         topic_id=found.topic_id.hex,
         partitions=len(found.partitions),
         replicas=replicas,
@@ -163,7 +163,7 @@ def _topic(name: str, found: Topic, replicas: int) -> schema.Topic:
     return topic
 
 
-def _stream(topic: schema.Topic, stream: Stream, now_ms: int, retention_ms: int) -> SourceStream:
+def _stream(topic: schema.StoredTopic, stream: Stream, now_ms: int, retention_ms: int) -> SourceStream:
     """A stream with the chunks that its readers see, and the last one, which has the state of its producers."""
     held = [chunk for chunk in stream.chunks if chunk.size_bytes]
     last = held[-1:]
@@ -244,7 +244,7 @@ def _ledger_chunks(entries: Mapping[str, bytes], now_ms: int, retention_ms: int)
 # ---- batches
 
 
-def pieces_of(fs: FileSystem, stream: SourceStream, chunk: SourceChunk) -> Iterator[Piece]:
+def pieces_of(fs: FileSystem, stream: SourceStream, chunk: SourceChunk) -> Iterator[AdoptedPiece]:
     """A chunk's batches and append groups, each of which was checked. Blocks.
 
     Raises AdoptionRefused for what a cluster cannot hold, CorruptChunk for damage, OSError.
@@ -262,14 +262,14 @@ def pieces_of(fs: FileSystem, stream: SourceStream, chunk: SourceChunk) -> Itera
             due = header.next_offset
             kind = known_type(batch) if header.is_control else 0
             if not group and kind != BEGIN_TYPE:
-                yield Piece(bytes(batch), header.base_offset, due)
+                yield AdoptedPiece(bytes(batch), header.base_offset, due)
                 continue
             begin = begin if group else header.base_offset
             group += batch
             if len(group) > MAX_PIECE_BYTES:
                 _refuse_size(stream, due, len(group))
             if kind == END_TYPE:
-                yield Piece(bytes(group), begin, due)
+                yield AdoptedPiece(bytes(group), begin, due)
                 group.clear()
     except CorruptBatch as error:
         raise _damaged(stream, chunk, due, str(error)) from error

@@ -17,7 +17,7 @@ import trio
 from logstore.cluster.copies.copy_flow import CopyFlow
 from logstore.cluster.copies.copy_pace import CopyPace, CopyRates
 from logstore.cluster.interfaces import Links
-from logstore.replica.effects import DiskOperation, Effect, Load, Store, WriteEntries
+from logstore.replica.effects import DiskOperation, Effect, Load, StoreDurably, WriteEntries
 from logstore.replica.messages import EntriesRead, ReadEntries, Refused
 
 COPY_READS: Final = 2
@@ -70,7 +70,7 @@ class Copies:
         """Entries have come; `effects`: what the replica makes of them, which is no write if they are no piece."""
         now_s = trio.current_time()
         self.flow.arrived(message.stream, message.epoch, now_s)
-        if not any(isinstance(effect, Store) for effect in effects):
+        if not any(isinstance(effect, StoreDurably) for effect in effects):
             self._ended(message.stream, message.epoch, 0)
 
     def refused(self, message: Refused) -> None:

@@ -33,6 +33,7 @@ from logstore.base.events import Report
 from logstore.base.metadata import schema
 from logstore.base.metadata.errors import LeaseEnded, MetadataError, OutcomeUnknown
 from logstore.base.metadata.interface import Committed, MetadataStore
+from logstore.base.packages import how_to_install
 from logstore.cluster.copies import copy_fields
 from logstore.cluster.copies.copy_plan import CopyPlan, Going
 from logstore.cluster.interfaces import PlanCopies
@@ -72,7 +73,7 @@ class Coordinating(Protocol):
     """Who this host is, and which hosts live (`logstore.cluster.host`)."""
 
     @property
-    def coordinator_entry(self) -> schema.Coordinator:
+    def coordinator_entry(self) -> schema.StoredCoordinator:
         """What this host writes when it coordinates."""
 
     @property
@@ -80,7 +81,7 @@ class Coordinating(Protocol):
         """The lease under which this host is a member; 0: it is none now."""
 
     @property
-    def live(self) -> Mapping[str, schema.Member]:
+    def live(self) -> Mapping[str, schema.StoredMember]:
         """The hosts that live."""
 
 
@@ -107,7 +108,7 @@ class CopyCoordinator:
         self._plan: CopyPlan | None = None
         self._revision = 0
         """Of this host's entry."""
-        self._live: Mapping[str, schema.Member] = {}
+        self._live: Mapping[str, schema.StoredMember] = {}
         self._stored: tuple[Going, ...] = ()
         """The goes that are in the metadata store."""
         self._told: set[Going] = set()
@@ -122,7 +123,7 @@ class CopyCoordinator:
         return self._plan is not None
 
     @property
-    def live(self) -> Mapping[str, schema.Member]:
+    def live(self) -> Mapping[str, schema.StoredMember]:
         """The hosts that live."""
         return self._host.live
 
@@ -149,7 +150,7 @@ class CopyCoordinator:
         if not self._is_loaded:
             self._plan_copies, self._is_loaded = await self._load(), True
             if self._plan_copies is None:
-                self._report(COPY_PLANNER_MISSING, install="pip install 'cairn[cluster]'")
+                self._report(COPY_PLANNER_MISSING, install=how_to_install("cluster"))
         async with self._turn:
             return await self._become(revision)
 

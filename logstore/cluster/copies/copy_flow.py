@@ -35,7 +35,7 @@ class _InFlight(NamedTuple):
     arrived_s: float | None = None
 
 
-class Asked(NamedTuple):
+class AskedPiece(NamedTuple):
     """A request for a piece, and the host that it goes to."""
 
     source: str
@@ -47,7 +47,7 @@ class CopyFlow:
 
     def __init__(self, pace: CopyPace) -> None:
         self._pace = pace
-        self._waiting: dict[Key, Asked] = {}
+        self._waiting: dict[Key, AskedPiece] = {}
         self._in_flight: dict[Key, _InFlight] = {}
         self.copied_bytes = 0
         """Made durable here since the start."""
@@ -74,14 +74,14 @@ class CopyFlow:
         """A replica wants a piece of a chunk."""
         key = (message.stream, message.epoch)
         if key not in self._in_flight:
-            self._waiting[key] = Asked(source, message)
+            self._waiting[key] = AskedPiece(source, message)
 
-    def due(self, now_s: float) -> list[Asked]:
+    def due(self, now_s: float) -> list[AskedPiece]:
         """The requests to send now; their tokens are taken."""
         self._forget_lost(now_s)
         return list(self._take(now_s))
 
-    def _take(self, now_s: float) -> Iterator[Asked]:
+    def _take(self, now_s: float) -> Iterator[AskedPiece]:
         for key, asked in sorted(self._waiting.items(), key=lambda item: not item[1].message.is_urgent):
             if len(self._in_flight) >= self._pace.pieces_at_once(now_s):
                 return

@@ -68,7 +68,7 @@ _INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
 
 
-class EpochLimits(NamedTuple):
+class StagingLimits(NamedTuple):
     """Bounds of staged output."""
 
     staging_bytes: int = DEFAULT_LIMIT_BYTES
@@ -78,7 +78,7 @@ class EpochLimits(NamedTuple):
 class EpochsLedger(ReplicatedLedger):
     """The ledger of epochs, and what is staged beside it in the same stream."""
 
-    def __init__(self, stream: ReplicatedStream, services: LedgerServices, limits: EpochLimits) -> None:
+    def __init__(self, stream: ReplicatedStream, services: LedgerServices, limits: StagingLimits) -> None:
         self.records = StagedRecords(self, services.reads)
         self.staging = ReplicatedStaging(self.records.append, self.records.read, limits.staging_bytes)
         beside = StagedBeside(self.staging, self.records)
@@ -138,7 +138,7 @@ class StagingRoom:
 class EpochsHome:
     """See the module. `run` must run."""
 
-    def __init__(self, services: LedgerServices, owners: OwnerCalls, limits: EpochLimits) -> None:
+    def __init__(self, services: LedgerServices, owners: OwnerCalls, limits: StagingLimits) -> None:
         self._services = services
         self._owners = owners
         self._limits = limits

@@ -208,6 +208,8 @@ class GroupDelivery:
             return False
         try:
             entry = (await self._metadata.get(schema.topic_key(topic))).entry
-            return entry is None or uuid.UUID(hex=schema.decode(schema.Topic, entry).topic_id) != uuid.UUID(topic_id)
+            return entry is None or uuid.UUID(hex=schema.decode(schema.StoredTopic, entry).topic_id) != uuid.UUID(
+                topic_id
+            )
         except CairnError:  # the metadata store is away: nobody knows
             return False

@@ -31,7 +31,7 @@ MAX_UNDER_WAY_BYTES: Final = 4 << 20
 READ_BYTES: Final = 1 << 20
 
 
-class _Waiting(NamedTuple):
+class _WaitingRecord(NamedTuple):
     """A record that is not given to the stream yet."""
 
     key: bytes
@@ -52,7 +52,7 @@ class StagedRecords:
     def __init__(self, ledger: ReplicatedLedger, reads: ChunkReads) -> None:
         self._ledger = ledger
         self._reads = reads
-        self._waiting: deque[_Waiting | _Hold] = deque()
+        self._waiting: deque[_WaitingRecord | _Hold] = deque()
         self._under_way = self._under_way_bytes = 0
         self.waiting_bytes = 0
         """Of the records that are not given to the stream yet."""
@@ -68,7 +68,7 @@ class StagedRecords:
     def append(self, key: bytes, value: bytes) -> Ticket[int]:
         """Append a record; settles with its offset. Fails with StorageFailed."""
         ticket: Ticket[int] = Ticket()
-        self._waiting.append(_Waiting(key, value, ticket))
+        self._waiting.append(_WaitingRecord(key, value, ticket))
         self.waiting_bytes += len(value)
         self._offer()
         return ticket
@@ -94,7 +94,7 @@ class StagedRecords:
             self._under_way_bytes += size_bytes
             appended.add_callback(partial(self._settled, waiting, size_bytes))
 
-    def _settled(self, waiting: _Waiting, size_bytes: int, appended: AppendTicket) -> None:
+    def _settled(self, waiting: _WaitingRecord, size_bytes: int, appended: AppendTicket) -> None:
         self._under_way -= 1
         self._under_way_bytes -= size_bytes
         if appended.error is not None:
@@ -103,8 +103,8 @@ class StagedRecords:
             waiting.ticket.succeed(appended.result().base_offset)
         self._offer()
 
-    def _fail(self, first: list[_Waiting], error: Exception) -> None:
-        failed = [*first, *(each for each in self._waiting if isinstance(each, _Waiting))]
+    def _fail(self, first: list[_WaitingRecord], error: Exception) -> None:
+        failed = [*first, *(each for each in self._waiting if isinstance(each, _WaitingRecord))]
         self._waiting = deque(each for each in self._waiting if isinstance(each, _Hold))
         self.waiting_bytes = 0
         for waiting in failed:

@@ -82,7 +82,7 @@ def decode_call(body: memoryview) -> tuple[CallHead, memoryview]:
     return CallHead(bool(is_answer), kind, number), memoryview(bytes(body[_HEAD.size :]))
 
 
-class _Turns:
+class _CallTurns:
     """Who of one kind may call one host: MAX_CALLS with MAX_KIND_BYTES, first come, first served."""
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class _Turns:
 
 
 @dataclass(eq=False)
-class _Waiting:
+class _WaitingCall:
     """A call without an answer; whoever made it may have given it up. `leave`: its turn is over."""
 
     leave: Callable[[], None]
@@ -123,14 +123,14 @@ class _Waiting:
         self.ended.set()
 
 
-class _Connection:
+class _CallConnection:
     """A connection on which this host calls."""
 
     def __init__(self, link: ConnectedSocket, own: OwnEnd) -> None:
         self._link = link
         self._own = own
         self._turn = trio.Lock()
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting: dict[int, _WaitingCall] = {}
         self._number = 0
         self.why_ended = ""
 
@@ -141,7 +141,7 @@ class _Connection:
         """
         self._number += 1
         number, is_sent = self._number, False
-        waiting = self._waiting[number] = _Waiting(leave)
+        waiting = self._waiting[number] = _WaitingCall(leave)
         try:
             parts = encode_call(CallHead(False, kind, number), payload, self._own.settings.max_body_bytes)
             async with self._turn:
@@ -202,9 +202,9 @@ class HostCalls:
         self._own = own
         self._peers = peers
         self._handlers: dict[int, Handler] = {}
-        self._connections: dict[str, _Connection] = {}
+        self._connections: dict[str, _CallConnection] = {}
         self._connecting: dict[str, trio.Lock] = {}
-        self._turns: dict[tuple[str, int], _Turns] = {}
+        self._turns: dict[tuple[str, int], _CallTurns] = {}
         self._nursery: trio.Nursery | None = None
 
     def handle(self, kind: int, handler: Handler) -> None:
@@ -226,7 +226,7 @@ class HostCalls:
         if host == self._own.me.host:
             whole = memoryview(b"".join(payload))
             return memoryview(b"".join(await self._handlers[kind](host, whole)))
-        turns = self._turns.setdefault((host, kind), _Turns())
+        turns = self._turns.setdefault((host, kind), _CallTurns())
         size_bytes = sum(map(len, payload))
         await turns.enter(size_bytes)
         leave, connection = partial(turns.leave, size_bytes), None
@@ -239,7 +239,7 @@ class HostCalls:
             if connection is None:
                 leave()
 
-    async def _connected(self, host: str) -> _Connection:
+    async def _connected(self, host: str) -> _CallConnection:
         async with self._connecting.setdefault(host, trio.Lock()):
             known = self._connections.get(host)
             if known is not None and not known.why_ended:
@@ -260,7 +260,7 @@ class HostCalls:
             finally:
                 if not is_greeted:
                     link.close()
-            connection = self._connections[host] = _Connection(link, self._own)
+            connection = self._connections[host] = _CallConnection(link, self._own)
             self._nursery.start_soon(connection.receive)
             return connection
 

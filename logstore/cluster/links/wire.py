@@ -25,11 +25,11 @@ from logstore.interfaces import Buffer
 from logstore.replica.messages import (
     Append,
     AppendDone,
+    BatchEntry,
     CopyChunk,
     CopyDone,
     CopyProgress,
     EntriesRead,
-    Entry,
     Fence,
     FenceDone,
     LookAtRegistration,
@@ -193,7 +193,7 @@ def _named(message: Message) -> str:
     return f"{type(message).__name__} of stream {message.stream[:80]!r}"
 
 
-def _table(entries: tuple[Entry, ...]) -> bytes:
+def _table(entries: tuple[BatchEntry, ...]) -> bytes:
     """Length and records of each entry."""
     if len(entries) == 1:
         return _ENTRY.pack(len(entries[0].data), entries[0].record_count)
@@ -289,7 +289,7 @@ def _write_rates(message: StreamRates) -> _Parts:
 # ---- in
 
 
-class _Reader:
+class _BodyReader:
     """Reads a body: numbers, names, entries. `at`: where what is not read yet begins."""
 
     __slots__ = ("at", "body", "names")
@@ -316,7 +316,7 @@ class _Reader:
         self.names = bytes(body[layout.size : self.at])
         return numbers
 
-    def entries(self, count: int, founding_bytes: int) -> tuple[tuple[Entry, ...], bytes]:
+    def entries(self, count: int, founding_bytes: int) -> tuple[tuple[BatchEntry, ...], bytes]:
         """Entries and the founding state, which end the body."""
         body, at = self.body, self.at
         data_at = at + count * _ENTRY.size + founding_bytes
@@ -335,7 +335,7 @@ class _Reader:
         founding = bytes(body[data_at - founding_bytes : data_at])
         entries = []
         for size, record_count in zip(sizes, table[1::2], strict=True):
-            entries.append(Entry(bytes(body[data_at : data_at + size]), record_count))
+            entries.append(BatchEntry(bytes(body[data_at : data_at + size]), record_count))
             data_at += size
         return tuple(entries), founding
 
@@ -347,14 +347,14 @@ def decode(body: memoryview) -> Message:
     read = _READERS.get(body[0])
     if read is None:
         raise MalformedMessage(f"a message of kind {body[0]}; version {VERSION} has {min(_READERS)} to {max(_READERS)}")
-    reader = _Reader(body)
+    reader = _BodyReader(body)
     message = read(reader)
     if reader.at != len(body):
         raise MalformedMessage(f"{len(body) - reader.at} bytes follow a {type(message).__name__}, which ends there")
     return message
 
 
-def _read_append(reader: _Reader) -> Append:
+def _read_append(reader: _BodyReader) -> Append:
     _, _, epoch, base, length, offset, checksum, acked, forward, founding_bytes, count = reader.fixed(_APPEND)
     stream, disk, owner, chain = _split_append(reader.names, forward)
     entries, founding = reader.entries(count, founding_bytes)
@@ -362,25 +362,25 @@ def _read_append(reader: _Reader) -> Append:
     return Append(stream, disk, epoch, base, owner, at, entries, acked, chain, founding)
 
 
-def _read_append_done(reader: _Reader) -> AppendDone:
+def _read_append_done(reader: _BodyReader) -> AppendDone:
     kind, _, epoch, length, offset, checksum = reader.fixed(_PLACE)
     stream, member = _split_answer(reader.names)
     return AppendDone(stream, epoch, member, Prefix(length, offset, checksum), kind == 14)
 
 
-def _read_out_of_order(reader: _Reader) -> OutOfOrder:
+def _read_out_of_order(reader: _BodyReader) -> OutOfOrder:
     _, _, epoch, length, offset, checksum = reader.fixed(_PLACE)
     stream, member = _split_answer(reader.names)
     return OutOfOrder(stream, epoch, member, Prefix(length, offset, checksum))
 
 
-def _read_fence(reader: _Reader) -> Fence:
+def _read_fence(reader: _BodyReader) -> Fence:
     _, _, epoch, base, fence = reader.fixed(_FENCE)
     stream, disk = _split(reader.names, 2)
     return Fence(stream, disk, epoch, base, fence)
 
 
-def _read_fence_done(reader: _Reader) -> FenceDone:
+def _read_fence_done(reader: _BodyReader) -> FenceDone:
     _, _, epoch, fence, length, offset, checksum, acked = reader.fixed(_FENCE_DONE)
     stream, member = _split_answer(reader.names)
     return FenceDone(stream, epoch, member, fence, Prefix(length, offset, checksum), acked)
@@ -392,7 +392,7 @@ def _bits(value: int, noun: str) -> tuple[bool, bool]:
     return bool(value & 1), bool(value & 2)
 
 
-def _read_copy(reader: _Reader) -> CopyChunk:
+def _read_copy(reader: _BodyReader) -> CopyChunk:
     _, _, epoch, base, length, offset, checksum, revision, flags = reader.fixed(_COPY)
     has_source, is_urgent = _bits(flags, "a copy")
     stream, disk, *source = _split(reader.names, 4 if has_source else 2)
@@ -400,26 +400,26 @@ def _read_copy(reader: _Reader) -> CopyChunk:
     return CopyChunk(stream, disk, epoch, base, Prefix(length, offset, checksum), member, revision, is_urgent)
 
 
-def _read_copy_done(reader: _Reader) -> CopyDone:
+def _read_copy_done(reader: _BodyReader) -> CopyDone:
     _, _, epoch, length, offset, checksum, revision = reader.fixed(_COPY_DONE)
     stream, member = _split_answer(reader.names)
     return CopyDone(stream, epoch, member, Prefix(length, offset, checksum), revision)
 
 
-def _read_read(reader: _Reader) -> ReadEntries:
+def _read_read(reader: _BodyReader) -> ReadEntries:
     _, _, epoch, offset, max_bytes, flags = reader.fixed(_READ)
     stream, disk = _split(reader.names, 2)
     return ReadEntries(stream, disk, epoch, offset, max_bytes, *_bits(flags, "a read"))
 
 
-def _read_entries_read(reader: _Reader) -> EntriesRead:
+def _read_entries_read(reader: _BodyReader) -> EntriesRead:
     _, _, epoch, length, offset, checksum, limit, founding_bytes, count = reader.fixed(_ENTRIES_READ)
     stream, member = _split_answer(reader.names)
     entries, founding = reader.entries(count, founding_bytes)
     return EntriesRead(stream, epoch, member, Prefix(length, offset, checksum), entries, limit, founding)
 
 
-def _read_refused(reader: _Reader) -> Refused:
+def _read_refused(reader: _BodyReader) -> Refused:
     _, _, epoch, number, fence = reader.fixed(_REFUSED)
     reason = _REASON_OF.get(number)
     if reason is None:
@@ -428,19 +428,19 @@ def _read_refused(reader: _Reader) -> Refused:
     return Refused(stream, epoch, member, reason, fence)
 
 
-def _read_look(reader: _Reader) -> LookAtRegistration:
+def _read_look(reader: _BodyReader) -> LookAtRegistration:
     _, _, revision = reader.fixed(_LOOK)
     (stream,) = _split(reader.names, 1)
     return LookAtRegistration(stream, revision)
 
 
-def _read_progress(reader: _Reader) -> CopyProgress:
+def _read_progress(reader: _BodyReader) -> CopyProgress:
     _, _, epoch, copied, revision = reader.fixed(_PROGRESS)
     stream, member = _split_answer(reader.names)
     return CopyProgress(stream, epoch, member, copied, revision)
 
 
-def _read_rates(reader: _Reader) -> StreamRates:
+def _read_rates(reader: _BodyReader) -> StreamRates:
     _, _, count = reader.fixed(_RATES)
     streams = _parted(reader.names, count)
     if len(reader.body) - reader.at != 8 * count:
@@ -467,7 +467,7 @@ _WRITERS: Final[dict[type, Callable[[Any], _Parts]]] = {
     CopyProgress: _write_progress,
     StreamRates: _write_rates,
 }
-_READERS: Final[dict[int, Callable[[_Reader], Message]]] = {
+_READERS: Final[dict[int, Callable[[_BodyReader], Message]]] = {
     1: _read_append,
     2: _read_append_done,
     3: _read_out_of_order,

@@ -197,7 +197,7 @@ class Departures:
 
     # ---- chunks
 
-    async def _held(self, host: str, members: Mapping[str, schema.Member], named: set[Member]) -> Held:
+    async def _held(self, host: str, members: Mapping[str, schema.StoredMember], named: set[Member]) -> Held:
         """What a host has; adds all members that chunks name. `members`: who lives."""
         held = Held()
         async for stream, chunk in self._chunks():
@@ -242,14 +242,14 @@ def _is_away(host: str) -> Condition:
     return Condition(schema.member_key(host), ABSENT)
 
 
-def _decoded(member: Entry) -> schema.Member:
-    return schema.decode(schema.Member, member)
+def _decoded(member: Entry) -> schema.StoredMember:
+    return schema.decode(schema.StoredMember, member)
 
 
 def _host_of(disk: Entry) -> str | None:
     """The host of a disk; None: whose it is nobody knows."""
     try:
-        return schema.decode(schema.Disk, disk).host
+        return schema.decode(schema.StoredDisk, disk).host
     except MetadataDamaged:
         return None
 

@@ -27,13 +27,13 @@ KEPT_SCORES: Final = 1 << 16
 MIN_COPIES_SETTING: Final = "min.insync.replicas"
 
 
-def preferred(stream: str, hosts: Mapping[str, schema.Member]) -> list[str]:
+def preferred(stream: str, hosts: Mapping[str, schema.StoredMember]) -> list[str]:
     """Hosts in the order in which they should own the stream: as many streams as is in proportion to their disks."""
     rates = disk_rates(hosts)
     return sorted(hosts, key=lambda host: (_score(stream, host) / rates[host], host))
 
 
-def disk_rates(hosts: Mapping[str, schema.Member]) -> dict[str, float]:
+def disk_rates(hosts: Mapping[str, schema.StoredMember]) -> dict[str, float]:
     """What each host's disk takes, in bytes per second; a host that does not say counts as the middle one of the rest,
     and as 1 if none says.
     """
@@ -55,7 +55,7 @@ def claim_rank(
     stream: str,
     me: str,
     head: StreamHead | None,
-    live: Mapping[str, schema.Member],
+    live: Mapping[str, schema.StoredMember],
     leaving: Container[str] = frozenset(),
 ) -> int | None:
     """How many hosts should claim the stream before this one; None if this one should not, because it does not live.
@@ -71,7 +71,7 @@ def claim_rank(
     return order.index(me)
 
 
-def is_owner_gone(head: StreamHead | None, live: Mapping[str, schema.Member]) -> bool:
+def is_owner_gone(head: StreamHead | None, live: Mapping[str, schema.StoredMember]) -> bool:
     """Whether the stream has no owner that lives: never had one, its lease has ended, or it has started anew."""
     if head is None:
         return True
@@ -79,7 +79,7 @@ def is_owner_gone(head: StreamHead | None, live: Mapping[str, schema.Member]) ->
     return owner is None or owner.start != head.owner.start
 
 
-def placement(stream: str, me: str, live: Mapping[str, schema.Member]) -> tuple[Member, ...]:
+def placement(stream: str, me: str, live: Mapping[str, schema.StoredMember]) -> tuple[Member, ...]:
     """The members in the order in which the stream's replica sets should prefer them: this host first, then such that
     the first ones lie in as many racks as possible.
     """
@@ -97,7 +97,7 @@ def placement(stream: str, me: str, live: Mapping[str, schema.Member]) -> tuple[
     return tuple(Member(host, live[host].disk) for host in chosen)
 
 
-def min_copies(topic: schema.Topic) -> int:
+def min_copies(topic: schema.StoredTopic) -> int:
     """Without that many live hosts a chunk of the topic is not opened: `min.insync.replicas`, at most the replicas.
     If it is not set: half of the replicas, rounded up.
     """

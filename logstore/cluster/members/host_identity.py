@@ -144,7 +144,7 @@ async def _establish(
 
 
 def _register_of(label: DiskLabel) -> bytes:
-    return schema.encode(schema.Disk(host=label.host, starts=label.starts, start=label.start))
+    return schema.encode(schema.StoredDisk(host=label.host, starts=label.starts, start=label.start))
 
 
 def _judged(
@@ -186,7 +186,7 @@ async def _cluster_id(store: MetadataStore, stored: _StoredLabel | None, random:
     """The cluster's id; makes it if the metadata store is empty and this disk new. Raises WrongCluster."""
     entry = (await store.get(schema.CLUSTER_KEY)).entry
     if entry is None and stored is None:
-        value = schema.encode(schema.Cluster(cluster_id=f"{random.getrandbits(128):032x}"))
+        value = schema.encode(schema.StoredCluster(cluster_id=f"{random.getrandbits(128):032x}"))
         conditions = tuple(Condition(key, ABSENT) for key in (schema.CLUSTER_KEY, schema.ADOPTION_KEY))
         await store.commit(Transaction(conditions, (Put(schema.CLUSTER_KEY, value),)))
         entry = (await store.get(schema.CLUSTER_KEY)).entry
@@ -196,7 +196,7 @@ async def _cluster_id(store: MetadataStore, stored: _StoredLabel | None, random:
                 f"it: start this host when it has; or, if it is given up, {EMPTY_STORE}; or give the URL of another "
                 "cluster"
             )
-    found = "" if entry is None else schema.decode(schema.Cluster, entry).cluster_id
+    found = "" if entry is None else schema.decode(schema.StoredCluster, entry).cluster_id
     if stored is not None and stored.cluster_id != found:
         what = f"that of cluster {found}" if found else "empty"
         raise WrongCluster(
@@ -209,7 +209,7 @@ async def _cluster_id(store: MetadataStore, stored: _StoredLabel | None, random:
 def _registered(disk: str, entry: Entry | None) -> DiskLabel | None:
     if entry is None:
         return None
-    value = schema.decode(schema.Disk, entry)
+    value = schema.decode(schema.StoredDisk, entry)
     return DiskLabel(disk, value.host, value.starts, value.start)
 
 

@@ -92,7 +92,7 @@ class Membership:
         self.state = MembershipState.JOINING
         self.joined_revision = 0
         """Of the host's entry, as it was put last."""
-        self.member = schema.Member(
+        self.member = schema.StoredMember(
             disk=identity.label.disk,
             start=identity.label.start,
             node_id=announced.node_id,
@@ -244,7 +244,7 @@ class Membership:
                 f"disk {label.disk} of host {label.host!r} is not known any more: the host was removed from the "
                 "cluster while it was away; give it an empty directory"
             )
-        if schema.decode(schema.Disk, entry).start != label.start:
+        if schema.decode(schema.StoredDisk, entry).start != label.start:
             raise DiskRefused(
                 f"disk {label.disk} of host {label.host!r} was started by another process since: a copy of it is in "
                 "use; stop one of the two, and give it an empty directory"
@@ -255,14 +255,14 @@ class Membership:
         """Why the host may not put its entry in the place of what is there."""
         host, mine = self._identity.host, self.member
         if member is not None:
-            other = schema.decode(schema.Member, member)
+            other = schema.decode(schema.StoredMember, member)
             if other.disk != mine.disk:
                 return HostNameTaken(
                     f"host name {host!r} is taken: {other.link} has it, on disk {other.disk}; stop that host, or give "
                     "this one another --host-name"
                 )
         if node is not None:
-            holder = schema.decode(schema.Node, node).host
+            holder = schema.decode(schema.StoredNode, node).host
             if holder != host:
                 return NodeIdTaken(
                     f"node id {mine.node_id} is taken by host {holder!r}; give host {host!r} another --node-id"

@@ -113,7 +113,7 @@ class PlacingHost(Protocol):
         """Whether the stream's owner is gone or out of reach, or does not take appends yet."""
 
     @property
-    def live(self) -> Mapping[str, schema.Member]:
+    def live(self) -> Mapping[str, schema.StoredMember]:
         """The hosts that live; another mapping whenever that changes. Owners are among them."""
 
     def may_answer(self, host: str, /) -> bool:
@@ -136,7 +136,7 @@ class Placement:
     def __init__(
         self,
         host: PlacingHost,
-        members: Callable[[], Mapping[str, schema.Member]],
+        members: Callable[[], Mapping[str, schema.StoredMember]],
         addresses: Mapping[str, str],
         groups: Callable[[], uuid.UUID | None],
         node_id: int,
@@ -151,7 +151,7 @@ class Placement:
         self._node_ids: dict[str, int] = {}
         self._settling_s: dict[tuple[str, int], float] = {}
         """Streams that change hands, with their epochs, and when that was seen first; the oldest first."""
-        self._hosts: tuple[Mapping[str, schema.Member], Mapping[str, schema.Member]] = ({}, {})
+        self._hosts: tuple[Mapping[str, schema.StoredMember], Mapping[str, schema.StoredMember]] = ({}, {})
         """The members, and those that live, for which `_kept` and `_shared` are true."""
         self._kept: dict[uuid.UUID, _Kept] = {}
         self._kept_places = 0

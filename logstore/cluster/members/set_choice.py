@@ -23,7 +23,7 @@ from logstore.base.racks import domains
 from logstore.cluster.interfaces import Links, PlanSets, SetPlanner
 from logstore.cluster.members import election
 from logstore.cluster.members.view import KnownHead
-from logstore.cluster.stream_rates import StreamRates
+from logstore.cluster.stream_rates import HostLoads
 from logstore.replica import messages
 from logstore.replica.copy_tokens import CopyTokens
 from logstore.replica.registrations import Member
@@ -39,7 +39,7 @@ class SetChoice:
     def __init__(
         self,
         me: str,
-        live: Callable[[], Mapping[str, schema.Member]],
+        live: Callable[[], Mapping[str, schema.StoredMember]],
         links: Links,
         plan_sets: PlanSets | None,
         copies: CopyTokens | None = None,
@@ -49,9 +49,9 @@ class SetChoice:
         self._live = live
         self._links = links
         self._plan_sets = plan_sets
-        self._planned: Mapping[str, schema.Member] = {}
+        self._planned: Mapping[str, schema.StoredMember] = {}
         self._planner: SetPlanner | None = None
-        self.rates = StreamRates()
+        self.rates = HostLoads()
 
     def choose(
         self, stream: str, candidates: Sequence[Member], held: Sequence[Member], count: int, *, is_new: bool
@@ -121,13 +121,13 @@ def _linked(way: tuple[str, ...], links: Mapping[tuple[str, ...], float]) -> lis
     return [way[:depth] for depth in range(1, len(way) + 1) if way[:depth] in links]
 
 
-def places_of(live: Mapping[str, schema.Member]) -> dict[str, tuple[tuple[str, ...], float]]:
+def places_of(live: Mapping[str, schema.StoredMember]) -> dict[str, tuple[tuple[str, ...], float]]:
     """The domains of hosts, and what their disks take."""
     rates = election.disk_rates(live)
     return {host: (domains(member.rack), rates[host]) for host, member in live.items()}
 
 
-def links_of(live: Mapping[str, schema.Member]) -> dict[tuple[str, ...], float]:
+def links_of(live: Mapping[str, schema.StoredMember]) -> dict[tuple[str, ...], float]:
     """What hosts say of the links into their domains: of several that speak of one, the least."""
     found: dict[tuple[str, ...], float] = {}
     for member in live.values():

@@ -27,7 +27,7 @@ from logstore.errors import CorruptRegister, UnknownFormatVersion
 from logstore.events import METADATA_ENTRY_DAMAGED, METADATA_UNUSABLE
 from logstore.replica.registrations import StreamHead, decode_head
 
-HostFact = TypeVar("HostFact", schema.Member, schema.Leaving)
+HostFact = TypeVar("HostFact", schema.StoredMember, schema.Leaving)
 RETRY_S: Final = 1.0
 """Between tries to follow a store that refuses this host or is damaged: an operator mends it."""
 
@@ -35,7 +35,7 @@ RETRY_S: Final = 1.0
 class KnownTopic(NamedTuple):
     """A topic, and the revision of its entry."""
 
-    topic: schema.Topic
+    topic: schema.StoredTopic
     revision: int
 
 
@@ -79,12 +79,12 @@ class ClusterView:
         self._store = store
         self._report = report
         self._observers: list[ViewObserver] = []
-        self._members: dict[str, schema.Member] = {}
+        self._members: dict[str, schema.StoredMember] = {}
         self._leaving: dict[str, schema.Leaving] = {}
         self._topics: dict[str, KnownTopic] = {}
         self._heads: dict[str, KnownHead] = {}
         self._names: dict[str, str] = {}
-        self.members: Mapping[str, schema.Member] = MappingProxyType(self._members)
+        self.members: Mapping[str, schema.StoredMember] = MappingProxyType(self._members)
         self.leaving: Mapping[str, schema.Leaving] = MappingProxyType(self._leaving)
         self.topics: Mapping[str, KnownTopic] = MappingProxyType(self._topics)
         self.heads: Mapping[str, KnownHead] = MappingProxyType(self._heads)
@@ -92,7 +92,7 @@ class ClusterView:
         self.damaged: set[str] = set()
         self._changed = ChangeSignal()
         changes: dict[str, KeyChanged] = {
-            schema.MEMBERS: partial(self._host_changed, schema.Member, schema.MEMBERS, self._members),
+            schema.MEMBERS: partial(self._host_changed, schema.StoredMember, schema.MEMBERS, self._members),
             schema.LEAVING: partial(self._host_changed, schema.Leaving, schema.LEAVING, self._leaving),
             schema.TOPICS: self._topic_changed,
             schema.STREAMS: self._head_changed,
@@ -186,7 +186,7 @@ class ClusterView:
         before, now = self._topics.get(name), None
         if entry is not None:
             try:
-                now = KnownTopic(schema.decode(schema.Topic, entry), entry.revision)
+                now = KnownTopic(schema.decode(schema.StoredTopic, entry), entry.revision)
             except MetadataDamaged as error:
                 self._damage(key, error)
                 return

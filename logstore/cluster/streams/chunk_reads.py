@@ -47,7 +47,7 @@ MAX_BACK: Final = 4
 """Chunks in front of one that are read if what it is founded on cannot be: 256 MiB, of the usual size."""
 
 
-class _Piece(NamedTuple):
+class _ShownBatches(NamedTuple):
     """Whole batches of a chunk: the headers and bytes of those that a reader may see."""
 
     batches: list[tuple[BatchHeader, Buffer]]
@@ -442,7 +442,7 @@ def _cut(found: ReadResult, offset: int, limit: int) -> ReadResult:
     return ReadResult(buffers, next_offset, size)
 
 
-def _checked(found: EntriesRead, offset: int, limit: int, stream: str) -> _Piece:
+def _checked(found: EntriesRead, offset: int, limit: int, stream: str) -> _ShownBatches:
     """The batches of an answer from the one that holds `offset` on, up to a limit. Raises CorruptChunk."""
     batches: list[tuple[BatchHeader, Buffer]] = []
     due, next_offset = found.at.next_offset, offset
@@ -461,7 +461,7 @@ def _checked(found: EntriesRead, offset: int, limit: int, stream: str) -> _Piece
                 first_offset=due,
                 last_offset=limit - 1,
             ) from error
-    return _Piece(batches, next_offset)
+    return _ShownBatches(batches, next_offset)
 
 
 def _times(header: BatchHeader, batch: Buffer) -> list[TimeFound]:

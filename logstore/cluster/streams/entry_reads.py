@@ -14,7 +14,7 @@ import trio
 
 from logstore.cluster.interfaces import Links
 from logstore.errors import ChunkUnreachable
-from logstore.replica.messages import EntriesRead, Entry, ReadEntries, Reason, Refused
+from logstore.replica.messages import BatchEntry, EntriesRead, ReadEntries, Reason, Refused
 from logstore.replica.registrations import ChunkRegistration, Member, Prefix
 
 MAX_READS: Final = 64
@@ -23,7 +23,7 @@ MEMBER_WAIT_S: Final = 0.5
 READ_ROUNDS: Final = 3
 
 
-class _Asked(NamedTuple):
+class _AskedEntries(NamedTuple):
     """A question that waits for its answer."""
 
     stream: str
@@ -32,10 +32,10 @@ class _Asked(NamedTuple):
     offset: int
 
 
-class _Question:
+class _EntriesQuestion:
     __slots__ = ("answer", "asked", "done", "is_open")
 
-    def __init__(self, asked: _Asked, *, is_open: bool) -> None:
+    def __init__(self, asked: _AskedEntries, *, is_open: bool) -> None:
         self.asked = asked
         self.is_open = is_open
         self.answer: EntriesRead | None = None
@@ -52,7 +52,7 @@ class EntryReads:
         self._name = name
         self._links = links
         self._is_ambiguous = is_ambiguous
-        self._questions: dict[tuple[str, int], list[_Question]] = {}
+        self._questions: dict[tuple[str, int], list[_EntriesQuestion]] = {}
         self._limiter = trio.CapacityLimiter(MAX_READS)
 
     async def read(self, stream: str, chunk: ChunkRegistration, offset: int, max_bytes: int) -> EntriesRead:
@@ -61,7 +61,7 @@ class EntryReads:
         async with self._limiter:
             for _ in range(READ_ROUNDS):
                 for member in self._order((*chunk.members, *chunk.candidates)):
-                    asked = _Asked(stream, chunk.epoch, member, offset)
+                    asked = _AskedEntries(stream, chunk.epoch, member, offset)
                     answer = await self._ask(asked, max_bytes, is_open=chunk.is_open)
                     if answer is not None and answer.entries:
                         return _up_to_the_end(answer, chunk)
@@ -95,16 +95,16 @@ class EntryReads:
 
         return sorted(members, key=distance)
 
-    def _answers(self, message: EntriesRead, question: _Question) -> bool:
+    def _answers(self, message: EntriesRead, question: _EntriesQuestion) -> bool:
         offset = question.asked.offset
         if message.at.next_offset > offset or (question.is_open and self._is_ambiguous(message.stream, message.epoch)):
             return False
         end = message.at.next_offset + sum(entry.record_count for entry in message.entries)
         return end > offset or not message.entries
 
-    async def _ask(self, asked: _Asked, max_bytes: int, *, is_open: bool) -> EntriesRead | None:
+    async def _ask(self, asked: _AskedEntries, max_bytes: int, *, is_open: bool) -> EntriesRead | None:
         """One member's answer; None if it refuses, or is silent for MEMBER_WAIT_S."""
-        question = _Question(asked, is_open=is_open)
+        question = _EntriesQuestion(asked, is_open=is_open)
         key = (asked.stream, asked.epoch)
         self._questions.setdefault(key, []).append(question)
         try:
@@ -121,7 +121,7 @@ class EntryReads:
         return question.answer
 
 
-def _nothing(asked: _Asked) -> EntriesRead:
+def _nothing(asked: _AskedEntries) -> EntriesRead:
     """A member of an open chunk that has nothing of it: nothing of it is acknowledged."""
     at = Prefix.empty(asked.offset)
     return EntriesRead(asked.stream, asked.epoch, asked.member, at, (), asked.offset)
@@ -131,7 +131,7 @@ def _up_to_the_end(answer: EntriesRead, chunk: ChunkRegistration) -> EntriesRead
     """A member that has not been cut yet may have more than the chunk."""
     if chunk.end is None:
         return answer
-    offset, kept = answer.at.next_offset, list[Entry]()
+    offset, kept = answer.at.next_offset, list[BatchEntry]()
     for entry in answer.entries:
         if offset >= chunk.end.next_offset:
             break

@@ -55,7 +55,7 @@ async def certain_home(known: str | None, topic: str, metadata: MetadataStore) -
     return known
 
 
-class Owners(Protocol):
+class KnownOwners(Protocol):
     """Who owns a stream, as this host knows it (`logstore.cluster.host`)."""
 
     def owner_of(self, stream: str, /) -> str | None:
@@ -90,7 +90,7 @@ class CallServer(Protocol):
 class OwnerCalls:
     """See the module."""
 
-    def __init__(self, owners: Owners, calls: Calls) -> None:
+    def __init__(self, owners: KnownOwners, calls: Calls) -> None:
         self._owners = owners
         self._calls = calls
 
@@ -99,8 +99,8 @@ class OwnerCalls:
         return self._owners.owner_of(stream)
 
     async def changed(self) -> None:
-        """Wait for the next change in the metadata store, of whatever stream or host (`Owners.view`). An owner may be
-        another one after it, and may be gone before it: wait with a limit, and ask `owner_of`.
+        """Wait for the next change in the metadata store, of whatever stream or host (`KnownOwners.view`). An owner may
+        be another one after it, and may be gone before it: wait with a limit, and ask `owner_of`.
         """
         await self._owners.view.changed()
 

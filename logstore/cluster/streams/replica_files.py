@@ -26,7 +26,7 @@ from logstore.log.stream import Stream
 from logstore.log.ticket import Ticket
 from logstore.replica.effects import CutChunk, DiskOperation, Load, RemoveChunk, RemoveFence, WriteEntries
 from logstore.replica.known_replicas import StoredChunk, StoredReplicas
-from logstore.replica.messages import Entry
+from logstore.replica.messages import BatchEntry
 from logstore.replica.registrations import Prefix
 
 WALK_BYTES: Final = 1 << 20
@@ -118,7 +118,7 @@ class LocalReplicaFiles:
             for batch, behind in await self._read(replica, end, wanted_bytes):
                 if behind.length_bytes > limit.length_bytes or (end.length_bytes >= most and not found.is_in_group):
                     break
-                found.add(Entry(bytes(batch), behind.next_offset - end.next_offset))
+                found.add(BatchEntry(bytes(batch), behind.next_offset - end.next_offset))
                 end = behind
         replica.note_read(end)
         founding = b"" if at.length_bytes else await self._founding(replica)
@@ -206,15 +206,15 @@ class _LoadedEntries:
 
     def __init__(self, *, has_groups: bool) -> None:
         self._has_groups = has_groups
-        self._entries: list[Entry] = []
-        self._group: list[Entry] = []
+        self._entries: list[BatchEntry] = []
+        self._group: list[BatchEntry] = []
 
     @property
     def is_in_group(self) -> bool:
         """Whether the END of a group is still to come."""
         return bool(self._group)
 
-    def add(self, batch: Entry) -> None:
+    def add(self, batch: BatchEntry) -> None:
         """The next batch."""
         kind = known_type(batch.data) if self._has_groups and parse_header(batch.data).is_control else 0
         if not self._group and kind != BEGIN_TYPE:
@@ -223,10 +223,10 @@ class _LoadedEntries:
         self._group.append(batch)
         if kind == END_TYPE:
             whole = b"".join(each.data for each in self._group)
-            self._entries.append(Entry(whole, sum(each.record_count for each in self._group)))
+            self._entries.append(BatchEntry(whole, sum(each.record_count for each in self._group)))
             self._group.clear()
 
-    def taken(self) -> tuple[Entry, ...]:
+    def taken(self) -> tuple[BatchEntry, ...]:
         """All entries."""
         return (*self._entries, *self._group)
 

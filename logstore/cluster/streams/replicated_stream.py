@@ -17,7 +17,6 @@ Invariants:
   stay, and what is sent again is in the log once if it has a producer id. The cluster's own batches, and groups, wait.
 * An append group is one entry of the owner: it is in the log as a whole, in one chunk, or not at all, and nothing comes
   between its batches. An epoch's group is under way once: whoever appends it again meanwhile waits for the first.
-
 * Readers see nothing below the log start, which is the registration's; a trim is answered when it is registered.
 
 Clients' leader epoch, and that in the bytes of a batch, is the one of the registration with which the ownership began:
@@ -36,7 +35,7 @@ from logstore.cluster.interfaces import StreamOwners
 from logstore.cluster.streams.early_appends import EarlyAppends
 from logstore.cluster.streams.group_entry import GroupKey, check_group, place_batches
 from logstore.cluster.streams.refusal_window import RefusalWindow
-from logstore.cluster.streams.stream_batches import SentBatch, WaitingBatch, WantedTrim, answer_early
+from logstore.cluster.streams.stream_batches import SubmittedBatch, WaitingBatch, WantedTrim, answer_early
 from logstore.errors import (
     CairnError,
     InvalidTopic,
@@ -63,11 +62,8 @@ from logstore.replica.registrations import UNKNOWN_TIME, ChunkRegistration, Stre
 MAX_BATCH_BYTES: Final = 16 << 20
 """Of one batch, whatever `max.message.bytes` says: a quarter of what a member keeps unsynced, and of a link's frame."""
 MAX_WAITING_BYTES: Final = 8 << 20
-"""Of a stream's batches that have no offset yet: twice what an owner has in flight, so that a rolled chunk is filled at
-once.
+"""Of a stream's batches without an offset: twice what an owner has in flight, so that a rolled chunk is filled at once.
 """
-
-
 CROWDED_S: Final = 1.0
 """A chunk with other members is opened in a few milliseconds, if there are other hosts; producers hear of no more."""
 
@@ -155,7 +151,7 @@ class ReplicatedStream(Waitable):
         self._services = services
         self._waiting: deque[WaitingBatch] = deque()
         self._waiting_bytes = 0
-        self._in_flight: deque[SentBatch] = deque()
+        self._in_flight: deque[SubmittedBatch] = deque()
         self._early = EarlyAppends(self._append_of_client, services.spawn)
         self._window = RefusalWindow(services.clock)
         self._groups: dict[GroupKey, AppendTicket] = {}
@@ -231,18 +227,22 @@ class ReplicatedStream(Waitable):
         header = check_produced(records, self.name, self.config, now_ms, are_times_checked=are_times_checked)
         keeps_order = header.producer_id >= 0 and self.producers.knows(header.producer_id)
         if self._too_few:
-            self._window.renew()
-            raise NotEnoughReplicas(self._too_few)
-        if not keeps_order and self._window.is_open:
-            raise NotEnoughReplicas(
-                f"{self.name}: a batch was refused for want of room just now; send this one again later"
-            )
-        try:
-            return self._append(records, header)
-        except (StorageFailed, NotEnoughReplicas):
             if not keeps_order:
-                self._window.begin(self._last_ticket)
+                self._window.renew(header)
+            raise NotEnoughReplicas(self._too_few)
+        if keeps_order:
+            return self._append(records, header)
+        if self._window.refuses(header):
+            self._window.refused(header)
+            raise NotEnoughReplicas(f"{self.name}: a batch was refused for want of room just now; send it again later")
+        try:
+            ticket = self._append(records, header)
+        except (StorageFailed, NotEnoughReplicas):
+            self._window.refused(header)
+            self._window.begin(self._last_ticket)
             raise
+        self._window.taken(header)
+        return ticket
 
     def append_own(
         self, records: bytearray | memoryview, *, now_ms: int, are_times_checked: bool = False
@@ -345,7 +345,9 @@ class ReplicatedStream(Waitable):
                 if stamp_ms != NO_TIMESTAMP:
                     append_ms, header = stamp_ms, stamp_append_time(waiting.buffer, header, stamp_ms)
                 patch_base(waiting.buffer, 0, offset, self.leader_epoch)
-            self._in_flight.append(SentBatch(offset, offset + count, size_bytes, header, waiting.ticket, append_ms))
+            self._in_flight.append(
+                SubmittedBatch(offset, offset + count, size_bytes, header, waiting.ticket, append_ms)
+            )
             if self._opened_ms == UNKNOWN_TIME:
                 self._opened_ms = self._written_ms
             owners.append(self.stream, bytes(waiting.buffer), count)
@@ -408,7 +410,7 @@ class ReplicatedStream(Waitable):
     def acked(self, high_watermark: int) -> None:
         """All batches below are acknowledged: settle them, and give out what may now be sent."""
         log_start, self._crowded_s = self.log_start_offset, None
-        settled: list[SentBatch] = []
+        settled: list[SubmittedBatch] = []
         now_ms = self._services.clock.wall_ms() if self._in_flight else 0
         while self._in_flight and self._in_flight[0].next_offset <= high_watermark:
             batch = self._in_flight.popleft()

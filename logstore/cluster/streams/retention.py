@@ -36,7 +36,7 @@ STREAMS_AT_ONCE: Final = 200
 """Looked at before other tasks run."""
 
 
-class ReaderHolds(Protocol):
+class KeptByReaders(Protocol):
     """What registered readers hold."""
 
     async def trim_limit(self, stream: ReplicatedStream, wanted: int, held: Callable[[int], HeldRecords]) -> int:
@@ -49,11 +49,11 @@ class NoHolds:
     """Nobody holds anything."""
 
     async def trim_limit(self, stream: ReplicatedStream, wanted: int, held: Callable[[int], HeldRecords]) -> int:
-        """See ReaderHolds."""
+        """See KeptByReaders."""
         return wanted
 
 
-class EpochHolds(Protocol):
+class KeptByEpochs(Protocol):
     """What epochs under way hold (`logstore.cluster.epochs.epoch_holds`)."""
 
     async def trim_limit(self, stream: ReplicatedStream, wanted: int) -> int:
@@ -69,11 +69,11 @@ class NoEpochs:
     """There are no epochs."""
 
     async def trim_limit(self, stream: ReplicatedStream, wanted: int) -> int:
-        """See EpochHolds."""
+        """See KeptByEpochs."""
         return wanted
 
     def deletable(self, stream: ReplicatedStream, offset: int) -> Ticket[None]:
-        """See EpochHolds."""
+        """See KeptByEpochs."""
         return Ticket.succeeded(None)
 
 
@@ -126,8 +126,8 @@ class ClusterRetention:
     """
 
     def __init__(self, clock: ClusterClock, wall: Clock, settings: StoreSettings, report: Report) -> None:
-        self.holds: ReaderHolds = NoHolds()
-        self.epochs: EpochHolds = NoEpochs()
+        self.holds: KeptByReaders = NoHolds()
+        self.epochs: KeptByEpochs = NoEpochs()
         self._clock = clock
         self._wall = wall
         self._settings = settings
@@ -149,7 +149,7 @@ class ClusterRetention:
         self._woken.set()
 
     def deletable(self, stream: ReplicatedStream, offset: int) -> Ticket[None]:
-        """See EpochHolds."""
+        """See KeptByEpochs."""
         return self.epochs.deletable(stream, offset)
 
     def all_due(self) -> None:

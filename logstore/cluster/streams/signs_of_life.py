@@ -31,7 +31,7 @@ LOOK_S: Final = 0.005
 """Between two looks at a link, while its host gives no sign."""
 
 
-class _Question:
+class _LifeQuestion:
     """To one host; it ends without an answer if the call has failed."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class SignsOfLife:
         self._me = me
         self._calls = calls
         self._is_reachable = is_reachable
-        self._questions: dict[str, _Question] = {}
+        self._questions: dict[str, _LifeQuestion] = {}
         """The last one to each host."""
         self._turns: dict[str, trio.Lock] = {}
         self._silent_s: dict[str, float] = {}
@@ -101,13 +101,13 @@ class SignsOfLife:
         while not is_answered:
             question = self._questions.get(host)
             if question is None or question.has_begun:
-                question = self._questions[host] = _Question()
+                question = self._questions[host] = _LifeQuestion()
                 self._spawn(partial(self._put, host, question))
             await question.ended.wait()
             is_answered = question.is_answered
         scope.cancel()
 
-    async def _put(self, host: str, question: _Question) -> None:
+    async def _put(self, host: str, question: _LifeQuestion) -> None:
         try:
             async with self._turns.setdefault(host, trio.Lock()):
                 question.has_begun = True

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import trio
 
-from logstore.access.entries import Changes, EntryChanged
+from logstore.access.entries import EntryChanged, EntryChanges
 from logstore.base.events import Report
 from logstore.base.metadata import schema
 from logstore.base.metadata.errors import MetadataDamaged, MetadataRefused, OutcomeUnknown
@@ -32,7 +32,7 @@ from logstore.base.metadata.interface import (
     Change,
     Committed,
     Condition,
-    Conflict,
+    ConditionFailed,
     Delete,
     Entry,
     MetadataStore,
@@ -117,7 +117,7 @@ class StoredAccess:
             if self._keys.get(key, "").startswith(prefix):
                 self._tell(key, entry, [changed])
 
-    def change(self, compute: Callable[[], Changes]) -> Ticket[None]:
+    def change(self, compute: Callable[[], EntryChanges]) -> Ticket[None]:
         """See AccessEntries. The ticket fails with AccessFull, AdoptionUnderWay, and MetadataError."""
         ticket: Ticket[None] = Ticket()
 
@@ -135,7 +135,7 @@ class StoredAccess:
 
     # ---- changing
 
-    async def _make(self, compute: Callable[[], Changes]) -> None:
+    async def _make(self, compute: Callable[[], EntryChanges]) -> None:
         tries = 0
         while changes := self._next_changes(compute()):
             conditions = (Condition(HEAD, self._head_revision()), Condition(schema.ADOPTION_KEY, ABSENT))
@@ -155,7 +155,7 @@ class StoredAccess:
                     raise OutcomeUnknown("users, ACLs and quotas change all the time: look at them, and try again")
                 await self._caught_up(outcome)
 
-    async def _commit(self, transaction: Transaction) -> Committed | Conflict:
+    async def _commit(self, transaction: Transaction) -> Committed | ConditionFailed:
         """Make a transaction. If its answer is lost it is sent again, and at most one of the two is made."""
         for tries in range(1, LOST_ANSWERS + 1):
             try:
@@ -165,7 +165,7 @@ class StoredAccess:
                     raise
         raise AssertionError("the last try returns or raises")
 
-    async def _caught_up(self, conflict: Conflict) -> None:
+    async def _caught_up(self, conflict: ConditionFailed) -> None:
         head = conflict.found[0]
         with trio.move_on_after(BEHIND_S):
             await self._view.reached(conflict.revision if head is None else head.revision)
@@ -182,7 +182,7 @@ class StoredAccess:
             count = 0
         return Put(HEAD, json.dumps({"v": VERSION, "changes": count + 1}, separators=(",", ":")).encode())
 
-    def _next_changes(self, changes: Changes) -> list[Change]:
+    def _next_changes(self, changes: EntryChanges) -> list[Change]:
         """What a change has yet to do, as much as one transaction takes. Raises AccessFull."""
         wanted: list[Change] = []
         size_bytes = self.size_bytes

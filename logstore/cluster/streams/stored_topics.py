@@ -12,7 +12,7 @@ from typing import Final
 
 from logstore.base.metadata import schema
 from logstore.base.metadata.errors import OutcomeUnknown
-from logstore.base.metadata.interface import Committed, Conflict, Entry, MetadataStore, Transaction
+from logstore.base.metadata.interface import Committed, ConditionFailed, Entry, MetadataStore, Transaction
 from logstore.cluster.members.view import ClusterView
 from logstore.errors import InvalidPartitions, TopicExists, UnknownTopicOrPartition
 
@@ -27,24 +27,24 @@ class StoredTopics:
         self._store = store
         self._view = view
 
-    async def create(self, name: str, topic: schema.Topic) -> None:
+    async def create(self, name: str, topic: schema.StoredTopic) -> None:
         """Create a topic. Raises TopicExists."""
         outcome = await self._commit(schema.create_topic(name, topic))
         revision = outcome.revision
-        if isinstance(outcome, Conflict):
+        if isinstance(outcome, ConditionFailed):
             found = outcome.found[0]
-            if found is None or schema.decode(schema.Topic, found) != topic:
+            if found is None or schema.decode(schema.StoredTopic, found) != topic:
                 raise TopicExists(f"topic {name!r} exists")
             revision = found.revision
         await self._view.topics_reached(revision)
 
-    async def alter(self, name: str, topic_id: str, change: Callable[[schema.Topic], schema.Topic]) -> None:
+    async def alter(self, name: str, topic_id: str, change: Callable[[schema.StoredTopic], schema.StoredTopic]) -> None:
         """Give a topic other settings or more partitions: `change` says what it is to be, from what it is.
 
         Raises UnknownTopicOrPartition if there is no topic with this name and id, InvalidPartitions for fewer ones, and
         what `change` raises.
         """
-        wanted: schema.Topic | None = None
+        wanted: schema.StoredTopic | None = None
         for _ in range(TRIES):
             entry, found = await self._find(name, topic_id)
             if found != wanted:  # or a lost answer was that it is done
@@ -81,14 +81,14 @@ class StoredTopics:
 
     # ---- details
 
-    async def _find(self, name: str, topic_id: str) -> tuple[Entry, schema.Topic]:
+    async def _find(self, name: str, topic_id: str) -> tuple[Entry, schema.StoredTopic]:
         entry = (await self._store.get(schema.topic_key(name))).entry
-        found = None if entry is None else schema.decode(schema.Topic, entry)
+        found = None if entry is None else schema.decode(schema.StoredTopic, entry)
         if entry is None or found is None or found.topic_id != topic_id:
             raise UnknownTopicOrPartition(f"there is no topic {name!r} with id {topic_id}")
         return entry, found
 
-    async def _commit(self, transaction: Transaction) -> Committed | Conflict:
+    async def _commit(self, transaction: Transaction) -> Committed | ConditionFailed:
         """Make a transaction, again if its answer is lost."""
         for tries in range(1, TRIES + 1):
             try:

@@ -22,7 +22,7 @@ class WaitingBatch:
     ticket: AppendTicket
 
 
-class SentBatch(NamedTuple):
+class SubmittedBatch(NamedTuple):
     """A batch or a group that was given to the owner."""
 
     base_offset: int
@@ -34,7 +34,7 @@ class SentBatch(NamedTuple):
 
 
 def answer_early(
-    in_flight: deque[SentBatch],
+    in_flight: deque[SubmittedBatch],
     waiting: Iterable[WaitingBatch],
     producers: ProducerTable[AppendTicket],
     reason: str,
@@ -45,7 +45,7 @@ def answer_early(
     """
     answered: list[AppendTicket] = []
 
-    def fresh(batch: SentBatch | WaitingBatch, header: BatchHeader) -> AppendTicket:
+    def fresh(batch: SubmittedBatch | WaitingBatch, header: BatchHeader) -> AppendTicket:
         ticket: AppendTicket = Ticket()
         if header.producer_id >= 0:
             producers.replace_ticket(header.producer_id, batch.ticket, ticket)

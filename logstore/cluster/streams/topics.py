@@ -162,7 +162,7 @@ class ClusterTopics:
                 self.report(TOPIC_UNREADABLE, topic=name, error=str(error))
         self.changed.notify()
 
-    def _learn(self, name: str, found: schema.Topic) -> None:
+    def _learn(self, name: str, found: schema.StoredTopic) -> None:
         topic = self.topics.get(name)
         overrides = dict(found.settings)
         config = parse_config(overrides, self.topic_defaults)
@@ -265,7 +265,7 @@ class ClusterTopics:
             return None
         settings = internal_settings(len(self._host.view.members))
         topic_id = self._new_id().hex
-        topic = schema.Topic(topic_id=topic_id, partitions=1, replicas=self._internal_replicas, settings=settings)
+        topic = schema.StoredTopic(topic_id=topic_id, partitions=1, replicas=self._internal_replicas, settings=settings)
         self._make(name, topic)
         return None
 
@@ -278,7 +278,7 @@ class ClusterTopics:
         if hosts < DEFAULT_REPLICAS or topic.config.min_insync_replicas >= int(wanted) or topic.name in self._securing:
             return
 
-        def secured(now: schema.Topic) -> schema.Topic:
+        def secured(now: schema.StoredTopic) -> schema.StoredTopic:
             return replace(now, settings={**now.settings, MIN_INSYNC: wanted})
 
         async def secure() -> None:
@@ -325,10 +325,10 @@ class ClusterTopics:
             return self._creating[name]
         topic_id, count = self._new_id().hex, self.replicas_of(replicas)
         return self._make(
-            name, schema.Topic(topic_id=topic_id, partitions=partitions, replicas=count, settings=dict(config))
+            name, schema.StoredTopic(topic_id=topic_id, partitions=partitions, replicas=count, settings=dict(config))
         )
 
-    def _make(self, name: str, topic: schema.Topic) -> Ticket[ReplicatedTopic]:
+    def _make(self, name: str, topic: schema.StoredTopic) -> Ticket[ReplicatedTopic]:
         async def create() -> ReplicatedTopic:
             try:
                 return await self._create(name, topic)
@@ -338,14 +338,14 @@ class ClusterTopics:
         ticket = self._creating[name] = self._start(create)
         return ticket
 
-    async def _create(self, name: str, topic: schema.Topic) -> ReplicatedTopic:
+    async def _create(self, name: str, topic: schema.StoredTopic) -> ReplicatedTopic:
         await self._host.topics.create(name, topic)
         return self.topic(name)
 
     def add_partitions(self, name: str, total: int) -> Ticket[ReplicatedTopic]:
         """Grow a topic. The ticket fails with UnknownTopicOrPartition, InvalidPartitions or MetadataError."""
 
-        def grown(topic: schema.Topic) -> schema.Topic:
+        def grown(topic: schema.StoredTopic) -> schema.StoredTopic:
             if not topic.partitions < total <= MAX_PARTITIONS:
                 raise InvalidPartitions(
                     f"topic {name!r} has {topic.partitions} partitions; {total} must be more, at most {MAX_PARTITIONS}"
@@ -362,7 +362,7 @@ class ClusterTopics:
         """
         made = changes
 
-        def altered(topic: schema.Topic) -> schema.Topic:
+        def altered(topic: schema.StoredTopic) -> schema.StoredTopic:
             nonlocal made
             made = named_and_reset(topic.settings, changes, resets_others=resets_others)
             kept = {key: value for key, value in topic.settings.items() if key not in made}
@@ -382,7 +382,7 @@ class ClusterTopics:
 
         return self._start(alter)
 
-    async def _change(self, name: str, change: Callable[[schema.Topic], schema.Topic]) -> ReplicatedTopic:
+    async def _change(self, name: str, change: Callable[[schema.StoredTopic], schema.StoredTopic]) -> ReplicatedTopic:
         self._check_own(name)
         known = self._host.view.topics.get(self.topic(name).name)
         if known is not None:

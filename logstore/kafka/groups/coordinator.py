@@ -30,16 +30,16 @@ from logstore.kafka.groups.group import ConsumerGroup
 from logstore.kafka.groups.members import (
     MEMBER_BYTES,
     NO_MEMBER,
+    GroupMember,
     JoinRequest,
     JoinResult,
     Leaver,
-    Member,
     SyncRequest,
     SyncResult,
     metadata_bytes,
 )
 from logstore.kafka.groups.state import CAN_REBALANCE, GroupState
-from logstore.kafka.groups.timers import Timers
+from logstore.kafka.groups.timers import KeyedTimers
 from logstore.log.ticket import Ticket
 
 NEW_MEMBER_JOIN_TIMEOUT_S = 300.0
@@ -127,7 +127,7 @@ class GroupCoordinator:
         self._groups: dict[str, ConsumerGroup] = {}
         self._sizes: dict[str, int] = {}
         self._size_bytes = 0
-        self._timers: Timers[_Deadline] = Timers()
+        self._timers: KeyedTimers[_Deadline] = KeyedTimers()
 
     # ---- groups
 
@@ -176,6 +176,7 @@ class GroupCoordinator:
             self._remove(group, member_id)
         self._timers.cancel(_Deadline(_DeadlineKind.JOIN, group_id))
         self._timers.cancel(_Deadline(_DeadlineKind.SYNC, group_id))
+        self._generations.forget(group_id)  # one that could not be read
         self._size_bytes -= self._sizes.pop(group_id, 0)
         return self._groups.pop(group_id)
 
@@ -277,7 +278,7 @@ class GroupCoordinator:
     ) -> None:
         if group.state is GroupState.PREPARING and group.previous_state is GroupState.EMPTY:
             group.member_added = True
-        group.add(Member.of(member_id, request), request.protocol_type, ticket)
+        group.add(GroupMember.of(member_id, request), request.protocol_type, ticket)
         self._expect(group, member_id, now_s + NEW_MEMBER_JOIN_TIMEOUT_S)
         self._rebalance(group, now_s)
 
@@ -305,7 +306,7 @@ class GroupCoordinator:
     def _replaced(
         self,
         group: ConsumerGroup,
-        member: Member,
+        member: GroupMember,
         ticket: Ticket[JoinResult],
         answer: JoinResult,
         kept: Ticket[float],
@@ -313,9 +314,13 @@ class GroupCoordinator:
         """The new id of a static member is kept, or not. If a rebalance has begun meanwhile, its answer is that of the
         next generation.
         """
-        if member.joining is ticket and group.state is GroupState.STABLE:
-            failed = JoinResult(ErrorCode.coordinator_not_available, NO_MEMBER)
-            member.settle_join(answer if kept.error is None else failed)
+        if member.joining is not ticket or group.state is not GroupState.STABLE:
+            return
+        if kept.error is not None:
+            member.settle_join(JoinResult(ErrorCode.coordinator_not_available, NO_MEMBER))
+            return
+        member.settle_join(answer)
+        self._heard(group, member, kept.result())
 
     # ---- rebalance
 
@@ -559,7 +564,7 @@ class GroupCoordinator:
         self._remove(group, member_id)
         self._after_loss(group, now_s)
 
-    def _heard(self, group: ConsumerGroup, member: Member, now_s: float) -> None:
+    def _heard(self, group: ConsumerGroup, member: GroupMember, now_s: float) -> None:
         self._expect(group, member.member_id, now_s + member.session_timeout_ms / 1000)
 
     def _expect(self, group: ConsumerGroup, member_id: str, deadline_s: float) -> None:

@@ -11,12 +11,13 @@ from collections.abc import Iterable
 from kio.schema.errors import ErrorCode
 
 from logstore.kafka.groups.members import (
+    FORMER_IDS,
     NO_GENERATION,
     NO_MEMBER,
+    GroupMember,
     JoinedMember,
     JoinRequest,
     JoinResult,
-    Member,
     Protocol,
     SyncResult,
 )
@@ -38,8 +39,10 @@ class ConsumerGroup:
         self.protocol_name: str | None = None
         self.generation_id = 0
         self.leader_id: str | None = None
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, GroupMember] = {}
         self.static: dict[str, str] = {}
+        self.outlived: set[str] = set()
+        """Instance ids known from a former coordinator alone: it may have told one of them a newer member id."""
         self.pending_joins: set[str] = set()
         self.pending_syncs: set[str] = set()
         self.member_added = False
@@ -59,7 +62,7 @@ class ConsumerGroup:
         protocol_name: str,
         generation_id: int,
         leader_id: str,
-        members: Iterable[Member],
+        members: Iterable[GroupMember],
     ) -> "ConsumerGroup":
         """A group whose members were told their assignments by a former coordinator."""
         group = cls(group_id, protocol_type=protocol_type, now_s=0.0)
@@ -68,6 +71,7 @@ class ConsumerGroup:
         group.generation_id = group.assigned_generation = generation_id
         group.members = {member.member_id: member for member in members}
         group.static = {each.instance_id: name for name, each in group.members.items() if each.instance_id is not None}
+        group.outlived = set(group.static)
         group.subscription = group._subscription()
         return group
 
@@ -121,7 +125,9 @@ class ConsumerGroup:
             if current is None:
                 return ErrorCode.unknown_member_id
             if current != member_id:
-                return ErrorCode.fenced_instance_id
+                # A client that is fenced ends for good; one whose id may be the newer one is asked to join.
+                is_newer = instance_id in self.outlived and member_id not in self.members[current].former
+                return ErrorCode.unknown_member_id if is_newer else ErrorCode.fenced_instance_id
         return ErrorCode.none if member_id in self.members else ErrorCode.unknown_member_id
 
     def is_subscribed(self, topic: str) -> bool:
@@ -151,7 +157,7 @@ class ConsumerGroup:
             members=members,
         )
 
-    def synced(self, member: Member) -> SyncResult:
+    def synced(self, member: GroupMember) -> SyncResult:
         """A member's assignment in the current generation."""
         return SyncResult(ErrorCode.none, member.assignment, self.protocol_type, self.protocol_name)
 
@@ -163,7 +169,7 @@ class ConsumerGroup:
             raise AssertionError(f"group {self.group_id!r}: {self.state.value} to {state.value} is not a transition")
         self.previous_state, self.state = self.state, state
 
-    def add(self, member: Member, protocol_type: str, joining: Ticket[JoinResult]) -> None:
+    def add(self, member: GroupMember, protocol_type: str, joining: Ticket[JoinResult]) -> None:
         """Add a member whose join waits."""
         if not self.members:
             self.protocol_type = protocol_type
@@ -172,10 +178,11 @@ class ConsumerGroup:
         self.members[member.member_id] = member
         if member.instance_id is not None:
             self.static[member.instance_id] = member.member_id
+            self.outlived.discard(member.instance_id)
         self.pending_joins.discard(member.member_id)
         member.joining = joining
 
-    def update(self, member: Member, request: JoinRequest, joining: Ticket[JoinResult]) -> None:
+    def update(self, member: GroupMember, request: JoinRequest, joining: Ticket[JoinResult]) -> None:
         """A member joins again. Its client gave up an earlier join that still waits, so that gets an error."""
         member.settle_join(JoinResult(ErrorCode.rebalance_in_progress, member.member_id))
         member.protocols = request.protocols
@@ -196,12 +203,14 @@ class ConsumerGroup:
             self.leader_id = next(iter(self.members), None)
         member.refuse(error)
 
-    def replace_static(self, instance_id: str, new_id: str) -> Member:
+    def replace_static(self, instance_id: str, new_id: str) -> GroupMember:
         """Give a static member a new id; requests under its old id are fenced from now on."""
         old_id = self.static[instance_id]
         member = self.members.pop(old_id)
         self.pending_syncs.discard(old_id)
         member.refuse(ErrorCode.fenced_instance_id)
+        member.former = (*member.former, old_id)[-FORMER_IDS:]
+        self.outlived.discard(instance_id)
         member.member_id = new_id
         self.members[new_id] = member
         self.static[instance_id] = new_id

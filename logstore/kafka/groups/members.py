@@ -14,6 +14,9 @@ from logstore.log.ticket import Ticket
 
 NO_GENERATION = -1
 NO_MEMBER = ""
+FORMER_IDS = 2
+"""So many ids that a static member had before are known: a process that another has replaced hears of it within a
+heartbeat's interval."""
 MEMBER_BYTES = 512
 """Approximate memory of a member without its opaque bytes: a member without metadata must count too."""
 
@@ -91,8 +94,10 @@ class Leaver(NamedTuple):
 
 
 @dataclass(slots=True)
-class Member:
-    """One member. `is_new` until its first join is answered: it does not know its id and cannot heartbeat yet."""
+class GroupMember:
+    """One member. `is_new` until its first join is answered: it does not know its id and cannot heartbeat yet.
+    `former`: the last ids that a static member had before this one.
+    """
 
     member_id: str
     instance_id: str | None
@@ -103,11 +108,12 @@ class Member:
     protocols: tuple[Protocol, ...]
     assignment: bytes = b""
     is_new: bool = True
+    former: tuple[str, ...] = ()
     joining: Ticket[JoinResult] | None = field(default=None, repr=False)
     syncing: Ticket[SyncResult] | None = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, member_id: str, request: JoinRequest) -> "Member":
+    def of(cls, member_id: str, request: JoinRequest) -> "GroupMember":
         """A new member from its join request."""
         return cls(
             member_id=member_id,

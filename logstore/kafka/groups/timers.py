@@ -12,7 +12,7 @@ K = TypeVar("K")
 _SLACK_ENTRIES = 64  # below this many stale heap entries, cleaning up costs more than it saves
 
 
-class Timers(Generic[K]):
+class KeyedTimers(Generic[K]):
     """A set of keyed deadlines in seconds on the caller's monotonic clock."""
 
     def __init__(self) -> None:

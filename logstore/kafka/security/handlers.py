@@ -14,7 +14,7 @@ from kio.static.protocol import ResponsePayload
 from logstore.errors import CairnError
 from logstore.events import USERS_CHANGED
 from logstore.kafka.api_types import Api, Broker, Caller
-from logstore.kafka.errors import error_code
+from logstore.kafka.errors import RefusedWithCode, error_code
 from logstore.kafka.pace import Pace
 from logstore.kafka.security.credentials import (
     MECHANISM_NUMBERS,
@@ -75,10 +75,12 @@ class UserHandlers:
             try:
                 name = self._checked(entry)
                 if times[entry.name, entry.mechanism] > 1:
-                    raise _Refused(ErrorCode.duplicate_resource, f"{name.mechanism} of {name.user!r} is changed twice")
+                    raise RefusedWithCode(
+                        ErrorCode.duplicate_resource, f"{name.mechanism} of {name.user!r} is changed twice"
+                    )
                 if not hasattr(entry, "salt"):
                     if name.mechanism not in self._users.credentials_of(name.user):
-                        raise _Refused(
+                        raise RefusedWithCode(
                             ErrorCode.resource_not_found, f"there is no {name.mechanism} credential of {name.user!r}"
                         )
                     removed.append(name)
@@ -86,7 +88,7 @@ class UserHandlers:
                     given[name] = credential_of_salted_password(
                         name.mechanism, entry.salted_password, entry.salt, entry.iterations
                     )
-            except _Refused as error:
+            except RefusedWithCode as error:
                 refused.setdefault(entry.name, (error.code, str(error)))
             except UnacceptableCredential as error:
                 refused.setdefault(entry.name, (_UNACCEPTABLE, str(error)))
@@ -99,9 +101,9 @@ class UserHandlers:
         return await respond(request, {"results": results})
 
     def _checked(self, entry: Any) -> CredentialName:
-        """Raises _Refused, UnacceptableCredential."""
+        """Raises RefusedWithCode, UnacceptableCredential."""
         if entry.mechanism not in _NAMES:
-            raise _Refused(ErrorCode.unsupported_sasl_mechanism, f"there is no mechanism {entry.mechanism}")
+            raise RefusedWithCode(ErrorCode.unsupported_sasl_mechanism, f"there is no mechanism {entry.mechanism}")
         # A user that is there may go, whatever its name is.
         is_there = bool(self._users.credentials_of(entry.name))
         return CredentialName(entry.name if is_there else check_name(entry.name), _NAMES[entry.mechanism])
@@ -122,14 +124,6 @@ class UserHandlers:
 
 
 USERS_SHOWN: Final = 5
-
-
-class _Refused(CairnError):
-    """A change that is refused with an error code."""
-
-    def __init__(self, code: ErrorCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 def _outcome(refusal: _Refusal | None) -> Mapping[str, Any]:

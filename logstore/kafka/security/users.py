@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple, TypeVar
 
-from logstore.access.entries import AccessEntries, Changes
+from logstore.access.entries import AccessEntries, EntryChanges
 from logstore.kafka.security.credentials import (
     MECHANISMS,
     MIN_ITERATIONS,
@@ -169,7 +169,7 @@ class Users:
         changes: dict[str, bytes | None] = dict.fromkeys(name.key for name in removed)
         changes |= {name.key: value.encode() for name, value in set_to.items()}
 
-        def compute() -> Changes:
+        def compute() -> EntryChanges:
             more = {name.user for name in set_to} - self._users.keys()
             if more and len(self) + len(more) > MAX_USERS:
                 raise UnacceptableCredential(f"there are {len(self)} users; {MAX_USERS} are allowed")

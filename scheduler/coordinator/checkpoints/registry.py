@@ -24,7 +24,7 @@ from logstore.base.errors import FieldError
 from logstore.base.fields import MAX_INTEGER, shown
 from scheduler.coordinator.checkpoints.interface import REGISTER_CHECKPOINT, SEQ, UNIT_NAME
 from scheduler.coordinator.errors import ApiError, StoreDamaged
-from scheduler.coordinator.metadata.interface import Change, Put, RemovePrefix
+from scheduler.coordinator.metadata.interface import Change, RemovePrefix, SetValue
 
 CHECKPOINTS = "checkpoints/"
 ENTRY = "entry"
@@ -140,7 +140,7 @@ class CheckpointRegistry:
         def publish() -> None:
             self._show(checkpoint)
 
-        return RegisteredChange([Put(f"{_prefix(unit, seq)}{ENTRY}", text)], publish)
+        return RegisteredChange([SetValue(f"{_prefix(unit, seq)}{ENTRY}", text)], publish)
 
     def remove(self, unit: str, seq: int) -> RegisteredChange | None:
         """Remove a checkpoint; None if it is not there. Raises ApiError if it is still needed."""
@@ -165,7 +165,7 @@ class CheckpointRegistry:
 
         changes: list[Change] = [
             RemovePrefix(_prefix(unit, seq)),
-            Put(f"{_prefix(unit)}{REMOVED}", str(known.removed_up_to)),
+            SetValue(f"{_prefix(unit)}{REMOVED}", str(known.removed_up_to)),
         ]
         return RegisteredChange(changes, publish)
 

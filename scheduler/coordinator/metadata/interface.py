@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 
-class Put(NamedTuple):
+class SetValue(NamedTuple):
     """Sets the value of a key."""
 
     key: str
@@ -25,7 +25,7 @@ class RemovePrefix(NamedTuple):
     prefix: str
 
 
-Change = Put | RemovePrefix
+Change = SetValue | RemovePrefix
 
 
 class Metadata(Protocol):

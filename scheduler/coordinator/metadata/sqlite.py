@@ -25,7 +25,7 @@ from zlib import crc32
 from logstore.base.directory import sync_directory
 from logstore.base.transaction_count import read_count, write_count
 from scheduler.coordinator.errors import StoreDamaged, StoreError
-from scheduler.coordinator.metadata.interface import Change, Put
+from scheduler.coordinator.metadata.interface import Change, SetValue
 
 APPLICATION_ID = 0x4361_726E
 """`Carn`, the application id in the header of a SQLite file."""
@@ -56,7 +56,7 @@ _DAMAGE = frozenset(
 )
 
 
-class _Summary(NamedTuple):
+class _RowsSummary(NamedTuple):
     """The checksum of all rows."""
 
     transactions: int
@@ -111,7 +111,7 @@ class SqliteMetadata:
         rows = connection.execute("SELECT transactions, entries, sum, crc FROM summary").fetchall()
         if len(rows) != 1 or not all(type(value) is int for value in rows[0]):
             raise _damaged(self._path, "its summary cannot be read")
-        summary = _Summary(*rows[0][:3])
+        summary = _RowsSummary(*rows[0][:3])
         if summary.crc != rows[0][3]:
             raise _damaged(self._path, "the checksum of its summary does not fit")
         if (summary.entries, summary.sum) != (len(entries), total):
@@ -207,7 +207,7 @@ def _create(path: Path, count: Path) -> None:
 def _make_tables(connection: sqlite3.Connection) -> None:
     for statement in TABLES.values():
         connection.execute(statement)
-    nothing = _Summary(0, 0, 0)
+    nothing = _RowsSummary(0, 0, 0)
     connection.execute("INSERT INTO summary VALUES (?, ?, ?, ?)", (*nothing, nothing.crc))
     connection.execute(f"PRAGMA user_version={VERSION}")
 
@@ -226,7 +226,7 @@ def _migrate(path: Path, connection: sqlite3.Connection) -> None:
         connection.execute("INSERT INTO entries SELECT key, value, crc_of(key, value) FROM old_entries")
         connection.execute("DROP TABLE old_entries")
         found = connection.execute("SELECT 0, count(*), coalesce(sum(crc), 0) FROM entries").fetchone()
-        _store_summary(connection, _Summary(*found))
+        _store_summary(connection, _RowsSummary(*found))
         connection.execute("COMMIT")
     except (sqlite3.Error, StoreDamaged):
         with suppress(sqlite3.Error):
@@ -242,7 +242,7 @@ def _change(connection: sqlite3.Connection, changes: Sequence[Change]) -> int:
     """Make the changes and update the summary; returns the number of transactions including this one."""
     transactions, entries, total = connection.execute("SELECT transactions, entries, sum FROM summary").fetchone()
     for change in changes:
-        if isinstance(change, Put):
+        if isinstance(change, SetValue):
             before = connection.execute("SELECT crc FROM entries WHERE key = ?", (change.key,)).fetchone()
             crc = _crc(change.key, change.value)
             connection.execute("INSERT OR REPLACE INTO entries VALUES (?, ?, ?)", (change.key, change.value, crc))
@@ -255,11 +255,11 @@ def _change(connection: sqlite3.Connection, changes: Sequence[Change]) -> int:
             ).fetchone()
             connection.execute("DELETE FROM entries WHERE key >= ? AND key < ?", below)
             entries, total = entries - gone, total - their_sum
-    _store_summary(connection, _Summary(transactions + 1, entries, total))
+    _store_summary(connection, _RowsSummary(transactions + 1, entries, total))
     return int(transactions) + 1
 
 
-def _store_summary(connection: sqlite3.Connection, summary: _Summary) -> None:
+def _store_summary(connection: sqlite3.Connection, summary: _RowsSummary) -> None:
     connection.execute("UPDATE summary SET transactions = ?, entries = ?, sum = ?, crc = ?", (*summary, summary.crc))
 
 

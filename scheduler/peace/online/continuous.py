@@ -13,13 +13,13 @@ from collections.abc import Hashable
 from random import Random
 
 from scheduler.peace.online.index import Index, RequestClass, UnitGroup
-from scheduler.peace.online.jobs import ChunkAttempt, TransferJob, Unit
+from scheduler.peace.online.jobs import ChunkAttempt, ChunkUnit, TransferJob
 from scheduler.peace.online.joint_planner import JointPlanner
 from scheduler.peace.online.ranked_queue import RankedQueue
 from scheduler.peace.online.records import Settings
 from scheduler.peace.online.tokens import Key, Tokens
 from scheduler.peace.online.unreachable import TRIES, Launch, UnreachableUnits, search, ways
-from scheduler.peace.plan import Chain, Planner, Resource, demands
+from scheduler.peace.plan import HostChain, Planner, Resource, demands
 from scheduler.topology import Topology
 
 _MAX_UNREACHABLE_CLASSES = 4096
@@ -44,7 +44,7 @@ class _Reservation:
 
     __slots__ = ("chain", "keys", "unit")
 
-    def __init__(self, unit: Unit, chain: Chain | None, keys: tuple[Key, ...]) -> None:
+    def __init__(self, unit: ChunkUnit, chain: HostChain | None, keys: tuple[Key, ...]) -> None:
         self.unit = unit
         self.chain = chain
         self.keys = keys
@@ -76,7 +76,7 @@ class Continuous:
 
     # ---- events
 
-    def enter(self, unit: Unit) -> None:
+    def enter(self, unit: ChunkUnit) -> None:
         """Note that the unit has a chunk waiting (again)."""
         self._index.add(unit)
         self._invalidate_plan()
@@ -196,9 +196,9 @@ class Continuous:
             if len(candidates) < MAX_TOGETHER:
                 break
 
-    def _candidates(self, excluded: Unit | None) -> tuple[list[UnitGroup], list[tuple[Unit, int]]]:
+    def _candidates(self, excluded: ChunkUnit | None) -> tuple[list[UnitGroup], list[tuple[ChunkUnit, int]]]:
         """The groups that are worth a try, and the chunks to plan of each of their units except `excluded`."""
-        groups, candidates = list[UnitGroup](), list[tuple[Unit, int]]()
+        groups, candidates = list[UnitGroup](), list[tuple[ChunkUnit, int]]()
         while len(candidates) < MAX_TOGETHER and (group := self._index.pop()) is not None:
             groups.append(group)
             limit = MAX_TOGETHER if group.own is None else self._free_tokens(group.own)
@@ -224,11 +224,11 @@ class Continuous:
             self._joint.invalidate()
 
     @property
-    def reservation(self) -> tuple[str, Chain | None] | None:
+    def reservation(self) -> tuple[str, HostChain | None] | None:
         """The name of the job with the reservation, and the reserved chain."""
         return None if self._reservation is None else (self._reservation.unit.job.name, self._reservation.chain)
 
-    def _head(self) -> Unit | None:
+    def _head(self) -> ChunkUnit | None:
         job = self._queue.first
         return None if job is None else job.next_unit()
 
@@ -237,7 +237,7 @@ class Continuous:
         held = self._reservation
         return held is None or bool(self._tokens.freed) or not self._tokens.owed or held.unit is not self._head()
 
-    def _serve(self, unit: Unit) -> Chain | None:
+    def _serve(self, unit: ChunkUnit) -> HostChain | None:
         """A chain for the head, or None: then its reservation stands (or the unit is unreachable)."""
         tokens, held = self._tokens, self._reservation
         if held is not None and held.unit is not unit:
@@ -269,7 +269,7 @@ class Continuous:
         self._reservation = None
         return self._reserve(unit)
 
-    def _reserve(self, unit: Unit) -> Chain | None:
+    def _reserve(self, unit: ChunkUnit) -> HostChain | None:
         """Reserve a chain that is not free yet; return it if no token of it is missing."""
         chain = self._future_chain(unit)
         if chain is None:
@@ -282,7 +282,7 @@ class Continuous:
         self._reservation = _Reservation(unit, chain, keys)
         return None
 
-    def _future_chain(self, unit: Unit) -> Chain | None:
+    def _future_chain(self, unit: ChunkUnit) -> HostChain | None:
         """A chain in the network with free links, else with nothing in flight."""
         tokens = self._tokens
         seems_unreachable = self._unreachable_counts.get(self._index.class_key(unit), 0) >= _TRIES_CLASS
@@ -300,7 +300,7 @@ class Continuous:
             self._tokens.release(self._reservation.keys)
             self._reservation = None
 
-    def _set_unreachable(self, unit: Unit) -> None:
+    def _set_unreachable(self, unit: ChunkUnit) -> None:
         if unit.own is not None and self._tokens.free(unit.own):  # the token may have been held for this unit
             self._tokens.freed.add(unit.own)
         self._unreachable.add(unit)
@@ -340,7 +340,7 @@ class Continuous:
             if last is not None and not request_class.awake:
                 index.sleep(request_class, last)
 
-    def _tries_of(self, unit: Unit) -> int:
+    def _tries_of(self, unit: ChunkUnit) -> int:
         """The number of units of this unit's class that are worth a try at one event."""
         topology, writer = self._tokens.topology, unit.request.writer
         small = writer < 0 or len(topology.members[topology.rack_of[writer]]) <= _RACK_SMALL

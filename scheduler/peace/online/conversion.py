@@ -7,7 +7,7 @@ Invariants:
 from scheduler.peace.online.jobs import ChunkAttempt, TransferJob
 from scheduler.peace.online.records import ChunkRecord, ChunkStart, RequestRecord
 from scheduler.peace.placement import placement_texts
-from scheduler.peace.plan import Chain, TransferKind
+from scheduler.peace.plan import HostChain, TransferKind
 from scheduler.topology import Topology
 
 
@@ -51,11 +51,11 @@ def go_of(topology: Topology, flight: ChunkAttempt) -> ChunkStart:
     return ChunkStart(flight.job.name, flight.chunk, flight.attempt, hosts, flight.chain.kind)
 
 
-def chain_of(topology: Topology, record: ChunkRecord, kind: TransferKind) -> Chain | None:
+def chain_of(topology: Topology, record: ChunkRecord, kind: TransferKind) -> HostChain | None:
     """The chain of a stored chunk; None if a host or link of it is no longer in the topology."""
     links = {(link.source, link.target): number for number, link in enumerate(topology.links)}
     hosts = [topology.index.get(name, -1) for name in record.hosts]
     routes = [[links.get((source, target), -1) for source, target in route] for route in record.routes]
     if -1 in hosts or any(-1 in route for route in routes):
         return None
-    return Chain(record.request, record.chunk, tuple(hosts), tuple(map(tuple, routes)), kind)
+    return HostChain(record.request, record.chunk, tuple(hosts), tuple(map(tuple, routes)), kind)

@@ -21,20 +21,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scheduler.peace.online.jobs import Rank, Unit
+from scheduler.peace.online.jobs import ChunkUnit, Rank
 from scheduler.peace.online.tokens import Key, Tokens
-from scheduler.peace.placement import Relation, Rule
+from scheduler.peace.placement import PlacementRule, Relation
 from scheduler.peace.plan import Request, Resource, TransferKind
 
-_LEAVE = frozenset({Rule(Relation.OTHER_RACK, 0)})
-_STAY = Rule(Relation.SAME_RACK, 0)
+_LEAVE = frozenset({PlacementRule(Relation.OTHER_RACK, 0)})
+_STAY = PlacementRule(Relation.SAME_RACK, 0)
 TIDY_AFTER = 256
 
 Order = tuple[Rank, int]
 """The order in which units are served: the job's rank, then the unit's first chunk."""
 
 
-def order_of(unit: Unit) -> Order:
+def order_of(unit: ChunkUnit) -> Order:
     """The unit's place in the order of service."""
     return unit.job.rank, unit.first
 
@@ -50,14 +50,14 @@ class UnitGroup:
         self.request_class = request_class
         self.ready = False
         self.stamp = 0
-        self._units: list[tuple[Order, int, Unit]] = []
+        self._units: list[tuple[Order, int, ChunkUnit]] = []
 
-    def push(self, unit: Unit, number: int) -> None:
+    def push(self, unit: ChunkUnit, number: int) -> None:
         """Add a unit that has chunks waiting."""
         unit.group = self
         heappush(self._units, (order_of(unit), number, unit))
 
-    def first(self) -> Unit | None:
+    def first(self) -> ChunkUnit | None:
         """The first unit that still waits."""
         units = self._units
         while units:
@@ -69,9 +69,9 @@ class UnitGroup:
                 unit.group = None
         return None
 
-    def units(self, chunks: int) -> list[Unit]:
+    def units(self, chunks: int) -> list[ChunkUnit]:
         """The first units that still wait, in order, until they have `chunks` chunks together."""
-        found: list[Unit] = []
+        found: list[ChunkUnit] = []
         first = self.first()
         if first is None or first.waiting >= chunks or len(self._units) == 1:
             return found if first is None else [first]
@@ -124,7 +124,7 @@ class Index:
         self._number = 0
         self._gone, self._tidy_after = 0, TIDY_AFTER
 
-    def add(self, unit: Unit) -> None:
+    def add(self, unit: ChunkUnit) -> None:
         """Note that a unit has chunks waiting (again)."""
         if unit.group is not None:
             return
@@ -142,7 +142,7 @@ class Index:
         if front is None or (group.ready and order_of(unit) < order_of(front)):
             self.ready(group)
 
-    def remove(self, units: Iterable[Unit]) -> None:
+    def remove(self, units: Iterable[ChunkUnit]) -> None:
         """Note that these units no longer wait."""
         for unit in units:
             unit.group = None
@@ -207,7 +207,7 @@ class Index:
                 return group
         return None
 
-    def sleep(self, request_class: RequestClass, unit: Unit) -> None:
+    def sleep(self, request_class: RequestClass, unit: ChunkUnit) -> None:
         """`unit` and so its class found no path: until tokens are freed, or just those that it lacks."""
         cut = self._cut(unit)
         if not cut:
@@ -222,7 +222,7 @@ class Index:
                 waiting[:] = [(stamp, other) for stamp, other in waiting if other.stamp == stamp]
             waiting.append((request_class.stamp, request_class))
 
-    def class_key(self, unit: Unit) -> Hashable:
+    def class_key(self, unit: ChunkUnit) -> Hashable:
         """The key of a unit's class."""
         request = unit.request
         if request.kind is not TransferKind.WRITE:
@@ -258,7 +258,7 @@ class Index:
                 request_class.parked = False
                 self._rouse(request_class)
 
-    def _push(self, group: UnitGroup, first: Unit) -> None:
+    def _push(self, group: UnitGroup, first: ChunkUnit) -> None:
         group.ready = True
         group.stamp += 1
         self._number += 1
@@ -329,7 +329,7 @@ class Index:
                 return (rack,)
         return ()
 
-    def _cut(self, unit: Unit) -> tuple[Hashable, ...]:
+    def _cut(self, unit: ChunkUnit) -> tuple[Hashable, ...]:
         """Resources without tokens such that no chain is possible before one of them is freed; () if none is seen."""
         request, tokens = unit.request, self._tokens
         keys: list[Key] = []

@@ -19,7 +19,7 @@ from scheduler.peace.online.states import (
     RequestState,
 )
 from scheduler.peace.placement import Placement, Relation
-from scheduler.peace.plan import Chain, Request, Resource, TransferKind
+from scheduler.peace.plan import HostChain, Request, Resource, TransferKind
 
 Rank = tuple[int, int]
 """The order of the queue: the time of submission less the worth of the priority (ms), then the order of submission."""
@@ -33,7 +33,7 @@ class ChunkAttempt:
     def __init__(
         self,
         job: "TransferJob",
-        chain: Chain,
+        chain: HostChain,
         attempt: int,
         since_ms: int,
         step: int,
@@ -54,7 +54,7 @@ class ChunkAttempt:
         self.state = following(CHUNK_TRANSITIONS, self.state, event, owner)
 
 
-class Unit:
+class ChunkUnit:
     """Chunks of a job that are interchangeable for a planner; the lowest number goes first."""
 
     __slots__ = (
@@ -140,9 +140,9 @@ class TransferJob:
         self.attempts: dict[int, int] = {}
         self.flights: dict[int, ChunkAttempt] = {}
         self.done: set[int] = set()
-        self.units: list[Unit] = []
+        self.units: list[ChunkUnit] = []
         self.waiting = 0
-        self._unit_of: dict[int, Unit] = {}
+        self._unit_of: dict[int, ChunkUnit] = {}
 
     @property
     def unreachable(self) -> bool:
@@ -154,11 +154,11 @@ class TransferJob:
         """The number of chunks that count in the queue."""
         return 0 if self.unreachable else self.waiting
 
-    def next_unit(self) -> Unit | None:
+    def next_unit(self) -> ChunkUnit | None:
         """The next unit with a waiting chunk and a path; None if there is none."""
         return next((unit for unit in self.units if unit.waiting and not unit.unreachable), None)
 
-    def unit_of(self, chunk: int) -> Unit:
+    def unit_of(self, chunk: int) -> ChunkUnit:
         """The unit of a chunk that is not done."""
         return self.units[0] if self.kind is TransferKind.WRITE else self._unit_of[chunk]
 
@@ -180,7 +180,7 @@ class TransferJob:
         """
         avoid = frozenset(self.avoid)
         if self.kind is TransferKind.WRITE:
-            self.units = [Unit(self, range(self.chunks), (), avoid)]
+            self.units = [ChunkUnit(self, range(self.chunks), (), avoid)]
             self.units[0].keep(self)
             return None
         by_source: dict[tuple[int, ...], list[int]] = {}
@@ -191,7 +191,7 @@ class TransferJob:
             if not left:
                 return chunk
             by_source.setdefault(left, []).append(chunk)
-        self.units = [Unit(self, tuple(chunks), left, avoid) for left, chunks in by_source.items()]
+        self.units = [ChunkUnit(self, tuple(chunks), left, avoid) for left, chunks in by_source.items()]
         self._unit_of = {}
         for unit, chunks in zip(self.units, by_source.values(), strict=True):
             self._unit_of.update(dict.fromkeys(chunks, unit))

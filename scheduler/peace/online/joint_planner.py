@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from random import Random
 
-from scheduler.peace.online.jobs import TransferJob, Unit
-from scheduler.peace.plan import Chain, JointPlanning, Planner, Request, Residual, TransferKind
+from scheduler.peace.online.jobs import ChunkUnit, TransferJob
+from scheduler.peace.plan import HostChain, JointPlanning, Planner, Request, Residual, TransferKind
 from scheduler.peace.urgency import Urgency
 from scheduler.topology import Topology
 
@@ -45,11 +45,11 @@ class JointPlanner:
 
     def plan(
         self,
-        candidates: Sequence[tuple[Unit, int]],
+        candidates: Sequence[tuple[ChunkUnit, int]],
         queue: Iterable[TransferJob],
         left: Residual,
-        first: Unit | None = None,
-    ) -> list[tuple[Unit, Chain]]:
+        first: ChunkUnit | None = None,
+    ) -> list[tuple[ChunkUnit, HostChain]]:
         """Chains for these units, for at most the given number of chunks of each, taken from `left`; in service order.
 
         `queue`: all waiting jobs, in order. `first`: without a chain for this unit nothing is planned or taken.
@@ -67,8 +67,8 @@ class JointPlanner:
         return planned
 
     def _plan(
-        self, candidates: Sequence[tuple[Unit, int]], left: Residual, first: Unit | None
-    ) -> list[tuple[Unit, Chain]]:
+        self, candidates: Sequence[tuple[ChunkUnit, int]], left: Residual, first: ChunkUnit | None
+    ) -> list[tuple[ChunkUnit, HostChain]]:
         """Plan the urgent chunks and one chunk of `first`, then the others."""
         must = [min(limit, max(self._urgent.get(unit.job, 0), int(unit is first))) for unit, limit in candidates]
         planned = self._planned([(unit, count) for (unit, _), count in zip(candidates, must, strict=True)], left)
@@ -80,8 +80,10 @@ class JointPlanner:
         self._valid_for -= len(planned)
         return planned
 
-    def _planned(self, candidates: Sequence[tuple[Unit, int]], left: Residual) -> list[tuple[Unit, Chain]]:
-        requests, units = list[Request](), dict[str, Unit]()
+    def _planned(
+        self, candidates: Sequence[tuple[ChunkUnit, int]], left: Residual
+    ) -> list[tuple[ChunkUnit, HostChain]]:
+        requests, units = list[Request](), dict[str, ChunkUnit]()
         for unit, count in candidates:
             if count > 0:
                 name = str(len(requests))

@@ -17,7 +17,7 @@ from scheduler.errors import RequestError
 from scheduler.peace.online import intake
 from scheduler.peace.online.continuous import Continuous
 from scheduler.peace.online.conversion import chain_of, chunk_record, go_of, request_record
-from scheduler.peace.online.jobs import ChunkAttempt, TransferJob, Unit
+from scheduler.peace.online.jobs import ChunkAttempt, ChunkUnit, TransferJob
 from scheduler.peace.online.ranked_queue import RankedQueue
 from scheduler.peace.online.records import (
     ChunkRecord,
@@ -33,14 +33,14 @@ from scheduler.peace.online.records import (
 from scheduler.peace.online.states import ChunkEvent, ChunkState, RequestEvent, RequestState, allows
 from scheduler.peace.online.timesteps import Timesteps
 from scheduler.peace.online.views import SchedulerView, place_of, status_of
-from scheduler.peace.plan import Chain, Planner, TransferKind
+from scheduler.peace.plan import HostChain, Planner, TransferKind
 from scheduler.topology import Topology
 
 _GATHER_SHARE = 200
 """Events are gathered for at most this part of a chunk's time, so that the delay costs less than the plan gains."""
 
 
-class _Event:
+class _EventEffects:
     """The effects of one event so far."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class OnlineScheduler:
         self._of_host: dict[int, set[TransferJob]] = {}
         self._sequence = 0
         self._now_ms = 0
-        self._event = _Event()
+        self._event = _EventEffects()
         self._gathered = 0
         """The number of events since the last plan."""
         self._chunk_ms: int | None = None
@@ -261,7 +261,7 @@ class OnlineScheduler:
 
     def _begin(self, now_ms: int) -> None:
         self._now_ms = max(self._now_ms, now_ms)
-        self._event = _Event()
+        self._event = _EventEffects()
 
     def _finish(self) -> EventOutcome:
         """Collect the effects of an event, and start chunks unless more events are gathered first."""
@@ -283,13 +283,13 @@ class OnlineScheduler:
         return self._collected()
 
     def _collected(self) -> EventOutcome:
-        event, self._event = self._event, _Event()
+        event, self._event = self._event, _EventEffects()
         records: list[RequestRecord | ChunkRecord] = [request_record(self._topology, job) for job in event.jobs]
         records += event.chunks.values()
         go = tuple(go_of(self._topology, flight) for flight in event.go)
         return EventOutcome(go, tuple(event.revoked), tuple(event.finished), tuple(records), tuple(event.given_up))
 
-    def _launch(self, unit: Unit, chain: Chain) -> None:
+    def _launch(self, unit: ChunkUnit, chain: HostChain) -> None:
         job = unit.job
         chain = chain._replace(chunk=unit.take())
         job.waiting -= 1

@@ -22,12 +22,12 @@ from itertools import islice
 from random import Random
 
 from scheduler.errors import PlanInvalid
-from scheduler.peace.online.jobs import ChunkAttempt, TransferJob, Unit
+from scheduler.peace.online.jobs import ChunkAttempt, ChunkUnit, TransferJob
 from scheduler.peace.online.joint_planner import JointPlanner
 from scheduler.peace.online.ranked_queue import RankedQueue
 from scheduler.peace.online.records import Settings, Stragglers
 from scheduler.peace.online.unreachable import TRIES, Launch, UnreachableUnits, find
-from scheduler.peace.plan import Chain, Planner, Request, Residual, TransferKind, demands
+from scheduler.peace.plan import HostChain, Planner, Request, Residual, TransferKind, demands
 from scheduler.topology import Topology, disk_capacity
 
 _ROUNDING = 1e-9
@@ -60,7 +60,7 @@ class Timesteps:
 
     # ---- events
 
-    def enter(self, unit: Unit) -> None:
+    def enter(self, unit: ChunkUnit) -> None:
         """Note that the unit has a chunk waiting (again): it may join the running timestep."""
         self._joining[unit.job] = None
 
@@ -128,7 +128,7 @@ class Timesteps:
             pass
 
     @property
-    def reservation(self) -> tuple[str, Chain | None] | None:
+    def reservation(self) -> tuple[str, HostChain | None] | None:
         """Timesteps reserve nothing."""
         return None
 
@@ -173,7 +173,7 @@ class Timesteps:
             launch(jobs[chain.request].unit_of(chain.chunk), chain)
         return True
 
-    def _plan(self, jobs: list[TransferJob], left: Residual, excluded: Unit | None = None) -> list[Chain]:
+    def _plan(self, jobs: list[TransferJob], left: Residual, excluded: ChunkUnit | None = None) -> list[HostChain]:
         """The plan of all waiting chunks, without the next chunk of `excluded`, a unit of the first job."""
         if self._joint is not None:
             self._joint.invalidate()
@@ -188,7 +188,7 @@ class Timesteps:
     def _ask(self, job: TransferJob, excluded: int | None = None) -> Request:
         """The job's waiting chunks as one request, at most as many as its own host can move at once."""
         limit = self._max_chunks(job)
-        numbers, units = list[int](), list[Unit]()
+        numbers, units = list[int](), list[ChunkUnit]()
         for unit in job.units:
             chosen = list(islice((n for n in unit.numbers() if n != excluded), limit - len(numbers)))
             numbers += chosen
@@ -220,7 +220,7 @@ class Timesteps:
         return left
 
 
-def _take_rest(left: Residual, chain: Chain) -> None:
+def _take_rest(left: Residual, chain: HostChain) -> None:
     """Take those resources of a chain that are left."""
     for resource, number in demands(chain):
         counts = left.counts(resource)

@@ -13,7 +13,7 @@ from random import Random
 
 import numpy as np
 
-from scheduler.peace.plan import Chain, Planner, Request, Residual, Resource, demands
+from scheduler.peace.plan import HostChain, Planner, Request, Residual, Resource, demands
 from scheduler.topology import Topology, disk_capacity
 
 _TRIES_FORWARDING = 2
@@ -38,7 +38,7 @@ class Tokens:
         self._debt: dict[Key, int] = {}
         self._lost: set[int] = set()
 
-    def chain(self, planner: Planner, request: Request, random: Random) -> Chain | None:
+    def chain(self, planner: Planner, request: Request, random: Random) -> HostChain | None:
         """A chain of free tokens, which are taken; None if there is none.
 
         Algorithm 1 plans one replica at a time. So while many hosts are sending, it chooses hosts that can receive but
@@ -60,12 +60,12 @@ class Tokens:
         """Whether a token of this resource is free."""
         return bool(self.left.counts(key[0])[key[1]] > 0)
 
-    def give(self, chain: Chain) -> None:
+    def give(self, chain: HostChain) -> None:
         """Return the tokens of a chain; those that become free are added to `freed`."""
         for key in demands(chain):
             self._give(key)
 
-    def force(self, chain: Chain) -> None:
+    def force(self, chain: HostChain) -> None:
         """Take the tokens of a chain in flight after a restart; tokens that a smaller network lacks become debts."""
         for key in demands(chain):
             if key[1] in self._lost and key[0] is not Resource.LINK:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from random import Random
 
-from scheduler.peace.online.jobs import TransferJob, Unit
+from scheduler.peace.online.jobs import ChunkUnit, TransferJob
 from scheduler.peace.online.ranked_queue import RankedQueue
-from scheduler.peace.plan import Chain, Planner, Request, Residual
+from scheduler.peace.plan import HostChain, Planner, Request, Residual
 
-Launch = Callable[[Unit, Chain], None]
+Launch = Callable[[ChunkUnit, HostChain], None]
 """Start the next chunk of this unit on this chain (whose own chunk number does not count)."""
 
 TRIES = 32
@@ -31,9 +31,9 @@ class UnreachableUnits:
         self._planner = planner
         self._random = random
         self._whole = whole
-        self._units: dict[Unit, None] = {}
+        self._units: dict[ChunkUnit, None] = {}
 
-    def add(self, unit: Unit) -> None:
+    def add(self, unit: ChunkUnit) -> None:
         """The unit has no path: its chunks no longer count in the queue."""
         unit.unreachable = True
         self._units[unit] = None
@@ -43,7 +43,7 @@ class UnreachableUnits:
         """The jobs of the unreachable units."""
         return {unit.job for unit in self._units}
 
-    def leave(self, units: Iterable[Unit]) -> None:
+    def leave(self, units: Iterable[ChunkUnit]) -> None:
         """Forget units that no longer wait."""
         for unit in units:
             self._units.pop(unit, None)
@@ -53,7 +53,7 @@ class UnreachableUnits:
         for unit in list(self._units):
             self._back(unit)
 
-    def retry_some(self, *, idle: bool) -> list[Unit]:
+    def retry_some(self, *, idle: bool) -> list[ChunkUnit]:
         """Try a few units again, more if the network is `idle`; returns those that are back in the queue."""
         returned = []
         max_units, tries = (_AT_ONCE, _TRIES_IDLE) if idle else (1, 1)
@@ -69,13 +69,13 @@ class UnreachableUnits:
             returned.append(unit)
         return returned
 
-    def _back(self, unit: Unit) -> None:
+    def _back(self, unit: ChunkUnit) -> None:
         self._units.pop(unit, None)
         unit.unreachable = False
         self._queue.put(unit.job, unit.job.counted)
 
 
-def find(planner: Planner, unit: Unit, residual: Residual, random: Random, tries: int) -> Chain | None:
+def find(planner: Planner, unit: ChunkUnit, residual: Residual, random: Random, tries: int) -> HostChain | None:
     """A chain for the unit's next chunk, taken from `residual`; through suspects if there is no other."""
     for way in ways(unit):
         chain = search(planner, way, residual, random, tries)
@@ -84,12 +84,12 @@ def find(planner: Planner, unit: Unit, residual: Residual, random: Random, tries
     return None
 
 
-def ways(unit: Unit) -> tuple[Request, ...]:
+def ways(unit: ChunkUnit) -> tuple[Request, ...]:
     """The requests to the planner: first without suspects, then with them."""
     return (unit.request,) if unit.last_resort is unit.request else (unit.request, unit.last_resort)
 
 
-def search(planner: Planner, request: Request, residual: Residual, random: Random, tries: int) -> Chain | None:
+def search(planner: Planner, request: Request, residual: Residual, random: Random, tries: int) -> HostChain | None:
     """A chain for the request's first chunk, taken from `residual`."""
     for _ in range(tries):
         chain = planner.chain(request, 0, residual, random)

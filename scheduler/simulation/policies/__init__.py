@@ -4,14 +4,14 @@ Invariants: a policy sees only the input of its real counterpart (submissions, a
 randomness comes in as an argument.
 """
 
-from scheduler.simulation.policies.base import AtOnce, ClusterView, Orders, PolicyMaker, SchedulingPolicy, Start
+from scheduler.simulation.policies.base import AtOnce, ClusterLoad, Orders, PolicyMaker, SchedulingPolicy, Start
 from scheduler.simulation.policies.hdfs import Era, HdfsDefault, hdfs_default
 from scheduler.simulation.policies.peace import Peace, peace
 from scheduler.simulation.policies.sinbad import Sinbad, sinbad
 
 __all__ = [
     "AtOnce",
-    "ClusterView",
+    "ClusterLoad",
     "Era",
     "HdfsDefault",
     "Orders",

@@ -8,7 +8,7 @@ from random import Random
 from typing import NamedTuple, Protocol
 
 from scheduler.peace.plan import TransferKind
-from scheduler.simulation.cluster import Cluster
+from scheduler.simulation.cluster import SimulatedCluster
 from scheduler.simulation.fairness import Floats
 from scheduler.simulation.scenario import SimulatedJob
 
@@ -31,7 +31,7 @@ class Orders(NamedTuple):
     gave_up: tuple[str, ...] = ()
 
 
-class ClusterView(NamedTuple):
+class ClusterLoad(NamedTuple):
     """The measurable state of a cluster: each resource's current rate, and the number of open chunks of each host."""
 
     now_s: float
@@ -66,7 +66,7 @@ class SchedulingPolicy(Protocol):
         """Take the loss of a host, which interrupted these chunks."""
         ...
 
-    def observe(self, view: ClusterView) -> None:
+    def observe(self, view: ClusterLoad) -> None:
         """Take a measurement of the cluster."""
         ...
 
@@ -85,7 +85,7 @@ class PolicyMaker(NamedTuple):
     """The name of a policy, and the function that makes a new one for a run."""
 
     name: str
-    make: Callable[[Cluster, Random], SchedulingPolicy]
+    make: Callable[[SimulatedCluster, Random], SchedulingPolicy]
 
 
 READING_THREADS = 4
@@ -100,7 +100,7 @@ class ThreadedClients(AtOnce):
 
     sample_s: float | None = None
 
-    def __init__(self, cluster: Cluster, threads: int) -> None:
+    def __init__(self, cluster: SimulatedCluster, threads: int) -> None:
         self.cluster = cluster
         self.lost: set[int] = set()
         self._threads = threads
@@ -136,7 +136,7 @@ class ThreadedClients(AtOnce):
         )
         return Orders(again, gave_up=tuple(job.name for job in self._jobs.values() if job.host == host))
 
-    def observe(self, view: ClusterView) -> None:
+    def observe(self, view: ClusterLoad) -> None:
         """Ignore measurements."""
 
     def _start(self, job: SimulatedJob, chunk: int, attempt: int = 0) -> Start:

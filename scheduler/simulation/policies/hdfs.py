@@ -16,8 +16,8 @@ from enum import StrEnum
 from random import Random
 
 from scheduler.peace.plan import TransferKind
-from scheduler.simulation.cluster import Cluster
-from scheduler.simulation.policies.base import ClusterView, PolicyMaker, ThreadedClients
+from scheduler.simulation.cluster import SimulatedCluster
+from scheduler.simulation.policies.base import ClusterLoad, PolicyMaker, ThreadedClients
 from scheduler.simulation.scenario import SimulatedJob
 
 HEARTBEAT_S = 3.0
@@ -38,7 +38,7 @@ class HdfsDefault(ThreadedClients):
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: SimulatedCluster,
         random: Random,
         *,
         threads: int,
@@ -53,7 +53,7 @@ class HdfsDefault(ThreadedClients):
         self._consider_load = consider_load
         self._load: Sequence[int] = [0] * cluster.hosts
 
-    def observe(self, view: ClusterView) -> None:
+    def observe(self, view: ClusterLoad) -> None:
         """Take the heartbeats: the number of open chunks of every host."""
         self._load = tuple(view.open_chunks)
 
@@ -124,7 +124,7 @@ def hdfs_default(
 ) -> PolicyMaker:
     """HDFS's default placement with `threads` writing threads per client."""
 
-    def make(cluster: Cluster, random: Random) -> HdfsDefault:
+    def make(cluster: SimulatedCluster, random: Random) -> HdfsDefault:
         return HdfsDefault(
             cluster, random, threads=threads, era=era, first_in_rack=first_in_rack, consider_load=consider_load
         )

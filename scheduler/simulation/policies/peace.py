@@ -9,8 +9,8 @@ from random import Random
 
 from scheduler.peace.online import ChunkStart, EventOutcome, OnlineScheduler, Settings, Submission
 from scheduler.peace.plan import Planner, TransferKind
-from scheduler.simulation.cluster import Cluster
-from scheduler.simulation.policies.base import ClusterView, Orders, PolicyMaker, Start
+from scheduler.simulation.cluster import SimulatedCluster
+from scheduler.simulation.policies.base import ClusterLoad, Orders, PolicyMaker, Start
 from scheduler.simulation.scenario import SimulatedJob
 from scheduler.topology import Topology
 
@@ -20,7 +20,7 @@ class Peace:
 
     sample_s: float | None = None
 
-    def __init__(self, cluster: Cluster, scheduler: OnlineScheduler) -> None:
+    def __init__(self, cluster: SimulatedCluster, scheduler: OnlineScheduler) -> None:
         self._names = [server.name for server in cluster.topology.servers]
         self._index = cluster.topology.index
         self._scheduler = scheduler
@@ -59,7 +59,7 @@ class Peace:
         """Plan the gathered events."""
         return self._orders(self._scheduler.plan(_ms(now_s)))
 
-    def observe(self, view: ClusterView) -> None:
+    def observe(self, view: ClusterLoad) -> None:
         """Ignore measurements: Peace plans with capacities."""
 
     def _orders(self, outcome: EventOutcome) -> Orders:
@@ -73,7 +73,7 @@ class Peace:
 def peace(name: str, planner: Callable[[Topology], Planner], settings: Settings) -> PolicyMaker:
     """Peace with a planner and settings; `name` is for tables."""
 
-    def make(cluster: Cluster, random: Random) -> Peace:
+    def make(cluster: SimulatedCluster, random: Random) -> Peace:
         topology = cluster.topology
         return Peace(cluster, OnlineScheduler(topology, planner(topology), settings, random))
 

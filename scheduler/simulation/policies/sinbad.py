@@ -13,8 +13,8 @@ import numpy as np
 
 from scheduler.peace.placement import Relation, default_placement
 from scheduler.peace.plan import TransferKind
-from scheduler.simulation.cluster import Cluster
-from scheduler.simulation.policies.base import ClusterView, PolicyMaker, ThreadedClients
+from scheduler.simulation.cluster import SimulatedCluster
+from scheduler.simulation.policies.base import ClusterLoad, PolicyMaker, ThreadedClients
 from scheduler.simulation.scenario import SimulatedJob
 
 SAMPLE_S = 1.0
@@ -25,12 +25,12 @@ class Sinbad(ThreadedClients):
 
     sample_s: float | None = SAMPLE_S
 
-    def __init__(self, cluster: Cluster, random: Random, *, threads: int) -> None:
+    def __init__(self, cluster: SimulatedCluster, random: Random, *, threads: int) -> None:
         super().__init__(cluster, threads)
         self._random = random
         self._rates = np.zeros(cluster.resources)
 
-    def observe(self, view: ClusterView) -> None:
+    def observe(self, view: ClusterLoad) -> None:
         """Replace all estimates by a new measurement."""
         self._rates = view.rates.copy()
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from spe_adapter.codec.kernels import Int64s
-from spe_adapter.operators.clock import WALL, Clock
+from spe_adapter.operators.clock import WALL, CallTimes
 from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.operators.states.declared import HIGH, LOW, StateSpec
 from spe_adapter.operators.states.identity import numbers_at
@@ -36,7 +36,7 @@ class Owners:
 
     store: StateStore
     keys: pa.BinaryArray
-    clock: Clock
+    clock: CallTimes
     newest_ms: Int64s | None
     codec: KeyCodec
 

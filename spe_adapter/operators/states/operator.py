@@ -39,7 +39,7 @@ from spe_adapter.codec.columns import keys_of
 from spe_adapter.codec.identity_hash import hashes_of
 from spe_adapter.codec.kernels import Int64s
 from spe_adapter.operators.base import Emitted, Operator, Rows, State, WindowIdentities
-from spe_adapter.operators.clock import WALL, Clock, is_wall
+from spe_adapter.operators.clock import WALL, CallTimes, is_wall
 from spe_adapter.operators.states.access import Owners
 from spe_adapter.operators.states.declared import (
     Declared,
@@ -144,7 +144,7 @@ class KeyedState(State):
     """The keys of a call with their named states and timers, in place of the windows of other operators."""
 
     def __init__(
-        self, operator: "StatefulOperator", store: StateStore, identity: WindowIdentities, clock: Clock
+        self, operator: "StatefulOperator", store: StateStore, identity: WindowIdentities, clock: CallTimes
     ) -> None:
         if identity.keys is None:
             raise InvalidConfig("keyed states need the keys of the call")
@@ -297,11 +297,11 @@ class StatefulOperator(Operator):
         timers.drop(keys, numbers)
         return emitted
 
-    def open_entries(self, store: StateStore, identity: WindowIdentities, clock: Clock) -> State:
+    def open_entries(self, store: StateStore, identity: WindowIdentities, clock: CallTimes) -> State:
         """The keys of a call."""
         return KeyedState(self, store, identity, clock)
 
-    def due_entries(self, store: StateStore, identity: WindowIdentities, clock: Clock) -> State | None:
+    def due_entries(self, store: StateStore, identity: WindowIdentities, clock: CallTimes) -> State | None:
         """The keys with due timers; None where there is none."""
         ids = self._due(store, clock)
         numbers = store.numbers(ids)
@@ -320,7 +320,7 @@ class StatefulOperator(Operator):
         state.expire_timers(ExpiredTimers(owner, at_ms, is_event), numbers)
         return state
 
-    def remove_due(self, store: StateStore, identity: WindowIdentities, clock: Clock) -> None:
+    def remove_due(self, store: StateStore, identity: WindowIdentities, clock: CallTimes) -> None:
         """Remove entries that are out of their TTL."""
         ids = self._due(store, clock)
         numbers = store.numbers(ids)
@@ -346,7 +346,7 @@ class StatefulOperator(Operator):
                 access.remove_due(owner[here], split_keys(keys.take(pa.array(here))).suffix)
         state.commit()
 
-    def _due(self, store: StateStore, clock: Clock) -> Int64s:
+    def _due(self, store: StateStore, clock: CallTimes) -> Int64s:
         """The ids of entries that either clock has passed. By processing time all that go by event time are looked at,
         as these are below it.
         """

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from spe_adapter.codec.kernels import Bools, Int64s
-from spe_adapter.operators.clock import Clock
+from spe_adapter.operators.clock import CallTimes
 from spe_adapter.state.columns import Values
 from spe_adapter.state.layout import NEVER
 from spe_adapter.state.store import StateStore
@@ -29,7 +29,7 @@ _FIRST_ROWS: Final = 256
 class Section:
     """Entries with some columns of the store. `clock`: entries that it has passed are not alive (None: all are)."""
 
-    def __init__(self, store: StateStore, fields: Sequence[pa.Field], clock: Clock | None) -> None:
+    def __init__(self, store: StateStore, fields: Sequence[pa.Field], clock: CallTimes | None) -> None:
         self._store = store
         self._clock = clock
         self._table = Table.in_memory(pa.schema(fields), _FIRST_ROWS, seed=store.seed)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logstore.kafka.groups.subscription import subscribed_topics
-from logstore.kafka.groups.timers import Timers
+from logstore.kafka.groups.timers import KeyedTimers
 from tests.kafka.groups.driver import subscription
 
 STEPS = st.lists(
@@ -20,7 +20,7 @@ STEPS = st.lists(
 @given(STEPS)
 def test_timers_agree_with_a_dictionary(steps: list[tuple[str, int, int]]) -> None:
     """Whatever is set, moved and cancelled, what is due is what a naive search finds, in bounded memory."""
-    timers: Timers[int] = Timers()
+    timers: KeyedTimers[int] = KeyedTimers()
     model: dict[int, int] = {}
     for action, key, time in steps:
         if action == "set":

@@ -10,7 +10,7 @@ from benchmarks.scale.cases import irregular
 from scheduler.peace.online import GATHER_MS, Mode, Settings, Submission
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.placement import default_placement
-from scheduler.peace.plan import Chain, Planner, Request, Residual, TransferKind, TransferPlan
+from scheduler.peace.plan import HostChain, Planner, Request, Residual, TransferKind, TransferPlan
 from scheduler.peace.repaired import RepairedPlanner
 from scheduler.peace.tree import TreePlanner
 from scheduler.peace.urgency import Urgency
@@ -90,7 +90,7 @@ class Unlucky(RepairedPlanner):
         super().__init__(topology)
         self.has_luck = False
 
-    def chain(self, request: Request, chunk: int, residual: Residual, random: Random) -> Chain | None:
+    def chain(self, request: Request, chunk: int, residual: Residual, random: Random) -> HostChain | None:
         """See Planner."""
         found = super().chain(request, chunk, residual, random)
         self.has_luck |= found is not None

@@ -16,7 +16,7 @@ from scheduler.peace.online.states import (
     RequestState,
 )
 from scheduler.peace.paper import PaperPlanner
-from scheduler.peace.plan import Chain, TransferKind
+from scheduler.peace.plan import HostChain, TransferKind
 from scheduler.topology import racks
 from tests.peace.online.world import World
 from tests.support.steps import RecordedSteps
@@ -111,7 +111,7 @@ def test_every_other_step_of_a_request_is_refused(state: RequestState, event: Re
 def test_every_other_step_of_a_chunk_is_refused(state: ChunkState, event: ChunkEvent) -> None:
     """The chunk stays as it is, and the defect is named."""
     flight = ChunkAttempt(
-        TransferJob("q", TransferKind.WRITE, 0, ((),), 1), Chain("q", 0, (0, 1), ((),)), 1, 0, 0, state
+        TransferJob("q", TransferKind.WRITE, 0, ((),), 1), HostChain("q", 0, (0, 1), ((),)), 1, 0, 0, state
     )
     with pytest.raises(AssertionError, match=event.value):
         flight.move(event)

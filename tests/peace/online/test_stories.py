@@ -18,11 +18,11 @@ from scheduler.peace.online import (
     Submission,
 )
 from scheduler.peace.online.continuous import Continuous
-from scheduler.peace.online.jobs import TransferJob, Unit
+from scheduler.peace.online.jobs import ChunkUnit, TransferJob
 from scheduler.peace.online.ranked_queue import RankedQueue
 from scheduler.peace.online.unreachable import UnreachableUnits
 from scheduler.peace.paper import PaperPlanner
-from scheduler.peace.plan import Chain, Request, Residual, TransferKind, TransferPlan
+from scheduler.peace.plan import HostChain, Request, Residual, TransferKind, TransferPlan
 from scheduler.topology import Server, Topology, both_ways, racks
 from tests.peace.online.world import World
 
@@ -279,7 +279,7 @@ class Unlucky(PaperPlanner):
 
     unlucky = True
 
-    def chain(self, request: Request, chunk: int, residual: Residual, random: Random) -> Chain | None:
+    def chain(self, request: Request, chunk: int, residual: Residual, random: Random) -> HostChain | None:
         """As planner `paper`, if it is lucky."""
         return None if self.unlucky and request.name == "head" else super().chain(request, chunk, residual, random)
 
@@ -322,7 +322,7 @@ def test_nothing_is_kept_of_stranded_requests_that_left() -> None:
 def test_what_left_the_queue_is_forgotten_although_a_chunk_hangs() -> None:
     """Requests that waited for its source are cancelled again and again; they leave nothing that grows."""
     world = world_of(racks([3], 1, send=1))
-    units = sum(isinstance(each, Unit) for each in gc.get_objects())
+    units = sum(isinstance(each, ChunkUnit) for each in gc.get_objects())
     sources = [(("r1h2",),), (("r1h2", "r1h3"),), (("r1h3",),)]
     for number, each in enumerate(sources):
         world.scheduler.submit(Submission(f"hangs {number}", "r1h1", 1, kind=TransferKind.READ, sources=each), 0)
@@ -331,7 +331,7 @@ def test_what_left_the_queue_is_forgotten_although_a_chunk_hangs() -> None:
         many = sources[number % 3] * chunks
         world.scheduler.submit(Submission(f"q{number}", "r1h1", chunks, kind=TransferKind.READ, sources=many), 0)
         world.scheduler.cancel(f"q{number}", 0)
-    assert sum(isinstance(each, Unit) for each in gc.get_objects()) < units + 500
+    assert sum(isinstance(each, ChunkUnit) for each in gc.get_objects()) < units + 500
 
 
 def test_a_request_of_stranded_chunks_only_is_out_of_the_line() -> None:

@@ -24,7 +24,7 @@ from scheduler.peace.online import (
     Submission,
 )
 from scheduler.peace.placement import parse_placement
-from scheduler.peace.plan import Chain, Planner, Request, Residual, Resource, TransferKind, TransferPlan, demands
+from scheduler.peace.plan import HostChain, Planner, Request, Residual, Resource, TransferKind, TransferPlan, demands
 from scheduler.topology import Topology, disk_capacity
 
 Attempt = tuple[str, int, int]
@@ -53,10 +53,10 @@ class World:
     now_ms: int = 1000
     step: int = 0
     lost: set[str] = field(default_factory=set)
-    in_flight: dict[Attempt, Chain] = field(default_factory=dict)
+    in_flight: dict[Attempt, HostChain] = field(default_factory=dict)
     since_step: dict[Attempt, int] = field(default_factory=dict)
     """The timestep that each attempt was started in, of those in flight or done."""
-    stepped: dict[Attempt, Chain] = field(default_factory=dict)
+    stepped: dict[Attempt, HostChain] = field(default_factory=dict)
     """What the newest timestep scheduled, and did not revoke."""
     straggled: set[Attempt] = field(default_factory=set)
     records: dict[tuple[str, ...], RequestRecord | ChunkRecord] = field(default_factory=dict)
@@ -264,7 +264,7 @@ class World:
         self.in_flight[attempt] = self.stepped[attempt] = chain
         self.promises.pop(go.request, None)
 
-    def _check_chain(self, request: RequestRecord, chain: Chain) -> None:
+    def _check_chain(self, request: RequestRecord, chain: HostChain) -> None:
         """One chain keeps every promise of a plan, as far as they concern a single one."""
         index = self.topology.index
         kind = TransferKind(request.kind)
@@ -311,7 +311,7 @@ class World:
         if self.settings.stragglers is Stragglers.COUNTED:
             self.check_use(list(self.in_flight.values()))
 
-    def check_use(self, chains: list[Chain]) -> None:
+    def check_use(self, chains: list[HostChain]) -> None:
         """These chains together fit into the whole network."""
         used = Counter(demand for chain in chains for demand in demands(chain))
         for (resource, number), count in used.items():
@@ -360,9 +360,9 @@ class World:
 
     # ---- small things
 
-    def _chain(self, request: RequestRecord, record: ChunkRecord) -> Chain:
+    def _chain(self, request: RequestRecord, record: ChunkRecord) -> HostChain:
         links = {(link.source, link.target): number for number, link in enumerate(self.topology.links)}
-        return Chain(
+        return HostChain(
             record.request,
             record.chunk,
             tuple(self.topology.index[name] for name in record.hosts),

@@ -66,7 +66,7 @@ class EtcdError(Exception):
         self.made_perhaps = code not in _NOT_MADE_CODES and not message.startswith(_NOT_MADE_MESSAGES)
 
 
-class Header(NamedTuple):
+class AnswerHeader(NamedTuple):
     """Of each answer: which cluster gave it, and its revision."""
 
     cluster_id: str
@@ -76,7 +76,7 @@ class Header(NamedTuple):
 class WatchAnswer(NamedTuple):
     """One message of a watch."""
 
-    header: Header
+    header: AnswerHeader
     created: bool
     cancelled: str | None
     """The reason why the watch is over; None while it goes on."""
@@ -169,10 +169,10 @@ def error_of(status: int, data: bytes) -> EtcdError:
     return EtcdError(code, message)
 
 
-def header_of(answer: Json) -> Header:
+def header_of(answer: Json) -> AnswerHeader:
     """The header. Raises BadAnswer."""
     header = _object(answer, "header")
-    return Header(_text(header, "cluster_id"), number(header, "revision"))
+    return AnswerHeader(_text(header, "cluster_id"), number(header, "revision"))
 
 
 def entries_of(namespace: str, answer: Json) -> tuple[Entry, ...]:

@@ -34,7 +34,7 @@ from logstore.base.metadata.etcd.watching import RANGE, EtcdWatch
 from logstore.base.metadata.interface import (
     MAX_PAGE_ENTRIES,
     Committed,
-    Conflict,
+    ConditionFailed,
     Lease,
     MetadataStatistics,
     Page,
@@ -106,7 +106,7 @@ class EtcdMetadataStore:
             found = iter(ranges_of(answer, len(ranges)))
             return tuple([self._page(page, found, revision) for page in wanted])
 
-    async def commit(self, transaction: Transaction) -> Committed | Conflict:
+    async def commit(self, transaction: Transaction) -> Committed | ConditionFailed:
         """See MetadataStore."""
         check_transaction(transaction)
         self.statistics.transactions += 1
@@ -121,7 +121,7 @@ class EtcdMetadataStore:
             return Committed(revision)
         self.statistics.conflicts += 1
         with _readable():
-            return Conflict(conflict_entries(self._namespace, answer), revision)
+            return ConditionFailed(conflict_entries(self._namespace, answer), revision)
 
     @asynccontextmanager
     async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Watch]:

@@ -45,9 +45,9 @@ from logstore.base.metadata.etcd.messages import (
     RESOURCE_EXHAUSTED,
     UNAUTHENTICATED,
     UNIMPLEMENTED,
+    AnswerHeader,
     BadAnswer,
     EtcdError,
-    Header,
     Json,
     error_of,
     header_of,
@@ -223,7 +223,7 @@ class EtcdTransport:
             raise AttemptFailed(f"{endpoint} answered with status {response.status_code}", made_perhaps=False)
         return response
 
-    def check_cluster(self, endpoint: str, header: Header) -> None:
+    def check_cluster(self, endpoint: str, header: AnswerHeader) -> None:
         """Raises MetadataDamaged if an endpoint's answer comes from another cluster than the answers before."""
         if not self._cluster_id:
             self._cluster_id = header.cluster_id

@@ -55,7 +55,7 @@ class EtcdWatch:
         self._prefix = prefix
         self._position = after_revision
         self._ready: deque[Changes] = deque()
-        self._connection: _Connection | None = None
+        self._connection: _WatchConnection | None = None
         self._endpoint = ""
         self._unfinished: list[tuple[int, Event]] = []
         self._end: Compacted | None = None
@@ -96,7 +96,7 @@ class EtcdWatch:
         self._endpoint = transport.endpoint
         body = watch_request(self._namespace + self._prefix, max(self._position, 1))
         response = await transport.open_stream(self._endpoint, "watch", body)
-        self._connection = _Connection(response)
+        self._connection = _WatchConnection(response)
         answer = None
         with trio.move_on_after(transport.limits.limit_s()):
             answer = await self._next_answer()
@@ -163,7 +163,7 @@ class EtcdWatch:
         self._transport.check_cluster(self._endpoint, answer.header)
         return answer
 
-    async def _read_or_ask(self, connection: "_Connection") -> None:
+    async def _read_or_ask(self, connection: "_WatchConnection") -> None:
         """Read a part; while none comes, ask the endpoint now and then whether it is alive. Raises AttemptFailed."""
         transport = self._transport
         failures: list[AttemptFailed] = []
@@ -192,7 +192,7 @@ class EtcdWatch:
         return get_request(self._namespace + self._prefix)
 
 
-class _Connection:
+class _WatchConnection:
     """The lines of a streamed answer. `broken`: a read was cut off, and the rest is not to be used."""
 
     def __init__(self, response: httpx.Response) -> None:
