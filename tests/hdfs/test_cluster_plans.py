@@ -12,8 +12,8 @@ import pytest
 
 from logstore.testing.cluster import Cluster
 from scheduler.coordinator.testing import CoordinatorProcess
-from scheduler.hdfs.plan_table import PlanTable
 from scheduler.topology.description import topology_toml
+from tests.cluster.places import seen_by
 from tests.hdfs.test_cluster_tier import copies, create, described, leader, produce, read
 from tests.hdfs.test_tier import tier_url
 from tests.hdfs.writers import table_of, wait_until
@@ -24,58 +24,69 @@ pytestmark = [needs_etcd, pytest.mark.clients, pytest.mark.slow]
 NAME = "cluster-plans"
 REPLICAS = 3
 UPLINK = 4
-STEP = 60
-"""Records between two looks: eight chunks, or so."""
+CHUNKS, AT_ONCE = 3, 4
+"""Chunks that are filled between two looks, and records that are appended at a time: two or three fill a chunk."""
 
 
-class StoredFiles:
-    """The files of chunks that have come into HDFS since the last look, as the NameNode's log says."""
-
-    def __init__(self, hdfs: HdfsCluster) -> None:
-        self._hdfs = hdfs
-        self._seen: set[str] = set()
-
-    def new(self) -> dict[str, list[tuple[str, ...]]]:
-        """The DataNodes of each file, in pipeline order, by chunk."""
-        found: dict[str, list[tuple[str, ...]]] = {}
-        for path, blocks in self._hdfs.placements().items():
-            if path.startswith(f"/{NAME}/") and path not in self._seen:
-                self._seen.add(path)
-                found.setdefault(path.rpartition("/")[0], []).extend(tuple(nodes) for nodes in blocks)
-        return found
+def stored_from(hdfs: HdfsCluster, first: int) -> dict[str, list[tuple[str, ...]]]:
+    """The chunks in HDFS that begin at an offset or behind it, and so were begun when that was the log's end: for each
+    file, as the NameNode's log says, the DataNodes in pipeline order.
+    """
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for path, blocks in hdfs.placements().items():
+        chunk = path.rpartition("/")[0]
+        if path.startswith(f"/{NAME}/") and int(chunk.rpartition("/")[2].partition("-")[0]) >= first:
+            found.setdefault(chunk, []).extend(tuple(nodes) for nodes in blocks)
+    return found
 
 
-def all_are_stored(cluster: Cluster, topic_id: str, least: int) -> None:
-    """Wait until the tier has so many chunks at least, and hosts keep no more than the last sealed and the open one."""
+class FilledTopic:
+    """A topic whose chunks are filled and stored. `count`: the records that there are, with the numbers from 0 on."""
 
-    def is_so() -> bool:
-        tier = described(cluster)
-        running = [count for host, count in zip(cluster, copies(cluster, topic_id), strict=True) if host.is_running]
-        return tier is not None and tier["chunks"] >= least and max(running) <= 2
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._topic_id = create(cluster)
+        self._sealed = 0
+        self.count = 0
 
-    wait_until(is_so, f"{least} chunks in the tier, and no copies of others")
+    def fill(self) -> None:
+        """Append until CHUNKS more are sealed; wait until these are in the tier, and hosts keep the last one and the open
+        chunk alone.
+        """
+        wanted = self._sealed + CHUNKS
+
+        def are_sealed() -> bool:
+            produce(self._cluster, self.count, AT_ONCE)
+            self.count += AT_ONCE
+            places = [seen_by(host) for host in self._cluster if host.is_running]
+            self._sealed = max([self._sealed, *(place.chunks - 1 for place in places if place is not None)])
+            return self._sealed >= wanted
+
+        def are_stored() -> bool:
+            held = zip(self._cluster, copies(self._cluster, self._topic_id), strict=True)
+            if max(count for host, count in held if host.is_running) > 2:
+                return False
+            tier = described(self._cluster)
+            return tier is not None and tier["chunks"] >= self._sealed
+
+        wait_until(are_sealed, f"{wanted} chunks are sealed")
+        wait_until(are_stored, f"{self._sealed} chunks in the tier, and no copies of others")
 
 
-def stored_chunks(cluster: Cluster) -> int:
-    """How many chunks the tier has."""
-    tier = described(cluster)
-    assert tier is not None
-    return tier["chunks"]
-
-
-def check_planned(
-    table: PlanTable, used: int, refused: int, chunks: dict[str, list[tuple[str, ...]]], own: str
-) -> None:
-    """Each file of these chunks has followed a plan, and each chunk lies as a whole away from its writer."""
+def check_planned(hdfs: HdfsCluster, first: int, own: str, least_uses: int) -> int:
+    """Each file from an offset on has followed a plan: the files of a chunk lie on the same DataNodes, in one order,
+    and none beside the writer. Returns how often plans have been used by then, for `least_uses` of the next check.
+    """
+    chunks = stored_from(hdfs, first)
     assert chunks
     for chunk, files in chunks.items():
         assert len(set(files)) == 1, f"{chunk}: the files of a chunk lie on different hosts: {files}"
-        (chain,) = set(files)
-        assert len(set(chain)) == REPLICAS, (chunk, chain)
-        assert own not in chain, f"{chunk}: {chain} has the writer {own}, which no plan has"
-    now = table.plans()
-    assert now.refused == refused
-    assert now.used - used == 2 * sum(map(len, chunks.values()))  # the redirect, and the block
+        assert len(set(files[0])) == REPLICAS, (chunk, files)
+        assert own not in files[0], f"{chunk}: {files[0]} has the writer {own}, which no plan has"
+    with table_of(hdfs) as table:
+        used = table.plans().used
+    assert used >= least_uses + 2 * sum(map(len, chunks.values()))  # the redirect, and the block
+    return used
 
 
 def test_a_cluster_stores_its_chunks_where_the_coordinator_plans(hdfs: HdfsCluster, tmp_path: Path) -> None:
@@ -86,37 +97,34 @@ def test_a_cluster_stores_its_chunks_where_the_coordinator_plans(hdfs: HdfsClust
     token.write_text(hdfs.plan_token)
     description.write_text(topology_toml(network(hdfs.nodes, UPLINK)))
     beside = {host: node.name for host, node in zip("abc", hdfs.nodes, strict=False)}
-    with CoordinatorProcess(description, tmp_path / "coordinator") as coordinator, table_of(hdfs) as table:
+    with table_of(hdfs) as table:
+        before = table.plans()
+    with CoordinatorProcess(description, tmp_path / "coordinator") as coordinator:
         flags = ["--tier-url", tier_url(hdfs, NAME), "--tier-replicas", str(REPLICAS)]
         flags += ["--tier-coordinator", coordinator.url, "--tier-plans", hdfs.plan_url]
         flags += ["--tier-plan-token-file", str(token)]
         own = {host: ["--tier-host", node] for host, node in beside.items()}
         with Cluster(tmp_path / "c", tuple(beside), *flags, host_flags=own) as cluster:
-            files, topic_id = StoredFiles(hdfs), create(cluster)
-            before = table.plans()
+            topic = FilledTopic(cluster)
             owner = leader(cluster)
-            produce(cluster, 0, STEP)
-            all_are_stored(cluster, topic_id, 2)
-            check_planned(table, before.used, before.refused, files.new(), beside[owner.name])
+            topic.fill()
+            used = check_planned(hdfs, 0, beside[owner.name], before.used)
 
             coordinator.kill()
-            before, stored = table.plans(), stored_chunks(cluster)
-            produce(cluster, STEP, STEP)
-            assert read(cluster) == list(range(2 * STEP))
-            all_are_stored(cluster, topic_id, stored + 2)
-            assert table.plans().used == before.used, "a chunk has a plan, and there is nobody who plans"
-            assert files.new()
+            first = topic.count
+            topic.fill()
+            assert read(cluster) == list(range(topic.count))
+            assert stored_from(hdfs, first), "nothing is stored while nobody plans"
 
             coordinator.start()
-            before, stored = table.plans(), stored_chunks(cluster)
-            produce(cluster, 2 * STEP, STEP)
-            all_are_stored(cluster, topic_id, stored + 2)
-            check_planned(table, before.used, before.refused, files.new(), beside[owner.name])
+            first = topic.count
+            topic.fill()
+            used = check_planned(hdfs, first, beside[owner.name], used)
 
             owner.kill()
-            owner = leader(cluster)
-            before, stored = table.plans(), stored_chunks(cluster)
-            produce(cluster, 3 * STEP, STEP)
-            all_are_stored(cluster, topic_id, stored + 2)
-            check_planned(table, before.used, before.refused, files.new(), beside[owner.name])
-            assert read(cluster) == list(range(4 * STEP))
+            owner, first = leader(cluster), topic.count
+            topic.fill()
+            check_planned(hdfs, first, beside[owner.name], used)
+            assert read(cluster) == list(range(topic.count))
+    with table_of(hdfs) as table:
+        assert table.plans().refused == before.refused
