@@ -50,8 +50,8 @@ class FilledTopic:
         self.count = 0
 
     def fill(self) -> None:
-        """Append until CHUNKS more are sealed; wait until these are in the tier, and hosts keep the last one and the open
-        chunk alone.
+        """Append until CHUNKS more are sealed; wait until these are in the tier, and hosts keep two chunks: the last
+        sealed one and the open one.
         """
         wanted = self._sealed + CHUNKS
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from logstore.errors import TierUnavailable
 from logstore.testing.ports import free_port
 from logstore.tier.interface import HostFailed, Turn
 from logstore.tier.peace import PeaceTurns
@@ -46,6 +47,15 @@ def chain_of(turn: Turn) -> tuple[str, ...]:
 def is_planned(chain: tuple[str, ...]) -> bool:
     """Whether a chunk went to two hosts that the coordinator chose."""
     return len(set(chain)) == 2 and set(chain) <= {f"{node}:1" for node in NODES}
+
+
+def test_a_host_that_the_coordinator_does_not_know_stores_nothing(tmp_path: Path) -> None:
+    """The tier waits and says why: the network of the coordinator lacks the host."""
+    with running(small_network(), data_dir=tmp_path) as url:
+        turns = PeaceTurns(CoordinatorClient(url), "nobody", 2)
+        with pytest.raises(TierUnavailable, match="refuses a request of host 'nobody'"):
+            turns.run(chain_of)
+        turns.close()
 
 
 def test_a_coordinator_that_is_lost_with_a_request_stops_nothing(tmp_path: Path) -> None:
