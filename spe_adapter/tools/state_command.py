@@ -23,7 +23,6 @@ from spe_adapter.tools.reset import reset
 from spe_adapter.tools.state_inspector import InspectedState, inspect_state
 
 
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `cairn state`."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
