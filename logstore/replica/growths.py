@@ -5,18 +5,19 @@ metadata store some work, and hundreds of them behind one another would leave no
 
 Invariants:
 * Up to TOGETHER streams have the turn at the same time, and a stream may join the others for GATHER_MS only: what they
-  ask of the metadata store is asked together. Streams that wait get their turn first come, first served.
+  ask of the metadata store is asked together. Streams that wait get their turn first come, first served, but those
+  whose chunk has one member only before all others: the loss of one host would cost them what they acknowledge.
 * Behind each turn is a pause PAUSES times as long as the turn took, so changes take a quarter of the time, on a quick
   machine and on a slow one. It is no longer than LONGEST_PAUSE_MS: a turn that had to wait itself, for the metadata
   store say, does not hold up the others for long.
-* While producers write to this host, the pause has STEP_MS for each stream of the turn at least. A stream that waits
-  lacks nothing but a further member, so it has time.
+* While producers write to this host, the pause has STEP_MS for each stream of the turn at least, unless a stream with
+  one member waits. Any other lacks nothing but a further member, so it has time.
 * Of the streams that had the turn the last one keeps its pause, and gives it back again in every tick until it is over.
 * No clock: who calls says what time it is, in milliseconds of the owners' time.
 """
 
 from collections.abc import Callable
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 TOGETHER: Final = 8
@@ -27,6 +28,8 @@ PAUSES: Final = 3
 LONGEST_PAUSE_MS: Final = 500
 STEP_MS: Final = 100
 """Ten streams in a second, of each owner's host."""
+ENOUGH: Final = 2
+"""Members of a chunk that survives the loss of a host."""
 
 
 class Growths:
@@ -42,6 +45,8 @@ class Growths:
         self._wake = wake
         self._is_busy = is_busy
         self._waiting: dict[str, None] = {}
+        self._needy: dict[str, None] = {}
+        """Streams that wait, too, and whose chunks have one member."""
         self._turn: dict[str, None] = {}
         """The streams that have the turn."""
         self._size = 0
@@ -54,25 +59,28 @@ class Growths:
     @property
     def waiting(self) -> int:
         """How many streams wait for a turn."""
-        return len(self._waiting)
+        return len(self._needy) + len(self._waiting)
 
     def has(self, stream: str) -> bool:
         """Whether a stream has the turn, or keeps its pause."""
         return stream in self._turn or self._pausing == stream
 
-    def take(self, stream: str, now_ms: int) -> bool:
-        """Whether a stream may change its members now; if not, it waits for its turn. So does one that wants others
-        again behind its pause, as when a second host comes: it never says that it wants none.
+    def take(self, stream: str, now_ms: int, members: int = ENOUGH) -> bool:
+        """Whether a stream, whose open chunk has so many members, may change them now; if not, it waits for its turn.
+        So does one that wants others again behind its pause, as when a second host comes: it never says that it wants
+        none.
         """
         if self._pausing == stream and now_ms >= self._free_ms:
             self._end(now_ms)
         if self.has(stream):
             return stream in self._turn
-        is_first = not self._waiting or stream in self._waiting
+        queue, other = (self._needy, self._waiting) if members < ENOUGH else (self._waiting, self._needy)
+        other.pop(stream, None)
+        is_first = (not queue or stream in queue) and (queue is self._needy or not self._needy)
         if self._turn and is_first and self._size < TOGETHER and now_ms - self._begun_ms <= GATHER_MS:
             self._join(stream)
         elif self._turn or self._pausing or not is_first:
-            self._waiting.setdefault(stream)
+            queue.setdefault(stream)
         else:
             self._begin([stream], now_ms)
         return stream in self._turn
@@ -81,7 +89,7 @@ class Growths:
         """The stream has the members that it wanted, or wants no others: the next ones have their turn after the
         pause.
         """
-        self._waiting.pop(stream, None)
+        self._forget(stream)
         if stream in self._turn:
             del self._turn[stream]
             if not self._turn:
@@ -91,7 +99,7 @@ class Growths:
 
     def leave(self, stream: str) -> None:
         """The stream is not owned here any more: if it was the last that had the turn, there is no pause."""
-        self._waiting.pop(stream, None)
+        self._forget(stream)
         if self.has(stream):
             self._turn.pop(stream, None)
             if not self._turn:
@@ -99,7 +107,7 @@ class Growths:
 
     def _pause_ms(self, now_ms: int) -> int:
         pause_ms = min(PAUSES * (now_ms - self._begun_ms), LONGEST_PAUSE_MS)
-        return max(pause_ms, STEP_MS * self._size) if self._is_busy() else pause_ms
+        return max(pause_ms, STEP_MS * self._size) if self._is_busy() and not self._needy else pause_ms
 
     def _begin(self, streams: list[str], now_ms: int) -> None:
         self._begun_ms, self._size = now_ms, 0
@@ -107,13 +115,18 @@ class Growths:
             self._join(stream)
 
     def _join(self, stream: str) -> None:
-        self._waiting.pop(stream, None)
+        self._forget(stream)
         self._turn[stream] = None
         self._size += 1
 
+    def _forget(self, stream: str) -> None:
+        """It waits no more."""
+        self._needy.pop(stream, None)
+        self._waiting.pop(stream, None)
+
     def _end(self, now_ms: int) -> None:
         self._pausing = ""
-        following = list(islice(self._waiting, TOGETHER))
+        following = list(islice(chain(self._needy, self._waiting), TOGETHER))
         if following:
             self._begin(following, now_ms)
         for stream in following:

@@ -578,7 +578,7 @@ class Owner:
         is_better = is_better and not is_full
         if not is_better:
             growths.give_back(self.stream, now_ms)
-        end.is_due = end.is_due or (is_better and growths.take(self.stream, now_ms))
+        end.is_due = end.is_due or (is_better and growths.take(self.stream, now_ms, len(self._appending.progress)))
         if not end.is_due or following.size < self.min_copies:
             end.go_on()
             return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from logstore.cluster.copies.copy_fields import (
     read_told,
     told_fields,
 )
-from logstore.cluster.copies.copy_plan import SILENT_MS, UNPLANNED_MS, CopyPlan, Going
+from logstore.cluster.copies.copy_plan import SILENT_MS, UNPLANNED_MS, WISHES_A_MS, CopyPlan, Going
 from logstore.errors import MalformedRequest
 from logstore.replica.copy_tokens import SHARED_BYTES, SHARED_CHUNKS, CopyGo, CopyTokens, CopyWish
 from scheduler.peace.copies import HOST_COPIES, CopyScheduler
@@ -172,6 +173,42 @@ def test_a_shared_go_takes_the_tokens_of_all_its_copies() -> None:
     plan.heard("a", rest, {"s0": further}, 4)
     assert len(plan.goes) == HOST_COPIES
     assert plan.counts == (HOST_COPIES, 1)
+
+
+def test_shared_goes_seldom_have_all_wishes_asked_again() -> None:
+    """With thousands of wishes that takes tens of milliseconds of the event loop of the host that plans. What shares
+    a go is counted a moment later, and nothing else begins meanwhile; to go on with the next chunk costs nothing.
+    """
+    made: list[int] = []
+
+    def counted(*arguments: Any) -> CopyScheduler:
+        made.append(arguments[-1])
+        return CopyScheduler(*arguments)
+
+    plan = CopyPlan(counted, Random(1), (), 0)
+    plan.move(PLACES, {}, 0)
+    wishes = {f"s{number}": wish() for number in range(100 * WISHES_A_MS)}
+    plan.heard("a", wishes, {}, 1)
+    held = {each.stream: each.go for each in plan.goes}
+    for now_ms in range(2, 60):
+        shared = next(stream for stream in wishes if stream not in held)
+        held[shared] = CopyGo(1, "c", "d")
+        plan.heard("a", {stream: each for stream, each in wishes.items() if stream not in held}, held, now_ms)
+        assert {each.stream: each.go for each in plan.goes} == held, "nothing else begins"
+    assert made == [0]
+    plan.heard("b", {}, {}, 100)
+    assert made == [0, 100]
+    following = {stream: go._replace(epoch=2) for stream, go in held.items()}
+    rest = {stream: each for stream, each in wishes.items() if stream not in held}
+    plan.heard("a", rest, following, 300)
+    assert {each.stream: each.go for each in plan.goes} == following
+    plan.heard("a", rest, {}, 301)
+    assert len(plan.goes) == HOST_COPIES, "their tokens are free again"
+    assert made == [0, 100]
+    plan.heard("a", {}, {"s": CopyGo(1, "c", "d")}, 302)
+    plan.heard("a", rest, {"t": CopyGo(1, "c", "d")}, 303)
+    plan.tick(304)
+    assert made[2:] == [302, 304], "there was one wish; then the next look is soon enough"
 
 
 def test_goes_are_for_what_hosts_say_last() -> None:

@@ -4,20 +4,29 @@ memory, in virtual time.
 
 from __future__ import annotations
 
+from io import StringIO
+from pathlib import Path
+from random import Random
+
 import pytest
 import trio
 
 from logstore.base.metadata import schema
+from logstore.base.metadata.interface import ABSENT, Condition, MetadataStore, Put, Transaction
+from logstore.base.metadata.sqlite import open_sqlite
+from logstore.base.report import Reporter
 from logstore.cluster.streams import wait_tidying
-from logstore.cluster.streams.takeover_waits import GIVEN_UP_S, NOTE_AFTER_S, TakeoverWaits
+from logstore.cluster.streams.takeover_waits import GIVEN_UP_S, NOTE_AFTER_S, TakeoverWaits, WaitTimes
 from logstore.cluster.survey import wait_summary
 from logstore.commands.describe_topic import wait_text
 from logstore.epochs.group_order import GroupOrder
+from logstore.epochs.ledger_entries import Target
 from logstore.errors import CairnError, CorruptChunk, NothingLost, TierUnavailable
 from logstore.format.control import End, decode_control
 from logstore.format.operator_api import ForgetProducersRequest
 from logstore.format.tiered_chunk import INDEX_SUFFIX, LOG_SUFFIX
 from logstore.format.topic_partition import TopicPartition
+from logstore.replica.registrations import ChunkRegistration, Member, Prefix
 from tests.cluster.lost_chunks import (
     SURELY_S,
     Damage,
@@ -31,6 +40,7 @@ from tests.cluster.lost_chunks import (
     shown,
     waiting,
 )
+from tests.cluster.support import Front, MemoryOwner
 from tests.cluster.test_tier_takeovers import HOSTS, leave_last_chunk_to_the_tier, lose_leader, produce
 from tests.cluster.tier_world import TOPIC, TierWorld, in_world
 from tests.support.limits import PATIENCE_S
@@ -286,3 +296,69 @@ def test_an_operators_word_ends_when_nobody_needs_the_chunk() -> None:
             index.mend()
 
     in_world(test, *HOSTS)
+
+
+class _SearchesOfAwayChunks:
+    """Searches of epochs in a stream with six chunks that are away, one a second. An operator lets all epochs go on."""
+
+    def __init__(self, metadata: MetadataStore) -> None:
+        owner = MemoryOwner()
+        self.front, self.told, self.metadata = Front(owner), StringIO(), metadata
+        owner.own(self.front.stream)
+        clock = self.front.clock
+        reporter = Reporter(clock, target=self.told)
+        self.waits = TakeoverWaits(metadata, WaitTimes(clock, lambda: 0, 1), reporter, self.front.tasks)
+        self.chunks = [
+            ChunkRegistration(epoch, 10 * epoch, (Member("b", "disk"),), end=Prefix(1, 10 * epoch + 10, 0))
+            for epoch in range(6)
+        ]
+
+    async def say(self) -> None:
+        """The operator's word, of each chunk."""
+        for chunk in self.chunks:
+            key = schema.wait_key(self.front.stream.stream, chunk.epoch)
+            wait = schema.Wait(
+                host="a",
+                start="a.1",
+                chunk=chunk.epoch,
+                first=0,
+                end=10,
+                object="",
+                error="away",
+                lost=False,
+                since_ms=0,
+                repeat_epochs=True,
+            )
+            await self.metadata.commit(Transaction((Condition(key, ABSENT),), (Put(key, schema.encode(wait)),)))
+
+    async def seconds(self, query: str, away: int = 6) -> int:
+        """After how many seconds an epoch is appended behind the oldest of the chunks; the newer ones are back."""
+        order = GroupOrder(Target("t", "", 0, 0), query, 1, 1, "", (), b"", 0)
+        stream, error = self.front.stream, TierUnavailable("away")
+        for waited_s in range(1_000):
+            for chunk in self.chunks[away:]:
+                self.waits.was_read(stream, chunk)
+            for chunk in reversed(self.chunks[:away]):
+                if not await self.waits.may_pass(stream, chunk, error, order):
+                    break
+            else:
+                return waited_s
+            self.front.clock.advance(1000)
+        raise AssertionError(f"the epoch of {query} waits for ever")
+
+
+async def test_an_operator_lets_epochs_go_on_without_many_chunks(tmp_path: Path) -> None:
+    """A search comes to the next chunk when it may go on without the one behind it, which takes as long as a wait is to
+    last, once for each chunk, however many there are. For how long a chunk was away counts for all epochs that come,
+    and each is reported once for each chunk. If a chunk is back, others may be: what is away then is waited for anew.
+    """
+    async with open_sqlite(tmp_path / "metadata.db", Random(0)) as metadata:
+        search = _SearchesOfAwayChunks(metadata)
+        await search.front.tasks.run()
+        await search.say()
+        assert await search.seconds("a") == 6 * NOTE_AFTER_S
+        assert search.waits.count == 0
+        assert [await search.seconds(query) for query in ("b", "a")] == [0, 0]
+        for query in ("a", "b"):
+            assert search.told.getvalue().count(f"event=epoch_may_repeat stream=orders-0 query={query} ") == 6
+        assert await search.seconds("c", away=4) == NOTE_AFTER_S

@@ -7,6 +7,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from logstore.cluster.epochs.replicated_ledger import ReplicatedLedger
+from logstore.cluster.streams.replicated_stream import MAX_WAITING_BYTES
 from logstore.kafka.groups.generations import (
     MAX_ENTRY_BYTES,
     PREFIX,
@@ -20,7 +21,7 @@ from tests.cluster.support import Front
 from tests.cluster.test_replicated_ledger import Owners
 from tests.kafka.groups.driver import GROUP, SESSION_MS, Client, World, stable, subscription
 
-OTHERS: tuple[Any, ...] = ("?", 1.5, -1, [1], {})
+OTHERS: tuple[Any, ...] = ("?", 1.5, -1, 10**400, [1], {})
 GOLDEN = (
     b'{"v":1,"type":"consumer","protocol":"range","generation":1,"leader":"a-id1","members":[{"id":"a-id1",'
     b'"instance":null,"client":"a","host":"/127.0.0.1","session_ms":10000,"rebalance_ms":60000,'
@@ -44,7 +45,7 @@ class Host(NamedTuple):
 async def coordinate(owners: Owners, *, kept: int = 0, **settings: int) -> Host:
     """Another host takes over, and `kept` of the puts that were not acknowledged with it."""
     front, ledger = await owners.lead(kept=kept)
-    world = World(KeptGenerations(ledger, front.clock), **settings)
+    world = World(KeptGenerations(ledger, front.clock), first_id=1000 * owners.owner.epoch, **settings)
     world.coordinator.recover(world.now_s)
     return Host(front, ledger, world)
 
@@ -189,6 +190,47 @@ async def test_a_static_member_is_asked_again_where_its_new_id_is_not_kept() -> 
     assert again.joining.result().error is ErrorCode.coordinator_not_available
 
 
+async def test_a_static_member_that_was_told_its_new_id_in_a_rebalance_is_not_fenced() -> None:
+    """The former coordinator has told it, and kept no generation with it: its client joins again. Whom that replaces is
+    fenced, there and at each coordinator after.
+    """
+    owners = Owners()
+    host = await coordinate(owners)
+    former, other = await formed(owners, host, "a", instance="i"), Client(host.world, "b").join()
+    again = Client(host.world, "a", instance="i").join()
+    assert again.joined().generation_id == other.joined().generation_id == 2
+    again.world = former[0].world = (host := await coordinate(owners)).world
+    assert again.sync().syncing.result().error is ErrorCode.unknown_member_id
+    assert again.heartbeat() is again.may_commit() is again.leave() is ErrorCode.unknown_member_id
+    assert former[0].heartbeat() is ErrorCode.none
+    again.member_id = ""
+    again.join()
+    ack(owners)
+    assert again.joined().generation_id == 1
+    for _ in range(2):
+        assert again.heartbeat() is ErrorCode.none
+        assert former[0].heartbeat() is ErrorCode.fenced_instance_id
+        again.world = former[0].world = (await coordinate(owners)).world
+
+
+async def test_a_static_member_has_a_session_from_when_its_new_id_is_kept() -> None:
+    """Also where that takes longer than a session, in which its client cannot be heard: if it is gone then, its
+    partitions go to others.
+    """
+    owners = Owners()
+    host = await coordinate(owners)
+    await formed(owners, host, "a", instance="i")
+    again = Client(host.world, "a", instance="i").join()
+    host.world.advance(2 * SESSION_MS / 1000)
+    host.front.clock.advance(int(host.world.now_s * 1000))
+    ack(owners)
+    again.joined()
+    host.world.advance(SESSION_MS / 1000 - 1)
+    assert set(host.world.group.members) == {again.member_id}
+    host.world.advance(2)
+    assert host.world.group.state is GroupState.EMPTY
+
+
 async def test_a_group_without_members_is_forgotten() -> None:
     """When the last member leaves, and only then."""
     owners = Owners()
@@ -202,8 +244,38 @@ async def test_a_group_without_members_is_forgotten() -> None:
     assert (await coordinate(owners)).world.coordinator.find(GROUP) is None
 
 
+async def test_a_group_is_forgotten_at_the_next_time_where_that_was_refused() -> None:
+    """Too much waits for the members of the ledger's chunk."""
+    owners = Owners()
+    host = await coordinate(owners)
+    (client,) = await formed(owners, host, "a")
+    owners.owner.max_in_flight = 0
+    host.ledger.put({"x": bytes(MAX_WAITING_BYTES)})
+    assert client.leave() is ErrorCode.none
+    owners.owner.max_in_flight = 100
+    host.front.stream.room()
+    ack(owners)
+    assert list(host.entries) == [PREFIX + GROUP]
+    host.world.coordinator.drop(GROUP)
+    assert host.entries == {}
+
+
+async def test_an_entry_that_cannot_be_read_goes_with_its_group() -> None:
+    """An operator deletes the group, which is empty here."""
+    owners = Owners()
+    host = await coordinate(owners)
+    host.ledger.put({PREFIX + GROUP: b"?"})
+    ack(owners)
+    host = await coordinate(owners)
+    host.world.coordinator.ensure(GROUP, host.world.now_s)
+    host.world.coordinator.drop(GROUP)
+    assert host.entries == {}
+
+
 async def test_a_generation_that_is_too_large_is_not_kept() -> None:
-    """Nor is the one before it: its members would be taken for those of now."""
+    """Nor is the one before it, when members are told: its members would be taken for those of now, and the next
+    coordinator would give the number of this generation to another.
+    """
     owners = Owners()
     host = await coordinate(owners)
     (small,) = await formed(owners, host, "a")
@@ -212,9 +284,15 @@ async def test_a_generation_that_is_too_large_is_not_kept() -> None:
     large.join()
     small.join()
     ask_for_assignments([small, large])
-    assert large.syncing.result().assignment == large.member_id.encode()
+    assert not large.syncing.done
     ack(owners)
+    assert large.syncing.result().assignment == large.member_id.encode()
     assert host.entries == {}
+    large.protocols = (Protocol("range", subscription("orders") + b"y" * MAX_ENTRY_BYTES),)
+    large.join()
+    small.join()
+    ask_for_assignments([small, large])
+    assert large.syncing.result().assignment == large.member_id.encode()  # there is no entry that must go before
 
 
 async def test_what_there_is_no_room_for_is_not_taken_over() -> None:
@@ -257,6 +335,7 @@ def test_entries_that_cannot_be_read_are_left_out() -> None:
     assert len(read) < 10
     for each, group in read:
         assert json.loads(encode_generation(group)) == json.loads(each)
+        assert all(member.session_timeout_ms < 1 << 31 for member in group.members.values())
 
 
 @pytest.mark.parametrize("group_id", ["a/b", "%2F", "ü", ""])

@@ -480,6 +480,8 @@ def test_a_group_goes_on_when_its_coordinator_is_killed(tmp_path: Path) -> None:
     """
     with Cluster(tmp_path / "cluster", network=new_network()) as cluster:
         create(cluster)
+        for host in cluster:  # a client that asks one that has not heard of the topic joins again
+            until(lambda: partitions_of(cluster, servers=host.address), "each host knows the topic")  # noqa: B023
         with producing(cluster) as load:
             consumer = KafkaConsumer(
                 TOPIC, bootstrap_servers=cluster.bootstrap, group_id="readers", auto_offset_reset="earliest",

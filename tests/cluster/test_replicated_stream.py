@@ -2,7 +2,7 @@
 
 import pytest
 
-from logstore.cluster.streams.refusal_window import ON_THE_WAY_S
+from logstore.cluster.streams.refusal_window import FIRST_S, ON_THE_WAY_S
 from logstore.cluster.streams.replicated_stream import MAX_BATCH_BYTES
 from logstore.errors import (
     InvalidRecord,
@@ -149,6 +149,37 @@ async def test_nothing_overtakes_a_batch_that_was_refused_for_want_of_room() -> 
     owner.ack()
     owner.ack()
     assert owner.values == [b"known", *[large] * 8, b"numbered", large, b"small"]
+
+
+async def test_nothing_overtakes_the_first_batch_of_a_producer_that_was_refused_at_the_end() -> None:
+    """An unknown producer's first batch is refused when the window is about to end. The second one comes behind that:
+    it waits for the first, for FIRST_S at most. Another producer does not.
+    """
+    front, owner = await led(max_in_flight=1)
+    for _ in range(9):
+        front.append(bytes(1_000_000))
+    with pytest.raises(NotEnoughReplicas):
+        front.append(bytes(1_000_000))
+    while owner.window:
+        owner.ack()
+    front.clock.advance(round(1000 * ON_THE_WAY_S) - 1)
+    for producer_id in (3, 4):
+        with pytest.raises(NotEnoughReplicas):
+            front.append(b"0", producer_id=producer_id, sequence=0)
+    front.clock.advance(1)
+    for sequence in (1, 2, 1):
+        with pytest.raises(NotEnoughReplicas):
+            front.append(b"early", producer_id=3, sequence=sequence)
+    for producer_id, sequence in ((3, 0), (3, 1), (5, 1)):
+        front.append(b"%d" % producer_id, producer_id=producer_id, sequence=sequence)
+        owner.ack()
+    front.clock.advance(round(1000 * FIRST_S) - 100)
+    with pytest.raises(NotEnoughReplicas):
+        front.append(b"early", producer_id=4, sequence=1)
+    front.clock.advance(100)
+    front.append(b"4", producer_id=4, sequence=1)
+    owner.ack()
+    assert owner.values[9:] == [b"3", b"3", b"5", b"4"]
 
 
 async def test_refusals_end_whatever_clients_send() -> None:

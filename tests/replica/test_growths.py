@@ -113,3 +113,32 @@ def test_a_stream_that_wants_others_again_holds_nobody_up() -> None:
     assert growths.take(keeper, 1_001)
     growths.give_back(keeper, 1_011)
     assert growths.take(keeper, 1_011 + PAUSES * 11)
+
+
+def test_a_chunk_with_one_member_goes_before_all_others() -> None:
+    """Its stream came last, and has the next turn; beside producers the turn before has no longer pause for it."""
+    woken: list[str] = []
+    growths = Growths(woken.append, lambda: True)
+    all_have_the_turn(growths, 0)
+    assert [growths.take(stream, 1) for stream in NEXT] == [False] * TOGETHER
+    assert not growths.take("alone", GATHER_MS + 1, members=1)
+    assert growths.waiting == TOGETHER + 1
+    for stream in FIRST:
+        growths.give_back(stream, GATHER_MS + 10)
+    growths.give_back(FIRST[-1], (1 + PAUSES) * (GATHER_MS + 10))
+    assert woken == ["alone", *NEXT[:-1]]
+
+
+def test_a_stream_that_has_two_members_again_waits_with_the_others() -> None:
+    """Who waited first has the next turn."""
+    woken: list[str] = []
+    growths = Growths(woken.append)
+    all_have_the_turn(growths, 0)
+    assert [growths.take(stream, 1) for stream in NEXT] == [False] * TOGETHER
+    assert not growths.take("alone", GATHER_MS + 1, members=1)
+    assert not growths.take("alone", GATHER_MS + 2, members=2)
+    for stream in FIRST:
+        growths.give_back(stream, GATHER_MS + 10)
+    growths.give_back(FIRST[-1], (1 + PAUSES) * (GATHER_MS + 10))
+    assert woken == NEXT
+    assert growths.waiting == 1

@@ -12,7 +12,9 @@ Invariants:
 * A go lasts until its owner says that it neither makes nor wishes for that copy, or has said nothing for SILENT_MS.
 * What cannot be planned for UNPLANNED_MS, because a host is not known here, has a go without tokens: the owner knows
   better, and a plan holds nobody up.
-* When hosts come, go or move, the planner is made anew, with the goes that there are and the wishes in their order.
+* When hosts come, go or move, the planner is made anew, with the goes that there are and the wishes in their order. So
+  it is when streams share a go, but then no more often than takes a tenth of the time or so: every wish is asked again.
+  In between nothing begins. A stream that goes on with its next chunk takes the tokens that it had.
 """
 
 from collections import Counter
@@ -26,6 +28,8 @@ from logstore.replica.copy_tokens import CopyGo, CopyWish
 SILENT_MS: Final = 10_000
 """A host that wishes for copies, or makes some, speaks every second."""
 UNPLANNED_MS: Final = 10_000
+WISHES_A_MS: Final = 2
+"""A planner stays for a millisecond for so many wishes: to ask for one takes 40 to 80 microseconds."""
 Places = Mapping[str, tuple[tuple[str, ...], float]]
 Rates = Mapping[tuple[str, ...], float]
 
@@ -57,6 +61,8 @@ class CopyPlan:
         self._places: Places = {}
         self._links: Rates = {}
         self._planner: CopyPlanner | None = None
+        """None: no hosts are known, or it is to be made anew."""
+        self._made_ms = now_ms
         self._heard_ms: dict[str, int] = dict.fromkeys({each.owner for each in self._going.values()}, now_ms)
 
     # ---- what there is
@@ -89,17 +95,19 @@ class CopyPlan:
         self._heard_ms[owner] = now_ms
         gone = [stream for stream in self._streams_of(owner) if stream not in held and stream not in wishes]
         made = [Going(owner, stream, go) for stream, go in held.items()]
-        adopted = [going for going in made if self._going.get(going.stream) != going]
+        adopted = [going for going in made if not self._goes_on(going)]
         if adopted:  # what is made without a go of this plan takes tokens too: all are counted before another begins
             for stream in (*gone, *(going.stream for going in adopted)):
                 self._drop(stream)
-            self._going.update({going.stream: going for going in adopted})
-            self._anew(now_ms)
+            self._planner = None
         else:
             for stream in gone:
                 self._forget(stream, now_ms)
+        self._going.update({going.stream: going for going in made})
         for stream, wish in wishes.items():
             self._wish(owner, stream, wish, now_ms)
+        if self._planner is None and now_ms - self._made_ms >= len(self._asked) // WISHES_A_MS:
+            self._anew(now_ms)
 
     def tick(self, now_ms: int) -> None:
         """Forget hosts that say nothing any more; ask again for what could not be planned, or let it begin."""
@@ -107,12 +115,19 @@ class CopyPlan:
             del self._heard_ms[owner]
             for stream in self._streams_of(owner):
                 self._forget(stream, now_ms)
+        if self._planner is None:
+            self._anew(now_ms)
         for stream, asked in [each for each in self._asked.items() if each[0] not in self._planned]:
             self._ask(stream, now_ms)
             if stream in self._asked and stream not in self._planned and now_ms - asked.since_ms >= UNPLANNED_MS:
                 self._start([(stream, asked.wish.target, asked.wish.sources[0])])
 
-    # ---- wishes
+    # ---- goes and wishes
+
+    def _goes_on(self, going: Going) -> bool:
+        """Whether a stream has a go that takes the same tokens: of this chunk, or of the one that it had before."""
+        known = self._going.get(going.stream)
+        return known is not None and known.owner == going.owner and known.go[1:] == going.go[1:]
 
     def _streams_of(self, owner: str) -> list[str]:
         going = [stream for stream, each in self._going.items() if each.owner == owner]
@@ -159,6 +174,7 @@ class CopyPlan:
 
     def _anew(self, now_ms: int) -> None:
         """A new planner, for the hosts that there are."""
+        self._made_ms = now_ms
         if not self._places:
             self._planner = None
             return

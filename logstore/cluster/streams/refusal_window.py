@@ -10,15 +10,35 @@ Invariants:
 * It concerns batches that no sequence number keeps in order: those without a producer id, and those of producers whom
   the stream does not know. A known producer's batch in the wrong place is OutOfOrderSequence.
 * Nobody is told apart: all clients of the stream wait that long, whoever's batch was refused.
+* A producer who has an id, and whom the stream does not know, is told apart: behind its first batch that was refused no
+  other one is taken for FIRST_S, unless that one comes again before. So nothing overtakes a batch that was refused at
+  the end of the window, or whose client hears of it late, behind answers of other streams. MAX_FIRST such batches are
+  known, the newest.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from logstore.base.clock import Clock
+from logstore.format.batch import BatchHeader
 from logstore.log.stream_state import AppendTicket
 
 ON_THE_WAY_S: Final = 0.05
 """Longer than a client needs to read an answer; less than clients wait before they send again, 80 ms with defaults."""
+FIRST_S: Final = 2.0
+"""Longer than clients wait before they send again, a second at most with defaults."""
+MAX_FIRST: Final = 1_000
+
+
+class _FirstRefused(NamedTuple):
+    """The first batch of a producer's that was refused: its number, and until when it is waited for."""
+
+    producer_epoch: int
+    sequence: int
+    until_s: float
+
+    def is_in_front(self, header: BatchHeader, now_s: float) -> bool:
+        is_same = now_s < self.until_s and self.producer_epoch == header.producer_epoch
+        return is_same and self.sequence < header.base_sequence
 
 
 class RefusalWindow:
@@ -29,6 +49,27 @@ class RefusalWindow:
         self._awaited: AppendTicket | None = None
         """Of the last batch that the stream took before the refusal, until it settles."""
         self._until_s = 0.0
+        self._first: dict[int, _FirstRefused] = {}
+        """By producer id."""
+
+    def refuses(self, header: BatchHeader) -> bool:
+        """Whether to refuse a batch without a producer id, or of a producer whom the stream does not know."""
+        first = self._first.get(header.producer_id)
+        return self.is_open or (first is not None and first.is_in_front(header, self._clock.monotonic_s()))
+
+    def refused(self, header: BatchHeader) -> None:
+        """Such a batch was refused."""
+        now_s, first = self._clock.monotonic_s(), self._first.get(header.producer_id)
+        if header.producer_id < 0 or (first is not None and first.is_in_front(header, now_s)):
+            return
+        self._first.pop(header.producer_id, None)
+        if len(self._first) >= MAX_FIRST:
+            del self._first[next(iter(self._first))]
+        self._first[header.producer_id] = _FirstRefused(header.producer_epoch, header.base_sequence, now_s + FIRST_S)
+
+    def taken(self, header: BatchHeader) -> None:
+        """Such a batch was taken: its producer is known from now on."""
+        self._first.pop(header.producer_id, None)
 
     @property
     def is_open(self) -> bool:

@@ -226,16 +226,21 @@ class ReplicatedStream(Waitable):
         self.check_leader()
         header = check_produced(records, self.name, self.config, now_ms, are_times_checked=are_times_checked)
         keeps_order = header.producer_id >= 0 and self.producers.knows(header.producer_id)
-        if not keeps_order and self._window.is_open:
+        if keeps_order:
+            return self._append(records, header)
+        if self._window.refuses(header):
+            self._window.refused(header)
             raise NotEnoughReplicas(
                 f"{self.name}: a batch was refused for want of room just now; send this one again later"
             )
         try:
-            return self._append(records, header)
+            ticket = self._append(records, header)
         except (StorageFailed, NotEnoughReplicas):
-            if not keeps_order:
-                self._window.begin(self._last_ticket)
+            self._window.refused(header)
+            self._window.begin(self._last_ticket)
             raise
+        self._window.taken(header)
+        return ticket
 
     def append_own(
         self, records: bytearray | memoryview, *, now_ms: int, are_times_checked: bool = False

@@ -24,7 +24,7 @@ Invariants:
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
@@ -106,8 +106,10 @@ class ReportedWaits:
 
 @dataclass(slots=True)
 class _WaitingTakeover:
-    """What waits for a chunk, in one ownership: since when, and when the chunk could not be read last. `noted`: what
-    its entry says.
+    """What waits for a chunk, in one ownership: since when, and when a chunk of the stream could not be read last: a
+    search that waits for one chunk comes to no other. `noted`: what its entry says. `is_passed`: epochs go on without
+    the chunk, and nothing waits for it; for how long it could not be read counts for those that come. `told`: epochs of
+    which it was reported that they do.
     """
 
     stream: ReplicatedStream
@@ -116,9 +118,14 @@ class _WaitingTakeover:
     since_ms: int
     failed_s: float
     noted: schema.Wait | None = None
+    is_passed: bool = False
+    told: set[tuple[str, int]] = field(default_factory=set)
+
+    def is_known(self, now_s: float) -> bool:
+        return self.stream.ownership == self.ownership and now_s - self.failed_s < GIVEN_UP_S
 
     def is_current(self, now_s: float) -> bool:
-        return self.stream.ownership == self.ownership and now_s - self.failed_s < GIVEN_UP_S
+        return self.is_known(now_s) and not self.is_passed
 
 
 class WaitTimes(NamedTuple):
@@ -147,11 +154,12 @@ class TakeoverWaits(ReportedWaits):
         """How many streams of this host wait now."""
         now_s = self._clock.monotonic_s()
         for stream, chunks in list(self._waiting.items()):
-            current = {chunk: waiting for chunk, waiting in chunks.items() if waiting.is_current(now_s)}
-            self._waiting[stream] = current
-            if not current:
+            known = {chunk: waiting for chunk, waiting in chunks.items() if waiting.is_known(now_s)}
+            self._waiting[stream] = known
+            if not known:
                 del self._waiting[stream]
-        return len(self._waiting)
+        waiting = (any(each.is_current(now_s) for each in chunks.values()) for chunks in self._waiting.values())
+        return sum(waiting)
 
     def is_waited_for(self, stream: ReplicatedStream, chunk: ChunkRegistration) -> bool:
         """Whether anything of this host waits for a chunk now."""
@@ -210,20 +218,26 @@ class TakeoverWaits(ReportedWaits):
             return False
         waiting, said = self._wait(stream, chunk), await self._said(stream, chunk)
         has_lasted, is_lost = self._has_lasted(waiting), _is_lost(chunk, error)
+        waiting.is_passed = False
         if said is None or not said.passes_epochs(is_lost=is_lost):
             if has_lasted:
                 await self._note(waiting, chunk, error, order)
             return False
         if not (is_lost or has_lasted):
             return False
-        self._forget(stream, chunk)
-        named = {"query": order.query, "epoch": order.epoch, **_named(stream, chunk)}
-        self._report(EPOCH_MAY_REPEAT, stream=stream.name, **named, error=str(error))
+        waiting.is_passed, waiting.noted = True, None
+        if (order.query, order.epoch) not in waiting.told:
+            waiting.told.add((order.query, order.epoch))
+            named = {"query": order.query, "epoch": order.epoch, **_named(stream, chunk)}
+            self._report(EPOCH_MAY_REPEAT, stream=stream.name, **named, error=str(error))
         return True
 
     def was_read(self, stream: ReplicatedStream, chunk: ChunkRegistration) -> None:
         """A search for an epoch has read a chunk: what waited for that waits no more."""
         if self._forget(stream, chunk):
+            now_s = self._clock.monotonic_s()
+            for waiting in self._waiting.get(stream.stream, {}).values():
+                waiting.since_s = now_s  # what it waits for may be back as well
             self._remove(stream, chunk, is_read=False)
 
     # ---- details
@@ -232,10 +246,12 @@ class TakeoverWaits(ReportedWaits):
         """What waits for a chunk, which could not be read just now."""
         now_s, chunks = self._clock.monotonic_s(), self._waiting.setdefault(stream.stream, {})
         known = chunks.get(chunk.epoch)
-        if known is None or not known.is_current(now_s):
+        if known is None or not known.is_known(now_s):
             known = _WaitingTakeover(stream, stream.ownership, now_s, self._clock.wall_ms(), now_s)
             chunks[chunk.epoch] = known
-        known.failed_s = now_s
+        for each in chunks.values():
+            if each.is_known(now_s):
+                each.failed_s = now_s
         return known
 
     def _has_lasted(self, waiting: _WaitingTakeover) -> bool:

@@ -3,6 +3,8 @@
 Invariants:
 * On the coordinator a request is answered by `GroupHandlers` over the ledger as of this ownership; on every other host
   it is NOT_COORDINATOR, at which clients look for the coordinator again.
+* While the ledger is read, a heartbeat is answered well, and SyncGroup asks to join again, as in Kafka: clients do not
+  expect COORDINATOR_LOAD_IN_PROGRESS there, and some end by it. All other requests are answered so.
 * When the ownership ends, requests that wait are answered so at once. The next coordinator has the generations that
   were formed (`generations`), and their members go on; a rebalance that was under way begins anew.
 """
@@ -24,6 +26,8 @@ from logstore.kafka.groups.service import GroupService
 from logstore.kafka.wire import respond
 
 OFFSET_COMMIT, OFFSET_FETCH, DESCRIBE, LIST, DELETE, OFFSET_DELETE = 8, 9, 15, 16, 42, 47
+HEARTBEAT, SYNC = 12, 14
+_WHILE_LOADING: Final = {HEARTBEAT: ErrorCode.none, SYNC: ErrorCode.rebalance_in_progress}
 _BY_GROUP: Final = 8
 """The version of OffsetFetch from which on a request has several groups."""
 
@@ -91,8 +95,8 @@ class GroupCoordination:
     async def _handle(self, key: int, request: Any, caller: Caller) -> Answer:
         now = self._now
         if now is None:
-            code = ErrorCode.coordinator_load_in_progress if self._home.is_leader else ErrorCode.not_coordinator
-            return await _refused(key, request, code)
+            loading = _WHILE_LOADING.get(key, ErrorCode.coordinator_load_in_progress)
+            return await _refused(key, request, loading if self._home.is_leader else ErrorCode.not_coordinator)
         handle: Callable[[Any, Caller], Awaitable[Answer]] = now.by_key[key]
         with trio.CancelScope() as scope:
             now.requests[scope] = None

@@ -176,6 +176,7 @@ class GroupCoordinator:
             self._remove(group, member_id)
         self._timers.cancel(_Deadline(_DeadlineKind.JOIN, group_id))
         self._timers.cancel(_Deadline(_DeadlineKind.SYNC, group_id))
+        self._generations.forget(group_id)  # one that could not be read
         self._size_bytes -= self._sizes.pop(group_id, 0)
         return self._groups.pop(group_id)
 
@@ -313,9 +314,13 @@ class GroupCoordinator:
         """The new id of a static member is kept, or not. If a rebalance has begun meanwhile, its answer is that of the
         next generation.
         """
-        if member.joining is ticket and group.state is GroupState.STABLE:
-            failed = JoinResult(ErrorCode.coordinator_not_available, NO_MEMBER)
-            member.settle_join(answer if kept.error is None else failed)
+        if member.joining is not ticket or group.state is not GroupState.STABLE:
+            return
+        if kept.error is not None:
+            member.settle_join(JoinResult(ErrorCode.coordinator_not_available, NO_MEMBER))
+            return
+        member.settle_join(answer)
+        self._heard(group, member, kept.result())
 
     # ---- rebalance
 

@@ -1,11 +1,15 @@
 """Generations of groups as entries of a ledger: members go on in them when another host coordinates the group.
 
 Invariants:
-* A generation is durable before its members are told their assignments, and so is the new id of a static member before
-  its client is told. So the next coordinator knows the generation that members work in, or they are asked to join.
+* A generation is durable before its members are told their assignments. So the next coordinator knows the generation
+  that members work in, or they are asked to join.
+* The new id of a static member is durable before its client is told, but in a rebalance: there it is told with the
+  generation, which is kept later. So an instance id's member id that an entry does not have may be newer, and its
+  client is asked to join; former ids are in the entry, and fenced.
 * Whoever reads a generation has its members as they were: ids, protocols with metadata, assignments, timeouts.
-* A group without members has no entry. A generation above MAX_ENTRY_BYTES is not kept, and the one before it goes: its
-  members join again. So do those of an entry that cannot be read.
+* A group without members has no entry. A generation above MAX_ENTRY_BYTES is not kept, and the one before it is gone
+  before its members are told: the next coordinator knows neither, and they join again. So do those of an entry that
+  cannot be read.
 
 Source: Kafka's GroupMetadataManager (GroupMetadataValue), which keeps the same in its topic of offsets.
 """
@@ -18,7 +22,7 @@ from urllib.parse import quote, unquote
 
 from logstore.base.clock import Clock
 from logstore.kafka.groups.group import ConsumerGroup
-from logstore.kafka.groups.members import GroupMember, Protocol
+from logstore.kafka.groups.members import MEMBER_BYTES, GroupMember, Protocol
 from logstore.kafka.groups.offsets import OffsetLedger
 from logstore.log.ticket import Ticket
 
@@ -45,12 +49,9 @@ class KeptGenerations:
 
     def keep(self, group: ConsumerGroup, now_s: float) -> Ticket[float]:
         """See GenerationLog."""
-        value = encode_generation(group)
-        if len(value) > MAX_ENTRY_BYTES:
-            self.forget(group.group_id)
+        key, value = _key(group.group_id), _encoded(group)
+        if value is None and key not in self._keys:
             return Ticket.succeeded(now_s)
-        key = _key(group.group_id)
-        self._keys.add(key)
         kept: Ticket[float] = Ticket()
 
         def settle(written: Ticket[None]) -> None:
@@ -59,15 +60,29 @@ class KeptGenerations:
             else:
                 kept.fail(written.error)
 
-        self._ledger.put({key: value}).add_callback(settle)
+        self._put(key, value).add_callback(settle)
         return kept
 
     def forget(self, group_id: str) -> None:
         """See GenerationLog."""
         key = _key(group_id)
         if key in self._keys:
+            self._put(key, None)
+
+    def _put(self, key: str, value: bytes | None) -> Ticket[None]:
+        written = self._ledger.put({key: value})
+        if value is not None:
+            self._keys.add(key)
+        elif written.error is None:  # what is refused at once is tried again with the group's next change
             self._keys.discard(key)
-            self._ledger.put({key: None})
+        return written
+
+
+def _encoded(group: ConsumerGroup) -> bytes | None:
+    """None: that would be too large, which is known without it if there is much more."""
+    opaque_bytes = group.size_bytes - MEMBER_BYTES * len(group.members)
+    value = encode_generation(group) if opaque_bytes <= MAX_ENTRY_BYTES else b""
+    return value if 0 < len(value) <= MAX_ENTRY_BYTES else None
 
 
 def encode_generation(group: ConsumerGroup) -> bytes:
@@ -104,7 +119,7 @@ def decode_generation(group_id: str, value: bytes) -> ConsumerGroup | None:
 
 
 def _member_fields(member: GroupMember) -> Mapping[str, object]:
-    return {
+    fields = {
         "id": member.member_id,
         "instance": member.instance_id,
         "client": member.client_id,
@@ -114,6 +129,7 @@ def _member_fields(member: GroupMember) -> Mapping[str, object]:
         "protocols": [[name, base64.b64encode(metadata).decode()] for name, metadata in member.protocols],
         "assignment": base64.b64encode(member.assignment).decode(),
     }
+    return {**fields, "former": member.former} if member.former else fields
 
 
 def _member(fields: Mapping[str, Any]) -> GroupMember:
@@ -127,6 +143,7 @@ def _member(fields: Mapping[str, Any]) -> GroupMember:
         protocols=tuple(Protocol(_text(name), _bytes(metadata)) for name, metadata in _list(fields["protocols"])),
         assignment=_bytes(fields["assignment"]),
         is_new=False,
+        former=tuple(_text(former) for former in _list(fields.get("former", []))),
     )
 
 
@@ -143,7 +160,7 @@ def _text(value: object) -> str:
 
 
 def _number(value: object) -> int:
-    if not isinstance(value, int) or value < 0:
+    if not isinstance(value, int) or not 0 <= value < 1 << 31:
         raise ValueError(f"{value!r} is no number")
     return value
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from kio.schema.errors import ErrorCode
 
 from logstore.kafka.groups.members import (
+    FORMER_IDS,
     NO_GENERATION,
     NO_MEMBER,
     GroupMember,
@@ -40,6 +41,8 @@ class ConsumerGroup:
         self.leader_id: str | None = None
         self.members: dict[str, GroupMember] = {}
         self.static: dict[str, str] = {}
+        self.outlived: set[str] = set()
+        """Instance ids known from a former coordinator alone: it may have told one of them a newer member id."""
         self.pending_joins: set[str] = set()
         self.pending_syncs: set[str] = set()
         self.member_added = False
@@ -68,6 +71,7 @@ class ConsumerGroup:
         group.generation_id = group.assigned_generation = generation_id
         group.members = {member.member_id: member for member in members}
         group.static = {each.instance_id: name for name, each in group.members.items() if each.instance_id is not None}
+        group.outlived = set(group.static)
         group.subscription = group._subscription()
         return group
 
@@ -121,7 +125,9 @@ class ConsumerGroup:
             if current is None:
                 return ErrorCode.unknown_member_id
             if current != member_id:
-                return ErrorCode.fenced_instance_id
+                # A client that is fenced ends for good; one whose id may be the newer one is asked to join.
+                is_newer = instance_id in self.outlived and member_id not in self.members[current].former
+                return ErrorCode.unknown_member_id if is_newer else ErrorCode.fenced_instance_id
         return ErrorCode.none if member_id in self.members else ErrorCode.unknown_member_id
 
     def is_subscribed(self, topic: str) -> bool:
@@ -172,6 +178,7 @@ class ConsumerGroup:
         self.members[member.member_id] = member
         if member.instance_id is not None:
             self.static[member.instance_id] = member.member_id
+            self.outlived.discard(member.instance_id)
         self.pending_joins.discard(member.member_id)
         member.joining = joining
 
@@ -202,6 +209,8 @@ class ConsumerGroup:
         member = self.members.pop(old_id)
         self.pending_syncs.discard(old_id)
         member.refuse(ErrorCode.fenced_instance_id)
+        member.former = (*member.former, old_id)[-FORMER_IDS:]
+        self.outlived.discard(instance_id)
         member.member_id = new_id
         self.members[new_id] = member
         self.static[instance_id] = new_id

@@ -128,6 +128,7 @@ class GroupHandlers:
         ticket = self._service.coordinator.join(joining, self._clock.monotonic_s())
         self._replan()
         result = await self._wait(ticket)
+        self._replan()  # the session of a static member that waited begins with the answer
         return await respond(
             request,
             {

@@ -14,6 +14,9 @@ from logstore.log.ticket import Ticket
 
 NO_GENERATION = -1
 NO_MEMBER = ""
+FORMER_IDS = 2
+"""So many ids that a static member had before are known: a process that another has replaced hears of it within a
+heartbeat's interval."""
 MEMBER_BYTES = 512
 """Approximate memory of a member without its opaque bytes: a member without metadata must count too."""
 
@@ -92,7 +95,9 @@ class Leaver(NamedTuple):
 
 @dataclass(slots=True)
 class GroupMember:
-    """One member. `is_new` until its first join is answered: it does not know its id and cannot heartbeat yet."""
+    """One member. `is_new` until its first join is answered: it does not know its id and cannot heartbeat yet.
+    `former`: the last ids that a static member had before this one.
+    """
 
     member_id: str
     instance_id: str | None
@@ -103,6 +108,7 @@ class GroupMember:
     protocols: tuple[Protocol, ...]
     assignment: bytes = b""
     is_new: bool = True
+    former: tuple[str, ...] = ()
     joining: Ticket[JoinResult] | None = field(default=None, repr=False)
     syncing: Ticket[SyncResult] | None = field(default=None, repr=False)
 

@@ -27,10 +27,10 @@ def subscription(*topics: str) -> bytes:
 
 
 class World:
-    """A coordinator and its clock."""
+    """A coordinator and its clock. `first_id`: the number in the first member id."""
 
-    def __init__(self, generations: GenerationLog | None = None, **settings: int) -> None:
-        counter = itertools.count(1)
+    def __init__(self, generations: GenerationLog | None = None, first_id: int = 1, **settings: int) -> None:
+        counter = itertools.count(first_id)
         self.coordinator = GroupCoordinator(
             GroupSettings(**settings), lambda: f"id{next(counter)}", generations=generations
         )
