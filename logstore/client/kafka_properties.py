@@ -5,7 +5,7 @@ The file may be shared with Kafka's tools, so it may hold what only these unders
 Invariant: no warning holds a value, nor a line of the file that lost the backslash in front of it: such a line may be a
 part of a key or a password, and is read as a name.
 
-Source: the documentation of Apache Kafka 4.1, "Admin Configs", "Producer Configs" and "Consumer Configs".
+Source: the configuration classes of Apache Kafka 4.2 (admin, producer, consumer), and names that versions before had.
 """
 
 import re
@@ -57,7 +57,7 @@ allow.auto.create.topics auto.commit.interval.ms auto.offset.reset check.crcs en
 exclude.internal.topics fetch.max.bytes fetch.max.wait.ms fetch.min.bytes group.id group.instance.id
 group.protocol group.remote.assignor heartbeat.interval.ms isolation.level key.deserializer
 max.partition.fetch.bytes max.poll.interval.ms max.poll.records partition.assignment.strategy
-session.timeout.ms share.acknowledgement.mode value.deserializer
+session.timeout.ms share.acknowledgement.mode share.acquire.mode value.deserializer
 """
 KAFKA_PROPERTIES: Final = frozenset(" ".join((_COMMON, _SSL, _SASL, _PRODUCER, _CONSUMER)).split())
 
