@@ -243,7 +243,11 @@ class NotLeader(TryAgain):
 
 
 class NotEnoughReplicas(TryAgain):
-    """Too much waits for the stream's members already; nothing was appended."""
+    """The stream has fewer members than it needs, or too much waits for them; nothing was appended."""
+
+
+class NotEnoughReplicasAfterAppend(TryAgain):
+    """The stream has fewer members than it needs, and the batch waits for them: it may be acknowledged later."""
 
 
 class InvalidReplicas(CairnError):

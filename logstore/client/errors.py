@@ -29,6 +29,8 @@ _NAMES: Final = {
     7: "REQUEST_TIMED_OUT",
     10: "MESSAGE_TOO_LARGE",
     17: "INVALID_TOPIC_EXCEPTION",
+    19: "NOT_ENOUGH_REPLICAS",
+    20: "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
     14: "COORDINATOR_LOAD_IN_PROGRESS",
     15: "COORDINATOR_NOT_AVAILABLE",
     16: "NOT_COORDINATOR",
@@ -63,7 +65,7 @@ _HINTS: Final = {
 }
 # The same request may succeed later: the server is starting, the topic is being created, the disk was full.
 NOT_COORDINATING: Final = frozenset((14, 15, 16))
-RETRIABLE: Final = frozenset((LEADER_NOT_AVAILABLE, NOT_LEADER, 7, *NOT_COORDINATING, 56, 74, 75, 78))
+RETRIABLE: Final = frozenset((LEADER_NOT_AVAILABLE, NOT_LEADER, 7, *NOT_COORDINATING, 19, 20, 56, 74, 75, 78))
 ELSEWHERE: Final = frozenset((LEADER_NOT_AVAILABLE, NOT_LEADER, 74, 75))
 """Another host may lead the stream: its leader is looked up before the request is sent again."""
 

@@ -7,7 +7,7 @@
 | `Send` | `Links` | `receive` |
 | `StoreDurably`, `Load` | `logstore.cluster.disk_work` on `ReplicaFiles` | `stored`, `loaded` and their failures |
 | `ReadRegistration`, `SwapRegistration` | `RegistrationRequests` | `registration_read`, `…_seen`, `swap_answered` |
-| `Ready`, `Acked`, `Deposed`, `StreamUnavailable` | the stream's `StreamObserver` | – |
+| `Ready`, `Acked`, `Deposed`, `StreamUnavailable`, `TooFewMembers` | the stream's `StreamObserver` | – |
 
 It claims streams (`logstore.cluster.claims`), tells owners which members live (`logstore.cluster.live_hosts`), and
 forgets the streams of deleted topics.
@@ -240,6 +240,7 @@ class ClusterHost:
         if owner is not None and owner.state in TAKING:
             observer.registered(owner.registration)
             observer.ready(owner.registration.epoch, owner.high_watermark)
+            self._news.tell_short(stream)
         elif stream in self._news.waiting:
             observer.unavailable(self._news.waiting[stream])
 

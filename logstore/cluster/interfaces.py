@@ -231,6 +231,12 @@ class StreamObserver(Protocol):
     def unavailable(self, reason: str) -> None:
         """The stream waits, for this reason."""
 
+    def short(self, needed: int) -> None:
+        """The stream has fewer than `needed` members, since longer than a failover takes."""
+
+    def enough(self) -> None:
+        """It has enough again."""
+
     def crowded(self) -> None:
         """A member has refused batches, because its disk has no room: what may go should go now. If other hosts live,
         `registered` follows with a chunk that has other members.

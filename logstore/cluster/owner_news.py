@@ -9,7 +9,16 @@ from collections.abc import Callable
 from logstore.base.events import Report
 from logstore.cluster.interfaces import StreamObserver
 from logstore.events import MEMBER_FAILED, STREAM_DEPOSED, STREAM_OWNED, STREAM_UNAVAILABLE
-from logstore.replica.effects import Acked, Deposed, MemberFailed, Ready, Registered, StreamUnavailable
+from logstore.replica.effects import (
+    Acked,
+    Deposed,
+    EnoughMembers,
+    MemberFailed,
+    Ready,
+    Registered,
+    StreamUnavailable,
+    TooFewMembers,
+)
 from logstore.replica.messages import Reason
 from logstore.replica.registrations import UNKNOWN_TIME
 
@@ -17,13 +26,14 @@ from logstore.replica.registrations import UNKNOWN_TIME
 class OwnerNews:
     """See the module. `deposed` is called when a stream has another owner, `changed` after all other news.
 
-    `waiting`: why streams that this host owns wait. `full`: streams whose observers wait for room. `takeovers` and
-    `member_failures` are counted since the start.
+    `waiting`: why streams that this host owns wait. `short`: how many members those need that have too few. `full`:
+    streams whose observers wait for room. `takeovers` and `member_failures` are counted since the start.
     """
 
     def __init__(self, report: Report, deposed: Callable[[str], None], changed: Callable[[], None]) -> None:
         self.observers: dict[str, StreamObserver] = {}
         self.waiting: dict[str, str] = {}
+        self.short: dict[str, int] = {}
         self.full: set[str] = set()
         self.takeovers = self.member_failures = 0
         self._report = report
@@ -58,7 +68,25 @@ class OwnerNews:
                 self.full.discard(effect.stream)
                 observer.room()
 
-    def tell(self, effect: Ready | Registered | Deposed | StreamUnavailable | MemberFailed) -> None:
+    def tell_short(self, stream: str) -> None:
+        """Tell the observer of a stream if it has too few members."""
+        observer, needed = self.observers.get(stream), self.short.get(stream)
+        if observer is not None and needed is not None:
+            observer.short(needed)
+
+    def _tell_shortage(self, effect: TooFewMembers | EnoughMembers) -> None:
+        if isinstance(effect, TooFewMembers):
+            self.short[effect.stream] = effect.needed
+            self.tell_short(effect.stream)
+            return
+        self.short.pop(effect.stream, None)
+        observer = self.observers.get(effect.stream)
+        if observer is not None:
+            observer.enough()
+
+    def tell(
+        self, effect: Ready | Registered | Deposed | StreamUnavailable | TooFewMembers | EnoughMembers | MemberFailed
+    ) -> None:
         """Anything else."""
         observer, report = self.observers.get(effect.stream), self._report
         names = {"stream": effect.stream, **({} if observer is None else {"partition": observer.name})}
@@ -66,8 +94,12 @@ class OwnerNews:
             if observer is not None:
                 observer.registered(effect.registration)
             return
+        if isinstance(effect, TooFewMembers | EnoughMembers):
+            self._tell_shortage(effect)
+            return
         if isinstance(effect, Ready | Deposed):
             self.waiting.pop(effect.stream, None)
+            self.short.pop(effect.stream, None)
         if isinstance(effect, Ready):
             self.takeovers += effect.epoch > 1
             report(STREAM_OWNED, **names, epoch=effect.epoch, offset=effect.high_watermark)
@@ -93,6 +125,7 @@ class OwnerNews:
     def stream_deleted(self, stream: str, *, is_owned: bool) -> None:
         """The stream's topic was deleted."""
         self.waiting.pop(stream, None)
+        self.short.pop(stream, None)
         self.full.discard(stream)
         observer = self.observers.get(stream)
         if is_owned and observer is not None:

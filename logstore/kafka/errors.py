@@ -26,6 +26,7 @@ CODES: dict[type[Exception], ErrorCode] = {
     errors.InvalidProducerEpoch: ErrorCode.invalid_producer_epoch,
     errors.StorageFailed: ErrorCode.kafka_storage_error,
     errors.NotEnoughReplicas: ErrorCode.not_enough_replicas,
+    errors.NotEnoughReplicasAfterAppend: ErrorCode.not_enough_replicas_after_append,
     errors.InvalidReplicas: ErrorCode.invalid_replication_factor,
     errors.HostStays: ErrorCode.invalid_request,
     errors.NothingLost: ErrorCode.invalid_request,

@@ -12,7 +12,9 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+from kio.schema.errors import ErrorCode
 
 from logstore.errors import CairnError, InvalidRecord, MalformedRequest
 from logstore.interfaces import Buffer
@@ -41,6 +43,10 @@ must not hold much more memory than that.
 _TRANSACTIONAL_REFUSED = 53
 """TRANSACTIONAL_ID_AUTHORIZATION_FAILED, final for every client: transactions are not supported."""
 _INVALID_REQUIRED_ACKS = 21
+UNTOLD: Final = (ErrorCode.not_enough_replicas.value, ErrorCode.not_enough_replicas_after_append.value)
+"""A client that wants no answers is not told of these: its connection would end for other topics too, and in Kafka the
+members in sync do not count for it.
+"""
 _OUTCOME = struct.Struct(">ihqq")
 """Partition, error code, base offset, log append time."""
 _LEADER_TAG = 0
@@ -115,9 +121,10 @@ class ProduceAnswer:
 
     @property
     def failure(self) -> str | None:
-        """The error of the first partition that failed; None if none failed."""
+        """The error of the first partition that failed; None if none failed, or for a reason in UNTOLD."""
         outcomes = [_settled(outcome) for _, outcomes in self.topics for outcome in outcomes]
-        return next((outcome.message or f"error {outcome.error}" for outcome in outcomes if outcome.error), None)
+        told = (outcome for outcome in outcomes if outcome.error and outcome.error not in UNTOLD)
+        return next((outcome.message or f"error {outcome.error}" for outcome in told), None)
 
     def body(self) -> list[Buffer] | None:
         """The response's body; None if the client wants none (acks=0)."""

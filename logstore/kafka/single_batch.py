@@ -176,7 +176,7 @@ class SingleBatch(AnswerSlot):
     def add_to(self, parts: list[Buffer]) -> str | None:
         """Append the answer's frame to `parts`; acks=0 has none, and the reason of a refusal is returned instead."""
         if self.acks == 0:
-            return self._message
+            return None if self._error in produce.UNTOLD else self._message
         if self._message is not None and self._version >= produce.FIRST_WITH_MESSAGE:
             refused = (self._version, self.topic, self._partition, self._error, self._message, self._leaders)
             body = produce.refusal_body(*refused)

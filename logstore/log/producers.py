@@ -143,6 +143,11 @@ class ProducerTable(Generic[T]):
         if len(self._durable) > self._max_producers:
             self._durable.popitem(last=False)
 
+    def replace_ticket(self, producer_id: int, old: T, new: T) -> None:
+        """Whoever sends a pending batch again gets another ticket from now on."""
+        pending = self._pending.get(producer_id, [])
+        self._pending[producer_id] = [batch._replace(ticket=new) if batch.ticket is old else batch for batch in pending]
+
     def fail_pending(self) -> None:
         """Forget all batches that are not synced."""
         self._pending.clear()

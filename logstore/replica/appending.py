@@ -75,6 +75,10 @@ class OwnerLimits:
     """How long a takeover waits for members behind the first one that has answered."""
     suspect_ms: int = 5_000
     """A member that failed is not chosen for that long."""
+    short_after_ms: int = 3_000
+    """Producers hear after so long that a stream has too few members: no failover that ends well takes longer, and a
+    host that is started again at once is back by then; clients give a request ten times as long.
+    """
     repair_timeout_ms: int = 10_000
 
 

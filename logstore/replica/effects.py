@@ -148,6 +148,22 @@ class StreamUnavailable:
 
 
 @dataclass(frozen=True, slots=True)
+class TooFewMembers:
+    """The stream has been without the members that it needs for longer than a failover takes; batches wait."""
+
+    stream: str
+    epoch: int
+    needed: int
+
+
+@dataclass(frozen=True, slots=True)
+class EnoughMembers:
+    """The stream that had too few members has enough."""
+
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
 class MemberFailed:
     """For the event log: a member of the open chunk does not keep up, or has refused."""
 
@@ -168,5 +184,7 @@ Effect = (
     | Acked
     | Deposed
     | StreamUnavailable
+    | TooFewMembers
+    | EnoughMembers
     | MemberFailed
 )

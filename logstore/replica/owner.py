@@ -32,7 +32,7 @@ from dataclasses import dataclass
 
 from logstore.base.states import following
 from logstore.replica.appending import Appending, Founding, OwnerLimits
-from logstore.replica.effects import Acked, Deposed, Effect, MemberFailed, Ready, Registered, Send
+from logstore.replica.effects import Acked, Deposed, Effect, Ready, Registered, Send
 from logstore.replica.fencing import Fencing, SealPlan
 from logstore.replica.host_state import HostState
 from logstore.replica.messages import (
@@ -62,6 +62,7 @@ from logstore.replica.registrations import (
     StreamRegistration,
 )
 from logstore.replica.repair import Repair
+from logstore.replica.shortage import Shortage, lacks_members
 from logstore.replica.suspects import Suspects
 from logstore.replica.trimming import Trimming
 
@@ -102,10 +103,10 @@ class Owner:
         self._live: tuple[Member, ...] = ()
         self._swap: _Swap | None = None
         self._fencing: Fencing | None = None
-        self._sent_ms = 0
-        self._since_ms = 0
+        self._sent_ms = self._since_ms = 0
         self._required: int | None = None
         self._reports = OwnerReports(stream, self.limits.suspect_ms)
+        self._shortage = Shortage(stream, self.limits.short_after_ms)
         self._written_ms = written_ms
         self.trimming = Trimming()
         self._appending = Appending(stream, me.host, self.limits, founding, shared.progress)
@@ -160,9 +161,7 @@ class Owner:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether nothing is due by time alone before `wake_ms`: until then a tick would do nothing before the next
-        event.
-        """
+        """Whether nothing is due by time alone before `wake_ms`: until the next event a tick would do nothing."""
         if self.state is not OwnerState.APPENDING:
             return self.state is OwnerState.DEPOSED
         is_ending = self._appending.end.is_due and len(self.registration.chunks) < MAX_CHUNKS
@@ -173,8 +172,8 @@ class Owner:
     @property
     def wake_ms(self) -> int | None:
         """When an owner at rest is to have a tick, because a host that failed may be chosen again; None: never."""
-        times = [time for time in (self._suspects.wake_ms(self._live), self._repair.wake_ms) if time is not None]
-        return min(times, default=None) if self.state is OwnerState.APPENDING else None
+        wakes = (self._suspects.wake_ms(self._live), self._repair.wake_ms, self._shortage.wake_ms)
+        return min((at for at in wakes if at is not None), default=None) if self.state is OwnerState.APPENDING else None
 
     def may_append(self, size_bytes: int) -> bool:
         """Whether `append` takes a batch of this size now; if not, the log keeps it and asks again later."""
@@ -332,7 +331,7 @@ class Owner:
             self._shared.growths.give_back(self.stream, now_ms)
             hints = self._look_hints() if self.acked.length_bytes else []  # an empty chunk was not sealed
             self._begin_chunk(now_ms)
-            return [*hints, *self._send_placed(now_ms)]
+            return [*hints, *self._look_for_shortage(now_ms), *self._send_placed(now_ms)]
         raise AssertionError(f"owner of {self.stream}: a swap in state {self.state.value}")
 
     def _look_hints(self) -> list[Effect]:
@@ -391,14 +390,11 @@ class Owner:
         if plan is None:
             return self._reports.no_member(fencing) if is_late or fencing.is_lost else []
         self._step(OwnerEvent.FENCED)
-        return [*self._damage_reports(plan), *self._swap_in(self._sealed_registration(plan), now_ms)]
+        damaged = self._reports.damaged(self.registration.epoch, plan.damaged)
+        return [*damaged, *self._swap_in(self._sealed_registration(plan), now_ms)]
 
     def _sealed_registration(self, plan: SealPlan) -> StreamRegistration:
         return self.registration.sealed(plan.end, plan.holders, plan.candidates, self._written_ms())
-
-    def _damage_reports(self, plan: SealPlan) -> list[Effect]:
-        epoch, reason = self.registration.epoch, "its copy is shorter than what was acknowledged"
-        return [MemberFailed(self.stream, epoch, member.host, reason) for member in plan.damaged]
 
     # ---- chunks
 
@@ -420,7 +416,8 @@ class Owner:
         is_safe = last is None or last.tiered is not None or len(last.members) >= self.min_copies
         following = self._next_set(now_ms)
         if following.size < self.min_copies:
-            return [*self._say_too_few(following, now_ms), *self._go_on_repairing(now_ms)]
+            effects = self._reports.too_few(self.registration.epoch, self.min_copies, following, now_ms)
+            return effects + self._go_on_repairing(now_ms)
         if is_safe:
             self._step(OwnerEvent.OPEN)
             members = self._repair.placing.members(self.stream, following)
@@ -433,9 +430,6 @@ class Owner:
             return self._fencing.chunk.base_offset  # the chunk was empty, and is not listed
         last = self.registration.last_chunk
         return last.end.next_offset if last is not None and last.end is not None else self.registration.log_start
-
-    def _say_too_few(self, following: NextSet, now_ms: int) -> list[Effect]:
-        return self._reports.too_few(self.registration.epoch, self.min_copies, following, now_ms)
 
     def _next_set(self, now_ms: int) -> NextSet:
         """Who may be in the set of the next chunk, and how many are to be; no suspects."""
@@ -511,11 +505,19 @@ class Owner:
         Sending does not wait for a swap in flight, which is a repair's: the metadata store may be away.
         """
         effects = self._roll_if_due(now_ms) if self._swap is None else []
-        if not self._state_is_appending():
+        if self.state is not OwnerState.APPENDING:
             return effects
+        effects += self._look_for_shortage(now_ms)
         if self._swap is None and not self._is_about_to_roll(now_ms):
             effects += self._trim_if_due(now_ms)
         return [*effects, *self._appending.send_again(now_ms), *self._send_placed(now_ms)]
+
+    def _look_for_shortage(self, now_ms: int) -> list[Effect]:
+        """Tell whether the open chunk, and the next one, have fewer members than `min_copies`."""
+        needed, has_late = self.min_copies, self._reports.has_failed and not self._appending.window.is_empty
+        lacks = lacks_members(self._appending.progress, self._live, needed, has_late=has_late)
+        is_short = lacks and self._next_set(now_ms).size < needed
+        return self._shortage.look(self.registration.epoch, needed, now_ms, is_short=is_short)
 
     def _roll_if_due(self, now_ms: int) -> list[Effect]:
         gone = [member for member in self._appending.progress if self._live and member not in self._live]
@@ -523,9 +525,9 @@ class Owner:
         effects: list[Effect] = []
         if late:
             effects = self._fail(late, self._appending.lateness(late[0], now_ms), now_ms, is_slow=True)
-        if self._state_is_appending() and gone:
+        if self.state is OwnerState.APPENDING and gone:
             effects += self._fail(gone, "it is gone", now_ms)
-        if self._state_is_appending():
+        if self.state is OwnerState.APPENDING:
             effects += self._end_chunk_if_due(now_ms)
         return effects
 
@@ -541,9 +543,6 @@ class Owner:
         """Swap in what is left of a trim; batches go on meanwhile."""
         wanted = self.trimming.next_step(self.registration, self.high_watermark, self.acked)
         return [] if wanted is None else self._swap_in(wanted, now_ms, is_trim=True)
-
-    def _state_is_appending(self) -> bool:
-        return self.state is OwnerState.APPENDING
 
     def _fail(self, members: list[Member], reason: str, now_ms: int, *, is_slow: bool = False) -> list[Effect]:
         """Members of the open chunk fail: go on with another set, if there is one; else wait for them. One that has
@@ -563,7 +562,7 @@ class Owner:
             return reports  # a repair is being registered; the next tick finds the members late again
         following = self._next_set(now_ms)
         if following.size < self.min_copies:
-            return [*reports, *self._say_too_few(following, now_ms)]
+            return reports + self._reports.too_few(self.registration.epoch, self.min_copies, following, now_ms)
         if is_slow:
             self._appending.give_up(members, now_ms)
         return [*reports, *self._roll(self._choose_members(now_ms), now_ms)]

@@ -34,6 +34,11 @@ class OwnerReports:
         """A member of the open chunk goes on."""
         self._failed.discard(member)
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether a member of the open chunk has failed, and has confirmed nothing since."""
+        return bool(self._failed)
+
     def acknowledged(self) -> None:
         """There are hosts enough."""
         if self._few_since_ms is not None:
@@ -44,6 +49,11 @@ class OwnerReports:
         news = [member for member in members if member not in self._failed]
         self._failed.update(news)
         return [MemberFailed(self._stream, epoch, member.host, reason) for member in news]
+
+    def damaged(self, epoch: int, members: Iterable[Member]) -> list[Effect]:
+        """Members of a chunk that is fenced have lost a part of it."""
+        reason = "its copy is shorter than what was acknowledged"
+        return [MemberFailed(self._stream, epoch, member.host, reason) for member in members]
 
     def too_few(self, epoch: int, needed: int, following: NextSet, now_ms: int) -> list[Effect]:
         """Fewer hosts can have the next chunk than it needs."""

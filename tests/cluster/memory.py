@@ -293,6 +293,14 @@ class Heard:
         """See StreamObserver."""
         self.news.append(("unavailable", reason))
 
+    def short(self, needed: int) -> None:
+        """See StreamObserver."""
+        self.news.append(("short", needed))
+
+    def enough(self) -> None:
+        """See StreamObserver."""
+        self.news.append(("enough", None))
+
     def names(self) -> list[str]:
         """What it heard, without what was said."""
         return [name for name, _ in self.news]

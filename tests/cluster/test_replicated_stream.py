@@ -8,6 +8,7 @@ from logstore.errors import (
     InvalidRecord,
     MessageTooLarge,
     NotEnoughReplicas,
+    NotEnoughReplicasAfterAppend,
     NotLeader,
     OffsetOutOfRange,
     OutOfOrderSequence,
@@ -284,3 +285,68 @@ async def test_an_ownership_that_ends_while_producers_are_read_begins_nothing() 
     assert not front.stream.is_leader
     assert isinstance(front.reports, RecordedReports)
     assert front.reports.names() == []
+
+
+async def test_a_stream_with_too_few_members_answers_its_producers() -> None:
+    """What waits is answered, and stays; what comes is refused at once. A batch with a producer id that is sent again
+    is in the log once, also one that was sent again before the members were back.
+    """
+    front, owner = await led(max_in_flight=1)
+    first, second = (front.append(b"%d" % number, producer_id=1, sequence=number) for number in range(2))
+    front.stream.short(3)
+    for ticket in (first, second):
+        assert isinstance(ticket.error, NotEnoughReplicasAfterAppend)
+    for number in range(3):
+        with pytest.raises(NotEnoughReplicas, match=r"fewer hosts can have it than the 3 of min\.insync\.replicas"):
+            front.append(b"%d" % number, producer_id=1, sequence=number)
+    front.stream.enough()
+    pending = front.append(b"0", producer_id=1, sequence=0)
+    assert not pending.done
+    owner.ack()
+    owner.ack()
+    assert pending.result().base_offset == 0
+    again = front.append(b"1", producer_id=1, sequence=1)
+    assert again.result().duplicate
+    front.append(b"2", producer_id=1, sequence=2)
+    owner.ack()
+    assert owner.values == [b"0", b"1", b"2"]
+
+
+async def test_nothing_overtakes_a_batch_that_was_refused_for_want_of_members() -> None:
+    """When the members are back, what a client without a producer id had sent before it knew of the refusal is refused
+    as well; known producers go on at once.
+    """
+    front, owner = await led()
+    front.append(b"known", producer_id=1, sequence=0)
+    owner.ack()
+    front.stream.short(2)
+    for _ in range(3):
+        for batch in ({}, {"producer_id": 2, "sequence": 0}):
+            with pytest.raises(NotEnoughReplicas, match="start another"):
+                front.append(b"plain", **batch)
+        front.clock.advance(round(1000 * ON_THE_WAY_S) - 1)
+    front.stream.enough()
+    with pytest.raises(NotEnoughReplicas, match="just now"):
+        front.append(b"behind")
+    front.append(b"numbered", producer_id=1, sequence=1)
+    front.clock.advance(1)
+    front.append(b"plain")
+    with pytest.raises(NotEnoughReplicas, match="just now"):
+        front.append(b"second", producer_id=2, sequence=1)
+    front.append(b"first", producer_id=2, sequence=0)
+    owner.ack(3)
+    assert owner.values == [b"known", b"numbered", b"plain", b"first"]
+
+
+async def test_a_new_ownership_has_members() -> None:
+    """What an earlier one was short of is no reason to refuse; what it had answered already is answered once."""
+    front, owner = await led()
+    lost = front.append(b"lost")
+    front.stream.short(2)
+    front.stream.deposed(7)
+    assert isinstance(lost.error, NotEnoughReplicasAfterAppend)
+    owner.own(front.stream)
+    await front.tasks.run()
+    front.append(b"kept")
+    owner.ack()
+    assert owner.values == [b"kept"]

@@ -17,6 +17,7 @@ from logstore.replica.effects import (
     Acked,
     Deposed,
     Effect,
+    EnoughMembers,
     Load,
     MemberFailed,
     Ready,
@@ -24,6 +25,7 @@ from logstore.replica.effects import (
     Send,
     StoreDurably,
     StreamUnavailable,
+    TooFewMembers,
 )
 from logstore.replica.identity import DiskLabel, DiskVerdict, judge_disk
 from logstore.replica.known_replicas import StoredReplicas
@@ -304,7 +306,7 @@ class Host:
         elif isinstance(effect, Deposed):
             self.cluster.history.deposed += 1
             self.pending.clear()
-        elif isinstance(effect, Ready | StreamUnavailable | MemberFailed):
+        elif isinstance(effect, Ready | StreamUnavailable | TooFewMembers | EnoughMembers | MemberFailed):
             self.cluster.events.append((self.net.now_ms, self.name, effect))
         if isinstance(effect, Ready):
             self._check_founding(effect.high_watermark)

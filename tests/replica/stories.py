@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from logstore.replica.effects import Effect, MemberFailed, Ready, StreamUnavailable
+from logstore.replica.effects import Effect, EnoughMembers, MemberFailed, Ready, StreamUnavailable, TooFewMembers
 from logstore.replica.messages import EntriesRead, ReadEntries, Refused
 from logstore.replica.registrations import ChunkRegistration, Member
 from tests.replica.cluster import STREAM, Cluster, ClusterShape, Host, Planted
@@ -263,6 +263,10 @@ def _event(effect: Effect) -> str:
         return f"ready in epoch {effect.epoch} from offset {effect.high_watermark}"
     if isinstance(effect, StreamUnavailable):
         return f"unavailable in epoch {effect.epoch}: {effect.reason}"
+    if isinstance(effect, TooFewMembers):
+        return f"too few members in epoch {effect.epoch}: it needs {effect.needed}"
+    if isinstance(effect, EnoughMembers):
+        return "enough members again"
     assert isinstance(effect, MemberFailed)
     return f"{effect.host} fails in epoch {effect.epoch}: {effect.reason}"
 

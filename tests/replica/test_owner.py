@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pytest
 
-from logstore.replica.effects import Effect, MemberFailed, Send, StreamUnavailable
+from logstore.replica.effects import Effect, EnoughMembers, MemberFailed, Send, StreamUnavailable, TooFewMembers
 from logstore.replica.host_state import HostState
 from logstore.replica.messages import Append, AppendDone, CopyChunk, CopyDone, FenceDone, Reason, Refused
 from logstore.replica.owner import Owner
@@ -347,3 +347,75 @@ def test_a_stream_with_too_few_hosts_holds_up_no_other_one() -> None:
     owner.live_members((C, A, B), 90)
     shared.growths.leave("another")
     assert ReadRegistration("s") in owner.tick(100)
+
+
+def told_shortage(effects: list[Effect]) -> list[Effect]:
+    """What the owner says of too few members."""
+    return [effect for effect in effects if isinstance(effect, TooFewMembers | EnoughMembers)]
+
+
+def in_need_of_all() -> Owner:
+    """An owner on host c whose chunk needs all three hosts, and has them."""
+    owner = Owner("s", HERE)
+    opened(owner, StreamRegistration(3, 3), (C, A, B))
+    owner.live_members((C, A, B), 0)
+    return owner
+
+
+@pytest.mark.parametrize("has_batch", [False, True])
+def test_a_stream_with_too_few_members_says_so_and_when_that_ends(*, has_batch: bool) -> None:
+    """Not before `short_after_ms`, once, and also where nobody writes; the end is told when the member is back."""
+    owner = in_need_of_all()
+    after_ms = owner.limits.short_after_ms
+    if has_batch:
+        owner.append(b"x", 1, 0)
+    assert not told_shortage(owner.live_members((C, A), 100) + owner.tick(120))
+    assert owner.is_at_rest is not has_batch
+    assert owner.wake_ms == 100 + after_ms
+    assert not told_shortage(owner.tick(99 + after_ms))
+    assert told_shortage(owner.tick(100 + after_ms)) == [TooFewMembers("s", 1, 3)]
+    assert not told_shortage(owner.tick(20_000))
+    effects = owner.live_members((C, A, B), 30_000)
+    if has_batch:
+        assert not told_shortage(effects)
+        for member in (C, A, B):
+            effects += owner.receive(AppendDone("s", 1, member, Prefix(1, 1, 1)), 30_010)
+        effects += owner.tick(30_020)
+    assert told_shortage(effects) == [EnoughMembers("s")]
+    assert not told_shortage(owner.tick(40_000))
+
+
+def test_a_short_absence_of_a_member_is_told_to_nobody() -> None:
+    """A host that starts again within the bound costs its producers time, and no error."""
+    owner = in_need_of_all()
+    for begin_ms in range(0, 60_000, 10_000):
+        effects = owner.live_members((C, A), begin_ms)
+        effects += owner.tick(begin_ms + owner.limits.short_after_ms - 1)
+        effects += owner.live_members((C, A, B), begin_ms + owner.limits.short_after_ms)
+        assert not told_shortage(effects + owner.tick(begin_ms + owner.limits.short_after_ms + 20))
+
+
+def test_a_stream_with_a_member_that_hangs_has_too_few() -> None:
+    """It lives, and confirms nothing: no batch is acknowledged, whatever its lease says."""
+    owner = in_need_of_all()
+    owner.append(b"x", 1, 0)
+    told: list[tuple[int, Effect]] = []
+    for now_ms in range(0, 60_000, 20):
+        effects = owner.tick(now_ms)
+        for member in (C, A):
+            effects += owner.receive(AppendDone("s", 1, member, Prefix(1, 1, 1)), now_ms)
+        told += [(now_ms, effect) for effect in told_shortage(effects)]
+    ((first_ms, first),) = told
+    assert first == TooFewMembers("s", 1, 3)
+    assert first_ms <= owner.limits.longest_timeout_ms + owner.limits.short_after_ms + 20
+    effects = owner.receive(AppendDone("s", 1, B, Prefix(1, 1, 1)), 60_000)
+    assert told_shortage(effects + owner.tick(60_020)) == [EnoughMembers("s")]
+
+
+def test_a_chunk_with_fewer_members_than_the_topic_wants_now_has_too_few() -> None:
+    """The setting was raised, and no other host lives; it is over when the next chunk can have all that are wanted."""
+    owner = Owner("s", HERE)
+    opened(owner, StreamRegistration(3, 1), (C,))
+    effects = owner.require(2, 10) + owner.tick(10 + owner.limits.short_after_ms)
+    assert told_shortage(effects) == [TooFewMembers("s", 1, 2)]
+    assert told_shortage(owner.live_members((C, A), 20_000)) == [EnoughMembers("s")]

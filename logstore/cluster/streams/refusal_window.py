@@ -1,12 +1,13 @@
 """The time behind a refusal in which batches still arrive that clients have sent before they knew of it.
 
-A stream has refused a batch for want of room, and its client will send it again. What the same client had sent behind
-it is on its way: appended now, it would be in front of that batch for good.
+A stream has refused a batch for want of room or members, and its client will send it again. What the same client had
+sent behind it is on its way: appended now, it would be in front of that batch for good.
 
 Invariants:
 * The window is open until what the stream took before the refusal is answered, and for ON_THE_WAY_S more: answers on a
   connection leave in order, so a client hears of the refusal behind those. A refusal in an open window changes nothing,
-  so the window ends whatever clients do.
+  so the window ends whatever clients do. While members are wanting everything is refused, and the window ends
+  ON_THE_WAY_S behind the last of these refusals.
 * It concerns batches that no sequence number keeps in order: those without a producer id, and those of producers whom
   the stream does not know. A known producer's batch in the wrong place is OutOfOrderSequence.
 * Nobody is told apart: all clients of the stream wait that long, whoever's batch was refused.
@@ -85,6 +86,13 @@ class RefusalWindow:
             return
         self._awaited = last
         last.add_callback(self._note_answered)
+
+    def renew(self, header: BatchHeader) -> None:
+        """A batch was refused for want of members, and all in front of it is answered: what comes behind the end of
+        the want was sent before its client knew, for a while. There is one such refusal for each batch that comes.
+        """
+        self.refused(header)
+        self._until_s = max(self._until_s, self._clock.monotonic_s() + ON_THE_WAY_S)
 
     def _note_answered(self, _: AppendTicket) -> None:
         self._awaited = None

@@ -13,9 +13,10 @@ Invariants:
   and an idempotent producer that sends it again finds out.
 * At most MAX_WAITING_BYTES wait for room (or one larger batch); more are refused, and nothing of them is appended. What
   a client had sent behind a refused batch is refused as well (`refusal_window`).
+* While the owner says that it has too few members, clients' batches are refused, and those that wait are answered; they
+  stay, and what is sent again is in the log once if it has a producer id. The cluster's own batches, and groups, wait.
 * An append group is one entry of the owner: it is in the log as a whole, in one chunk, or not at all, and nothing comes
   between its batches. An epoch's group is under way once: whoever appends it again meanwhile waits for the first.
-
 * Readers see nothing below the log start, which is the registration's; a trim is answered when it is registered.
 
 Clients' leader epoch, and that in the bytes of a batch, is the one of the registration with which the ownership began:
@@ -34,7 +35,7 @@ from logstore.cluster.interfaces import StreamOwners
 from logstore.cluster.streams.early_appends import EarlyAppends
 from logstore.cluster.streams.group_entry import GroupKey, check_group, place_batches
 from logstore.cluster.streams.refusal_window import RefusalWindow
-from logstore.cluster.streams.stream_batches import SubmittedBatch, WaitingBatch, WantedTrim
+from logstore.cluster.streams.stream_batches import SubmittedBatch, WaitingBatch, WantedTrim, answer_early
 from logstore.errors import (
     CairnError,
     InvalidTopic,
@@ -61,11 +62,8 @@ from logstore.replica.registrations import UNKNOWN_TIME, ChunkRegistration, Stre
 MAX_BATCH_BYTES: Final = 16 << 20
 """Of one batch, whatever `max.message.bytes` says: a quarter of what a member keeps unsynced, and of a link's frame."""
 MAX_WAITING_BYTES: Final = 8 << 20
-"""Of a stream's batches that have no offset yet: twice what an owner has in flight, so that a rolled chunk is filled at
-once.
+"""Of a stream's batches without an offset: twice what an owner has in flight, so that a rolled chunk is filled at once.
 """
-
-
 CROWDED_S: Final = 1.0
 """A chunk with other members is opened in a few milliseconds, if there are other hosts; producers hear of no more."""
 
@@ -167,6 +165,8 @@ class ReplicatedStream(Waitable):
         """The registration has changed, or an ownership has begun or ended."""
         self._crowded_s: float | None = None
         """Since when a member has no room, and no other chunk was opened."""
+        self._too_few = ""
+        """Why clients' batches are refused: the stream has too few members."""
 
     @property
     def local_start_offset(self) -> int:
@@ -209,8 +209,8 @@ class ReplicatedStream(Waitable):
         """Append one RecordBatch v2 as a client sent it. The stream patches the buffer in place.
 
         Raises at once: NotLeader, NotEnoughReplicas, UnknownTopicOrPartition, InvalidTopic (an internal one), and what
-        `check_produced` and `ProducerTable.admit` raise. The ticket fails with NotLeader, or with
-        UnknownTopicOrPartition if the topic is deleted.
+        `check_produced` and `ProducerTable.admit` raise. The ticket fails with NotLeader, with
+        UnknownTopicOrPartition if the topic is deleted, with NotEnoughReplicasAfterAppend if too few members are had.
         """
         if self.is_internal:
             raise InvalidTopic(f"{self.topic} is the cluster's own: clients do not write to it")
@@ -226,13 +226,15 @@ class ReplicatedStream(Waitable):
         self.check_leader()
         header = check_produced(records, self.name, self.config, now_ms, are_times_checked=are_times_checked)
         keeps_order = header.producer_id >= 0 and self.producers.knows(header.producer_id)
+        if self._too_few:
+            if not keeps_order:
+                self._window.renew(header)
+            raise NotEnoughReplicas(self._too_few)
         if keeps_order:
             return self._append(records, header)
         if self._window.refuses(header):
             self._window.refused(header)
-            raise NotEnoughReplicas(
-                f"{self.name}: a batch was refused for want of room just now; send this one again later"
-            )
+            raise NotEnoughReplicas(f"{self.name}: a batch was refused for want of room just now; send it again later")
         try:
             ticket = self._append(records, header)
         except (StorageFailed, NotEnoughReplicas):
@@ -436,6 +438,18 @@ class ReplicatedStream(Waitable):
     def unavailable(self, reason: str) -> None:
         """The stream waits; the host reports it."""
 
+    def short(self, needed: int) -> None:
+        """See StreamObserver: clients are told, and send again; the cluster's own batches and groups wait."""
+        if not self.is_internal:
+            self._too_few = (
+                f"{self.name}: fewer hosts can have it than the {needed} of min.insync.replicas; start another"
+            )
+            answer_early(self._in_flight, self._waiting, self.producers, self._too_few)
+
+    def enough(self) -> None:
+        """See StreamObserver."""
+        self._too_few = ""
+
     def crowded(self) -> None:
         """A member's disk has no room: see StreamObserver."""
         if self._crowded_s is None:
@@ -457,7 +471,7 @@ class ReplicatedStream(Waitable):
         trims, self._trims = self._trims, []
         self._in_flight.clear()
         self._waiting.clear()
-        self._written_ms, self._crowded_s = UNKNOWN_TIME, None
+        self._written_ms, self._crowded_s, self._too_few = UNKNOWN_TIME, None, ""
         self._waiting_bytes = 0
         self.producers = ProducerTable()
         for ticket in tickets:
