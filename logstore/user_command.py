@@ -24,7 +24,7 @@ from logstore.base.directory import locked_directory
 from logstore.base.events import ignore
 from logstore.base.failures import leaves
 from logstore.client import users as requests
-from logstore.client.commands import add_server_arguments, client_of
+from logstore.client.commands import add_server_arguments, client_of, status_of
 from logstore.client.wire import ALTER_USERS, DESCRIBE_USERS
 from logstore.cluster.part import OpenAccess
 from logstore.cluster.settings import ClusterSecurity, EtcdUrl, SqliteUrl, parse_url
@@ -50,7 +50,6 @@ from logstore.refusals import refuse_adopted, refuse_foreign_files
 
 DEFAULT_ITERATIONS: Final = 16_384
 """The most that Kafka itself takes; a login costs a client some 10 ms."""
-EXIT_FAILED: Final = 1
 Act = Callable[[Users], Ticket[None]]
 """Looks at users or changes them."""
 
@@ -98,7 +97,7 @@ def main(arguments: argparse.Namespace) -> int:
     except* (CairnError, OSError) as failures:
         for error in leaves(failures):
             print(f"cairn user {arguments.action}: {error}", file=sys.stderr)
-        status = EXIT_FAILED
+            status = max(status, status_of(error))
     return status
 
 

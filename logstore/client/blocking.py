@@ -28,6 +28,7 @@ from logstore.client.errors import (
     SidecarRefused,
     Unavailable,
     name_of,
+    unanswered,
 )
 from logstore.client.network import HostNetwork, Network
 from logstore.client.security import PLAINTEXT, ClientSecurity
@@ -554,9 +555,7 @@ class Client:
                 self.close()
                 raise
             if self._network.monotonic_s() + backoff_s >= deadline_s:
-                raise Unavailable(
-                    f"no answer from {self.where} within {self._limit_s:g} s ({failure}); is the sidecar running there?"
-                ) from failure
+                raise unanswered(self.where, self._limit_s, failure) from failure
             self._network.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
 

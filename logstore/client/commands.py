@@ -1,19 +1,27 @@
 """What every subcommand that talks to a sidecar shares: its flags, and the client that they ask for.
 
-Invariant: secrets come from files, never from flags, because flags stand in the list of processes.
+Invariants: secrets come from files, never from flags, because flags stand in the list of processes. A command reads its
+--command-config file once. Whatever is wrong with this file is CommandConfigUnusable and names the file, also what the
+file names and cannot be read; a name in it that nobody knows is said on standard error and no error.
 """
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Final
 
 from logstore.client.blocking import Client, parse_addresses
+from logstore.client.connections import secured
+from logstore.client.kafka_properties import stranger_warnings
+from logstore.client.network import HostNetwork
 from logstore.client.properties import parse_properties
 from logstore.client.security import ClientSecurity, parse_security
 from logstore.errors import InvalidConfig
 
 DEFAULT_SERVERS: Final = "127.0.0.1:9092"
 DEFAULT_LIMIT_S: Final = 10.0
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
 COMMAND_CONFIG_HELP: Final = "properties file with security.protocol and so on, as Kafka's tools take it"
 
 
@@ -26,30 +34,57 @@ def add_server_arguments(parser: argparse.ArgumentParser, *, is_action: bool = F
     parser.add_argument("--command-config", type=Path, metavar="FILE", default=default_file, help=COMMAND_CONFIG_HELP)
 
 
+class CommandConfigUnusable(InvalidConfig):
+    """The file that --command-config names cannot be used: exit status 2, as for a wrong command line."""
+
+    def __init__(self, path: Path, why: object) -> None:
+        super().__init__(f"--command-config {path}: {why}")
+
+
+def status_of(error: BaseException) -> int:
+    """The exit status of a command that ends with this error."""
+    return EXIT_USAGE if isinstance(error, CommandConfigUnusable) else EXIT_FAILED
+
+
 def properties_of(arguments: argparse.Namespace) -> dict[str, str]:
-    """What --command-config says; without the flag, nothing. Raises InvalidConfig."""
+    """What --command-config says; without the flag, nothing. The first call reads the file, warns of names that nobody
+    knows, and keeps what it says beside the arguments. Raises CommandConfigUnusable.
+    """
     path: Path | None = arguments.command_config
     if path is None:
         return {}
+    known: dict[str, str] | None = getattr(arguments, "command_properties", None)
+    if known is None:
+        known = arguments.command_properties = _read(path)
+        for warning in stranger_warnings(known):
+            sys.stderr.write(f"cairn: warning: --command-config {path}: {warning}\n")
+    return known
+
+
+def _read(path: Path) -> dict[str, str]:
     try:
         return parse_properties(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InvalidConfig(f"--command-config {path}: {error.strerror}") from error
+        raise CommandConfigUnusable(path, error.strerror) from error
     except UnicodeDecodeError as error:
-        raise InvalidConfig(f"--command-config {path}: it is not UTF-8") from error
+        raise CommandConfigUnusable(path, "it is not UTF-8") from error
     except InvalidConfig as error:
-        raise InvalidConfig(f"--command-config {path}: {error}") from error
+        raise CommandConfigUnusable(path, error) from error
 
 
 def security_of(arguments: argparse.Namespace) -> ClientSecurity:
-    """The security of --command-config; without the flag, none. Raises InvalidConfig."""
+    """The security of --command-config, whose certificates and keys can be read; without the flag, none. Raises
+    CommandConfigUnusable.
+    """
     properties = properties_of(arguments)
     try:
-        return parse_security(properties)
+        security = parse_security(properties)
+        secured(HostNetwork(), security, "")
     except InvalidConfig as error:
-        raise InvalidConfig(f"--command-config {arguments.command_config}: {error}") from error
+        raise CommandConfigUnusable(arguments.command_config, error) from error
+    return security
 
 
 def client_of(arguments: argparse.Namespace, *, limit_s: float = DEFAULT_LIMIT_S) -> Client:
-    """A client of --servers. Raises InvalidConfig."""
+    """A client of --servers. Raises InvalidConfig, CommandConfigUnusable."""
     return Client(parse_addresses(arguments.servers), limit_s=limit_s, security=security_of(arguments))

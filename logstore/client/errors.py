@@ -79,6 +79,17 @@ class Unavailable(CairnError):
     """No sidecar answered within the time the caller allowed."""
 
 
+def unanswered(where: str, limit_s: float, failure: Exception) -> Unavailable:
+    """What is raised at a time limit, with what to look at: a server that ends connections is there, and a sidecar of
+    an older version ends them at a request that it does not know.
+    """
+    if isinstance(failure, ConnectionResetError | BrokenPipeError):
+        advice = "a server is there and ends the connection: is it a sidecar, of this version or a newer one?"
+    else:
+        advice = "is the sidecar running there?"
+    return Unavailable(f"no answer from {where} within {limit_s:g} s ({failure}); {advice}")
+
+
 class SidecarRefused(CairnError):
     """A sidecar answered with one of Kafka's error codes. For the commonest, the message says what to do."""
 

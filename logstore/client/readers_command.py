@@ -8,11 +8,9 @@ import sys
 from typing import Final
 
 from logstore.client.blocking import Client, TopicPartition
-from logstore.client.commands import add_server_arguments, client_of
+from logstore.client.commands import EXIT_FAILED, add_server_arguments, client_of, status_of
 from logstore.errors import CairnError, UnknownReader
 from logstore.format.reader_api import LOG_START, ReaderDescription, ReaderOffset
-
-EXIT_FAILED: Final = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +47,7 @@ def main(arguments: argparse.Namespace) -> int:
                     print(f"removed: {arguments.reader}")
     except CairnError as error:
         print(f"cairn readers {arguments.action}: {error}", file=sys.stderr)
-        return EXIT_FAILED
+        return status_of(error)
     return 0
 
 

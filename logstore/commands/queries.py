@@ -1,12 +1,13 @@
 """`cairn queries`: the queries that write epochs through a sidecar: epoch, run, lag, staged output. Changes nothing.
 
 A query's lag counts records between the input that its last epoch ended at, as its commit noted it, and the end of that
-input. It is known where the input is topics of the same sidecar.
+input. It is known where the input is topics of the same sidecar. The name and the checkpoint of a query are known where
+its commit noted them: Spark's sink does.
 """
 
 import argparse
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from logstore.client.admin import Admin
@@ -21,12 +22,21 @@ from logstore.format.operator_api import QuerySummary
 
 RUN_CHARACTERS: Final = 12
 """Of a run's token in a table: enough to tell two apart."""
+SHOWN_TOPICS: Final = 3
+"""Of a query's topics in a table."""
+SHOWN_QUERIES: Final = 5
+"""Of the queries that a beginning may mean, in an error."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `cairn queries`."""
     add_connection_arguments(parser)
-    parser.add_argument("query", nargs="?", metavar="QUERY", help="one query, with the positions of its last epoch")
+    parser.add_argument(
+        "query",
+        nargs="?",
+        metavar="QUERY",
+        help="one query, or the beginning of its id, with the positions of its last epoch",
+    )
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -38,9 +48,7 @@ def _queries(arguments: argparse.Namespace) -> int:
     with connect(arguments) as client:
         queries = Admin(client).queries()
         if arguments.query is not None:
-            queries = [query for query in queries if query.query == arguments.query]
-            if not queries:
-                raise CairnError(f"there is no query {arguments.query!r} at {client.where}; `cairn queries` lists them")
+            queries = [_chosen(queries, arguments.query, client.where)]
         positions = {query.query: client.describe(DescribeRequest(query.query)).positions for query in queries}
         inputs = {name: read_inputs(text) for name, text in positions.items()}
         ends = _ends(client, inputs.values())
@@ -53,6 +61,8 @@ def _queries(arguments: argparse.Namespace) -> int:
         rows = [
             (
                 query.query,
+                read_note(positions[query.query], "name"),
+                _topics(query),
                 query.last_epoch,
                 f"{query.incarnation_number} ({_short(query.incarnation)})",
                 _state(query),
@@ -62,14 +72,30 @@ def _queries(arguments: argparse.Namespace) -> int:
             )
             for query in queries
         ]
-        titles = ("query", "epoch", "run", "state", "lag", "staged", "attempts")
+        titles = ("query", "name", "topics", "epoch", "run", "state", "lag", "staged", "attempts")
         print_table(titles, rows, nothing="no query has written epochs")
     return 0
+
+
+def _chosen(queries: Sequence[QuerySummary], asked: str, where: str) -> QuerySummary:
+    """The query of this name, or else the only one whose name begins so. Raises CairnError."""
+    found = [query for query in queries if query.query == asked]
+    found = found or [query for query in queries if asked and query.query.startswith(asked)]
+    if not found:
+        raise CairnError(f"there is no query {asked!r} at {where}; `cairn queries` lists them")
+    if len(found) > 1:
+        names = ", ".join(query.query for query in found[:SHOWN_QUERIES])
+        more = f" and {len(found) - SHOWN_QUERIES} more" if len(found) > SHOWN_QUERIES else ""
+        raise CairnError(f"{asked!r} is the beginning of several queries at {where}: {names}{more}; write more of it")
+    return found[0]
 
 
 def _fields(query: QuerySummary, lag: int | None, positions: str) -> dict[str, Any]:
     return {
         "query": query.query,
+        "name": read_note(positions, "name"),
+        "checkpoint": read_note(positions, "checkpoint"),
+        "topics": list(query.topics),
         "epoch": query.last_epoch,
         "committed_ms": query.committed_ms,
         "run": query.incarnation,
@@ -90,6 +116,9 @@ def _show(query: QuerySummary, lag: int | None, positions: str) -> None:
     print_fields(
         [
             ("query", query.query),
+            ("name", read_note(positions, "name")),
+            ("checkpoint", read_note(positions, "checkpoint")),
+            ("topics", ", ".join(query.topics) or None),
             ("epoch", query.last_epoch),
             ("committed at", committed),
             ("run", f"{query.incarnation_number}, {query.incarnation}"),
@@ -107,8 +136,22 @@ def _state(query: QuerySummary) -> str:
     return query.state + left + (" (batch job)" if query.is_batch_job else "")
 
 
+def _topics(query: QuerySummary) -> str | None:
+    shown = ", ".join(query.topics[:SHOWN_TOPICS])
+    return (f"{shown}, …" if len(query.topics) > SHOWN_TOPICS else shown) or None
+
+
 def _short(token: str) -> str:
     return token if len(token) <= RUN_CHARACTERS else f"{token[: RUN_CHARACTERS - 1]}…"
+
+
+def read_note(positions: str, name: str) -> str | None:
+    """A text that a commit's positions note under this name; None where there is none, whatever they are."""
+    try:
+        value = json.loads(positions)[name]
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+        return None
+    return value if isinstance(value, str) and value else None
 
 
 def read_inputs(positions: str) -> dict[TopicPartition, int]:

@@ -53,6 +53,7 @@ from logstore.epochs.ledger_entries import (
     encode_commit_record,
     encode_incarnations,
     encode_last_epoch,
+    last_of,
 )
 from logstore.epochs.parts import EpochParts
 from logstore.epochs.query import Query, QueryProgress, Search
@@ -249,7 +250,7 @@ class Epochs:
         if query.last is not None and request.epoch <= query.last.epoch:
             return self._answer_old(query, request, query.last)
         record = make_record(request, query.incarnations.count, self._staging, self._publisher, may_publish)
-        commit = CommitInProgress(record, LastEpoch(request.epoch, now_ms, request.forget, request.positions))
+        commit = CommitInProgress(record, last_of(record, query.last, now_ms, forget=request.forget))
         is_certain = query.is_certain
         self._replace_commit(query, commit)
         query.tried = start(self._try_block(query, commit)) if is_certain else Ticket.succeeded(False)

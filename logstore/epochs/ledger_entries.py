@@ -31,6 +31,7 @@ from logstore.format.fields import (
     get_text,
     parse_object,
 )
+from logstore.format.host_summaries import get_texts
 
 INCARNATIONS: Final = "runs/"
 LAST: Final = "last/"
@@ -39,6 +40,8 @@ MAX_INCARNATIONS: Final = 64
 """Incarnations of a query that are remembered. An older token would look like a new incarnation; none returns after 64
 restarts.
 """
+MAX_TOPICS: Final = 8
+"""Topics of a query that are remembered, for operators: a query writes to one or two."""
 _VERSION: Final = 1
 _INT64_MAX: Final = 2**63 - 1
 T = TypeVar("T")
@@ -130,12 +133,23 @@ class LastEpoch:
     """The last committed epoch of a query. `forget`: it belongs to a batch job, so it may be forgotten after a while.
 
     `positions` are those of the commit record and outlive it: an epoch without output records them nowhere else.
+    `topics` are those that this epoch has output for, or the newest one before it that has output; sorted, the first
+    MAX_TOPICS.
     """
 
     epoch: int
     committed_ms: int
     forget: bool
     positions: str = ""
+    topics: tuple[str, ...] = ()
+
+
+def last_of(record: CommitRecord, before: LastEpoch | None, now_ms: int, *, forget: bool) -> LastEpoch:
+    """What is kept of an epoch that is committed now, behind the one before."""
+    topics = tuple(sorted({target.topic for target in record.targets})[:MAX_TOPICS])
+    return LastEpoch(
+        record.epoch, now_ms, forget, record.positions, topics or (() if before is None else before.topics)
+    )
 
 
 def encode_commit_record(record: CommitRecord) -> bytes:
@@ -216,7 +230,7 @@ def decode_incarnations(query: str, value: bytes) -> Incarnations:
 def encode_last_epoch(last: LastEpoch) -> bytes:
     """The ledger entry of the last epoch."""
     fields = {"epoch": last.epoch, "decided_ms": last.committed_ms, "forget": last.forget}
-    return _encode({**fields, "positions": last.positions})
+    return _encode({**fields, "positions": last.positions, "topics": last.topics})
 
 
 def decode_last_epoch(query: str, value: bytes) -> LastEpoch:
@@ -228,6 +242,7 @@ def decode_last_epoch(query: str, value: bytes) -> LastEpoch:
             get_int(fields, "decided_ms", 0, _INT64_MAX),
             get_bool(fields, "forget"),
             get_positions(fields),
+            get_texts({"topics": [], **fields}, "topics"),
         )
 
     return _decode(f"{LAST}{query}", value, build)

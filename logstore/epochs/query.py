@@ -121,4 +121,5 @@ class Query:
             staged_bytes=staged_bytes,
             staged_attempts=staged_attempts,
             is_batch_job=last is not None and last.forget,
+            topics=() if last is None else last.topics,
         )

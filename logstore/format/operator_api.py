@@ -73,7 +73,8 @@ class QuerySummary:
 
     `last_epoch` and `committed_ms` are None before the first commit; `state` is that of the epoch in progress, or
     "idle"; `streams_left` counts the streams that do not have the committed epoch yet; `is_batch_job`: no later epoch
-    follows.
+    follows; `topics` are those of the newest epoch with output, sorted, the first of them (from a sidecar of an earlier
+    version none).
     """
 
     query: str
@@ -87,6 +88,7 @@ class QuerySummary:
     staged_bytes: int
     staged_attempts: int
     is_batch_job: bool
+    topics: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +319,7 @@ def _query_fields(query: QuerySummary) -> dict[str, object]:
         "staged_bytes": query.staged_bytes,
         "staged_attempts": query.staged_attempts,
         "batch_job": query.is_batch_job,
+        "topics": list(query.topics),
     }
 
 
@@ -334,4 +337,5 @@ def _get_query(fields: Fields) -> QuerySummary:
         staged_bytes=get_int(fields, "staged_bytes", 0, _INT64_MAX),
         staged_attempts=get_int(fields, "staged_attempts", 0, _INT64_MAX),
         is_batch_job=get_bool(fields, "batch_job"),
+        topics=get_texts({"topics": [], **fields}, "topics"),
     )

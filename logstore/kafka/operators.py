@@ -105,11 +105,14 @@ def tier_api(broker: Broker) -> PrivateApi:
 
 
 def queries_reply(broker: Broker, epochs: Epochs, after: str, caller: Caller) -> QueriesReply:
-    """The queries behind a name that a caller may describe."""
+    """The queries behind a name that a caller may describe, each with those of its topics that the caller may."""
     wanted = (name for name in epochs.names() if name > after)
-    if broker.authorizer.is_active:
-        wanted = (name for name in wanted if table.allows(broker, DESCRIBE_QUERIES, caller, name))
-    return QueriesReply(epochs.summaries(nsmallest(QUERIES_PER_REPLY, wanted)))
+    if not broker.authorizer.is_active:
+        return QueriesReply(epochs.summaries(nsmallest(QUERIES_PER_REPLY, wanted)))
+    wanted = (name for name in wanted if table.allows(broker, DESCRIBE_QUERIES, caller, name))
+    found = epochs.summaries(nsmallest(QUERIES_PER_REPLY, wanted))
+    may_show = partial(table.allows, broker, DESCRIBE_QUERIES, caller, right=1)
+    return QueriesReply(tuple(replace(each, topics=tuple(filter(may_show, each.topics))) for each in found))
 
 
 class _OperatorRequests:

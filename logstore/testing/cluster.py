@@ -15,7 +15,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -26,7 +26,7 @@ __all__ = ["PATIENCE_S", "Cluster", "ClusterHostProcess", "NotStarted"]
 
 
 class Cluster:
-    """See the module. `flags` are further flags of every host."""
+    """See the module. `flags` are further flags of every host, and `host_flags` those of single hosts, by name."""
 
     def __init__(
         self,
@@ -34,13 +34,17 @@ class Cluster:
         names: Sequence[str] = ("a", "b", "c"),
         *flags: str,
         network: ClusterNetwork | None = None,
+        host_flags: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
+        own = host_flags or {}
+        if unknown := sorted(own.keys() - set(names)):
+            raise ValueError(f"host_flags={unknown}: no hosts of this cluster, which has {', '.join(names)}")
         directory.mkdir(parents=True, exist_ok=True)
         self.network = network or Loopback()
         self.network.plan(names)
         self.etcd = self.network.make_etcd(directory)
         self.hosts = {
-            name: self.network.make_host(name, directory, ["--node-id", str(number), *flags])
+            name: self.network.make_host(name, directory, ["--node-id", str(number), *flags, *own.get(name, ())])
             for number, name in enumerate(names, 1)
         }
 

@@ -4,22 +4,29 @@ Invariants:
 * One chunk is one request with one chunk. It is reported done after it was read back, and failed with the DataNode that
   failed, if it is one of the chain; then it is planned around that host.
 * One attempt at a time: an attempt that was revoked ends before the next begins.
-* A coordinator that does not answer for its client's patience stops nothing: the chunk is then stored without a plan.
+* A coordinator that does not answer for its client's patience stops nothing: the chunk is then stored without a plan,
+  also if the coordinator was lost after it had taken the request. Until the coordinator answers again, each further
+  chunk asks once and does not wait.
+* Of requests that a coordinator was lost with, MAX_LEFT at most are cancelled when it answers again: nobody waits for
+  their turns. It cancels others itself, when their writers have been silent for long.
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from logstore.errors import TierUnavailable
 from logstore.tier.interface import HostFailed, Turn
-from scheduler.client import CoordinatorClient, CoordinatorError, Go
+from scheduler.client import CoordinatorClient, CoordinatorError, Go, core
 from scheduler.client.blocking import CoordinatorRequest
 from scheduler.client.errors import CoordinatorUnavailable
 
 T = TypeVar("T")
+MAX_LEFT: Final = 64
+"""As many as there are chunks that are stored at a time."""
 
 
 class PeaceTurns:
@@ -29,27 +36,56 @@ class PeaceTurns:
         self._client = client
         self._host = host
         self._replicas = replicas
+        self._is_away = False
+        """Whether the coordinator did not answer for the client's patience, and has not answered since."""
+        self._left: deque[CoordinatorRequest] = deque(maxlen=MAX_LEFT)
 
     def run(self, store: Callable[[Turn], T]) -> T:
         """See UploadTurns."""
         try:
+            if self._is_away:
+                self._client.call(core.STATUS, patience_s=0)
             request = self._client.submit(self._host, 1, self._replicas)
         except CoordinatorUnavailable:
+            self._is_away = True
             return store(Turn((), lambda: False))
         except CoordinatorError as error:
             raise TierUnavailable(f"the coordinator refuses a request of host {self._host!r}: {error}") from error
+        self._is_away = False
+        self._cancel_left()
         latest: Future[T] | None = None
         try:
             for go in request.goes():
                 if latest is not None:
                     latest.exception()  # the attempt before has ended
                 latest = self._begin(request, go, store)
+        except CoordinatorUnavailable:
+            self._leave(request)
+            if latest is None:
+                return store(Turn((), lambda: False))
         except CoordinatorError as error:
             if latest is None:
                 raise TierUnavailable(f"no turn for a chunk of host {self._host!r}: {error}") from error
         if latest is None:
             raise TierUnavailable(f"request {request.name} of host {self._host!r} ended without a turn")
         return latest.result()
+
+    def _leave(self, request: CoordinatorRequest) -> None:
+        """The coordinator does not answer: note that it has a request that nobody waits for."""
+        self._is_away = True
+        self._left.append(request)
+
+    def _cancel_left(self) -> None:
+        """The coordinator has answered: cancel what nobody waits for."""
+        for request in tuple(self._left):
+            try:
+                request.cancel()
+            except CoordinatorUnavailable:
+                return
+            except CoordinatorError:
+                pass  # it has ended, or the coordinator has forgotten it
+            with suppress(ValueError):  # another thread was quicker
+                self._left.remove(request)
 
     def _begin(self, request: CoordinatorRequest, go: Go, store: Callable[[Turn], T]) -> "Future[T]":
         """Begin an attempt on a thread of its own, which no exit of the process waits for."""
@@ -69,16 +105,25 @@ class PeaceTurns:
         try:
             found = store(Turn(addresses, lambda: go.revoked))
         except HostFailed as error:
-            go.failed(_named(error.address, go.hosts[1:], addresses))
+            suspects = _named(error.address, go.hosts[1:], addresses)
+            self._report(request, lambda: go.failed(suspects))
             raise
         except BaseException:
             if not go.revoked:
                 with suppress(CoordinatorError):
                     request.cancel()  # another plan would not help
             raise
-        with suppress(CoordinatorError):  # it is stored, whoever hears of it
-            go.done()
+        self._report(request, go.done)
         return found
+
+    def _report(self, request: CoordinatorRequest, report: Callable[[], bool]) -> None:
+        """Report what has become of a chunk, whoever hears of it."""
+        try:
+            report()
+        except CoordinatorUnavailable:
+            self._leave(request)
+        except CoordinatorError:
+            pass  # it has given the chunk up
 
     def close(self) -> None:
         """See UploadTurns."""

@@ -40,15 +40,16 @@ def running(
     settings: CoordinatorSettings | None = None,
     data_dir: Path | None = None,
     seed: int = 0,
+    port: int = 0,
     **scheduling: Any,
 ) -> Iterator[str]:
-    """A coordinator in a thread of this process; gives its URL.
+    """A coordinator in a thread of this process; gives its URL. `port`: 0 for any that is free.
 
     `scheduling`: settings of the online scheduler, such as `mode` or `finish_fraction`. Without `data_dir` its state
     goes to a temporary directory.
     """
     chosen = settings or CoordinatorSettings(scheduler=Settings(**{"gather_ms": GATHER_MS, **scheduling}))
-    served = ServeSettings(Address("127.0.0.1", 0), chosen)
+    served = ServeSettings(Address("127.0.0.1", port), chosen)
     with ExitStack() as stack:
         directory = data_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="coordinator-")))
         metadata = stack.enter_context(opened(directory))

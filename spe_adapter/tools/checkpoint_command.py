@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Final
 
 from logstore.client.blocking import Client, TopicPartition
-from logstore.client.commands import add_server_arguments, client_of
+from logstore.client.commands import add_server_arguments, client_of, status_of
 from logstore.errors import CairnError, CorruptBatch
 from spe_adapter.cec.control import End, holds_progress
 from spe_adapter.epochs.client import describe
 from spe_adapter.epochs.scan import ends
 from spe_adapter.spark_checkpoint.planned import Planned
 from spe_adapter.tools.rebuild import planned_in_log, planned_of_positions, rebuild
-from spe_adapter.tools.state_command import EXIT_FAILED
 
 _MAX_QUERIES: Final = 64
 
@@ -47,7 +46,7 @@ def main(arguments: argparse.Namespace) -> int:
                 _rebuild(client, arguments.directory, arguments.query)
     except (CairnError, OSError) as error:
         print(f"cairn checkpoint {arguments.action}: {error}", file=sys.stderr)
-        return EXIT_FAILED
+        return status_of(error)
     return 0
 
 

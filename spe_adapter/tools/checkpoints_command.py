@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from typing import Final
 
-from logstore.client.commands import add_server_arguments, client_of
+from logstore.client.commands import CommandConfigUnusable, add_server_arguments, client_of, status_of
 from logstore.errors import CairnError
 from scheduler.client import CoordinatorClient, CoordinatorError, NotFound
 from spe_adapter.checkpoint.manifest import Manifest
@@ -100,7 +100,7 @@ def main(arguments: argparse.Namespace) -> int:
             return _ACTIONS[arguments.action](arguments, sink, client)
     except (CairnError, CoordinatorError, OSError) as error:
         print(f"cairn checkpoints {arguments.action}: {error}", file=sys.stderr)
-        return EXIT_FAILED
+        return status_of(error)
 
 
 # ---- list
@@ -268,6 +268,8 @@ def _is_gone(arguments: argparse.Namespace) -> bool:
     try:
         with client_of(arguments, limit_s=PATIENCE_S) as sidecar:
             readers = holding_readers(sidecar, arguments.query)
+    except CommandConfigUnusable:
+        raise
     except CairnError as error:
         why = f"whether query {arguments.query} may come back is not known ({error}); name its sidecar with --servers"
     else:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from logstore.client.blocking import Client, TopicPartition
-from logstore.client.commands import add_server_arguments, client_of, properties_of
+from logstore.client.commands import add_server_arguments, client_of, properties_of, status_of
 from logstore.client.security import PROPERTIES
 from logstore.errors import CairnError
 from spe_adapter.checkpoint.whole_state import place_of
@@ -21,8 +21,6 @@ from spe_adapter.state.query import default_root, usage
 from spe_adapter.tools.fork import fork
 from spe_adapter.tools.reset import reset
 from spe_adapter.tools.state_inspector import InspectedState, inspect_state
-
-EXIT_FAILED: Final = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,7 +92,7 @@ def main(arguments: argparse.Namespace) -> int:
                 _show(client, arguments)
     except CairnError as error:
         print(f"cairn state {arguments.action}: {error}", file=sys.stderr)
-        return EXIT_FAILED
+        return status_of(error)
     return 0
 
 

@@ -360,7 +360,9 @@ async def test_epochs_need_the_query_and_each_output_topic(tmp_path: Path) -> No
 
 
 async def test_operators_see_what_they_may_describe(tmp_path: Path) -> None:
-    """The sidecar is described with DESCRIBE on the cluster; of the queries, those with DESCRIBE on their names."""
+    """The sidecar is described with DESCRIBE on the cluster; of the queries, those with DESCRIBE on their names,
+    and of their topics those with DESCRIBE.
+    """
     async with world(tmp_path) as here, here.client(ALICE) as client, here.client(ROOT_USER) as root:
         await here.create_topic("out")
         for name in ("a", "secret"):
@@ -368,6 +370,11 @@ async def test_operators_see_what_they_may_describe(tmp_path: Path) -> None:
         await here.allow(query(ALICE, Operation.DESCRIBE, "a"))
         assert [found.query for found in (await client.operator(DescribeQueriesRequest())).queries] == ["a"]
         assert [found.query for found in (await root.operator(DescribeQueriesRequest())).queries] == ["a", "secret"]
+        await root.own(committing("a"))
+        assert [found.topics for found in (await root.operator(DescribeQueriesRequest())).queries] == [("out",), ()]
+        assert [found.topics for found in (await client.operator(DescribeQueriesRequest())).queries] == [()]
+        await here.allow(allow(ALICE, Operation.DESCRIBE, "out"))
+        assert [found.topics for found in (await client.operator(DescribeQueriesRequest())).queries] == [("out",)]
         with pytest.raises(ClusterAuthorizationFailed):
             await client.operator(DescribeSidecarRequest())
         await here.allow(cluster(ALICE, Operation.DESCRIBE))

@@ -119,6 +119,19 @@ def test_nobody_there_is_an_error_with_the_address_at_the_limit(client_of: Make)
     assert 4.0 <= network.now_s <= 5.0
 
 
+def test_a_server_that_ends_connections_is_not_said_to_be_away(client_of: Make) -> None:
+    """An older sidecar ends the connection at a request that it does not know: the error asks for its version, not
+    whether it runs.
+    """
+    client, _ = client_of(hang_up, limit_s=5.0)
+    with pytest.raises(Unavailable, match=r"a server is there .* of this version or a newer one") as caught:
+        client.topics()
+    assert "running there" not in str(caught.value)
+    client, _ = client_of(None, limit_s=5.0)
+    with pytest.raises(Unavailable, match="is the sidecar running there"):
+        client.topics()
+
+
 def test_a_started_request_survives_a_lost_connection(client_of: Make) -> None:
     """What was sent ahead is asked again when its answer never comes."""
     body = struct.pack(">ihi", 0, 0, 0) + struct.pack(">i1H1si", 1, 1, b"t", 1)

@@ -35,12 +35,17 @@ _JAVA_SETTINGS: Final = {
 """Kafka's tool makes one try, unless it is told otherwise."""
 
 
-class ProducerLog(Protocol):
-    """What became of the records of a load that runs until `ended` is set."""
+class UntilEnded(Protocol):
+    """What runs until `ended` is set."""
+
+    ended: threading.Event
+
+
+class ProducerLog(UntilEnded, Protocol):
+    """What became of the records of a load."""
 
     sent: int
     errors: list[str]
-    ended: threading.Event
 
     def acknowledged(self, offset: int, number: int) -> None:
         """The cluster has said that it has a record."""
@@ -53,10 +58,10 @@ def run_java(topic: str) -> Callable[[Cluster, ProducerLog], None]:
         with tempfile.NamedTemporaryFile("w", suffix=".properties", encoding="utf-8") as settings:
             settings.write("".join(f"{name}={value}\n" for name, value in _JAVA_SETTINGS.items()))
             settings.flush()
-            command = ["java", "-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", kafka_class_path()]
-            command += ["org.apache.kafka.tools.VerifiableProducer", "--bootstrap-server", cluster.bootstrap]
+            command = [*java_command(), "org.apache.kafka.tools.VerifiableProducer"]
+            command += ["--bootstrap-server", cluster.bootstrap]
             command += ["--topic", topic, "--throughput", str(RECORDS_PER_S), "--command-config", settings.name]
-            with _lines(command, load, subprocess.Popen.terminate) as lines:
+            with printed(command, load, subprocess.Popen.terminate) as lines:
                 unsent = sum(_note_java(json.loads(line), load) for line in lines if line.startswith("{"))
         load.sent -= unsent
 
@@ -80,7 +85,7 @@ def run_franz_go(topic: str) -> Callable[[Cluster, ProducerLog], None]:
     """franz-go, as a program that is built here."""
 
     def run(cluster: Cluster, load: ProducerLog) -> None:
-        with _lines([str(franz_go_producer()), cluster.bootstrap, topic], load, _end_input) as lines:
+        with printed([str(franz_go_producer()), cluster.bootstrap, topic], load, _end_input) as lines:
             for line in lines:
                 kind, number, *rest = line.split()
                 if kind == "acked":
@@ -98,9 +103,14 @@ def _end_input(process: subprocess.Popen[str]) -> None:
     process.stdin.close()
 
 
+def java_command() -> list[str]:
+    """How a small program of Kafka's is started; its class follows."""
+    return ["java", "-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", kafka_class_path()]
+
+
 @contextmanager
-def _lines(
-    command: Sequence[str], load: ProducerLog, end: Callable[[subprocess.Popen[str]], None]
+def printed(
+    command: Sequence[str], load: UntilEnded, end: Callable[[subprocess.Popen[str]], None]
 ) -> Iterator[Iterator[str]]:
     """What a program prints, to its end, which is asked for when the load ends."""
     with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:

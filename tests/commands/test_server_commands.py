@@ -290,6 +290,32 @@ def test_queries_show_epoch_run_lag_and_staged_bytes(sidecar: Sidecar, client: C
     assert ask(sidecar, "queries", "none").status == 1
 
 
+def test_queries_show_names_and_topics_and_take_the_beginning_of_an_id(sidecar: Sidecar, client: Client) -> None:
+    """What a sink noted of its query is shown, with the topics of the newest epoch with output. An id may be shortened
+    while it means one query; a whole id means itself, even where another one begins so.
+    """
+    for topic in ("out-a", "out-b"):
+        client.create_topic(topic, 1)
+    note = json.dumps({"v": 2, "of": "sink", "checkpoint": "/cp/a", "name": "clicks"})
+    for query, topic in (("3f2b-1", "out-a"), ("3f2b-10", "out-b"), ("77aa", "out-b")):
+        stage(client, query, 0, topic)
+        commit(client, query, 0, note if query == "77aa" else "[]")
+    client.commit(EpochCommitRequest("77aa", "run-1", 1, "error", (), note, forget=False))
+    (found,) = ask(sidecar, "queries", "77", "--json").json["queries"]
+    assert (found["query"], found["name"], found["checkpoint"], found["topics"], found["epoch"]) == (
+        "77aa", "clicks", "/cp/a", ["out-b"], 1
+    )  # fmt: skip
+    (found,) = ask(sidecar, "queries", "3f2b-1", "--json").json["queries"]
+    assert (found["query"], found["name"], found["topics"]) == ("3f2b-1", None, ["out-a"])
+    several = ask(sidecar, "queries", "3f2b")
+    assert several.status == 1
+    assert "3f2b-1, 3f2b-10; write more of it" in several.err
+    assert ask(sidecar, "queries", "").status == 1
+    (line,) = [line for line in ask(sidecar, "queries").out.splitlines() if line.startswith("77aa")]
+    assert line.split()[:4] == ["77aa", "clicks", "out-b", "1"]
+    assert "out-b" in ask(sidecar, "queries", "77").out
+
+
 @pytest.mark.parametrize(
     ("positions", "expected"),
     [

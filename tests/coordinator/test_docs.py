@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.coordinator import command
+from logstore.base.events import LogEvent, by_name
+from scheduler.coordinator import command, log_events
 from scheduler.coordinator.api import ROUTES
 from scheduler.coordinator.testing import CoordinatorProcess
 from tests.coordinator.support import ask
@@ -100,3 +101,11 @@ def test_the_ready_line_is_the_commands(process: CoordinatorProcess) -> None:
     (shown,) = commands("cairn ready")
     assert shown == f"cairn ready coordinator={ADDRESS} data-dir=data"
     assert Path(process.data_dir / "coordinator.db").exists()
+
+
+def test_every_event_of_the_log_is_explained() -> None:
+    """The table of the log lists the events that a coordinator reports, no others, each with its level."""
+    known = by_name(value for value in vars(log_events).values() if isinstance(value, LogEvent))
+    levels = {name: event.level.label for name, event in {**known, **log_events.TOLD_TO_WRITERS}.items()}
+    rows = re.findall(r"^\| (`[^|]+`) \| (info|warning|error) \|", PAGE, flags=re.MULTILINE)
+    assert {name: level for names, level in rows for name in re.findall(r"`([^`]+)`", names)} == levels

@@ -71,12 +71,28 @@ def test_positions_of_the_last_epoch_outlive_its_publication() -> None:
     assert revived.epochs.describe("query-1").positions == "positions of 5"
 
 
-def test_a_last_epoch_of_a_former_version_has_no_positions() -> None:
+def test_a_last_epoch_of_a_former_version_has_no_positions_and_no_topics() -> None:
     """The ledger's entry of a version that did not keep them is read as it is."""
     assert decode_last_epoch("q", b'{"version":1,"epoch":3,"decided_ms":9,"forget":false}') == LastEpoch(
         3, 9, False, ""
     )
-    assert decode_last_epoch("q", encode_last_epoch(LastEpoch(3, 9, False, "here"))) == LastEpoch(3, 9, False, "here")
+    last = LastEpoch(3, 9, False, "here", ("t", "u"))
+    assert decode_last_epoch("q", encode_last_epoch(last)) == last
+
+
+def test_the_topics_of_a_query_are_those_of_its_newest_epoch_with_output() -> None:
+    """An epoch without output takes none away, nor does a restart."""
+    disk = SimDisk()
+    sidecar = Sidecar(disk, ManualClock())
+    sidecar.create("out", 2)
+    stage(sidecar, segment({0: ["a"], 1: ["b"]}, epoch=3))
+    commit(sidecar, commit_request((0, "a0", 1), epoch=3))
+    commit(sidecar, commit_request(epoch=4))
+    revived = Sidecar(disk.kill_state(), ManualClock())
+    revived.roll_forward()
+    for each in (sidecar, revived):
+        (found,) = each.epochs.summaries(["query-1"])
+        assert (found.last_epoch, found.topics) == (4, ("out",))
 
 
 def test_a_rewound_checkpoint_is_an_error_naming_both_epochs(sidecar: Sidecar) -> None:

@@ -41,7 +41,7 @@ from logstore.format.operator_api import (
 )
 
 FRESH = QuerySummary("q", "run-1", 1, 5, None, None, "idle", 0, 0, 0, is_batch_job=False)
-OLD = QuerySummary("r", "run-2", 9, 6, 0, 7, "stuck", 3, 100, 2, is_batch_job=True)
+OLD = QuerySummary("r", "run-2", 9, 6, 0, 7, "stuck", 3, 100, 2, is_batch_job=True, topics=("t", "u"))
 SIDECAR = SidecarReply("1.2.3", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, None)
 REFUSING = SidecarReply("1.2.3", 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, ("t-1", "t-2"))
 
@@ -124,9 +124,12 @@ def test_a_reply_cut_anywhere_is_refused() -> None:
 
 
 def test_answers_of_the_version_before_are_read() -> None:
-    """A sidecar that names no waiting streams has none, and a partition without the field waits for nothing."""
+    """A sidecar that names no waiting streams has none, a query that names no topics has none, and a partition without
+    the field waits for nothing.
+    """
     for request, reply, gone in (
         (DescribeSidecarRequest(), SIDECAR, b',"waiting":[]'),
+        (DescribeQueriesRequest(), QueriesReply((FRESH,)), b',"topics":[]'),
         (DescribePlacesRequest("t"), PlacesReply((PLACE,), is_complete=True), b',"waits":[]'),
     ):
         body = b"".join(bytes(part) for part in encode_reply_body(reply))[4:]

@@ -9,11 +9,13 @@ import pytest
 
 from logstore.client.blocking import Client, parse_addresses
 from logstore.client.errors import SecurityFailed
+from logstore.client.kafka_properties import MAX_WARNINGS, stranger_warnings
 from logstore.client.properties import parse_properties
-from logstore.client.security import PLAINTEXT, ClientSecurity, SaslSecurity, TlsSecurity, parse_security
+from logstore.client.security import PLAINTEXT, PROPERTIES, ClientSecurity, SaslSecurity, TlsSecurity, parse_security
 from logstore.errors import InvalidConfig
 from tests.security.conftest import PASSWORD, USER, Secured, cairn
 from tests.security.test_users import command_config
+from tests.support.cli import cairn as cairn_here
 from tests.support.limits import PATIENCE_S
 
 SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
@@ -154,15 +156,56 @@ def test_our_client_shows_its_certificate(secured: Secured) -> None:
 
 
 def test_subcommands_take_the_properties_of_kafkas_tools(secured: Secured, tmp_path: Path) -> None:
-    """`--command-config` logs the command in; without it the listener refuses it; a bad file is named."""
+    """`--command-config` logs the command in; without it the listener refuses it."""
     config = command_config(secured, tmp_path / "client.properties")
     where = ("--servers", secured.address("SASL_SSL"))
     assert cairn("readers", "list", *where, "--command-config", str(config)).stdout == "no reader is registered\n"
     closed = cairn("status", *where, "--timeout", "0.1")
     assert (closed.returncode, "--command-config FILE says how" in closed.stderr) == (1, True)
-    config.write_text("security.protocol=SASL_SSL\nsasl.mechanism=SCRAM-SHA-512\nsasl.jaas.config=s3cret\n")
-    for file in (config, tmp_path / "missing"):
-        refused = cairn("readers", "list", *where, "--command-config", str(file))
-        assert refused.returncode == 1
-        assert str(file) in refused.stderr
-        assert "s3cret" not in refused.stderr
+
+
+@pytest.mark.parametrize("command", [("readers", "list"), ("user", "list"), ("status",)], ids=lambda words: words[0])
+@pytest.mark.parametrize("text", ["sasl.jaas.config=s3cret\n", "a=\\u00g0\n", "ssl.truststore.location=/away\n", None])
+def test_a_properties_file_that_cannot_be_used_is_named(
+    command: tuple[str, ...], text: str | None, tmp_path: Path
+) -> None:
+    """Status 2, whatever is wrong: the file is missing, it is no properties file, its values are not understood, or a
+    file that it names cannot be read. No secret is shown. No sidecar is asked.
+    """
+    config = tmp_path / "client.properties"
+    if text is not None:
+        config.write_text("security.protocol=SSL\nssl.truststore.type=PEM\n" + text)
+        if "sasl" in text:
+            config.write_text("security.protocol=SASL_SSL\nsasl.mechanism=SCRAM-SHA-512\n" + text)
+    refused = cairn_here(*command, "--servers", "127.0.0.1:1", "--command-config", str(config))
+    assert refused.status == 2
+    assert f"--command-config {config}: " in refused.err
+    assert "s3cret" not in refused.err
+
+
+def test_a_misspelt_property_is_warned_of(secured: Secured, tmp_path: Path) -> None:
+    """Once, with the nearest name, and no value; the command goes on. What Kafka's tools know is no mistake."""
+    config = command_config(secured, tmp_path / "client.properties")
+    where = ("--servers", secured.address("SASL_SSL"), "--command-config", str(config))
+    with config.open("a") as file:
+        file.write("ssl.truststore.loc=s3cret\nssl.truststore.password=x\nAcks=all\ngroup.id=g\n")
+    done = cairn_here("topics", *where, "--timeout", str(PATIENCE_S))
+    assert done.status == 0
+    assert done.err == (
+        f"cairn: warning: --command-config {config}: 'ssl.truststore.loc' is no property of Kafka's clients, and is "
+        "passed over (did you mean 'ssl.truststore.location'?)\n"
+    )
+
+
+def test_what_may_be_a_secret_is_not_shown_as_a_name() -> None:
+    """A line of a key that lost the backslash in front of it is read as a name; names are warned of up to a bound, and
+    those with an effect here are among those that Kafka knows.
+    """
+    line = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7VJTUt9Us8cKj"
+    (warning,) = stranger_warnings([line])
+    assert warning.startswith("a name of 64 characters (not shown")
+    assert line[:8] not in warning
+    assert "did you mean 'security.protocol'" in stranger_warnings(["security_protocol"])[0]
+    many = stranger_warnings(f"x.{number}" for number in range(9))
+    assert (len(many), many[-1]) == (MAX_WARNINGS + 1, "4 more names are none either")
+    assert stranger_warnings([*PROPERTIES, "config.providers.file.class", "sasl.oauthbearer.scope"]) == []

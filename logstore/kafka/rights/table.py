@@ -123,7 +123,7 @@ RULES: Final[Mapping[int, Rule]] = {
     ACKNOWLEDGE: Rule((_group(_READ), _topic(_READ)), None),
     REMOVE_READER: Rule((_group(_READ),), None),
     DESCRIBE_READERS: Rule((_group(_DESCRIBE), _topic(_DESCRIBE)), None),
-    DESCRIBE_QUERIES: Rule((_query(_DESCRIBE),), None),
+    DESCRIBE_QUERIES: Rule((_query(_DESCRIBE), _topic(_DESCRIBE)), None),
     DESCRIBE_SIDECAR: Rule((_cluster(_DESCRIBE),), None),
     DESCRIBE_HOSTS: Rule((_cluster(_DESCRIBE),), None),
     DESCRIBE_PLACES: Rule((_topic(_DESCRIBE),), None),

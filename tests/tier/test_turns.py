@@ -1,0 +1,140 @@
+"""Turns from Peace, from a real coordinator: by its plan, without one while it is away, and with a plan again."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from logstore.errors import TierUnavailable
+from logstore.testing.ports import free_port
+from logstore.tier.interface import HostFailed, Turn
+from logstore.tier.peace import PeaceTurns
+from scheduler.client import CoordinatorClient
+from scheduler.coordinator.testing import running
+from scheduler.topology import Server, Topology
+from tests.support.limits import PATIENCE_S
+from tests.support.waiting import until
+
+PATIENT_S = 0.3
+NODES = ("n1", "n2", "n3")
+
+
+def small_network() -> Topology:
+    """A writer that sends one chunk at a time, and three hosts for the replicas."""
+    servers = [Server("writer", "rack", send=1), *(Server(node, "rack", address=f"{node}:1") for node in NODES)]
+    return Topology(servers, [], switches=["rack"], name="small")
+
+
+@contextmanager
+def turns_of(url: str) -> Iterator[PeaceTurns]:
+    """Turns for chunks of the writer, with two replicas."""
+    turns = PeaceTurns(CoordinatorClient(url, patience_s=PATIENT_S), "writer", 2)
+    yield turns
+    turns.close()
+
+
+def chain_of(turn: Turn) -> tuple[str, ...]:
+    """A chunk that is stored at once: where."""
+    return tuple(turn.chain)
+
+
+def is_planned(chain: tuple[str, ...]) -> bool:
+    """Whether a chunk went to two hosts that the coordinator chose."""
+    return len(set(chain)) == 2 and set(chain) <= {f"{node}:1" for node in NODES}
+
+
+def test_a_host_that_the_coordinator_does_not_know_stores_nothing(tmp_path: Path) -> None:
+    """The tier waits and says why: the network of the coordinator lacks the host."""
+    with running(small_network(), data_dir=tmp_path) as url:
+        turns = PeaceTurns(CoordinatorClient(url), "nobody", 2)
+        with pytest.raises(TierUnavailable, match="refuses a request of host 'nobody'"):
+            turns.run(chain_of)
+        turns.close()
+
+
+def test_a_coordinator_that_is_lost_with_a_request_stops_nothing(tmp_path: Path) -> None:
+    """It is lost when a chunk waits for its turn: the chunk is stored without a plan, and so are others. It is back,
+    with what it knew: it plans, and the request that nobody waits for does not keep the writer's turn.
+    """
+    port = free_port()
+    with turns_of(f"http://127.0.0.1:{port}") as turns, ThreadPoolExecutor(1) as pool:
+        with running(small_network(), data_dir=tmp_path, port=port) as url, CoordinatorClient(url) as other:
+            assert is_planned(turns.run(chain_of))
+            holder = other.submit("writer", 1, 2)
+            next(holder.goes())  # the writer sends no other chunk until this one is done
+            waiting = pool.submit(turns.run, chain_of)
+            until(lambda: len(other.status()["queue"]) == 2, "the chunk waits for its turn")
+        assert waiting.result(PATIENCE_S) == ()
+        assert turns.run(chain_of) == ()
+        with running(small_network(), data_dir=tmp_path, port=port) as url, CoordinatorClient(url) as other:
+            other.cancel(holder.name)
+            assert is_planned(pool.submit(turns.run, chain_of).result(PATIENCE_S))
+            assert other.status()["queue"] == []
+
+
+class Listener:
+    """Takes connections and closes them: a coordinator that does not answer. `asked`: how many."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self.asked = 0
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            connection, _ = self._socket.accept()
+            if self.asked >= 0:
+                self.asked += 1  # before the client hears of it
+            connection.close()
+            if self.asked < 0:
+                return
+
+    def close(self) -> None:
+        """End it."""
+        self.asked = -1
+        socket.create_connection(self._socket.getsockname()).close()
+        self._thread.join()
+        self._socket.close()
+
+
+@pytest.fixture
+def silent() -> Iterator[Listener]:
+    """A coordinator that does not answer."""
+    listener = Listener()
+    yield listener
+    listener.close()
+
+
+def test_only_the_first_chunk_waits_for_a_coordinator_that_is_away(silent: Listener) -> None:
+    """The first one asks again for the client's patience; each of the others asks once."""
+    with turns_of(silent.url) as turns:
+        assert turns.run(chain_of) == ()
+        first = silent.asked
+        assert first > 1
+        for number in range(1, 11):
+            assert turns.run(chain_of) == ()
+            assert silent.asked == first + number
+
+
+def test_a_failure_that_the_coordinator_does_not_hear_of_is_still_the_hosts(tmp_path: Path) -> None:
+    """A DataNode fails, and the coordinator is away when it is told: the chunk's error is the DataNode's, for which the
+    tier tries again.
+    """
+    with ExitStack() as coordinator, ExitStack() as stack:
+        url = coordinator.enter_context(running(small_network(), data_dir=tmp_path))
+        turns = stack.enter_context(turns_of(url))
+
+        def fail(turn: Turn) -> None:
+            coordinator.close()
+            raise HostFailed(turn.chain[0], "a DataNode has failed")
+
+        with pytest.raises(HostFailed, match="a DataNode has failed"):
+            turns.run(fail)
