@@ -80,6 +80,7 @@ class OwnerNews:
             self.tell_short(effect.stream)
             return
         self.short.pop(effect.stream, None)
+        self.waiting.pop(effect.stream, None)
         observer = self.observers.get(effect.stream)
         if observer is not None:
             observer.enough()

@@ -11,7 +11,7 @@ Source: KIP-98, KIP-360.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
 from logstore.errors import InvalidProducerEpoch, OutOfOrderSequence
@@ -143,10 +143,11 @@ class ProducerTable(Generic[T]):
         if len(self._durable) > self._max_producers:
             self._durable.popitem(last=False)
 
-    def replace_ticket(self, producer_id: int, old: T, new: T) -> None:
-        """Whoever sends a pending batch again gets another ticket from now on."""
-        pending = self._pending.get(producer_id, [])
-        self._pending[producer_id] = [batch._replace(ticket=new) if batch.ticket is old else batch for batch in pending]
+    def replace_tickets(self, fresh: Mapping[T, T]) -> None:
+        """Whoever sends a pending batch again gets the new one of its ticket from now on."""
+        for producer_id, pending in self._pending.items():
+            renewed = (batch._replace(ticket=fresh.get(batch.ticket, batch.ticket)) for batch in pending)
+            self._pending[producer_id] = list(renewed)
 
     def fail_pending(self) -> None:
         """Forget all batches that are not synced."""

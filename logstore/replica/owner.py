@@ -62,7 +62,7 @@ from logstore.replica.registrations import (
     StreamRegistration,
 )
 from logstore.replica.repair import Repair
-from logstore.replica.shortage import Shortage, lacks_members
+from logstore.replica.shortage import Shortage
 from logstore.replica.suspects import Suspects
 from logstore.replica.trimming import Trimming
 
@@ -106,10 +106,10 @@ class Owner:
         self._sent_ms = self._since_ms = 0
         self._required: int | None = None
         self._reports = OwnerReports(stream, self.limits.suspect_ms)
-        self._shortage = Shortage(stream, self.limits.short_after_ms)
         self._written_ms = written_ms
         self.trimming = Trimming()
         self._appending = Appending(stream, me.host, self.limits, founding, shared.progress)
+        self._shortage = Shortage(stream, self.limits.short_after_ms, self._appending, self._reports)
         self._suspects = Suspects()
         self._repair = Repair(stream, self.limits.resend_ms * 4, self.limits.repair_timeout_ms, shared.copies)
 
@@ -514,10 +514,9 @@ class Owner:
 
     def _look_for_shortage(self, now_ms: int) -> list[Effect]:
         """Tell whether the open chunk, and the next one, have fewer members than `min_copies`."""
-        needed, has_late = self.min_copies, self._reports.has_failed and not self._appending.window.is_empty
-        lacks = lacks_members(self._appending.progress, self._live, needed, has_late=has_late)
-        is_short = lacks and self._next_set(now_ms).size < needed
-        return self._shortage.look(self.registration.epoch, needed, now_ms, is_short=is_short)
+        lacks = self._shortage.lacks_members(self._live, self.min_copies)
+        following = self._next_set(now_ms) if lacks else None
+        return self._shortage.look(self.registration.epoch, self.min_copies, following, now_ms)
 
     def _roll_if_due(self, now_ms: int) -> list[Effect]:
         gone = [member for member in self._appending.progress if self._live and member not in self._live]

@@ -42,7 +42,11 @@ class OwnerReports:
     def acknowledged(self) -> None:
         """There are hosts enough."""
         if self._few_since_ms is not None:
-            self._reason, self._few_since_ms = "", None
+            self.enough()
+
+    def enough(self) -> None:
+        """There are hosts enough, whether batches wait or not."""
+        self._reason, self._few_since_ms = "", None
 
     def failed(self, epoch: int, members: Iterable[Member], reason: str) -> list[Effect]:
         """Members of the open chunk have failed."""
@@ -61,6 +65,10 @@ class OwnerReports:
             self._few_since_ms = now_ms
         if now_ms - self._few_since_ms < self._patience_ms:
             return []
+        return self.surely_too_few(epoch, needed, following)
+
+    def surely_too_few(self, epoch: int, needed: int, following: NextSet) -> list[Effect]:
+        """The same, and it has been so for a while."""
         able = (*following.own, *following.staying, *following.leaving)
         names = ", ".join(member.host for member in able[: following.size]) or "none"
         reason = f"the next chunk needs {needed} hosts, and these can have it: {names}"

@@ -4,53 +4,62 @@ A stream is short when its open chunk lacks members that `min_copies` wants, and
 either. A batch that it takes then is acknowledged nowhere before a host returns.
 
 Invariants: what is short for less than `after_ms` is never told, so a failover without errors stays so. It is told
-once, and its end is told once if its beginning was.
+once, to the operator too, and its end is told once if its beginning was. Hosts that can have the next chunk and take
+nothing of it, as those whose disks are full, do not end it: while batches wait, it ends when one is acknowledged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
+from logstore.replica.appending import Appending
 from logstore.replica.effects import Effect, EnoughMembers, TooFewMembers
+from logstore.replica.owner_reports import OwnerReports
+from logstore.replica.placing import NextSet
 from logstore.replica.registrations import Member
 
 
 class Shortage:
     """Of one stream; see the module."""
 
-    def __init__(self, stream: str, after_ms: int) -> None:
+    def __init__(self, stream: str, after_ms: int, appending: Appending, reports: OwnerReports) -> None:
         self._stream = stream
         self._after_ms = after_ms
+        self._appending = appending
+        self._reports = reports
         self._since_ms: int | None = None
         """Since when the stream is short; None: it is not."""
-        self._is_told = False
+        self._told_at: int | None = None
+        """Up to where batches were acknowledged when it was told; None: it was not told."""
 
     @property
     def wake_ms(self) -> int | None:
         """When it has to be told; None: there is nothing to tell."""
-        return None if self._since_ms is None or self._is_told else self._since_ms + self._after_ms
+        return None if self._since_ms is None or self._told_at is not None else self._since_ms + self._after_ms
 
-    def look(self, epoch: int, needed: int, now_ms: int, *, is_short: bool) -> list[Effect]:
-        """Whether the stream is short now, of how many members; returns what is to be told."""
-        if not is_short:
-            was_told, self._since_ms, self._is_told = self._is_told, None, False
-            return [EnoughMembers(self._stream)] if was_told else []
+    def lacks_members(self, live: Collection[Member], needed: int) -> bool:
+        """Whether the open chunk lacks members: it has fewer than `needed`, one does not live, or batches wait for one
+        that has failed. `live`: empty where it is not known who lives.
+        """
+        members, has_late = self._appending.progress, self._reports.has_failed and not self._appending.window.is_empty
+        return has_late or len(members) < needed or any(bool(live) and member not in live for member in members)
+
+    def look(self, epoch: int, needed: int, following: NextSet | None, now_ms: int) -> list[Effect]:
+        """Whether the stream is short now, of how many members; returns what is to be told. `following`: who can have
+        the next chunk; None: the open one lacks nobody.
+        """
+        window = self._appending.window
+        acked = window.acked.next_offset
+        is_short = following is not None and following.size < needed
+        if not is_short and (window.is_empty or acked != self._told_at):
+            was_told, self._since_ms, self._told_at = self._told_at is not None, None, None
+            if not was_told:
+                return []
+            self._reports.enough()
+            return [EnoughMembers(self._stream)]
         if self._since_ms is None:
             self._since_ms = now_ms
-        if self._is_told or now_ms - self._since_ms < self._after_ms:
+        if following is None or self._told_at is not None or now_ms - self._since_ms < self._after_ms:
             return []
-        self._is_told = True
-        return [TooFewMembers(self._stream, epoch, needed)]
-
-
-def lacks_members(
-    members: Collection[Member],
-    live: Collection[Member],
-    needed: int,
-    *,
-    has_late: bool,
-) -> bool:
-    """Whether an open chunk with these members lacks some: it has fewer than `needed`, one does not live, or batches
-    wait for one that has failed. `live`: empty where it is not known who lives.
-    """
-    return has_late or len(members) < needed or any(bool(live) and member not in live for member in members)
+        self._told_at = acked
+        return [TooFewMembers(self._stream, epoch, needed), *self._reports.surely_too_few(epoch, needed, following)]

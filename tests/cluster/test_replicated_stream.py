@@ -3,7 +3,7 @@
 import pytest
 
 from logstore.cluster.streams.refusal_window import FIRST_S, ON_THE_WAY_S
-from logstore.cluster.streams.replicated_stream import MAX_BATCH_BYTES
+from logstore.cluster.streams.replicated_stream import CROWDED_S, MAX_BATCH_BYTES
 from logstore.errors import (
     InvalidRecord,
     MessageTooLarge,
@@ -12,6 +12,7 @@ from logstore.errors import (
     NotLeader,
     OffsetOutOfRange,
     OutOfOrderSequence,
+    StorageFailed,
     UnknownTopicOrPartition,
 )
 from logstore.format.batch import parse_header
@@ -336,6 +337,19 @@ async def test_nothing_overtakes_a_batch_that_was_refused_for_want_of_members() 
     front.append(b"first", producer_id=2, sequence=0)
     owner.ack(3)
     assert owner.values == [b"known", b"numbered", b"plain", b"first"]
+
+
+async def test_full_disks_are_told_where_they_are_why_members_are_too_few() -> None:
+    """The way out is room, not another host."""
+    front, _ = await led()
+    front.append(b"waits")
+    front.stream.crowded()
+    front.stream.short(3)
+    with pytest.raises(NotEnoughReplicas, match="start another"):
+        front.append(b"refused")
+    front.clock.advance(round(1000 * CROWDED_S) + 1)
+    with pytest.raises(StorageFailed, match="has no room"):
+        front.append(b"refused")
 
 
 async def test_a_new_ownership_has_members() -> None:

@@ -419,3 +419,41 @@ def test_a_chunk_with_fewer_members_than_the_topic_wants_now_has_too_few() -> No
     effects = owner.require(2, 10) + owner.tick(10 + owner.limits.short_after_ms)
     assert told_shortage(effects) == [TooFewMembers("s", 1, 2)]
     assert told_shortage(owner.live_members((C, A), 20_000)) == [EnoughMembers("s")]
+
+
+def test_too_few_members_are_told_to_the_operator_where_nobody_writes() -> None:
+    """A stream that refuses its producers says why, once, and again when it is so anew."""
+    owner = in_need_of_all()
+    for begin_ms in (0, 100_000):
+        effects = owner.live_members((C, A), begin_ms)
+        for now_ms in range(begin_ms, begin_ms + 50_000, 1_000):
+            effects += owner.tick(now_ms)
+        (told,) = [effect for effect in effects if isinstance(effect, StreamUnavailable)]
+        assert "needs 3 hosts, and these can have it: c, a; start another host" in told.reason
+        assert owner.is_at_rest
+        owner.live_members((C, A, B), begin_ms + 50_000)
+
+
+def test_full_disks_are_no_end_of_a_shortage() -> None:
+    """They may have the next chunk, and take nothing of it: producers are told once, and that it is over when what
+    waits is acknowledged. A producer that was told of an end each time would send what waits again, and have it twice.
+    """
+
+    def answers(epoch: int) -> list[AppendDone | Refused]:
+        confirmed = [AppendDone("s", epoch, member, Prefix(1, 1, 1)) for member in (C, B)]
+        return [*confirmed, Refused("s", epoch, A, Reason.DISK_FULL, 0)]
+
+    owner, revision, told = in_need_of_all(), 3, list[Effect]()
+    owner.append(b"x", 1, 0)
+    for now_ms in range(0, 200_000, 100):
+        effects = owner.tick(now_ms)
+        told += told_shortage(effects)
+        if wanted := swaps(effects):
+            revision += 1
+            told += told_shortage(owner.swap_answered(SwapAnswer("s", revision - 1, True, revision, wanted[0]), now_ms))
+        for answer in answers(owner.registration.epoch):
+            told += told_shortage(owner.receive(answer, now_ms))
+    assert owner.registration.epoch > 3
+    assert told == [TooFewMembers("s", 1, 3)]
+    owner.receive(AppendDone("s", owner.registration.epoch, A, Prefix(1, 1, 1)), 200_000)
+    assert told_shortage(owner.tick(200_020)) == [EnoughMembers("s")]

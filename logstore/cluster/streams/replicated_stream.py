@@ -229,6 +229,7 @@ class ReplicatedStream(Waitable):
         if self._too_few:
             if not keeps_order:
                 self._window.renew(header)
+            self._check_room(0)  # full disks are another reason, with another way out
             raise NotEnoughReplicas(self._too_few)
         if keeps_order:
             return self._append(records, header)
@@ -440,11 +441,10 @@ class ReplicatedStream(Waitable):
 
     def short(self, needed: int) -> None:
         """See StreamObserver: clients are told, and send again; the cluster's own batches and groups wait."""
-        if not self.is_internal:
-            self._too_few = (
-                f"{self.name}: fewer hosts can have it than the {needed} of min.insync.replicas; start another"
-            )
-            answer_early(self._in_flight, self._waiting, self.producers, self._too_few)
+        if self.is_internal:
+            return
+        self._too_few = f"{self.name}: fewer hosts can have it than the {needed} of min.insync.replicas; start another"
+        answer_early(self._in_flight, self._waiting, self.producers, self._too_few)
 
     def enough(self) -> None:
         """See StreamObserver."""

@@ -43,22 +43,16 @@ def answer_early(
     and settle tickets that nobody waits for yet: whoever sends a batch with a producer id again gets that of the batch.
     Groups are not answered: they are not clients', and each is appended once.
     """
-    answered: list[AppendTicket] = []
-
-    def fresh(batch: SubmittedBatch | WaitingBatch, header: BatchHeader) -> AppendTicket:
-        ticket: AppendTicket = Ticket()
-        if header.producer_id >= 0:
-            producers.replace_ticket(header.producer_id, batch.ticket, ticket)
-        answered.append(batch.ticket)
-        return ticket
-
+    fresh: dict[AppendTicket, AppendTicket] = {}
     for place, sent in enumerate(in_flight):
         if sent.header is not None:
-            in_flight[place] = sent._replace(ticket=fresh(sent, sent.header))
+            fresh[sent.ticket] = ticket = AppendTicket()
+            in_flight[place] = sent._replace(ticket=ticket)
     for batch in waiting:
         if batch.header is not None:
-            batch.ticket = fresh(batch, batch.header)
-    for ticket in answered:
+            fresh[batch.ticket] = batch.ticket = AppendTicket()
+    producers.replace_tickets(fresh)
+    for ticket in fresh:
         ticket.fail(NotEnoughReplicasAfterAppend(reason))
 
 
