@@ -3,10 +3,12 @@
 Invariants:
 * One chunk is one request with one chunk. It is reported done after it was read back, and failed with the DataNode that
   failed, if it is one of the chain; then it is planned around that host.
-* One attempt at a time: an attempt that was revoked ends before the next begins.
+* One attempt at a time: an attempt that was revoked ends before the next begins. If it has stored the chunk all the
+  same, nothing is stored again: the next attempt is reported done.
 * A coordinator that does not answer for its client's patience stops nothing: the chunk is then stored without a plan,
   also if the coordinator was lost after it had taken the request. Until the coordinator answers again, each further
   chunk asks once and does not wait.
+* Nothing is stored without a plan because this host itself ends: what waits for its turn then fails.
 * Of requests that a coordinator was lost with, MAX_LEFT at most are cancelled when it answers again: nobody waits for
   their turns. It cancels others itself, when their writers have been silent for long.
 """
@@ -39,6 +41,7 @@ class PeaceTurns:
         self._is_away = False
         """Whether the coordinator did not answer for the client's patience, and has not answered since."""
         self._left: deque[CoordinatorRequest] = deque(maxlen=MAX_LEFT)
+        self._is_closed = False
 
     def run(self, store: Callable[[Turn], T]) -> T:
         """See UploadTurns."""
@@ -48,7 +51,7 @@ class PeaceTurns:
             request = self._client.submit(self._host, 1, self._replicas)
         except CoordinatorUnavailable:
             self._is_away = True
-            return store(Turn((), lambda: False))
+            return self._store_unplanned(store)
         except CoordinatorError as error:
             raise TierUnavailable(f"the coordinator refuses a request of host {self._host!r}: {error}") from error
         self._is_away = False
@@ -56,19 +59,26 @@ class PeaceTurns:
         latest: Future[T] | None = None
         try:
             for go in request.goes():
-                if latest is not None:
-                    latest.exception()  # the attempt before has ended
+                if latest is not None and latest.exception() is None:  # the attempt before has ended, too late to count
+                    self._report(request, go.done)
+                    continue
                 latest = self._begin(request, go, store)
         except CoordinatorUnavailable:
             self._leave(request)
             if latest is None:
-                return store(Turn((), lambda: False))
+                return self._store_unplanned(store)
         except CoordinatorError as error:
             if latest is None:
                 raise TierUnavailable(f"no turn for a chunk of host {self._host!r}: {error}") from error
         if latest is None:
             raise TierUnavailable(f"request {request.name} of host {self._host!r} ended without a turn")
         return latest.result()
+
+    def _store_unplanned(self, store: Callable[[Turn], T]) -> T:
+        """The coordinator does not answer."""
+        if self._is_closed:
+            raise TierUnavailable(f"host {self._host!r} ends, and no chunk of it is stored")
+        return store(Turn((), lambda: False))
 
     def _leave(self, request: CoordinatorRequest) -> None:
         """The coordinator does not answer: note that it has a request that nobody waits for."""
@@ -127,6 +137,7 @@ class PeaceTurns:
 
     def close(self) -> None:
         """See UploadTurns."""
+        self._is_closed = True
         self._client.close()
 
 

@@ -78,6 +78,41 @@ def test_a_coordinator_that_is_lost_with_a_request_stops_nothing(tmp_path: Path)
             assert other.status()["queue"] == []
 
 
+def test_a_host_that_ends_stores_nothing_without_a_plan(tmp_path: Path) -> None:
+    """A chunk waits for its turn when the turns are closed: it is not stored, though nobody says its turn any more."""
+    stored: list[Turn] = []
+    with ExitStack() as stack:
+        url = stack.enter_context(running(small_network(), data_dir=tmp_path))
+        other = stack.enter_context(CoordinatorClient(url))
+        next(other.submit("writer", 1, 2).goes())  # the writer sends no other chunk
+        turns = PeaceTurns(CoordinatorClient(url), "writer", 2)
+        waiting = stack.enter_context(ThreadPoolExecutor(1)).submit(turns.run, stored.append)
+        until(lambda: len(other.status()["queue"]) == 2, "the chunk waits for its turn")
+        turns.close()
+        with pytest.raises(TierUnavailable):
+            waiting.result(PATIENCE_S)
+    assert stored == []
+
+
+def test_a_chunk_that_was_stored_too_late_is_not_stored_again(tmp_path: Path) -> None:
+    """The coordinator gives the first attempt up while it is read back, and plans another: that is done already."""
+    with ExitStack() as stack:
+        url = stack.enter_context(running(small_network(), data_dir=tmp_path))
+        other, turns = stack.enter_context(CoordinatorClient(url)), stack.enter_context(turns_of(url))
+        chains: list[tuple[str, ...]] = []
+
+        def store(turn: Turn) -> int:
+            chains.append(tuple(turn.chain))
+            if len(chains) == 1:
+                (entry,) = other.status()["queue"]
+                assert other.report_failed(entry["request"], 0, 1)
+            return len(chains)
+
+        assert stack.enter_context(ThreadPoolExecutor(1)).submit(turns.run, store).result(PATIENCE_S) == 1
+        assert len(chains) == 1
+        assert other.status()["queue"] == []
+
+
 class Listener:
     """Takes connections and closes them: a coordinator that does not answer. `asked`: how many."""
 
