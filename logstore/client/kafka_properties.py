@@ -2,8 +2,8 @@
 
 The file may be shared with Kafka's tools, so it may hold what only these understand. No I/O.
 
-Invariant: no warning holds a value, nor a line of the file that lost the backslash in front of it: such a line may be a
-part of a key or a password, and is read as a name.
+Invariant: no warning holds a value, nor a line of the file that lost the backslash in front of it, which may be a part
+of a key or a password, and is read as a name: what is shown has words with dots between them, and is near a known name.
 
 Source: the configuration classes of Apache Kafka 4.2 (admin, producer, consumer), and names that versions before had.
 """
@@ -16,8 +16,8 @@ from logstore.base.fields import nearest
 
 MAX_WARNINGS: Final = 5
 _MAX_CHARACTERS: Final = 80
-_LIKE_A_NAME: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)+")
-"""A word with a dot in it, as all names but `acks` and `retries` have; base64 has no dots."""
+_LIKE_A_NAME: Final = re.compile(r"[A-Za-z0-9-]+(?:[._][A-Za-z0-9-]+)+")
+"""Words with dots or underscores between them, as all names but `acks` and `retries` have."""
 _FAMILIES: Final = ("config.providers.", "internal.", "metrics.context.", "sasl.oauthbearer.")
 """Beginnings of names whose ends are the user's own, or too many."""
 _COMMON: Final = """
@@ -69,9 +69,9 @@ def stranger_warnings(names: Iterable[str]) -> list[str]:
     strangers = [
         name for name in names if name.lower() not in KAFKA_PROPERTIES and not name.lower().startswith(_FAMILIES)
     ]
-    said = [f"{_shown(name)} is no property of Kafka's clients, and is passed over" + _hint(name) for name in strangers]
-    more = len(strangers) - MAX_WARNINGS
-    return said[:MAX_WARNINGS] + ([f"{more} more names are none either"] if more > 0 else [])
+    first, more = strangers[:MAX_WARNINGS], len(strangers) - MAX_WARNINGS
+    said = [f"{_shown(name)} is no property of Kafka's clients, and is passed over" + _hint(name) for name in first]
+    return said + ([f"{more} more names are none either"] if more > 0 else [])
 
 
 def _hint(name: str) -> str:
@@ -79,6 +79,6 @@ def _hint(name: str) -> str:
 
 
 def _shown(name: str) -> str:
-    if len(name) <= _MAX_CHARACTERS and (_LIKE_A_NAME.fullmatch(name) or _hint(name)):
+    if len(name) <= _MAX_CHARACTERS and _LIKE_A_NAME.fullmatch(name) and _hint(name):
         return repr(name)
     return f"a name of {len(name)} characters (not shown, as it may be a part of a secret)"

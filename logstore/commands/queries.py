@@ -84,7 +84,7 @@ def _chosen(queries: Sequence[QuerySummary], asked: str, where: str) -> QuerySum
     if not found:
         raise CairnError(f"there is no query {asked!r} at {where}; `cairn queries` lists them")
     if len(found) > 1:
-        names = ", ".join(query.query for query in found[:SHOWN_QUERIES])
+        names = ", ".join(repr(query.query) for query in found[:SHOWN_QUERIES])
         more = f" and {len(found) - SHOWN_QUERIES} more" if len(found) > SHOWN_QUERIES else ""
         raise CairnError(f"{asked!r} is the beginning of several queries at {where}: {names}{more}; write more of it")
     return found[0]

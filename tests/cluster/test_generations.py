@@ -231,6 +231,19 @@ async def test_a_static_member_has_a_session_from_when_its_new_id_is_kept() -> N
     assert host.world.group.state is GroupState.EMPTY
 
 
+async def test_a_static_member_whose_new_id_was_not_kept_in_a_session_is_gone() -> None:
+    """Its client was told to look for the coordinator, and did not come."""
+    owners = Owners()
+    host = await coordinate(owners)
+    await formed(owners, host, "a", instance="i")
+    again = Client(host.world, "a", instance="i").join()
+    host.world.advance(2 * SESSION_MS / 1000)
+    host.front.stream.deposed(9)
+    assert again.joining.result().error is ErrorCode.coordinator_not_available
+    host.world.advance(SESSION_MS / 1000 + 1)
+    assert not host.world.group.members
+
+
 async def test_a_group_without_members_is_forgotten() -> None:
     """When the last member leaves, and only then."""
     owners = Owners()

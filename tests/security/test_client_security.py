@@ -205,6 +205,8 @@ def test_what_may_be_a_secret_is_not_shown_as_a_name() -> None:
     (warning,) = stranger_warnings([line])
     assert warning.startswith("a name of 64 characters (not shown")
     assert line[:8] not in warning
+    for part in ("my.secret", "hunter.2", "password1"):
+        assert part not in stranger_warnings([part])[0]
     assert "did you mean 'security.protocol'" in stranger_warnings(["security_protocol"])[0]
     many = stranger_warnings(f"x.{number}" for number in range(9))
     assert (len(many), many[-1]) == (MAX_WARNINGS + 1, "4 more names are none either")

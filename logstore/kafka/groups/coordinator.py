@@ -301,7 +301,7 @@ class GroupCoordinator:
             # A client that does not know the skip flag must not see itself as the leader and assign again.
             answer = group.view(new_id, as_leader=False)._replace(leader=former_leader or NO_MEMBER)
         kept = self._generations.keep(group, now_s)
-        kept.add_callback(partial(self._replaced, group, member, ticket, answer))
+        kept.add_callback(partial(self._replaced, group, member, ticket, answer, now_s))
 
     def _replaced(
         self,
@@ -309,6 +309,7 @@ class GroupCoordinator:
         member: GroupMember,
         ticket: Ticket[JoinResult],
         answer: JoinResult,
+        asked_s: float,
         kept: Ticket[float],
     ) -> None:
         """The new id of a static member is kept, or not. If a rebalance has begun meanwhile, its answer is that of the
@@ -317,10 +318,9 @@ class GroupCoordinator:
         if member.joining is not ticket or group.state is not GroupState.STABLE:
             return
         if kept.error is not None:
-            member.settle_join(JoinResult(ErrorCode.coordinator_not_available, NO_MEMBER))
-            return
+            answer = JoinResult(ErrorCode.coordinator_not_available, NO_MEMBER)
         member.settle_join(answer)
-        self._heard(group, member, kept.result())
+        self._heard(group, member, asked_s if kept.error is not None else kept.result())
 
     # ---- rebalance
 
