@@ -298,6 +298,11 @@ async def test_a_generation_that_is_too_large_is_not_kept() -> None:
     small.join()
     ask_for_assignments([small, large])
     assert not large.syncing.done
+    large.protocols = (Protocol("range", subscription("orders") + b"z" * MAX_ENTRY_BYTES),)
+    large.join()
+    small.join()
+    ask_for_assignments([small, large])
+    assert not large.syncing.done  # the entry is still on its way out
     ack(owners)
     assert large.syncing.result().assignment == large.member_id.encode()
     assert host.entries == {}

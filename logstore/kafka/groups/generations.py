@@ -17,6 +17,7 @@ Source: Kafka's GroupMetadataManager (GroupMetadataValue), which keeps the same 
 import base64
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
@@ -38,7 +39,9 @@ class KeptGenerations:
     def __init__(self, ledger: OffsetLedger, clock: Clock) -> None:
         self._ledger = ledger
         self._clock = clock
-        self._keys = {key for key, _ in ledger.items(PREFIX)}
+        self._puts = 0
+        self._keys = {key: self._puts for key, _ in ledger.items(PREFIX)}
+        """Those that may have an entry, each with the number of its last put."""
 
     def groups(self) -> Iterator[ConsumerGroup]:
         """See GenerationLog."""
@@ -70,12 +73,16 @@ class KeptGenerations:
             self._put(key, None)
 
     def _put(self, key: str, value: bytes | None) -> Ticket[None]:
+        self._puts += 1
+        number = self._keys[key] = self._puts
         written = self._ledger.put({key: value})
-        if value is not None:
-            self._keys.add(key)
-        elif written.error is None:  # what is refused at once is tried again with the group's next change
-            self._keys.discard(key)
+        if value is None:  # one that fails is tried again with the group's next change
+            written.add_callback(partial(self._removed, key, number))
         return written
+
+    def _removed(self, key: str, number: int, written: Ticket[None]) -> None:
+        if written.error is None and self._keys.get(key) == number:
+            del self._keys[key]
 
 
 def _encoded(group: ConsumerGroup) -> bytes | None:
