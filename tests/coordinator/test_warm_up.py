@@ -25,7 +25,7 @@ from scheduler.peace.placement import default_placement
 from scheduler.peace.plan import Request, Residual, TransferKind
 from scheduler.peace.repaired import RepairedPlanner
 from scheduler.peace.tree import TreePlanner
-from scheduler.simulation.cluster import Cluster
+from scheduler.simulation.cluster import SimulatedCluster
 from scheduler.simulation.engine import simulate
 from scheduler.simulation.measured import PAPER, paper_cluster
 from scheduler.simulation.policies import peace
@@ -73,7 +73,7 @@ trio.run(warm_up_planner, make_planner(name, topology), ignore)
 before = loaded()
 assert before or name == "paper"
 for mode in Mode:
-    cluster = Cluster(topology, PAPER)
+    cluster = SimulatedCluster(topology, PAPER)
     jobs = checkpoints(cluster, range(16), 8, replicas=3)
     simulate(Scenario(cluster, jobs), peace("burst", planners[name], Settings(mode)), 1)
 for network in (topology, pods()):
