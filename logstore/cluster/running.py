@@ -8,6 +8,7 @@ Invariant: nothing of this is loaded by a sidecar that is alone.
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Final, NamedTuple
@@ -192,7 +193,8 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     waits = _takeover_waits(local, metadata, age)
     reads = ChunkReads(local.engine, host, files, local.clock, report, waits)
     retention = ClusterRetention(age, local.clock, store_settings, report)
-    services = StreamServices(host, local.clock, report, reads.load_producers, nursery.start_soon, retention)
+    spawn, is_away = nursery.start_soon, partial(_is_away, metadata)
+    services = StreamServices(host, local.clock, report, reads.load_producers, spawn, retention, is_away)
     facts = ClusterFacts(identity.cluster_id, settings.node_id, store_settings, settings.default_replicas)
     topics = ClusterTopics(host, facts, ProducerIds(metadata), services, local.new_id)
     access = StoredAccess(metadata, report, nursery.start_soon)
@@ -236,6 +238,10 @@ def _peer_tls(settings: ClusterSettings, local: LocalParts) -> PeerTls | None:
     tls = PeerTls(settings.security.peer)
     local.nursery.start_soon(follow_certificates, tls, local.clock, local.report)
     return tls
+
+
+def _is_away(metadata: MetadataStore) -> bool:
+    return bool(metadata.statistics.away)
 
 
 def _takeover_waits(local: LocalParts, metadata: MetadataStore, age: ClusterClock) -> TakeoverWaits:

@@ -232,9 +232,12 @@ class Front:
     reports: RecordedReports = field(default_factory=RecordedReports)
     tasks: Tasks = field(default_factory=Tasks)
     retention: ServedTime = field(default_factory=ServedTime)
+    is_store_away: bool = False
 
     def __post_init__(self) -> None:
-        services = StreamServices(self.owner, self.clock, self.reports, self.load, self.tasks, self.retention)
+        services = StreamServices(
+            self.owner, self.clock, self.reports, self.load, self.tasks, self.retention, lambda: self.is_store_away
+        )
         self.stream = ReplicatedStream(PLACE, self.config, services)
 
     def append(self, *values: bytes, producer_id: int = -1, sequence: int = -1) -> AppendTicket:

@@ -339,6 +339,18 @@ async def test_nothing_overtakes_a_batch_that_was_refused_for_want_of_members() 
     assert owner.values == [b"known", b"numbered", b"plain", b"first"]
 
 
+async def test_a_host_that_may_lead_no_more_does_not_keep_its_producers() -> None:
+    """Without the metadata store it cannot know whether another host leads: NOT_LEADER has clients ask who does."""
+    front, _ = await led()
+    front.stream.short(2)
+    front.is_store_away = True
+    with pytest.raises(NotLeader, match="the metadata store is away"):
+        front.append(b"a")
+    front.is_store_away = False
+    with pytest.raises(NotEnoughReplicas, match="start another"):
+        front.append(b"a")
+
+
 async def test_full_disks_are_told_where_they_are_why_members_are_too_few() -> None:
     """The way out is room, not another host."""
     front, _ = await led()

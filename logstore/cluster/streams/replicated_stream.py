@@ -62,15 +62,12 @@ from logstore.replica.registrations import UNKNOWN_TIME, ChunkRegistration, Stre
 MAX_BATCH_BYTES: Final = 16 << 20
 """Of one batch, whatever `max.message.bytes` says: a quarter of what a member keeps unsynced, and of a link's frame."""
 MAX_WAITING_BYTES: Final = 8 << 20
-"""Of a stream's batches without an offset: twice what an owner has in flight, so that a rolled chunk is filled at once.
-"""
+"""Of a stream's batches without an offset: twice what an owner has in flight, so a rolled chunk is filled at once."""
 CROWDED_S: Final = 1.0
 """A chunk with other members is opened in a few milliseconds, if there are other hosts; producers hear of no more."""
 
 LoadProducers = Callable[["ReplicatedStream", int], Awaitable[ProducerTable[AppendTicket] | None]]
-"""The producers' last sequences of a stream as of an offset (`logstore.cluster.streams.chunk_reads`). None: they could
-not be read; the function has waited a little, and may be called again.
-"""
+"""The last sequences of a stream's producers as of an offset (`chunk_reads`). None: they could not be read."""
 Spawn = Callable[[Callable[[], Awaitable[None]]], None]
 """Runs a task of the host's."""
 
@@ -110,6 +107,7 @@ class StreamServices(NamedTuple):
     load_producers: LoadProducers
     spawn: Spawn
     retention: StreamRetention = _NoRetention()
+    is_store_away: Callable[[], bool] = lambda: False
 
 
 class StreamPlace(NamedTuple):
@@ -209,8 +207,7 @@ class ReplicatedStream(Waitable):
         """Append one RecordBatch v2 as a client sent it. The stream patches the buffer in place.
 
         Raises at once: NotLeader, NotEnoughReplicas, UnknownTopicOrPartition, InvalidTopic (an internal one), and what
-        `check_produced` and `ProducerTable.admit` raise. The ticket fails with NotLeader, with
-        UnknownTopicOrPartition if the topic is deleted, with NotEnoughReplicasAfterAppend if too few members are had.
+        `check_produced` and `ProducerTable.admit` raise. The ticket fails with one of the first three.
         """
         if self.is_internal:
             raise InvalidTopic(f"{self.topic} is the cluster's own: clients do not write to it")
@@ -230,6 +227,8 @@ class ReplicatedStream(Waitable):
             if not keeps_order:
                 self._window.renew(header)
             self._check_room(0)  # full disks are another reason, with another way out
+            if self._services.is_store_away():  # clients are to ask who leads, not to try again here
+                raise NotLeader(f"{self._too_few}; the metadata store is away, so another host may lead")
             raise NotEnoughReplicas(self._too_few)
         if keeps_order:
             return self._append(records, header)
