@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -17,8 +16,8 @@ from tests.cluster.foreign_consumers import CONSUMERS, ConsumerLog
 from tests.cluster.foreign_producers import require
 from tests.cluster.test_processes import TOPIC, WARM, check, create, leader_of, producing, rebalanced
 from tests.metadata.support import needs_etcd
+from tests.support.beside import beside
 from tests.support.cluster_network import new_network
-from tests.support.limits import PATIENCE_S
 from tests.support.waiting import until
 
 pytestmark = [needs_etcd, pytest.mark.clients, pytest.mark.slow]
@@ -28,23 +27,9 @@ GROUP = "readers"
 @contextmanager
 def consuming(cluster: Cluster, run: Callable[[Cluster, ConsumerLog], None]) -> Iterator[ConsumerLog]:
     """A consumer that runs meanwhile."""
-    log, failures = ConsumerLog(TOPIC, GROUP), list[Exception]()
-
-    def guarded() -> None:
-        try:
-            run(cluster, log)
-        except Exception as error:  # noqa: BLE001  raised in the test's own thread
-            failures.append(error)
-
-    thread = threading.Thread(target=guarded)
-    thread.start()
-    try:
+    log = ConsumerLog(TOPIC, GROUP)
+    with beside(lambda: run(cluster, log), log.ended.set):
         yield log
-    finally:
-        log.ended.set()
-        thread.join(2 * PATIENCE_S)
-        assert not failures, failures
-    assert not thread.is_alive()
 
 
 def read_more(log: ConsumerLog, count: int) -> None:

@@ -28,6 +28,7 @@ from tests.cluster.clients import ASK_MS, PATIENCE_MS, again, asked, create_topi
 from tests.cluster.foreign_producers import require, run_franz_go, run_java
 from tests.cluster.places import wait_all_members
 from tests.metadata.support import needs_etcd
+from tests.support.beside import beside
 from tests.support.cluster_network import new_network
 from tests.support.limits import PATIENCE_S
 from tests.support.waiting import until
@@ -201,24 +202,9 @@ PROGRAMS = ("java", "franz-go")
 def producing(cluster: Cluster, run: Callable[[Cluster, Load], None] = run_kafka_python) -> Iterator[Load]:
     """A load that runs meanwhile, and has its answers at the end."""
     load = Load()
-    failures: list[Exception] = []
-
-    def guarded() -> None:
-        try:
-            run(cluster, load)
-        except Exception as error:  # noqa: BLE001  raised in the test's own thread
-            failures.append(error)
-
-    thread = threading.Thread(target=guarded)
-    thread.start()
-    try:
+    with beside(lambda: run(cluster, load), load.ended.set):
         wait_for_more(load, 100)
         yield load
-    finally:
-        load.ended.set()
-        thread.join(2 * PATIENCE_S)
-    assert not failures, failures
-    assert not thread.is_alive()
 
 
 def wait_for_more(load: Load, count: int) -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import trio.testing
 
 from logstore.base.metadata.errors import InvalidMetadataCall, OutcomeUnknown
 from logstore.base.metadata.interface import (
@@ -23,32 +20,13 @@ from logstore.replica.register import ReadRegistration, RegistrationRead, SwapAn
 from logstore.replica.registrations import OwnerId, Prefix, StreamRegistration
 from logstore.replica.stored_registrations import SWAP_TRIES, StoredRegistrations, head_key
 from logstore.testing.metadata_contract import committed
-from tests.metadata.support import Make, etcd_members, making_etcd, making_simulated, making_sqlite, needs_etcd
+from tests.metadata.support import Make
 from tests.replica.test_stored_registrations import FIRST, A, B, C, Unreliable, dropping, opened, plant, registration_of
 from tests.replica.test_stored_registrations import STREAM as LONG
 
 SEVERAL = [f"0123456789abcdef0123456789abcdef/{number}" for number in range(4)]
 BEGUN = FIRST.rolled(Prefix(100, 7, 1), (A, B), (C,), (A, B))
 LOST = [["made"], ["lost"], ["lost", "made"], ["made", "lost"], ["lost"] * SWAP_TRIES, ["made"] * SWAP_TRIES]
-
-
-@pytest.fixture(scope="module")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
-    """Makes stores on one etcd for all tests of this module."""
-    with etcd_members(tmp_path_factory.mktemp("etcd")) as members:
-        yield making_etcd(members)
-
-
-@pytest.fixture(params=["sqlite", "simulated", pytest.param("etcd", marks=needs_etcd)])
-def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
-    """Makes stores of a kind."""
-    clock = trio.testing.MockClock(rate=1)
-    if request.param == "sqlite":
-        return making_sqlite(tmp_path, clock)
-    if request.param == "simulated":
-        return making_simulated(clock)
-    making: Make = request.getfixturevalue("etcd")
-    return making
 
 
 class Counted:

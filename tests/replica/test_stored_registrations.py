@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,9 +44,6 @@ from tests.metadata.support import (
     Make,
     etcd_members,
     etcd_store,
-    making_etcd,
-    making_simulated,
-    making_sqlite,
     needs_etcd,
 )
 from tests.support.limits import PATIENCE_S
@@ -57,26 +54,6 @@ A, B, C = Member("host-001", "disk-001"), Member("host-002", "disk-002"), Member
 NEW = StreamRegistration(3, 2)
 FIRST = NEW.claimed(OwnerId("host-001", "start-01")).opened((A, B, C), 0)
 THOUSANDS = 4_095
-KINDS = ["sqlite", "simulated", pytest.param("etcd", marks=needs_etcd)]
-
-
-@pytest.fixture(scope="module")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
-    """Makes stores on one etcd for all tests of this module."""
-    with etcd_members(tmp_path_factory.mktemp("etcd")) as members:
-        yield making_etcd(members)
-
-
-@pytest.fixture(params=KINDS)
-def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
-    """Makes stores of a kind."""
-    clock = trio.testing.MockClock(rate=1)
-    if request.param == "sqlite":
-        return making_sqlite(tmp_path, clock)
-    if request.param == "simulated":
-        return making_simulated(clock)
-    making: Make = request.getfixturevalue("etcd")
-    return making
 
 
 def chunks(number: int) -> tuple[ChunkRegistration, ...]:
