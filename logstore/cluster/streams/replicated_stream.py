@@ -223,12 +223,10 @@ class ReplicatedStream(Waitable):
         self.check_leader()
         header = check_produced(records, self.name, self.config, now_ms, are_times_checked=are_times_checked)
         keeps_order = header.producer_id >= 0 and self.producers.knows(header.producer_id)
-        if self._too_few:
+        if self._too_few and not self._services.is_store_away():  # else it may lead no more: who waits looks elsewhere
             if not keeps_order:
                 self._window.renew(header)
             self._check_room(0)  # full disks are another reason, with another way out
-            if self._services.is_store_away():  # clients are to ask who leads, not to try again here
-                raise NotLeader(f"{self._too_few}; the metadata store is away, so another host may lead")
             raise NotEnoughReplicas(self._too_few)
         if keeps_order:
             return self._append(records, header)
@@ -443,7 +441,8 @@ class ReplicatedStream(Waitable):
         if self.is_internal:
             return
         self._too_few = f"{self.name}: fewer hosts can have it than the {needed} of min.insync.replicas; start another"
-        answer_early(self._in_flight, self._waiting, self.producers, self._too_few)
+        if not self._services.is_store_away():
+            answer_early(self._in_flight, self._waiting, self.producers, self._too_few)
 
     def enough(self) -> None:
         """See StreamObserver."""
