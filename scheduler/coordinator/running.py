@@ -23,7 +23,8 @@ from scheduler.coordinator.dispatch import Dispatch
 from scheduler.coordinator.errors import StartError, StoreError
 from scheduler.coordinator.handlers import RouteHandlers
 from scheduler.coordinator.journal import MetadataJournal
-from scheduler.coordinator.metadata.interface import Metadata
+from scheduler.coordinator.metadata.interface import BlockingMetadata
+from scheduler.coordinator.metadata.on_threads import MetadataOnThreads
 from scheduler.coordinator.metadata.sqlite import SqliteMetadata
 from scheduler.coordinator.service import Coordinator, CoordinatorEnvironment, CoordinatorSettings
 from scheduler.coordinator.warm_up import warm_up_planner
@@ -123,14 +124,15 @@ class _Traffic:
 
 async def serve(
     environment: CoordinatorEnvironment,
-    metadata: Metadata,
+    blocking: BlockingMetadata,
     settings: ServeSettings,
     *,
     task_status: trio.TaskStatus[RunningCoordinator] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until drained or cancelled; reports the running coordinator. Raises StartError, StoreError, OSError."""
     settings.security.check(settings.listen)
-    stored = metadata.load()
+    metadata = MetadataOnThreads(blocking)
+    stored = await metadata.load()
     await warm_up_planner(environment.planner, environment.report)
     # After the warm-up: here the deadlines of hosts and writers begin, and restored chunks may be planned again.
     journal = MetadataJournal(metadata, environment.report)
