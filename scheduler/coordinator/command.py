@@ -169,7 +169,11 @@ def parse(arguments: argparse.Namespace) -> ServeSettings:
 
 
 async def _run(
-    environment: CoordinatorEnvironment, metadata: BlockingMetadata, settings: ServeSettings, data_dir: Path, reporter: Reporter
+    environment: CoordinatorEnvironment,
+    metadata: BlockingMetadata,
+    settings: ServeSettings,
+    data_dir: Path,
+    reporter: Reporter,
 ) -> None:
     async with trio.open_nursery() as background:
         background.start_soon(reporter.run, trio.sleep)

@@ -4,33 +4,25 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 from random import Random
 
 import pytest
-import trio
-from trio.testing import MockClock
 
+from logstore.base.events import ignore
 from logstore.base.metadata import schema
-from logstore.base.metadata.errors import OutcomeUnknown
+from logstore.base.metadata.etcd.store import open_etcd
 from logstore.base.metadata.interface import (
-    MAX_KEY_BYTES,
     Committed,
-    ConditionFailed,
-    Delete,
     MetadataStore,
-    Put,
-    Transaction,
 )
 from logstore.base.metadata.sqlite import open_sqlite
-from scheduler.coordinator.errors import StoreDamaged, StoreError
-from scheduler.coordinator.metadata import entries
-from scheduler.coordinator.metadata.cluster import ClusterMetadata, Leadership, LeadershipLost
+from scheduler.coordinator.metadata.cluster import ClusterMetadata, Leadership
 from scheduler.coordinator.metadata.interface import Change, Metadata, RemovePrefix, SetValue
 from scheduler.coordinator.metadata.on_threads import MetadataOnThreads
 from scheduler.coordinator.metadata.sqlite import SqliteMetadata
-from tests.metadata.support import etcd_members, needs_etcd, open_etcd, settings_for
-from logstore.base.events import ignore
+from tests.metadata.support import etcd_members, needs_etcd, settings_for
 
 Open = Callable[[], AbstractAsyncContextManager[Metadata]]
 LONG = "ö" * 200
@@ -66,17 +58,18 @@ async def _stores(kind: str, directory: Path) -> AsyncIterator[Open]:
         yield on_a_disk
         return
 
-    @asynccontextmanager
-    async def of_a_cluster() -> AsyncIterator[Metadata]:
-        yield await led(store)
-
     if kind == "cluster":
         async with open_sqlite(directory / "cluster.db", Random(0)) as store:
-            yield of_a_cluster
+            yield partial(_led, store)
     else:
         with etcd_members(directory) as members:
             async with open_etcd(settings_for(members), Random(0), ignore) as store:
-                yield of_a_cluster
+                yield partial(_led, store)
+
+
+@asynccontextmanager
+async def _led(store: MetadataStore) -> AsyncIterator[Metadata]:
+    yield await led(store)
 
 
 KINDS = ["disk", "cluster", pytest.param("etcd", marks=needs_etcd)]

@@ -383,22 +383,22 @@ async def test_a_restart_plans_what_was_gathered(database: SqliteMetadata, autoj
 class Full:
     """A store on a disk that can be full."""
 
-    def __init__(self, metadata: Metadata) -> None:
+    def __init__(self, metadata: BlockingMetadata) -> None:
         self._metadata = metadata
         self.full = False
 
     def load(self) -> Mapping[str, str]:
-        """See Metadata."""
+        """See BlockingMetadata."""
         return self._metadata.load()
 
     def apply(self, changes: Sequence[Change]) -> None:
-        """See Metadata."""
+        """See BlockingMetadata."""
         if self.full:
             raise StoreError("the disk is full")
         self._metadata.apply(changes)
 
     def close(self) -> None:
-        """See Metadata."""
+        """See BlockingMetadata."""
 
 
 async def test_what_is_gathered_while_nothing_can_be_stored_is_planned_later(

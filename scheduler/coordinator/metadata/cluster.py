@@ -2,8 +2,8 @@
 
 Invariants:
 * Every transaction has two conditions: the leader's entry is the one that this host put, and the head is as this host
-  wrote it last. So a coordinator that was replaced changes nothing (`LeadershipLost`), and of a transaction whose answer
-  was lost and the one behind it at most one is made: nothing older comes behind something newer.
+  wrote it last. So a coordinator that was replaced changes nothing (`LeadershipLost`); and of a transaction whose
+  answer was lost and the one behind it at most one is made: nothing older comes behind something newer.
 * Changes that do not fit into one transaction are a batch. Its pieces are stored first; the head that names them is the
   moment at which the batch is made. Then its changes are made one transaction after the other, the last of which takes
   the batch away. Whoever finds a head that names a batch finishes the batch before anything else.

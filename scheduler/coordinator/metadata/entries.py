@@ -9,8 +9,8 @@
 | `coordinator/batch/0000` and so on | the pieces of a batch that is too large for a transaction |
 
 An entry's value is the CRC-32 of key and text as 8 hexadecimal digits; where KEY is not the key itself, `@`, the key as
-JSON and a line feed; then `=` and the text, or `#` and the number of pieces. A part of a key (between `/`) that is longer than
-MAX_PART_CHARACTERS or has other characters than visible ASCII is `=` and its SHA-256.
+JSON and a line feed; then `=` and the text, or `#` and the number of pieces. A part of a key (between `/`) that is
+longer than MAX_PART_CHARACTERS, or has other characters than visible ASCII, is `=` and its SHA-256.
 
 Invariants:
 * Every change lies in a transaction that any metadata store takes, with room for the head; no two changes of a
@@ -76,7 +76,9 @@ def entries(stored: Mapping[str, bytes]) -> dict[str, str]:
             try:
                 key, text = _entry(place, value, stored)
             except ValueError as error:
-                raise StoreDamaged(f"stored entry {place!r} is damaged ({error}): restore the metadata store") from error
+                raise StoreDamaged(
+                    f"stored entry {place!r} is damaged ({error}): restore the metadata store"
+                ) from error
             found[key] = text
     return found
 
