@@ -59,12 +59,12 @@ async def _stores(kind: str, directory: Path) -> AsyncIterator[Open]:
         return
 
     if kind == "cluster":
-        async with open_sqlite(directory / "cluster.db", Random(0)) as store:
-            yield partial(_led, store)
+        async with open_sqlite(directory / "cluster.db", Random(0)) as file:
+            yield partial(_led, file)
     else:
         with etcd_members(directory) as members:
-            async with open_etcd(settings_for(members), Random(0), ignore) as store:
-                yield partial(_led, store)
+            async with open_etcd(settings_for(members), Random(0), ignore) as etcd:
+                yield partial(_led, etcd)
 
 
 @asynccontextmanager

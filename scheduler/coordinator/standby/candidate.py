@@ -12,7 +12,7 @@ Invariants:
 * `resign` stores what was recorded, and takes the entry away: another host leads at once. This one does not lead again.
 """
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final, Protocol
 
@@ -64,6 +64,9 @@ class LeadingCoordinator(Protocol):
         """Answer the clients that wait, and store what was recorded."""
 
 
+Prepare = Callable[[], Awaitable[None]]
+
+
 class Lead(Protocol):
     """Loads the state, and coordinates with it until cancelled. Raises StartError, StoreError before it has started."""
 
@@ -75,12 +78,18 @@ class Lead(Protocol):
 
 
 class Candidate:
-    """See the module. `run` must run. `url`: where this host's coordinator is asked."""
+    """See the module. `run` must run. `url`: where this host's coordinator is asked; `prepare`: what this host does
+    before it may lead.
+    """
 
-    def __init__(self, member: Member, store: MetadataStore, url: str, lead: Lead, report: Report) -> None:
+    def __init__(
+        self, member: Member, store: MetadataStore, url: str, prepare: Prepare, lead: Lead, report: Report
+    ) -> None:
         self._member = member
         self._store = store
         self._url = url
+        self._prepare = prepare
+        self._is_prepared = False
         self._lead = lead
         self._report = report
         self._view = MetadataView(store, schema.LEADER_KEY)
@@ -108,11 +117,16 @@ class Candidate:
         """Stand by, and lead when nobody does, until cancelled. Raises MetadataRefused, MetadataDamaged."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._view.run)
+            nursery.start_soon(self._get_ready)
             await self._view.reached(1)
             while True:
                 await self._look()
                 with trio.move_on_after(LOOK_S):
                     await self._view.changed()
+
+    async def _get_ready(self) -> None:
+        await self._prepare()
+        self._is_prepared = True
 
     async def resign(self) -> None:
         """See the module."""
@@ -152,7 +166,8 @@ class Candidate:
                 self._report(COORDINATOR_FOLLOWS, leader=leader.host, url=leader.url)
             return
         lease_id = self._member.lease_id
-        if not lease_id or self._is_resigning or trio.current_time() < self._pause_until_s:
+        may_lead = self._is_prepared and not self._is_resigning and trio.current_time() >= self._pause_until_s
+        if not lease_id or not may_lead:
             return
         own = self._member.coordinator_entry
         put = schema.lead(

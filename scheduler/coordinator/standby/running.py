@@ -1,7 +1,7 @@
 """A coordinator of a cluster, put together: a server for the life of this host, and a coordinator while it leads.
 
-Invariants: network, planner and compiled code are there before this host may lead, so a takeover needs no more than the
-state. Each time that it leads it begins with the state in the metadata store, and with nothing of the time before.
+Invariants: the planner's code is compiled before this host may lead, so a takeover needs no more than the state; until
+then it answers as one that stands by. Each time that it leads it begins with the state in the metadata store, and with nothing of the time before.
 """
 
 from collections.abc import Mapping
@@ -62,11 +62,14 @@ class StandingBy:
                 scheme = "http" if self._settings.security.tls is None else "https"
                 url = f"{scheme}://{cluster.advertised or self.address}"
                 self._candidate = self._front.candidate = Candidate(
-                    cluster.member, cluster.store, url, self.lead, self.environment.report
+                    cluster.member, cluster.store, url, self._prepare, self.lead, self.environment.report
                 )
                 background.start_soon(self._candidate.run)
                 task_status.started(self)
             background.cancel_scope.cancel()
+
+    async def _prepare(self) -> None:
+        await warm_up_planner(self.environment.planner, self.environment.report)
 
     async def lead(
         self, metadata: ClusterMetadata, *, task_status: trio.TaskStatus[LeadingCoordinator] = trio.TASK_STATUS_IGNORED
@@ -133,5 +136,4 @@ async def stand_by(
 ) -> None:
     """Stand by, and lead when nobody does, until drained or cancelled. Raises StartError, OSError."""
     settings.security.check(settings.listen)
-    await warm_up_planner(environment.planner, environment.report)
     await StandingBy(environment, settings).run(cluster, task_status=task_status)
