@@ -1,9 +1,9 @@
-"""Coordinators in the hosts of a cluster, as processes: the one that leads is killed, another one goes on with the plan."""
+"""Coordinators in the hosts of a cluster, as processes: the one that leads is killed, another goes on with the plan."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
@@ -15,7 +15,6 @@ from logstore.testing.cluster import Cluster
 from logstore.testing.ports import free_ports
 from tests.coordinator.support import Answer, ask, topology_file
 from tests.metadata.support import needs_etcd
-from tests.support.limits import PATIENCE_S
 from tests.support.waiting import until
 
 pytestmark = [needs_etcd, pytest.mark.slow]

@@ -1,7 +1,8 @@
 """A coordinator of a cluster, put together: a server for the life of this host, and a coordinator while it leads.
 
 Invariants: the planner's code is compiled before this host may lead, so a takeover needs no more than the state; until
-then it answers as one that stands by. Each time that it leads it begins with the state in the metadata store, and with nothing of the time before.
+then it answers as a host that stands by. Each time that it leads it begins with the state in the metadata store, and
+with nothing of the time before.
 """
 
 from collections.abc import Mapping
