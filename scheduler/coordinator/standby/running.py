@@ -42,11 +42,11 @@ class StandingBy:
         self.address = Address("", 0)
         self._settings = settings
         self._clients = settings.security.clients
-        self._front = Front(self._clients, self)
+        self.front = Front(self._clients, self)
         self._candidate: Candidate | None = None
         self._server = HttpServer(
             settings.http,
-            self._front,
+            self.front,
             environment.report,
             may_wait=may_wait,
             takes_large=self._clients.takes_large,
@@ -62,17 +62,21 @@ class StandingBy:
                 self.address = await front.start(self._server.serve, self._settings.listen)
                 scheme = "http" if self._settings.security.tls is None else "https"
                 url = f"{scheme}://{cluster.advertised or self.address}"
-                self._candidate = self._front.candidate = Candidate(
-                    cluster.member, cluster.store, url, self._prepare, self.lead, self.environment.report
-                )
-                background.start_soon(self._candidate.run)
+                background.start_soon(self.stand, cluster, url)
                 task_status.started(self)
             background.cancel_scope.cancel()
+
+    async def stand(self, cluster: ClusterSide, url: str) -> None:
+        """Stand by and lead, as who is asked at this URL, until cancelled."""
+        self._candidate = self.front.candidate = Candidate(
+            cluster.member, cluster.store, url, self._prepare, self._lead, self.environment.report
+        )
+        await self._candidate.run()
 
     async def _prepare(self) -> None:
         await warm_up_planner(self.environment.planner, self.environment.report)
 
-    async def lead(
+    async def _lead(
         self, metadata: ClusterMetadata, *, task_status: trio.TaskStatus[LeadingCoordinator] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """See candidate.Lead."""
@@ -85,12 +89,12 @@ class StandingBy:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(journal.run)
                 nursery.start_soon(coordinator.run)
-                self._front.dispatch = Dispatch(
-                    handlers.operations(), self.environment.report, self._clients, self._front.answered
+                self.front.dispatch = Dispatch(
+                    handlers.operations(), self.environment.report, self._clients, self.front.answered
                 )
                 task_status.started(_Leading(coordinator))
         finally:
-            self._front.dispatch = None
+            self.front.dispatch = None
 
     async def resign(self) -> None:
         """Let another host lead, before an end."""
@@ -104,7 +108,7 @@ class StandingBy:
 
     def answered(self) -> Mapping[tuple[str, int], int]:
         """See metrics.Traffic."""
-        return self._front.answered
+        return self.front.answered
 
     def connections(self) -> tuple[int, int]:
         """See metrics.Traffic."""
