@@ -176,7 +176,7 @@ class Unreliable:
             await self._store.commit(self._late.pop())
 
 
-LARGE = [
+LARGE: list[Change] = [
     RemovePrefix("requests/old/"),
     *(SetValue(f"requests/new/{number}", "x" * (200_000 if number == 7 else 20)) for number in range(200)),
     RemovePrefix("requests/new/"),
@@ -240,7 +240,8 @@ async def test_a_coordinator_that_was_replaced_stores_nothing() -> None:
         zombie = await led(store, "h1")
         await zombie.apply([SetValue("requests/a/record", "1")])
         leader = await led(store, "h2")
-        for batch in ([SetValue("requests/a/record", "2")], [RemovePrefix("requests/a/")], LARGE, []):
+        batches: list[list[Change]] = [[SetValue("requests/a/record", "2")], [RemovePrefix("requests/a/")], LARGE, []]
+        for batch in batches:
             with pytest.raises(LeadershipLost):
                 await zombie.apply(batch)
         assert zombie.is_lost

@@ -15,7 +15,8 @@ from logstore.base.http.messages import HttpRequest, HttpResponse
 from logstore.base.metadata import schema
 from logstore.base.metadata.errors import LeaseEnded, MetadataUnavailable
 from logstore.base.metadata.held_lease import HeldLease
-from logstore.base.metadata.interface import Delete, MetadataStore, Put, Transaction
+from logstore.base.metadata.interface import Committed, Delete, MetadataStore, Put, Transaction
+from logstore.base.metadata.state import Update
 from logstore.testing.reports import RecordedReports
 from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
 from scheduler.coordinator.log_events import COORDINATOR_CANNOT_LEAD
@@ -443,3 +444,51 @@ def test_whatever_happens_nothing_that_was_answered_is_lost(seed: int) -> None:
         assert status["requests"] == {"finished": 40}
 
     in_a_world(test, seed=seed, faults=MetadataFaults(max_delay_s=0.05, lost_requests=0.02, lost_answers=0.02))
+
+
+def test_what_the_store_has_of_a_chunk_and_of_a_checkpoint() -> None:
+    """A chunk is written thrice: at its go, at its end, and with the request; what is kept of it goes with the request. A
+    checkpoint is written once. Bytes of keys and values, as docs/metadata.md says.
+    """
+
+    async def test(world: World) -> None:
+        written = [0]
+        install = world.service.install
+
+        def counted(update: Update) -> Committed:
+            written[0] += sum(len(entry.key) + len(entry.value) for entry in update.puts)
+            return install(update)
+
+        def kept() -> int:
+            entries = world.service.state.entries.values()
+            return sum(
+                len(each.key) + len(each.value) for each in entries if each.key.startswith(schema.COORDINATOR_STATE)
+            )
+
+        await world.leader()
+        world.service.install = counted  # type: ignore[method-assign]
+        name = "query-0123456789.p12"
+        await world.ask("POST", "/v1/requests", submission(name, chunks=1))
+        await world.ask("POST", f"/v1/requests/{name}/chunks/0/done", {"attempt": 1})
+        small = (written[0], kept())
+        assert small[0] <= 2_000
+        assert small[1] <= 1_300
+        name = "query-0123456789.p13"
+        await world.ask("POST", "/v1/requests", submission(name, chunks=101))
+        view = await world.ask("GET", f"/v1/requests/{name}")
+        done = 0
+        while view["state"] != "finished":
+            for go in view["go"]:
+                await world.ask("POST", f"/v1/requests/{name}/chunks/{go['chunk']}/done", {"attempt": go["attempt"]})
+                done += 1
+            view = await world.ask("GET", f"/v1/requests/{name}")
+        assert done == 101
+        assert written[0] - 2 * small[0] <= 100 * 850
+        assert kept() - 2 * small[1] <= 100 * 500
+        before = (written[0], kept())
+        for seq in range(1, 11):
+            await world.ask("PUT", f"/v1/units/query-0123456789.12/checkpoints/{seq}", checkpoint(seq))
+        assert written[0] - before[0] <= 10 * 320
+        assert kept() - before[1] <= 10 * 280
+
+    in_a_world(test)

@@ -131,13 +131,17 @@ class Candidate:
     async def resign(self) -> None:
         """See the module."""
         self._is_resigning = True
-        leading, self._leading, revision = self._leading, None, self._revision
-        if leading is None:
-            return
+        leading, self._leading = self._leading, None
         with trio.move_on_after(RESIGN_S):
-            await leading.finish()
-            with suppress(MetadataError):
-                await self._store.commit(schema.lead_no_more(revision))
+            if leading is not None:
+                await leading.finish()
+            if self._revision != ABSENT:
+                await self._take_away(self._revision)
+
+    async def _take_away(self, revision: int) -> None:
+        """Let others lead, now; if the store is away the end of the lease does that."""
+        with suppress(MetadataError):
+            await self._store.commit(schema.lead_no_more(revision))
 
     # ---- the entry
 
@@ -179,7 +183,9 @@ class Candidate:
             outcome = await self._store.commit(put)
         except MetadataError:
             return  # the next look tries again, and finds what an answer that was lost would have said
-        if isinstance(outcome, Committed):
+        if isinstance(outcome, Committed) and self._is_resigning:
+            await self._take_away(outcome.revision)
+        elif isinstance(outcome, Committed):
             self._told = ""
             await self._lead_while(outcome.revision, lease_id)
 
@@ -190,13 +196,14 @@ class Candidate:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._wait_replaced, revision, metadata, nursery.cancel_scope)
-                self._leading = await self._begin(metadata, nursery)
-                self._report(COORDINATOR_LEADS, url=self._url)
+                leading = await self._begin(metadata, nursery)
+                if not self._is_resigning:
+                    self._leading = leading
+                    self._report(COORDINATOR_LEADS, url=self._url)
         except* StartError as refusals:
             self._report(COORDINATOR_CANNOT_LEAD, why="; ".join(str(refusal) for refusal in leaves(refusals)))
             self._pause_until_s = trio.current_time() + CANNOT_LEAD_S
-            with suppress(MetadataError):
-                await self._store.commit(schema.lead_no_more(revision))
+            await self._take_away(revision)
         finally:
             self._leading, self._revision, self._lease_id = None, ABSENT, 0
 
