@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import trio
 
-from logstore.base.addresses import parse_address
+from logstore.base.addresses import Address, is_loopback, parse_address
 from logstore.base.events import Report
 from logstore.base.failures import leaves
 from logstore.base.packages import how_to_get
@@ -23,6 +23,7 @@ from logstore.refusals import COORDINATOR_DIRECTORY
 
 ROOM: Final = "scheduler.coordinator.embedded"
 """Loaded only where a coordinator is wanted: it needs more than a sidecar does."""
+EVERYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 - names what is refused
 
 
 async def start_coordinator(
@@ -46,11 +47,11 @@ async def start_coordinator(
 
     async def run(*, task_status: trio.TaskStatus[Any]) -> None:
         try:
-            if cluster is None:
+            if cluster is None or settings.cluster is None:
                 directory = settings.data_dir / COORDINATOR_DIRECTORY
                 await room.start(topology, listen, directory, report, access, task_status=task_status)
             else:
-                side = _side(room, wanted, cluster)
+                side = _side(room, wanted, cluster, settings.cluster.listen)
                 await room.stand_by_in(side, topology, listen, report, access, task_status=task_status)
         except* room.Refused as refusals:
             raise ConfigError("; ".join(str(refusal) for refusal in leaves(refusals))) from refusals
@@ -58,9 +59,15 @@ async def start_coordinator(
     return [await nursery.start(run)]
 
 
-def _side(room: Any, wanted: CoordinatorConfig, cluster: ClusterPart) -> Any:
-    """What the coordinator has of the cluster."""
+def _side(room: Any, wanted: CoordinatorConfig, cluster: ClusterPart, peers: Address) -> Any:
+    """What the coordinator has of the cluster, whose hosts reach this one at `peers`. Raises ConfigError."""
     told = parse_address(wanted.advertise) if wanted.advertise else None
+    host = wanted.listen.address.host
+    if told is None and (host in EVERYWHERE or (is_loopback(host) and not is_loopback(peers.host))):
+        raise ConfigError(
+            f"coordinator={wanted.listen.address}: other hosts cannot send clients there: give --coordinator-advertise "
+            "HOST:PORT, or have --coordinator listen where clients reach it"
+        )
     return room.ClusterSide(cluster.member, cluster.metadata, told)
 
 

@@ -234,10 +234,8 @@ async def _serve(settings: SidecarConfig) -> None:
             health.phase = Phase.STOPPING
             service_manager.notify(service_manager.STOPPING)
             starting.cancel()
-            if cluster is not None:
-                for coordinator in coordinators:
-                    await coordinator.resign()
-                await cluster.resign()
+            for leading in (*coordinators, *(() if cluster is None else (cluster,))):
+                await leading.resign()
             await _drain(server, *coordinators)
             nursery.cancel_scope.cancel()
     files.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, suppress
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -41,6 +42,7 @@ from scheduler.coordinator.metadata.on_threads import MetadataOnThreads
 from scheduler.coordinator.metadata.sqlite import SqliteMetadata
 from tests.metadata.support import etcd_members, needs_etcd, settings_for
 from tests.support.limits import PATIENCE_S
+from tests.support.sidecar import ROOT
 
 Open = Callable[[], AbstractAsyncContextManager[Metadata]]
 LONG = "ö" * 200
@@ -290,6 +292,21 @@ async def test_damage_is_named(damage: str) -> None:
         await store.commit(Transaction((), (change,)))
         with pytest.raises(StoreDamaged, match=key):
             await led(store, "h2")
+
+
+def test_the_format_is_as_its_document_says() -> None:
+    """The entry that docs/format.md shows, and what a long text and a key that etcd does not take become."""
+    example = '{"name":"r1h1","address":null,"registered":true,"lost":false}'
+    (put,) = entries.puts(SetValue("hosts/r1h1", example))
+    assert put.key == "coordinator/state/hosts/r1h1"
+    assert f"`{put.value.decode()}`" in (ROOT / "docs/format.md").read_text(encoding="utf-8")
+    head, *pieces = entries.puts(SetValue("hosts/ö", "x" * (61 << 10)))
+    assert head.key == f"coordinator/state/hosts/={sha256('ö'.encode()).hexdigest()}"
+    assert head.value[8:] == b'@"hosts/\\u00f6"\n#2'
+    assert [(piece.key, len(piece.value)) for piece in pieces] == [
+        (f"{head.key}#0000", 60 << 10),
+        (f"{head.key}#0001", 1 << 10),
+    ]
 
 
 def test_no_transaction_is_too_large() -> None:

@@ -73,7 +73,7 @@ class HostLife:
 
     @property
     def lease_id(self) -> int:
-        """See Member."""
+        """See CandidateHost."""
         return self._lease.lease_id if self._lease is not None and self._lease.held else 0
 
     async def run(self) -> None:
@@ -447,8 +447,8 @@ def test_whatever_happens_nothing_that_was_answered_is_lost(seed: int) -> None:
 
 
 def test_what_the_store_has_of_a_chunk_and_of_a_checkpoint() -> None:
-    """A chunk is written thrice: at its go, at its end, and with the request; what is kept of it goes with the request. A
-    checkpoint is written once. Bytes of keys and values, as docs/metadata.md says.
+    """A chunk is written thrice: at its go, at its end, and with the request; what is kept of it goes with the request.
+    A checkpoint is written once. Bytes of keys and values, as docs/metadata.md says.
     """
 
     async def test(world: World) -> None:

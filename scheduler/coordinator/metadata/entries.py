@@ -108,18 +108,18 @@ def _entry(place: str, value: bytes, stored: Mapping[str, bytes]) -> tuple[str, 
 def transactions(changes: Iterable[Change]) -> list[list[Piece]]:
     """The changes in their order, cut into as few transactions as that allows."""
     found: list[list[Piece]] = []
-    current = _Group()
+    current = _TransactionPart()
     for change in changes:
         pieces = [DeletePrefix(stored_key(change.prefix))] if isinstance(change, RemovePrefix) else puts(change)
         for piece in pieces:
             if not current.takes(piece):
                 found.append(current.pieces)
-                current = _Group()
+                current = _TransactionPart()
             current.add(piece)
     return [*found, current.pieces] if current.pieces else found
 
 
-class _Group:
+class _TransactionPart:
     """The changes of a transaction."""
 
     def __init__(self) -> None:
@@ -185,11 +185,11 @@ def batch_of(stored: Mapping[str, bytes], pieces: int) -> list[Change]:
 
 def grouped(pieces: Sequence[Put]) -> Iterator[list[Piece]]:
     """Pieces of a batch, as many in a transaction as it takes."""
-    current = _Group()
+    current = _TransactionPart()
     for piece in pieces:
         if not current.takes(piece):
             yield current.pieces
-            current = _Group()
+            current = _TransactionPart()
         current.add(piece)
     yield current.pieces
 

@@ -42,7 +42,7 @@ RESIGN_S: Final = 5.0
 """For what was recorded to be stored, and for the entry to go; else the lease's end takes it."""
 
 
-class Member(Protocol):
+class CandidateHost(Protocol):
     """This host as a member of the cluster."""
 
     @property
@@ -83,7 +83,7 @@ class Candidate:
     """
 
     def __init__(
-        self, member: Member, store: MetadataStore, url: str, prepare: Prepare, lead: Lead, report: Report
+        self, member: CandidateHost, store: MetadataStore, url: str, prepare: Prepare, lead: Lead, report: Report
     ) -> None:
         self._member = member
         self._store = store

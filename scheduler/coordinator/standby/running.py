@@ -21,7 +21,7 @@ from scheduler.coordinator.journal import MetadataJournal
 from scheduler.coordinator.metadata.cluster import ClusterMetadata
 from scheduler.coordinator.running import DRAIN_S, ServeSettings
 from scheduler.coordinator.service import Coordinator, CoordinatorEnvironment
-from scheduler.coordinator.standby.candidate import Candidate, LeadingCoordinator, Member
+from scheduler.coordinator.standby.candidate import Candidate, CandidateHost, LeadingCoordinator
 from scheduler.coordinator.standby.front import Front
 from scheduler.coordinator.warm_up import warm_up_planner
 
@@ -29,7 +29,7 @@ from scheduler.coordinator.warm_up import warm_up_planner
 class ClusterSide(NamedTuple):
     """What a host has of its cluster. `advertised`: where clients reach its coordinator; None: where it listens."""
 
-    member: Member
+    member: CandidateHost
     store: MetadataStore
     advertised: Address | None = None
 
