@@ -47,11 +47,12 @@ async def start_coordinator(
 
     async def run(*, task_status: trio.TaskStatus[Any]) -> None:
         try:
+            directory = settings.data_dir / COORDINATOR_DIRECTORY
             if cluster is None or settings.cluster is None:
-                directory = settings.data_dir / COORDINATOR_DIRECTORY
                 await room.start(topology, listen, directory, report, access, task_status=task_status)
             else:
-                side = _side(room, wanted, cluster, settings.cluster.listen)
+                told = _advertised(wanted, settings.cluster.listen)
+                side = room.ClusterSide(cluster.member, cluster.metadata, told, directory / room.DATABASE)
                 await room.stand_by_in(side, topology, listen, report, access, task_status=task_status)
         except* room.Refused as refusals:
             raise ConfigError("; ".join(str(refusal) for refusal in leaves(refusals))) from refusals
@@ -59,16 +60,19 @@ async def start_coordinator(
     return [await nursery.start(run)]
 
 
-def _side(room: Any, wanted: CoordinatorConfig, cluster: ClusterPart, peers: Address) -> Any:
-    """What the coordinator has of the cluster, whose hosts reach this one at `peers`. Raises ConfigError."""
-    told = parse_address(wanted.advertise) if wanted.advertise else None
+def _advertised(wanted: CoordinatorConfig, peers: Address) -> Address | None:
+    """Where clients are told that the coordinator is; None: where it listens. `peers`: where other hosts reach this
+    one. Raises ConfigError.
+    """
     host = wanted.listen.address.host
-    if told is None and (host in EVERYWHERE or (is_loopback(host) and not is_loopback(peers.host))):
+    if wanted.advertise:
+        return parse_address(wanted.advertise)
+    if host in EVERYWHERE or (is_loopback(host) and not is_loopback(peers.host)):
         raise ConfigError(
             f"coordinator={wanted.listen.address}: other hosts cannot send clients there: give --coordinator-advertise "
             "HOST:PORT, or have --coordinator listen where clients reach it"
         )
-    return room.ClusterSide(cluster.member, cluster.metadata, told)
+    return None
 
 
 def _room() -> Any:
