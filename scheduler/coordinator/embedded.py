@@ -1,11 +1,12 @@
 """A coordinator inside another program's event loop: a sidecar's, on a single host.
 
 The sidecar imports this module only if its settings ask for a coordinator; it uses `start`, `Access`, `Refused`, and
-the result's `address` and `drain`.
+the result's `address`, `look_again` and `drain`.
 
 Invariant: without TLS, and a token or certificates of its clients, it listens on loopback unless `insecure`.
 """
 
+from functools import partial
 from pathlib import Path
 from random import Random, SystemRandom
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from logstore.base.errors import CairnError
 from logstore.base.events import Report
 from logstore.base.system import SystemClock
 from logstore.base.tls import ServerTls
+from scheduler.coordinator.network_file import NetworkFile
 from scheduler.coordinator.running import (
     RunningCoordinator,
     Security,
@@ -27,7 +29,6 @@ from scheduler.coordinator.running import (
     serve,
 )
 from scheduler.coordinator.service import CoordinatorEnvironment
-from scheduler.topology.description import load_topology
 
 Refused = CairnError
 """What `start` raises besides OSError: one clear line says what to change."""
@@ -55,9 +56,9 @@ async def start(
     token = None if access.token_file is None else read_token(access.token_file)
     settings = ServeSettings(listen, security=Security(token, access.tls, access.insecure))
     settings.security.check(settings.listen)
-    network = await trio.to_thread.run_sync(load_topology, topology)
-    planner = await trio.to_thread.run_sync(make_planner, None, network)
+    network = NetworkFile(topology, partial(make_planner, None), report)
+    first = await trio.to_thread.run_sync(network.read)
     random = Random(SystemRandom().getrandbits(64))  # noqa: S311  the seed is random
-    environment = CoordinatorEnvironment(network, planner, SystemClock(), random, report)
+    environment = CoordinatorEnvironment(first.topology, first.planner, SystemClock(), random, report)
     with opened(data_dir) as metadata:
-        await serve(environment, metadata, settings, task_status=task_status)
+        await serve(environment, metadata, settings, network, task_status=task_status)
