@@ -29,7 +29,7 @@ UNUSABLE: Final = (CairnError, OSError, ArithmeticError, ValueError)
 _Stamp = tuple[int, int, int]
 
 
-class Network(NamedTuple):
+class PlannedNetwork(NamedTuple):
     """What is planned on, and by whom."""
 
     topology: Topology
@@ -47,7 +47,7 @@ class NetworkFile:
         self._path = path
         self._make_planner = make_planner
         self._report = report
-        self._current: Network | None = None
+        self._current: PlannedNetwork | None = None
         self._taken: _Stamp | None = None
         """Of the file as it was read last."""
         self._seen: _Stamp | None = None
@@ -55,7 +55,7 @@ class NetworkFile:
         self._wanted = trio.Event()
         self._problem = ""
 
-    def read(self) -> Network:
+    def read(self) -> PlannedNetwork:
         """Read it now, as the network to begin with; blocks. Raises CairnError, OSError."""
         self._taken = self._stamp()
         self._current = self._load()
@@ -121,9 +121,9 @@ class NetworkFile:
         found = self._path.stat()
         return found.st_mtime_ns, found.st_size, found.st_ino
 
-    def _load(self) -> Network:
+    def _load(self) -> PlannedNetwork:
         topology = load_topology(self._path)
-        return Network(topology, self._make_planner(topology))
+        return PlannedNetwork(topology, self._make_planner(topology))
 
 
 def _values(topology: Topology) -> tuple[object, ...]:

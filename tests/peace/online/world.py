@@ -72,7 +72,7 @@ class World:
     carried: set[Attempt] = field(default_factory=set)
     """What was under way when the network changed: it may be more than the network carries now."""
     spared: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """How many attempts of a chunk ended because the network changed: those are nobody's fault, and do not count."""
+    """How many attempts of a chunk ended because the network changed: the last one ends no request then."""
     disturbed: bool = False
     """Whether an event since the last plan may have put chunks in front of those that wait."""
 
