@@ -42,7 +42,7 @@ from logstore.cluster.members.placement import Placement
 from logstore.cluster.members.view import ClusterView
 from logstore.cluster.meter import HostMeter
 from logstore.cluster.own_place import OwnPlace
-from logstore.cluster.part import Homes, LocalParts, OpenAccess, OpenMetadata, StartCluster
+from logstore.cluster.part import Homes, HostMember, LocalParts, OpenAccess, OpenMetadata, StartCluster
 from logstore.cluster.settings import ClusterSecurity, ClusterSettings, EtcdUrl, SqliteUrl
 from logstore.cluster.streams.chunk_reads import ChunkReads
 from logstore.cluster.streams.owner_calls import TELL_GOES, TELL_WISHES, OwnerCalls
@@ -75,7 +75,7 @@ otherwise.
 
 class Views(NamedTuple):
     """What operators ask of the cluster, who may do what, the certificates of links (None: links are plain), where this
-    host is, and the tier (None: there is none).
+    host is, the tier (None: there is none), and the metadata store.
     """
 
     survey: Survey
@@ -84,6 +84,7 @@ class Views(NamedTuple):
     tls: PeerTls | None
     own_place: OwnPlace
     tier: TierMeter | None
+    metadata: MetadataStore
 
 
 class RunningCluster:
@@ -105,10 +106,15 @@ class RunningCluster:
         self._host = host
         self._membership = joins
         self._addresses = addresses
-        self.survey, self.meter, self.access, self.tls, self._own_place, self.tier = views
+        self.survey, self.meter, self.access, self.tls, self._own_place, self.tier, self.metadata = views
         self._farewell = trio.Event()
         """Set when the membership has ended."""
         self._farewell.set()
+
+    @property
+    def member(self) -> HostMember:
+        """This host as a member, for what one host of the cluster does at a time."""
+        return self._host
 
     def read_place_again(self) -> None:
         """Read again where this host is, soon."""
@@ -227,7 +233,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     nursery.start_soon(homes.epochs.run)
     survey = Survey(host, metadata, links.is_reachable, local.clock)
     meter = HostMeter(host, links, metadata, local.engine.store.replicas, coordinator, waits)
-    views = Views(survey, meter, access, tls, own_place, _start_tier(local, topics, host, age))
+    views = Views(survey, meter, access, tls, own_place, _start_tier(local, topics, host, age), metadata)
     return RunningCluster(engine, placement, homes, host, membership, addresses, views)
 
 

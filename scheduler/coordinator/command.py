@@ -29,7 +29,7 @@ from logstore.base.system import SystemClock
 from logstore.base.tls import ServerTls
 from scheduler.coordinator.errors import StartError
 from scheduler.coordinator.log_events import STARTING, STOPPED, STOPPING
-from scheduler.coordinator.metadata.interface import Metadata
+from scheduler.coordinator.metadata.interface import BlockingMetadata
 from scheduler.coordinator.network_file import NetworkFile
 from scheduler.coordinator.running import (
     DEFAULT_LISTEN,
@@ -176,7 +176,7 @@ def parse(arguments: argparse.Namespace) -> ServeSettings:
 
 async def _run(
     environment: CoordinatorEnvironment,
-    metadata: Metadata,
+    metadata: BlockingMetadata,
     settings: ServeSettings,
     network: NetworkFile,
     data_dir: Path,
