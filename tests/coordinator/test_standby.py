@@ -238,6 +238,25 @@ def test_who_ends_hands_over_at_once() -> None:
     in_a_world(test)
 
 
+def test_a_new_network_is_the_next_leaders_too() -> None:
+    """All hosts follow the same file: the leader goes on with its network at once, and whoever leads later begins with
+    it; what is under way is under way in both.
+    """
+
+    async def test(world: World) -> None:
+        view = await world.ask("POST", "/v1/requests", submission("one"))
+        wider = racks([4, 5], 4)
+        for life in world.hosts.values():
+            await life.standing.change_network(wider, make_planner("paper", wider))
+        for _ in range(2):
+            assert len((await world.ask("GET", "/v1/topology"))["servers"]) == 9
+            assert (await world.ask("GET", "/v1/requests/one"))["go"] == view["go"]
+            await world.ask("POST", "/v1/hosts", {"name": "r2h5", "address": "10.0.0.5"})
+            world.kill(await world.leader())
+
+    in_a_world(test)
+
+
 def test_a_leader_that_is_cut_off_answers_nothing() -> None:
     """Its lease in doubt, it says 503, before another host leads; when it is back it follows. Nothing that it knows
     alone is told, and no host or writer is blamed for the time in which nobody could be heard.
