@@ -1,7 +1,8 @@
 """A coordinator of a cluster, put together: a server for the life of this host, and a coordinator while it leads.
 
 Invariants: the planner's code is compiled before this host may lead, so a takeover needs no more than the state; until
-then it answers as a host that stands by. Each time that it leads it begins with the state in the metadata store, and
+then it answers as a host that stands by. The state is read on a thread: this host serves others meanwhile, and holds
+its lease. Each time that it leads it begins with the state in the metadata store, and
 with nothing of the time before. A host that stands by follows the file of its network as the leader does, so that it
 leads with the network that the file has by then.
 """
@@ -22,6 +23,7 @@ from scheduler.coordinator.errors import StoreError
 from scheduler.coordinator.handlers import RouteHandlers
 from scheduler.coordinator.journal import MetadataJournal
 from scheduler.coordinator.metadata.cluster import ClusterMetadata
+from scheduler.coordinator.metadata.on_threads import OffLoad, in_a_thread
 from scheduler.coordinator.network_file import NetworkFile
 from scheduler.coordinator.running import DRAIN_S, ServeSettings
 from scheduler.coordinator.service import Coordinator, CoordinatorEnvironment
@@ -49,10 +51,15 @@ class StandingBy:
     """A host that stands by, or leads; it serves on `address`."""
 
     def __init__(
-        self, environment: CoordinatorEnvironment, settings: ServeSettings, network: NetworkFile | None = None
+        self,
+        environment: CoordinatorEnvironment,
+        settings: ServeSettings,
+        network: NetworkFile | None = None,
+        off_load: OffLoad = in_a_thread,
     ) -> None:
         self.environment = environment
         self._network = network
+        self._off_load = off_load
         self._coordinator: Coordinator | None = None
         """While this host leads."""
         self.address = Address("", 0)
@@ -89,7 +96,7 @@ class StandingBy:
         """Stand by and lead, as who is asked at this URL, until cancelled."""
         self._former = cluster.former
         self._candidate = self.front.candidate = Candidate(
-            cluster.member, cluster.store, url, self._prepare, self._lead, self.environment.report
+            cluster.member, cluster.store, url, self._prepare, self._lead, self.environment.report, self._off_load
         )
         await self._candidate.run()
 
@@ -104,8 +111,11 @@ class StandingBy:
         if self._former is not None:
             stored = await take_database(self._former, metadata, stored, self.environment.report)
         journal = MetadataJournal(metadata, self.environment.report)
-        coordinator = Coordinator(self.environment, self._settings.coordinator, journal)
-        coordinator.restore(stored)
+        environment = self.environment
+        coordinator = Coordinator(environment, self._settings.coordinator, journal)
+        await self._off_load(lambda: coordinator.restore(stored))
+        if self.environment is not environment:
+            raise StoreError("the network has changed meanwhile: the state is read again")
         self._coordinator = coordinator
         handlers = RouteHandlers(coordinator, self)
         try:
