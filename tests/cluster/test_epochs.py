@@ -395,11 +395,6 @@ def ends_not_searched(patch: pytest.MonkeyPatch) -> None:
     """A new owner takes what it has appended itself for all that there is."""
     patch.setattr(StreamEnds, "must_search", lambda self, decided_at: False)
 
-    async def nothing(self: GroupAppends, *_: object) -> None:
-        await trio.lowlevel.checkpoint()
-
-    patch.setattr(GroupAppends, "_search", nothing)
-
 
 def groups_not_compared(patch: pytest.MonkeyPatch) -> None:
     """An owner appends what a former home sends late."""

@@ -201,7 +201,7 @@ class TierWorld:
                 topics = ClusterTopics(host, facts, ProducerIds(store), services, self._new_id)
                 topics.take_all()
                 cluster_engine = ClusterEngine(engine, topics, reads)
-                appends = GroupAppends(topics, cluster_engine, self, self.clock, waits)
+                appends = GroupAppends(topics, cluster_engine, self, self.clock, nursery.start_soon, waits)
                 objects = HostObjects(self.objects, lambda step: self._step(host.name, step))
                 engine.tier.cache = RangeCache(objects, CACHE_BYTES)
                 threads = VirtualThreads(self.random)
