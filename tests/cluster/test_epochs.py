@@ -17,7 +17,6 @@ import trio.testing
 from logstore.base.failures import leaves
 from logstore.cluster.epochs import replicated_ledger
 from logstore.cluster.epochs.epochs_home import EpochsHome
-from logstore.cluster.epochs.group_appends import GroupAppends
 from logstore.cluster.epochs.group_delivery import GroupDelivery
 from logstore.cluster.epochs.replicated_ledger import ReadFrom
 from logstore.cluster.streams.owner_calls import FORWARD, OwnerCalls

@@ -295,8 +295,8 @@ class StreamSearch:
                 self._note_all()
 
     def _note_all(self) -> None:
-        """All was read: what the owner knows begins there, unless there are too many queries for it. If it has forgotten
-        meanwhile what lies behind, the next question has that read as well.
+        """All was read: what the owner knows begins there, unless there are too many queries for it. What lies behind,
+        and it has forgotten meanwhile, the next question has read as well.
         """
         if self._to_offset < self._ends.known_from:
             return
