@@ -186,6 +186,7 @@ class TierWorld:
         self.kill_at = self.away_at = -1
         self.lost: list[str] = []
         self.is_away = False
+        self.silence_s = SILENCE_S
         self._thawed: trio.Event | None = None
         """The object store is frozen until then: connections are taken, and nothing is answered."""
         self.held_from = 1 << 62
@@ -292,10 +293,10 @@ class TierWorld:
     async def answering(self) -> None:
         """Wait for the object store. Raises TierUnavailable if it is silent."""
         if self._thawed is not None:
-            with trio.move_on_after(SILENCE_S):
+            with trio.move_on_after(self.silence_s):
                 await self._thawed.wait()
                 return
-            raise TierUnavailable(f"no answer in {SILENCE_S:g} s")
+            raise TierUnavailable(f"no answer in {self.silence_s:g} s")
 
     async def kill(self, name: str) -> None:
         """The host is gone, with all that it had not synced."""

@@ -191,6 +191,31 @@ async def test_a_store_that_hangs_delays_its_readers_alone(tmp_path: Path) -> No
         assert (await at.engine.read(stream, 0, 1 << 20, is_patient=False)).buffers
 
 
+async def test_a_start_reads_what_it_needs_on_the_disk(tmp_path: Path) -> None:
+    """What lies behind the decision of an epoch that is not over keeps its local copy, for a start searches it for the
+    epoch's END before there is a tier; when the epoch is over, it goes.
+    """
+    async with running(tmp_path) as at:
+        topic = await at.engine.wait(at.engine.store.create_topic("t", 1, TIERED))
+        stream = topic.partitions[0]
+        for number in range(BATCHES):
+            if number == BATCHES // 2:
+                pin = stream.pin(stream.high_watermark)
+                await at.engine.wait(stream.append_group(ListGroup("q", 0, [])))
+            await at.append(stream, number)
+        await until(lambda: stream.local_start_offset > 0 and len(stream.tiered) == len(stream.kept_chunks) - 1)
+        for _ in range(2):
+            await at.engine.wait(at.tier.tiering.round())
+        stream.tail.reset()
+        cache, at.engine.tier.cache = at.engine.tier.cache, None
+        ends: list[int] = []
+        await at.engine.find_ends(stream, BATCHES // 2, take=lambda offset, _: ends.append(offset))
+        assert ends == [BATCHES // 2 + 1]
+        at.engine.tier.cache = cache
+        pin.release()
+        await until(lambda: len(stream.chunks) == 1)
+
+
 async def test_a_store_that_fails_says_so_to_its_readers(tmp_path: Path) -> None:
     """The error of the store reaches the reader, who may try again: then the records are there."""
     async with running(tmp_path) as at:
