@@ -228,7 +228,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     holds.answer_home(links.calls)
     nursery.start_soon(retention.run, topics.streams)
     coordinator = _plan_copies(host, metadata, links, local)
-    GroupAppends(topics, engine, under_way, local.clock, waits).serve(links.calls)
+    GroupAppends(topics, engine, under_way, local.clock, nursery.start_soon, waits).serve(links.calls)
     nursery.start_soon(WaitTidying(metadata, topics.streams, reads, engine, under_way, waits).run)
     nursery.start_soon(homes.epochs.run)
     survey = Survey(host, metadata, links.is_reachable, local.clock)
