@@ -33,6 +33,7 @@ from logstore.kafka.groups.members import (
     GroupMember,
     JoinRequest,
     JoinResult,
+    Kept,
     Leaver,
     SyncRequest,
     SyncResult,
@@ -74,10 +75,8 @@ class GenerationLog(Protocol):
     def groups(self) -> Iterable[ConsumerGroup]:
         """The groups of a former coordinator, each with its newest generation; asked once."""
 
-    def keep(self, group: ConsumerGroup, now_s: float) -> Ticket[float]:
-        """Keep a group as it is now. The ticket settles when the generation is durable, with the time of that; it fails
-        with CairnError if it may not be.
-        """
+    def keep(self, group: ConsumerGroup, now_s: float) -> Ticket[Kept]:
+        """Keep a group as it is now. The ticket settles when the generation is durable, or may not be; never fails."""
 
     def forget(self, group_id: str) -> None:
         """The group has no members any more."""
@@ -90,9 +89,9 @@ class _NothingKept:
         """See GenerationLog."""
         return ()
 
-    def keep(self, group: ConsumerGroup, now_s: float) -> Ticket[float]:
+    def keep(self, group: ConsumerGroup, now_s: float) -> Ticket[Kept]:
         """See GenerationLog."""
-        return Ticket.succeeded(now_s)
+        return Ticket.succeeded(Kept(now_s, is_durable=True))
 
     def forget(self, group_id: str) -> None:
         """See GenerationLog."""
@@ -301,7 +300,7 @@ class GroupCoordinator:
             # A client that does not know the skip flag must not see itself as the leader and assign again.
             answer = group.view(new_id, as_leader=False)._replace(leader=former_leader or NO_MEMBER)
         kept = self._generations.keep(group, now_s)
-        kept.add_callback(partial(self._replaced, group, member, ticket, answer, now_s))
+        kept.add_callback(partial(self._replaced, group, member, ticket, answer))
 
     def _replaced(
         self,
@@ -309,18 +308,17 @@ class GroupCoordinator:
         member: GroupMember,
         ticket: Ticket[JoinResult],
         answer: JoinResult,
-        asked_s: float,
-        kept: Ticket[float],
+        settled: Ticket[Kept],
     ) -> None:
         """The new id of a static member is kept, or not. If a rebalance has begun meanwhile, its answer is that of the
         next generation.
         """
         if member.joining is not ticket or group.state is not GroupState.STABLE:
             return
-        if kept.error is not None:
-            answer = JoinResult(ErrorCode.coordinator_not_available, NO_MEMBER)
-        member.settle_join(answer)
-        self._heard(group, member, asked_s if kept.error is not None else kept.result())
+        kept = settled.result()
+        member.is_told = kept.is_durable
+        member.settle_join(answer if kept.is_durable else JoinResult(ErrorCode.coordinator_not_available, NO_MEMBER))
+        self._heard(group, member, kept.at_s)
 
     # ---- rebalance
 
@@ -381,7 +379,8 @@ class GroupCoordinator:
         if not group.members:
             self._generations.forget(group.group_id)
         for member in group.members.values():
-            member.settle_join(group.view(member.member_id))
+            if member.settle_join(group.view(member.member_id)):
+                member.is_told = True
             member.is_new = False
             self._heard(group, member, now_s)
             group.pending_syncs.add(member.member_id)
@@ -427,17 +426,18 @@ class GroupCoordinator:
         group.assigned_generation = group.generation_id
         self._account(group)
         kept = self._generations.keep(group, now_s)
-        kept.add_callback(partial(self._assigned, group, group.generation_id, now_s))
+        kept.add_callback(partial(self._assigned, group, group.generation_id))
 
-    def _assigned(self, group: ConsumerGroup, generation_id: int, asked_s: float, kept: Ticket[float]) -> None:
+    def _assigned(self, group: ConsumerGroup, generation_id: int, settled: Ticket[Kept]) -> None:
         """A generation is kept, or not; by then another one may be formed."""
         if group.state is not GroupState.COMPLETING or group.generation_id != generation_id:
             return
-        if kept.error is not None:
-            self._propagate(group, ErrorCode.coordinator_not_available, asked_s)
-            self._rebalance(group, asked_s)
+        kept = settled.result()
+        if not kept.is_durable:
+            self._propagate(group, ErrorCode.coordinator_not_available, kept.at_s)
+            self._rebalance(group, kept.at_s)
             return
-        self._propagate(group, ErrorCode.none, kept.result())
+        self._propagate(group, ErrorCode.none, kept.at_s)
         group.move(GroupState.STABLE)
 
     def _propagate(self, group: ConsumerGroup, error: ErrorCode, now_s: float) -> None:

@@ -23,7 +23,7 @@ from urllib.parse import quote, unquote
 
 from logstore.base.clock import Clock
 from logstore.kafka.groups.group import ConsumerGroup
-from logstore.kafka.groups.members import MEMBER_BYTES, GroupMember, Protocol
+from logstore.kafka.groups.members import MEMBER_BYTES, GroupMember, Kept, Protocol
 from logstore.kafka.groups.offsets import OffsetLedger
 from logstore.log.ticket import Ticket
 
@@ -50,18 +50,15 @@ class KeptGenerations:
             if group is not None:
                 yield group
 
-    def keep(self, group: ConsumerGroup, now_s: float) -> Ticket[float]:
+    def keep(self, group: ConsumerGroup, now_s: float) -> Ticket[Kept]:
         """See GenerationLog."""
         key, value = _key(group.group_id), _encoded(group)
         if value is None and key not in self._keys:
-            return Ticket.succeeded(now_s)
-        kept: Ticket[float] = Ticket()
+            return Ticket.succeeded(Kept(now_s, is_durable=True))
+        kept: Ticket[Kept] = Ticket()
 
         def settle(written: Ticket[None]) -> None:
-            if written.error is None:
-                kept.succeed(self._clock.monotonic_s())
-            else:
-                kept.fail(written.error)
+            kept.succeed(Kept(self._clock.monotonic_s(), is_durable=written.error is None))
 
         self._put(key, value).add_callback(settle)
         return kept
@@ -150,6 +147,7 @@ def _member(fields: Mapping[str, Any]) -> GroupMember:
         protocols=tuple(Protocol(_text(name), _bytes(metadata)) for name, metadata in _list(fields["protocols"])),
         assignment=_bytes(fields["assignment"]),
         is_new=False,
+        is_told=True,
         former=tuple(_text(former) for former in _list(fields.get("former", []))),
     )
 

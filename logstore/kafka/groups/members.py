@@ -16,7 +16,7 @@ NO_GENERATION = -1
 NO_MEMBER = ""
 FORMER_IDS = 2
 """So many ids that a static member had before are known: a process that another has replaced hears of it within a
-heartbeat's interval."""
+heartbeat's interval. An id that no client was told does not count."""
 MEMBER_BYTES = 512
 """Approximate memory of a member without its opaque bytes: a member without metadata must count too."""
 
@@ -86,6 +86,13 @@ class SyncResult(NamedTuple):
     protocol_name: str | None = None
 
 
+class Kept(NamedTuple):
+    """What has become of a generation that was to be kept. `at_s`: when that was known, in monotonic seconds."""
+
+    at_s: float
+    is_durable: bool
+
+
 class Leaver(NamedTuple):
     """One member of a LeaveGroup batch; an empty member id with an instance id is an administrator's removal."""
 
@@ -96,7 +103,8 @@ class Leaver(NamedTuple):
 @dataclass(slots=True)
 class GroupMember:
     """One member. `is_new` until its first join is answered: it does not know its id and cannot heartbeat yet.
-    `former`: the last ids that a static member had before this one.
+    `is_told`: a client was told the id. `former`: the last ids before this one that clients of a static member were
+    told.
     """
 
     member_id: str
@@ -108,6 +116,7 @@ class GroupMember:
     protocols: tuple[Protocol, ...]
     assignment: bytes = b""
     is_new: bool = True
+    is_told: bool = False
     former: tuple[str, ...] = ()
     joining: Ticket[JoinResult] | None = field(default=None, repr=False)
     syncing: Ticket[SyncResult] | None = field(default=None, repr=False)
