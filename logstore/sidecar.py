@@ -441,6 +441,7 @@ async def _tidy_state(state: SharedState, idle_s: float, report: Report) -> None
 def _groups(settings: SidecarConfig, broker: Broker, store: Store, report: Report) -> GroupHandlers:
     offsets = OffsetStore(store.groups, commits_by_stream(store.readers.note_commits))
     handlers = _group_handlers(settings, broker, report, offsets)
+    handlers.service.recover_at_once(broker.clock.monotonic_s())
     store.readers.follow(committed_offsets(store, handlers.service))
     return handlers
 

@@ -52,6 +52,7 @@ class Node:
             apis += owner(broker).apis()
         coordinator = GroupCoordinator(GroupSettings(), lambda: uuid.uuid4().hex)
         self.groups = GroupService(coordinator, OffsetStore(self.store.groups), self._look_up, OffsetSettings(), 0.0)
+        self.groups.recover_at_once(0.0)
         apis += TopicHandlers(broker, self.groups.forget_topic).apis()
         apis += ConfigHandlers(broker, LISTENERS).apis()
         self.apis = {api.key: api for api in apis}

@@ -48,6 +48,11 @@ NEW_MEMBER_JOIN_TIMEOUT_S = 300.0
 GROUP_ID_MAX_BYTES = 1024
 """Group ids become keys of a ledger held in memory. Kafka allows 32,767 bytes; no client needs that."""
 
+RECOVER_GROUPS = 100
+RECOVER_BYTES = 128 << 10
+"""So much of a former coordinator's groups is read in one go, and the rest of a group: ten milliseconds, or thirty for
+the largest group that is kept."""
+
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
@@ -72,8 +77,10 @@ class GroupSettings:
 class GenerationLog(Protocol):
     """Where generations are kept, so that their members outlive the coordinator."""
 
-    def groups(self) -> Iterable[ConsumerGroup]:
-        """The groups of a former coordinator, each with its newest generation; asked once."""
+    def groups(self) -> Iterable[ConsumerGroup | None]:
+        """The groups of a former coordinator, each with its newest generation; None: one that cannot be read. Asked
+        once, and each group is read when it is asked for.
+        """
 
     def keep(self, group: ConsumerGroup, now_s: float) -> Ticket[Kept]:
         """Keep a group as it is now. The ticket settles when the generation is durable, or may not be; never fails."""
@@ -85,7 +92,7 @@ class GenerationLog(Protocol):
 class _NothingKept:
     """Members join again after a restart."""
 
-    def groups(self) -> Iterable[ConsumerGroup]:
+    def groups(self) -> Iterable[ConsumerGroup | None]:
         """See GenerationLog."""
         return ()
 
@@ -138,17 +145,30 @@ class GroupCoordinator:
         """A group by its id; the caller must not change it."""
         return self._groups.get(group_id)
 
-    def recover(self, now_s: float) -> None:
-        """Go on with the generations of a former coordinator, as far as there is room. Each member has a whole session
-        from now on: it may have lacked a coordinator for a while.
+    def recover(self, now: Callable[[], float]) -> Iterator[None]:
+        """Go on with the generations of a former coordinator, as far as there is room; pauses after each RECOVER_GROUPS
+        of them, or when their members take RECOVER_BYTES. Each member has a whole session from the end on: it may have
+        lacked a coordinator for a while. `now`: monotonic seconds.
         """
+        count = size_bytes = 0
         for group in self._generations.groups():
-            has_room = self._size_bytes + group.size_bytes <= self._settings.max_bytes
-            if has_room and len(self._groups) < self._settings.max_groups:
-                self._groups[group.group_id] = group
-                self._account(group)
-                for member in group.members.values():
-                    self._heard(group, member, now_s)
+            if group is not None:
+                self._take_over(group)
+                size_bytes += group.size_bytes
+            count += 1
+            if count >= RECOVER_GROUPS or size_bytes >= RECOVER_BYTES:
+                count = size_bytes = 0
+                yield
+        now_s = now()
+        for group in self.groups():
+            for member in group.members.values():
+                self._heard(group, member, now_s)
+
+    def _take_over(self, group: ConsumerGroup) -> None:
+        has_room = self._size_bytes + group.size_bytes <= self._settings.max_bytes
+        if has_room and len(self._groups) < self._settings.max_groups:
+            self._groups[group.group_id] = group
+            self._account(group)
 
     def ensure(self, group_id: str, now_s: float, *, protocol_type: str | None = None) -> ErrorCode:
         """Create an empty group if it is missing: for offsets found at start, or committed without membership."""

@@ -43,12 +43,10 @@ class KeptGenerations:
         self._keys = {key: self._puts for key, _ in ledger.items(PREFIX)}
         """Those that may have an entry, each with the number of its last put."""
 
-    def groups(self) -> Iterator[ConsumerGroup]:
+    def groups(self) -> Iterator[ConsumerGroup | None]:
         """See GenerationLog."""
         for key, value in self._ledger.items(PREFIX):
-            group = decode_generation(unquote(key.removeprefix(PREFIX)), value)
-            if group is not None:
-                yield group
+            yield decode_generation(unquote(key.removeprefix(PREFIX)), value)
 
     def keep(self, group: ConsumerGroup, now_s: float) -> Ticket[Kept]:
         """See GenerationLog."""

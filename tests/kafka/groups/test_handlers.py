@@ -62,6 +62,7 @@ class Front:
         service = GroupService(
             coordinator, OffsetStore(ledger), self.topics.get, OffsetSettings(), now_s=clock.monotonic_s()
         )
+        service.recover_at_once(clock.monotonic_s())
         self.ids = {"orders": ORDERS_ID, "wide": WIDE_ID}
         self.handlers = GroupHandlers(service, clock, self.wait, TopicIds(self.name_of, self.ids.get))
         self.apis = {api.key: api for api in self.handlers.apis()}

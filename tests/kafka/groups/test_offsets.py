@@ -48,6 +48,7 @@ class Sidecar:
         self.topics = {"orders": ("id-1", 3), "returns": ("id-2", 3)}
         coordinator = GroupCoordinator(GroupSettings(), lambda: "x")
         self.service = GroupService(coordinator, OffsetStore(self.ledger), self.topics.get, OffsetSettings(), now_s)
+        self.service.recover_at_once(now_s)
 
     def work(self) -> None:
         """Do all disk work."""
@@ -254,4 +255,4 @@ def test_damage_is_named(disk: Disk, key: str, value: bytes) -> None:
     sidecar.ledger.put({key: value})
     sidecar.work()
     with pytest.raises(CorruptFile, match="ledger of groups"):
-        OffsetStore(sidecar.ledger)
+        list(OffsetStore(sidecar.ledger).load())
