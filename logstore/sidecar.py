@@ -71,8 +71,9 @@ from logstore.kafka.cluster import ClusterHandlers
 from logstore.kafka.configs import ConfigHandlers
 from logstore.kafka.epoch_routing import EpochRouting
 from logstore.kafka.groups.coordination import GroupCoordination
-from logstore.kafka.groups.coordinator import GenerationLog, GroupCoordinator
+from logstore.kafka.groups.coordinator import GroupCoordinator
 from logstore.kafka.groups.followed import commits_by_stream, committed_offsets
+from logstore.kafka.groups.generation_log import GenerationLog
 from logstore.kafka.groups.generations import KeptGenerations
 from logstore.kafka.groups.handlers import GroupHandlers, TopicIds
 from logstore.kafka.groups.offsets import OffsetLedger, OffsetStore

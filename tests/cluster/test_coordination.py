@@ -14,11 +14,12 @@ from logstore.cluster.epochs.replicated_ledger import LedgerHome, ReplicatedLedg
 from logstore.kafka import codec
 from logstore.kafka.api_types import Api
 from logstore.kafka.groups.coordination import GroupCoordination, nothing_beside
-from logstore.kafka.groups.coordinator import RECOVER_BYTES, RECOVER_GROUPS, GroupCoordinator, GroupSettings
+from logstore.kafka.groups.coordinator import RECOVER_BYTES, RECOVER_GROUPS, GroupCoordinator
 from logstore.kafka.groups.generations import PREFIX, KeptGenerations
 from logstore.kafka.groups.handlers import GroupHandlers, TopicIds
 from logstore.kafka.groups.offsets import LOAD_STEP, OffsetLedger, OffsetStore
 from logstore.kafka.groups.service import GroupService, OffsetSettings
+from logstore.kafka.groups.settings import GroupSettings
 from logstore.kafka.wire import build
 from logstore.log.ticket import Ticket
 from logstore.testing.clock import ManualClock

@@ -22,9 +22,10 @@ from logstore.kafka import codec
 from logstore.kafka.api_types import Api, Broker, BrokerSettings, Caller
 from logstore.kafka.cluster import ClusterHandlers
 from logstore.kafka.configs import ConfigHandlers
-from logstore.kafka.groups.coordinator import GroupCoordinator, GroupSettings
+from logstore.kafka.groups.coordinator import GroupCoordinator
 from logstore.kafka.groups.offsets import OffsetStore
 from logstore.kafka.groups.service import GroupService, OffsetSettings
+from logstore.kafka.groups.settings import GroupSettings
 from logstore.kafka.metadata import MetadataHandlers
 from logstore.kafka.offsets import OffsetHandlers
 from logstore.kafka.producer_ids import ProducerIdHandlers

@@ -22,8 +22,9 @@ from typing import Any, Final
 from urllib.parse import quote, unquote
 
 from logstore.base.clock import Clock
+from logstore.kafka.groups.generation_log import KeepResult
 from logstore.kafka.groups.group import ConsumerGroup
-from logstore.kafka.groups.members import MEMBER_BYTES, GroupMember, Kept, Protocol
+from logstore.kafka.groups.members import MEMBER_BYTES, GroupMember, Protocol
 from logstore.kafka.groups.offsets import OffsetLedger
 from logstore.log.ticket import Ticket
 
@@ -48,15 +49,15 @@ class KeptGenerations:
         for key, value in self._ledger.items(PREFIX):
             yield decode_generation(unquote(key.removeprefix(PREFIX)), value)
 
-    def keep(self, group: ConsumerGroup, now_s: float) -> Ticket[Kept]:
+    def keep(self, group: ConsumerGroup, now_s: float) -> Ticket[KeepResult]:
         """See GenerationLog."""
         key, value = _key(group.group_id), _encoded(group)
         if value is None and key not in self._keys:
-            return Ticket.succeeded(Kept(now_s, is_durable=True))
-        kept: Ticket[Kept] = Ticket()
+            return Ticket.succeeded(KeepResult(now_s, is_durable=True))
+        kept: Ticket[KeepResult] = Ticket()
 
         def settle(written: Ticket[None]) -> None:
-            kept.succeed(Kept(self._clock.monotonic_s(), is_durable=written.error is None))
+            kept.succeed(KeepResult(self._clock.monotonic_s(), is_durable=written.error is None))
 
         self._put(key, value).add_callback(settle)
         return kept

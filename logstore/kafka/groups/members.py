@@ -86,13 +86,6 @@ class SyncResult(NamedTuple):
     protocol_name: str | None = None
 
 
-class Kept(NamedTuple):
-    """What has become of a generation that was to be kept. `at_s`: when that was known, in monotonic seconds."""
-
-    at_s: float
-    is_durable: bool
-
-
 class Leaver(NamedTuple):
     """One member of a LeaveGroup batch; an empty member id with an instance id is an administrator's removal."""
 

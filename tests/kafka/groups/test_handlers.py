@@ -17,10 +17,11 @@ from kio.serial import entity_reader, entity_writer
 from logstore.disk.files import OsFiles
 from logstore.kafka.api_types import Caller
 from logstore.kafka.codec import EncodedAnswer
-from logstore.kafka.groups.coordinator import GroupCoordinator, GroupSettings
+from logstore.kafka.groups.coordinator import GroupCoordinator
 from logstore.kafka.groups.handlers import GroupHandlers, TopicIds
 from logstore.kafka.groups.offsets import OffsetStore
 from logstore.kafka.groups.service import GroupService, OffsetSettings
+from logstore.kafka.groups.settings import GroupSettings
 from logstore.kafka.pace import STEPS
 from logstore.kafka.wire import build
 from logstore.log.jobs import JobQueue

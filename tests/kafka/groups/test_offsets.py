@@ -10,9 +10,10 @@ from logstore.disk.files import OsFiles
 from logstore.errors import CorruptFile, StorageFailed
 from logstore.format.topic_partition import TopicPartition
 from logstore.kafka.groups import service
-from logstore.kafka.groups.coordinator import GroupCoordinator, GroupSettings
+from logstore.kafka.groups.coordinator import GroupCoordinator
 from logstore.kafka.groups.offsets import OffsetStore
 from logstore.kafka.groups.service import SWEEP_INTERVAL_S, CommitRequest, GroupService, OffsetSettings, OffsetToCommit
+from logstore.kafka.groups.settings import GroupSettings
 from logstore.log.jobs import JobQueue
 from logstore.log.ledger import DIRECTORY, Ledger
 from logstore.log.ticket import Ticket
