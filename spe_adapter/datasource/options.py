@@ -19,6 +19,7 @@ from logstore.base.near_names import near_name
 from logstore.client.blocking import parse_addresses
 from logstore.client.security import PLAINTEXT, PROPERTIES, ClientSecurity, parse_security
 from logstore.errors import InvalidConfig
+from logstore.format.epoch_api import Rewind
 from logstore.format.fields import MAX_NAME_CHARACTERS
 from spe_adapter.codec.encode import DEFAULT_BATCH_BYTES
 from spe_adapter.datasource.offsets import EARLIEST, LATEST, Offsets, TopicPartition, parse_assignment, parse_offsets
@@ -32,7 +33,6 @@ DEFAULT_FETCH_BYTES: Final = 2 * 1024 * 1024
 DEFAULT_TRIGGER_DELAY_MS: Final = 15 * 60_000
 
 Strategy = Literal["error", "latest"]
-Rewind = Literal["error", "skip"]
 
 SUBSCRIPTIONS: Final = ("assign", "subscribe", "subscribePattern")
 

@@ -24,7 +24,7 @@ Invariants:
   goes when a search that waited for the chunk reads it: it may be away again, and is asked about anew.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, NamedTuple, Protocol
@@ -46,6 +46,7 @@ from logstore.base.metadata.interface import (
     Put,
     Transaction,
 )
+from logstore.cluster.interfaces import Spawn
 from logstore.cluster.streams.replicated_stream import ReplicatedStream
 from logstore.cluster.streams.retention_clock import AGREE_MS
 from logstore.cluster.streams.tiered_chunks import tiered_chunk
@@ -70,7 +71,6 @@ CLEAR_PAUSE_S: Final = 5.0
 """Between tries to remove an entry while the metadata store is away."""
 
 Table = ProducerTable[AppendTicket]
-Spawn = Callable[[Callable[[], Awaitable[None]]], None]
 
 
 class Waits(Protocol):
