@@ -56,7 +56,7 @@ def environment() -> Mapping[str, str]:
 
 
 def record() -> None:
-    """Write the archive, if it is missing, by a Spark of its own. Where it cannot be written, Spark starts without it."""
+    """Write the archive, if it is missing, by a Spark of its own. If that fails, Spark starts without it."""
     path = archive()
     if path.exists():
         return
