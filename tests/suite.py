@@ -73,13 +73,14 @@ PARTS = (
     Part("crash", ("crash",), 480, 60 * 60, Lane.COMPUTE),
     Part("log", ("epochs", "log", "replica"), 420, 60 * 60, Lane.COMPUTE),
     Part("state", STATE, 300, 60 * 60, Lane.COMPUTE),
-    Part("core", CORE, 360, 60 * 60, Lane.COMPUTE),
     Part("services", ("coordinator", "metadata", "monitoring", "sidecar", "kill9"), 600, 30 * 60, Lane.COMPUTE),
+    Part("core", CORE, 360, 60 * 60, Lane.COMPUTE),
+    Part("rest", (), 200, 30 * 60, Lane.COMPUTE),
     Part("spark", ("datasource",), 540, 30 * 60, Lane.SPARK),
     Part("stateful", ("microbatch",), 420, 30 * 60, Lane.SPARK),
     Part("cluster", ("cluster",), 300, 60 * 60, Lane.SPARK),
     Part("clients", ("foreign_clients",), 105, 30 * 60, Lane.SPARK),
-    Part("rest", (), 340, 30 * 60, Lane.SPARK),
+    Part("programs", ("benchmarks", "demo", "docs", "security"), 300, 30 * 60, Lane.SPARK),
     Part("figures", ("figures",), 10, 4 * 60 * 60, Lane.SPARK, is_alone=True),
 )
 
