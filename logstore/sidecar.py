@@ -64,7 +64,7 @@ from logstore.events import (
     STOPPED,
     STOPPING,
 )
-from logstore.inner_coordinator import start_coordinator
+from logstore.inner_coordinator import start_coordinator, told_address
 from logstore.kafka import epochs as epoch_requests
 from logstore.kafka.acls import AclHandlers
 from logstore.kafka.api_types import Api, ApiHandlers, Broker, BrokerSettings, compose
@@ -136,6 +136,7 @@ def main(arguments: argparse.Namespace) -> int:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         refuse_foreign_files(settings.data_dir)
         refuse_other_kind(settings)
+        told_address(settings)
         with locked_directory(settings.data_dir, "sidecar"):
             trio.run(_serve, settings)
     except* (CairnError, OSError) as failures:

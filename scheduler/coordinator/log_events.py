@@ -31,6 +31,7 @@ PLAN_NOT_REBUILT: Final = LogEvent("plan_not_rebuilt", Level.ERROR)
 COORDINATOR_LEADS: Final = LogEvent("coordinator_leads")
 COORDINATOR_LEADS_NO_MORE: Final = LogEvent("coordinator_leads_no_more")
 COORDINATOR_FOLLOWS: Final = LogEvent("coordinator_follows")
+COORDINATOR_DATABASE_TAKEN: Final = LogEvent("coordinator_database_taken")
 COORDINATOR_CANNOT_LEAD: Final = LogEvent("coordinator_cannot_lead", Level.WARNING)
 
 # ---- clients
