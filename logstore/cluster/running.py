@@ -197,7 +197,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     store_settings = local.engine.store.settings
     age = await ClusterClock.open(metadata, local.clock)
     waits = _takeover_waits(local, metadata, age)
-    reads = ChunkReads(local.engine, host, files, local.clock, report, waits)
+    reads = ChunkReads(local.engine, host, files, local.clock, report, waits, nursery.start_soon)
     retention = ClusterRetention(age, local.clock, store_settings, report)
     spawn, is_away = nursery.start_soon, partial(_is_away, metadata)
     services = StreamServices(host, local.clock, report, reads.load_producers, spawn, retention, is_away)
