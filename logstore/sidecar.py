@@ -71,8 +71,9 @@ from logstore.kafka.cluster import ClusterHandlers
 from logstore.kafka.configs import ConfigHandlers
 from logstore.kafka.epoch_routing import EpochRouting
 from logstore.kafka.groups.coordination import GroupCoordination
-from logstore.kafka.groups.coordinator import GenerationLog, GroupCoordinator
+from logstore.kafka.groups.coordinator import GroupCoordinator
 from logstore.kafka.groups.followed import commits_by_stream, committed_offsets
+from logstore.kafka.groups.generation_log import GenerationLog
 from logstore.kafka.groups.generations import KeptGenerations
 from logstore.kafka.groups.handlers import GroupHandlers, TopicIds
 from logstore.kafka.groups.offsets import OffsetLedger, OffsetStore
@@ -407,6 +408,7 @@ async def _tidy_state(state: SharedState, idle_s: float, report: Report) -> None
 def _groups(settings: SidecarConfig, broker: Broker, store: Store, report: Report) -> GroupHandlers:
     offsets = OffsetStore(store.groups, commits_by_stream(store.readers.note_commits))
     handlers = _group_handlers(settings, broker, report, offsets)
+    handlers.service.recover_at_once(broker.clock.monotonic_s())
     store.readers.follow(committed_offsets(store, handlers.service))
     return handlers
 
