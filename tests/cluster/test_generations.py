@@ -10,6 +10,7 @@ from logstore.cluster.epochs.replicated_ledger import ReplicatedLedger
 from logstore.cluster.streams.replicated_stream import MAX_WAITING_BYTES
 from logstore.kafka.groups.generations import (
     MAX_ENTRY_BYTES,
+    MAX_KEY,
     PREFIX,
     REJOINED,
     KeptGenerations,
@@ -247,9 +248,9 @@ async def test_a_static_member_whose_new_id_was_not_kept_in_a_session_is_gone() 
     assert not host.world.group.members
 
 
-async def formed_large(owners: Owners, host: Host, members: int = 30) -> list[Client]:
+async def formed_large(owners: Owners, host: Host, members: int = 30, prefix: str = "i/") -> list[Client]:
     """A group of static members, each with a kilobyte, whose generation is kept."""
-    clients = [Client(host.world, f"c{number}", instance=f"i/{number}") for number in range(members)]
+    clients = [Client(host.world, f"c{number}", instance=f"{prefix}{number}") for number in range(members)]
     for client in clients:
         client.protocols = (Protocol("range", subscription("orders") + bytes(1000)),)
         client.join()
@@ -299,6 +300,17 @@ async def test_a_static_member_of_a_large_group_costs_its_own_bytes() -> None:
     assert len(dict(host.ledger.items(REJOINED))) == 0
     host = await coordinate(owners)
     assert {member.member_id for member in host.world.group.members.values()} == {each.member_id for each in clients}
+
+
+async def test_an_instance_with_a_long_name_is_kept_with_its_group() -> None:
+    """Keys are bounded: the ledger takes none above 64 KiB."""
+    owners = Owners()
+    clients = await formed_large(owners, await coordinate(owners), members=12, prefix="i" * MAX_KEY)
+    again, former = rejoin(owners, clients[1])
+    again.world = (host := await coordinate(owners)).world
+    assert again.heartbeat() is ErrorCode.none
+    assert former not in host.world.group.members
+    assert dict(host.ledger.items(REJOINED)) == {}
 
 
 async def test_entries_of_members_take_no_more_than_that_of_their_group() -> None:

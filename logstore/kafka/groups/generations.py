@@ -38,6 +38,8 @@ VERSION: Final = 1
 LARGE_BYTES: Final = 16 << 10
 """The members of a group that take more have entries of their own when they have joined again. Others are not worth it.
 """
+MAX_KEY: Final = 4096
+"""Characters of an entry's key, with names of a group and of an instance that no client has to have."""
 MAX_ENTRY_BYTES: Final = 1 << 20
 """Of one group: a thousand members with 700 bytes each. An entry is written anew with each generation."""
 
@@ -96,10 +98,10 @@ class KeptGenerations:
         group_id, large = group.group_id, self._large.get(group.group_id)
         value = _dumped({"v": VERSION, "generation": group.generation_id, "member": _member_fields(member)})
         is_known = large is not None and large.generation_id == group.generation_id
-        if large is None or not is_known or large.rejoined_bytes + len(value) > large.size_bytes:
+        key = f"{REJOINED}{quote(group_id, safe='')}/{quote(member.instance_id or '', safe='')}"
+        if large is None or not is_known or large.rejoined_bytes + len(value) > large.size_bytes or len(key) > MAX_KEY:
             return self.keep(group, now_s)
         large.rejoined_bytes += len(value)
-        key = f"{REJOINED}{quote(group_id, safe='')}/{quote(member.instance_id or '', safe='')}"
         return self._kept(group_id, self._put(group_id, {key: value}))
 
     def forget(self, group_id: str) -> None:
