@@ -23,8 +23,8 @@ from logstore.cluster.copies.copy_pace import DEFAULT_GRACE_S, DEFAULT_MAX_RATE,
 from logstore.cluster.settings import ClusterSettings, cluster_of
 from logstore.errors import ConfigError
 from logstore.kafka.api_types import BrokerSettings
-from logstore.kafka.groups.coordinator import GroupSettings
 from logstore.kafka.groups.service import OffsetSettings
+from logstore.kafka.groups.settings import GroupSettings
 from logstore.kafka.security.credentials import MECHANISMS
 from logstore.kafka.security.login import PLAIN, LoginSettings
 from logstore.kafka.security.protocols import SecurityProtocol

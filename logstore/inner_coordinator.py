@@ -12,18 +12,39 @@ from typing import Any, Final
 import trio
 
 from logstore.base.addresses import Address, is_loopback, parse_address
+from logstore.base.errors import AddressError
 from logstore.base.events import Report
 from logstore.base.failures import leaves
 from logstore.base.packages import how_to_get
 from logstore.base.tls import ServerTls
 from logstore.cluster.part import ClusterPart
-from logstore.config import CoordinatorConfig, SidecarConfig
+from logstore.config import SidecarConfig
 from logstore.errors import ConfigError
 from logstore.refusals import COORDINATOR_DIRECTORY
 
 ROOM: Final = "scheduler.coordinator.embedded"
 """Loaded only where a coordinator is wanted: it needs more than a sidecar does."""
 EVERYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 - names what is refused
+
+
+def told_address(settings: SidecarConfig) -> Address | None:
+    """Where clients are told that the coordinator of a host of a cluster is; None: where it listens. Raises ConfigError
+    if no host could send them there.
+    """
+    wanted = settings.coordinator
+    try:
+        told = parse_address(wanted.advertise) if wanted.advertise else None
+    except AddressError as error:
+        raise ConfigError(f"coordinator-advertise: {error}") from error
+    if settings.cluster is None or not wanted.topology or told is not None:
+        return told
+    host, peers = wanted.listen.address.host, settings.cluster.advertise or settings.cluster.listen
+    if host in EVERYWHERE or (is_loopback(host) and not is_loopback(peers.host)):
+        raise ConfigError(
+            f"coordinator={wanted.listen.address}: other hosts of the cluster send clients there, and it is no address "
+            "of this host for others: give --coordinator-advertise HOST:PORT, or a --coordinator that others reach"
+        )
+    return None
 
 
 async def start_coordinator(
@@ -47,28 +68,17 @@ async def start_coordinator(
 
     async def run(*, task_status: trio.TaskStatus[Any]) -> None:
         try:
+            directory = settings.data_dir / COORDINATOR_DIRECTORY
             if cluster is None or settings.cluster is None:
-                directory = settings.data_dir / COORDINATOR_DIRECTORY
                 await room.start(topology, listen, directory, report, access, task_status=task_status)
             else:
-                side = _side(room, wanted, cluster, settings.cluster.listen)
+                told, former = told_address(settings), directory / room.DATABASE
+                side = room.ClusterSide(cluster.member, cluster.metadata, told, former)
                 await room.stand_by_in(side, topology, listen, report, access, task_status=task_status)
         except* room.Refused as refusals:
             raise ConfigError("; ".join(str(refusal) for refusal in leaves(refusals))) from refusals
 
     return [await nursery.start(run)]
-
-
-def _side(room: Any, wanted: CoordinatorConfig, cluster: ClusterPart, peers: Address) -> Any:
-    """What the coordinator has of the cluster, whose hosts reach this one at `peers`. Raises ConfigError."""
-    told = parse_address(wanted.advertise) if wanted.advertise else None
-    host = wanted.listen.address.host
-    if told is None and (host in EVERYWHERE or (is_loopback(host) and not is_loopback(peers.host))):
-        raise ConfigError(
-            f"coordinator={wanted.listen.address}: other hosts cannot send clients there: give --coordinator-advertise "
-            "HOST:PORT, or have --coordinator listen where clients reach it"
-        )
-    return room.ClusterSide(cluster.member, cluster.metadata, told)
 
 
 def _room() -> Any:

@@ -63,7 +63,7 @@ from logstore.events import (
     STOPPED,
     STOPPING,
 )
-from logstore.inner_coordinator import start_coordinator
+from logstore.inner_coordinator import start_coordinator, told_address
 from logstore.kafka import epochs as epoch_requests
 from logstore.kafka.acls import AclHandlers
 from logstore.kafka.api_types import Api, ApiHandlers, Broker, BrokerSettings, compose
@@ -71,8 +71,9 @@ from logstore.kafka.cluster import ClusterHandlers
 from logstore.kafka.configs import ConfigHandlers
 from logstore.kafka.epoch_routing import EpochRouting
 from logstore.kafka.groups.coordination import GroupCoordination
-from logstore.kafka.groups.coordinator import GenerationLog, GroupCoordinator
+from logstore.kafka.groups.coordinator import GroupCoordinator
 from logstore.kafka.groups.followed import commits_by_stream, committed_offsets
+from logstore.kafka.groups.generation_log import GenerationLog
 from logstore.kafka.groups.generations import KeptGenerations
 from logstore.kafka.groups.handlers import GroupHandlers, TopicIds
 from logstore.kafka.groups.offsets import OffsetLedger, OffsetStore
@@ -134,6 +135,7 @@ def main(arguments: argparse.Namespace) -> int:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         refuse_foreign_files(settings.data_dir)
         refuse_other_kind(settings)
+        told_address(settings)
         with locked_directory(settings.data_dir, "sidecar"):
             trio.run(_serve, settings)
     except* (CairnError, OSError) as failures:
@@ -406,6 +408,7 @@ async def _tidy_state(state: SharedState, idle_s: float, report: Report) -> None
 def _groups(settings: SidecarConfig, broker: Broker, store: Store, report: Report) -> GroupHandlers:
     offsets = OffsetStore(store.groups, commits_by_stream(store.readers.note_commits))
     handlers = _group_handlers(settings, broker, report, offsets)
+    handlers.service.recover_at_once(broker.clock.monotonic_s())
     store.readers.follow(committed_offsets(store, handlers.service))
     return handlers
 

@@ -197,7 +197,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     store_settings = local.engine.store.settings
     age = await ClusterClock.open(metadata, local.clock)
     waits = _takeover_waits(local, metadata, age)
-    reads = ChunkReads(local.engine, host, files, local.clock, report, waits)
+    reads = ChunkReads(local.engine, host, files, local.clock, report, waits, nursery.start_soon)
     retention = ClusterRetention(age, local.clock, store_settings, report)
     spawn, is_away = nursery.start_soon, partial(_is_away, metadata)
     services = StreamServices(host, local.clock, report, reads.load_producers, spawn, retention, is_away)
@@ -228,7 +228,7 @@ async def start_cluster(settings: ClusterSettings, local: LocalParts) -> Running
     holds.answer_home(links.calls)
     nursery.start_soon(retention.run, topics.streams)
     coordinator = _plan_copies(host, metadata, links, local)
-    GroupAppends(topics, engine, under_way, local.clock, waits).serve(links.calls)
+    GroupAppends(topics, engine, under_way, local.clock, nursery.start_soon, waits).serve(links.calls)
     nursery.start_soon(WaitTidying(metadata, topics.streams, reads, engine, under_way, waits).run)
     nursery.start_soon(homes.epochs.run)
     survey = Survey(host, metadata, links.is_reachable, local.clock)

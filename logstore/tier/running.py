@@ -6,6 +6,7 @@ import ssl
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from random import SystemRandom
 
 import trio
 
@@ -60,7 +61,7 @@ def _planned(settings: TierSettings) -> tuple[UploadTurns, PlanTable | None]:
 def _turns(access: PlanAccess, replicas: int) -> PeaceTurns:
     token = _text(access.coordinator_token_file) if access.coordinator_token_file else None
     client = CoordinatorClient(access.coordinator, token=token, ca_file=_trust(access))
-    return PeaceTurns(client, access.host, replicas)
+    return PeaceTurns(client, access.host, replicas, SystemRandom())
 
 
 def _trust(access: PlanAccess) -> ssl.SSLContext | None:

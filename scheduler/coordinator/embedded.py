@@ -1,7 +1,8 @@
 """A coordinator inside another program's event loop, a sidecar's: on a host alone, or in a cluster.
 
 The sidecar imports this module only if its settings ask for a coordinator; it uses `start` on a host alone,
-`stand_by_in` in a cluster, `Access`, `Refused`, and the result's `address`, `look_again`, `resign` and `drain`.
+`stand_by_in` with `ClusterSide` and `DATABASE` in a cluster, `Access`, `Refused`, and the result's `address`,
+`look_again`, `resign` and `drain`.
 
 Invariant: without TLS, and a token or certificates of its clients, it listens on loopback unless `insecure`.
 """
@@ -19,6 +20,7 @@ from logstore.base.events import Report
 from logstore.base.system import SystemClock
 from logstore.base.tls import ServerTls
 from scheduler.coordinator.network_file import NetworkFile
+from scheduler.coordinator.running import DATABASE as DATABASE
 from scheduler.coordinator.running import (
     RunningCoordinator,
     Security,

@@ -36,6 +36,7 @@ TOPOLOGY_UNUSABLE: Final = LogEvent("topology_unusable", Level.WARNING)
 COORDINATOR_LEADS: Final = LogEvent("coordinator_leads")
 COORDINATOR_LEADS_NO_MORE: Final = LogEvent("coordinator_leads_no_more")
 COORDINATOR_FOLLOWS: Final = LogEvent("coordinator_follows")
+COORDINATOR_DATABASE_TAKEN: Final = LogEvent("coordinator_database_taken")
 COORDINATOR_CANNOT_LEAD: Final = LogEvent("coordinator_cannot_lead", Level.WARNING)
 
 # ---- clients

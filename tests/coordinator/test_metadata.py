@@ -33,13 +33,16 @@ from logstore.base.metadata.interface import (
     Change as StoreChange,
 )
 from logstore.base.metadata.sqlite import open_sqlite
+from logstore.testing.reports import RecordedReports
 from logstore.testing.simulated_metadata import MetadataFaults, SimulatedMetadata
 from scheduler.coordinator.errors import StoreDamaged, StoreError
+from scheduler.coordinator.log_events import COORDINATOR_DATABASE_TAKEN
 from scheduler.coordinator.metadata import entries
 from scheduler.coordinator.metadata.cluster import ClusterMetadata, Leadership, LeadershipLost
 from scheduler.coordinator.metadata.interface import Change, Metadata, RemovePrefix, SetValue
 from scheduler.coordinator.metadata.on_threads import MetadataOnThreads
 from scheduler.coordinator.metadata.sqlite import SqliteMetadata
+from scheduler.coordinator.standby.former_database import take_database
 from tests.metadata.support import etcd_members, needs_etcd, settings_for
 from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import ROOT
@@ -292,6 +295,33 @@ async def test_damage_is_named(damage: str) -> None:
         await store.commit(Transaction((), (change,)))
         with pytest.raises(StoreDamaged, match=key):
             await led(store, "h2")
+
+
+async def test_the_database_of_a_coordinator_alone_is_taken_once(tmp_path: Path) -> None:
+    """A cluster without state gets everything; a cluster with state the units that it does not know. What was taken is
+    not taken again, and a host without a database has nothing to take.
+    """
+    reports = RecordedReports()
+    former = {"checkpoints/a/1/entry": "A", "checkpoints/b/removed": "7", "requests/r/record": "R"}
+
+    def make(path: Path) -> Path:
+        with closing(SqliteMetadata(path)) as database:
+            database.apply([SetValue(key, text) for key, text in former.items()])
+        return path
+
+    async with in_memory() as store:
+        metadata = await led(store)
+        path = make(tmp_path / "a.db")
+        assert await take_database(path, metadata, {}, reports) == former
+        assert not path.exists()
+        stored = await (again := await led(store, "h2")).load()
+        assert stored == former
+        assert await take_database(path, again, stored, reports) == former
+        await again.apply([SetValue("checkpoints/a/1/entry", "newer"), RemovePrefix("checkpoints/b/")])
+        wanted = {**former, "checkpoints/a/1/entry": "newer"}
+        assert await take_database(make(tmp_path / "b.db"), again, await again.load(), reports) == wanted
+        assert await again.load() == wanted
+    assert [fields["entries"] for fields in reports.of(COORDINATOR_DATABASE_TAKEN)] == [3, 1]
 
 
 def test_the_format_is_as_its_document_says() -> None:

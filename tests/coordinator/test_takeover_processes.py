@@ -29,17 +29,23 @@ class Coordinators:
         self.cluster = cluster
         self.urls = urls
 
+    def running(self) -> list[str]:
+        """The hosts that run."""
+        return [name for name in self.urls if self.cluster[name].is_running]
+
+    def answers(self, name: str) -> bool:
+        """Whether a host answers as the leader."""
+        with suppress(OSError, HTTPException):
+            return ask(self.urls[name], "GET", "/v1/status").status == 200
+        return False
+
     def leader(self) -> str:
         """The host that leads; waits until one does."""
         leaders: list[str] = []
 
         def is_found() -> bool:
-            for name, url in self.urls.items():
-                with suppress(OSError, HTTPException):
-                    if ask(url, "GET", "/v1/status").status == 200:
-                        leaders.append(name)
-                        return True
-            return False
+            leaders.extend(name for name in self.urls if self.answers(name))
+            return bool(leaders)
 
         until(is_found, "a coordinator that leads")
         return leaders[-1]
@@ -128,6 +134,25 @@ def test_a_writer_with_all_addresses_goes_on(tmp_path: Path) -> None:
             done.append(go.chunk)
         assert sorted(done) == list(range(12))
         client.alive("r2h4")
+
+
+def test_a_planned_stop_and_an_etcd_that_is_away(tmp_path: Path) -> None:
+    """SIGTERM of the host that leads ends it with status 0, and another one leads; etcd is killed and comes back: the
+    plan goes on where it was, and what is asked meanwhile is answered then.
+    """
+    with coordinators(tmp_path) as found:
+        view = found.ask("POST", "/v1/requests", {"name": "one", "writer": "r1h1", "chunks": 3, "replicas": 2}).json()
+        leader = found.leader()
+        assert found.cluster[leader].stop() == 0
+        began_s = time.monotonic()
+        assert found.leader() != leader
+        print(f"without a coordinator for {time.monotonic() - began_s:.2f} s behind the end of the host that led")
+        assert found.ask("GET", "/v1/requests/one").json()["go"] == view["go"]
+        found.cluster.etcd.kill()
+        until(lambda: not any(found.answers(name) for name in found.running()), "nobody that leads without an etcd")
+        found.cluster.etcd.start()
+        assert found.ask("GET", "/v1/requests/one").json()["go"] == view["go"]
+        finish(found, "one")
 
 
 def finish(found: Coordinators, name: str) -> None:

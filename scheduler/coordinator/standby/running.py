@@ -9,6 +9,7 @@ leads with the network that the file has by then.
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import trio
@@ -25,6 +26,7 @@ from scheduler.coordinator.network_file import NetworkFile
 from scheduler.coordinator.running import DRAIN_S, ServeSettings
 from scheduler.coordinator.service import Coordinator, CoordinatorEnvironment
 from scheduler.coordinator.standby.candidate import Candidate, CandidateHost, LeadingCoordinator
+from scheduler.coordinator.standby.former_database import take_database
 from scheduler.coordinator.standby.front import Front
 from scheduler.coordinator.warm_up import warm_up_planner
 from scheduler.peace.online.records import EventOutcome
@@ -33,11 +35,14 @@ from scheduler.topology import Topology
 
 
 class ClusterSide(NamedTuple):
-    """What a host has of its cluster. `advertised`: where clients reach its coordinator; None: where it listens."""
+    """What a host has of its cluster. `advertised`: where clients reach its coordinator; None: where it listens.
+    `former`: the database of a coordinator that was alone here, if there is one.
+    """
 
     member: CandidateHost
     store: MetadataStore
     advertised: Address | None = None
+    former: Path | None = None
 
 
 class StandingBy:
@@ -55,6 +60,7 @@ class StandingBy:
         self._clients = settings.security.clients
         self.front = Front(self._clients, self)
         self._candidate: Candidate | None = None
+        self._former: Path | None = None
         self._server = HttpServer(
             settings.http,
             self.front,
@@ -81,6 +87,7 @@ class StandingBy:
 
     async def stand(self, cluster: ClusterSide, url: str) -> None:
         """Stand by and lead, as who is asked at this URL, until cancelled."""
+        self._former = cluster.former
         self._candidate = self.front.candidate = Candidate(
             cluster.member, cluster.store, url, self._prepare, self._lead, self.environment.report
         )
@@ -94,6 +101,8 @@ class StandingBy:
     ) -> None:
         """See candidate.Lead."""
         stored = await metadata.load()
+        if self._former is not None:
+            stored = await take_database(self._former, metadata, stored, self.environment.report)
         journal = MetadataJournal(metadata, self.environment.report)
         coordinator = Coordinator(self.environment, self._settings.coordinator, journal)
         coordinator.restore(stored)
