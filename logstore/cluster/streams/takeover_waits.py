@@ -65,8 +65,10 @@ TIER_PAUSE_S: Final = 1.0
 """The same where no host has it: a tier that is away is not back in a moment."""
 NOTE_AFTER_S: Final = 10.0
 """Hosts and a store that restart are back by then."""
-GIVEN_UP_S: Final = 60.0
-"""What was not tried for so long waits no more: takeovers and epochs are tried every second or two."""
+GIVEN_UP_S: Final = 120.0
+"""What was not tried for so long waits no more. Takeovers and epochs are tried every second or two, but a try lasts
+90 s where a chunk's three DataNodes are silent (`logstore.tier.hdfs`).
+"""
 CLEAR_PAUSE_S: Final = 5.0
 """Between tries to remove an entry while the metadata store is away."""
 
