@@ -21,6 +21,7 @@ from typing import NamedTuple
 import trio
 
 from logstore.base.connected_socket import ConnectedSocket, HandshakeFailed
+from logstore.base.readiness import Readiness
 from logstore.errors import CairnError
 from logstore.format.epoch_api import EPOCH_COMMIT, STAGE
 from logstore.kafka import codec, produce
@@ -55,7 +56,7 @@ class ClosedError(CairnError):
 class Arrivals(NamedTuple):
     """The receive budgets shared by all connections: of ordinary frames, of long frames, of complete requests, and of
     requests that wait for their groups. `scratch` is a buffer of SMALL_BYTES for received bytes, which are copied out
-    before another task runs, so that idle connections hold no buffer.
+    before another task runs, so that idle connections hold no buffer. `readiness` waits for all connections.
     """
 
     ordinary: ArrivalBudget
@@ -63,6 +64,7 @@ class Arrivals(NamedTuple):
     requests: RequestBudget
     waiting: RequestBudget
     scratch: memoryview
+    readiness: Readiness
 
 
 class Deadlines(NamedTuple):
@@ -170,6 +172,16 @@ class FrameReader:
         self._take_in(scratch[:received])
         self.is_ended = received == 0
         return not self.is_ended
+
+    def await_more(self) -> bool:
+        """Before a wait for more bytes, which `receive_more` then receives: set the deadline. False: what comes needs
+        memory of its own, and `receive` itself. Raises ClosedError.
+        """
+        size = self._size()
+        if self._is_long(size):
+            return False
+        self._set_deadline(size)
+        return True
 
     def receive_more(self) -> bool:
         """Receive what has arrived since the last call, without a wait; returns whether anything had. Not for frames
