@@ -22,7 +22,7 @@ import trio
 AT_ONCE: Final = 256
 """Sockets that a round serves; those that are left come first in the next round."""
 LOOKS: Final = 4
-"""So often a round asks which sockets have data, as long as it finds others: what came meanwhile is served with them."""
+"""So often a round asks which sockets have data, as long as it finds others, which are served with the first ones."""
 
 
 class WatchedSocket:
@@ -35,14 +35,14 @@ class WatchedSocket:
         self._descriptor = descriptor
         self._is_armed = False
         self._task: trio.lowlevel.Task | None = None
-        self._arrived: Callable[[], bool] | None = None
+        self._arrived: Callable[[float], bool] | None = None
         self._error: Exception | None = None
         self.round = 0
         """The last round in which it was served."""
 
-    async def wait(self, arrived: Callable[[], bool]) -> None:
-        """Have `arrived` called each time that the socket has data, or its end, until it returns False. Raises what
-        `arrived` raises. Always yields to other tasks.
+    async def wait(self, arrived: Callable[[float], bool]) -> None:
+        """Have `arrived` called each time that the socket has data, or its end, until it returns False; it gets the
+        time, as of `trio.current_time`. Raises what `arrived` raises. Always yields to other tasks.
         """
         if not self._is_armed:
             self._is_armed = True
@@ -57,14 +57,14 @@ class WatchedSocket:
         self._task = self._arrived = None
         return trio.lowlevel.Abort.SUCCEEDED
 
-    def serve(self) -> None:
+    def serve(self, now_s: float) -> None:
         """The socket has data."""
         arrived, task = self._arrived, self._task
         if arrived is None or task is None:
             self.close()
             return
         try:
-            if arrived():
+            if arrived(now_s):
                 return
         except Exception as error:  # noqa: BLE001 handed to the waiting task, which raises it
             self._error = error
@@ -109,7 +109,7 @@ class Readiness:
 
     def _serve_round(self) -> None:
         self._round += 1
-        left = AT_ONCE
+        left, now_s = AT_ONCE, trio.current_time()
         for _ in range(LOOKS):
             before = left
             for descriptor, _ in self._epoll.poll(0, left):
@@ -117,7 +117,7 @@ class Readiness:
                 if watched.round != self._round:
                     watched.round = self._round
                     left -= 1
-                    watched.serve()
+                    watched.serve(now_s)
             if left == before or not left:
                 break
         self._after_round()

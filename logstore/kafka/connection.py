@@ -344,9 +344,10 @@ class ClientConnection:
         """Wait until more has arrived than was begun; False: the client has closed its side."""
         if self._broker.quotas.is_active and (key := self._frames.coming) is not None:
             await self._wait_for_quota(key, self._caller.client_id)
-        if self._begins_at_once and self._frames.await_more():
+        watched = self._watched
+        if watched is not None and self._begins_at_once and self._frames.await_more(trio.current_time()):
             self._is_received = False
-            await self._watched.wait(self._begin_what_comes)
+            await watched.wait(self._begin_what_comes)
             if self._is_received:
                 return True
         if not await self._frames.receive():
@@ -355,7 +356,7 @@ class ClientConnection:
         self._is_first_of_burst = True
         return True
 
-    def _begin_what_comes(self) -> bool:
+    def _begin_what_comes(self, now_s: float) -> bool:
         """Data has come while the connection's task waits: receive it, and begin its requests. False: the task goes on,
         if nothing was received by receiving itself.
         """
@@ -365,14 +366,14 @@ class ClientConnection:
         self._line.gather()
         self._is_first_of_burst = True
         if self._begin_arrived(has_checks=False):
-            return self._frames.await_more()
+            return self._frames.await_more(now_s)
         self._line.flush_gathered()
         return False
 
     @property
     def _begins_at_once(self) -> bool:
-        """Whether requests need no look before they are begun, and what is received comes right from the socket."""
-        return self._watched is not None and self._login is None and not self._broker.has_checks
+        """Whether requests need no look before they are begun."""
+        return self._login is None and not self._broker.has_checks
 
     async def _begin(self, request: memoryview) -> None:
         """Begin a request of any form."""
