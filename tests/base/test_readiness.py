@@ -145,7 +145,7 @@ async def test_a_cancelled_wait_is_not_served() -> None:
 
 async def test_a_closed_descriptor_may_be_another_sockets() -> None:
     """The number that a closed socket had is taken by another one, which is served by its own call."""
-    async with running() as (rounds, nursery):
+    async with running() as (rounds, _):
         first, _ = rounds.pair()
         watched = rounds.readiness.watch(first.fileno())
         with trio.CancelScope() as scope:

@@ -18,7 +18,7 @@ from logstore.events import CONNECTION_CLOSED
 from logstore.kafka.api_types import BrokerSettings
 from logstore.kafka.frames import SMALL_BYTES
 from tests.kafka.front_driver import (
-    METADATA,
+    API_VERSIONS,
     PRODUCE,
     Peer,
     batch,
@@ -95,7 +95,7 @@ async def test_answers_keep_their_order_whatever_needs_the_task(tmp_path: Path) 
         produce_frame([batch()], correlation_id=3),
         produce_frame([batch(), batch()], correlation_id=4),
         produce_frame([LARGE], correlation_id=5),
-        kio_frame(METADATA, 1, {"topics": None}, correlation_id=6),
+        kio_frame(API_VERSIONS, 0, {}, correlation_id=6),
         produce_frame([batch()], correlation_id=7),
     ]
     async with serving(tmp_path) as server, await server.connect() as peer:
