@@ -85,7 +85,8 @@ class Readiness:
         self._after_round = after_round
         self._epoll = select.epoll()
         self._watched: dict[int, WatchedSocket] = {}
-        self._round = 0
+        self.rounds = 0
+        """So many began."""
 
     def watch(self, descriptor: int) -> WatchedSocket:
         """A socket whose data one task will wait for. It must be closed before its descriptor is."""
@@ -108,14 +109,14 @@ class Readiness:
             self._serve_round()
 
     def _serve_round(self) -> None:
-        self._round += 1
+        self.rounds += 1
         left, now_s = AT_ONCE, trio.current_time()
         for _ in range(LOOKS):
             before = left
             for descriptor, _ in self._epoll.poll(0, left):
                 watched = self._watched[descriptor]
-                if watched.round != self._round:
-                    watched.round = self._round
+                if watched.round != self.rounds:
+                    watched.round = self.rounds
                     left -= 1
                     watched.serve(now_s)
             if left == before or not left:

@@ -171,6 +171,9 @@ class ClientConnection:
         self._watched = None if descriptor is None else arrivals.readiness.watch(descriptor)
         self._request: memoryview | None = None
         """What `_begin_arrived` has left to `_go_on`."""
+        self._is_common = False
+        """The last request was begun at once, and short: the next one likely is. Others need the connection's task, and
+        would take two turns of the event loop."""
         self._is_received = self._was_deep = False
         self._is_first_of_burst = True
         self._pieces = self._begun = 0
@@ -306,8 +309,9 @@ class ClientConnection:
                 self._is_first_of_burst = False
             self._begun += 1
             if has_checks or not single_batch.start(self._broker, self._line, self._produced, request, self._leaders):
-                self._request = request
+                self._request, self._is_common = request, False
                 return False
+            self._is_common = len(request) < SMALL_BYTES
             if self._lacks_room:
                 return False
 
@@ -344,12 +348,14 @@ class ClientConnection:
         """Wait until more has arrived than was begun; False: the client has closed its side."""
         if self._broker.quotas.is_active and (key := self._frames.coming) is not None:
             await self._wait_for_quota(key, self._caller.client_id)
-        watched = self._watched
+        watched = self._watched if self._is_common else None
         if watched is not None and self._begins_at_once and self._frames.await_more(trio.current_time()):
             self._is_received = False
             await watched.wait(self._begin_what_comes)
             if self._is_received:
                 return True
+        if self._watched is not None:
+            self._watched.close()
         if not await self._frames.receive():
             return False
         self._line.gather()
@@ -357,8 +363,8 @@ class ClientConnection:
         return True
 
     def _begin_what_comes(self, now_s: float) -> bool:
-        """Data has come while the connection's task waits: receive it, and begin its requests. False: the task goes on,
-        if nothing was received by receiving itself.
+        """Data has come while the connection's task waits: receive it, and begin its requests. False: the task is needed
+        for one of them, for a longer one that is coming, or to receive by itself.
         """
         self._is_received = self._begins_at_once and self._frames.receive_more()
         if not self._is_received:  # the end, or requests that are to be looked at first

@@ -87,6 +87,18 @@ async def test_common_requests_wake_no_task_of_a_connection(tmp_path: Path) -> N
         nursery.cancel_scope.cancel()
 
 
+async def test_other_requests_need_one_turn(tmp_path: Path) -> None:
+    """Fetches and long requests are received by their connection's own task; only the first one wakes another as well."""
+    async with serving(tmp_path) as server, await server.connect() as peer:
+        await asleep(peer)
+        watching = server.kafka._arrivals.readiness
+        for frame in (fetch_frame(), produce_frame([LARGE])):
+            before = watching.rounds
+            for _ in range(ROUNDS):
+                await peer.ask(frame)
+            assert watching.rounds <= before + 1
+
+
 async def test_answers_keep_their_order_whatever_needs_the_task(tmp_path: Path) -> None:
     """In one piece: requests that are begun at once, before and behind requests of other forms and lengths."""
     frames = [
