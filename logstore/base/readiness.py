@@ -63,13 +63,16 @@ class WatchedSocket:
         if arrived is None or task is None:
             self.close()
             return
+        error: Exception | None = None
         try:
             if arrived(now_s):
                 return
-        except Exception as error:  # noqa: BLE001 handed to the waiting task, which raises it
+        except Exception as raised:  # noqa: BLE001 handed to the waiting task, which raises it
+            error = raised
+        if self._task is task:  # not cancelled by its own call
             self._error = error
-        self._task = self._arrived = None
-        trio.lowlevel.reschedule(task)
+            self._task = self._arrived = None
+            trio.lowlevel.reschedule(task)
 
     def close(self) -> None:
         """Watch the socket no more, until the next `wait`. To be called before the socket is closed."""

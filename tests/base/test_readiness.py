@@ -143,6 +143,29 @@ async def test_a_cancelled_wait_is_not_served() -> None:
         assert not any(rounds.ended)
 
 
+@pytest.mark.parametrize("fails", [False, True], ids=["returns", "raises"])
+async def test_a_call_may_cancel_its_own_task(fails: bool) -> None:
+    """The task is cancelled, once, and the round goes on; its next wait raises nothing of the earlier one."""
+    async with running() as (rounds, _):
+        ours, theirs = rounds.pair()
+        watched = rounds.readiness.watch(ours.fileno())
+        scope = trio.CancelScope()
+
+        def arrived(_: float) -> bool:
+            scope.cancel()
+            if fails:
+                raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+            return False
+
+        with scope:
+            theirs.send(b"data")
+            await watched.wait(arrived)
+        assert scope.cancelled_caught
+        await watched.wait(lambda now_s: False)
+        await trio.testing.wait_all_tasks_blocked()
+        assert rounds.ended
+
+
 async def test_a_closed_descriptor_may_be_another_sockets() -> None:
     """The number that a closed socket had is taken by another one, which is served by its own call."""
     async with running() as (rounds, _):
