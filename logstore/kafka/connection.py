@@ -363,8 +363,8 @@ class ClientConnection:
         return True
 
     def _begin_what_comes(self, now_s: float) -> bool:
-        """Data has come while the connection's task waits: receive it, and begin its requests. False: the task is needed
-        for one of them, for a longer one that is coming, or to receive by itself.
+        """Data has come while the connection's task waits: receive it, and begin its requests. False: the task is
+        needed for one of them, for a longer one that is coming, or to receive by itself.
         """
         self._is_received = self._begins_at_once and self._frames.receive_more()
         if not self._is_received:  # the end, or requests that are to be looked at first

@@ -88,7 +88,7 @@ async def test_common_requests_wake_no_task_of_a_connection(tmp_path: Path) -> N
 
 
 async def test_other_requests_need_one_turn(tmp_path: Path) -> None:
-    """Fetches and long requests are received by their connection's own task; only the first one wakes another as well."""
+    """Fetches and long requests are received by their connection's own task; only the first one wakes another too."""
     async with serving(tmp_path) as server, await server.connect() as peer:
         await asleep(peer)
         watching = server.kafka._arrivals.readiness
