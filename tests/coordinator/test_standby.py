@@ -308,6 +308,7 @@ def test_a_store_that_was_away_costs_no_plan() -> None:
         world.service.start()
         again = await world.ask("GET", "/v1/requests/one")
         assert (again["state"], again["go"]) == (view["state"], view["go"])
+        await trio.sleep(2)
         assert [host["lost"] for host in (await world.ask("GET", "/v1/status"))["hosts"]] == [False]
 
     in_a_world(test)
