@@ -314,6 +314,26 @@ def test_a_store_that_was_away_costs_no_plan() -> None:
     in_a_world(test)
 
 
+def test_hosts_are_not_lost_while_nobody_can_hear_them() -> None:
+    """The metadata store is away again and again, each time for less than the leader's lease needs to end: the leader
+    stays, and the times in which it answered nobody count for no host's deadline.
+    """
+
+    async def test(world: World) -> None:
+        await world.ask("POST", "/v1/hosts", {"name": "r1h2", "address": "10.0.0.1:1"})
+        leader = await world.leader()
+        for _ in range(4):
+            world.service.stop()
+            await trio.sleep(4)
+            assert not world.leaders()
+            world.service.start()
+            assert await world.leader() == leader
+        await trio.sleep(1)
+        assert [host["lost"] for host in (await world.ask("GET", "/v1/status"))["hosts"]] == [False]
+
+    in_a_world(test)
+
+
 def test_who_stands_by_has_health_and_metrics_of_its_own() -> None:
     """They are asked of every host, and sent nowhere else; one host of all leads."""
 
