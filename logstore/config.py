@@ -23,8 +23,8 @@ from logstore.cluster.copies.copy_pace import DEFAULT_GRACE_S, DEFAULT_MAX_RATE,
 from logstore.cluster.settings import ClusterSettings, cluster_of
 from logstore.errors import ConfigError
 from logstore.kafka.api_types import BrokerSettings
-from logstore.kafka.groups.coordinator import GroupSettings
 from logstore.kafka.groups.service import OffsetSettings
+from logstore.kafka.groups.settings import GroupSettings
 from logstore.kafka.security.credentials import MECHANISMS
 from logstore.kafka.security.login import PLAIN, LoginSettings
 from logstore.kafka.security.protocols import SecurityProtocol
@@ -212,7 +212,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("tier", "tier-replicas", 3, 1, 16, "replicas of the tier's files in HDFS"),
     Setting("tier", "tier-uploads", 2, 1, 64, "chunks that are stored in the tier at a time"),
     Setting("tier", "tier-cache-bytes", 32 * _MIB, 8 * _MIB, 1 << 40, "memory for what was read from the tier"),
-    Setting("tier", "tier-coordinator", "", 0, 0, "URL of the coordinator that plans the tier's chunks; empty: none"),
+    Setting("tier", "tier-coordinator", "", 0, 0, "URL of who plans the tier's chunks, or several, with commas"),
     Setting("tier", "tier-coordinator-token-file", "", 0, 0, "file with that coordinator's token; empty: it has none"),
     Setting("tier", "tier-host", "", 0, 0, "name of this host in that coordinator's network"),
     Setting("tier", "tier-plans", "", 0, 0, "URL of the plan table in the NameNode that follows these plans"),
@@ -226,6 +226,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("coordinator", "coordinate", "", 0, 0, "file with the network to plan writes in; empty: no coordinator"),
     Setting(
         "coordinator", "coordinator", "127.0.0.1:9880", 0, 0, "where that coordinator listens: [https://]HOST:PORT"
+    ),
+    Setting(
+        "coordinator", "coordinator-advertise", "", 0, 0, "HOST:PORT where clients reach it; empty: where it listens"
     ),
     Setting("coordinator", "coordinator-token-file", "", 0, 0, "file with a text that its clients must know"),
     Setting("http", "http", "", 0, 0, "[https://]HOST:PORT of metrics, health and the status page; empty: none"),
@@ -253,6 +256,8 @@ class CoordinatorConfig:
     token_file: str
     """Empty: its clients need no token."""
     insecure: bool
+    advertise: str
+    """Where other hosts' clients reach it, HOST:PORT; empty: where it listens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +344,8 @@ def parse(arguments: argparse.Namespace) -> SidecarConfig:
     )
     listen = parse_http("coordinator", str(values["coordinator"]))
     token_file = str(values["coordinator_token_file"])
-    coordinator = CoordinatorConfig(str(values["coordinate"]), listen, token_file, is_insecure)
+    advertise = str(values["coordinator_advertise"])
+    coordinator = CoordinatorConfig(str(values["coordinate"]), listen, token_file, is_insecure, advertise)
     return _build(Path(str(data_dir)), listeners, values, coordinator)
 
 

@@ -2,9 +2,8 @@
 
 Invariants: nothing is served before everything is recovered and committed epochs are rolled forward, and it is ready
 once all that it serves is there; at SIGTERM or SIGINT, ready or not, the listeners close, what is pending is finished
-and written down, and the exit status is 0; SIGHUP loads the certificates again, and reads where a
-host of a cluster is, and changes nothing else. What prevents a start is one clear line and status
-2.
+and written down, and the exit status is 0; SIGHUP loads the certificates and the coordinator's network again, and reads
+where a host of a cluster is, and changes nothing else. What prevents a start is one clear line and status 2.
 """
 
 import argparse
@@ -64,6 +63,7 @@ from logstore.events import (
     STOPPED,
     STOPPING,
 )
+from logstore.inner_coordinator import start_coordinator, told_address
 from logstore.kafka import epochs as epoch_requests
 from logstore.kafka.acls import AclHandlers
 from logstore.kafka.api_types import Api, ApiHandlers, Broker, BrokerSettings, compose
@@ -71,8 +71,9 @@ from logstore.kafka.cluster import ClusterHandlers
 from logstore.kafka.configs import ConfigHandlers
 from logstore.kafka.epoch_routing import EpochRouting
 from logstore.kafka.groups.coordination import GroupCoordination
-from logstore.kafka.groups.coordinator import GenerationLog, GroupCoordinator
+from logstore.kafka.groups.coordinator import GroupCoordinator
 from logstore.kafka.groups.followed import commits_by_stream, committed_offsets
+from logstore.kafka.groups.generation_log import GenerationLog
 from logstore.kafka.groups.generations import KeptGenerations
 from logstore.kafka.groups.handlers import GroupHandlers, TopicIds
 from logstore.kafka.groups.offsets import OffsetLedger, OffsetStore
@@ -97,7 +98,7 @@ from logstore.log.store import Store
 from logstore.monitoring.event_log import EventLog
 from logstore.monitoring.health import Health, Phase
 from logstore.monitoring.sampler import Here, Served, Watched
-from logstore.refusals import COORDINATOR_DIRECTORY, refuse_foreign_files, refuse_other_kind, refuse_own_callers
+from logstore.refusals import refuse_foreign_files, refuse_other_kind, refuse_own_callers
 from logstore.tier.starting import open_tier, start_tier
 
 SWITCH_INTERVAL_S = 0.0005
@@ -109,8 +110,6 @@ answered.
 FAILED, REFUSED = 1, 2
 """Exit statuses: what may pass by itself, so that a service manager tries again; what only a person mends."""
 MAY_PASS = (OSError, StorageFailed, DirectoryInUse)
-COORDINATOR_ROOM = "scheduler.coordinator.embedded"
-"""Loaded only where a coordinator is wanted: it needs more than a sidecar does."""
 MONITORING_ROOM = "logstore.monitoring.running"
 """Loaded only where metrics and the status page are served."""
 CLUSTER_ROOM = "logstore.cluster.running"
@@ -136,6 +135,7 @@ def main(arguments: argparse.Namespace) -> int:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         refuse_foreign_files(settings.data_dir)
         refuse_other_kind(settings)
+        told_address(settings)
         with locked_directory(settings.data_dir, "sidecar"):
             trio.run(_serve, settings)
     except* (CairnError, OSError) as failures:
@@ -223,20 +223,20 @@ async def _serve(settings: SidecarConfig) -> None:
 
             async def get_ready() -> None:
                 with starting:
-                    coordinators.extend(await _start_coordinator(settings, report, tls, nursery))
+                    coordinators.extend(await start_coordinator(settings, report, tls, cluster, nursery))
                 if not starting.cancel_called:
                     health.phase = Phase.READY
                     _say_ready(settings, report, listeners, coordinators, http)
                     service_manager.notify(service_manager.READY)
 
             nursery.start_soon(get_ready)
-            number = await _stop_signal(signals, (tls, peer_tls), cluster, report, nursery)
+            number = await _stop_signal(signals, (tls, peer_tls), cluster, coordinators, report, nursery)
             report(STOPPING, signal=signal.Signals(number).name)
             health.phase = Phase.STOPPING
             service_manager.notify(service_manager.STOPPING)
             starting.cancel()
-            if cluster is not None:
-                await cluster.resign()
+            for leading in (*coordinators, *(() if cluster is None else (cluster,))):
+                await leading.resign()
             await _drain(server, *coordinators)
             nursery.cancel_scope.cancel()
     files.close()
@@ -308,17 +308,22 @@ async def _stop_signal(
     signals: AsyncIterator[int],
     certificates: Sequence[ServerTls | None],
     cluster: ClusterPart | None,
+    coordinators: Sequence[Any],
     report: Report,
     nursery: trio.Nursery,
 ) -> int:
-    """Wait for SIGTERM or SIGINT, and return it; SIGHUP reloads certificates and this host's place meanwhile."""
+    """Wait for SIGTERM or SIGINT, and return it; SIGHUP reloads certificates, this host's place and the network of its
+    coordinator meanwhile.
+    """
     async for number in signals:
         if number != signal.SIGHUP:
             return number
         loaded = [each for each in certificates if each is not None]
+        for coordinator in coordinators:
+            coordinator.look_again()
         if cluster is not None:
             cluster.read_place_again()
-        elif not loaded:
+        elif not loaded and not coordinators:
             report(HANGUP_IGNORED, why="settings are read at the start only, and there are no certificates")
         for tls in loaded:
             nursery.start_soon(partial(reload_certificates, tls, report, force=True))
@@ -378,44 +383,6 @@ def _shared_state(settings: SidecarConfig, clock: Clock) -> SharedState | None:
     return SharedState(settings.state_directory, settings.state_idle_ms, clock)
 
 
-async def _start_coordinator(
-    settings: SidecarConfig, report: Report, tls: ServerTls | None, nursery: trio.Nursery
-) -> Sequence[Any]:
-    """The coordinator, once it serves, if one is wanted: its `address`, and `drain`. Raises ConfigError."""
-    wanted = settings.coordinator
-    if not wanted.topology:
-        return ()
-    room = _coordinator_room()
-    directory = settings.data_dir / COORDINATOR_DIRECTORY
-    access = room.Access(
-        Path(wanted.token_file) if wanted.token_file else None,
-        tls if wanted.listen.is_encrypted else None,
-        wanted.insecure,
-    )
-
-    async def run(*, task_status: trio.TaskStatus[Any]) -> None:
-        try:
-            await room.start(
-                Path(wanted.topology),
-                wanted.listen.address,
-                directory,
-                report,
-                access,
-                task_status=task_status,
-            )
-        except* room.Refused as refusals:
-            raise ConfigError("; ".join(str(refusal) for refusal in leaves(refusals))) from refusals
-
-    return [await nursery.start(run)]
-
-
-def _coordinator_room() -> Any:
-    try:
-        return import_module(COORDINATOR_ROOM)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"--coordinate needs {how_to_get(error.name, 'scheduler')}, or leave it out") from error
-
-
 async def _give_back_memory(meter: DiskMeter) -> None:
     """Give back what a load has left free; looks after each HEAP_BYTES to or from the disk, and never returns."""
     heap, seen_bytes = Heap(), 0
@@ -441,6 +408,7 @@ async def _tidy_state(state: SharedState, idle_s: float, report: Report) -> None
 def _groups(settings: SidecarConfig, broker: Broker, store: Store, report: Report) -> GroupHandlers:
     offsets = OffsetStore(store.groups, commits_by_stream(store.readers.note_commits))
     handlers = _group_handlers(settings, broker, report, offsets)
+    handlers.service.recover_at_once(broker.clock.monotonic_s())
     store.readers.follow(committed_offsets(store, handlers.service))
     return handlers
 
