@@ -212,7 +212,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("tier", "tier-replicas", 3, 1, 16, "replicas of the tier's files in HDFS"),
     Setting("tier", "tier-uploads", 2, 1, 64, "chunks that are stored in the tier at a time"),
     Setting("tier", "tier-cache-bytes", 32 * _MIB, 8 * _MIB, 1 << 40, "memory for what was read from the tier"),
-    Setting("tier", "tier-coordinator", "", 0, 0, "URL of the coordinator that plans the tier's chunks; empty: none"),
+    Setting("tier", "tier-coordinator", "", 0, 0, "URL of who plans the tier's chunks, or several, with commas"),
     Setting("tier", "tier-coordinator-token-file", "", 0, 0, "file with that coordinator's token; empty: it has none"),
     Setting("tier", "tier-host", "", 0, 0, "name of this host in that coordinator's network"),
     Setting("tier", "tier-plans", "", 0, 0, "URL of the plan table in the NameNode that follows these plans"),

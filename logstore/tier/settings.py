@@ -25,8 +25,8 @@ class HdfsPlace:
 
 @dataclass(frozen=True, slots=True)
 class PlanAccess:
-    """Who plans the chunks: the coordinator's address and this host's name in its network, the NameNode's plan table,
-    and the files with the tokens of both (empty: none).
+    """Who plans the chunks: the coordinator's address (or several, with commas) and this host's name in its network,
+    the NameNode's plan table, and the files with the tokens of both (empty: none).
     """
 
     coordinator: str

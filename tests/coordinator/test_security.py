@@ -186,7 +186,7 @@ def test_clients_check_addresses() -> None:
     for text in ("", "ftp://x", "http://", "http://x:y", "http://x/path", "x:1"):
         with pytest.raises(CoordinatorError, match="http://HOST:PORT"):
             CoordinatorClient(text)
-    assert CoordinatorClient("http://[::1]:1")._at.authority == "[::1]:1"
+    assert CoordinatorClient("http://[::1]:1")._addresses[0].authority == "[::1]:1"
 
 
 def test_a_page_in_a_browser_cannot_post(tmp_path: Path) -> None:

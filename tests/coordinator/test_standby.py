@@ -34,6 +34,11 @@ TOKEN = "a-token-of-the-cluster"
 SETTINGS = CoordinatorSettings(Settings(gather_ms=0), host_deadline_ms=10_000, writer_deadline_ms=60_000)
 
 
+async def at_once(work: Callable[[], None]) -> None:
+    """Run it here: virtual time does not wait for threads."""
+    work()
+
+
 class VirtualClock:
     """Trio's virtual time; each host's wall clock is wrong by some time."""
 
@@ -66,7 +71,9 @@ class HostLife:
             self.reports,
         )
         self.standing = StandingBy(
-            environment, ServeSettings(Address("127.0.0.1", 0), SETTINGS, security=world.security)
+            environment,
+            ServeSettings(Address("127.0.0.1", 0), SETTINGS, security=world.security),
+            off_load=at_once,
         )
         self.url = f"http://{name}:9880"
         self.scope = trio.CancelScope()
@@ -234,6 +241,25 @@ def test_who_ends_hands_over_at_once() -> None:
         world.kill(after)
         await trio.sleep(LEASE_S + 1)
         assert await world.leader() not in (before, after)
+
+    in_a_world(test)
+
+
+def test_a_new_network_is_the_next_leaders_too() -> None:
+    """All hosts follow the same file: the leader goes on with its network at once, and whoever leads later begins with
+    it; what is under way is under way in both.
+    """
+
+    async def test(world: World) -> None:
+        view = await world.ask("POST", "/v1/requests", submission("one"))
+        wider = racks([4, 5], 4)
+        for life in world.hosts.values():
+            await life.standing.change_network(wider, make_planner("paper", wider))
+        for _ in range(2):
+            assert len((await world.ask("GET", "/v1/topology"))["servers"]) == 9
+            assert (await world.ask("GET", "/v1/requests/one"))["go"] == view["go"]
+            await world.ask("POST", "/v1/hosts", {"name": "r2h5", "address": "10.0.0.5"})
+            world.kill(await world.leader())
 
     in_a_world(test)
 
