@@ -1,8 +1,9 @@
 """The CEC paper's purchases and who made them: what they are, how they travel, and the results that must come out.
 
 Invariants: a purchase is 100 bytes of text, "item,price,time in ms,customer," and padding; event times are out of order
-by less than `DISORDER_MS`; the same seed gives the same purchases. `averages` and `spendings` are the oracles: they
-know nothing of Spark.
+by less than `DISORDER_MS`; the same seed gives the same purchases. Dealt out to partitions, the closing purchase is the
+last that a query reads, however few records a micro-batch has. `averages` and `spendings` are the oracles: they know
+nothing of Spark.
 
 Source: CEC paper, section IV (tuples of item_id, item_price, item_time; 100 bytes).
 """
@@ -18,6 +19,8 @@ RECORD_BYTES: Final = 100
 DISORDER_MS: Final = 500
 WINDOW_MS: Final = 10_000
 CUSTOMER_WINDOW_MS: Final = 60_000
+WATERMARK_MS: Final = 60_000
+"""Far above the disorder of the events and the distance of the partitions from each other, so nothing is ever late."""
 CUSTOMERS: Final = 2_000
 EVENTS_PER_SECOND: Final = 1000
 """In event time: how densely purchases happen, not how fast they are sent."""
@@ -57,6 +60,21 @@ def generate(count: int, items: int, seed: int, block: int) -> Iterator[Purchase
         )
     end_ms = FIRST_EVENT_MS + count * 1000 // EVENTS_PER_SECOND + CLOSING_DELAY_MS
     yield Purchases(*(np.array([value], dtype=np.int64) for value in (CLOSING_ITEM, 1, end_ms, CLOSING_ITEM)))
+
+
+def deal(blocks: Iterable[Purchases], partitions: int) -> Iterator[tuple[int, Purchases]]:
+    """The blocks in parts, each with the partition that it goes to, to be appended in this order.
+
+    A micro-batch under `maxOffsetsPerTrigger` takes from each partition a share by its backlog, and at least one
+    record. A closing purchase in a partition with little else would be read before others, which would then be late. So
+    every partition gets its share of every block; what does not divide, the closing purchase too, goes to the last
+    partitions, whose backlog is never the smaller.
+    """
+    for block in blocks:
+        for number in range(partitions):
+            part = Purchases(*(column[partitions - 1 - number :: partitions] for column in block))
+            if len(part.items):
+                yield number, part
 
 
 def to_values(purchases: Purchases) -> pa.Array:

@@ -22,10 +22,9 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spe_adapter import Aggregate, StatefulQuery, Tumbling, agg, stateful
-from spe_adapter.demo.purchases import CUSTOMER_WINDOW_MS, WINDOW_MS
+from spe_adapter.demo.purchases import CUSTOMER_WINDOW_MS, WATERMARK_MS, WINDOW_MS
 
-WATERMARK = "60 seconds"
-"""Far above the disorder of the events and the distance of the partitions from each other, so nothing is ever late."""
+WATERMARK: Final = f"{WATERMARK_MS} milliseconds"
 CHECKPOINTS_EVERY: Final = "2s"
 POLL_S: Final = 0.2
 MAX_STARTS: Final = 5

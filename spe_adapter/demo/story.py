@@ -25,7 +25,16 @@ from logstore.client.blocking import Client
 from logstore.client.wire import TopicPartition
 from spe_adapter.checkpoint.service import read_status
 from spe_adapter.demo.processes import Killable, sidecar_command, wait_until_ended
-from spe_adapter.demo.purchases import CLOSING_ITEM, Expected, averages, from_values, generate, spendings, together
+from spe_adapter.demo.purchases import (
+    CLOSING_ITEM,
+    Expected,
+    averages,
+    deal,
+    from_values,
+    generate,
+    spendings,
+    together,
+)
 from spe_adapter.demo.report import DemoOutcome, Kill
 from spe_adapter.demo.results import DemoResults, Result, parse_average, parse_spending
 from spe_adapter.demo.streams import Appender, Follower
@@ -156,15 +165,15 @@ class Story:
     # ---- what happens meanwhile
 
     def _append_all(self) -> None:
-        """Runs on its own thread: all purchases, blocks dealt out to the partitions in turn."""
+        """Runs on its own thread: all purchases, dealt out to the partitions."""
         try:
             with self._client() as client:
                 appenders = [
                     Appender(client, TopicPartition(SOURCE, number), SystemClock()) for number in range(PARTITIONS)
                 ]
                 blocks = generate(self.plan.records, self.plan.items, self.plan.seed, BLOCK)
-                for number, block in enumerate(blocks):
-                    appenders[number % PARTITIONS].append(block)
+                for number, part in deal(blocks, PARTITIONS):
+                    appenders[number].append(part)
         except Exception as failure:  # noqa: BLE001  (raised by _wait, on the main thread)
             self._append_failure = failure
 

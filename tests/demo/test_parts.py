@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +13,16 @@ from logstore.base.addresses import Address
 from logstore.base.system import SystemClock
 from logstore.client.blocking import Client
 from logstore.client.wire import TopicPartition
+from spe_adapter.datasource.ranges import limited
 from spe_adapter.demo.purchases import (
     CLOSING_ITEM,
     CUSTOMER_WINDOW_MS,
     RECORD_BYTES,
+    WATERMARK_MS,
     WINDOW_MS,
     Purchases,
     averages,
+    deal,
     from_values,
     generate,
     spendings,
@@ -27,7 +31,7 @@ from spe_adapter.demo.purchases import (
 )
 from spe_adapter.demo.report import DemoOutcome, Kill, write_page
 from spe_adapter.demo.results import Comparison, DemoResults, parse_average, parse_spending
-from spe_adapter.demo.story import recovery_line
+from spe_adapter.demo.story import BLOCK, PARTITIONS, recovery_line
 from spe_adapter.demo.streams import Appender, Follower
 from tests.support.sidecar import Sidecar
 
@@ -57,6 +61,53 @@ def test_purchases_are_a_hundred_bytes_and_come_back() -> None:
         for ours, theirs, repeated in zip(block, back, again, strict=True):
             np.testing.assert_array_equal(ours, theirs)
             np.testing.assert_array_equal(ours, repeated)
+
+
+def batches_of(dealt: list[tuple[int, Purchases]], started_at: int, max_records: int) -> Iterator[list[Purchases]]:
+    """What a query reads in each micro-batch, as its source plans it.
+
+    The query plans its first batch when `started_at` parts are appended, then a batch after each further part, and goes
+    on until it has read everything.
+    """
+    latest = {("purchases", number): 0 for number in range(PARTITIONS)}
+    position = dict(latest)
+    streams = {("purchases", number): [part for to, part in dealt if to == number] for number in range(PARTITIONS)}
+    whole = {stream: together(parts) for stream, parts in streams.items() if parts}
+    for appended, (number, part) in enumerate(dealt, 1):
+        latest[("purchases", number)] += len(part.items)
+        while appended >= started_at and position != latest:
+            end = limited(position, latest, max_records)
+            yield [
+                Purchases(*(column[position[stream] : end[stream]] for column in found))
+                for stream, found in whole.items()
+            ]
+            position = end
+            if appended < len(dealt):
+                break
+
+
+@pytest.mark.parametrize(("records", "max_records"), [(1, 1), (2, 1), (9000, 3000), (20_001, 7000), (60_000, 20_000)])
+def test_no_purchase_is_late_however_small_the_batches(records: int, max_records: int) -> None:
+    """Whenever the query starts, no purchase is behind the watermark that the batches before it have moved.
+
+    The closing purchase moves it past all others, so it is in the last batch.
+    """
+    dealt = list(deal(generate(records, 5, 1, BLOCK), PARTITIONS))
+    for started_at in range(1, len(dealt) + 1):
+        newest_ms, read = 0, 0
+        for batch in batches_of(dealt, started_at, max_records):
+            found = together(batch)
+            assert found.times_ms.min() >= newest_ms - WATERMARK_MS, f"late, with {started_at} parts at the start"
+            newest_ms, read = max(newest_ms, int(found.times_ms.max())), read + len(found.items)
+        assert read == records + 1
+
+
+def test_purchases_are_dealt_out_whole() -> None:
+    """Every purchase goes to one partition, and each partition gets half of every block."""
+    blocks = list(generate(50, 5, 1, 20))
+    dealt = list(deal(blocks, PARTITIONS))
+    assert [(number, len(part.items)) for number, part in dealt] == [(0, 10), (1, 10)] * 2 + [(0, 5), (1, 5), (1, 1)]
+    assert spendings(together(part for _, part in dealt)) == spendings(together(blocks))
 
 
 def test_a_value_of_another_size_is_refused() -> None:
