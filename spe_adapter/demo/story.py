@@ -24,6 +24,7 @@ from logstore.base.system import SystemClock
 from logstore.client.blocking import Client
 from logstore.client.wire import TopicPartition
 from spe_adapter.checkpoint.service import read_status
+from spe_adapter.datasource.offsets import from_json
 from spe_adapter.demo.processes import Killable, sidecar_command, wait_until_ended
 from spe_adapter.demo.purchases import (
     CLOSING_ITEM,
@@ -38,6 +39,8 @@ from spe_adapter.demo.purchases import (
 from spe_adapter.demo.report import DemoOutcome, Kill
 from spe_adapter.demo.results import DemoResults, Result, parse_average, parse_spending
 from spe_adapter.demo.streams import Appender, Follower
+from spe_adapter.spark_checkpoint.files import COMMITS, OFFSETS, LocalCheckpoint
+from spe_adapter.spark_checkpoint.planned import offset_lines
 
 PARTITIONS: Final = 2
 SOURCE: Final = "purchases"
@@ -135,6 +138,8 @@ class Story:
         command += ["--sink", str(self.directory / SINK)]
         command += ["--batch", str(self.plan.batch), "--partitions", str(PARTITIONS), "--heap", self.plan.heap]
         environment = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+        for topic in PARSERS:  # a query that was killed may have committed batches that it had no time to tell of
+            self._rows[topic] = committed_rows(self.directory / "checkpoints" / topic)
         self._query = Killable("Spark", command, self.directory / "spark.log", environment)
 
     @staticmethod
@@ -292,6 +297,15 @@ class Story:
     def _compare(self, expected: Mapping[str, Expected]) -> None:
         for topic, results in expected.items():
             self.outcome.comparisons[topic] = self._results[topic].compare(results)
+
+
+def committed_rows(checkpoint: Path) -> int:
+    """The purchases in the batches that a query has committed, from its checkpoint; 0 if it has none."""
+    files = LocalCheckpoint(checkpoint)
+    newest = max((int(name) for name in files.names(COMMITS) if name.isdigit()), default=None)
+    text = None if newest is None else files.read(f"{OFFSETS}/{newest}")
+    ends = () if text is None else [from_json(json.loads(line)) for line in offset_lines(text)]
+    return sum(sum(end.values()) for end in ends)
 
 
 def recovery_line(message: Mapping[str, Any]) -> str:

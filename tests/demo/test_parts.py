@@ -69,12 +69,15 @@ def batches_of(dealt: list[tuple[int, Purchases]], started_at: int, max_records:
     The query plans its first batch when `started_at` parts are appended, then a batch after each further part, and goes
     on until it has read everything.
     """
-    latest = {("purchases", number): 0 for number in range(PARTITIONS)}
+    latest = {TopicPartition("purchases", number): 0 for number in range(PARTITIONS)}
     position = dict(latest)
-    streams = {("purchases", number): [part for to, part in dealt if to == number] for number in range(PARTITIONS)}
+    streams = {
+        TopicPartition("purchases", number): [part for to, part in dealt if to == number]
+        for number in range(PARTITIONS)
+    }
     whole = {stream: together(parts) for stream, parts in streams.items() if parts}
     for appended, (number, part) in enumerate(dealt, 1):
-        latest[("purchases", number)] += len(part.items)
+        latest[TopicPartition("purchases", number)] += len(part.items)
         while appended >= started_at and position != latest:
             end = limited(position, latest, max_records)
             yield [

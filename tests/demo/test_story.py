@@ -64,3 +64,27 @@ def test_what_was_committed_before_a_kill_does_not_answer_it(tmp_path: Path) -> 
         assert story.outcome.kills[0].first_result_s is None
     finally:
         story._stop()
+
+
+def test_a_batch_that_a_killed_query_did_not_tell_of_is_finished(tmp_path: Path) -> None:
+    """What a query has committed counts from its next start on: no kill waits for a report that will not come.
+
+    A batch that is only planned does not count: the query runs it again, and tells of it.
+    """
+    checkpoint = tmp_path / "checkpoints" / "averages"
+    for folder in ("offsets", "commits"):
+        (checkpoint / folder).mkdir(parents=True)
+    for batch, ends in enumerate(('"0": 1500, "1": 1499', '"0": 3000, "1": 2999', '"0": 4500, "1": 4499')):
+        began = '"(began)": {"purchases-0": 0, "purchases-1": 0}, ' if batch == 0 else ""
+        text = f'v1\n{{"batchWatermarkMs":0}}\n{{{began}"purchases": {{{ends}}}}}'
+        (checkpoint / "offsets" / str(batch)).write_text(text)
+    for batch in range(2):
+        (checkpoint / "commits" / str(batch)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+        (checkpoint / "commits" / f".{batch}.crc").write_bytes(b"crc")
+    plan = DemoPlan(records=9000, items=1, batch=3000, kills=4, seed=1, port=0, heap="512m")
+    story = Story(plan, tmp_path, lambda _event, _share: None)
+    try:
+        story._start_query()
+        assert story._rows == {"averages": 5999, "spendings": 0}
+    finally:
+        story._stop()
