@@ -109,7 +109,7 @@ class Owner:
         self._written_ms = written_ms
         self.trimming = Trimming()
         self._appending = Appending(stream, me.host, self.limits, founding, shared.progress)
-        self._shortage = Shortage(stream, self.limits.short_after_ms, self._appending, self._reports)
+        self._shortage = Shortage(stream, self.limits, self._appending, self._reports)
         self._suspects = Suspects()
         self._repair = Repair(stream, self.limits.resend_ms * 4, self.limits.repair_timeout_ms, shared.copies)
 
@@ -516,7 +516,7 @@ class Owner:
         """Tell whether the open chunk, and the next one, have fewer members than `min_copies`."""
         lacks = self._shortage.lacks_members(self._live, self.min_copies)
         following = self._next_set(now_ms) if lacks else None
-        return self._shortage.look(self.registration.epoch, self.min_copies, following, now_ms)
+        return self._shortage.look(self.registration.epoch, self.min_copies, self._live, following, now_ms)
 
     def _roll_if_due(self, now_ms: int) -> list[Effect]:
         gone = [member for member in self._appending.progress if self._live and member not in self._live]
