@@ -172,6 +172,7 @@ class ClusterHost:
             self._claims.streams_without_owner,
             self._news.takeovers,
             self._news.member_failures,
+            self._news.short.keys(),
         )
 
     @property

@@ -163,11 +163,10 @@ class SingleBatch(AnswerSlot):
         ticket.add_callback(self._note_settled)
 
     def _note_settled(self, ticket: AppendTicket) -> None:
-        error = ticket.error
-        if error is not None:
-            self._refuse(error)
-            if isinstance(error, AnsweredEarly):
-                self._mark_early(error.ticket)
+        if ticket.error is not None:
+            self._refuse(ticket.error)
+            if isinstance(ticket.error, AnsweredEarly):
+                self._mark_early(ticket.error.ticket)
                 return
         self._mark_ready()
 

@@ -12,6 +12,7 @@ from kafka.admin import NewTopic
 
 from logstore.testing.cluster import Cluster
 from tests.metadata.support import needs_etcd
+from tests.support.cli import cairn
 from tests.support.limits import PATIENCE_S
 from tests.support.waiting import until, until_holds
 
@@ -119,6 +120,11 @@ def test_a_topic_with_too_few_hosts_holds_up_no_other(tmp_path: Path) -> None:
         killed_s = time.monotonic()
         until(lambda: writer.has_acked_since(LOOSE, killed_s + GONE_S), "acknowledgements of one topic")
         until(lambda: writer.has_acked_since(LOOSE, time.monotonic() - 2), "more of them")
+        described = cairn("topics", "describe", STRICT, "--servers", cluster.bootstrap).out
+        told = (
+            f"partition {partitions[STRICT]} has 2 live members, and min.insync.replicas wants 3: producers are refused"
+        )
+        assert told in described
         write_unanswered(cluster.bootstrap, partitions)
         assert not [sent_s for sent_s in writer.acked[STRICT] if sent_s > killed_s]
         victim.start()

@@ -98,7 +98,11 @@ def test_streams_and_groups_are_in_the_metrics(hosts: list[Sidecar]) -> None:
         last = scrape(hosts[0])
         lacking = last["kafka_server_replicamanager_underreplicatedpartitions"][()]
         of_each = of_topic(last, "kafka_log_log_logendoffset")
-        return lacking >= PARTITIONS and of_each == {str(partition): RECORDS for partition in range(PARTITIONS)}
+        at_least = last["kafka_server_replicamanager_atminisrpartitioncount"][()]
+        assert last["kafka_server_replicamanager_underminisrpartitioncount"][()] == 0
+        return min(lacking, at_least) >= PARTITIONS and of_each == {
+            str(partition): RECORDS for partition in range(PARTITIONS)
+        }
 
     until(leads_all_alone, "all streams are led here and lack copies")
 
