@@ -65,7 +65,10 @@ class HostMeter:
         await self._count()
         replicas_open, replicas_sealed = host.replica_counts
         metadata = self._metadata.statistics
-        owned = sum(owner.state in TAKING for owner in host.owners.values())
+        led = (
+            stream for stream, owner in host.owners.items() if owner.state in TAKING or stream in statistics.refusing
+        )
+        owned = sum(1 for _ in led)
         return ClusterFigures(
             members=len(host.view.members),
             owned_streams=owned,

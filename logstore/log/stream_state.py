@@ -86,6 +86,7 @@ class SoleLeader:
     """What a stream says of its leaders where one host has it for good."""
 
     is_leader: Final = True
+    is_readable: Final = True
     leader_epoch: int
     high_watermark: int
     opened_at: int

@@ -7,8 +7,9 @@ stays, a takeover keeps all of it and perhaps some of the rest.
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from logstore.cluster.streams.replicated_stream import ReplicatedStream, StreamPlace, StreamServices
+from logstore.cluster.streams.replicated_stream import ReplicatedStream, StreamServices
 from logstore.cluster.streams.retention import KeptByEpochs, NoEpochs
+from logstore.cluster.streams.stream_place import StreamPlace
 from logstore.format.batch import iterate_batches
 from logstore.format.records import Record, decode_batch, encode_batch
 from logstore.log.producers import ProducerTable
