@@ -7,7 +7,7 @@
 | `Send` | `Links` | `receive` |
 | `StoreDurably`, `Load` | `logstore.cluster.disk_work` on `ReplicaFiles` | `stored`, `loaded` and their failures |
 | `ReadRegistration`, `SwapRegistration` | `RegistrationRequests` | `registration_read`, `…_seen`, `swap_answered` |
-| `Ready`, `Acked`, `Deposed`, `StreamUnavailable`, `TooFewMembers` | the stream's `StreamObserver` | – |
+| `Ready`, `Readable`, `Acked`, `Deposed`, `TooFewMembers` and others | the stream's `StreamObserver` | – |
 
 It claims streams (`logstore.cluster.claims`), tells owners which members live (`logstore.cluster.live_hosts`), and
 forgets the streams of deleted topics.

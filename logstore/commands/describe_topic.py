@@ -144,8 +144,9 @@ def _describe_placed(
 
 def _too_few_text(place: PlaceSummary) -> str:
     """Why producers of a partition wait, or are refused, and what to do."""
+    members = f"has {place.live_copies} live members" if place.replicas else "has no open chunk"
     return (
-        f"has {place.live_copies} live members, and min.insync.replicas wants {place.min_copies}: producers are "
+        f"{members}, and min.insync.replicas wants {place.min_copies}: producers are "
         "refused (NOT_ENOUGH_REPLICAS) until there are enough. Start the hosts that are away, or others; or lower "
         "min.insync.replicas of the topic"
     )

@@ -48,6 +48,7 @@ def test_the_last_host_of_a_stream_serves_its_readers() -> None:
         await cluster.until(lambda: "short" in heard.names())
         assert cluster.limits.short_after_ms / 1000 < trio.current_time() - killed_s < LEASE_S + 5
         (readable,) = [told for news, told in heard.news if news == "readable"]
+        assert isinstance(readable, tuple)
         assert readable[1:] == (2, False)
         again = cluster.hosts[last].observe(stream)
         assert again.news[-2:] == [("readable", readable), ("short", 2)]

@@ -181,4 +181,5 @@ def test_the_page_shows_the_cluster(hosts: list[Sidecar]) -> None:
         browser.wait(ROW % "lacking", is_short)
         browser.wait(ROW % "hosts", lambda rows: len(rows) == 1)
         assert browser.run("return document.getElementById('cluster').hidden") is False
+        assert "NaN" not in browser.run("return document.getElementById('page').innerText")
         assert browser.console() == []
