@@ -128,7 +128,7 @@ class ProduceAnswer:
     def expire(self, now_s: float) -> None:
         """Wait no longer if the time limit of the request is over."""
         on_ready = self._on_ready
-        if on_ready is None or now_s - self.since_s < self.limit_ms / 1000:
+        if on_ready is None or not is_over(self.limit_ms, now_s - self.since_s):
             return
         self._on_ready, self._waiting = None, 0
         for outcome in (outcome for _, outcomes in self.topics for outcome in outcomes):
@@ -276,6 +276,11 @@ def _append(
         _refuse(outcome, error)
         return
     answer.wait_for(outcome, ticket)
+
+
+def is_over(limit_ms: int, waited_s: float) -> bool:
+    """Whether the time limit of a request is over. 0 or less is none: simple clients send it, and mean no haste."""
+    return 0 < limit_ms <= waited_s * 1000
 
 
 def timed_out(limit_ms: int) -> AppendTimedOut:

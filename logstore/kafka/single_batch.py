@@ -177,7 +177,7 @@ class SingleBatch(AnswerSlot):
     def expire(self, now_s: float) -> None:
         """See AnswerSlot."""
         ticket = self._ticket
-        if ticket is not None and now_s - self._since_s >= self._limit_ms / 1000:
+        if ticket is not None and produce.is_over(self._limit_ms, now_s - self._since_s):
             ticket.remove_callback(self._note_settled)
             self._ticket = None
             if self.acks:

@@ -74,17 +74,18 @@ async def test_a_client_that_wants_no_answer_is_not_held_up_by_a_batch_that_wait
 
 
 async def test_a_batch_within_its_time_limit_waits(tmp_path: Path) -> None:
-    """Neither form of a request is answered before its limit, however often the server looks."""
+    """Neither form of a request is answered before its limit, however often the server looks; 0 or less is no limit."""
     async with serving(tmp_path) as server, await server.connect() as peer:
         server.files.gate = threading.Event()
         await peer.send(produce_frame([batch()], limit_ms=IN_TIME_MS), produce_frame([batch(), batch()]))
-        await wait_until(lambda: server.stream.end_offset == 2)
+        await peer.send(produce_frame([batch()], limit_ms=0), produce_frame([batch(), batch()], limit_ms=-1))
+        await wait_until(lambda: server.stream.end_offset == 4)
         now_s = server.kafka._broker.clock.monotonic_s()
         for connection in server.kafka._connections:
             connection.expire(now_s + 29)
         assert counted(server)[1] == 0
         server.files.gate.set()
-        assert [[each.base_offset for each in await answer(peer)] for _ in range(2)] == [[0], [1, 0]]
+        assert [[each.base_offset for each in await answer(peer)] for _ in range(4)] == [[0], [1, 0], [2], [3, 1]]
 
 
 def test_bytes_of_answered_requests_are_counted_apart_up_to_the_limit() -> None:
