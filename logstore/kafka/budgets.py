@@ -10,7 +10,7 @@ from functools import partial
 
 import trio
 
-from logstore.log.stream_state import AppendTicket
+from logstore.log.stream_state import AnsweredEarly, AppendTicket
 
 
 class RequestBudget:
@@ -67,9 +67,14 @@ class RequestBudget:
             ticket.add_callback(partial(self._let_go, left, size, is_apart=is_apart))
 
     def _let_go(self, left: set[AppendTicket], size: int, ticket: AppendTicket, *, is_apart: bool) -> None:
-        """A batch whose bytes were kept has settled."""
+        """A batch whose bytes were kept has settled, or has another ticket now."""
         self._kept.discard(ticket)
         left.discard(ticket)
+        if isinstance(ticket.error, AnsweredEarly):
+            following = ticket.error.ticket
+            self._kept.add(following)
+            left.add(following)
+            following.add_callback(partial(self._let_go, left, size, is_apart=is_apart))
         if left:
             return
         if is_apart:

@@ -20,10 +20,12 @@ AGAIN_S: Final = 1.0
 """Behind a look at the members for which none has answered."""
 
 
-async def acknowledged_end(owners: StreamOwners, stream: str, last: ChunkRegistration) -> int | None:
-    """Up to where a member knows the last chunk to be acknowledged; None, after a pause: no member has answered."""
+async def acknowledged_end(owners: StreamOwners, stream: str, last: ChunkRegistration, offset: int) -> int | None:
+    """Up to where a member knows the last chunk to be acknowledged, which has the offset; None, after a pause: no
+    member has answered.
+    """
     try:
-        found = await owners.read_entries(stream, last, last.base_offset, 1)
+        found = await owners.read_entries(stream, last, offset, 1)
     except CairnError:
         await trio.sleep(AGAIN_S)
         return None

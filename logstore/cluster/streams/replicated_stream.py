@@ -386,9 +386,9 @@ class ReplicatedStream(TieredBounds):
         self._wake()
 
     async def _show_acknowledged(self, last: ChunkRegistration, ownership: int) -> None:
-        shown: int | None = None
+        shown, first = None, self.high_watermark
         while shown is None and self._ownership == ownership:
-            shown = await acknowledged_end(self._services.owners, self.stream, last)
+            shown = await acknowledged_end(self._services.owners, self.stream, last, first)
         if shown is not None and self._ownership == ownership:
             self.high_watermark = max(self.high_watermark, shown)
             self._wake()
